@@ -22,7 +22,19 @@ from espalier_client.errors import ClientError, RequestFailed
 from espalier_client.items import Changes, Delete, ItemOptions, ItemOutcome, LiveItem, Put
 from espalier_client.messages import Answer, Completion, Model, Options, Query, Readiness, Removal, RemovedIds, RemovedItem, Request
 from espalier_client.retry import Attempts, Retry
-from espalier_client.stream import BULK_LINES, CHUNK_LINES, RETRIEVALS, Chunks, Delivery, Line, Outcome, Route, Written, writes
+from espalier_client.stream import (
+    BULK_LINES,
+    CHUNK_LINES,
+    RETRIEVALS,
+    Chunks,
+    Delivery,
+    Line,
+    Outcome,
+    Route,
+    Written,
+    chunks_of_writes,
+    writes,
+)
 from espalier_client.transport import AsyncTransport, Transport
 
 T = TypeVar("T")
@@ -111,10 +123,10 @@ class Client:
     def bulk(self, name: str, operations: Iterable[Put | Delete], *, chunk_lines: int = BULK_LINES) -> Generator[Written, None, None]:
         """Put and delete many items: the outcome of each, in their order; one that fails does not end the rest. Needs a write key.
 
-        `operations` is read at most `chunk_lines` (or 64 KiB) ahead of the outcomes that the caller takes. Raises a ClientError where it
-        cannot go on; all operations up to the last yielded outcome are done.
+        `operations` is read at most `chunk_lines` (or 512 KiB; 64 KiB where they are more than 256) ahead of the outcomes that the caller
+        takes. Raises a ClientError where it cannot go on; all operations up to the last yielded outcome are done.
         """
-        chunks, route = Chunks(chunk_lines), writes(name)
+        chunks, route = chunks_of_writes(chunk_lines), writes(name)
         for operation in operations:
             for lines in chunks.add(operation):
                 yield from self._deliver(lines, route)
@@ -275,7 +287,7 @@ class AsyncClient:
     async def retrieve_stream(
         self, requests: Iterable[Request] | AsyncIterable[Request], *, chunk_lines: int = CHUNK_LINES
     ) -> AsyncGenerator[Outcome, None]:
-        delivered = self._delivered(requests, chunk_lines, RETRIEVALS)
+        delivered = self._delivered(requests, Chunks(chunk_lines), RETRIEVALS)
         async with aclosing(delivered) as outcomes:
             async for outcome in outcomes:
                 yield outcome
@@ -294,7 +306,7 @@ class AsyncClient:
     async def bulk(
         self, name: str, operations: Iterable[Put | Delete] | AsyncIterable[Put | Delete], *, chunk_lines: int = BULK_LINES
     ) -> AsyncGenerator[Written, None]:
-        delivered = self._delivered(operations, chunk_lines, writes(name))
+        delivered = self._delivered(operations, chunks_of_writes(chunk_lines), writes(name))
         async with aclosing(delivered) as outcomes:
             async for outcome in outcomes:
                 yield outcome
@@ -378,9 +390,9 @@ class AsyncClient:
         return body.content
 
     async def _delivered(
-        self, requests: Iterable[Sent] | AsyncIterable[Sent], chunk_lines: int, route: Route[T]
+        self, requests: Iterable[Sent] | AsyncIterable[Sent], gathered: Chunks, route: Route[T]
     ) -> AsyncGenerator[T | RequestFailed, None]:
-        async with aclosing(_chunks(requests, chunk_lines)) as chunks:
+        async with aclosing(_chunks(requests, gathered)) as chunks:
             async for lines in chunks:
                 delivered = self._deliver(lines, route)
                 async with aclosing(delivered) as outcomes:  # so that its connection ends with the stream
@@ -407,8 +419,7 @@ class AsyncClient:
                 delivery.failed(error)
 
 
-async def _chunks(requests: Iterable[Sent] | AsyncIterable[Sent], chunk_lines: int) -> AsyncGenerator[list[Line], None]:
-    chunks = Chunks(chunk_lines)
+async def _chunks(requests: Iterable[Sent] | AsyncIterable[Sent], chunks: Chunks) -> AsyncGenerator[list[Line], None]:
     if isinstance(requests, AsyncIterable):
         async for request in requests:
             for lines in chunks.add(request):

@@ -3,7 +3,8 @@
 One HTTP request for the whole stream would be simpler, but could dead-lock. httpx sends all of a body before it reads the answer; the
 service answers while it reads, and stops reading when its answers are not taken. With more answers than the buffers in between hold, each
 would wait for the other. With a chunk of at most CHUNK_BYTES this cannot happen: a server receives that much of a body before the
-application reads it (uvicorn: 64 KiB). A longer line is sent alone; the service reads all of it before it answers.
+application reads it (uvicorn: 64 KiB). A longer line is sent alone; the service reads all of it before it answers. Of writes the service
+itself holds BULK_LINES that wait, so a chunk of no more of them may have BULK_BYTES: few large commits cost less than many small ones.
 
 Chunks also bound what is sent again when a connection breaks, and how far the caller's requests are read ahead.
 """
@@ -26,6 +27,8 @@ CHUNK_LINES = 64
 BULK_LINES = 256
 """As many writes as the service commits together."""
 CHUNK_BYTES = 1 << 16
+BULK_BYTES = 1 << 19
+"""Half of the largest body that the service takes as it comes: it holds no more of the lines that wait."""
 
 Outcome = Answer | RequestFailed
 Written = ItemOutcome | RequestFailed
@@ -55,19 +58,19 @@ def writes(name: str) -> Route[ItemOutcome]:
 
 
 class Chunks:
-    """Gathers lines into chunks of at most `max_lines` lines and CHUNK_BYTES bytes."""
+    """Gathers lines into chunks of at most `max_lines` lines and `max_bytes` bytes; a longer line is a chunk of its own."""
 
-    def __init__(self, max_lines: int) -> None:
+    def __init__(self, max_lines: int, max_bytes: int = CHUNK_BYTES) -> None:
         if max_lines < 1:
             raise ValueError(f"chunk_lines: got {max_lines}, expected at least 1")
-        self._max_lines = max_lines
+        self._max_lines, self._max_bytes = max_lines, max_bytes
         self._lines: list[Line] = []
         self._bytes = 0
 
     def add(self, request: Request | Put | Delete) -> Iterator[list[Line]]:
         """The chunks that are complete with this request: none, the lines before it, those with it, or both."""
         line = Line(request.to_bytes() + b"\n", None if isinstance(request, Request) else request.id)
-        if self._bytes + len(line.content) > CHUNK_BYTES:
+        if self._bytes + len(line.content) > self._max_bytes:
             yield from self.rest()
         self._lines.append(line)
         self._bytes += len(line.content)
@@ -79,6 +82,10 @@ class Chunks:
         lines, self._lines, self._bytes = self._lines, [], 0
         if lines:
             yield lines
+
+
+def chunks_of_writes(max_lines: int) -> Chunks:
+    return Chunks(max_lines, BULK_BYTES if max_lines <= BULK_LINES else CHUNK_BYTES)
 
 
 class Delivery(Generic[T]):

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+import orjson
+
 from espalier.errors import InvalidData
 from espalier.items import MAX_ID_BYTES
 
@@ -92,9 +94,10 @@ class ItemBody:
         if self.valid_until is not None:
             given["valid_until"] = float(self.valid_until)  # 5 and 5.0 are one time
         try:
-            text = json.dumps(given, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-            data = text.encode()
-        except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError, of half a surrogate pair, is a ValueError
+            data = orjson.dumps(given, option=orjson.OPT_SORT_KEYS)
+            if b"null" in data:  # of orjson also NaN and infinite numbers, which are no JSON
+                json.dumps(given, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
             raise InvalidData("body", str(error), "JSON") from error
         if len(data) > MAX_BODY_BYTES:
             raise InvalidData("body", f"{len(data)} bytes", f"at most {MAX_BODY_BYTES}")

@@ -15,7 +15,7 @@ import pytest
 
 from espalier_client import AsyncClient, CatalogueFull, ClientError, Conflict, Delete, ItemOutcome, NotFound, Put, RequestFailed, Retry
 from espalier_client.items import ItemOptions
-from espalier_client.stream import BULK_LINES, CHUNK_BYTES
+from espalier_client.stream import BULK_BYTES, BULK_LINES, CHUNK_BYTES
 from service.http.item_schemas import ItemRequest
 from tests.client.stub import URL, Driver, Json, Pieces, Stub, dump, problem, refuse, written
 
@@ -118,7 +118,13 @@ def test_a_bulk_is_sent_in_chunks_and_answered_in_order(driver: Driver) -> None:
     assert {request.url.raw_path for request in stub.requests} == {b"/models/a%20b/items"}
     assert {request.headers["Content-Type"] for request in stub.requests} == {"application/x-ndjson"}
     stub.requests.clear()
-    list(driver.bulk("books", [Put(f"b{n}", text="x" * (CHUNK_BYTES // 3)) for n in range(5)]))
+    list(driver.bulk("books", [Put(f"b{n}", text="x" * (BULK_BYTES // 3)) for n in range(5)]))
+    assert [len(lines) for lines in sent(stub)] == [2, 2, 1]
+
+
+def test_a_bulk_of_more_lines_than_the_service_holds_has_less_of_a_body_under_way(driver: Driver) -> None:
+    stub = Stub()
+    list(driver.open(stub).bulk("books", [Put(f"b{n}", text="x" * (CHUNK_BYTES // 3)) for n in range(5)], chunk_lines=BULK_LINES + 1))
     assert [len(lines) for lines in sent(stub)] == [2, 2, 1]
 
 
