@@ -65,18 +65,18 @@ class Recorder:
             except Exception:  # a full disk, say: what there is stays, and is tried again
                 if not self._failing:
                     log.exception("the history of the last day cannot be written")
-                self._failing = True
+                self._failing = self._unknown.changed = True
             await asyncio.sleep(TICK_S)
 
     def tick(self, counts: Blocks | None) -> None:
         """What is due now. counts: unknown ids of this process, where they have changed."""
-        if counts is not None and self._folder is not None:
-            self._folder.mkdir(exist_ok=True)
-            unknown_ids.write(self._folder, os.getpid(), counts)
         now = self._clock()
         if now >= self._next and self._is_elected():
             self._next = (now // STEP_S + 1) * STEP_S
-            self.record(now)
+            self.record(now)  # into memory first: a full disk loses no row
+        if counts is not None and self._folder is not None:
+            self._folder.mkdir(exist_ok=True)
+            unknown_ids.write(self._folder, os.getpid(), counts)
 
     def record(self, now: float) -> None:
         """Add a row to every history. Raises OSError."""
