@@ -24,6 +24,8 @@ SCANNED_ROWS = 1 << 16
 """Rows that are counted between two checks of the deadline."""
 MAX_VALUES = 1 << 17
 """Distinct values of a column that are counted. Where the eligible items have more, none is listed."""
+MAX_BYTES = 8 << 20
+"""Texts in one answer: the list ends before the value that would make them longer."""
 BINS = 20
 """Bins of a histogram."""
 
@@ -63,6 +65,7 @@ def facets(model: LoadedModel, name: str, conditions: Filter, limit: int, check:
     for block in column.blocks(check):
         tally.add(count_values(block))
     values, items_V = tally.total()
+    limit = min(limit, _readable(values[:limit]))
     listed = values[:limit]
     found: dict[str, Any] = {
         "column": name,
@@ -77,6 +80,13 @@ def facets(model: LoadedModel, name: str, conditions: Filter, limit: int, check:
         if is_number(column.trained.type):
             found |= _histogram(column, check)
     return found
+
+
+def _readable(values: pa.Array) -> int:
+    """How many of the first values an answer has room for."""
+    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+        return len(values)
+    return int(np.searchsorted(np.cumsum(np.asarray(pc.binary_length(values), np.int64)), MAX_BYTES, side="right"))
 
 
 def _having_any(column: Column, listed: pa.Array, pairs: int, check: Check) -> int:

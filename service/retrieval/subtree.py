@@ -30,6 +30,8 @@ Int64 = NDArray[np.int64]
 
 MAX_CHILDREN = 4096
 """Children that are listed."""
+MAX_TITLE = 1000
+"""Characters of a title that are shown."""
 SAMPLED_ITEMS = 1 << 14
 """Items below a node that are looked at for typical values; where there are more, at even distances."""
 
@@ -214,7 +216,7 @@ def _listed(trees: Trees, trained: Int64, live: Int64, limit: int) -> list[dict[
     eligible = ~trees.view.is_removed(rows) if trees.overlay is None else eligible_rows(first, trees.overlay, rows)
     columns = zip(items.ids_of(rows), titles, eligible.tolist(), strict=True)
     return [
-        {"id": item_id, "title": title if isinstance(title, str) else None, "live": i < len(live), "eligible": may}
+        {"id": item_id, "title": title[:MAX_TITLE] if isinstance(title, str) else None, "live": i < len(live), "eligible": may}
         for i, (item_id, title, may) in enumerate(columns)
     ]
 

@@ -236,6 +236,18 @@ def test_a_column_of_too_many_values_has_none_listed(models: Path, monkeypatch: 
         assert sum(one["count"] for one in numbers["histogram"]) == ITEMS
 
 
+def test_long_values_end_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["a" * 10, "a" * 10, "é" * 10, "c" * 10]
+    rng = np.random.default_rng(0)
+    make_bundle(tmp_path, rng, complete_tree(rng.permutation(4), 2), name="books", columns={"text": texts}, **LIMITS)
+    with run(tmp_path) as running:
+        for room, listed in ((40, 3), (39, 2), (20, 2), (19, 1), (9, 0)):
+            monkeypatch.setattr(facets_module, "MAX_BYTES", room)
+            found = shown(running, "text")
+            assert [one["value"] for one in found["values"]] == ["a" * 10, "c" * 10, "é" * 10][:listed]
+            assert found["others"] + sum(one["count"] for one in found["values"]) == 4
+
+
 def test_nothing_eligible_is_no_fault(models: Path) -> None:
     with run(models) as running:
         for column in COLUMNS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from benchmarks.service.probe_damage import content_of, draft_of
 from espalier.bundle import Bundle
+from espalier.bundle_writer import write_bundle
 from espalier.checks.random_bundles import make_bundle, make_linear_bundle, tree_over
 from espalier.engines import open_engine, open_live_engine
+from espalier.items import ItemTable
 from espalier.manifest import Ranking
 from espalier.search import Engine
 from espalier.tree import Tree, complete_tree, tree_from_children
@@ -217,6 +221,32 @@ def test_a_model_without_columns_has_nodes_too(tmp_path: Path) -> None:
         assert found["values"] == {}
         assert [item["id"] for item in found["items"]] == ["item-0", "item-3"]
         assert found["items"][0]["title"] == "Title 0"
+
+
+def test_items_may_have_ids_alone(tmp_path: Path) -> None:
+    made = make_bundle(tmp_path / "made", np.random.default_rng(0), complete_tree(np.arange(8), 2), name="books", **LIMITS)
+    bare = replace(content_of(made), items=ItemTable.build(pa.table({"id": [f"item-{i}" for i in range(8)]})))
+    write_bundle(tmp_path / "models" / "books" / "1", draft_of(made, 1), bare)
+    with run(tmp_path / "models") as running:
+        assert node(running, 7)["items"] == [{"id": "item-0", "title": None, "live": False, "eligible": True}]
+        assert node(running, 0)["values"] == {}
+        assert running.client.get("/models/books/facets?column=id&limit=1").json()["others"] == 7
+        refused = problem(running.client.get("/models/books/facets?column=title"))
+        assert refused["errors"][0]["expected"] == "a column that can be filtered: id"
+
+
+def test_titles_that_are_no_texts_are_no_titles(tmp_path: Path) -> None:
+    columns = {"title": list(range(8))}
+    make_bundle(tmp_path, np.random.default_rng(0), complete_tree(np.arange(8), 2), name="books", columns=columns, **LIMITS)
+    with run(tmp_path) as running:
+        assert {item["title"] for item in node(running, 0)["items"]} == {None}
+
+
+def test_long_titles_are_cut(tmp_path: Path) -> None:
+    titles = ["é" * (subtree.MAX_TITLE + i) for i in range(2)]
+    make_bundle(tmp_path, np.random.default_rng(0), complete_tree(np.arange(2), 2), name="books", columns={"title": titles}, **LIMITS)
+    with run(tmp_path) as running:
+        assert [item["title"] for item in node(running, 0)["items"]] == ["é" * subtree.MAX_TITLE] * 2
 
 
 def test_a_large_node_is_looked_at_in_part(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
