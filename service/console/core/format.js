@@ -2,6 +2,8 @@
 
 export const MISSING = "–";
 
+const whole = new Intl.NumberFormat("en"); // made once: each costs milliseconds
+
 // 3 significant digits: 0.0123, 4.57, 12.3, 12,345.
 export function number(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return MISSING;
@@ -9,7 +11,7 @@ export function number(value, digits = 3) {
 }
 
 export function count(value) {
-  return value === null || value === undefined ? MISSING : value.toLocaleString("en");
+  return value === null || value === undefined ? MISSING : whole.format(value);
 }
 
 // A score or a recall: .727.
