@@ -44,6 +44,8 @@ VENDORED = "vendor"
 """The folder of files that are sent as their makers published them."""
 MODULES = "app.js"
 """The module that runs first, and the file of all of them."""
+STYLES = "style.css"
+"""The first of the style sheets, and the file of all of them."""
 STYLE_COMMENT = re.compile(rb"^ */\*.*?\*/\n", re.M | re.S)
 """Whole lines of comments in a style sheet."""
 
@@ -63,19 +65,21 @@ def read_files(folder: Path = FOLDER) -> Mapping[str, File]:
     Raises OSError where there is no page, ValueError for modules that cannot be joined.
     """
     files = {PAGE: _file(folder / "index.html", (folder / "index.html").read_bytes())}
+    sheets = sorted(folder.rglob("*.css"), key=lambda path: (path.name != STYLES, path))
+    styles = b"".join(STYLE_COMMENT.sub(b"", path.read_bytes()) for path in sheets)
+    files[ASSETS + STYLES] = _file(Path(STYLES), styles)
     modules: dict[str, str] = {}
     vendored: list[str] = []
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if not path.is_file() or path.suffix not in MEDIA_TYPES or name == "index.html":
+        if not path.is_file() or path.suffix not in MEDIA_TYPES or path.suffix == ".css" or name == "index.html":
             continue
         if path.suffix == ".js" and path.parent.name != VENDORED:
             modules[name] = path.read_text(encoding="utf-8")
             continue
         if path.suffix == ".js":
             vendored.append(name)
-        content = path.read_bytes()
-        files[ASSETS + name] = _file(path, STYLE_COMMENT.sub(b"", content) if path.suffix == ".css" else content)
+        files[ASSETS + name] = _file(path, path.read_bytes())
     if modules:
         files[ASSETS + MODULES] = _file(Path(MODULES), joined(modules, vendored, MODULES).encode())
     return files

@@ -47,10 +47,11 @@ def test_every_file_comes_as_it_was_read(running: Running) -> None:
 
 def test_comments_of_a_style_sheet_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("<p>/* text */</p>\n")
+    (tmp_path / "style.css").write_text("p { q: r; }\n")
     (tmp_path / "a.css").write_text("/* The look,\n   all of it. */\n\na { b: c; } /* why */\n/* two */\nd { e: f; }\n")
     files = read_files(tmp_path)
     assert files["/"].content == b"<p>/* text */</p>\n"
-    assert files["/console/a.css"].content == b"\na { b: c; } /* why */\nd { e: f; }\n"
+    assert files["/console/style.css"].content == b"p { q: r; }\n\na { b: c; } /* why */\nd { e: f; }\n"
 
 
 def test_vendored_files_are_those_that_their_makers_published() -> None:
@@ -81,7 +82,7 @@ def test_files_that_are_no_assets_are_not_served(tmp_path: Path) -> None:
     (tmp_path / "views").mkdir()
     for name in ("index.html", "app.js", "views/lab.js", "views/lab.css", "SHA256SUMS", "notes.md", ".hidden"):
         (tmp_path / name).write_text(name)
-    assert set(read_files(tmp_path)) == {"/", "/console/app.js", "/console/views/lab.css"}
+    assert set(read_files(tmp_path)) == {"/", "/console/app.js", "/console/style.css"}
 
 
 @pytest.mark.parametrize(

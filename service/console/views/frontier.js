@@ -6,12 +6,9 @@ import { lines } from "../core/api.js";
 import { Chart } from "../core/chart.js";
 import { count, ms, percent, share } from "../core/format.js";
 import { Badge, Busy, Button, Empty, ProblemView, Table } from "../core/ui.js";
-import { needStyle } from "../core/styles.js";
 
 export const title = "Frontier";
 export const about = "recall against time, over beams";
-
-needStyle(new URL("./frontier.css", import.meta.url));
 
 const STEPS = [5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
 const MOST_BEAMS = 32;

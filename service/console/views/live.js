@@ -6,15 +6,12 @@ import { get, remove } from "../core/api.js";
 import { Confirm } from "../core/confirm.js";
 import { count, moment, percent, plural } from "../core/format.js";
 import { loadModels } from "../core/models.js";
-import { needStyle } from "../core/styles.js";
 import { Badge, Bar, Button, Empty, ItemBox, ProblemView } from "../core/ui.js";
 import { Feed } from "./live/feed.js";
 import { PutForm } from "./live/put_form.js";
 
 export const title = "Live";
 export const about = "items that come and go while the service runs";
-
-needStyle(new URL("./live.css", import.meta.url));
 
 export default function View({ params, model }) {
   const [round, setRound] = useState(0);

@@ -4,7 +4,6 @@ import { html } from "../core/preact.js";
 import { href } from "../core/address.js";
 import { count } from "../core/format.js";
 import { useModels } from "../core/models.js";
-import { needStyle } from "../core/styles.js";
 import { Badge, Table } from "../core/ui.js";
 import { Facts } from "./models/facts.js";
 import { Figures } from "./models/figures.js";
@@ -12,8 +11,6 @@ import { STATES, Versions } from "./models/versions.js";
 
 export const title = "Models";
 export const about = "versions, shapes, figures at training";
-
-needStyle(new URL("./models.css", import.meta.url));
 
 export default function View({ model }) {
   const { models } = useModels();

@@ -3,7 +3,6 @@
 import { html, useEffect, useRef, useState } from "../core/preact.js";
 import { go } from "../core/address.js";
 import { count } from "../core/format.js";
-import { needStyle } from "../core/styles.js";
 import { Busy, Button, ProblemView, Select } from "../core/ui.js";
 import { heldOut, pasted, replay } from "./replays/replay.js";
 import { Side } from "./replays/side.js";
@@ -11,8 +10,6 @@ import { Table, Summary } from "./replays/results.js";
 
 export const title = "Replays";
 export const about = "many queries over A and B, the worst first";
-
-needStyle(new URL("./replays.css", import.meta.url));
 
 const COUNTS = [20, 100, 500, 1000];
 

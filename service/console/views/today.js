@@ -5,15 +5,12 @@ import { href } from "../core/address.js";
 import { get } from "../core/api.js";
 import { count, duration, moment, number } from "../core/format.js";
 import { useAnswer } from "../core/latest.js";
-import { needStyle } from "../core/styles.js";
 import { Badge, Bar, Busy, Empty, ProblemView, Table } from "../core/ui.js";
 import { Charts } from "./today/charts.js";
 import { said } from "./today/said.js";
 
 export const title = "Today";
 export const about = "the last 24 hours";
-
-needStyle(new URL("./today.css", import.meta.url));
 
 const EVERY_MS = 30_000;
 const MOST_EVENTS = 20;

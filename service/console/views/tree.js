@@ -5,15 +5,12 @@ import { go, href } from "../core/address.js";
 import { get } from "../core/api.js";
 import { plural } from "../core/format.js";
 import { useAnswer } from "../core/latest.js";
-import { needStyle } from "../core/styles.js";
 import { Badge, Busy, ItemBox, ProblemView, Select } from "../core/ui.js";
 import { Items, Typical } from "./tree/below.js";
 import { Children } from "./tree/children.js";
 
 export const title = "Tree";
 export const about = "a node, its children and its items";
-
-needStyle(new URL("./tree.css", import.meta.url));
 
 const NEIGHBOURS = 8; // items that the node above an item should have
 const CLIMB = 4; // levels that are gone up for them, at most

@@ -6,7 +6,6 @@ import { post } from "../core/api.js";
 import { count } from "../core/format.js";
 import { useAnswer } from "../core/latest.js";
 import { queryOf, queryParams, retrieveBody } from "../core/query.js";
-import { needStyle } from "../core/styles.js";
 import { rememberTitles, titleOf, useTitles } from "../core/titles.js";
 import { Busy, Empty, ItemBox, ProblemView } from "../core/ui.js";
 import { Forbidden } from "./whynot/forbidden.js";
@@ -17,8 +16,6 @@ import { isScored, placeOf, verdict } from "./whynot/verdict.js";
 
 export const title = "Why not";
 export const about = "where an item fell out of the search";
-
-needStyle(new URL("./whynot.css", import.meta.url));
 
 const NEARBY = 5; // results that are offered, below those that came
 
