@@ -12,6 +12,19 @@ from playwright.sync_api import Page, expect
 from tests import ROOT
 
 VIEWS = sorted(path.stem for path in (ROOT / "service" / "console" / "views").glob("*.js"))
+PAIR = {"model": "strange", "q": '{"history":["item-0","item-5"]}', "beam": "8", "m": "6"}
+PRUNED = {"model": "debian-depends", "q": '{"history":["libsdl2-2.0-0","libgl1"]}', "item": "python3-numpy", "beam": "10"}
+STATES: dict[str, tuple[str, dict[str, str]]] = {
+    **{view: (view, {}) for view in VIEWS},
+    **{f"{view} of strange titles": (view, {"model": "strange"}) for view in VIEWS},
+    "two versions compared": ("lab", PAIR | {"side": "b", "version": "1", "b.version": "2"}),
+    "an item that was pruned": ("whynot", PRUNED),
+    "an item with a strange title": ("whynot", PAIR | {"item": "item-8"}),
+    "a node of the tree": ("tree", {"model": "debian-depends", "node": "5"}),
+    "a node of strange titles": ("tree", {"model": "strange", "node": "3"}),
+}
+"""Views in states that an address can have, by name."""
+
 SERIOUS = ("serious", "critical")
 
 WIDER_THAN_THE_PAGE = """() => {

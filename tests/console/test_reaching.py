@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.console.browsing import visit
-from tests.console.conftest import RETRIEVE_KEY
+from tests.console.conftest import ADMIN_KEY, RETRIEVE_KEY
 from tests.console.prefix_proxy import behind_prefix
 from tests.console.showing import serious_findings, settled, show
 from tests.service.processes import Service
@@ -56,3 +56,28 @@ def test_a_key_is_asked_for_where_it_is_needed_and_kept_in_memory_alone(guarded:
         expect(page.get_by_role("alert").first).to_contain_text("key")
         page.get_by_role("button", name="Enter a key").first.click()
         expect(dialog.get_by_label("API key")).to_be_focused()
+
+
+def give_key(page: Page, kind: str, key: str) -> None:
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text(kind)
+    dialog.get_by_label("API key").fill(key)
+    page.keyboard.press("Enter")
+    expect(dialog).to_be_hidden()
+    settled(page)
+
+
+def test_an_admin_key_opens_every_view(guarded: Service, browser: Browser) -> None:
+    with visit(browser, f"http://127.0.0.1:{guarded.port}") as watched:
+        page = watched.page
+        watched.expect_failures("status of 401")
+        page.goto(f"{watched.origin}/")
+        give_key(page, "a retrieval key", RETRIEVE_KEY)
+        page.get_by_role("link", name="Today", exact=True).click()
+        give_key(page, "an admin key", ADMIN_KEY)
+        for link in page.get_by_role("navigation", name="Views").get_by_role("link").all():
+            link.click()
+            settled(page)
+            expect(page.get_by_role("alert")).to_have_count(0)
+        assert ADMIN_KEY not in stored(page)
+        assert all(ADMIN_KEY not in request.url for request in watched.requests)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,9 @@ from playwright.sync_api import Browser, Route, expect
 
 from tests.console.browsing import Watched, visit
 from tests.console.conftest import OPEN
-from tests.console.showing import settled, show
+from tests.console.showing import VIEWS, settled, show
 from tests.service.processes import service
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.console]
 
@@ -84,3 +86,34 @@ def test_a_service_that_was_killed_and_started_again_is_used_again(sample: Path,
             expect(page.get_by_role("alert")).to_have_count(0)
             page.get_by_role("link", name="Models", exact=True).click()  # which had not been loaded
             settled(page)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_whose_requests_fail_says_why_and_stays_of_use(watched: Watched, view: str) -> None:
+    """All requests but that for the models, without which there is no view."""
+    page = watched.page
+    watched.expect_failures(FAILED)
+    page.route(re.compile("/(retrieve|models/.*)$"), refusing(500, "Internal Server Error", LASTING))
+    page.goto(f"{watched.origin}/#/{view}")
+    settled(page)
+    if any("/models/" in path or path == "/retrieve" for path in watched.paths()):
+        expect(page.get_by_role("alert").first).to_contain_text(LASTING)
+    page.get_by_role("link", name="Lab", exact=True).click()
+    settled(page)
+
+
+def test_a_slow_answer_leaves_the_last_one_and_the_page_in_use(watched: Watched) -> None:
+    page = watched.page
+    waiting: list[Route] = []
+    show(page, f"{watched.origin}/", "lab")
+    results = page.locator(".results .result")
+    expect(results).to_have_count(50)
+    page.route("**/retrieve", lambda route: waiting.append(route))
+    page.get_by_role("slider").nth(1).fill("3")
+    expect(page.locator(".summary")).to_have_attribute("aria-busy", "true")
+    expect(results).to_have_count(50)
+    page.get_by_role("slider").nth(1).fill("4")
+    until(lambda: page.evaluate("true") and len(waiting) == 2, "the second does not wait for the first")
+    waiting[1].continue_()
+    expect(results).to_have_count(4)
+    expect(page.locator(".summary")).to_have_attribute("aria-busy", "false")

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.console.browsing import PHONE, Watched, visit
-from tests.console.showing import MOVING, VIEWS, WIDER_THAN_THE_PAGE, address, serious_findings, settled, show
+from tests.console.showing import MOVING, STATES, VIEWS, WIDER_THAN_THE_PAGE, address, serious_findings, settled, show
 from tests.service.processes import Service
 
 pytestmark = [pytest.mark.slow, pytest.mark.console]
@@ -25,12 +25,13 @@ def test_the_navigation_leads_to_every_view(watched: Watched) -> None:
         expect(page.get_by_role("alert")).to_have_count(0)
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_a_view_opens_by_its_address_and_axe_finds_nothing_serious_in_light_or_dark(watched: Watched, view: str) -> None:
+@pytest.mark.parametrize("state", STATES)
+def test_a_view_opens_by_its_address_and_axe_finds_nothing_serious_in_light_or_dark(watched: Watched, state: str) -> None:
     page = watched.page
-    show(page, f"{watched.origin}/", view)
+    show(page, f"{watched.origin}/", *STATES[state])
     expect(page.get_by_role("alert")).to_have_count(0)
     assert "Espalier" in page.title()
+    assert page.evaluate(MOVING) == [], "nothing moves by itself where less motion is asked for"
     colours = set()
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme="light" if scheme == "light" else "dark")
@@ -40,17 +41,11 @@ def test_a_view_opens_by_its_address_and_axe_finds_nothing_serious_in_light_or_d
     assert len(colours) == 2
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_a_view_fits_a_phone(console: Service, browser: Browser, view: str) -> None:
+@pytest.mark.parametrize("state", STATES)
+def test_a_view_fits_a_phone(console: Service, browser: Browser, state: str) -> None:
     with visit(browser, f"http://127.0.0.1:{console.port}", viewport=PHONE, has_touch=True) as watched:
-        show(watched.page, f"{watched.origin}/", view)
+        show(watched.page, f"{watched.origin}/", *STATES[state])
         assert watched.page.evaluate(WIDER_THAN_THE_PAGE) == []
-
-
-@pytest.mark.parametrize("view", VIEWS)
-def test_nothing_moves_by_itself_where_less_motion_is_asked_for(watched: Watched, view: str) -> None:
-    show(watched.page, f"{watched.origin}/", view)
-    assert watched.page.evaluate(MOVING) == []
 
 
 def test_an_address_that_names_no_view_leads_back(watched: Watched) -> None:
