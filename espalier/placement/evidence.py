@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.errors import InvalidQuery
+from espalier.errors import EspalierError, InvalidQuery
 from espalier.items import Items
 from espalier.live.operations import ItemBody
 from espalier.queries import (
     FeaturesKind,
     HistoryKind,
+    Kind,
     QueryBatch,
     TextKind,
     VectorKind,
@@ -53,15 +55,28 @@ class Evidence:
     fields: Mapping[str, Any] | None
 
     @staticmethod
-    def of(bundle: Bundle, body: ItemBody, known: Items, takes_fields: bool) -> Evidence:
+    def of_all(bundle: Bundle, bodies: Sequence[ItemBody], known: Items, takes_fields: bool) -> list[Evidence | EspalierError]:
+        """What each body says; the error of `of` in the place of one that cannot be read."""
+        events = _features_of_all(bundle.manifest.query, bodies)
+        found: list[Evidence | EspalierError] = []
+        for i, body in enumerate(bodies):
+            try:
+                found.append(Evidence.of(bundle, body, known, takes_fields, None if events is None else events[i]))
+            except EspalierError as error:
+                found.append(error)
+        return found
+
+    @staticmethod
+    def of(bundle: Bundle, body: ItemBody, known: Items, takes_fields: bool, events: QueryBatch | None = None) -> Evidence:
         """What a body says.
 
         known         resolves ids
         takes_fields  whether fields are evidence, too
+        events        the body's, where they have been read
         Raises InvalidQuery, naming the part, where something is not what the model takes, or all of it says nothing.
         """
         kind = bundle.manifest.query
-        events = _events(bundle, body.events, known)
+        events = _that_say(_events(bundle, body.events, known) if events is None else events)
         rows = known.rows_of(list(body.like)) if body.like else np.empty(0, np.int64)
         like = rows[rows >= 0]
         own = encode_texts(kind, bundle.vectoriser, [body.text]) if isinstance(kind, TextKind) and body.text is not None else None
@@ -98,7 +113,24 @@ def _events(bundle: Bundle, events: Sequence[object], known: Items) -> QueryBatc
             batch = encode_texts(kind, bundle.vectoriser, [_text(i, event) for i, event in enumerate(events)])
     except InvalidQuery as error:
         raise InvalidQuery(error.field.replace("queries[", "events["), error.value, error.expected) from error
-    if isinstance(kind, VectorKind):
+    return batch
+
+
+def _features_of_all(kind: Kind, bodies: Sequence[ItemBody]) -> list[QueryBatch] | None:
+    """The events of each body, read together, which takes half as long; None where one is wrong, or they are of another kind."""
+    if not isinstance(kind, FeaturesKind):
+        return None
+    try:
+        rows = encode_features(kind, [_features(i, event) for body in bodies for i, event in enumerate(body.events)]).features
+    except InvalidQuery:  # alone it says which
+        return None
+    ends = np.cumsum([0, *(len(body.events) for body in bodies)]).tolist()
+    return [QueryBatch(kind, rows.between(begin, end)) for begin, end in pairwise(ends)]
+
+
+def _that_say(batch: QueryBatch) -> QueryBatch:
+    """Without queries of no feature. Raises InvalidQuery where their sum is too large."""
+    if not isinstance(batch.kind, FeaturesKind | TextKind) or not len(batch):
         return batch
     total = float(np.abs(batch.features.values.astype(np.float64)).sum())
     if total > LARGEST:

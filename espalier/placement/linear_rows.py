@@ -85,7 +85,7 @@ class LinearRows:
     ) -> LiveRow:
         """A new item's row.
 
-        own      its features, of length 1, or none
+        own      its features, ascending, of length 1, or none
         near     item rows of its nearest neighbours, below 0 as padding, with their cosines to it
         like     the mean weights of items that it is known to resemble: neighbours of cosine 1; without features of its own its weights
         in_tail  the row has a tail row, too: its features
@@ -97,7 +97,7 @@ class LinearRows:
             if item >= 0 and cosine > 0:
                 feature, weight = self.weights_of(int(item))
                 parts.append((feature, np.float32(self._how.share * cosine / self._how.neighbours) * weight))
-        feature, weight = added(parts)
+        feature, weight = parts[0] if len(parts) == 1 else added(parts)
         kept = np.abs(weight) >= self.smallest
         tail = (np.asarray(own[0], np.int32), np.asarray(own[1], np.float32)) if in_tail else (NO_FEATURES, NO_VALUES)
         return LiveRow(weight[kept], feature[kept], self.bias, dense=False, tail_feature=tail[0], tail_value=tail[1])

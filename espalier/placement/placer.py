@@ -46,13 +46,6 @@ class Placer:
         known    the catalogue that their evidence speaks of; overlay: what of it is live
         search   searches the version
         """
-        found: list[Candidates | EspalierError | None] = []
-        evidence: list[Evidence] = []
-        for body in items:
-            try:
-                evidence.append(Evidence.of(self.bundle, body, known, self._way.takes_fields))
-                found.append(None)
-            except EspalierError as error:
-                found.append(error)
-        placed = iter(self._way.place(evidence, known, overlay, search))
-        return [next(placed) if one is None else one for one in found]
+        found = Evidence.of_all(self.bundle, items, known, self._way.takes_fields)
+        placed = iter(self._way.place([one for one in found if isinstance(one, Evidence)], known, overlay, search))
+        return [next(placed) if isinstance(one, Evidence) else one for one in found]

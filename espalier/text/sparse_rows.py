@@ -74,6 +74,11 @@ class SparseRows:
         entries = np.arange(indptr[-1]) - np.repeat(indptr[:-1], counts) + np.repeat(self.indptr[rows], counts)
         return SparseRows(indptr, self.indices[entries], self.values[entries], self.width)
 
+    def between(self, begin: int, end: int) -> SparseRows:
+        """Consecutive rows; their entries are not copied."""
+        own = slice(int(self.indptr[begin]), int(self.indptr[end]))
+        return SparseRows(self.indptr[begin : end + 1] - self.indptr[begin], self.indices[own], self.values[own], self.width)
+
     def normalised(self) -> SparseRows:
         """Rows of length 1 (L2); empty ones stay empty."""
         counts = np.diff(self.indptr)

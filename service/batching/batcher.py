@@ -40,6 +40,10 @@ JOB_PAUSE = 3.0
 """After a job, queries have the engine for so many times as long as it took."""
 JOB_QUERIES = 4
 """Queries of one job on a CPU, where they cost one after the other."""
+QUIET_S = 0.5
+QUIET_JOB_QUERIES = 16
+"""The same where no request has asked for so many seconds: fewer calls and hand-overs. One that comes just then waits for them, some
+milliseconds."""
 SWITCH_S, OVERLOAD_SWITCH_S = sys.getswitchinterval(), 5e-4
 """How long one thread may keep the interpreter from another, usually and in overload. With Python's own 5 ms the engine's thread would wait
 for longer than a search takes while the event loop is busy with refusals. At other times switching costs more than it gains."""
@@ -79,6 +83,7 @@ class Batcher:
         self._asleep = False
         self._jobs: deque[Callable[[Engine], None]] = deque()
         self._job_at = 0.0  # before this time a job waits for the queries
+        self._called_at = -QUIET_S  # when queries were answered last
         self._room_wanted = False  # a patient request found no room since the engine last took queries
         self._wake = threading.Semaphore(0)
         self._room: deque[asyncio.Event] = deque()  # patient requests that wait for room, in turn; touched by the event loop alone
@@ -156,7 +161,8 @@ class Batcher:
     def search_now(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         """A search as jobs, each short. From any thread but the event loop's. Raises NotReady, and what the engine raises."""
         jobs = []
-        for rows, own in split(queries, params, JOB_QUERIES if self.limits.serial else self.limits.max_batch):
+        at_once = QUIET_JOB_QUERIES if self._clock() - self._called_at > QUIET_S else JOB_QUERIES
+        for rows, own in split(queries, params, min(at_once, self.limits.max_batch) if self.limits.serial else self.limits.max_batch):
             jobs.append(self.run(partial(_search, rows, own)))
         return joined([job.result() for job in jobs])
 
@@ -385,7 +391,8 @@ class Batcher:
             queries, params = (parts[0].queries, parts[0].params) if len(parts) == 1 else merge(parts)
             began = self._clock()
             result = self._engine.search(queries, params)
-            engine_s = self._clock() - began
+            self._called_at = self._clock()
+            engine_s = self._called_at - began
             self.on_call(len(queries), engine_s)
             results = [result] if len(parts) == 1 else cut(result, parts)
             answers = [

@@ -94,7 +94,10 @@ class Group:
 
     def decide(self, writes: Sequence[Write]) -> list[Decided | tuple[Write, EspalierError]]:
         """What becomes of each write: an operation is appended, nothing changes, or an error."""
-        self._stored = self._transaction.read([write.what.id for write in writes])
+        ids = [write.what.id for write in writes]
+        self._stored = self._transaction.read(ids)
+        for version in self._versions.values():
+            version.bundle.items.rows_of(ids)  # which it remembers; one by one takes longer
         found: list[Decided | tuple[Write, EspalierError]] = []
         for write in writes:
             try:

@@ -45,7 +45,7 @@ REOPENED_AT = MAX_HANDLES // 8 * 7
 """Ids seen live from which on the version is opened anew, which gives the handles of deleted items back."""
 Placements = tuple[Placement, ...]
 Search = Callable[[QueryBatch, SearchParams], SearchResult]
-FLOAT = frozenset({float})
+NUMBERS = ({float}, {int})
 TRAINED = "trained"
 """What placed an item whose row is that of training."""
 
@@ -335,8 +335,10 @@ def _hashable(event: Any) -> Any:
     """The same of equal events; of lists of numbers their bytes, because text of them takes long."""
     if isinstance(event, Mapping):
         return tuple((name, _hashable(value)) for name, value in event.items())
-    if isinstance(event, list) and FLOAT.issuperset(map(type, event)):
-        return np.array(event, np.float64).tobytes()
+    if isinstance(event, list) and set(map(type, event)) in NUMBERS:
+        array = np.array(event)
+        if array.dtype != np.object_:  # as of numbers beyond 64 bits
+            return array.dtype.char, array.tobytes()
     return repr(event)
 
 

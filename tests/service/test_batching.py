@@ -19,7 +19,7 @@ import pytest
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import Engine, Frontier, NodeMask, SearchParams, SearchResult
 from service.batching.admission import OVERLOAD_S, Admission, Limits
-from service.batching.batcher import JOB_QUERIES, OVERLOAD_SWITCH_S, SWITCH_S, Batcher
+from service.batching.batcher import JOB_QUERIES, OVERLOAD_SWITCH_S, QUIET_JOB_QUERIES, QUIET_S, SWITCH_S, Batcher
 from service.batching.parts import Answer
 from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
 from tests.service.fake_engine import FakeEngine
@@ -587,15 +587,33 @@ def test_a_search_as_jobs_is_short_calls_and_one_result(engine: FakeEngine) -> N
 
     async def scenario() -> None:
         batcher = Batcher(fake, Limits(), "test")
+        await batcher.search(queries(1), SearchParams.uniform(1, 5, 5))
         asked = queries(*range(JOB_QUERIES + 2))
         found = await asyncio.to_thread(batcher.search_now, asked, SearchParams.uniform(len(asked), 5, 5))
-        assert [len(called) for called, _ in fake.calls] == [JOB_QUERIES, 2]
+        assert [len(called) for called, _ in fake.calls] == [1, JOB_QUERIES, 2]
         assert found.item_rows_BM.shape == (JOB_QUERIES + 2, 5)
         (frontier,) = found.frontiers
         assert frontier.nodes_BK[:, 0].tolist() == [*range(JOB_QUERIES + 2)]
         assert frontier.nodes_BK.shape == (JOB_QUERIES + 2, JOB_QUERIES)
         assert frontier.states_BS is not None
         assert frontier.states_BS[:, 0].tolist() == [*range(JOB_QUERIES + 2)]
+        await batcher.drain(5)
+
+    asyncio.run(scenario())
+
+
+def test_jobs_are_larger_while_nobody_asks(engine: FakeEngine) -> None:
+    now = [0.0]
+
+    async def scenario() -> None:
+        batcher = Batcher(engine, Limits(), "test", clock=lambda: now[0])
+        await batcher.search(queries(1), SearchParams.uniform(1, 5, 5))
+        for waited_s in (QUIET_S, QUIET_S / 2):  # after the second the limit has passed
+            now[0] += waited_s
+            asked = queries(*range(QUIET_JOB_QUERIES + 2))
+            await asyncio.to_thread(batcher.search_now, asked, SearchParams.uniform(len(asked), 5, 5))
+        small, large = [JOB_QUERIES] * 4 + [2], [QUIET_JOB_QUERIES, 2]
+        assert [len(called) for called, _ in engine.calls] == [1, *small, *large]
         await batcher.drain(5)
 
     asyncio.run(scenario())

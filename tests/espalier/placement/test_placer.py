@@ -325,3 +325,17 @@ def test_numbers_whose_sum_overflows_are_the_error_of_their_item_alone(tmp_path:
     assert found[1].field == "events"
     assert not isinstance(found[0], EspalierError)
     assert not isinstance(found[2], EspalierError)
+
+
+def test_linear_items_are_placed_together_as_each_alone(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    bundle = make_linear_bundle(tmp_path, rng, complete_tree(np.arange(27), 3), L3_HINGE, integer=False)
+    events = [(features(1, 3), features(5, 3)), (features(2),), (), (features(9, 4), features(), features(7)), (features(4, 1),)]
+    bodies = [ItemBody(events=own, like=() if own else ("item-1",)) for own in events]
+    alone = [placed(bundle, body)[0] for body in bodies]
+    search = open_live_engine(bundle, "cpu").search
+    wrong = ItemBody(events=(features(20),))
+    for together in (placed(bundle, *bodies), Placer(bundle).place([*bodies, wrong], bundle.items, None, search)[:-1]):
+        for one, other in zip(together, alone, strict=True):
+            assert not isinstance(one, EspalierError)
+            assert [(node, row.to_bytes()) for node, row in one[0]] == [(node, row.to_bytes()) for node, row in other[0]]
