@@ -58,18 +58,25 @@ class SparseRowsPool:
         self.places = self.entries = 0
 
     def add(self, feature: NDArray[np.int32], value: NDArray[np.float32]) -> None:
-        self.extend(np.array([len(feature)]), feature, value)
+        place, end = self.places, self.entries + len(feature)
+        self._reserve(place + 1, end)
+        self._begin_P[place], self._end_P[place] = self.entries, end
+        self._feature[self.entries : end], self._value[self.entries : end] = feature, value
+        self.entries, self.places = end, place + 1
 
     def extend(self, count: NDArray[np.int64], feature: NDArray[np.int32], value: NDArray[np.float32]) -> NDArray[np.int64]:
         """Add rows of `count` entries each, one behind the other in `feature` and `value`; int64: their places."""
         first, last, end = self.places, self.places + len(count), self.entries + len(feature)
-        self._begin_P, self._end_P = (_with_room(array, last) for array in (self._begin_P, self._end_P))
-        self._feature, self._value = _with_room(self._feature, end), _with_room(self._value, end)
+        self._reserve(last, end)
         ends = self.entries + np.cumsum(count)
         self._begin_P[first:last], self._end_P[first:last] = ends - count, ends
         self._feature[self.entries : end], self._value[self.entries : end] = feature, value
         self.entries, self.places = end, last
         return np.arange(first, last)
+
+    def _reserve(self, places: int, entries: int) -> None:
+        self._begin_P, self._end_P = (_with_room(array, places) for array in (self._begin_P, self._end_P))
+        self._feature, self._value = (_with_room(array, entries) for array in (self._feature, self._value))
 
     def keep(self, place_X: NDArray[np.int64]) -> None:
         """Keep some places alone, in this order, in new arrays."""
