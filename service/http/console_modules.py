@@ -24,7 +24,6 @@ HEAD = """const $modules = {};
 const $made = {};
 const $need = (name) => ($made[name] ??= $modules[name]());
 const $later = async (name) => $need(name);
-const $at = (name) => new URL(name, import.meta.url).href;
 """
 
 
@@ -64,8 +63,7 @@ def _lines(name: str, text: str, known: set[str]) -> Iterator[str]:
         elif line.startswith(("import ", "import{", "export ", "export{")):
             raise ValueError(f"{name}: expected an import or export in a form of the console's, got {line!r}")
         else:
-            line = LATER.sub(lambda later: f"$later({_target(name, later[1], known)})", line)
-            yield line.replace("import.meta.url", f"$at({_quoted(name)})")
+            yield LATER.sub(lambda later: f"$later({_target(name, later[1], known)})", line)
     yield f"return {{ {', '.join(exported)} }};"
 
 
