@@ -28,7 +28,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import numpy as np
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, CDPSession, Page
 
 from benchmarks.service.chromium import chromium
 from benchmarks.service.console_beside import beside, on_cores
@@ -155,7 +155,10 @@ def deep_tree(rng: np.random.Generator) -> Tree:
 
 
 def redraw(page: Page, base: str, times: int) -> dict[str, Any]:
-    """Of the levels' drawing, by a change of the colours: script and layout alone, and the frames of a redraw a frame."""
+    """Of the levels' drawing, by a change of the colours, once a frame.
+
+    script is from the change to the end of layout, frame from one redraw to the next. cpu is the main thread's, whoever else wants the cores.
+    """
     item = {"model": "deep", "q": json.dumps({"history": ["item-0"]}), "beam": BEAM, "item": "item-7"}
     page.set_viewport_size({"width": 1440, "height": 1600})
     page.goto(f"{base}#/whynot?{urlencode(item)}")
@@ -164,13 +167,26 @@ def redraw(page: Page, base: str, times: int) -> dict[str, Any]:
     if rows < LEVELS:
         raise RuntimeError(f"Why not: got {rows} levels, expected {LEVELS}")
     page.wait_for_timeout(500)
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    before = main_thread_ms(session)
     drawn = page.evaluate(REDRAW, times)
-    return {"levels": rows, "script": summary(drawn["script_ms"]), "frame": summary(drawn["frame_ms"])}
+    cpu_ms = {name: round((spent - before[name]) / times, 2) for name, spent in main_thread_ms(session).items()}
+    return {"levels": rows, "script": summary(drawn["script_ms"]), "frame": summary(drawn["frame_ms"]), "cpu_ms_each": cpu_ms}
+
+
+def main_thread_ms(session: CDPSession) -> dict[str, float]:
+    """Processor time of the page's main thread so far: of everything, and of parts of it."""
+    found = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
+    return {name: 1000 * found[f"{name}Duration"] for name in ("Task", "Script", "RecalcStyle", "Layout")}
 
 
 def hours(page: Page, base: str, port: int, name: str, simulated: float) -> dict[str, Any]:
     health = json.loads(get(port, f"/models/{name}/health")[1])
-    return vars(watched_for_hours(page, f"{base}#/today?model={name}", health, simulated))
+    grown = watched_for_hours(page, f"{base}#/today?model={name}", health, simulated)
+    if not grown.answers:
+        raise RuntimeError("Today: asked for no health in all that time")
+    return vars(grown)
 
 
 def costs(page: Page, lab: str, port: int, name: str, options: argparse.Namespace) -> dict[str, Any]:
