@@ -157,7 +157,7 @@ def deep_tree(rng: np.random.Generator) -> Tree:
 def redraw(page: Page, base: str, times: int) -> dict[str, Any]:
     """Of the levels' drawing, by a change of the colours, once a frame.
 
-    script is from the change to the end of layout, frame from one redraw to the next. cpu is the main thread's, whoever else wants the cores.
+    script is from the change to the end of layout, frame from one redraw to the next, cpu the main thread's, whoever else wants cores.
     """
     item = {"model": "deep", "q": json.dumps({"history": ["item-0"]}), "beam": BEAM, "item": "item-7"}
     page.set_viewport_size({"width": 1440, "height": 1600})
