@@ -165,3 +165,11 @@ def test_an_item_leads_to_what_goes_with_it(watched: Watched) -> None:
     settled(page)
     query = json.loads(parse_qs(urlsplit(page.url).fragment.partition("?")[2])["q"][0])
     assert query["history"] == ["libc6"]
+
+
+def test_children_of_which_nothing_is_typical_are_told_by_some_of_their_items(watched: Watched) -> None:
+    page = watched.page
+    page.route("**/models/*/tree/*", lambda route: route.fulfill(json=route.fetch().json() | {"values": {}}))
+    see(watched, node=0)
+    expect(page.locator(".tree-children li").first).to_contain_text(", ")
+    expect(page.locator(".tree-children li").first.locator("bdi")).to_have_count(3)

@@ -14,6 +14,7 @@ export const about = "a node, its children and its items";
 
 const NEIGHBOURS = 8; // items that the node above an item should have
 const CLIMB = 4; // levels that are gone up for them, at most
+const EXAMPLES = 3; // items of a child, where no value is typical of them
 const LIMITS = [50, 1000]; // items that are listed: at first, and all that the service gives
 
 export default function View({ params, model }) {
@@ -51,7 +52,7 @@ export default function View({ params, model }) {
       <${Place} value=${value} link=${link} />
       <div class="columns">
         <${Children} key=${`${value.shown.node} ${version} ${tree}`} shown=${value.shown} line=${value.found.nodes} link=${link}
-          read=${(child, signal) => get(`${route}/${child}`, { limit: 1, version, tree }, signal, { quiet: true })} />
+          read=${(child, signal) => get(`${route}/${child}`, { limit: EXAMPLES, version, tree }, signal, { quiet: true })} />
         <${Typical} shown=${value.shown} />
       </div>
       <${Items} model=${model} version=${version} shown=${value.shown} link=${link} onMore=${limit === LIMITS[0] && (() => setWide(moreOf(value, address)))} />

@@ -63,10 +63,11 @@ function useContents(rows, read) {
   return contents;
 }
 
-// One item by name; of more, the values that tell them from the catalogue, the most telling first.
+// One item by name; of more, the values that tell them from the catalogue, the most telling first. Where there are none, some of the items.
 function content({ item_count, items, values }) {
   if (item_count === 1 && items.length) return html`<bdi class="mono">${items[0].id}</bdi> <bdi>${items[0].title}</bdi>`;
   const telling = Object.values(values).flat().filter(({ lift, share }) => lift >= TELLING && share >= COMMON)
     .sort((one, other) => other.share * Math.log(other.lift) - one.share * Math.log(one.lift)).slice(0, VALUES);
+  if (!telling.length) return items.map(({ id }, at) => html`${at > 0 && ", "}<bdi class="mono">${id}</bdi>`);
   return telling.map(({ value, share }, at) => html`${at > 0 && " · "}<bdi>${String(value)}</bdi> ${percent(share)}`);
 }
