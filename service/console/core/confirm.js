@@ -1,13 +1,13 @@
 // A question before something that is felt by others: a dialog that the keyboard can leave.
 
-import { html, useEffect, useId, useRef } from "./preact.js";
+import { html, useId, useLayoutEffect, useRef } from "./preact.js";
 import { Button } from "./ui.js";
 
 // question: {title, detail, action, danger} or null; onAnswer(true | false)
 export function Confirm({ question, onAnswer }) {
   const dialog = useRef(null);
   const id = useId();
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (question) dialog.current.showModal();
     else dialog.current.close();
   }, [question]);

@@ -15,7 +15,7 @@ export function KeyDialog() {
   useLayoutEffect(() => { // before anything can be answered
     setAsker((role, problem) => new Promise((resolve) => setQuestion({ role, problem, resolve })));
   }, []);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (!question) return;
     dialog.current.showModal();
     input.current.value = "";
