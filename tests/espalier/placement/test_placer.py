@@ -331,6 +331,8 @@ def test_linear_items_are_placed_together_as_each_alone(tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     bundle = make_linear_bundle(tmp_path, rng, complete_tree(np.arange(27), 3), L3_HINGE, integer=False)
     events = [(features(1, 3), features(5, 3)), (features(2),), (), (features(9, 4), features(), features(7)), (features(4, 1),)]
+    for event in (event for own in events for event in own):
+        event["values"] = rng.random(len(event["indices"])).tolist()
     bodies = [ItemBody(events=own, like=() if own else ("item-1",)) for own in events]
     alone = [placed(bundle, body)[0] for body in bodies]
     search = open_live_engine(bundle, "cpu").search
