@@ -4,8 +4,8 @@
 
 e is what n events say: `graph_rows.py` where a score is an inner product, with the shift of that module on top of the whole row, else the
 mean row of the leaves that the search of the events finds. The prior is what the item's fields say (content.onnx) where the bundle reads
-fields and some are given, else the mean row of the parent's leaves; κ = 1, an event. An item with nothing but fields has their row, as an
-item that no training user touched.
+fields and some are given, else the mean row of the parent's leaves; κ = 1, an event. An item with nothing but fields has a row in the
+direction of theirs, a shift of its own, and the memory of the trained items with the nearest rows.
 
 Legend: B queries, D node row.
 """
@@ -31,6 +31,7 @@ from espalier.manifest import InnerProductForm
 from espalier.placement.evidence import Evidence
 from espalier.placement.graph_rows import Background, RowScale, Trial, best_parent, scale_of, shifts_of, trial_items
 from espalier.placement.memory_rows import MemoryRows
+from espalier.placement.near_rows import NearRows
 from espalier.placement.parents import Parents, Votes, best_first, summed, votes_of_search
 from espalier.queries import HistoryKind, QueryBatch
 from espalier.search import Frontier, SearchParams, SearchResult
@@ -53,6 +54,17 @@ BACKGROUND = 1024
 """Held-out queries that the scale of rows is taken from."""
 TRIALS, TRIAL_EVENTS = 512, 8
 """Trained items that are placed to find the shift, and most events of each."""
+NONE = np.empty(0, np.int64), np.empty(0)
+"""The memory of an item that nothing lifts."""
+
+
+@dataclass(frozen=True, eq=False)
+class ByFields:
+    """An item by its fields alone: its row without a shift, votes for its parents, and the item rows that lift it with S."""
+
+    row_D: Floats
+    votes: Votes
+    memory: tuple[Int64, Floats]
 
 
 class GraphPlacement:
@@ -64,6 +76,7 @@ class GraphPlacement:
         self._is_product = isinstance(bundle.graph_scorer.form, InnerProductForm)
         self._lock = threading.Lock()
         self._known_scale: RowScale | None = None
+        self._known_near: NearRows | None = None
 
     @cached_property
     def _content(self) -> ContentRows:
@@ -93,6 +106,10 @@ class GraphPlacement:
         known: Items,
         overlay: Overlay | None,
     ) -> Parents:
+        if content_D is not None and not found and not len(item.like):
+            alone = self._by_fields(content_D, scale)
+            fields_row = LiveRow(scale.shifted(alone.row_D, 0).astype(np.float32), memory_from=self._named(alone.memory, known))
+            return Parents(best_first([(1.0, alone.votes)]), lambda _: fields_row)
         like = [self._leaf(int(row), overlay) for row in item.like]
         parts: list[tuple[float, Votes]] = [(1.0, votes_of_search(frontier, [b])) for frontier, _, b in found]
         parts += [(1.0, (np.array([parent]), np.ones(1))) for parent, _ in like]
@@ -154,29 +171,35 @@ class GraphPlacement:
         leaf = self._tree.leaf_of_item[np.array([row])]
         return int(self._tree.parent[leaf[0]]), self._rows(leaf)[0]
 
-    @cached_property
-    def _unit_rows(self) -> NDArray[np.float32]:
-        """float32[I, D]: the trained leaves' rows less their mean, of length 1, without biases."""
-        rows_ID = np.asarray(self.bundle.node_rows_ND[self._tree.leaf_of_item], np.float32)
-        scale = self._known_scale
-        if scale is not None:
-            rows_ID = np.where(scale.is_free_S, rows_ID - scale.row_S.astype(np.float32), np.float32(0))
-        length_I = np.linalg.norm(rows_ID, axis=1, keepdims=True)
-        return (rows_ID / np.where(length_I > 0, length_I, 1)).astype(np.float32)
-
     def _nearest(self, row_D: Floats, scale: RowScale) -> Votes:
-        """The parents of the trained items whose rows have the direction of a row, each with the cosine as its vote."""
-        away_D = np.where(scale.is_free_S, row_D - scale.row_S, 0)
-        cosine_I = self._unit_rows @ (away_D / max(float(np.linalg.norm(away_D)), 1e-12)).astype(np.float32)
-        items = np.argsort(-cosine_I, kind="stable")[:NEAREST]
-        parents = self._tree.parent[self._tree.leaf_of_item[items]]
-        return summed([parents], [np.maximum(cosine_I[items].astype(np.float64), 0) / NEAREST])
+        """The parents of the trained items with the nearest rows, each with the cosine as its vote."""
+        items, cosine = self._near_rows(scale).of(row_D)
+        return self._votes_of(items, cosine)
+
+    def _votes_of(self, items: Int64, cosine: Floats) -> Votes:
+        return summed([self._tree.parent[self._tree.leaf_of_item[items]]], [cosine / max(1, len(items))])
+
+    def _near_rows(self, scale: RowScale) -> NearRows:
+        if self._known_near is None:
+            self._known_near = NearRows(self.bundle.node_rows_ND, self._tree.leaf_of_item, scale)
+        return self._known_near
+
+    def _by_fields(self, content_D: NDArray[np.float32], scale: RowScale, but: int = -1) -> ByFields:
+        """What the fields alone make of an item; `but`: a trained item that is left out, because it is the item itself."""
+        row_D = scale.row_of_content(content_D.astype(np.float64)) if self._is_product else content_D.astype(np.float64)
+        items, cosine = self._near_rows(scale).of(row_D, but)
+        memory = NONE if self._memory is None else self._memory.of_like(items, cosine)
+        return ByFields(row_D, self._votes_of(items, cosine), memory)
 
     def _memory_of(self, events: QueryBatch, known: Items) -> Entries:
         """What lifts an item with these events."""
         if self._memory is None or not isinstance(events.kind, HistoryKind):
             return ()
-        rows, values = self._memory.of(np.asarray(events.array, np.int64))
+        return self._named(self._memory.of(np.asarray(events.array, np.int64)), known)
+
+    @staticmethod
+    def _named(memory: tuple[Int64, Floats], known: Items) -> Entries:
+        rows, values = memory
         return tuple(zip(known.ids_of(rows), values.tolist(), strict=True))
 
     # -- what is found out once -----------------------------------------------------------------------------------------
@@ -216,7 +239,10 @@ class GraphPlacement:
         trials, manifest = self._trials(background, scale), self.bundle.manifest
         events = manifest.data.get("events")
         mean_events = events / self._tree.item_count if isinstance(events, int) and events > 0 else np.inf
-        shifts = shifts_of(background, trials, self._tree.item_count, mean_events, manifest.ranking, self.bundle.memory)
+        shift_args = self._tree.item_count, mean_events, manifest.ranking, self.bundle.memory
+        shifts = shifts_of(background, trials, *shift_args)
+        if self.takes_fields:
+            shifts[0] = shifts_of(background, self._trials_by_fields(background, scale), *shift_args)[0]
         return replace(scale, shifts=shifts)
 
     def _trials(self, background: Background, scale: RowScale) -> list[Trial]:
@@ -227,10 +253,22 @@ class GraphPlacement:
                 continue
             events_D = scale.row_of_events(np.mean([_state(background.frontier, b) for b in queries], axis=0, dtype=np.float64))
             row_D = scale.capped((count * events_D + PRIOR * self._mean_row(parent)) / (count + PRIOR))
-            none = np.empty(0, np.int64), np.empty(0)
             histories = background.history_BT
-            memory = none if self._memory is None or histories is None else self._memory.of(histories[queries])
+            memory = NONE if self._memory is None or histories is None else self._memory.of(histories[queries])
             trials.append(Trial(item, queries, row_D, parent, memory))
+        return trials
+
+    def _trials_by_fields(self, background: Background, scale: RowScale) -> list[Trial]:
+        """Trained items as if nothing but their fields were known. No query is their evidence, so all are asked."""
+        items = np.array([item for item, _ in trial_items(background.relevant, TRIALS, TRIAL_EVENTS)], np.int64)
+        columns = [column.name for column in self._content.features.info.columns]
+        values = zip(*(self.bundle.items.values(name, items) for name in columns), strict=True)
+        trials = []
+        for item, content_D in zip(items.tolist(), self._content.of([dict(zip(columns, row, strict=True)) for row in values]), strict=True):
+            alone = self._by_fields(content_D, scale, item)
+            parents = best_first([(1.0, alone.votes)])
+            if len(parents):
+                trials.append(Trial(item, [], alone.row_D, int(parents[0]), alone.memory))
         return trials
 
 

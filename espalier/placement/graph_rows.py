@@ -11,7 +11,8 @@ The shift goes into the last bias, and is the same for all items with as many ev
 the held-out queries that they are relevant for, and asked for by the others. With the shift they come back SHOWN times as often as the
 leaves that training made for them, and at most MOST_SHOWN times as often as the catalogue's mean item: new items are found neither
 everywhere nor nowhere. An item of n > USUAL events comes back n/n̄ times as often as the mean item where that is more; training saw the mean
-item n̄ times. The constants were chosen on validation queries of the embedded sample and MovieLens.
+item n̄ times. Items by their fields alone have a shift of their own, found in the same way: trained items are placed by their fields, next
+to others than themselves. The constants were chosen on validation queries of the embedded sample and MovieLens.
 
 Legend: B queries, S state = row, K beam, I items, J trained items that are placed.
 """
@@ -54,7 +55,7 @@ class RowScale:
 
     state_S   µ · row_S: r̄ · is_free_S bool[S]: columns in which states differ
     length    ρ · longest: see LONGEST
-    shifts    float64[MOST_EVENTS + 1]: the shift of the module by number of events
+    shifts    float64[MOST_EVENTS + 1]: the shift of the module by number of events; at 0 that of items by their fields alone
     """
 
     state_S: Floats
@@ -66,7 +67,17 @@ class RowScale:
 
     def row_of_events(self, state_S: Floats) -> Floats:
         """float64[S]: e, by the mean state of an item's events."""
-        away_S = np.where(self.is_free_S, state_S - self.state_S, 0)
+        return self._row_towards(state_S - self.state_S)
+
+    def row_of_content(self, row_S: Floats) -> Floats:
+        """float64[S]: the row in the direction of one by content, as far from the mean row as trained ones and with their biases.
+
+        Rows by content are shorter: training added what it learned for each item. Their biases are those of items that nobody touched.
+        """
+        return self._row_towards(row_S - self.row_S)
+
+    def _row_towards(self, away_S: Floats) -> Floats:
+        away_S = np.where(self.is_free_S, away_S, 0)
         distance = float(np.linalg.norm(away_S))
         return self.row_S + (self.length / distance if distance > 0 else 0.0) * away_S
 

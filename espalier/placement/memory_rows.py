@@ -8,11 +8,15 @@ pays to be above the decile as far as that is above the median: of an item with 
 is flat, more than that lifts new items' parents into all beams. No value exceeds those of its row, so folds do not raise them. What led to
 an item says little of what comes after it: with S[new, a] > 0, histories that hold the item lose what their other items ask for.
 
-Legend: I trained items.
+An item without events goes with what the items like it go with:   S[a, new] = max_k cos_k · S[a, k], k the trained items with the nearest
+rows, cos_k their cosines.
+
+Legend: I trained items, E entries.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,7 +36,7 @@ class MemoryRows:
     """Makes the memory of live items. Used by any number of threads."""
 
     def __init__(self, memory: Memory) -> None:
-        self.length = len(memory.weight)
+        self.length, self._memory = len(memory.weight), memory
         arrays = read_only(memory.offset, memory.value)
         high_I, middle_I, largest_I = (_levels(*arrays, quantile) for quantile in (HIGH, MIDDLE, 1.0))
         self._level_I = np.minimum(high_I**2 / np.where(middle_I > 0, middle_I, 1), largest_I)
@@ -47,9 +51,30 @@ class MemoryRows:
         rows, count = np.unique(latest, return_counts=True)
         trained = rows < len(self._level_I)
         level = np.where(trained, self._level_I[np.where(trained, rows, 0)], self._usual)
-        values = level * (count / len(history_ET)) ** POWER
-        kept = np.sort(np.argsort(-values, kind="stable")[:MOST])
-        return rows[kept], values[kept]
+        return _largest(rows, level * (count / len(history_ET)) ** POWER)
+
+    @cached_property
+    def _columns(self) -> tuple[Array, ...]:
+        """S by the item that is lifted: as large as the memory, so it is made for the first item that needs it."""
+        columns: tuple[Array, ...] = _transposed(*read_only(self._memory.offset, self._memory.item, self._memory.value))
+        return columns
+
+    def of_like(self, items: NDArray[np.int64], cosine: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Item rows, ascending, and S between them and an item that is like these trained ones."""
+        offset, source, value = self._columns
+        entries = [slice(int(offset[item]), int(offset[item + 1])) for item in items.tolist()]
+        if not entries:
+            return np.empty(0, np.int64), np.empty(0)
+        rows, at = np.unique(np.concatenate([source[part] for part in entries]), return_inverse=True)
+        values = np.zeros(len(rows))
+        lifted = [size * value[part].astype(np.float64) for size, part in zip(cosine.tolist(), entries, strict=True)]
+        np.maximum.at(values, at, np.concatenate(lifted))
+        return _largest(rows.astype(np.int64), values)
+
+
+def _largest(rows: NDArray[np.int64], values: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    kept = np.sort(np.argsort(-values, kind="stable")[:MOST])
+    return rows[kept], values[kept]
 
 
 @compiled()
@@ -62,3 +87,20 @@ def _levels(offset: Array, value: Array, quantile: float) -> Array:
         if len(own):
             levels[a] = own[int(np.ceil(quantile * (len(own) - 1)))]
     return levels
+
+
+@compiled()
+def _transposed(offset: Array, item: Array, value: Array) -> tuple[Array, Array, Array]:
+    """The entries by column: where each item's begin, and the row, ascending, and the value of each."""
+    begin = np.zeros(len(offset) + 1, np.int64)
+    for e in range(len(item)):
+        begin[item[e] + 2] += 1
+    for b in range(2, len(begin)):
+        begin[b] += begin[b - 1]
+    source, moved = np.empty(len(item), np.int32), np.empty(len(item), np.float32)
+    for a in range(len(offset) - 1):
+        for e in range(offset[a], offset[a + 1]):
+            place = begin[item[e] + 1]
+            source[place], moved[place] = a, value[e]
+            begin[item[e] + 1] = place + 1
+    return begin[:-1], source, moved

@@ -16,7 +16,14 @@ from espalier.bundle import CONTENT, CONTENT_ARRAYS, Bundle
 from espalier.bundle_writer import with_parts
 from espalier.content import rows as rows_module
 from espalier.content.rows import ContentRows, rows_of_items
-from espalier.errors import BundleCorrupt, InvalidConfig
+from espalier.engines import open_live_engine
+from espalier.errors import BundleCorrupt, EspalierError, InvalidConfig
+from espalier.live.operations import ItemBody
+from espalier.live.rows import Placement
+from espalier.live.state import Change, LiveState
+from espalier.placement.placer import Placer
+from espalier.queries import HistoryKind, pad_histories
+from espalier.search import SearchParams
 from tests.espalier.bundle.parts import model_with
 from tests.training.content_logs import KINDS, SIZE, write_log
 from training.__main__ import main
@@ -75,6 +82,23 @@ def test_unseen_items_are_found_by_their_content(folder: Path, bundle: Bundle) -
     found = {(row["among"], row["m"]): row["recall"] for row in json.loads(report.read_text())["rows"]}
     assert found["unseen", 10] > 0.9  # four of 24 are of the user's kind: any ten hold .42 of them
     assert found["all", 20] > 0.5  # any twenty hold .17
+
+
+def test_an_item_put_in_by_its_fields_alone_is_found_by_users_of_its_kind(bundle: Bundle) -> None:
+    known, state, engine = bundle.items, LiveState(bundle), open_live_engine(bundle, "cpu")
+    body = ItemBody(fields={"title": "Kind2 number 3", "tags": ["k2"], "weight": 0.0})
+    (found,) = Placer(bundle).place([body], state.table, None, engine.search)
+    assert not isinstance(found, EspalierError)
+    parent, row = found[0][0]
+    state.apply([Change(1, "new", "put", body.fields, (Placement(0, parent, state.next_slot(0, parent), row),))])
+    engine.set_overlay(state.overlay())
+    histories = [known.rows_of([f"item-{item * KINDS + kind}" for item in range(8)]) for kind in range(KINDS)]
+    assert isinstance(bundle.manifest.query, HistoryKind)
+    queries = pad_histories(bundle.manifest.query, histories)
+    found_BM = engine.search(queries, SearchParams.uniform(KINDS, 20, SIZE)).item_rows_BM
+    assert (found_BM == len(known)).any(1).tolist() == [kind == 2 for kind in range(KINDS)]
+    away = np.linalg.norm(row.values - rows_of_items(bundle, [body.fields or {}])[0])
+    assert away > 0.1, "a row by content alone is shorter, and its bias lower"
 
 
 def test_items_that_nobody_touched_are_known(folder: Path, bundle: Bundle) -> None:

@@ -24,6 +24,7 @@ from espalier.manifest import Ranking
 from espalier.memory import Memory
 from espalier.placement.graph_rows import MOST_EVENTS, USUAL, Background, RowScale, Trial, scale_of, shifts_of
 from espalier.placement.memory_rows import MemoryRows
+from espalier.placement.near_rows import NEAREST, NearRows
 from espalier.placement.parents import MOST, Parents, best_first, votes_of_search
 from espalier.placement.placer import Candidates, Placer
 from espalier.queries import HistoryKind, encode_histories, pad_histories
@@ -163,6 +164,27 @@ def test_a_row_lies_in_the_direction_of_its_queries_as_far_from_the_mean_as_trai
     assert_allclose(shifted.shifted(row, 1000) - row, [0, 0, 0, MOST_EVENTS], atol=1e-6)
 
 
+def test_a_row_by_content_has_the_length_and_the_biases_of_trained_ones() -> None:
+    scale = RowScale(np.zeros(3), np.array([1.0, 1.0, 7.0]), np.array([True, True, False]), 2.0, 3.0)
+    assert_allclose(scale.row_of_content(np.array([1.0, 1.5, -9.0])), [1, 3, 7])
+    assert_allclose(scale.row_of_content(scale.row_S), scale.row_S)
+
+
+def test_the_nearest_rows_are_those_of_the_same_direction_and_an_item_is_not_its_own_neighbour() -> None:
+    rng = np.random.default_rng(2)
+    scale = RowScale(np.zeros(3), np.ones(3), np.array([True, True, False]), 2.0, 3.0)
+    rows_ND = rng.normal(size=(40, 3)).astype(np.float32)
+    rows_ND[[30, 31]] = [[3, 3, -50], [1.5, 1.4, 50]]  # biases have no direction
+    near = NearRows(rows_ND, np.arange(10, 40), scale)
+    items, cosine = near.of(np.array([2.0, 2.0, 0.0]))
+    assert (len(items), items[0], cosine[0]) == (NEAREST, 20, pytest.approx(1))
+    assert 21 in items
+    assert (np.diff(cosine) <= 0).all()
+    others, _ = near.of(np.array([2.0, 2.0, 0.0]), 20)
+    assert len(others) == NEAREST
+    assert others[:-1].tolist() == items[1:].tolist()
+
+
 def test_a_row_that_is_too_far_is_drawn_in() -> None:
     scale = RowScale(np.zeros(3), np.ones(3), np.array([True, True, False]), 1.0, 2.0)
     assert_allclose(scale.capped(np.array([1.0, 9.0, 5.0])), [1, 3, 5])
@@ -203,6 +225,15 @@ def test_the_memory_of_an_item_follows_what_its_events_share() -> None:
     assert_allclose(values[:2], np.array([6, 8]) * (np.array([3, 2]) / 4) ** 0.25)
     assert values[2] == 0  # nothing is known to go with it
     assert MemoryRows(memory).of(np.array([[1, 2, 0]]))[0].tolist() == [0, 2]  # the memory counts the last two places alone
+
+
+def test_an_item_like_others_goes_with_what_they_go_with() -> None:
+    values = np.array([5, 4, 6, 8], np.float32)
+    memory = Memory(np.array([0, 3, 4, 4]), np.array([0, 1, 2, 1], np.int32), values, np.ones(2, np.float32), 1)
+    rows, lifted = MemoryRows(memory).of_like(np.array([1, 2]), np.array([0.5, 1.0]))
+    assert rows.tolist() == [0, 1]
+    assert_allclose(lifted, [6, 4])  # the larger of 0.5 · 4 and 1 · 6
+    assert not len(MemoryRows(memory).of_like(np.empty(0, np.int64), np.empty(0))[0])
 
 
 # -- linear scorers ---------------------------------------------------------------------------------------------------------
