@@ -174,7 +174,7 @@ def test_the_nearest_rows_are_those_of_the_same_direction_and_an_item_is_not_its
     rng = np.random.default_rng(2)
     scale = RowScale(np.zeros(3), np.ones(3), np.array([True, True, False]), 2.0, 3.0)
     rows_ND = rng.normal(size=(40, 3)).astype(np.float32)
-    rows_ND[[30, 31]] = [[3, 3, -50], [1.5, 1.4, 50]]  # biases have no direction
+    rows_ND[30], rows_ND[31] = [3, 3, -50], [1.5, 1.4, 50]  # biases have no direction
     near = NearRows(rows_ND, np.arange(10, 40), scale)
     items, cosine = near.of(np.array([2.0, 2.0, 0.0]))
     assert (len(items), items[0], cosine[0]) == (NEAREST, 20, pytest.approx(1))
