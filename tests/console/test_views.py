@@ -48,6 +48,18 @@ def test_a_view_fits_a_phone(console: Service, browser: Browser, state: str) -> 
         assert watched.page.evaluate(WIDER_THAN_THE_PAGE) == []
 
 
+@pytest.mark.parametrize(("motion", "moves"), [("reduce", False), ("no-preference", True)])
+def test_what_is_under_way_appears_slowly_unless_less_motion_is_asked_for(
+    console: Service, browser: Browser, motion: str, moves: bool
+) -> None:
+    with visit(browser, f"http://127.0.0.1:{console.port}", reduced_motion=motion) as watched:
+        page = watched.page
+        page.route("**/models", lambda route: None)  # no answer comes
+        page.goto(f"{watched.origin}/")
+        expect(page.get_by_role("status").first).to_be_visible()
+        assert bool(page.evaluate(MOVING)) == moves
+
+
 def test_an_address_that_names_no_view_leads_back(watched: Watched) -> None:
     watched.page.goto(address(f"{watched.origin}/", "nothing"))
     watched.page.get_by_role("link", name="Lab").last.click()
