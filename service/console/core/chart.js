@@ -1,5 +1,6 @@
 // Charts as SVG in the colours of the page, and the same figures as a table for screen readers. Gaps stay gaps.
 
+import { clock } from "./format.js";
 import { html, useLayoutEffect, useRef, useState } from "./preact.js";
 
 const MOST_TABLE_ROWS = 50;
@@ -146,10 +147,6 @@ function nearest(positions, pixel) {
     if (best === null || Math.abs(position - pixel) < Math.abs(positions[best] - pixel)) best = place;
   });
   return best;
-}
-
-function clock(seconds) {
-  return new Date(seconds * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
 }
 
 // Places of at most MOST_TABLE_ROWS of n rows, the last one among them.
