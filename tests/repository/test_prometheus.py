@@ -96,7 +96,8 @@ def prometheus(folder: Path, target: str) -> Iterator[Scraper]:
 
 
 def traffic(running: Service) -> None:
-    """Requests of two beam sizes, of several queries, wrong ones, and so many incomplete ones that an alert is pending; and writes."""
+    """Requests of two beam sizes, of several queries, wrong ones, one in the background, so many incomplete
+    ones that an alert is pending; and writes."""
     query = {"history": ["item-3"], "exclude_seen": True}
     for body, status in (
         ({"queries": [query], "m": 4, "beam_size": 16}, 200),
@@ -107,6 +108,8 @@ def traffic(running: Service) -> None:
         ({"queries": []}, 422),
     ):
         assert running.request("POST", "/retrieve", body)[0] == status
+    behind = {"Espalier-Priority": "background"}
+    assert running.request("POST", "/retrieve", {"queries": [query]}, **behind)[0] == 200
     put = {"events": [["item-3"], ["item-5"]], "source_version": time.monotonic_ns()}
     assert running.request("PUT", "/models/books/items/new", put)[0] in (200, 201)
     assert running.request("PUT", "/models/books/items/newer", {})[0] == 422

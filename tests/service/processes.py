@@ -36,11 +36,11 @@ class Service:
     port: int
     log: list[str]
 
-    def request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Status and JSON of a request on a connection of its own."""
+    def request(self, method: str, path: str, body: Any = None, **more: str) -> tuple[int, Any]:
+        """Status and JSON of a request on a connection of its own. more: headers."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
-            headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
+            headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"} | more
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             answer = connection.getresponse()
             content = answer.read()
