@@ -58,6 +58,9 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=8.0, help="simulated hours (default %(default)g)")
     parser.add_argument("--pairs", type=int, default=10, help="pairs of loads (default %(default)s)")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of a load (default %(default)g)")
+    parser.add_argument(
+        "--share", type=float, default=0.2, help="of the time in which a slider is dragged beside customers (default %(default)g)"
+    )
     options = parser.parse_args()
     found: dict[str, Any] = {"hardware": hardware(), "date": datetime.now(UTC).date().isoformat(), "load_average": os.getloadavg()[0]}
     if "size" in options.part:
@@ -192,7 +195,7 @@ def hours(page: Page, base: str, port: int, name: str, simulated: float) -> dict
 def costs(page: Page, lab: str, port: int, name: str, options: argparse.Namespace) -> dict[str, Any]:
     queries = held_out(Bundle.open(options.model, verify=False))
     requests = [request_bytes("/retrieve", {"model": name, "queries": [query.body()], "m": 50}) for query in queries]
-    return beside(page, ("127.0.0.1", port), lab, requests, options.pairs, options.seconds)
+    return beside(page, ("127.0.0.1", port), lab, requests, options.pairs, options.seconds, options.share)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """What a console in use costs customers: their p99 with it and without, in pairs whose order alternates.
 
 One worker on a core of its own gets half of the retrievals that it can answer, at random times, from a client on another core. The browser
-has the cores that are left. In use means that the Lab's sliders move ten times a second all the time, far more than a person moves them;
-without means that the same browser shows an empty page.
+has the cores that are left. In use means that somebody drags the Lab's beam from its default to four times that and back, a second in every
+five; without means that the same browser shows an empty page.
 """
 
 from __future__ import annotations
@@ -22,22 +22,27 @@ from loadtest.loops import closed_loop
 
 SHARE = 0.5
 CLIENTS = 16
-MOVE_SLIDERS = """() => {
-  let move = 0;
-  window.moving = setInterval(() => {
-    const sliders = document.querySelectorAll("main input[type=range]");
-    const slider = sliders[move++ % sliders.length];
-    const [low, high] = [Number(slider.min), Number(slider.max)];
-    slider.value = low + Math.floor((high - low) * ((move * 0.618) % 1));
+PERIOD_S = 5.0
+DRAG_BEAM = """({share, period_ms}) => {
+  const slider = document.querySelector("main input[type=range]");
+  const start = Number(slider.value);
+  window.dragging = setInterval(() => {
+    const now = performance.now() % period_ms / period_ms;
+    if (now > share) return;
+    slider.value = start + Math.round(3 * start * Math.sin(Math.PI * now / share));
     slider.dispatchEvent(new Event("input", {bubbles: true}));
-  }, 100);
+  }, 16);
 }"""
+"""In `share` of each period the first slider goes to four times its value and back, an event a frame, as when somebody drags it."""
 
 
-def beside(page: Page, address: tuple[str, int], lab: str, requests: Sequence[bytes], pairs: int, seconds: float) -> dict[str, Any]:
+def beside(
+    page: Page, address: tuple[str, int], lab: str, requests: Sequence[bytes], pairs: int, seconds: float, share: float
+) -> dict[str, Any]:
     """Pairs of p99 and the median of their ratios.
 
-    lab  address of the Lab
+    lab    address of the Lab
+    share  of the time in which the slider is dragged
     """
     cores = sorted(os.sched_getaffinity(0))
     with ProcessPoolExecutor(1, get_context("spawn")) as pool, on_cores(cores[1:2] or cores):
@@ -47,7 +52,7 @@ def beside(page: Page, address: tuple[str, int], lab: str, requests: Sequence[by
         answers = []
         for number in range(pairs):
             for used in (True, False) if number % 2 else (False, True):
-                with _in_use(page, lab) if used else _empty(page):
+                with _in_use(page, lab, share) if used else _empty(page):
                     found = pool.submit(retrieved, address, requests, SHARE * capacity, seconds, number).result()
                     answers.append(int(page.evaluate("window.answers ?? 0")))
                 measured[used].append(found["p99_ms"])
@@ -66,7 +71,7 @@ def beside(page: Page, address: tuple[str, int], lab: str, requests: Sequence[by
 
 
 @contextmanager
-def _in_use(page: Page, lab: str) -> Iterator[None]:
+def _in_use(page: Page, lab: str, share: float) -> Iterator[None]:
     page.goto("about:blank")
     page.goto(lab)
     page.locator("main input[type=range]").first.wait_for()
@@ -75,9 +80,9 @@ def _in_use(page: Page, lab: str) -> Iterator[None]:
       window.answers = 0;
       window.fetch = (...given) => asked(...given).finally(() => { window.answers += 1; });
     }""")
-    page.evaluate(MOVE_SLIDERS)
+    page.evaluate(DRAG_BEAM, {"share": share, "period_ms": 1000 * PERIOD_S})
     yield
-    page.evaluate("clearInterval(window.moving)")
+    page.evaluate("clearInterval(window.dragging)")
 
 
 @contextmanager
