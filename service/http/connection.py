@@ -204,9 +204,13 @@ class Connection(HttpToolsProtocol):
     def abort(self) -> None:
         """End the connection at once; unsent bytes are lost."""
         if self.cycle is not None:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+            self.leave_answer()
         self.transport.abort()
+
+    def leave_answer(self) -> None:
+        """Nobody waits for the answer under way: it may end unfinished, which is else logged as an error."""
+        self.cycle.disconnected = True
+        self.cycle.message_event.set()
 
     # -- bytes to messages ----------------------------------------------------------------------------------------------
 

@@ -176,6 +176,7 @@ async def send_body(send: Send, scope: Scope, body: bytes, timeout_s: float, mor
     cycle, and so is what it has sent.)
     """
     if CONNECTION in scope and scope[CONNECTION].gone:
+        scope[CONNECTION].leave_answer()
         return False
     if len(body) <= PIECE_BYTES and not more:
         await send({"type": "http.response.body", "body": body})

@@ -123,10 +123,12 @@ def test_nothing_is_sent_to_a_client_that_has_gone() -> None:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    connection = SimpleNamespace(gone=True)
+    left: list[bool] = []
+    connection = SimpleNamespace(gone=True, leave_answer=lambda: left.append(True))
     scope = {CONNECTION: connection}
     assert asyncio.run(send_body(send, scope, b"answer", 1.0)) is False
     assert sent == []
+    assert left, "or the server logs an error about the answer"
     connection.gone = False
     assert asyncio.run(send_body(send, scope, b"answer", 1.0)) is True
     assert sent == [{"type": "http.response.body", "body": b"answer"}]
