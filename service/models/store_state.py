@@ -1,0 +1,59 @@
+"""How far this host has followed its store, as one worker finds out and all of them say. Knows names and numbers, not how models come."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A version that should be here and is not.
+
+    came, size  bytes of it on this disk, and of all of it; 0, 0 where its download has not begun
+    reason      why it does not come; None while it does
+    """
+
+    version: int
+    came: int = 0
+    size: int = 0
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        if self.reason is not None:
+            return f"version {self.version} does not come from the store: {self.reason}"
+        return f"version {self.version} comes from the store, {self.came / 1e6:.1f} of {self.size / 1e6:.1f} MB"
+
+
+@dataclass(frozen=True)
+class StoreState:
+    """The state of all models.
+
+    listed   the models that should be here; None as long as the store has not said
+    waits    by model, where something is missing
+    problem  why the store did not answer last time; None where it did
+    """
+
+    listed: tuple[str, ...] | None = None
+    waits: Mapping[str, Wait] = field(default_factory=dict)
+    problem: str | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def of_json(text: str) -> StoreState:
+        """What another worker wrote."""
+        raw: dict[str, Any] = json.loads(text)
+        listed = raw["listed"]
+        waits = {name: Wait(**wait) for name, wait in raw["waits"].items()}
+        return StoreState(None if listed is None else tuple(listed), waits, raw["problem"])
+
+    def lines(self, here: Mapping[str, object]) -> list[str]:
+        """What a service that has just started still waits for, a line each. here: the models that it has."""
+        if self.listed is None:
+            return [] if here else [f"waiting for the store{f': {self.problem}' if self.problem else ''}"]
+        lines = [f"{name} {self.waits[name]}" if name in self.waits else f"{name}: loading" for name in self.listed if name not in here]
+        return lines or ([] if here else ["the store has no model for this service"])

@@ -1,0 +1,52 @@
+"""Stores for tests: folders and an S3 server; and versions of a small bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from espalier.checks.random_bundles import make_bundle
+from espalier.store.objects import Objects
+from espalier.tree import complete_tree
+from tests.object_stores import BUCKET, ENVIRONMENT, make_bucket, s3_server
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    with s3_server() as address:
+        yield address
+
+
+@pytest.fixture(params=["file", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Objects:
+    """An empty store."""
+    if request.param == "file":
+        return Objects(f"file://{tmp_path}/store", create=True)
+    return s3_store(request.getfixturevalue("s3"), monkeypatch)
+
+
+@pytest.fixture
+def s3_only(s3: str, monkeypatch: pytest.MonkeyPatch) -> Objects:
+    """An empty S3 store."""
+    return s3_store(s3, monkeypatch)
+
+
+def s3_store(address: str, monkeypatch: pytest.MonkeyPatch) -> Objects:
+    parts = urlsplit(address)
+    make_bucket(str(parts.hostname), int(parts.port or 0))
+    for name, value in (ENVIRONMENT | {"AWS_ENDPOINT_URL": address}).items():
+        monkeypatch.setenv(name, value)
+    return Objects(f"s3://{BUCKET}/here")
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Path:
+    """The versions 1 and 2 of a model, in its folder."""
+    rng = np.random.default_rng(0)
+    for version in (1, 2):
+        make_bundle(tmp_path / "made", rng, complete_tree(rng.permutation(32), 2), name="books", version=version)
+    return tmp_path / "made" / "books"

@@ -1,0 +1,324 @@
+"""A service whose models come from a store: it serves what the store says, and what it has while the store is gone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from espalier.bundle import find_versions
+from espalier.checks.random_bundles import make_bundle
+from espalier.errors import CacheFull
+from espalier.store import fetching
+from espalier.store.fetching import fetch
+from espalier.store.models import StoredModel, blob_key, find_models, serve_highest, serving_key, set_default
+from espalier.store.objects import Objects
+from espalier.store.publishing import publish
+from espalier.tree import complete_tree
+from service.errors import Conflict, NotReady
+from service.models import store_mirror
+from tests.service.models.registry import ITEMS, Running, add_version, run
+from tests.service.shards.cutting import cut, whole_bundle
+from tests.waiting import until
+
+POLL_S = 0.05
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits of minutes take no time."""
+    monkeypatch.setattr(store_mirror, "TICK_S", 0.02)
+    monkeypatch.setattr(store_mirror, "MAX_BACKOFF_S", 0.1)
+    monkeypatch.setattr(store_mirror, "RETRY_S", 0.05)
+    monkeypatch.setattr(store_mirror, "MAX_RETRY_S", 0.1)
+    monkeypatch.setattr(store_mirror, "LINGER_S", 0.0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Objects:
+    return Objects(f"file://{tmp_path}/store", create=True)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def following(store: Objects, models: Path, cache: Path) -> Iterator[Running]:
+    """A service that has version 1 of `books` from the store."""
+    publish(store, [models / "books" / "1"])
+    with follow(store, cache) as running:
+        until(lambda: not running.registry.not_ready(), lambda: str(running.registry.not_ready()))
+        yield running
+
+
+def follow(store: Objects, cache: Path, **settings: Any) -> AbstractContextManager[Running]:
+    return run(cache, store=store.url, **{"store_poll_s": POLL_S} | settings)
+
+
+def metric(running: Running, name: str) -> float:
+    line = next(line for line in running.metrics.render().decode().splitlines() if line.startswith(f"{name} "))
+    return float(line.split()[-1])
+
+
+def serves(running: Running, version: int) -> bool:
+    entry = running.registry.entries.get("books")
+    return entry is not None and entry.loaded is not None and entry.loaded.version == version
+
+
+def folder_of(store: Objects) -> Path:
+    return Path(store.url.removeprefix("file://"))
+
+
+def test_a_version_comes_from_the_store_and_serves(following: Running) -> None:
+    assert following.served() == 1
+    assert following.registry.waits_for("books") is None
+    assert metric(following, "espalier_store_bytes_total") == sum(
+        file.stat().st_size for file in (following.models / "books" / "1").iterdir() if file.name != "manifest.json"
+    )
+
+
+def test_what_is_published_while_it_runs_serves_next(following: Running, store: Objects, models: Path) -> None:
+    publish(store, [add_version(models, 2)])
+    until(lambda: following.served() == 2)
+
+
+def test_the_store_says_what_serves(following: Running, store: Objects, models: Path) -> None:
+    publish(store, [add_version(models, 2), add_version(models, 3)])
+    until(lambda: following.served() == 3)
+    set_default(store, "books", 1, beside=[2])
+    until(lambda: following.served() == 1)
+    until(lambda: following.states().get(2) == "ready")
+    assert following.served(2) == 2
+    serve_highest(store, "books")
+    until(lambda: following.served() == 3)
+    assert not (following.models / "books" / "serving.json").exists()
+
+
+def test_an_admin_of_one_host_cannot_leave_the_store(following: Running) -> None:
+    changes = following.registry.changes
+    for change in (changes.load, changes.set_default, changes.unload):
+        with pytest.raises(Conflict, match="set-default --store URL --model books --version N"):
+            following.run(change("books", 1))
+
+
+def test_it_waits_for_a_store_that_is_not_there_yet(store: Objects, models: Path, cache: Path) -> None:
+    publish(store, [models / "books" / "1"])
+    folder = folder_of(store)
+    folder.rename(folder.with_name("elsewhere"))
+    with follow(store, cache) as running:
+        until(lambda: running.registry.not_ready() == ["waiting for the store: the store: no such folder"])
+        with pytest.raises(NotReady, match="No model has come from the store yet"):
+            running.registry.choose(None, None)
+        folder.with_name("elsewhere").rename(folder)
+        until(lambda: not running.registry.not_ready())
+        assert running.registry.choose(None, None).version == 1
+
+
+def test_it_starts_with_what_it_has_when_the_store_is_gone(store: Objects, models: Path, cache: Path) -> None:
+    publish(store, [models / "books" / "1"])
+    fetch(store, "books", 1, cache)
+    folder_of(store).rename(cache.with_name("elsewhere"))
+    with follow(store, cache) as running:
+        until(lambda: not running.registry.not_ready(), lambda: str(running.registry.not_ready()))
+        assert running.served() == 1
+
+
+def test_it_goes_on_while_the_store_is_gone_and_catches_up(following: Running, store: Objects, models: Path) -> None:
+    folder = folder_of(store)
+    folder.rename(folder.with_name("elsewhere"))
+    folder.write_text("no folder")
+    until(lambda: metric(following, "espalier_store_silent_seconds") > 0)
+    assert following.registry.not_ready() == []
+    assert following.served() == 1
+    folder.unlink()
+    folder.with_name("elsewhere").rename(folder)
+    publish(store, [add_version(models, 2)])
+    until(lambda: following.served() == 2)
+    assert metric(following, "espalier_store_silent_seconds") == 0
+
+
+def test_a_start_waits_for_all_models_of_the_store(store: Objects, models: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(store, [models / "books" / "1", add_version(models, 1, name="films")])
+    go_on = threading.Event()
+
+    def fetch_late(store: Objects, name: str, version: int, models: Path, on_progress: object) -> int:
+        assert name == "books" or go_on.wait(20)
+        return fetch(store, name, version, models)
+
+    monkeypatch.setattr(store_mirror, "fetch", fetch_late)
+    with follow(store, cache) as running:
+        until(lambda: "books" in running.registry.entries and running.registry.entry("books").state == "ready")
+        assert running.registry.not_ready() == ["films version 1 comes from the store, 0.0 of 0.0 MB"]
+        go_on.set()
+        until(lambda: not running.registry.not_ready())
+        assert running.registry.entry("films").state == "ready"
+        publish(store, [add_version(models, 1, name="songs")])
+        until(lambda: "songs" in running.registry.entries)
+        assert not any("songs" in line for line in running.registry.not_ready())  # no start waits for it
+
+
+def test_a_damaged_version_is_said_and_the_next_lower_serves(store: Objects, models: Path, cache: Path) -> None:
+    rng = np.random.default_rng(2)
+    second = make_bundle(models, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", version=2)
+    publish(store, [models / "books" / "1", second.path])
+    blob = folder_of(store) / blob_key(second.manifest.files["nodes.safetensors"].sha256)
+    good = blob.read_bytes()
+    blob.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    with follow(store, cache) as running:
+        until(lambda: not running.registry.not_ready(), lambda: str(running.registry.not_ready()))
+        assert running.served() == 1
+        until(lambda: (wait := running.registry.waits_for("books")) and wait.version == 2 and "damaged" in str(wait.reason))
+        assert metric(running, 'espalier_store_failures_total{reason="damaged"}') >= 1
+        publish(store, [second.path], again=True)
+        until(lambda: running.served() == 2)
+        until(lambda: running.registry.waits_for("books") is None)
+
+
+def test_a_damaged_version_is_not_downloaded_again_and_again(
+    following: Running, store: Objects, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_mirror, "RETRY_S", 60.0)
+    rng = np.random.default_rng(2)
+    second = make_bundle(models, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", version=2)
+    publish(store, [second.path])
+    (folder_of(store) / blob_key(second.manifest.files["nodes.safetensors"].sha256)).write_bytes(b"damaged")
+    damaged = 'espalier_store_failures_total{reason="damaged"}'
+    until(lambda: metric(following, damaged) == 1)
+    looks: list[str] = []
+
+    def look(store: Objects) -> dict[str, StoredModel]:
+        looks.append(store.url)
+        return find_models(store)
+
+    monkeypatch.setattr(store_mirror, "find_models", look)
+    until(lambda: len(looks) > 5)
+    assert metric(following, damaged) == 1
+
+
+def test_a_malformed_serving_json_changes_nothing(following: Running, store: Objects, models: Path) -> None:
+    publish(store, [add_version(models, 2)])
+    set_default(store, "books", 1)
+    until(lambda: (following.models / "books" / "serving.json").exists())
+    (folder_of(store) / serving_key("books")).write_text('{"generation": 2, "versions": [9], "default": 1}')
+    until(lambda: (wait := following.registry.waits_for("books")) and "default 1 is not among" in str(wait.reason))
+    assert following.served() == 1
+    assert 'reason="damaged"' in following.metrics.render().decode()
+
+
+def test_a_pinned_version_that_the_store_lacks_is_said(following: Running, store: Objects) -> None:
+    text = '{"generation": 1, "versions": [7], "default": 7}'
+    (folder_of(store) / serving_key("books")).write_text(text)
+    until(lambda: (wait := following.registry.waits_for("books")) and wait.reason == "the store: no version 7 of 'books'")
+    assert following.served() == 1
+    assert not (following.models / "books" / "serving.json").exists()
+
+
+def test_versions_that_nobody_needs_are_deleted_but_for_the_highest(store: Objects, models: Path, cache: Path) -> None:
+    publish(store, [models / "books" / "1", add_version(models, 2)])
+    fetch(store, "books", 1, cache)
+    shutil.copytree(models / "books" / "1", cache / "books" / "9999")  # made here, and no version of the store
+    manifest = cache / "books" / "9999" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 9999'))
+    set_default(store, "books", 1)
+    with follow(store, cache, store_keep=1) as running:
+        until(lambda: running.states().get(1) == "ready")
+        publish(store, [add_version(models, 3)])
+        set_default(store, "books", 3, beside=[1])
+        until(lambda: running.served() == 3)
+        set_default(store, "books", 2, beside=[1])
+        until(lambda: running.served() == 2)
+        assert running.served(1) == 1  # it serves, however old
+        set_default(store, "books", 3)
+        until(lambda: find_versions(cache)["books"] == (3, 9999))
+        assert running.served() == 3
+
+
+def test_old_versions_make_room_for_a_new_one(store: Objects, models: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in (1, 2, 3):
+        publish(store, [models / "books" / "1" if version == 1 else add_version(models, version)])
+    for version in (1, 2):
+        fetch(store, "books", version, cache)
+    size = sum(file.stat().st_size for file in (cache / "books" / "1").iterdir())
+
+    def usage(_: Path) -> SimpleNamespace:
+        """A disk with room for two versions and a half."""
+        return SimpleNamespace(free=fetching.SPARE_BYTES + 5 * size // 2 - sum(file.stat().st_size for file in cache.glob("books/*/*")))
+
+    monkeypatch.setattr(fetching, "shutil", SimpleNamespace(disk_usage=usage, rmtree=shutil.rmtree))
+    with follow(store, cache, store_keep=1) as running:
+        until(lambda: running.served() == 3, lambda: str(running.registry.waits_for("books")))
+        assert metric(running, 'espalier_store_failures_total{reason="disk_full"}') >= 1
+        assert 1 not in find_versions(cache)["books"]
+
+
+def test_a_host_without_a_version_takes_one_that_fits(store: Objects, models: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(store, [models / "books" / "1"])
+    publish(store, [add_version(models, 2)])
+
+    def fetch_one(store: Objects, name: str, version: int, *more: Any) -> int:
+        if version == 2:
+            raise CacheFull("no room for version 2")
+        return fetch(store, name, version, *more)
+
+    monkeypatch.setattr(store_mirror, "fetch", fetch_one)
+    with follow(store, cache) as running:
+        until(partial(serves, running, 1))
+        until(lambda: "no room for version 2" in str(running.registry.waits_for("books")))
+
+
+def test_of_two_processes_one_follows_the_store(store: Objects, models: Path, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    publish(store, [models / "books" / "1"])
+    size = sum(file.stat().st_size for file in (models / "books" / "1").iterdir() if file.name != "manifest.json")
+    with follow(store, cache) as one, follow(store, cache) as other:
+        for running in (one, other):
+            until(partial(serves, running, 1))
+        assert sorted(metric(running, "espalier_store_bytes_total") for running in (one, other)) == [0, size]
+        publish(store, [add_version(models, 2)])
+        for running in (one, other):
+            until(partial(serves, running, 2))
+        assert sum("models follow the store" in message for message in caplog.messages) == 1
+
+
+def test_another_process_takes_over(store: Objects, models: Path, cache: Path) -> None:
+    publish(store, [models / "books" / "1"])
+    with follow(store, cache) as other:
+        until(lambda: not other.registry.not_ready())
+        with follow(store, cache) as running:
+            until(lambda: running.served() == 1)
+            other.run(other.registry.drain(10))
+            publish(store, [add_version(models, 2)])
+            until(lambda: running.served() == 2)
+
+
+def test_a_folder_that_cannot_be_written_to_is_said(store: Objects, models: Path, cache: Path) -> None:
+    publish(store, [models / "books" / "1"])
+    cache.mkdir()
+    (cache / "books").write_text("no folder")
+    with follow(store, cache) as running:
+        until(lambda: "Not a directory" in " ".join(running.registry.not_ready()), lambda: str(running.registry.not_ready()))
+        assert str(cache) not in " ".join(running.registry.not_ready())
+        os.unlink(cache / "books")
+        until(lambda: not running.registry.not_ready())
+
+
+def test_a_shard_has_the_two_highest_versions_and_no_other_shard(store: Objects, tmp_path: Path, cache: Path) -> None:
+    for version in (1, 2, 3):
+        shards = cut(whole_bundle(tmp_path / "whole", version=version, seed=version), tmp_path / "cut")
+        publish(store, [shard.path for shard in shards])
+    with run(cache, store=store.url, store_poll_s=POLL_S, shard=1) as running:
+        until(lambda: not running.registry.not_ready(), lambda: str(running.registry.not_ready()))
+        until(lambda: {*running.registry.entry("1").ready} == {2, 3})
+        assert find_versions(cache) == {"1": (2, 3)}

@@ -1,0 +1,117 @@
+"""`python -m training publish | versions | set-default`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from espalier.checks.random_bundles import make_bundle
+from espalier.errors import BundleCorrupt, BundleNotFound, InvalidConfig
+from espalier.tree import complete_tree
+from tests.service.shards.cutting import cut, whole_bundle
+from training.__main__ import app, main
+from training.stored import change_default, publish, versions
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/store"
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Path:
+    """The versions 1 and 2 of a model, in its folder."""
+    rng = np.random.default_rng(0)
+    for version in (1, 2):
+        make_bundle(tmp_path / "made", rng, complete_tree(rng.permutation(32), 2), name="books", version=version)
+    return tmp_path / "made" / "books"
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    """The command in this process."""
+    monkeypatch.setattr(sys, "argv", ["python -m training", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        app()
+    assert not ended.value.code
+
+
+def test_a_model_is_published_listed_and_pinned(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], url: str, books: Path
+) -> None:
+    run(monkeypatch, "publish", "--model", str(books / "1"), "--store", url, "--default")
+    run(monkeypatch, "publish", "--model", str(books / "2"), "--store", url)
+    run(monkeypatch, "versions", "--store", url)
+    assert capsys.readouterr().out == "books: versions 1, 2; version 1 serves\n"
+    run(monkeypatch, "set-default", "--store", url, "--model", "books", "--version", "2", "--beside", "1")
+    run(monkeypatch, "versions", "--store", url, "--json")
+    assert json.loads(capsys.readouterr().out) == [{"model": "books", "versions": [1, 2], "default": 2, "beside": [1]}]
+    run(monkeypatch, "set-default", "--store", url)
+    run(monkeypatch, "versions", "--store", url, "--model", "books")
+    assert capsys.readouterr().out == "books: versions 1, 2; the highest, version 2, serves\n"
+
+
+def test_an_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], books: Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["python -m training", "publish", "--model", str(books / "1"), "--store", "s3://me:secret@bucket"])
+    with pytest.raises(SystemExit):
+        main()
+    error = capsys.readouterr().err
+    assert error.startswith("error: the store's URL: expected no keys")
+    assert "secret" not in error.replace("AWS_SECRET_ACCESS_KEY", "")
+    assert error.count("\n") == 1
+
+
+def test_what_is_no_bundle_is_refused(url: str, tmp_path: Path, books: Path) -> None:
+    with pytest.raises(BundleNotFound, match="no bundle and no folder of shards"):
+        publish(tmp_path / "nothing", None, url, default=False, again=False)
+    with pytest.raises(InvalidConfig, match="--version"):
+        publish(books / "1", 1, url, default=False, again=False)
+    with pytest.raises(InvalidConfig, match="--beside"):
+        change_default(url, "books", None, [1])
+
+
+def test_all_shards_are_published_together(url: str, tmp_path: Path) -> None:
+    shards = cut(whole_bundle(tmp_path), tmp_path / "books-shards", 3)
+    done = publish(tmp_path / "books-shards", None, url, default=False, again=False)
+    assert [(found.name, found.version) for found in done] == [("0", 1), ("1", 1), ("2", 1)]
+    assert [row["model"] for row in versions(url, None)] == ["0", "1", "2"]
+    change_default(url, None, 1, [])
+    assert [row["default"] for row in versions(url, None)] == [1, 1, 1]
+    with pytest.raises(InvalidConfig, match="--default"):
+        publish(tmp_path / "books-shards", None, url, default=True, again=False)
+    shutil.rmtree(shards[1].path)
+    with pytest.raises(BundleNotFound, match="it has not all shards"):
+        publish(tmp_path / "books-shards", None, url, default=False, again=False)
+
+
+def test_a_layout_with_a_damaged_shard_is_not_published_at_all(url: str, tmp_path: Path) -> None:
+    shards = cut(whole_bundle(tmp_path), tmp_path / "books-shards", 2)
+    file = shards[1].path / "items.arrow"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(BundleCorrupt, match="its SHA-256 is not the manifest's"):
+        publish(tmp_path / "books-shards", None, url, default=False, again=False)
+    assert versions(url, None) == []
+
+
+def test_publishing_needs_no_torch(url: str, books: Path) -> None:
+    """A machine that only moves models has neither a trainer nor time for one."""
+    program = (
+        "import sys; from pathlib import Path; from training.stored import publish\n"
+        f"publish(Path({str(books / '1')!r}), None, {url!r}, default=False, again=False); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+    assert [row["versions"] for row in versions(url, None)] == [[1]]
+
+
+@pytest.mark.parametrize("name", ["../../books", "books/1", "Books", ""])
+def test_a_name_that_no_model_has_is_said(url: str, books: Path, name: str) -> None:
+    publish(books / "1", None, url, default=False, again=False)
+    for command in (lambda: versions(url, name), lambda: change_default(url, name, 1, ()), lambda: change_default(url, name, None, ())):
+        with pytest.raises(InvalidConfig, match="--model"):
+            command()
