@@ -1,4 +1,6 @@
-"""`python -m training fit | relearn | fold | place | assign | import-pecos | fit-ranker | evaluate | compare | inspect | options`."""
+"""`python -m training COMMAND`: fit, relearn, fold, place, assign, import-pecos, fit-ranker, evaluate, compare, inspect, options; and for
+models on object storage publish, versions, set-default.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +30,11 @@ if TYPE_CHECKING:  # torch takes seconds to import, and `inspect` needs none
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train, measure and inspect models.", pretty_exceptions_enable=False)
 log = logging.getLogger("training")
 
+ShardRows = Annotated[
+    bool | None,
+    typer.Option(help="under torchrun: each process holds its share of the node rows; by default where they are large"),
+]
+
 
 @app.command()
 def fit(
@@ -40,6 +47,7 @@ def fit(
     earlier: Annotated[
         Path | None, typer.Option(help="models/NAME/VERSION: take its live items along; instead of `earlier_model`, where there is one")
     ] = None,
+    shard_rows: ShardRows = None,
 ) -> None:
     """Train a model and export it as a bundle."""
     from training.specification.linear import LinearConfig
@@ -51,7 +59,7 @@ def fit(
         return
     if test is not None:
         raise InvalidConfig("--test", str(test), "no such option: what is measured on is said by data.split")
-    _fit_deep(out, settings, data, device, resume, earlier)
+    _fit_deep(out, settings, data, device, resume, earlier, shard_rows)
 
 
 def _fit_deep(
@@ -61,12 +69,14 @@ def _fit_deep(
     device: Literal["auto", "cpu", "cuda"],
     resume: bool,
     journal: Path | None = None,
+    shard_rows: bool | None = None,
 ) -> None:
     begin, name = time.perf_counter(), new_version(out)
     from training.deep.fit import pick_device
     from training.deep.run import fit_and_export
 
-    bundle = fit_and_export(settings.model_copy(update={"name": name}), data, out, pick_device(device), resume, journal)
+    settings = settings.model_copy(update={"name": name})
+    bundle = fit_and_export(settings, data, out, pick_device(device), resume, journal, shard_rows)
     if bundle is not None:
         _report(bundle, begin)
 
@@ -101,12 +111,13 @@ def relearn(
     ] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where to learn and train")] = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint of a killed run")] = False,
+    shard_rows: ShardRows = None,
 ) -> None:
     """Learn the tree of a trained model anew (JTM), train on from its weights, and export a bundle."""
     from training.deep.earlier import relearn_config
 
     settings = relearn_config(model, {"rounds": rounds, "gap": gap, "samples": samples, "gamma": gamma}, steps)
-    _fit_deep(out, settings, data, device, resume)
+    _fit_deep(out, settings, data, device, resume, shard_rows=shard_rows)
 
 
 @app.command()
@@ -174,6 +185,21 @@ def fold(
 
     begin = time.perf_counter()
     _report(fold_model(model, out), begin)
+
+
+@app.command()
+def shard(
+    model: Annotated[Path, typer.Option(help="models/NAME/VERSION, or a folder of shards of such a version")],
+    shards: Annotated[int, typer.Option(min=1, help="how many to cut it into")],
+    out: Annotated[Path, typer.Option(help="a folder for shards alone; they are written to OUT/INDEX/VERSION")],
+    version: Annotated[int | None, typer.Option(min=1, help="of a folder of shards; the highest that is complete, if not said")] = None,
+) -> None:
+    """Cut a trained model into shards, for machines that could not hold all of it, or shards into another number of them."""
+    from training.shard.command import shard as write_shards
+
+    begin = time.perf_counter()
+    written = write_shards(model, shards, out, version)
+    log.info("wrote %d shards to %s in %.0f s", len(written), out, time.perf_counter() - begin)
 
 
 @app.command()
@@ -369,6 +395,46 @@ def compare(
     from training.compare import command
 
     command.run(config, data, methods, minutes, _numbers("--beam", beam), json_file, plot, device)
+
+
+@app.command()
+def publish(
+    model: Annotated[Path, typer.Option(help="models/NAME/VERSION, or models/NAME-shards: all shards of a version")],
+    store: Annotated[str, typer.Option(help="s3://BUCKET/PATH, gs://…, az://… or file:///FOLDER; keys come from the environment")],
+    version: Annotated[int | None, typer.Option(min=1, help="of shards; the default is the highest")] = None,
+    default: Annotated[bool, typer.Option("--default", help="have it serve; otherwise set-default says, or the highest does")] = False,
+    again: Annotated[bool, typer.Option("--again", help="send files that the store has too, in case one of them is damaged")] = False,
+) -> None:
+    """Put a model on object storage, from where services with ESPALIER_STORE take it."""
+    from training.stored import publish as publish_stored
+
+    publish_stored(model, version, store, default, again)
+
+
+@app.command()
+def versions(
+    store: Annotated[str, typer.Option(help="the store's URL")],
+    model: Annotated[str | None, typer.Option(help="NAME; the default is all models")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+) -> None:
+    """List the models of a store, their versions, and which of them serves."""
+    from training.stored import print_versions
+    from training.stored import versions as stored_versions
+
+    print_versions(stored_versions(store, model), as_json)
+
+
+@app.command()
+def set_default(
+    store: Annotated[str, typer.Option(help="the store's URL")],
+    model: Annotated[str | None, typer.Option(help="NAME; the default is all models, as the shards of one bundle")] = None,
+    version: Annotated[int | None, typer.Option(min=1, help="the version that serves; without one the highest does")] = None,
+    beside: Annotated[str, typer.Option(help="versions that are loaded beside it, comma-separated")] = "",
+) -> None:
+    """Say which version of a stored model serves: pin one, roll back, or go on with the highest."""
+    from training.stored import change_default
+
+    change_default(store, model, version, _numbers("--beside", beside) if beside else [])
 
 
 @app.command()

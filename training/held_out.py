@@ -59,7 +59,7 @@ def held_out_log(bundle: Bundle, file: Path | None = None) -> HeldOutLog:
     config = config_of(bundle.manifest, DeepConfig)
     if file is None:
         file = config.data.log
-        if not file.is_file():
+        if not file.exists():
             raise InvalidConfig("--data", None, f"the log, since {file}, which the model was trained on, is not there")
     with tempfile.TemporaryDirectory() as work:
         interactions = read_interactions(file, config.data.format, Path(work))

@@ -27,6 +27,7 @@ def inspect(bundle: Bundle, seed: int = 0) -> str:
         *_relevance(manifest),
         *_placed(manifest),
         *_live(manifest),
+        *_shard(manifest),
         _scorer(manifest),
         f"rank(n) = {ranking.own}(n) + {ranking.gamma:g} · rank(parent); search defaults: beam {defaults.beam_size}, m {defaults.m}",
         *_memory(manifest),
@@ -61,6 +62,14 @@ def _live(manifest: Manifest) -> list[str]:
         f"live items: up to operation {live.through}, "
         + ("trained" if live.folded_from is None else f"folded from version {live.folded_from}")
     ]
+
+
+def _shard(manifest: Manifest) -> list[str]:
+    shard = manifest.shard
+    if shard is None:
+        return []
+    of = f"{shard.of} version {shard.version} ({shard.digest[:12]}…), of {shard.items} items"
+    return [f"shard {shard.index} of {shard.count} of {of}"]
 
 
 def _query(kind: Kind) -> str:

@@ -57,7 +57,7 @@ def publish(
     Raises BundleExists where `path` is taken, BundleCorrupt where the engine or the ranker fails the golden queries.
     """
     make_folder(path.parent)
-    with _scratch(path.parent) as folder:
+    with scratch(path.parent) as folder:
         bare = write_bare(folder / path.absolute().parent.name / path.name)
         table, metrics, heldout = golden(bare), bare.manifest.metrics, bare.heldout()
         engine = open_engine(bare, "cpu")
@@ -79,7 +79,7 @@ def publish(
 
 
 @contextmanager
-def _scratch(parent: Path) -> Iterator[Path]:
+def scratch(parent: Path) -> Iterator[Path]:
     """A hidden folder, deleted at the end. Those that killed runs have left, each as large as a bundle, are deleted first.
 
     A running process holds the lock in its folder, of which the system frees a killed one. The file gets its name when it is locked.

@@ -38,7 +38,8 @@ from espalier.hardware import hardware
 from espalier.items import ItemTable
 from training.data.interactions import Interactions
 from training.data.splits import Split
-from training.deep.fit import build_model, pick_device, train_step, use_bfloat16
+from training.deep.first_model import build_model
+from training.deep.fit import pick_device, train_step, use_bfloat16
 from training.deep.instances import InstanceSource
 from training.deep.prepare import Prepared, prepare
 from training.deep.topology import Topology

@@ -27,7 +27,8 @@ from espalier.errors import BundleCorrupt, InvalidConfig
 from training.__main__ import main
 from training.data.splits import without_seen
 from training.deep.earlier import EarlierModel, as_earlier, grow, likelihood_of, load_scorer, relearn_config
-from training.deep.fit import build_model, fit
+from training.deep.first_model import build_model
+from training.deep.fit import fit
 from training.deep.jtm import Matching, learn_tree
 from training.deep.jtm_samples import draw_samples
 from training.deep.prepare import Prepared, build_tree, prepare

@@ -44,6 +44,7 @@ from training.baselines.popularity import fit_popularity
 from training.data.item_tables import item_table
 from training.data.splits import without_seen
 from training.deep.export import check_parity, export
+from training.deep.first_model import build_model
 from training.deep.fit import fit
 from training.deep.instances import Instances, InstanceSource
 from training.deep.prepare import Prepared, build_tree, prepare
@@ -196,7 +197,7 @@ def test_targets_of_other_users_teach_no_more_than_popularity(
 
 def test_ties_between_gammas_go_to_the_trained_one_and_a_softmaxs_logits_are_always_calibrated(log: Path, tmp_path: Path) -> None:
     run = ready(settings(log, "otm-robust", objective={"gamma": 0.3}), tmp_path / "work")
-    model, topology = fit_module.build_model(run.config, run.tree, run.prepared), Topology(run.tree, CPU)
+    model, topology = build_model(run.config, run.tree, run.prepared), Topology(run.tree, CPU)
 
     def always(*_: object) -> tuple[Any, Any]:
         return np.tile(np.arange(10), (30, 1)), np.tile(-np.arange(10.0, dtype=np.float32), (30, 1))
@@ -448,7 +449,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(short: Run, tmp_path: Path, valu
 
 
 def test_a_model_that_is_not_finite_does_not_pass_the_parity_check(short: Run) -> None:
-    model = fit_module.build_model(short.config, short.tree, short.prepared).eval()
+    model = build_model(short.config, short.tree, short.prepared).eval()
     example = torch.full((2, short.tree.height + 1, 14), -1)
     torch.nn.init.constant_(model.head.out.bias, float("nan"))  # type: ignore[union-attr, arg-type]  # an MlpHead
     query_onnx, scorer_onnx = export_graphs(model, "history_nodes", example)
@@ -461,7 +462,7 @@ def test_a_model_that_is_not_finite_does_not_pass_the_parity_check(short: Run) -
 )
 def test_every_kind_of_scorer_can_be_exported(log: Path, tmp_path: Path, scorer: dict[str, Any]) -> None:
     run = ready(settings(log, "tdm", scorer=scorer), tmp_path / "work")
-    model = fit_module.build_model(run.config, run.tree, run.prepared).eval()
+    model = build_model(run.config, run.tree, run.prepared).eval()
     history_BT = torch.from_numpy(np.random.default_rng(2).integers(-1, CLUSTERS * SIZE, (8, 14)))
     example = Topology(run.tree, CPU).history_nodes(history_BT)
     assert check_parity(model, *export_graphs(model, "history_nodes", example), example) < 1e-4

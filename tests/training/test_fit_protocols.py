@@ -7,9 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
 import pytest
 import torch
+from numpy.testing import assert_array_equal
 
+from espalier.bundle import Bundle
+from training.baselines.methods import METHODS
+from training.compare.compare import Asked, compare
 from training.deep.run import fit_and_export
 from training.evaluate import held_out_pairs
 from training.held_out import pairs_of_log
@@ -87,3 +93,44 @@ def test_dates_that_training_chose_hold_for_a_log_that_has_grown(tmp_path: Path)
     after = pairs_of_log(bundle, log)
     assert [pair.history.tolist() for pair in before] == [pair.history.tolist() for pair in after]
     assert all(len(late.relevant) > len(early.relevant) for early, late in zip(before, after, strict=True))
+
+
+def recalls(bundle: Bundle) -> list[tuple[str, int, float, float]]:
+    tested = bundle.manifest.metrics["test"]
+    return [(key, row["m"], row["recall"], row["precision"]) for key, rows in tested.items() for row in rows]
+
+
+@pytest.mark.parametrize("kind", ["users", "date"])
+def test_a_log_in_parquet_gives_the_model_and_the_figures_of_the_same_log_in_text(tmp_path: Path, kind: str) -> None:
+    text = write_log(tmp_path / "log.csv")
+    rows, folder = pa_csv.read_csv(text), tmp_path / "log"
+    for number, start in enumerate(range(0, len(rows), 171)):
+        file = folder / f"day={number}" / "part.parquet"
+        file.parent.mkdir(parents=True)
+        pq.write_table(rows.slice(start, 171), file, row_group_size=50)
+    config = config_under(kind, tmp_path, text)
+    first = fit_and_export(config, None, tmp_path / "text/1", CPU, resume=False)
+    other = fit_and_export(config, folder, tmp_path / "parquet/1", CPU, resume=False)
+    assert first is not None
+    assert other is not None
+    assert_array_equal(first.node_rows_ND, other.node_rows_ND)
+    assert_array_equal(first.tree.leaf_item, other.tree.leaf_item)
+    assert first.heldout().equals(other.heldout())
+    assert recalls(first) == recalls(other)
+    assert recalls(first)
+    measured = [[(pair.history.tolist(), pair.relevant.tolist()) for pair in pairs_of_log(first, log)] for log in (text, folder)]
+    assert measured[0] == measured[1]
+
+
+def test_a_comparison_on_parquet_finds_what_it_finds_on_text(tmp_path: Path) -> None:
+    text = write_log(tmp_path / "log.csv")
+    pq.write_table(pa_csv.read_csv(text), tmp_path / "log.parquet")
+    names = ("popularity", "item-cf")
+    fuse: Any = None  # nothing is fused
+    reports = [
+        compare(Asked(config_under("users", tmp_path, text), log, names, METHODS, fuse, [8], None, CPU), None)
+        for log in (text, tmp_path / "log.parquet")
+    ]
+    figures = [[(row["method"], row["figures"]) for row in report["rows"]] for report in reports]
+    assert [method for method, _ in figures[0]] == list(names)
+    assert figures[0] == figures[1]

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from espalier.errors import InvalidConfig, InvalidData
+from training.data import grouping
 from training.data import interactions as module
 from training.data.interactions import Interactions, read_interactions
 from training.specification.log_format import LOG_FORMAT, CsvFormat, ListsFormat
@@ -308,7 +309,7 @@ def test_tiny_blocks_equal_one_block_and_a_plain_reading(
 
     whole = read_interactions(path, log_format, tmp_path / "work")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "CHUNK", 3)
+        patch.setattr(grouping, "CHUNK", 3)
         pieces = read_interactions(path, log_format, tmp_path / "pieces", block_bytes=16)
     assert lists(whole) == lists(pieces) == expected
     assert whole.item_ids.to_pylist() == pieces.item_ids.to_pylist() == sorted({item for item in every if every.count(item) >= minimum[0]})
@@ -360,7 +361,7 @@ def test_the_row_of_a_bad_value_counts_from_the_start_of_the_file_not_of_the_blo
     ("table", "field", "expected"),
     [
         ({"user": ["u"], "thing": ["a"]}, "log: column item", "one of"),
-        ({"user": ["u", None], "item": ["a", "b"]}, "log: row 2, column user", "an id"),
+        ({"user": ["u", None], "item": ["a", "b"]}, "log: row group 1, row 2, column user", "an id"),
         ({"user": ["u"], "item": [1.5]}, "log: column item", "strings or integers"),
     ],
 )

@@ -26,7 +26,7 @@ from espalier.memory_lists import MemoryTree
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
 from training.deep.export import export
-from training.deep.fit import build_model
+from training.deep.first_model import build_model
 from training.deep.memory import Remembered, added, in_units, unit_of
 from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.ranking import Chosen, Figures, Searches, choose_ranking

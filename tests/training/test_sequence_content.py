@@ -17,7 +17,8 @@ from espalier.engines import open_engine
 from tests.training.content_logs import KINDS, SIZE, write_log
 from training.data.csr import as_matrix
 from training.deep import fit as fit_module
-from training.deep.fit import build_model, fit, steps_of
+from training.deep.first_model import build_model
+from training.deep.fit import fit, steps_of
 from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.run import fit_and_export
 from training.deep.scorers.model import NodeScorer

@@ -19,7 +19,8 @@ from espalier.search import SearchParams
 from training.data.interactions import Interactions
 from training.data.user_item_matrix import events_of_items
 from training.deep import fit as fit_module
-from training.deep.fit import build_model, fit
+from training.deep.first_model import build_model
+from training.deep.fit import fit
 from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.run import fit_and_export
 from training.deep.scorers.initial_rows import popularity_biases
@@ -166,13 +167,6 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(log: Path, tmp_path: Path, m
 def _made(folder: Path) -> Path:
     folder.mkdir()
     return folder
-
-
-def test_several_processes_are_refused(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, prepared = ready(settings(log), tmp_path / "log")
-    monkeypatch.setattr("training.deep.sequence.steps.processes", lambda: 2)
-    with pytest.raises(InvalidConfig, match="expected one process, since kind otm-sequence"):
-        fit(config, prepared, build_tree(config, prepared), CPU, tmp_path, resume=False)
 
 
 def test_a_loss_that_is_not_finite_ends_training_with_advice(log: Path, tmp_path: Path) -> None:

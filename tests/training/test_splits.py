@@ -8,12 +8,15 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from espalier.errors import InvalidConfig, InvalidData
 from tests.training.logs import log_of
-from training.data import splits
+from training.data import grouping, splits
 from training.data.interactions import Interactions, read_interactions
+from training.data.moments import moment_of
 from training.data.splits import EvaluationPair, Split, halves, split_log, without_seen
 from training.specification.log_format import CsvFormat, ListsFormat, Order
 from training.specification.splits import DateSplit, FileSplit, LastSplit, UserSplit
@@ -78,6 +81,32 @@ def test_dates_are_written_as_the_log_writes_them(tmp_path: Path, zone: str) -> 
     assert (shown(written.test), shown(written.validation)) == (shown(chosen.test), shown(chosen.validation))
     by_day = split_log(log, DateSplit(validation_from="2024-05-20", test_from="2024-05-28"), form, tmp_path, seed=1)
     assert shown(by_day.test) == shown(chosen.test)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+@given(values=st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=40), share=st.floats(0, 1), chunk=st.integers(1, 7))
+def test_the_moment_before_which_a_share_lies_is_one_of_the_events_own(values: list[int], share: float, chunk: int, dtype: type) -> None:
+    times: Any = np.array(values, np.int64).astype(dtype)
+    times = times / 2**40 if dtype is np.float64 else times
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grouping, "CHUNK", chunk)
+        assert moment_of(None, times, share) == np.sort(times)[min(int(share * len(times)), len(times) - 1)]
+
+
+@pytest.mark.parametrize("config", [LastSplit(), DateSplit(), LastSplit(unseen_items=0.4), DateSplit(unseen_items=0.4)])
+def test_lists_are_cut_alike_in_chunks_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: LastSplit | DateSplit) -> None:
+    rng = np.random.default_rng(4)
+    rows = [f"u{user},{item},{time}" for user, item, time in rng.integers([0, 0, 0], [9, 12, 90], (120, 3)).tolist()]
+    (tmp_path / "log.csv").write_text("\n".join(["user,item,time", *rows]))
+    form = CsvFormat(timestamp="time", order="timestamp", min_user_events=1)
+    log = read_interactions(tmp_path / "log.csv", form, tmp_path / "log")
+    whole, *pieces = [
+        (monkeypatch.setattr(grouping, "CHUNK", chunk), split_log(log, config, form, tmp_path / "log", seed=2))[1] for chunk in (1000, 1, 7)
+    ]
+    for piece in pieces:
+        assert lists(piece) == lists(whole)
+        assert named(piece, piece.test) == named(whole, whole.test)
+        assert named(piece, piece.validation) == named(whole, whole.validation)
 
 
 def test_dates_in_the_wrong_order_are_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.tree import EMPTY_LEAF, Tree
 from tests.training.logs import log_of
+from training.trees import embeddings as embeddings_module
 from training.trees.balanced import balanced_tree
 from training.trees.category import category_tree
 from training.trees.embeddings import item_embeddings, spread_unseen
@@ -142,6 +144,51 @@ def test_embeddings_know_the_given_users_only() -> None:
     assert_array_equal(np.flatnonzero(~embeddings.any(axis=1)), [20, 21])
     assert_allclose(embeddings, item_embeddings(log, np.arange(40), 4, seed=0), atol=1e-6)
     assert item_embeddings(log, np.arange(41), 4, seed=0)[20].any()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("width", [4, 17])
+def test_embeddings_are_the_truncated_svd_of_the_weighted_matrix(width: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with columns in several blocks, and rows in several."""
+    monkeypatch.setattr(embeddings_module, "ROWS", 7)
+    monkeypatch.setattr(embeddings_module, "BLOCK_BYTES", 4 * 30 * 5)
+    monkeypatch.setattr(numba, "get_num_threads", lambda: threads)
+    rng = np.random.default_rng(3)
+    lists = [[*rng.integers(0, 29, 4 + user % 9).tolist(), 0] for user in range(60)]
+    users = np.arange(0, 60, 2)
+    touched_UI = np.zeros((30, 30))
+    for row, user in enumerate(users):
+        touched_UI[row, lists[user]] = 1
+    norm_UI = np.sqrt(np.outer(touched_UI.sum(1), np.maximum(1, touched_UI.sum(0))))
+    _, value_D, right_DI = np.linalg.svd(touched_UI / norm_UI)
+    expected_ID = right_DI[:width].T * value_D[:width]
+    found_ID = item_embeddings(log_of(lists, items=30), users, width, seed=0)
+    assert_allclose(np.abs(found_ID.T @ found_ID), np.diag(value_D[:width] ** 2), atol=2e-3)
+    assert_allclose(found_ID @ found_ID.T, expected_ID @ expected_ID.T, atol=2e-3)
+    assert not found_ID[29].any()
+
+
+def test_embeddings_of_few_kinds_of_lists_end_in_zeros() -> None:
+    """A matrix of rank 2 has no third direction, and none is made of rounding."""
+    found = item_embeddings(log_of([[0, 1], [2, 3]] * 8), np.arange(16), 3, seed=0)
+    assert_allclose(np.linalg.norm(found, axis=0), [1, 1, 0], atol=1e-5)
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+def test_threads_change_nothing_of_a_tree(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = kmeans_tree(vectors(1000), 3, seed=1)
+    monkeypatch.setattr(numba, "get_num_threads", lambda: threads)
+    assert_array_equal(kmeans_tree(vectors(1000), 3, seed=1).leaf_item, alone.leaf_item)
+
+
+def test_a_split_leaves_no_item_that_is_nearer_to_the_other_side() -> None:
+    """Two centres, and a cut in the middle of the order by which of them is nearer."""
+    points = vectors(600, seed=5)
+    halves = kmeans_tree(points, 2, seed=1, max_iterations=1000).leaf_item.reshape(2, -1)
+    unit = points / np.linalg.norm(points, axis=1, keepdims=True)
+    centres = [unit[half].sum(0) for half in halves]
+    axis = centres[1] / np.linalg.norm(centres[1]) - centres[0] / np.linalg.norm(centres[0])
+    assert (unit[halves[0]] @ axis).max() < (unit[halves[1]] @ axis).min()
 
 
 @pytest.mark.parametrize("width", [0, 20])

@@ -95,7 +95,7 @@ def test_an_item_put_in_by_its_fields_alone_is_found_by_users_of_its_kind(bundle
     histories = [known.rows_of([f"item-{item * KINDS + kind}" for item in range(8)]) for kind in range(KINDS)]
     assert isinstance(bundle.manifest.query, HistoryKind)
     queries = pad_histories(bundle.manifest.query, histories)
-    found_BM = engine.search(queries, SearchParams.uniform(KINDS, 20, SIZE)).item_rows_BM
+    found_BM = engine.search(queries, SearchParams.uniform(KINDS, 20, SIZE + 1)).item_rows_BM
     assert (found_BM == len(known)).any(1).tolist() == [kind == 2 for kind in range(KINDS)]
     away = np.linalg.norm(row.values - rows_of_items(bundle, [body.fields or {}])[0])
     assert away > 0.1, "a row by content alone is shorter, and its bias lower"

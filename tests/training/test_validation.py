@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import training.deep.validation as validation
-from training.deep.fit import build_model
+from training.deep.first_model import build_model
 from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.topology import Topology
 from training.specification.deep import DeepConfig

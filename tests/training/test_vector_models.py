@@ -35,7 +35,8 @@ from training.compare.command import run as run_compare
 from training.data.interactions import Interactions, read_interactions
 from training.data.splits import Split
 from training.deep.export import most_kept
-from training.deep.fit import build_model, fit
+from training.deep.first_model import build_model
+from training.deep.fit import fit
 from training.deep.prepare import build_tree, item_embeddings, prepare
 from training.deep.run import fit_and_export
 from training.deep.scorers.encoders import VectorEncoder

@@ -28,7 +28,8 @@ from espalier.errors import InvalidConfig
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import NO_ITEM, Engine, NodeMask, SearchParams
 from espalier.tree import Tree
-from training.deep.fit import CURVE, build_model, steps_of
+from training.deep.first_model import build_model
+from training.deep.fit import CURVE, steps_of
 from training.deep.fit import VALIDATION_QUERIES as QUERIES_OF_A_ROUND
 from training.deep.memory import FIT_S
 from training.deep.prepare import Prepared

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from espalier.errors import InvalidConfig
@@ -24,14 +25,14 @@ def item_table(file: Path | None, ids: pa.Array) -> ItemTable:
     if "id" not in table.column_names:
         raise InvalidConfig("data.items", table.column_names, "a column named 'id'")
     try:
-        known = table.column("id").cast(pa.large_string()).to_pylist()
+        known = table.column("id").cast(pa.large_string())
     except pa.ArrowException as error:
         raise InvalidConfig("data.items", f"ids of type {table.column('id').type}", "strings or numbers") from error
-    row_of = {item_id: row for row, item_id in enumerate(known)}
-    if len(row_of) != len(known):
-        repeated = next(item_id for row, item_id in enumerate(known) if row_of[item_id] != row)
+    counts = pc.value_counts(known)
+    if len(counts) != len(known):
+        repeated = counts.filter(pc.greater(counts.field("counts"), 1))[0].as_py()["values"]
         raise InvalidConfig("data.items", repeated, "each id once")
-    rows = pa.array([row_of.get(item_id) for item_id in ids.to_pylist()], pa.int64())
+    rows = pc.index_in(ids.cast(pa.large_string()), known)
     if rows.null_count == len(rows):
-        raise InvalidConfig("data.items", known[:3], f"ids of the log's items, such as {ids[0].as_py()!r}")
+        raise InvalidConfig("data.items", known.slice(0, 3).to_pylist(), f"ids of the log's items, such as {ids[0].as_py()!r}")
     return ItemTable.build(table.take(rows).set_column(table.column_names.index("id"), "id", ids))

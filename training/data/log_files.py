@@ -1,29 +1,26 @@
-"""Log files: CSV-like text with any separator, lists with a user a line, and Parquet, each optionally gzipped, as checked columns.
+"""Log files as checked columns: CSV-like text with any separator and lists with a user a line, each optionally gzipped, and Parquet.
 
-Knows files, columns and values. Does not know users, catalogues or orders: see `interactions.py`.
+Knows files and columns. Does not know users, catalogues or orders: see `interactions.py`; Parquet is read by `parquet_logs.py`.
 """
 
 from __future__ import annotations
 
-import gzip
 import io
-import shutil
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
-import pyarrow.parquet as pa_parquet
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
-from training.specification.log_format import UNIT_SEPARATOR, Column, CsvFormat, EventFormat, ListsFormat
-
-Stamps = NDArray[np.int64] | NDArray[np.float64]
+from training.data.log_values import Place, Stamps
+from training.data.parquet_logs import parquet_batches
+from training.specification.log_format import UNIT_SEPARATOR, CsvFormat, EventFormat, ListsFormat, LogFormat, ParquetFormat
 
 
 @dataclass(frozen=True)
@@ -51,34 +48,52 @@ class BatchVectors:
     row_of_event_E: NDArray[np.int64]
 
 
+def read_as(path: Path, log: LogFormat) -> LogFormat:
+    """How a log is read: a folder, and a name that ends in `.parquet` or `.parquet.gz`, is Parquet where events are rows of a table.
+
+    Raises InvalidData for a path that is not there, and for a folder where only a file can be read.
+    """
+    if not path.exists():
+        raise InvalidData("log", str(path), "a file that exists, or a folder of Parquet files")
+    if isinstance(log, CsvFormat) and (path.is_dir() or path.name.endswith((".parquet", ".parquet.gz"))):
+        return ParquetFormat(**log.model_dump(include=set(ParquetFormat.model_fields) - {"format"}))
+    if path.is_dir() and isinstance(log, ListsFormat):
+        raise InvalidData("log", str(path), f"a file, since data.format.format is {log.format}; a folder holds Parquet files")
+    return log
+
+
 def read_log(path: Path, log: EventFormat, scratch: Path, *, block_bytes: int) -> Iterator[LogBatch]:
     """The log's events in file order, a block at a time.
 
+    log           as `read_as` gives it
     scratch       a folder for the plain copy of a gzipped Parquet file
     block_bytes   how much text is parsed at a time; at least the longest line
 
-    Raises InvalidData, naming the file, the row (1 = the first event) and the column, for a missing file or column, a value that
-    cannot be read, an empty id, or a line with too few or too many fields. Of lists it names the file and the line.
+    Raises InvalidData, naming the file, the row (1 = the first event) and the column, for a missing column, a value that cannot be read,
+    an empty id, or a line with too few or too many fields. Of lists it names the file and the line, of Parquet the file, the row group
+    and the row in it.
     """
-    if not path.is_file():
-        raise InvalidData("log", str(path), "a file that exists")
     if isinstance(log, ListsFormat):
         yield from _lists(path, log.separator, block_bytes)
         return
     if isinstance(log, CsvFormat):
-        source = _text_columns(path, log, block_bytes)
+        source = _placed(path, log, block_bytes)
     else:
         source = parquet_batches(path, log.columns, scratch, max(1, block_bytes // 32))
-    rows = 0
-    for batch in source:
+    for place, batch in source:
         columns = dict(zip(log.columns, batch.columns, strict=True))
-        place = Place(path.name, rows, log.columns)
         yield LogBatch(
             place.ids("user", columns["user"]),
             place.ids("item", columns["item"]),
             place.timestamps(columns["timestamp"], log.timestamp_type) if log.timestamp is not None else None,
             place.categories(columns["category"]) if log.category is not None else None,
         )
+
+
+def _placed(path: Path, log: CsvFormat, block_bytes: int) -> Iterator[tuple[Place, pa.RecordBatch]]:
+    rows = 0
+    for batch in _text_columns(path, log, block_bytes):
+        yield Place(path.name, rows, log.columns), batch
         rows += batch.num_rows
 
 
@@ -177,27 +192,6 @@ def _whole_lines(path: Path, block_bytes: int) -> Iterator[str]:
         raise InvalidData(path.name, str(error), "readable text with one user a line") from error
 
 
-def parquet_batches(path: Path, columns: Mapping[str, Column], scratch: Path, rows: int) -> Generator[pa.RecordBatch]:
-    """The columns of each role, so many rows at a time. Raises InvalidData for a file that is not Parquet or lacks a column."""
-    source = path
-    try:
-        if path.suffix == ".gz":
-            source = scratch / "unzipped.parquet"  # Parquet is read from its end, so a stream will not do.
-            with gzip.open(path) as packed, source.open("wb") as plain:
-                shutil.copyfileobj(packed, plain)
-        with pa_parquet.ParquetFile(source) as file:
-            have = file.schema_arrow.names
-            names = []
-            for role, column in columns.items():
-                if (column not in have) if isinstance(column, str) else column >= len(have):
-                    raise InvalidData(f"{path.name}: column {role}", column, f"one of {have}")
-                names.append(column if isinstance(column, str) else have[column])
-            for batch in file.iter_batches(rows, columns=names):
-                yield batch.select(names)
-    except (pa.ArrowInvalid, OSError, EOFError) as error:
-        raise InvalidData(path.name, str(error), "a Parquet file") from error
-
-
 def _open_text(path: Path, separator: str | None) -> io.BufferedReader:
     """The unzipped text; with `separator`, each occurrence replaced by UNIT_SEPARATOR."""
     stream = pa.input_stream(str(path), compression="gzip" if path.suffix == ".gz" else None)
@@ -236,88 +230,3 @@ class _Lines(io.RawIOBase):
         buffer[:size] = self._lines[:size]
         self._lines = self._lines[size:]
         return size
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a block of values comes from, to check them and to say which one is wrong."""
-
-    file: str
-    first_row: int
-    columns: Mapping[str, Column]
-
-    def wrong(self, role: str, row: int, value: object, expected: str) -> InvalidData:
-        field = f"{self.file}: row {self.first_row + row + 1}, column {role}"
-        return InvalidData(field, value, f"{expected} in column {self._column(role)}")
-
-    def _column(self, role: str) -> str:
-        return repr(self.columns[role])
-
-    def strings(self, role: str, values: pa.Array) -> pa.Array:
-        """A column of ids or names as strings; integers (Parquet) are written out."""
-        if pa.types.is_dictionary(values.type):
-            values = values.dictionary_decode()
-        if not any(fits(values.type) for fits in (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer)):
-            raise InvalidData(f"{self.file}: column {role}", str(values.type), f"strings or integers in column {self._column(role)}")
-        return values.cast(pa.string())
-
-    def ids(self, role: str, values: pa.Array) -> pa.Array:
-        ids = self.strings(role, values)
-        missing = np.flatnonzero(pc.equal(pc.coalesce(ids, pa.scalar("")), "").to_numpy(zero_copy_only=False))
-        if len(missing):
-            row = int(missing[0])
-            raise self.wrong(role, row, ids[row].as_py(), "an id")
-        return ids
-
-    def categories(self, values: pa.Array) -> pa.Array:
-        names = self.strings("category", values)
-        return pc.if_else(pc.equal(names, ""), pa.scalar(None, pa.string()), names)
-
-    def timestamps(self, values: pa.Array, kind: Literal["integer", "float", "datetime"]) -> Stamps:
-        """int64 (integers, or microseconds of a date and time) or float64."""
-        parse, expected = {
-            "integer": (_integers, "an integer"),
-            "float": (_floats, "a finite number"),
-            "datetime": (_microseconds, "an ISO 8601 date and time (all with a zone or all without)"),
-        }[kind]
-        stamps = parse(values)
-        if stamps is not None:
-            return stamps
-        row = _first_where(lambda n: parse(values[:n]) is None, len(values)) - 1
-        raise self.wrong("timestamp", row, values[row].as_py(), expected)
-
-
-def _integers(values: pa.Array) -> Stamps | None:
-    return _cast(values, pa.int64())
-
-
-def _floats(values: pa.Array) -> Stamps | None:
-    return _cast(values, pa.float64())
-
-
-def _microseconds(values: pa.Array) -> Stamps | None:
-    zones = (None, "UTC") if pa.types.is_string(values.type) else (getattr(values.type, "tz", None),)
-    return next((stamps for zone in zones if (stamps := _cast(values, pa.timestamp("us", zone))) is not None), None)
-
-
-def _cast(values: pa.Array, to: pa.DataType) -> Stamps | None:
-    """The values as numbers, or None when one of them is missing, unreadable or not finite."""
-    try:
-        cast = values.cast(to)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return None
-    if pa.types.is_timestamp(to):
-        cast = cast.cast(pa.int64())
-    if cast.null_count:
-        return None
-    stamps: Stamps = cast.to_numpy(zero_copy_only=False)
-    return stamps if np.isfinite(stamps).all() else None
-
-
-def _first_where(holds: Callable[[int], bool], last: int) -> int:
-    """The smallest n in 1 … last for which a condition holds that stays true once true; it holds for `last`."""
-    low, high = 1, last
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle + 1, high)
-    return low

@@ -9,11 +9,9 @@ Legend: U users, E events.
 from __future__ import annotations
 
 import logging
-import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +21,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidConfig, InvalidData
+from training.data.cut_lists import first_events, with_events
 from training.data.interactions import Interactions, read_interactions
+from training.data.moments import events_before, iso, moment_of
 from training.specification.log_format import LogFormat, TableFormat
-from training.specification.splits import DateSplit, FileSplit, LastSplit, SplitConfig, UserSplit, microseconds
+from training.specification.splits import DateSplit, FileSplit, LastSplit, SplitConfig, UserSplit
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +33,6 @@ Int64 = NDArray[np.int64]
 
 MAX_QUERIES = 100_000
 """Of more validation or test queries so many are drawn, by the seed."""
-LISTS_FILE = "lists.int32"
-"""Name, inside the work folder, of the file behind the events of lists that a split has cut."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +76,9 @@ def split_log(interactions: Interactions, config: SplitConfig, log_format: LogFo
     Raises InvalidData where no user is left to learn from or to choose by, InvalidConfig where a second file is not there.
     """
     if isinstance(config, LastSplit):
-        split = _last(interactions, config, work)
+        split = _last(interactions, config, work, seed)
     elif isinstance(config, DateSplit):
-        split = _by_date(interactions, config, log_format, work)
+        split = _by_date(interactions, config, log_format, work, seed)
     elif isinstance(config, FileSplit):
         by_file = _by_file if interactions.vectors_UF is None else _vectors_by_file
         split = by_file(interactions, config, log_format, work, seed)
@@ -94,7 +92,11 @@ def split_log(interactions: Interactions, config: SplitConfig, log_format: LogFo
     ):
         if not len(part):
             raise InvalidData("log", f"{interactions.user_count} users, none for {name} under split.kind {config.kind}", expected)
-    return replace(split, validation=_drawn(split.validation, "validation", (seed, 2)), test=_drawn(split.test, "test", (seed, 3)))
+    validation, test = (
+        [pairs[place] for place in _places(len(pairs), name, (seed, number)).tolist()]
+        for pairs, name, number in ((split.validation, "validation", 2), (split.test, "test", 3))
+    )
+    return replace(split, validation=validation, test=test)
 
 
 def drawn_items(items: int, share: float, seed: int) -> NDArray[np.bool_]:
@@ -106,7 +108,7 @@ def drawn_items(items: int, share: float, seed: int) -> NDArray[np.bool_]:
 
 def _without_events(split: Split, hidden_I: NDArray[np.bool_], work: Path) -> Split:
     """The split with lists that hold none of the hidden items; queries stay as they are, and users left without an event drop out."""
-    lists = _with_events(split.lists, ~hidden_I[split.lists.item_of_event_E], work)
+    lists = with_events(split.lists, lambda events: ~hidden_I[split.lists.item_of_event_E[events]], work)
     left = np.diff(lists.offset_U1)[split.train] > 0
     return replace(split, lists=lists, train=split.train[left])
 
@@ -118,69 +120,58 @@ def _by_user(interactions: Interactions, config: UserSplit, seed: int) -> Split:
     test, validation = int(config.test_share * users), int(config.validation_share * users)
     parts = [np.sort(part) for part in np.split(shuffled, [test, test + validation])]
     of_vectors = interactions.vectors_UF is not None
-    queries = [whole_lists(interactions, part) if of_vectors else halves(interactions, part, seed=seed) for part in parts[:2]]
+    queries = []
+    for number, name, part in ((3, "test", parts[0]), (2, "validation", parts[1])):
+        able = part[np.diff(interactions.offset_U1)[part] >= (1 if of_vectors else 2)]
+        drawn = _drawn(able, name, (seed, number))
+        queries.append(whole_lists(interactions, drawn) if of_vectors else halves(interactions, drawn, seed=seed))
     return Split(interactions, parts[2], validation=queries[1], test=queries[0], config=config)
 
 
-def _last(interactions: Interactions, config: LastSplit, work: Path) -> Split:
+def _last(interactions: Interactions, config: LastSplit, work: Path, seed: int) -> Split:
     """Lists of fewer than three events are learned from whole."""
     length_U = np.diff(interactions.offset_U1)
     learned_U = np.where(length_U >= 3, length_U - 2, length_U)
-    validation, test = [], []
-    for user in np.flatnonzero(length_U >= 3).tolist():
-        items = interactions.of(user)
-        validation.append(EvaluationPair(user, items[:-2], items[-2:-1]))
-        test.append(EvaluationPair(user, items[:-1], items[-1:]))
-    lists = _with_events(interactions, _first_events(interactions.offset_U1, learned_U), work)
+    able, of = np.flatnonzero(length_U >= 3), interactions.of
+    validation = [EvaluationPair(user, of(user)[:-2], of(user)[-2:-1]) for user in _drawn(able, "validation", (seed, 2)).tolist()]
+    test = [EvaluationPair(user, of(user)[:-1], of(user)[-1:]) for user in _drawn(able, "test", (seed, 3)).tolist()]
+    lists = with_events(interactions, first_events(interactions, learned_U), work)
     return Split(lists, np.flatnonzero(learned_U), validation, test, config)
 
 
-def _by_date(interactions: Interactions, config: DateSplit, log_format: LogFormat, work: Path) -> Split:
+def _by_date(interactions: Interactions, config: DateSplit, log_format: LogFormat, work: Path, seed: int) -> Split:
     """A query is a user with events before a date and from it on; who has none before is a new user, without a history."""
-    time_E, offset_U1 = interactions.time_of_event_E, interactions.offset_U1
+    time_E, of = interactions.time_of_event_E, interactions.of
     if time_E is None:
         raise InvalidData("log", "no timestamps", "timestamps, since data.split.kind is date")
     dated = isinstance(log_format, TableFormat) and log_format.timestamp_type == "datetime"
-    moments = [_moment(value, time_E, share) for value, share in ((config.validation_from, 0.8), (config.test_from, 0.9))]
-    written = [_iso(int(moment)) if dated else moment for moment in moments]
+    moments = [moment_of(value, time_E, share) for value, share in ((config.validation_from, 0.8), (config.test_from, 0.9))]
+    written = [iso(int(moment)) if dated else moment for moment in moments]
     if not moments[0] < moments[1]:
         raise InvalidData("data.split.test_from", written[1], f"a time after data.split.validation_from, {written[0]}")
-    validation, test, new = [], [], 0
-    learned_U = np.zeros(interactions.user_count, np.int64)
-    for user in range(interactions.user_count):
-        items = interactions.of(user)
-        first, second = np.searchsorted(time_E[offset_U1[user] : offset_U1[user + 1]], moments).tolist()
-        learned_U[user] = first
-        if 0 < first < second:
-            validation.append(EvaluationPair(user, items[:first], items[first:second]))
-        if 0 < second < len(items):
-            test.append(EvaluationPair(user, items[:second], items[second:]))
-        new += second == 0
+    length_U = np.diff(interactions.offset_U1)
+    first_U, second_U = (events_before(interactions, time_E, moment) for moment in moments)
+    asked = np.flatnonzero((first_U > 0) & (first_U < second_U)), np.flatnonzero((second_U > 0) & (second_U < length_U))
     log.info(
         "validation from %s: %d queries; test from %s: %d queries; %d users have no event before it and are not asked for",
-        *(written[0], len(validation), written[1], len(test), new),
+        *(written[0], len(asked[0]), written[1], len(asked[1]), np.count_nonzero(second_U == 0)),
     )
+    validation = [
+        EvaluationPair(user, of(user)[: first_U[user]], of(user)[first_U[user] : second_U[user]])
+        for user in _drawn(asked[0], "validation", (seed, 2)).tolist()
+    ]
+    test = [
+        EvaluationPair(user, of(user)[: second_U[user]], of(user)[second_U[user] :])
+        for user in _drawn(asked[1], "test", (seed, 3)).tolist()
+    ]
     dates = {"validation_from": written[0], "test_from": written[1]}
-    lists = _with_events(interactions, _first_events(offset_U1, learned_U), work)
-    return Split(lists, np.flatnonzero(learned_U), validation, test, config.model_copy(update=dates))
-
-
-def _moment(value: int | float | str | None, time_E: NDArray[np.int64] | NDArray[np.float64], share: float) -> int | float:
-    """A configured time, or the time before which `share` of the events lie, in the log's numbers."""
-    if value is None:
-        place = min(int(share * len(time_E)), len(time_E) - 1)
-        moment: int | float = np.partition(time_E, place)[place].item()
-        return moment
-    return microseconds(value) if isinstance(value, str) else value
-
-
-def _iso(moment: int) -> str:
-    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=moment)).isoformat()
+    lists = with_events(interactions, first_events(interactions, first_U), work)
+    return Split(lists, np.flatnonzero(first_U), validation, test, config.model_copy(update=dates))
 
 
 def _by_file(interactions: Interactions, config: FileSplit, log_format: LogFormat, work: Path, seed: int) -> Split:
     """A test query is a user's whole list. Validation hides from some users' lists the share that the file hides from all."""
-    if not config.test.is_file():
+    if not config.test.exists():
         raise InvalidConfig("data.split.test", str(config.test), "a file that exists")
     with tempfile.TemporaryDirectory(dir=work, prefix="test-") as folder:
         held = read_interactions(config.test, log_format.model_copy(update={"min_user_events": 1, "min_item_events": 1}), Path(folder))
@@ -196,13 +187,13 @@ def _by_file(interactions: Interactions, config: FileSplit, log_format: LogForma
     if unknown or unfound:
         log.warning("%s: %d users and %d items of other users are not in the log; they are left out", config.test, unknown, unfound)
     validation, kept_E = _hidden(interactions, share, config.validation_share, seed)
-    lists = _with_events(interactions, kept_E, work)
+    lists = with_events(interactions, lambda events: kept_E[events], work)
     return Split(lists, np.flatnonzero(np.diff(lists.offset_U1)), validation, test, config)
 
 
 def _vectors_by_file(interactions: Interactions, config: FileSplit, log_format: LogFormat, work: Path, seed: int) -> Split:
     """Test queries are those of the file; some of the log's are held out whole, for validation."""
-    if not config.test.is_file():
+    if not config.test.exists():
         raise InvalidConfig("data.split.test", str(config.test), "a file that exists")
     held = read_interactions(config.test, log_format.model_copy(update={"min_user_events": 1, "min_item_events": 1}), work / "test")
     widths = [0 if log.vectors_UF is None else log.vectors_UF.shape[1] for log in (interactions, held)]
@@ -243,34 +234,16 @@ def _rows(ids: pa.Array, names: pa.Array) -> Int64:
     return np.asarray(pc.fill_null(pc.index_in(names, value_set=ids), -1), np.int64)
 
 
-def _first_events(offset_U1: Int64, count_U: Int64) -> NDArray[np.bool_]:
-    """bool[E]: whether an event is among the first so many of its user."""
-    place_E = np.arange(offset_U1[-1]) - np.repeat(offset_U1[:-1], np.diff(offset_U1))
-    kept_E: NDArray[np.bool_] = place_E < np.repeat(count_U, np.diff(offset_U1))
-    return kept_E
+def _drawn(users: Int64, name: str, seed: tuple[int, int]) -> Int64:
+    """The users, or MAX_QUERIES of them."""
+    return users[_places(len(users), name, seed)]
 
 
-def _with_events(interactions: Interactions, kept_E: NDArray[np.bool_], work: Path) -> Interactions:
-    """The same users and items with some of the events, which lie in a file under `work`."""
-    if not kept_E.any():
-        raise InvalidData("log", f"{len(kept_E)} events, all held out", "data.split that leaves events to learn from")
-    before_E1 = np.concatenate([[0], np.cumsum(kept_E)])
-    with tempfile.NamedTemporaryFile(dir=work, prefix="reading-", delete=False) as file:
-        interactions.item_of_event_E[kept_E].tofile(file)
-    os.replace(file.name, work / LISTS_FILE)  # replacing: an earlier result that still maps the old file stays intact
-    return replace(
-        interactions,
-        offset_U1=before_E1[interactions.offset_U1],
-        item_of_event_E=np.memmap(work / LISTS_FILE, np.int32, mode="r"),
-        time_of_event_E=None,
-    )
-
-
-def _drawn(pairs: Sequence[EvaluationPair], name: str, seed: tuple[int, int]) -> Sequence[EvaluationPair]:
-    if len(pairs) <= MAX_QUERIES:
-        return pairs
-    log.info("%d of %d %s queries are drawn", MAX_QUERIES, len(pairs), name)
-    return [pairs[place] for place in np.sort(np.random.default_rng(seed).choice(len(pairs), MAX_QUERIES, replace=False))]
+def _places(count: int, name: str, seed: tuple[int, int]) -> Int64:
+    if count <= MAX_QUERIES:
+        return np.arange(count)
+    log.info("%d of %d %s queries are drawn", MAX_QUERIES, count, name)
+    return np.sort(np.random.default_rng(seed).choice(count, MAX_QUERIES, replace=False))
 
 
 def halves(interactions: Interactions, users: Int64, *, seed: int) -> list[EvaluationPair]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from espalier.compiled_code import compiled
 from training.data.interactions import Interactions
 
 Int64 = NDArray[np.int64]
@@ -42,8 +43,14 @@ def _ones(columns: NDArray[np.int32] | Int64, offset: Int64, items: int) -> spar
 
 def events_of_items(interactions: Interactions, users: Int64) -> NDArray[np.float64]:
     """float64[I]: how many events of `users` each item has."""
-    chosen_U = np.zeros(interactions.user_count, np.bool_)
-    chosen_U[users] = True
-    of_users_E = np.repeat(chosen_U, np.diff(interactions.offset_U1))
-    events = np.asarray(interactions.item_of_event_E)[of_users_E]
-    return np.bincount(events, minlength=interactions.item_count).astype(np.float64)
+    count_I = np.zeros(interactions.item_count, np.int64)
+    begin_U, end_U = interactions.offset_U1[users], interactions.offset_U1[users + 1]
+    _add_events(interactions.item_of_event_E, begin_U, end_U, count_I)
+    return count_I.astype(np.float64)
+
+
+@compiled()
+def _add_events(item_E: NDArray[np.int32], begin_U: Int64, end_U: Int64, count_I: Int64) -> None:
+    for user in range(len(begin_U)):
+        for event in range(begin_U[user], end_U[user]):
+            count_I[item_E[event]] += 1

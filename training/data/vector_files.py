@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 from espalier.queries import MAX_VECTOR_WIDTH
-from training.data.log_files import BatchVectors, LogBatch, Place, parquet_batches
+from training.data.log_files import BatchVectors, LogBatch
+from training.data.log_values import Place
+from training.data.parquet_logs import parquet_batches
 from training.specification.log_format import VectorsFormat
 
 log = logging.getLogger(__name__)
@@ -42,17 +44,16 @@ def read_vectors(path: Path, log_format: VectorsFormat, scratch: Path, *, block_
     another length than the first or more than MAX_VECTOR_WIDTH numbers, a number that is not finite in 32 bits, and an empty id.
     """
     with closing(parquet_batches(path, {"vector": log_format.vector}, scratch, 1)) as batches:
-        first = next(batches, None)
-    if first is None or not len(first):
+        first = next(((place, batch) for place, batch in batches if len(batch)), None)
+    if first is None:
         return
-    width = len(_lists(first.column(0), Place(path.name, 0, log_format.columns))[0])
+    width = len(_lists(first[1].column(0), first[0])[0])
     if not 1 <= width <= MAX_VECTOR_WIDTH:
         raise InvalidData(
             f"{path.name}: column vector", f"{width} numbers", f"1 to {MAX_VECTOR_WIDTH} in each list of column {log_format.vector!r}"
         )
     rows, without = 0, 0
-    for batch in parquet_batches(path, log_format.columns, scratch, max(1, block_bytes // (4 * width))):
-        place = Place(path.name, rows, log_format.columns)
+    for place, batch in parquet_batches(path, log_format.columns, scratch, max(1, block_bytes // (4 * width))):
         vectors_RF = _vectors(batch.column(0), width, place)
         item, row_of_event_E = _items(batch.column(1), place)
         digest = [hashlib.blake2b(vector, digest_size=16).hexdigest() for vector in vectors_RF]
@@ -64,8 +65,8 @@ def read_vectors(path: Path, log_format: VectorsFormat, scratch: Path, *, block_
         log.warning("%s: %d of %d vectors have no items; they are left out", path.name, without, rows)
 
 
-def write_new(vectors: BatchVectors, user_E: Int64, known: int, file: IO[bytes]) -> None:
-    """Append the vectors of the users of a block that are new: their codes (int64[E]) follow the `known` ones, in the order of writing."""
+def write_new(vectors: BatchVectors, user_E: NDArray[np.int32], known: int, file: IO[bytes]) -> None:
+    """Append the vectors of the users of a block that are new: their codes (int32[E]) follow the `known` ones, in the order of writing."""
     users, event = np.unique(user_E, return_index=True)
     vectors.vectors_RF[vectors.row_of_event_E[event[users >= known]]].tofile(file)
 

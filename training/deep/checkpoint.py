@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
+import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -17,7 +20,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree
+from training.deep.parallel import process
 from training.deep.prepare import Prepared
+from training.deep.row_shares import gather_rows, map_rows, own_rows_of
 from training.deep.scorers.model import NodeScorer
 from training.specification.deep import DeepConfig
 from training.specification.models import earlier_config
@@ -54,16 +59,43 @@ class RunState:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The file of one run, which its `identity` names. `parts` are saved, and restored in place."""
+    """The file of one run, which its `identity` names. `parts` are saved, and restored in place.
+
+    nodes  of the node rows, where processes share them: the file has all rows, so another number of processes can go on; else None
+    """
 
     file: Path
     identity: dict[str, str]
     parts: Parts
+    nodes: int | None = None
 
     def save(self, state: RunState) -> None:
-        """Replaces the file in one step."""
-        content: dict[str, Any] = {name: part.state_dict() for name, part in self.parts.items()}
-        content |= {"identity": self.identity, "progress": asdict(state)}
+        """Replaces the file in one step. All processes call it, and process 0 writes."""
+        progress = {"step": state.step, "recalls": list(state.recalls), "best": state.best}
+        content: dict[str, Any] = {name: part.state_dict() for name, part in self.parts.items()} | {"progress": progress}
+        if self.nodes is None:
+            if process() == 0:
+                self._write(content)
+            return
+        with TemporaryDirectory(dir=self.file.parent, prefix="checkpoint-rows-") as folder:
+            count = itertools.count()
+            whole = map_rows(content, lambda own_nD: self._gathered(own_nD, Path(folder) / str(next(count))))
+            if process() == 0:
+                self._write(whole)
+
+    def _gathered(self, own_nD: Tensor, file: Path) -> Tensor:
+        """All rows in process 0, in a file rather than in memory; in the others their own."""
+        nodes = self.nodes or 0
+        if process():
+            gather_rows(own_nD, nodes, None)
+            return own_nD
+        shape = nodes, *own_nD.shape[1:]
+        whole_ND = torch.from_file(str(file), shared=True, size=math.prod(shape), dtype=own_nD.dtype).view(shape)
+        gather_rows(own_nD, nodes, whole_ND)
+        return whole_ND
+
+    def _write(self, content: dict[str, Any]) -> None:
+        content = content | {"identity": self.identity}
         part_file = self.file.with_suffix(".part")
         with part_file.open("wb") as stream:
             torch.save(content, stream)
@@ -76,7 +108,7 @@ class Checkpoint:
         if not self.file.exists():
             return RunState()
         try:
-            content: dict[str, Any] = torch.load(self.file, map_location="cpu", weights_only=True)
+            content: dict[str, Any] = torch.load(self.file, map_location="cpu", weights_only=True, mmap=self.nodes is not None)
             identity = _of_today(content["identity"])
         except Exception as error:  # a damaged file raises almost anything
             expected = f"a readable checkpoint ({type(error).__name__}); delete it to start anew"
@@ -84,6 +116,8 @@ class Checkpoint:
         if identity != self.identity:
             expected = "a checkpoint of the same configuration, log and tree; delete it or leave out --resume to start anew"
             raise InvalidConfig("--resume", str(self.file), expected)
+        if self.nodes is not None:
+            content = map_rows(content, own_rows_of)
         for name, part in self.parts.items():
             part.load_state_dict(content[name])
         state = RunState(**content["progress"])

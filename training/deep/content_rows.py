@@ -18,6 +18,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -25,6 +26,7 @@ from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
 from training.data.csr import as_matrix, as_rows
 from training.deep.content_ridge import ridge
+from training.deep.parallel import process, processes
 from training.deep.scorers.model import NodeScorer
 from training.onnx_graphs import onnx_bytes
 
@@ -37,15 +39,22 @@ class ContentRows:
 
     seen_I  bool[I]: items that a training user touched
     drop    share of those that are without their own part in a step
+    shared  whether processes share the node rows: then I are the items whose leaves this one holds
     """
 
-    def __init__(self, rows: SparseRows, tree: Tree, seen_I: NDArray[np.bool_], drop: float, device: torch.device) -> None:
+    def __init__(
+        self, rows: SparseRows, tree: Tree, seen_I: NDArray[np.bool_], drop: float, device: torch.device, shared: bool = False
+    ) -> None:
+        self._items, leaf_I = tree.item_count, tree.leaf_of_item
+        self._own_I = np.flatnonzero(leaf_I % processes() == process()) if shared else np.arange(len(leaf_I))
+        rows, leaf_I = rows.take(self._own_I), leaf_I[self._own_I] // (processes() if shared else 1)
         self._by_item = _Bags(rows, device)
         self._by_feature = _Bags(_transposed(rows), device)
-        self._leaf_I = torch.from_numpy(tree.leaf_of_item).to(device)
-        self._unseen_I = torch.from_numpy(~seen_I)
+        self._leaf_I = torch.from_numpy(leaf_I).to(device)
+        self._unseen_I = torch.from_numpy(~seen_I[self._own_I])
         self._drop = drop
         self._device = device
+        self._shared = shared
 
     def of(self, table_FD: Tensor) -> Tensor:
         """float32[I, D]: c · W."""
@@ -55,10 +64,12 @@ class ContentRows:
     def dropped(self, model: NodeScorer, seed: int) -> Iterator[None]:
         """Inside, some items are without their own part. Afterwards W has its gradient, and those items' own parts have none.
 
+        The gradient of the node rows is to be the mean over the processes when the inside ends.
+
         seed  of the draw, the same on all processes
         """
         table = _table(model)
-        draw_I = torch.rand(len(self._unseen_I), generator=torch.Generator().manual_seed(seed))
+        draw_I = torch.rand(self._items, generator=torch.Generator().manual_seed(seed))[torch.from_numpy(self._own_I)]
         items_R = torch.nonzero((draw_I < self._drop) | self._unseen_I).squeeze(1)
         leaf_R = self._leaf_I[items_R.to(self._device)]
         with torch.no_grad():
@@ -72,6 +83,8 @@ class ContentRows:
         gradient_ND = model.node_rows.grad
         if gradient_ND is not None:
             table.grad = self._by_feature.sums(gradient_ND[self._leaf_I])
+            if self._shared:
+                dist.all_reduce(table.grad)
             gradient_ND[leaf_R] = 0
 
     @contextmanager

@@ -22,28 +22,26 @@ from torch import Tensor
 from tqdm import tqdm
 
 from espalier.errors import InvalidConfig
-from espalier.queries import VectorKind
 from espalier.tree import Tree
-from training.data.user_item_matrix import events_of_items
 from training.deep.averaging import AVERAGE_EVERY, averaged_over
 from training.deep.checkpoint import Checkpoint, Parts, RunState, identity_of
-from training.deep.content_rows import ContentRows, add_content
+from training.deep.content_rows import ContentRows
+from training.deep.first_model import first_model
+from training.deep.gradients import combine_gradients
 from training.deep.instances import Source, source_of
 from training.deep.objectives.otm import otm_loss, otm_no_bs_loss, otm_no_optest_loss
 from training.deep.objectives.otm_robust import otm_robust_loss
 from training.deep.objectives.plt import hsm_loss, plt_loss
 from training.deep.objectives.tdm import tdm_loss
-from training.deep.parallel import average, average_gradients, own_rows, process, processes, share_weights
-from training.deep.prepare import Prepared, item_embeddings
-from training.deep.queries import model_input, query_kind
-from training.deep.scorers.heads import ProductHead
-from training.deep.scorers.initial_rows import popularity_biases, rows_from_embeddings
-from training.deep.scorers.model import NodeScorer, new_model
-from training.deep.scorers.sequence import SequenceQuery
+from training.deep.parallel import average, own_rows, process, processes
+from training.deep.prepare import Prepared
+from training.deep.queries import model_input
+from training.deep.row_shares import shares_rows, unshare_rows
+from training.deep.scorers.model import NodeScorer
 from training.deep.sequence.steps import SequenceSteps
 from training.deep.topology import Topology
-from training.deep.validation import ranked_by, validation_pairs, validation_recall
-from training.deep.vector_start import start_model
+from training.deep.transfer import on_device
+from training.deep.validation import validation_pairs, validation_recall
 from training.specification.deep import DeepConfig, Objective, PathObjective, SequenceConfig, TdmObjective, WindowConfig
 from training.specification.sequence import SequenceObjective
 
@@ -78,47 +76,18 @@ def pick_device(device: Literal["auto", "cpu", "cuda"]) -> torch.device:
     return torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def build_model(config: DeepConfig, tree: Tree, prepared: Prepared) -> NodeScorer:
-    """The model at the start of training: seeded, its node rows from training users' co-occurrence, or all of it an earlier one's.
-
-    That of vectors starts from the means of the vectors that lead to each item, and searches as these would (`vector_start.py`).
-    """
-    torch.manual_seed(config.seed)
-    scorer, kind = config.scorer, query_kind(config, prepared.interactions)
-    vector_width = kind.width if isinstance(kind, VectorKind) else None
-    model = new_model(config, tree, vector_width)
-    if scorer.init == "embeddings":
-        biased = isinstance(model.head, ProductHead)  # then the last entry of a row, or of each part of it, is a bias
-        encoder = model.encoder
-        columns = [part.columns for part in encoder.each] if isinstance(encoder, SequenceQuery) else [slice(0, scorer.node_dim)]
-        if vector_width is None:
-            embeddings_ID = item_embeddings(prepared, columns[0].stop - biased, config.seed)
-        else:
-            embeddings_ID = start_model(model, prepared.interactions, prepared.split.train, scorer.init_std, seed=config.seed)
-        rows_ND = torch.from_numpy(rows_from_embeddings(tree, embeddings_ID, scorer.init_std))
-        events_I = events_of_items(prepared.interactions, prepared.split.train)
-        bias_N = torch.from_numpy(popularity_biases(tree, events_I, ranked_by(config)[1]))
-        for part in columns:
-            model.node_rows.data[:, part.start : part.start + embeddings_ID.shape[1]] = rows_ND
-            if biased:
-                model.node_rows.data[:, part.stop - 1] = bias_N
-    elif scorer.init == "earlier" and prepared.earlier is not None:
-        weights = prepared.earlier.model.state_dict()
-        model.load_state_dict({name: values for name, values in weights.items() if name != "content_table"})
-    if prepared.content is not None:
-        add_content(model, prepared.content.rows, tree, prepared.seen_I, fitted=scorer.init != "random")
-    return model
-
-
-def fit(config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.device, work: Path, resume: bool) -> NodeScorer:
-    """Train and return the model (on `device`, and the same on every process).
+def fit(
+    config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.device, work: Path, resume: bool, shared: bool | None = None
+) -> NodeScorer:
+    """Train and return the model, on `device`. Where processes shared the node rows, that of process 0 alone is whole.
 
     work    folder for the checkpoint and the validation curve, which process 0 writes and all read
     resume  go on from the checkpoint there, if there is one; its configuration and log must be the same
+    shared  whether each of several processes holds its share of the node rows; None: where they are large
 
     Raises InvalidConfig for a batch that the processes cannot share alike, FloatingPointError when a loss or a weight is not finite.
     """
-    run = _Run(config, prepared, tree, device, work / "checkpoint.pt", resume)
+    run = Run(config, prepared, tree, device, work / "checkpoint.pt", resume, shared)
     state, steps = run.state, config.optimiser.steps
     begin, first = time.perf_counter(), state.step
     with tqdm(total=steps, initial=first, unit="step", desc=config.name, mininterval=1.0, disable=process() > 0) as bar:
@@ -130,7 +99,7 @@ def fit(config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.device
     best_step = state.best_step(config.optimiser.validate_every)
     if state.recalls:
         run.model.load_state_dict(state.best)
-        content = content_rows(config, prepared, run.topology)
+        content = content_rows(config, prepared, run.topology, run.model.shared is not None)
         if content is not None:
             content.reset_unseen(run.model)
         best, ending = max(state.recalls), "" if state.step < steps else "; all steps were used"
@@ -142,25 +111,30 @@ def fit(config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.device
             f"the trained weights are not finite; lower optimiser.learning_rate (now {config.optimiser.learning_rate})"
         )
     log.info("%d steps in %.1f s", state.step - first, time.perf_counter() - begin)
-    return run.model
+    model = run.model
+    del run, state  # the optimiser's means, before process 0 has all rows
+    unshare_rows(model)
+    return model
 
 
-class _Run:
+class Run:
     """A training under way: the model, the mean of its weights, the validation users and the state that a checkpoint keeps."""
 
-    def __init__(self, config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.device, file: Path, resume: bool) -> None:
+    def __init__(
+        self, config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.device, file: Path, resume: bool, shared: bool | None
+    ) -> None:
         self.config = config
-        self.model = build_model(config, tree, prepared).to(device)
+        self.model = first_model(config, tree, prepared, device, shares_rows(shared, tree, config.scorer.node_dim))
         self.topology = Topology(tree, device)
         self.steps = steps_of(config, self.model, self.topology, prepared)
         self.averaged = averaged_over(config.optimiser.average, self.model)
         parts: Parts = {"model": self.model, "averaged": self.averaged, "optimiser": self.steps.optimiser}
-        self.checkpoint = Checkpoint(file, identity_of(config, prepared, tree), parts)
+        nodes = None if self.model.shared is None else tree.node_count
+        self.checkpoint = Checkpoint(file, identity_of(config, prepared, tree), parts, nodes)
         self.state = self.checkpoint.restore() if resume else RunState()
         if resume and self.state.step == 0:
             log.info("no checkpoint to resume from: training starts anew")
         self.steps.start_at(self.state.step)
-        share_weights(self.model)
         self.pairs = validation_pairs(config, prepared, VALIDATION_QUERIES)
         if len(self.pairs) < MIN_VALIDATION_QUERIES:
             log.info("%d validation users are too few to choose weights by: those of the last step are kept", len(self.pairs))
@@ -182,8 +156,8 @@ class _Run:
         if validate:
             kept = cast(NodeScorer, self.averaged.module)
             recall = validation_recall(self.config, self.topology, kept, self.pairs)
-            state.add(float(average(torch.tensor(recall, device=self.topology.device))), kept)
-        if (save or state.out_of_patience(optimiser.patience)) and process() == 0:
+            state.add(recall, kept)
+        if save or state.out_of_patience(optimiser.patience):
             self.checkpoint.save(state)
         return loss
 
@@ -201,7 +175,7 @@ class _Run:
 
 def steps_of(config: DeepConfig, model: NodeScorer, topology: Topology, prepared: Prepared) -> InstanceSteps | SequenceSteps:
     """How the configured kind trains. Raises InvalidConfig where the processes cannot share a batch."""
-    content = content_rows(config, prepared, topology)
+    content = content_rows(config, prepared, topology, model.shared is not None)
     if content is not None:
         # Where content gives untouched items their rows, they are no negatives: nothing says that nobody wants them.
         topology = Topology(topology.tree, topology.device, prepared.seen_I)
@@ -262,19 +236,21 @@ def train_step(
     with nullcontext() if content is None else content.dropped(model, config.seed * 1_000_003 + step):
         with torch.autocast(device.type, torch.bfloat16, enabled=use_bfloat16(config, device)):
             query = model_input(model, topology, instances.query[own])
-            targets = torch.from_numpy(instances.target_BP[own]).to(device)
+            targets = on_device(instances.target_BP[own], device)
             loss = LOSSES[kind](model, topology, query, targets, objective, generator)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    average_gradients(model.parameters())
+        combine_gradients(model)
     with nullcontext() if content is None else content.followed(model):
         optimiser.step()
     return loss.detach()
 
 
-def content_rows(config: DeepConfig, prepared: Prepared, topology: Topology) -> ContentRows | None:
+def content_rows(config: DeepConfig, prepared: Prepared, topology: Topology, shared: bool) -> ContentRows | None:
     """The features of the catalogue at the leaves, where content enters rows."""
     content = prepared.content
-    return None if content is None else ContentRows(content.rows, topology.tree, prepared.seen_I, config.content.drop, topology.device)
+    if content is None:
+        return None
+    return ContentRows(content.rows, topology.tree, prepared.seen_I, config.content.drop, topology.device, shared)
 
 
 def use_bfloat16(config: DeepConfig, device: torch.device) -> bool:

@@ -15,6 +15,7 @@ from datetime import timedelta
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from espalier.errors import InvalidConfig
@@ -62,9 +63,8 @@ def wait_for_all() -> None:
 
 
 def own_rows(count: int) -> slice:
-    """The rows of a batch of `count` that this process takes; all processes take the same number."""
-    share = count // processes()
-    return slice(process() * share, (process() + 1) * share)
+    """The rows of a batch of `count` that this process takes: as many as the others take, or one more or less."""
+    return slice(count * process() // processes(), count * (process() + 1) // processes())
 
 
 def drawn_rows(draw: Callable[[int], Tensor], own: int) -> Tensor:
@@ -74,11 +74,11 @@ def drawn_rows(draw: Callable[[int], Tensor], own: int) -> Tensor:
 
 
 @torch.no_grad()
-def share_weights(model: nn.Module) -> None:
-    """All processes take the parameters of process 0."""
+def from_first(values: Iterable[Tensor]) -> None:
+    """All processes take the values of process 0, in place."""
     if processes() > 1:
-        for parameter in model.parameters():
-            dist.broadcast(parameter.data, 0)
+        for tensor in values:
+            dist.broadcast(tensor, 0)
 
 
 def shared_tree(build: Callable[[], Tree], device: torch.device) -> Tree:
@@ -103,6 +103,17 @@ def average(values: Tensor) -> Tensor:
     if processes() > 1:
         dist.all_reduce(values)
         values /= processes()
+    return values
+
+
+def every_value(own: NDArray[np.float64], count: int, device: torch.device) -> NDArray[np.float64]:
+    """float64[count]: the values of which process p of P has numbers p, p + P, … (`own`); exactly, so that means do not depend on P."""
+    if processes() == 1:
+        return own
+    whole = torch.zeros(count, dtype=torch.float64, device=device)
+    whole[process() :: processes()] = torch.from_numpy(own).to(device)
+    dist.all_reduce(whole)
+    values: NDArray[np.float64] = whole.cpu().numpy()
     return values
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from espalier.queries import HistoryKind, VectorKind, pad_histories
@@ -20,6 +19,7 @@ from training.deep.instances import QueryRows
 from training.deep.scorers.model import NodeScorer
 from training.deep.scorers.sequence import SequenceQuery
 from training.deep.topology import Topology
+from training.deep.transfer import on_device
 from training.specification.deep import DeepConfig
 
 
@@ -41,7 +41,7 @@ def rows_of_pairs(config: DeepConfig, pairs: Sequence[EvaluationPair]) -> QueryR
 
 def model_input(model: NodeScorer, topology: Topology, rows: QueryRows) -> Tensor:
     """history_nodes int64[B, L, T], history_leaves int64[B, T] or vector float32[B, F], on the topology's device."""
-    query = torch.from_numpy(rows).to(topology.device)
+    query = on_device(rows, topology.device)
     if query.is_floating_point():
         return query
     return topology.leaf_of_item_I1[query] if isinstance(model.encoder, SequenceQuery) else topology.history_nodes(query)

@@ -17,6 +17,7 @@ from espalier.metrics import precision_recall_f
 from training.data.splits import EvaluationPair, without_seen
 from training.deep.beam import Added, Own, search_states, sorted_excluded_nodes
 from training.deep.instances import QueryRows
+from training.deep.parallel import every_value, process, processes
 from training.deep.prepare import Prepared
 from training.deep.queries import model_input, rows_of_pairs
 from training.deep.scorers.model import NodeScorer
@@ -40,12 +41,19 @@ def ranked_by(config: DeepConfig) -> tuple[Own, float]:
 
 
 def validation_recall(config: DeepConfig, topology: Topology, model: NodeScorer, pairs: Sequence[EvaluationPair]) -> float:
-    """Mean recall@`search.m` at `search.beam_size`, ranked as it will be served, or, where γ is chosen later, as the objective trains."""
+    """Mean recall@`search.m` at `search.beam_size`, ranked as it will be served, or, where γ is chosen later, as the objective trains.
+
+    Every process searches for its part of the queries.
+    """
     own, gamma = ranked_by(config)
     if own == "logit" and config.search.gamma != "auto":
         gamma = config.search.gamma
-    rows_BM, _ = search_pairs(config, topology, model, pairs, gamma, own, config.search.beam_size, config.search.m)
-    return float(precision_recall_f(rows_BM, [pair.relevant for pair in pairs], config.search.m)[1].mean())
+    mine = list(pairs[process() :: processes()])
+    longest = -(-len(pairs) // processes())  # every process makes as many searches: those of shared rows are collective
+    searched = mine + list(pairs[:1]) * (longest - len(mine))
+    rows_BM, _ = search_pairs(config, topology, model, searched, gamma, own, config.search.beam_size, config.search.m)
+    recall_B = precision_recall_f(rows_BM[: len(mine)], [pair.relevant for pair in mine], config.search.m)[1]
+    return float(every_value(recall_B, len(pairs), topology.device).mean())
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 from espalier.items import ItemTable
+from training.data.cut_lists import counts_by_user
+from training.data.grouping import user_chunks
 from training.data.interactions import Interactions
 from training.data.splits import EvaluationPair, Split
 from training.live.catalogue import JournalItems
@@ -40,7 +42,8 @@ def with_journal(split: Split, journal: JournalItems, work: Path) -> Split:
     """The split with the items of a journal. Files of joined lists lie in `work`. Raises InvalidData where nothing is left of it."""
     before = split.lists
     known = before.item_ids.to_pylist()
-    new = [item_id for item_id in journal.put if item_id not in set(known)]
+    known_ids = set(known)
+    new = [item_id for item_id in journal.put if item_id not in known_ids]
     ids = sorted({*known, *new} - journal.gone.keys(), key=str.encode)
     row_of = {item_id: row for row, item_id in enumerate(ids)}
     row_I = np.array([row_of.get(item_id, -1) for item_id in known], np.int64)
@@ -108,10 +111,13 @@ def _joined(
     before: Interactions, ids: pa.Array, row_I: Int64, lists: list[list[int]], vectors: list[list[float]], work: Path
 ) -> Interactions:
     """The log with other item rows (`row_I`, −1: left out), and with more lists behind those of its users."""
-    kept_E = row_I[before.item_of_event_E] >= 0
-    if not kept_E.any() and not lists:
-        raise InvalidData("log", f"{len(kept_E)} events, all with items that are gone", "events with other items")
-    offset_U1 = np.append(0, np.cumsum(kept_E))[before.offset_U1]
+    kept_U = np.zeros(before.user_count, np.int64)
+    for first, last in user_chunks(before.offset_U1, BLOCK):
+        offset = before.offset_U1[first : last + 1]
+        kept_U[first:last] = counts_by_user(row_I[before.item_of_event_E[offset[0] : offset[-1]]] >= 0, offset)
+    if not kept_U.any() and not lists:
+        raise InvalidData("log", f"{before.event_count} events, all with items that are gone", "events with other items")
+    offset_U1 = np.append(0, np.cumsum(kept_U))
     ends = offset_U1[-1] + np.cumsum([len(rows) for rows in lists], dtype=np.int64)
     with tempfile.NamedTemporaryFile(dir=work, prefix="reading-", delete=False) as file:
         for begin in range(0, before.event_count, BLOCK):

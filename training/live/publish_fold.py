@@ -82,7 +82,7 @@ def fitted(bundle: Bundle, fold: Folded) -> GraphContent | LinearContent:
             found.split,
             parents,
         )
-    rows_ND = content.node_rows_ND[found.source_N].astype(bundle.node_rows_ND.dtype)
+    rows_ND = np.asarray(content.node_rows_ND)[found.source_N].astype(bundle.node_rows_ND.dtype)
     memory = None if content.memory is None else _bounded(content.memory)
     return replace(content, tree=found.tree, node_rows_ND=rows_ND, memory=memory)
 

@@ -48,14 +48,24 @@ class Lists:
 
 def lists_of(interactions: Interactions, users: Int64) -> Lists:
     """The lists of some users, in their order."""
-    length = np.diff(interactions.offset_U1)[users]
-    stop = np.cumsum(length + 1)
-    item_E = np.full(int(stop[-1]) if len(stop) else 0, END, np.int32)
-    place = np.arange(int(length.sum())) + np.repeat(np.arange(len(users)), length)
-    within = np.arange(len(place)) - np.repeat(np.cumsum(length) - length, length)
-    item_E[place] = np.asarray(interactions.item_of_event_E)[np.repeat(interactions.offset_U1[users], length) + within]
-    events_I = np.bincount(item_E[place], minlength=interactions.item_count).astype(np.int64)
-    return Lists(item_E, np.repeat(length, length + 1).astype(np.float32), events_I)
+    begin_U, end_U = interactions.offset_U1[users], interactions.offset_U1[users + 1]
+    size = int((end_U - begin_U).sum()) + len(users)
+    item_E, length_E, events_I = np.empty(size, np.int32), np.empty(size, np.float32), np.zeros(interactions.item_count, np.int64)
+    _copy_lists(interactions.item_of_event_E, begin_U, end_U, item_E, length_E, events_I)
+    return Lists(item_E, length_E, events_I)
+
+
+@compiled()
+def _copy_lists(source_E: Array, begin_U: Array, end_U: Array, item_E: Array, length_E: Array, events_I: Array) -> None:
+    place = 0
+    for user in range(len(begin_U)):
+        length = end_U[user] - begin_U[user]
+        for event in range(begin_U[user], end_U[user]):
+            item_E[place], length_E[place] = source_E[event], length
+            events_I[source_E[event]] += 1
+            place += 1
+        item_E[place], length_E[place] = END, length
+        place += 1
 
 
 class Counts(NamedTuple):

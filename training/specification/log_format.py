@@ -81,13 +81,13 @@ class CsvFormat(TableFormat):
 
 
 class ParquetFormat(TableFormat):
-    """A Parquet file with one event a row."""
+    """A Parquet file, or a folder of them, with one event a row. A folder is Parquet, and so is a name that ends in `.parquet`."""
 
     format: Literal["parquet"] = "parquet"
 
 
 class VectorsFormat(_Format):
-    """A Parquet file with one query a row: a dense vector, and the items that it should lead to. Rows with equal vectors are one query."""
+    """Parquet with one query a row: a dense vector, and the items that it should lead to. Rows with equal vectors are one query."""
 
     timestamp: ClassVar[None] = None
     category: ClassVar[None] = None

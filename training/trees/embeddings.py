@@ -1,22 +1,54 @@
 """Item embeddings from who touched what, for the first tree: a truncated SVD of the weighted user–item matrix.
 
-Legend: U training users, I items, D embedding width.
+The SVD is that of Halko, Martinsson and Tropp (2011), by subspace iteration on AᵀA. By hand, because scikit-learn's holds four arrays of
+float64[U + I, D + 10] besides the matrix. Here there is one of float32[I, D + 10] and a second of U rows, which has fewer columns where it
+would be large. The matrix is stored without values, by users and by items, since A_ui is a factor of the user times a factor of the item.
+
+Legend: U training users, I items, D embedding width, N pairs of a user and an item, K columns of a block, R rows, C columns of a product.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numba
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.decomposition import TruncatedSVD
 
+from espalier.compiled_code import compiled
 from espalier.errors import InvalidConfig
 from training.data.interactions import Interactions
-from training.data.user_item_matrix import user_item_matrix
 
+Array = NDArray[Any]
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+
+OVERSAMPLED = 10
+"""Columns more than are asked for, at least, with which the iteration finds these."""
+ITERATIONS = 8
+"""Products with AᵀA; scikit-learn's default makes as many."""
+BLOCK_BYTES = 1 << 31
+"""Of a product's columns: all columns at once are fastest, since rows are read in random order and a whole row costs as much as a part."""
+ROWS = 1 << 16
+"""Rows of all columns that are turned at a time."""
+LEAST_SHARE = 1e-12
+"""Of the largest eigenvalue of YᵀY: what is below is rounding, and becomes a column of zeros."""
 
 
-def item_embeddings(interactions: Interactions, users: NDArray[np.int64], width: int, *, seed: int) -> Float32:
+class Touches(NamedTuple):
+    """Which of the users touched which items, however often: rows of one side with the numbers of the other.
+
+    offset_R1  int64[R + 1]: row r has other_N[offset[r]] … other_N[offset[r + 1] − 1]
+    """
+
+    offset_R1: Int64
+    other_N: Int32
+
+
+def item_embeddings(interactions: Interactions, users: Int64, width: int, *, seed: int) -> Float32:
     """float32[I, D]: right singular vectors times singular values of A, from the events of `users` only (pass training users).
 
         A_ui = 1 / sqrt(|I_u| · |U_i|) where u touched i, 0 elsewhere
@@ -24,16 +56,135 @@ def item_embeddings(interactions: Interactions, users: NDArray[np.int64], width:
     so that ⟨e_i, e_j⟩ approximates Item-CF's cosine with long lists weighted down. Items that `users` never touched get a zero row.
     The same seed gives the same embeddings. Raises InvalidConfig unless 1 ≤ width < min(U, I).
     """
-    matrix = user_item_matrix(interactions, users)
-    if not 1 <= width < min(matrix.shape):
-        raise InvalidConfig("width", width, f"at least 1 and below {min(matrix.shape)}, the smaller of {len(users)} users and the items")
-    users_of_item = np.bincount(matrix.indices, minlength=interactions.item_count)
-    items_of_user = np.diff(matrix.indptr)
-    matrix.data /= np.sqrt(np.repeat(items_of_user, items_of_user) * users_of_item[matrix.indices])
-    svd = TruncatedSVD(width, n_iter=7, random_state=seed).fit(matrix)
-    embeddings: Float32 = np.ascontiguousarray((svd.components_ * svd.singular_values_[:, None]).T, np.float32)
-    embeddings[users_of_item == 0] = 0  # exactly: the SVD may leave rounding there, and `spread_unseen` looks for zeros
+    items = interactions.item_count
+    if not 1 <= width < min(len(users), items):
+        least = min(len(users), items)
+        raise InvalidConfig("width", width, f"at least 1 and below {least}, the smaller of {len(users)} users and the items")
+    by_user = items_of(interactions, users)
+    by_item = Touches(*_transposed(*by_user, items))
+    scales = [_inverse_root(np.diff(side.offset_R1)) for side in (by_user, by_item)]
+    rng = np.random.default_rng(seed)
+    columns = width + OVERSAMPLED
+    size = max(1, min(columns, BLOCK_BYTES // (4 * max(len(users), items))))
+    blocks = [rng.standard_normal((items, min(size, columns - start)), np.float32) for start in range(0, columns, size)]
+    threads = numba.get_num_threads()
+    with ThreadPoolExecutor(threads) as pool:
+        for done in range(ITERATIONS):
+            for y_IK in blocks:
+                z_UK = np.empty((len(users), y_IK.shape[1]), np.float32)
+                _multiply(pool, threads, by_user, scales[0], scales[1], y_IK, z_UK)
+                _multiply(pool, threads, by_item, scales[1], scales[0], z_UK, y_IK)
+            values, turn = _principal(blocks)
+            # Y = AᵀA Q with orthonormal Q has the singular values σ², and right singular vectors of A on its left.
+            power = -0.5 if done < ITERATIONS - 1 else -0.25
+            factor = np.power(values, power, out=np.zeros_like(values), where=values > LEAST_SHARE * values.max())
+            turn *= factor
+            if done < ITERATIONS - 1:
+                _turn(blocks, turn)
+    embeddings = np.empty((items, width), np.float32)
+    for start in range(0, items, ROWS):
+        embeddings[start : start + ROWS] = _rows(blocks, start) @ turn[:, :width]
     return embeddings
+
+
+def items_of(interactions: Interactions, users: Int64) -> Touches:
+    """The distinct items of each user, in the order of their first events."""
+    begin_U, end_U = interactions.offset_U1[users], interactions.offset_U1[users + 1]
+    item_N = np.empty(int((end_U - begin_U).sum()), np.int32)
+    offset_U1 = np.zeros(len(users) + 1, np.int64)
+    last_I = np.full(interactions.item_count, -1, np.int32)
+    used = _distinct(np.asarray(interactions.item_of_event_E), begin_U, end_U, last_I, offset_U1, item_N)
+    return Touches(offset_U1, item_N[:used])
+
+
+def _inverse_root(count: Int64) -> Float32:
+    """1 / √count, and 0 for 0."""
+    return (1 / np.sqrt(np.maximum(count, 1)) * (count > 0)).astype(np.float32)
+
+
+def _multiply(
+    pool: ThreadPoolExecutor, threads: int, side: Touches, scale_R: Float32, scale_C: Float32, x_CK: Float32, out_RK: Float32
+) -> None:
+    """The product of a scaled side with some columns, to out_RK. Threads change nothing but the time."""
+    cuts = np.searchsorted(side.offset_R1, np.linspace(0, side.offset_R1[-1], 4 * threads + 1)[1:-1]).tolist()
+
+    def part(first: int, last: int) -> None:
+        _sum_rows(side.offset_R1, side.other_N, scale_R, scale_C, x_CK, first, last, out_RK)
+
+    list(pool.map(part, [0, *cuts], [*cuts, len(scale_R)]))
+
+
+def _principal(blocks: list[Float32]) -> tuple[Float64, Float64]:
+    """The eigenvalues of YᵀY, largest first, and its eigenvectors in columns, whose largest entries are positive."""
+    columns = sum(block.shape[1] for block in blocks)
+    gram = np.zeros((columns, columns))
+    for start in range(0, len(blocks[0]), ROWS):
+        y = _rows(blocks, start)
+        gram += y.T @ y
+    values, vectors = np.linalg.eigh(gram)
+    vectors = vectors[:, ::-1]
+    signs = np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(columns)])
+    return values[::-1].copy(), vectors * signs
+
+
+def _turn(blocks: list[Float32], turn: Float64) -> None:
+    """Y ← Y · turn, in place."""
+    for start in range(0, len(blocks[0]), ROWS):
+        turned, column = _rows(blocks, start) @ turn, 0
+        for block in blocks:
+            block[start : start + ROWS] = turned[:, column : column + block.shape[1]]
+            column += block.shape[1]
+
+
+def _rows(blocks: list[Float32], start: int) -> Float64:
+    return np.concatenate([block[start : start + ROWS] for block in blocks], axis=1).astype(np.float64)
+
+
+@compiled()
+def _distinct(item_E: Array, begin_U: Array, end_U: Array, last_I: Array, offset_U1: Array, item_N: Array) -> int:
+    """Fills offset_U1 and item_N, and returns how many pairs there are. last_I: −1, then the last user of each item."""
+    used = 0
+    for user in range(len(begin_U)):
+        for event in range(begin_U[user], end_U[user]):
+            item = item_E[event]
+            if last_I[item] != user:
+                last_I[item] = user
+                item_N[used] = item
+                used += 1
+        offset_U1[user + 1] = used
+    return used
+
+
+@compiled()
+def _transposed(offset_R1: Array, other_N: Array, others: int) -> tuple[Array, Array]:
+    """The rows of the other side, each in the order of the first one's."""
+    offset = np.zeros(others + 1, np.int64)
+    for n in range(len(other_N)):
+        offset[other_N[n] + 1] += 1
+    for other in range(others):
+        offset[other + 1] += offset[other]
+    next_place, row_N = offset[:-1].copy(), np.empty(len(other_N), np.int32)
+    for row in range(len(offset_R1) - 1):
+        for n in range(offset_R1[row], offset_R1[row + 1]):
+            row_N[next_place[other_N[n]]] = row
+            next_place[other_N[n]] += 1
+    return offset, row_N
+
+
+@compiled(fastmath={"contract"})
+def _sum_rows(offset_R1: Array, other_N: Array, scale_R: Array, scale_C: Array, x_CK: Array, first: int, last: int, out_RK: Array) -> None:
+    """out[r] = scale[r] · Σ_c scale[c] · x[c] over the others of rows first … last − 1."""
+    columns = x_CK.shape[1]
+    total = np.empty(columns, np.float32)
+    for row in range(first, last):
+        total[:] = 0
+        for n in range(offset_R1[row], offset_R1[row + 1]):
+            other = np.uint64(other_N[n])  # an index that may be negative takes a branch
+            scale = scale_C[other]
+            for k in range(columns):
+                total[k] += scale * x_CK[other, k]
+        for k in range(columns):
+            out_RK[row, k] = scale_R[row] * total[k]
 
 
 def spread_unseen(embeddings_ID: Float32, category_of_item_I: NDArray[np.int32] | None = None, *, seed: int) -> Float32:

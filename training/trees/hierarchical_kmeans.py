@@ -22,6 +22,7 @@ from espalier.compiled_code import compiled
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree, tree_from_children
 from training.data.csr import Csr
+from training.trees.quickselect import nth_smallest
 
 Array = NDArray[Any]
 ROUNDS = 20
@@ -87,7 +88,7 @@ def _halved(indptr: Array, indices: Array, values: Array, members: Array, number
             for e in range(begin[k], begin[k + 1]):
                 near += difference[number[e]] * value[e]
             score[k] = ordered[k] = near
-        border, equal, moved = _nth_smallest(ordered, half), half, 0
+        border, equal, moved = nth_smallest(ordered, half), half, 0
         for k in range(count):
             if score[k] < border:
                 equal -= 1
@@ -112,34 +113,6 @@ def _halved(indptr: Array, indices: Array, values: Array, members: Array, number
         for f in range(found):
             difference[f] = sums[1, f] / other_length - sums[0, f] / length
     return left
-
-
-@compiled()
-def _nth_smallest(values: Array, n: int) -> Any:
-    """The n-th smallest number, from 0, by quickselect (Hoare 1961). Reorders `values`.
-
-    Written here, because numba needs five seconds to compile `np.partition`.
-    """
-    low, high = 0, len(values) - 1
-    while low < high:
-        pivot = values[(low + high) // 2]
-        i, j = low, high
-        while i <= j:
-            while values[i] < pivot:
-                i += 1
-            while values[j] > pivot:
-                j -= 1
-            if i <= j:
-                values[i], values[j] = values[j], values[i]
-                i += 1
-                j -= 1
-        if n <= j:
-            high = j
-        elif n >= i:
-            low = i
-        else:
-            break
-    return values[n]
 
 
 @compiled()

@@ -2,21 +2,28 @@
 
 A node's items are divided among its b children by binary splits, b → ⌊b/2⌋ + ⌈b/2⌉ → … → 1. A split is spherical 2-means with the sizes
 given: items are sorted by ⟨x, c_right − c_left⟩ and cut where the balanced tree wants it; the centres are recomputed until no item
-changes side. All splits of a round are made together, so the cost is about log₂(I) passes over the embeddings per iteration. By hand:
+changes side. The cost is about log₂(I) passes over the embeddings per iteration, and no copy of them is made. Compiled by numba. By hand:
 scikit-learn's k-means does not balance its clusters.
 
-Legend: I items, D embedding width, R rows at work, G groups being split.
+Legend: I items, D embedding width, R rows of a group, G groups being split.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.compiled_code import compiled
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.tree import Tree
 from training.trees.balanced import balanced_tree, level_edges, tree_height
+from training.trees.quickselect import nth_smallest
 
+Array = NDArray[Any]
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
 
@@ -33,56 +40,109 @@ def kmeans_tree(embeddings_ID: Float32, branching: int, *, seed: int, max_iterat
         raise InvalidData("embeddings_ID", f"{embeddings_ID.dtype}{list(embeddings_ID.shape)}", "finite float32[I, D], neither of them 0")
     if max_iterations < 1:
         raise InvalidConfig("max_iterations", max_iterations, "at least 1")
-    items = len(embeddings_ID)
+    items, threads = len(embeddings_ID), numba.get_num_threads()
     rng = np.random.default_rng(seed)
-    x_ID = _unit_rows(embeddings_ID.astype(np.float32))
+    x_ID = _unit_rows(embeddings_ID.astype(np.float32, copy=False))
     order = rng.permutation(items).astype(np.int64)  # ties are broken by a random order: item rows may be sorted by a property of the items
-    for h in range(1, tree_height(items, branching)):
-        edges = level_edges(items, branching**h)
-        first_G = np.arange(branching ** (h - 1)) * branching
-        nodes_G = np.full(len(first_G), branching, np.int64)
-        while len(first_G):
-            half_G = nodes_G // 2
-            start_G, cut_G, stop_G = edges[first_G], edges[first_G + half_G], edges[first_G + nodes_G]
-            slots = _ranges(start_G, stop_G)
-            rows = order[slots]
-            order[slots] = rows[_split_all(x_ID[rows], stop_G - start_G, cut_G - start_G, rng, max_iterations)]
-            first_G = np.stack([first_G, first_G + half_G], axis=1).ravel()
-            nodes_G = np.stack([half_G, nodes_G - half_G], axis=1).ravel()
-            first_G, nodes_G = first_G[nodes_G > 1], nodes_G[nodes_G > 1]
+    with ThreadPoolExecutor(threads) as pool:
+        for h in range(1, tree_height(items, branching)):
+            edges = level_edges(items, branching**h)
+            first_G = np.arange(branching ** (h - 1)) * branching
+            nodes_G = np.full(len(first_G), branching, np.int64)
+            while len(first_G):
+                half_G = nodes_G // 2
+                start_G, cut_G, stop_G = edges[first_G], edges[first_G + half_G], edges[first_G + nodes_G]
+                _split_all(pool, threads, x_ID, order, (start_G, cut_G, stop_G), rng, max_iterations)
+                first_G = np.stack([first_G, first_G + half_G], axis=1).ravel()
+                nodes_G = np.stack([half_G, nodes_G - half_G], axis=1).ravel()
+                first_G, nodes_G = first_G[nodes_G > 1], nodes_G[nodes_G > 1]
     return balanced_tree(order, branching)
 
 
-def _split_all(x_RD: Float32, size_G: Int64, left_G: Int64, rng: np.random.Generator, max_iterations: int) -> Int64:
-    """int64[R]: a permutation that puts the left part of every group first; groups are consecutive rows, of at least two each."""
-    start_G = np.cumsum(size_G) - size_G
+def _split_all(
+    pool: ThreadPoolExecutor,
+    threads: int,
+    x_ID: Float32,
+    order: Int64,
+    places_G: tuple[Int64, Int64, Int64],
+    rng: np.random.Generator,
+    max_iterations: int,
+) -> None:
+    """Reorders places start … stop − 1 of each group in `order` so that its left part, up to the cut, comes first.
+
+    places_G  start, cut and stop; groups have at least two items each
+    """
+    start_G, _, stop_G = places_G
+    size_G = stop_G - start_G
     one_G = rng.integers(size_G)
     other_G = (one_G + 1 + rng.integers(size_G - 1)) % size_G  # another member
-    axis_GD = x_RD[start_G + other_G] - x_RD[start_G + one_G]
-    permutation = np.arange(len(x_RD))
-    is_left_R = np.zeros(len(x_RD), np.bool_)
-    slots = permutation.copy()  # rows of the groups that still move
-    for _ in range(max_iterations):
-        group_R = np.repeat(np.arange(len(size_G)), size_G)
-        score_R = np.einsum("rd,rd->r", x_RD, axis_GD[group_R])
-        by_score = np.lexsort((score_R, group_R))
-        place_R = np.arange(len(by_score)) - np.repeat(start_G, size_G)
-        now_left_R = np.empty(len(by_score), np.bool_)
-        now_left_R[by_score] = place_R < left_G[group_R]
-        permutation[slots] = slots[by_score]
-        moved_G = np.logical_or.reduceat(now_left_R != is_left_R, start_G)
-        if not moved_G.any():
-            break
-        if not moved_G.all():
-            kept_R = moved_G[group_R]
-            x_RD, slots, now_left_R = x_RD[kept_R], slots[kept_R], now_left_R[kept_R]
-            size_G, left_G = size_G[moved_G], left_G[moved_G]
-            start_G = np.cumsum(size_G) - size_G
-        is_left_R = now_left_R
-        sum_GD = np.add.reduceat(x_RD, start_G)
-        left_sum_GD = np.add.reduceat(np.where(is_left_R[:, None], x_RD, np.float32(0)), start_G)
-        axis_GD = _unit_rows(sum_GD - left_sum_GD) - _unit_rows(left_sum_GD)
-    return permutation
+    score_I = np.empty(len(order), np.float32)
+    # Groups do not depend on each other: threads change nothing but the time.
+    cuts = np.searchsorted(np.cumsum(size_G), np.linspace(0, size_G.sum(), 4 * threads + 1)[1:-1]).tolist()
+
+    def part(first: int, last: int) -> None:
+        _split_groups(x_ID, order, *places_G, one_G, other_G, first, last, max_iterations, score_I)
+
+    list(pool.map(part, [0, *cuts], [*cuts, len(size_G)]))
+    slots = _ranges(start_G, stop_G)
+    order[slots] = order[slots][np.lexsort((score_I[slots], np.repeat(np.arange(len(size_G)), size_G)))]
+
+
+@compiled(fastmath={"reassoc", "contract"})
+def _split_groups(
+    x_ID: Array,
+    order: Array,
+    start_G: Array,
+    cut_G: Array,
+    stop_G: Array,
+    one_G: Array,
+    other_G: Array,
+    first: int,
+    last: int,
+    max_iterations: int,
+    score_I: Array,
+) -> None:
+    """For groups first … last − 1, writes the score of each place by which its group is sorted in the end."""
+    width = x_ID.shape[1]
+    axis = np.empty(width, np.float32)
+    sums = np.empty((2, width), np.float64)
+    for group in range(first, last):
+        start, stop, left = start_G[group], stop_G[group], cut_G[group] - start_G[group]
+        is_left = np.zeros(stop - start, np.bool_)
+        one, other = order[start + one_G[group]], order[start + other_G[group]]
+        for d in range(width):
+            axis[d] = x_ID[other, d] - x_ID[one, d]
+        for _ in range(max_iterations):
+            for place in range(start, stop):
+                item, score = order[place], np.float32(0)
+                for d in range(width):
+                    score += x_ID[item, d] * axis[d]
+                score_I[place] = score
+            if not _sides(score_I[start:stop], left, is_left):
+                break
+            sums[:] = 0
+            for place in range(start, stop):
+                item, side = order[place], 0 if is_left[place - start] else 1
+                for d in range(width):
+                    sums[side, d] += x_ID[item, d]
+            lengths = np.sqrt((sums * sums).sum(axis=1))
+            for d in range(width):
+                right = sums[1, d] / lengths[1] if lengths[1] > 0 else 0.0
+                axis[d] = right - (sums[0, d] / lengths[0] if lengths[0] > 0 else 0.0)
+
+
+@compiled()
+def _sides(score_R: Array, left: int, is_left_R: Array) -> bool:
+    """The `left` lowest scores are on the left, of equal ones the first; whether one changed side."""
+    border, equal, moved = nth_smallest(score_R.copy(), left), left, False
+    for row in range(len(score_R)):
+        equal -= score_R[row] < border
+    for row in range(len(score_R)):
+        now_left = score_R[row] < border or (score_R[row] == border and equal > 0)
+        equal -= score_R[row] == border
+        moved |= is_left_R[row] != now_left
+        is_left_R[row] = now_left
+    return moved
 
 
 def _unit_rows(x: Float32) -> Float32:

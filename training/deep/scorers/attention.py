@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from training.deep.scorers.heads import MlpHead, SharedPReLU
-from training.deep.scorers.lookup import lookup
+from training.deep.scorers.lookup import Rows, lookup
 
 BLOCK_BYTES = {"cpu": 1 << 23, "cuda": 1 << 30}
 """Hidden attention units that training holds at a time: what a processor's cache keeps, and what a GPU needs to be busy."""
@@ -53,7 +53,7 @@ class BehaviourEncoder(nn.Module):
         self.register_buffer("member_TW", member_TW, persistent=False)
         self.member_TW: Tensor
 
-    def forward(self, history_nodes: Tensor, node_rows: Tensor) -> Tensor:
+    def forward(self, history_nodes: Tensor, node_rows: Rows) -> Tensor:
         present_BLT = (history_nodes >= 0).to(node_rows.dtype)
         count_BLT = present_BLT @ (self.member_TW @ self.member_TW.T)  # the number of behaviours in each behaviour's window
         share_BLT = present_BLT / count_BLT.clamp(min=1)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from training.deep.scorers.lookup import lookup
+from training.deep.scorers.lookup import Rows, lookup
 
 
 class WindowEncoder(nn.Module):
@@ -36,7 +36,7 @@ class WindowEncoder(nn.Module):
         self.register_buffer("member_WT", member_WT, persistent=False)
         self.member_WT: Tensor
 
-    def forward(self, history_nodes: Tensor, node_rows: Tensor) -> Tensor:
+    def forward(self, history_nodes: Tensor, node_rows: Rows) -> Tensor:
         if node_rows.device.type == "cpu" and not torch.compiler.is_exporting():
             return self._without_padding(
                 history_nodes, node_rows
@@ -47,7 +47,7 @@ class WindowEncoder(nn.Module):
         rows_BLTD = lookup(history_nodes.clamp(min=0), node_rows)
         return (weight_B1WT @ rows_BLTD).flatten(2)
 
-    def _without_padding(self, history_nodes: Tensor, node_rows: Tensor) -> Tensor:
+    def _without_padding(self, history_nodes: Tensor, node_rows: Rows) -> Tensor:
         """The same sums, gathering only the rows of behaviours that are not padding."""
         batch, levels, _ = history_nodes.shape
         present_BT = history_nodes[:, 0] >= 0
@@ -71,5 +71,5 @@ class VectorEncoder(nn.Module):
         self.mean_F: Tensor
         self.scale: Tensor
 
-    def forward(self, vector: Tensor, node_rows: Tensor) -> Tensor:
+    def forward(self, vector: Tensor, node_rows: Rows) -> Tensor:
         return ((vector - self.mean_F) * self.scale).unsqueeze(1)

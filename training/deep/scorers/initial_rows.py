@@ -3,7 +3,7 @@
 A factorisation of the training users' lists already holds which items co-occur; random rows must learn that first. On dense logs this only
 shortens the start of a run: random rows reach the same recall later (benchmarks/results).
 
-Legend: N nodes, I items, D node row.
+Legend: N nodes, I items, D node row, K columns at a time.
 """
 
 from __future__ import annotations
@@ -15,25 +15,40 @@ from espalier.tree import Tree
 
 Float32 = NDArray[np.float32]
 
+COLUMNS = 16
+"""Of rows that are summed at a time, in float64."""
+
 
 def rows_from_embeddings(tree: Tree, embeddings_ID: Float32, std: float) -> Float32:
     """float32[N, D]: means over the items below of unit-length embeddings, scaled to root mean square `std` on each level.
 
     Nodes without items get zero rows.
     """
-    length = np.linalg.norm(embeddings_ID, axis=1, keepdims=True)
-    rows_ND = np.zeros((tree.node_count, embeddings_ID.shape[1]))
-    rows_ND[tree.leaf_of_item] = np.divide(embeddings_ID, length, out=np.zeros_like(embeddings_ID), where=length > 0)
+    length_I = np.linalg.norm(embeddings_ID, axis=1)
+    scale_I = np.divide(1, length_I, out=np.zeros(len(length_I)), where=length_I > 0)
+    rows_ND = np.empty((tree.node_count, embeddings_ID.shape[1]), np.float32)
+    squares_L = np.zeros(tree.height + 1)
+    for start in range(0, embeddings_ID.shape[1], COLUMNS):
+        columns = slice(start, start + COLUMNS)
+        means_NK = _means_below(tree, embeddings_ID[:, columns] * scale_I[:, None])
+        squares_L += [np.square(means_NK[tree.level(h).start : tree.level(h).stop]).sum() for h in range(tree.height + 1)]
+        rows_ND[:, columns] = means_NK
+    for h in range(tree.height + 1):
+        size = np.sqrt(squares_L[h] / (tree.level_size(h) * embeddings_ID.shape[1]))
+        rows_ND[tree.level(h).start : tree.level(h).stop] *= std / size if size > 0 else 0
+    return rows_ND
+
+
+def _means_below(tree: Tree, values_IK: NDArray[np.float64]) -> NDArray[np.float64]:
+    """float64[N, K]: means over the items below."""
+    means_NK = np.zeros((tree.node_count, values_IK.shape[1]))
+    means_NK[tree.leaf_of_item] = values_IK
     for h in range(tree.height - 1, -1, -1):
         span = tree.level(h)
-        below = rows_ND[: tree.level_offset[h + 2]]
-        rows_ND[span.start : span.stop] = np.add.reduceat(below, tree.first_child[span.start : span.stop])
-    rows_ND /= np.maximum(tree.items_below, 1)[:, None]
-    for h in range(tree.height + 1):
-        level = rows_ND[tree.level(h).start : tree.level(h).stop]
-        size = np.sqrt(np.mean(level**2))
-        level *= std / size if size > 0 else 0
-    return rows_ND.astype(np.float32)
+        below = means_NK[: tree.level_offset[h + 2]]
+        means_NK[span.start : span.stop] = np.add.reduceat(below, tree.first_child[span.start : span.stop])
+    means_NK /= np.maximum(tree.items_below, 1)[:, None]
+    return means_NK
 
 
 def popularity_biases(tree: Tree, events_I: NDArray[np.float64], gamma: float) -> Float32:

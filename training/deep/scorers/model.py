@@ -16,8 +16,9 @@ from espalier.tree import Tree
 from training.deep.scorers.attention import AttentionHead, BehaviourEncoder
 from training.deep.scorers.encoders import VectorEncoder, WindowEncoder
 from training.deep.scorers.heads import MlpHead, ProductHead
-from training.deep.scorers.lookup import lookup, rows_of
+from training.deep.scorers.lookup import Rows, lookup, rows_of
 from training.deep.scorers.sequence import Reader, SequencePart, SequenceQuery, TransformerStates
+from training.deep.scorers.shared_rows import SharedRows
 from training.deep.scorers.window_states import WindowStates
 from training.onnx_graphs import onnx_bytes
 from training.specification.deep import DeepConfig
@@ -31,7 +32,8 @@ Head = ProductHead | MlpHead | AttentionHead
 class NodeScorer(nn.Module):
     """g(query, node) → logit, over all nodes of a tree.
 
-    node_rows      float32[N, D], drawn from N(0, init_std²)
+    node_rows      float32[N, D], drawn from N(0, init_std²); where processes share the rows, this process's (`training.deep.row_shares`)
+    shared         all rows, where processes share them
     content_table  float32[F, D], what the features of items add to the rows of their leaves (`training.deep.content_rows`); None: nothing
     """
 
@@ -43,37 +45,44 @@ class NodeScorer(nn.Module):
         self.register_parameter("content_table", None)
         self.encoder = encoder
         self.head = head
+        self.shared: SharedRows | None = None
+
+    @property
+    def table(self) -> Rows:
+        """All node rows, wherever they are."""
+        return self.node_rows if self.shared is None else self.shared
 
     def state(self, query: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """history_nodes [B, L, T], history_leaves [B, T] or vector [B, F] → query states [B, L, S] (L = 1 for vectors).
 
         generator  of what a head with dropout drops; without one, as in serving, nothing is
         """
-        features_BLF = self.encoder(query, self.node_rows)
+        features_BLF = self.encoder(query, self.table)
         return self.head.state(features_BLF, generator) if isinstance(self.head, ProductHead) else self.head.state(features_BLF)
 
     def logits(self, state_BLS: Tensor, nodes_BC: Tensor, level: int) -> Tensor:
         """Logits [B, C] of nodes on one level."""
-        rows_BCD = lookup(nodes_BC, self.node_rows)
+        rows_BCD = lookup(nodes_BC, self.table)
         state = state_BLS[:, 0 if state_BLS.shape[1] == 1 else level]
         logits: Tensor = self.head(state, rows_BCD)
         return logits
 
     def logits_of_level(self, state_BLS: Tensor, level: int, span: range) -> Tensor:
         """Logits [B, n] of all nodes `span` of a level, for a `ProductHead`: one matrix product, rounded to bfloat16 under autocast."""
-        return state_BLS[:, 0 if state_BLS.shape[1] == 1 else level] @ rows_of(span, self.node_rows).T
+        return state_BLS[:, 0 if state_BLS.shape[1] == 1 else level] @ rows_of(span, self.table).T
 
 
-def new_model(config: DeepConfig, tree: Tree, vector_width: int | None = None) -> NodeScorer:
+def new_model(config: DeepConfig, tree: Tree, vector_width: int | None = None, nodes: int | None = None) -> NodeScorer:
     """The model of a whole configuration over a tree, with random weights, from torch's generator as it stands.
 
     vector_width  queries are vectors so wide, not histories
+    nodes         node rows that it begins with; None: those of the tree
     """
-    scorer = config.scorer
+    scorer, nodes = config.scorer, tree.node_count if nodes is None else nodes
     if not isinstance(scorer, SequenceScorer):
-        return new_scorer(scorer, config.windowed_instances.windows, tree.node_count, vector_width)
+        return new_scorer(scorer, config.windowed_instances.windows, nodes, vector_width)
     encoder = SequenceQuery(config.history_length, sequence_parts(scorer, config.history_length, tree.height + 1))
-    return NodeScorer(tree.node_count, scorer.node_dim, encoder, ProductHead(scorer.node_dim, scorer.node_dim, None), scorer.init_std)
+    return NodeScorer(nodes, scorer.node_dim, encoder, ProductHead(scorer.node_dim, scorer.node_dim, None), scorer.init_std)
 
 
 def sequence_parts(config: SequenceScorer, length: int, levels: int) -> list[SequencePart]:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from training.deep.scorers.lookup import lookup
+from training.deep.scorers.lookup import Rows, lookup
 from training.deep.scorers.transformer import Dropout, SequenceEncoder
 from training.deep.scorers.window_states import WindowStates
 
@@ -84,7 +84,7 @@ class SequenceQuery(nn.Module):
     def each(self) -> list[SequencePart]:
         return [part for part in self.parts if isinstance(part, SequencePart)]
 
-    def forward(self, history_leaves: Tensor, node_rows: Tensor) -> Tensor:
+    def forward(self, history_leaves: Tensor, node_rows: Rows) -> Tensor:
         rows_BTD = lookup(history_leaves.clamp(min=0), node_rows)
         states = []
         for part in self.each:
@@ -92,11 +92,12 @@ class SequenceQuery(nn.Module):
             states += [state_BLD, torch.ones_like(state_BLD[..., :1])]
         return torch.cat(states[:-1], 2)
 
-    def states(self, leaves_BT: Tensor, node_rows: Tensor, generator: torch.Generator | None) -> list[Tensor]:
+    def states(self, leaves_BT: Tensor, node_rows: Rows, generator: torch.Generator | None, rows: int | None = None) -> list[Tensor]:
         """[B, X, D] of each part: z before the first item and after each; oldest first, −1 behind the newest.
 
         generator  of what is dropped; None: nothing is
+        rows       of the whole batch, of which leaves_BT are those of this process; None: it is the whole batch
         """
         rows_BTD = lookup(leaves_BT.clamp(min=0), node_rows)
-        drops = [None if generator is None else Dropout(part.dropout, generator) for part in self.each]
+        drops = [None if generator is None else Dropout(part.dropout, generator, rows) for part in self.each]
         return [part.reader(part.inputs(rows_BTD), dropout) for part, dropout in zip(self.each, drops, strict=True)]

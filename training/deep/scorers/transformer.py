@@ -13,27 +13,36 @@ Legend: B sequences, T places, D width, H heads, E width of a head.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from espalier.errors import InvalidConfig, InvalidData
+from training.deep.parallel import own_rows
 
 
 class Dropout:
     """Sets a share of numbers to 0 and raises the others in proportion. The share is rounded to a multiple of 1/256.
 
     A mask takes 8 random bits a number: torch's own masks take a CPU longer than the matrix products around them.
+
+    rows  of the whole batch, of which x holds those of this process; None: x is the whole batch
     """
 
-    def __init__(self, share: float, generator: torch.Generator) -> None:
+    def __init__(self, share: float, generator: torch.Generator, rows: int | None = None) -> None:
         self.dropped_of_256 = round(256 * share)
         self.generator = generator
+        self.rows = rows
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.dropped_of_256 == 0:
             return x
-        words = torch.empty(-(-x.numel() // 8), dtype=torch.int64, device=x.device).random_(-(2**63), None, generator=self.generator)
-        byte = words.view(torch.uint8)[: x.numel()].view(x.shape)
+        shape = (len(x) if self.rows is None else self.rows, *x.shape[1:])
+        numbers = math.prod(shape)
+        words = torch.empty(-(-numbers // 8), dtype=torch.int64, device=x.device).random_(-(2**63), None, generator=self.generator)
+        byte = words.view(torch.uint8)[:numbers].view(shape)
+        byte = byte if self.rows is None else byte[own_rows(self.rows)]
         return x * ((byte >= self.dropped_of_256).to(x.dtype) * (256 / (256 - self.dropped_of_256)))
 
 

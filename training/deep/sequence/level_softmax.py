@@ -29,6 +29,7 @@ def level_softmax_loss(
     inner_N: Tensor,
     gamma: float,
     level_decay: float,
+    shares: tuple[float, float] = (1.0, 1.0),
 ) -> Tensor:
     """The loss (a scalar).
 
@@ -37,6 +38,7 @@ def level_softmax_loss(
     scale_LD  float32[L, D − 1]: s, for each level from the root on
     levels    of 1 … H; the target of every place among them
     inner_N   int64: the places at which levels above the leaves are trained
+    shares    what the leaves' mean over these places counts, and that of each level above
     """
     state_ND = torch.cat([state_ND[:, :-1], torch.zeros_like(state_ND[:, -1:])], 1)
     one_L1 = torch.ones_like(scale_LD[:, :1])
@@ -47,13 +49,13 @@ def level_softmax_loss(
         above_MD, node_MD = node_MD, row_MD * scale_LD[h]
         if gamma and above_MD is not None:
             node_MD = node_MD + gamma * above_MD[level.parent_M]
-        places = None if h == len(levels) else inner_N
-        total = total + level_decay ** (len(levels) - h) * _loss_of_level(state_ND, node_MD, level, places)
+        places, share = (None, shares[0]) if h == len(levels) else (inner_N, shares[1])
+        total = total + share * level_decay ** (len(levels) - h) * _loss_of_level(state_ND, node_MD, level, places)
     return total
 
 
 def _loss_of_level(state_ND: Tensor, node_MD: Tensor, level: LevelColumns, places: Tensor | None) -> Tensor:
-    """mean_n (log Z − mean of the targets' ranks), over all places or some."""
+    """mean_n (log Z − mean of the targets' ranks), over all places or some; 0 where there are none."""
     target_NP, own_N = level.target_NP, level.own_N
     if places is not None:
         state_ND, target_NP = state_ND[places], target_NP[places]
@@ -61,7 +63,9 @@ def _loss_of_level(state_ND: Tensor, node_MD: Tensor, level: LevelColumns, place
     column_SD = node_MD if level.column_S is None else node_MD[level.column_S]
     own_score_N = None if own_N is None else _scores(state_ND, node_MD[target_NP[:, 0]])
     target_score_N = own_score_N if own_score_N is not None and target_NP.shape[1] == 1 else _scores(state_ND, _means(node_MD, target_NP))
-    return mean_log_sum(state_ND, column_SD, level.offset_S + column_SD[:, -1], own_score_N, own_N) - target_score_N.mean()
+    return mean_log_sum(state_ND, column_SD, level.offset_S + column_SD[:, -1], own_score_N, own_N) - target_score_N.sum() / max(
+        1, len(target_score_N)
+    )
 
 
 def _scores(state_ND: Tensor, node_ND: Tensor) -> Tensor:

@@ -30,6 +30,13 @@ class Places:
     place_N: Int64
     target_NP: Int64
 
+    def of(self, sequences: slice, inner_N: Int64) -> tuple[Places, Int64]:
+        """The places of some sequences, numbered from their first, and where those of the ascending inner_N are among them."""
+        first, stop = sequences.start, sequences.stop
+        own_N = np.flatnonzero((self.sequence_N >= first) & (self.sequence_N < stop))
+        inner = np.flatnonzero(np.isin(own_N, inner_N))
+        return Places(self.sequence_N[own_N] - first, self.place_N[own_N], self.target_NP[own_N]), inner
+
 
 def trained_places(
     lists: Interactions, batch: SequenceBatch, targets: int, nearness: float, cold_share: float, rng: np.random.Generator
@@ -45,7 +52,7 @@ def trained_places(
     """
     sequence_N, place_N = np.nonzero(batch.target_BT >= 0)
     place_N += 1
-    begins = np.flatnonzero(np.isin(batch.first_B, lists.offset_U1))
+    begins = np.flatnonzero(lists.offset_U1[np.searchsorted(lists.offset_U1, batch.first_B)] == batch.first_B)
     cold = rng.permutation(begins)[: round(len(place_N) * cold_share / (1 - cold_share))]
     sequence_N, place_N = np.concatenate([np.sort(cold), sequence_N]), np.concatenate([np.zeros(len(cold), np.int64), place_N])
     next_N = batch.first_B[sequence_N] + place_N

@@ -13,12 +13,13 @@ from itertools import count, islice
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from espalier.errors import InvalidConfig
 from training.data.user_item_matrix import events_of_items
 from training.deep.content_rows import ContentRows
-from training.deep.parallel import processes
+from training.deep.gradients import clip_gradients, combine_gradients
+from training.deep.parallel import own_rows, processes
 from training.deep.prepare import Prepared
 from training.deep.scorers.lookup import lookup
 from training.deep.scorers.model import NodeScorer
@@ -28,6 +29,7 @@ from training.deep.sequence.columns import ColumnSource
 from training.deep.sequence.level_softmax import level_softmax_loss
 from training.deep.sequence.places import trained_places
 from training.deep.topology import Topology
+from training.deep.transfer import on_device
 from training.specification.deep import SequenceConfig
 
 MAX_NORM = 1.0
@@ -35,7 +37,7 @@ MAX_NORM = 1.0
 
 
 class SequenceSteps:
-    """One step after the other. Raises InvalidConfig where several processes train.
+    """One step after the other. Where several processes train, each takes its sequences of every batch.
 
     topology  its eligible items are the columns of the softmax
     content   of rows, where they have a part from it
@@ -50,8 +52,6 @@ class SequenceSteps:
         bfloat16: bool,
         content: ContentRows | None = None,
     ) -> None:
-        if processes() > 1:
-            raise InvalidConfig("torchrun", f"{processes()} processes", f"one process, since kind {config.kind} is trained by one")
         if not isinstance(model.encoder, SequenceQuery):
             raise InvalidConfig("scorer.kind", config.scorer.kind, "a model with a sequence encoder")
         lists, users = prepared.interactions, prepared.split.train
@@ -76,7 +76,10 @@ class SequenceSteps:
         self.batches = islice(self._endless(), step, None)
 
     def make(self, step: int) -> Tensor:
-        """The next batch and one update, with the learning rate of `step`; returns the loss (a scalar on the device)."""
+        """The next batch and one update, with the learning rate of `step`; returns this process's loss (a scalar on the device).
+
+        The mean of the losses over the processes is the batch's.
+        """
         config, device = self.config, self.topology.device
         rate = config.optimiser.learning_rate_at(step)
         for group in self.optimiser.param_groups:
@@ -85,7 +88,8 @@ class SequenceSteps:
         with nullcontext() if self.content is None else self.content.dropped(self.model, config.seed * 1_000_003 + step):
             loss = self._loss(next(self.batches), np.random.default_rng([config.seed, 3, step]))
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)  # the gradient of the content table counts
+            combine_gradients(self.model)
+        clip_gradients(self.model, MAX_NORM)  # the gradient of the content table counts
         kept = 1 - rate * config.optimiser.weight_decay
         with nullcontext() if self.content is None else self.content.followed(self.model, kept):
             self.optimiser.step()
@@ -96,14 +100,17 @@ class SequenceSteps:
         generator = torch.Generator(device).manual_seed(int(rng.integers(2**63)))
         instances = config.instances
         places = trained_places(self.lists, batch, instances.targets, config.nearness, instances.cold_share, rng)
-        count = len(places.place_N)
+        count, sequences = len(places.place_N), len(batch.history_BT)
         inner = np.sort(rng.permutation(count)[: max(1, round(objective.inner_share * count))])
-        leaves_BT = self.topology.leaf_of_item_I1[torch.from_numpy(batch.history_BT).to(device)]
+        own, inner_count = own_rows(sequences), len(inner)
+        places, inner = places.of(own, inner)
+        shares = processes() * len(places.place_N) / count, processes() * len(inner) / inner_count
+        leaves_BT = self.topology.leaf_of_item_I1[on_device(batch.history_BT[own], device)]
         with torch.autocast(device.type, torch.bfloat16, enabled=self.bfloat16):
-            states = self.encoder.states(leaves_BT, self.model.node_rows, generator)
-        levels = self.columns.levels(torch.from_numpy(places.target_NP).to(device), generator)
-        rows = [lookup(level.nodes_M, self.model.node_rows) for level in levels]
-        sequence_N, place_N, inner_N = (torch.from_numpy(array).to(device) for array in (places.sequence_N, places.place_N, inner))
+            states = self.encoder.states(leaves_BT, self.model.table, generator, sequences)
+        levels = self.columns.levels(on_device(places.target_NP, device), generator)
+        rows = [lookup(level.nodes_M, self.model.table) for level in levels]
+        sequence_N, place_N, inner_N = (on_device(array, device) for array in (places.sequence_N, places.place_N, inner))
         total = torch.zeros((), device=device)
         for part, state_BXD in zip(self.encoder.each, states, strict=True):
             state_ND = state_BXD[sequence_N, place_N]
@@ -115,5 +122,6 @@ class SequenceSteps:
                 inner_N,
                 objective.gamma,
                 objective.level_decay,
+                shares,
             )
         return total

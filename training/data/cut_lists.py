@@ -1,0 +1,71 @@
+"""Lists without the events that are held out, in a file beside the log's own.
+
+Knows users and their events. Does not know what is held out, or why. Events are read in chunks, so that a log of any size can be cut.
+
+Legend: U users, E events.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.errors import InvalidData
+from training.data import grouping
+from training.data.grouping import user_chunks
+from training.data.interactions import Interactions
+
+Int64 = NDArray[np.int64]
+Kept = Callable[[slice], NDArray[np.bool_]]
+"""Tells of the events of some whole users which of them stay."""
+
+LISTS_FILE = "lists.int32"
+"""Name, inside the work folder, of the file behind the events of lists that a split has cut."""
+
+
+def first_events(interactions: Interactions, count_U: Int64) -> Kept:
+    """Of some users' events, whether one is among the first so many of its user."""
+    offset_U1 = interactions.offset_U1
+
+    def kept(events: slice) -> NDArray[np.bool_]:
+        first, last = np.searchsorted(offset_U1, [events.start, events.stop]).tolist()
+        end = offset_U1[first:last] + count_U[first:last]
+        before: NDArray[np.bool_] = np.arange(events.start, events.stop) < np.repeat(end, np.diff(offset_U1[first : last + 1]))
+        return before
+
+    return kept
+
+
+def with_events(interactions: Interactions, kept: Kept, work: Path) -> Interactions:
+    """The same users and items with some of the events, which lie in a file under `work`."""
+    offset_U1, count_U = interactions.offset_U1, np.zeros(interactions.user_count, np.int64)
+    with tempfile.NamedTemporaryFile(dir=work, prefix="reading-", delete=False) as file:
+        for first, last in user_chunks(offset_U1, grouping.CHUNK):
+            events = slice(int(offset_U1[first]), int(offset_U1[last]))
+            if events.start < events.stop:
+                kept_E = kept(events)
+                interactions.item_of_event_E[events][kept_E].tofile(file)
+                count_U[first:last] = counts_by_user(kept_E, offset_U1[first : last + 1])
+    if not count_U.any():
+        Path(file.name).unlink()
+        raise InvalidData("log", f"{interactions.event_count} events, all held out", "data.split that leaves events to learn from")
+    os.replace(file.name, work / LISTS_FILE)  # replacing: an earlier result that still maps the old file stays intact
+    return replace(
+        interactions,
+        offset_U1=np.concatenate([[0], np.cumsum(count_U)]).astype(np.int64),
+        item_of_event_E=np.memmap(work / LISTS_FILE, np.int32, mode="r"),
+        time_of_event_E=None,
+    )
+
+
+def counts_by_user(true_E: NDArray[np.bool_], offset: Int64) -> Int64:
+    """How many events of each user are true; those of all are offset[0] … offset[−1] − 1."""
+    before = np.concatenate([[0], np.cumsum(true_E)])
+    counts: Int64 = np.diff(before[offset - offset[0]]).astype(np.int64)
+    return counts

@@ -1,0 +1,112 @@
+"""The values of a log's columns, checked: ids, categories and timestamps, with errors that say where a wrong one is.
+
+Knows columns of values. Does not know files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from espalier.errors import InvalidData
+from training.specification.log_format import Column
+
+Stamps = NDArray[np.int64] | NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a block of values comes from, to check them and to say which one is wrong.
+
+    first_row  rows before the block, in the file or in its row group
+    group      number of the row group (1 = the first), of Parquet
+    """
+
+    file: str
+    first_row: int
+    columns: Mapping[str, Column]
+    group: int | None = None
+
+    def wrong(self, role: str, row: int, value: object, expected: str) -> InvalidData:
+        group = "" if self.group is None else f"row group {self.group}, "
+        field = f"{self.file}: {group}row {self.first_row + row + 1}, column {role}"
+        return InvalidData(field, value, f"{expected} in column {self._column(role)}")
+
+    def _column(self, role: str) -> str:
+        return repr(self.columns[role])
+
+    def strings(self, role: str, values: pa.Array) -> pa.Array:
+        """A column of ids or names as strings; integers (Parquet) are written out."""
+        if pa.types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        fits = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_integer)
+        if not any(fit(values.type) for fit in fits):
+            raise InvalidData(f"{self.file}: column {role}", str(values.type), f"strings or integers in column {self._column(role)}")
+        return values.cast(pa.string())
+
+    def ids(self, role: str, values: pa.Array) -> pa.Array:
+        ids = self.strings(role, values)
+        missing = np.flatnonzero(pc.equal(pc.coalesce(ids, pa.scalar("")), "").to_numpy(zero_copy_only=False))
+        if len(missing):
+            row = int(missing[0])
+            raise self.wrong(role, row, ids[row].as_py(), "an id")
+        return ids
+
+    def categories(self, values: pa.Array) -> pa.Array:
+        names = self.strings("category", values)
+        return pc.if_else(pc.equal(names, ""), pa.scalar(None, pa.string()), names)
+
+    def timestamps(self, values: pa.Array, kind: Literal["integer", "float", "datetime"]) -> Stamps:
+        """int64 (integers, or microseconds of a date and time) or float64."""
+        parse, expected = {
+            "integer": (_integers, "an integer"),
+            "float": (_floats, "a finite number"),
+            "datetime": (_microseconds, "an ISO 8601 date and time (all with a zone or all without)"),
+        }[kind]
+        stamps = parse(values)
+        if stamps is not None:
+            return stamps
+        row = _first_where(lambda n: parse(values[:n]) is None, len(values)) - 1
+        raise self.wrong("timestamp", row, values[row].as_py(), expected)
+
+
+def _integers(values: pa.Array) -> Stamps | None:
+    return _cast(values, pa.int64())
+
+
+def _floats(values: pa.Array) -> Stamps | None:
+    return _cast(values, pa.float64())
+
+
+def _microseconds(values: pa.Array) -> Stamps | None:
+    zones = (None, "UTC") if pa.types.is_string(values.type) else (getattr(values.type, "tz", None),)
+    return next((stamps for zone in zones if (stamps := _cast(values, pa.timestamp("us", zone))) is not None), None)
+
+
+def _cast(values: pa.Array, to: pa.DataType) -> Stamps | None:
+    """The values as numbers, or None when one of them is missing, unreadable or not finite."""
+    try:
+        cast = values.cast(to)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+    if pa.types.is_timestamp(to):
+        cast = cast.cast(pa.int64())
+    if cast.null_count:
+        return None
+    stamps: Stamps = cast.to_numpy(zero_copy_only=False)
+    return stamps if np.isfinite(stamps).all() else None
+
+
+def _first_where(holds: Callable[[int], bool], last: int) -> int:
+    """The smallest n in 1 … last for which a condition holds that stays true once true; it holds for `last`."""
+    low, high = 1, last
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low

@@ -1,0 +1,114 @@
+"""Which processes hold the node rows of a model, and how rows come from process 0 to all and back.
+
+A step needs node rows, their gradient and Adam's two means, and a run the averaged and the best rows: 24 bytes for each number of a row.
+Where several processes share the rows, each holds its part of all six, and a full table exists nowhere while they train. Process 0 makes
+the first rows, and gets the last ones, one table of 4 bytes a number.
+
+Legend: N nodes, D node row, P processes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from espalier.tree import Tree
+from training.deep.parallel import from_first, process, processes
+from training.deep.scorers.model import NodeScorer
+from training.deep.scorers.shared_rows import SharedRows, own_count
+
+log = logging.getLogger(__name__)
+
+BYTES = 24
+"""Of rows, gradient, Adam's means, averaged and best rows, for each number of a node row."""
+FEW_BYTES = 1 << 30
+"""Processes that may choose hold all rows each where these take no more bytes: then nothing has to be exchanged."""
+BLOCK = 1 << 15
+"""Rows of a process that travel at a time."""
+
+
+def shares_rows(wanted: bool | None, tree: Tree, width: int) -> bool:
+    """Whether the processes share the node rows; `wanted` None: where they are large. One process alone has none to share with."""
+    if processes() == 1:
+        return False
+    return tree.node_count * width * BYTES > FEW_BYTES if wanted is None else wanted
+
+
+@torch.no_grad()
+def share_rows(model: NodeScorer, nodes: int, device: torch.device) -> None:
+    """Let all processes share the rows float32[N, D] of process 0's model, and move the model to the device; a collective call."""
+    width = model.node_rows.shape[1]
+    whole_ND = model.node_rows.detach() if process() == 0 else None
+    own_nD = torch.empty((own_count(nodes), width), device=device)
+    size = BLOCK * processes()
+    for start in range(0, nodes, size):
+        rows = min(size, nodes - start)
+        block = torch.empty((rows, width), device=device) if whole_ND is None else whole_ND[start : start + rows].to(device)
+        dist.broadcast(block, 0)
+        part = block[process() :: processes()]
+        own_nD[start // processes() : start // processes() + len(part)] = part
+    model.node_rows = nn.Parameter(own_nD)
+    model.to(device)
+    model.shared = SharedRows(model.node_rows, nodes)
+
+
+def share_weights(model: NodeScorer) -> None:
+    """All processes take the weights of process 0, but for shared rows."""
+    from_first(values for name, values in model.state_dict().items() if model.shared is None or name != "node_rows")
+
+
+@torch.no_grad()
+def gather_rows(own_nD: Tensor, nodes: int, into_ND: Tensor | None) -> None:
+    """Write what processes hold of [N, D] into process 0's into_ND; the others pass None. A collective call, in blocks."""
+    for start in range(0, len(range(0, nodes, processes())), BLOCK):
+        rows = min(BLOCK, len(range(0, nodes, processes())) - start)  # process 0 holds the most: another may lack the last
+        part = own_nD.new_zeros((rows, *own_nD.shape[1:]))
+        mine = own_nD[start : start + rows]
+        part[: len(mine)] = mine
+        parts = [torch.empty_like(part) for _ in range(processes())] if into_ND is not None else None
+        dist.gather(part, parts)
+        if into_ND is not None and parts is not None:
+            first = start * processes()
+            block = torch.stack(parts, 1).flatten(0, 1)[: nodes - first]
+            into_ND[first : first + len(block)] = block
+
+
+@torch.no_grad()
+def unshare_rows(model: NodeScorer) -> None:
+    """Give process 0's model all rows; the others keep theirs, and can no longer be used. A collective call."""
+    if model.shared is None:
+        return
+    nodes, device = model.shared.nodes, model.node_rows.device
+    whole_ND = torch.empty((nodes, model.node_rows.shape[1])) if process() == 0 else None  # not on a GPU: its share still lies there
+    gather_rows(model.node_rows.detach(), nodes, whole_ND)
+    model.shared = None
+    if whole_ND is not None:
+        model.node_rows = nn.Parameter(torch.empty(0))
+        model.node_rows = nn.Parameter(whole_ND.to(device))
+
+
+def map_rows(content: dict[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """A checkpoint's content with other node rows: those of the model, averaged and best, and Adam's means of them.
+
+    The node rows are a model's first parameter. Every process comes to the tables in the same order.
+    """
+    states = dict(content["optimiser"]["state"])
+    if 0 in states:
+        states[0] = {name: change(value) if value.dim() == 2 else value for name, value in states[0].items()}
+    best = content["progress"]["best"]
+    return content | {
+        "model": content["model"] | {"node_rows": change(content["model"]["node_rows"])},
+        "averaged": content["averaged"] | {"module.node_rows": change(content["averaged"]["module.node_rows"])},
+        "optimiser": content["optimiser"] | {"state": states},
+        "progress": content["progress"] | {"best": best | {"node_rows": change(best["node_rows"])} if best else best},
+    }
+
+
+def own_rows_of(whole_ND: Tensor) -> Tensor:
+    """This process's rows of a whole table, in memory of their own."""
+    return whole_ND[process() :: processes()].clone()
