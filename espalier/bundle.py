@@ -30,6 +30,10 @@ and, where past items speak for others,
 
     memory.safetensors  the arrays of espalier.memory
 
+and, where it is one of the shards of a bundle,
+
+    shard.safetensors   which of that bundle's items and nodes it holds (espalier.shard_parts)
+
 and, where the content of items enters their rows,
 
     content.onnx        features[I, X] of items and their values → leaf rows[I, D]
@@ -71,6 +75,7 @@ from espalier.manifest import (
 from espalier.memory import Memory
 from espalier.packed_chunks import unpacked
 from espalier.queries import HistoryKind, TextKind, VectorKind
+from espalier.shard_parts import ShardParts
 from espalier.stacking import Stacking
 from espalier.tail import Tail
 from espalier.tree import Tree
@@ -84,11 +89,13 @@ GRAPH_PARTS = (*COMMON_PARTS, "nodes.safetensors", "query.onnx", "scorer.onnx")
 WEIGHTS, RANKER, MEMORY = "weights.safetensors", "ranker.onnx", "memory.safetensors"
 CONTENT, CONTENT_ARRAYS = "content.onnx", "content.safetensors"
 CHUNKS, TEXT, TAIL, STACKING = "chunks.safetensors", "text.safetensors", "tail.safetensors", "stacking.safetensors"
-LABEL_COUNTS = "label-counts.safetensors"
+LABEL_COUNTS, SHARD = "label-counts.safetensors", "shard.safetensors"
 LINEAR_PARTS = (*COMMON_PARTS, CHUNKS)
 FOREST_PARTS = tuple((f"tree-{number}.safetensors", f"chunks-{number}.safetensors") for number in range(2, MAX_TREES + 1))
 """The files of a forest's trees after the first."""
-ALL_PARTS = (*GRAPH_PARTS, CHUNKS, TEXT, RANKER, MEMORY, TAIL, STACKING, CONTENT, CONTENT_ARRAYS, *chain.from_iterable(FOREST_PARTS))
+ALL_PARTS = (
+    *GRAPH_PARTS, CHUNKS, TEXT, RANKER, MEMORY, TAIL, STACKING, CONTENT, CONTENT_ARRAYS, SHARD, *chain.from_iterable(FOREST_PARTS)
+)  # fmt: skip
 """All files that a bundle may need besides its manifest; `parts_of` says which of them a given bundle needs."""
 OPTIONAL_PARTS = frozenset({WEIGHTS, LABEL_COUNTS})
 """Files that a bundle has where its manifest lists them. No engine reads them."""
@@ -137,7 +144,7 @@ class Bundle:
         """A bundle for each tree of a forest, as if it were the only one; this bundle itself where it has one tree."""
         if not self.manifest.trees:
             return (self,)
-        first = self.manifest.model_copy(update={"trees": (), "tail": None, "stacking": None})
+        first = self.manifest.model_copy(update={"trees": (), "tail": None, "stacking": None, "shard": None})
         others = (first.model_copy(update={"tree": other.tree, "scorer": other.scorer}) for other in self.manifest.trees)
         return tuple(Bundle(self.path, manifest, place) for place, manifest in enumerate((first, *others)))
 
@@ -216,7 +223,18 @@ class Bundle:
         if info is None:
             return None
         try:
-            return Memory.of_arrays(map_safetensors(file), info, self.manifest.tree.items)
+            return Memory.of_arrays(map_safetensors(file), info, self.manifest.tree.items, self.manifest.history_items)
+        except BundleCorrupt as error:
+            raise BundleCorrupt(f"{file}: {error}") from error
+
+    @cached_property
+    def shard(self) -> ShardParts | None:
+        """Which items and nodes of the bundle that was cut this one holds, mapped and checked; None where this one is whole."""
+        info, file = self.manifest.shard, self.path / SHARD
+        if info is None:
+            return None
+        try:
+            return ShardParts.of_arrays(map_safetensors(file), info, [alone.manifest.tree for alone in self.alone])
         except BundleCorrupt as error:
             raise BundleCorrupt(f"{file}: {error}") from error
 
@@ -292,14 +310,15 @@ class Bundle:
 def parts_of(manifest: Manifest) -> tuple[str, ...]:
     """The files that a bundle must have besides its manifest."""
     ranker = () if manifest.ranker is None else (RANKER,)
+    shard = () if manifest.shard is None else (SHARD,)
     if isinstance(manifest.scorer, GraphScorer):
         memory = () if manifest.memory is None else (MEMORY,)
         content = () if manifest.content is None else (CONTENT, CONTENT_ARRAYS)
-        return (*GRAPH_PARTS, *ranker, *memory, *content)
+        return (*GRAPH_PARTS, *ranker, *memory, *content, *shard)
     text = (TEXT,) if isinstance(manifest.query, TextKind) else ()
     tail = () if manifest.tail is None else (TAIL,)
     stacking = () if manifest.stacking is None else (STACKING,)
-    return (*LINEAR_PARTS, *text, *tail, *stacking, *ranker, *chain.from_iterable(FOREST_PARTS[: len(manifest.trees)]))
+    return (*LINEAR_PARTS, *text, *tail, *stacking, *ranker, *shard, *chain.from_iterable(FOREST_PARTS[: len(manifest.trees)]))
 
 
 def find_versions(root: Path) -> dict[str, tuple[int, ...]]:
@@ -332,8 +351,13 @@ def _read_manifest(path: Path) -> Manifest:
         raise BundleNotFound(f"{file}: missing; a bundle is a folder models/<name>/<version>/ with a manifest.json")
     if file.stat().st_size > MAX_MANIFEST_BYTES:
         raise BundleCorrupt(f"{file}: {file.stat().st_size} bytes, at most {MAX_MANIFEST_BYTES} expected")
+    return parse_manifest(file.read_bytes(), str(file))
+
+
+def parse_manifest(content: bytes, file: str) -> Manifest:
+    """The manifest in these bytes. file: what errors call it. Raises UnsupportedSchema or BundleCorrupt."""
     try:
-        raw = json.loads(file.read_bytes())
+        raw = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise BundleCorrupt(f"{file}: not JSON ({error})") from error
     schema = raw.get("schema_version") if isinstance(raw, dict) else None

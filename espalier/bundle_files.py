@@ -1,10 +1,12 @@
-"""How the files of a bundle are read and told apart: safetensors as maps, Parquet of bounded size, SHA-256."""
+"""How the files of a bundle are read, written and told apart: safetensors as maps and in blocks, Parquet of bounded size, SHA-256."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,16 @@ from espalier.errors import BundleCorrupt
 
 MAX_HEADER_BYTES = 16 << 20
 """Largest header of a safetensors file."""
+DTYPES = {"U64": "<u8", "I64": "<i8", "F32": "<f4", "I32": "<i4", "F16": "<f2", "U16": "<u2", "U8": "|u1"}
+"""The types that bundles have, by their names in safetensors, in the order in which a file has its arrays: widest first."""
+BLOCK_BYTES = 8 << 20
+"""Of an array that are copied at once: what is written need not fit into memory."""
 MAX_QUERY_ROWS, MAX_QUERY_BYTES = 1 << 20, 1 << 30
 """Most golden or held-out queries, and their largest size once unpacked: a small Parquet file can unpack to any size."""
 
 
 def map_safetensors(file: Path) -> dict[str, NDArray[Any]]:
     """The arrays of a safetensors file as read-only maps. (The library's own NumPy loader copies.)"""
-    dtypes = {"I64": "<i8", "I32": "<i4", "U64": "<u8", "U16": "<u2", "U8": "|u1", "F32": "<f4", "F16": "<f2"}
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
@@ -37,7 +42,7 @@ def map_safetensors(file: Path) -> dict[str, NDArray[Any]]:
         for name, entry in header.items():
             if name != "__metadata__":
                 begin, end = entry["data_offsets"]
-                dtype, shape = np.dtype(dtypes[entry["dtype"]]), tuple(entry["shape"])
+                dtype, shape = np.dtype(DTYPES[entry["dtype"]]), tuple(entry["shape"])
                 if end - begin != dtype.itemsize * math.prod(shape):
                     raise ValueError(f"{name}: {end - begin} bytes for {dtype}{list(shape)}")
                 where = 8 + length + begin
@@ -49,6 +54,75 @@ def map_safetensors(file: Path) -> dict[str, NDArray[Any]]:
         return arrays
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, OSError) as error:
         raise BundleCorrupt(f"{file}: not a readable safetensors file ({error})") from error
+
+
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """An array of rows that lie in others, mapped ones perhaps: `write_safetensors` never holds all of it.
+
+    sources   arrays of one dtype and width
+    source_R  which of them has each row; None: the only one
+    row_R     int64: where it is there
+    """
+
+    sources: Sequence[NDArray[Any]]
+    source_R: NDArray[Any] | None
+    row_R: NDArray[np.int64]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.sources[0].dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self.row_R), *self.sources[0].shape[1:]
+
+    def __len__(self) -> int:
+        return len(self.row_R)
+
+    def __getitem__(self, part: slice) -> NDArray[Any]:
+        """Some of the rows."""
+        row_r = self.row_R[part]
+        if self.source_R is None:
+            return np.asarray(self.sources[0][row_r])
+        rows, source_r = np.empty((len(row_r), *self.shape[1:]), self.dtype), self.source_R[part]
+        for source in np.unique(source_r).tolist():
+            mine = source_r == source
+            rows[mine] = self.sources[source][row_r[mine]]
+        return rows
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self[:], dtype)
+
+
+def write_safetensors(file: Path, arrays: Mapping[str, NDArray[Any] | Gathered]) -> None:
+    """Write arrays as `map_safetensors` reads them, block by block. The same bytes as by the library, which copies them whole."""
+    names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
+    places = {name: place for place, name in enumerate(DTYPES)}
+    ordered = sorted(arrays.items(), key=lambda entry: (places[names[entry[1].dtype]], entry[0]))
+    header, end = {}, 0
+    for name, array in ordered:
+        size = array.dtype.itemsize * math.prod(array.shape)
+        header[name] = {"dtype": names[array.dtype], "shape": list(array.shape), "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little"))
+        stream.write(text)
+        for _, array in ordered:
+            for block in _blocks(array):
+                stream.write(np.ascontiguousarray(block).data.cast("B") if block.size else b"")
+
+
+def _blocks(array: NDArray[Any] | Gathered) -> Iterator[NDArray[Any]]:
+    """The array, some rows at a time."""
+    if not array.shape:
+        yield np.asarray(array)
+        return
+    step = max(1, BLOCK_BYTES // max(1, array.dtype.itemsize * math.prod(array.shape[1:])))
+    for begin in range(0, array.shape[0], step):
+        yield array[begin : begin + step]
 
 
 def read_parquet(file: Path) -> pa.Table:

@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
 
 from espalier.bundle import (
     CHUNKS,
@@ -27,6 +26,7 @@ from espalier.bundle import (
     MEMORY,
     OPTIONAL_PARTS,
     RANKER,
+    SHARD,
     STACKING,
     TAIL,
     TEXT,
@@ -35,7 +35,7 @@ from espalier.bundle import (
     Bundle,
     parts_of,
 )
-from espalier.bundle_files import sha256_of
+from espalier.bundle_files import Gathered, sha256_of, write_safetensors
 from espalier.chunks import ARRAYS as CHUNK_ARRAYS
 from espalier.chunks import Chunks, TreeChunks
 from espalier.content_info import ContentInfo
@@ -54,10 +54,12 @@ from espalier.manifest import (
     MemoryInfo,
     RankerInfo,
     ScorerForm,
+    ShardInfo,
     TreeInfo,
 )
 from espalier.memory import Memory
 from espalier.packed_chunks import packed
+from espalier.shard_parts import ShardParts
 from espalier.stacking import Stacking
 from espalier.tail import Tail
 from espalier.tree import Tree
@@ -91,10 +93,11 @@ class GraphContent:
     memory        what past items add to a search; None: nothing
     encoder       what query_onnx takes of a history, see `GraphScorer`
     content       of the items, in their rows; None: there is none
+    shard         which items and nodes of another bundle these are; None: the bundle is whole
     """
 
     tree: Tree
-    node_rows_ND: NDArray[Any]
+    node_rows_ND: NDArray[Any] | Gathered
     state_levels: int
     state_dim: int
     query_onnx: bytes
@@ -107,6 +110,7 @@ class GraphContent:
     memory: Memory | None = None
     encoder: Literal["levels", "sequence"] = "levels"
     content: ContentParts | None = None
+    shard: ShardParts | None = None
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,7 @@ class LinearContent:
     others  the trees of a forest after the first, over the same items
     tail    what else enters the scores of a forest
     stacking  what orders the best candidates anew
+    shard   as in `GraphContent`
     """
 
     tree: Tree
@@ -129,6 +134,7 @@ class LinearContent:
     others: Sequence[TreeChunks] = ()
     tail: Tail | None = None
     stacking: Stacking | None = None
+    shard: ShardParts | None = None
 
 
 def write_bundle(path: Path, draft: ManifestDraft, content: GraphContent | LinearContent, check_padding: bool = True) -> Bundle:
@@ -148,7 +154,7 @@ def write_bundle(path: Path, draft: ManifestDraft, content: GraphContent | Linea
     with _new_version(path) as folder:
         _write_tree(folder / TREE, tree)
         scorer = _write_graphs(folder, content) if isinstance(content, GraphContent) else _write_linear(folder, content)
-        memory = _write_memory(folder, content) if isinstance(content, GraphContent) else None
+        memory = _write_memory(folder, content, draft.shard) if isinstance(content, GraphContent) else None
         content.items.write(folder / "items.arrow")
         pq.write_table(content.golden, folder / "golden.parquet")
         pq.write_table(content.heldout, folder / "heldout.parquet")
@@ -157,6 +163,7 @@ def write_bundle(path: Path, draft: ManifestDraft, content: GraphContent | Linea
         trees = () if isinstance(content, GraphContent) else _write_forest(folder, content)
         tail = content.tail.info if isinstance(content, LinearContent) and content.tail is not None else None
         stacking = content.stacking.info if isinstance(content, LinearContent) and content.stacking is not None else None
+        _write_shard(folder, draft.shard, content.shard, [TreeInfo.of(tree), *(other.tree for other in trees)])
         _write_manifest(folder, draft.model_dump() | made | {"trees": trees, "tail": tail, "stacking": stacking})
     return Bundle.open(path, verify=False)
 
@@ -206,14 +213,14 @@ def _new_version(path: Path) -> Iterator[Path]:
         yield temporary
         for file in temporary.iterdir():
             file.chmod(FILE_MODE)
-            _flush(file)
+            flush(file)
         temporary.chmod(FOLDER_MODE)
-        _flush(temporary)
+        flush(temporary)
         try:
             temporary.rename(path)
         except OSError as error:
             raise BundleExists(f"{path}: appeared while the bundle was being written") from error
-        _flush(path.parent)
+        flush(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -240,15 +247,14 @@ def _write_graphs(folder: Path, graphs: GraphContent) -> GraphScorer:
     tree, rows = graphs.tree, graphs.node_rows_ND
     if rows.shape[0] != tree.node_count or rows.dtype not in (np.float32, np.float16):
         raise BundleCorrupt(f"node_rows: expected float32 or float16 [{tree.node_count}, D], got {rows.dtype}{list(rows.shape)}")
-    save_file({"node_rows": np.ascontiguousarray(rows)}, folder / "nodes.safetensors")
+    write_safetensors(folder / "nodes.safetensors", {"node_rows": rows})
     (folder / "query.onnx").write_bytes(graphs.query_onnx)
     (folder / "scorer.onnx").write_bytes(graphs.scorer_onnx)
     if graphs.content is not None:
         (folder / CONTENT).write_bytes(graphs.content.content_onnx)
-        arrays = {name: np.ascontiguousarray(array) for name, array in graphs.content.arrays.items()}
-        save_file(arrays, folder / CONTENT_ARRAYS)
+        write_safetensors(folder / CONTENT_ARRAYS, graphs.content.arrays)
     if graphs.weights:
-        save_file({name: np.ascontiguousarray(array) for name, array in graphs.weights.items()}, folder / WEIGHTS)
+        write_safetensors(folder / WEIGHTS, graphs.weights)
     return GraphScorer(
         dtype=str(rows.dtype),  # type: ignore[arg-type]  # checked above
         node_dim=rows.shape[1],
@@ -259,17 +265,25 @@ def _write_graphs(folder: Path, graphs: GraphContent) -> GraphScorer:
     )
 
 
-def _write_memory(folder: Path, graphs: GraphContent) -> MemoryInfo | None:
+def _write_shard(folder: Path, info: ShardInfo | None, parts: ShardParts | None, trees: Sequence[TreeInfo]) -> None:
+    if (info is None) != (parts is None):
+        raise BundleCorrupt("shard: expected both an entry of the manifest and the items and nodes, or neither")
+    if info is not None and parts is not None:
+        parts.check(info, trees)
+        write_safetensors(folder / SHARD, parts.arrays())
+
+
+def _write_memory(folder: Path, graphs: GraphContent, shard: ShardInfo | None) -> MemoryInfo | None:
     memory = graphs.memory
     if memory is None:
         return None
-    memory.check(graphs.tree.item_count)
-    save_file({name: np.ascontiguousarray(array) for name, array in memory.arrays().items()}, folder / MEMORY)
+    memory.check(graphs.tree.item_count, None if shard is None else shard.items)
+    write_safetensors(folder / MEMORY, memory.arrays())
     return MemoryInfo(weight=memory.key_weight, length=len(memory.weight), entries=len(memory.item))
 
 
 def _write_tree(file: Path, tree: Tree) -> None:
-    save_file({"level_offset": tree.level_offset, "first_child": tree.first_child, "leaf_item": tree.leaf_item}, file)
+    write_safetensors(file, {"level_offset": tree.level_offset, "first_child": tree.first_child, "leaf_item": tree.leaf_item})
 
 
 def _write_forest(folder: Path, linear: LinearContent) -> tuple[ForestTree, ...]:
@@ -283,16 +297,16 @@ def _write_forest(folder: Path, linear: LinearContent) -> tuple[ForestTree, ...]
 
 def _write_linear(folder: Path, linear: LinearContent) -> LinearScorer:
     if linear.vectoriser is not None:
-        save_file({name: np.ascontiguousarray(array) for name, array in linear.vectoriser.arrays().items()}, folder / TEXT)
+        write_safetensors(folder / TEXT, linear.vectoriser.arrays())
     if linear.counts is not None:
         linear.counts.check(linear.tree.item_count)
-        save_file(linear.counts.arrays(), folder / LABEL_COUNTS)
+        write_safetensors(folder / LABEL_COUNTS, linear.counts.arrays())
     if linear.tail is not None:
         linear.tail.check(linear.tree.item_count)
-        save_file(linear.tail.arrays(), folder / TAIL)
+        write_safetensors(folder / TAIL, linear.tail.arrays())
     if linear.stacking is not None:
         linear.stacking.check(linear.tree.item_count, linear.chunks.width)
-        save_file(linear.stacking.arrays(), folder / STACKING)
+        write_safetensors(folder / STACKING, linear.stacking.arrays())
     return _write_chunks(folder / CHUNKS, linear.tree, linear.chunks)
 
 
@@ -300,7 +314,7 @@ def _write_chunks(file: Path, tree: Tree, chunks: Chunks) -> LinearScorer:
     chunks.check(tree)
     narrow = chunks.entry_weight.dtype == np.float16
     arrays = packed(chunks) if narrow else {name: getattr(chunks, name) for name in CHUNK_ARRAYS}
-    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, file)
+    write_safetensors(file, arrays)
     dtype: Literal["float32", "float16"] = "float16" if narrow else "float32"
     return LinearScorer(features=chunks.width, rows=len(chunks.row_feature), weights=len(chunks.entry_weight), dtype=dtype)
 
@@ -315,7 +329,8 @@ def _check_padding(tree: Tree) -> None:
             )
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Have what was written to a file, or the names in a folder, on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

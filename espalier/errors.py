@@ -3,6 +3,7 @@
     EspalierError
     ├── InvalidInput          a value from outside is wrong; says the field, the value and what was expected
     │   ├── InvalidQuery      a query or a search parameter
+    │   ├── InvalidMessage    a message between a router and a shard
     │   ├── InvalidConfig     a training configuration or a command-line option
     │   └── InvalidData       a log, an item table or another data file
     ├── InvalidTree           arrays that are not a tree
@@ -17,6 +18,12 @@
     │   ├── JournalFull       the disk or a quota has no room for the commit; nothing of it was kept
     │   ├── JournalReadOnly   the folder or the file cannot be written to
     │   └── JournalBusy       another process held the lock for too long
+    ├── StoreError            models on object storage
+    │   ├── StoreUnavailable  not reachable, or it refuses what was asked
+    │   ├── StoreMissing      no such folder, model, version or blob
+    │   ├── StoreConflict     the version is there with other content, or others change the same thing
+    │   ├── StoreDamaged      what is stored is not what its manifest says
+    │   └── CacheFull         the disk has no room for the version
     ├── UnsupportedGraph      an engine does not know an operator of a bundle's graphs; others may
     └── DeviceUnavailable     the device or the engine that was asked for is not there
 
@@ -45,6 +52,10 @@ class InvalidInput(EspalierError):
 
 class InvalidQuery(InvalidInput):
     """A query or a search parameter."""
+
+
+class InvalidMessage(InvalidInput):
+    """A message between a router and a shard."""
 
 
 class InvalidConfig(InvalidInput):
@@ -101,6 +112,30 @@ class JournalReadOnly(JournalError):
 
 class JournalBusy(JournalError):
     """Another process held the lock for too long."""
+
+
+class StoreError(EspalierError):
+    """Models on object storage. The text names the store by its URL, which holds no secrets."""
+
+
+class StoreUnavailable(StoreError):
+    """Not reachable, or it refuses what was asked."""
+
+
+class StoreMissing(StoreError):
+    """No such folder, model, version or blob."""
+
+
+class StoreConflict(StoreError):
+    """The version is there with other content, or others change the same thing."""
+
+
+class StoreDamaged(StoreError):
+    """What is stored is not what its manifest says, or no manifest at all."""
+
+
+class CacheFull(StoreError):
+    """The disk has no room for the version."""
 
 
 class UnsupportedGraph(EspalierError):

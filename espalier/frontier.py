@@ -37,6 +37,13 @@ def restricted(frontier: Frontier, keep_BK: NDArray[np.bool_]) -> Frontier:
     )
 
 
+def between(frontier: Frontier, begin: int, end: int) -> Frontier:
+    """Those of consecutive queries, as narrow as they need."""
+    width = max(1, int(np.count_nonzero(frontier.nodes_BK[begin:end] != NO_NODE, axis=1).max(initial=0)))
+    states_BS = None if frontier.states_BS is None else frontier.states_BS[begin:end]
+    return Frontier(frontier.nodes_BK[begin:end, :width], frontier.ranks_BK[begin:end, :width], states_BS)
+
+
 def joined(parts: Sequence[tuple[NDArray[np.int64], Frontier]], batch: int) -> Frontier:
     """One frontier of those of some queries each (int64 positions), which are all of `batch` together."""
     width = max((frontier.nodes_BK.shape[1] for _, frontier in parts), default=0)

@@ -25,6 +25,8 @@ ROW_COLUMN = "__hash_row"
 MAX_ID_BYTES = 512
 CACHED_IDS = 65_536
 """Most ids that a table keeps as Python strings, in each direction; a full cache is emptied."""
+BLOCK = 1 << 16
+"""Ids that are Python strings at a time while a table is built."""
 STRANGE_IDS = 4096
 """Most ids without an item that a table keeps, likewise."""
 
@@ -80,7 +82,8 @@ class ItemTable:
         ids = table.column("id").cast(pa.large_string())
         if ids.null_count:
             raise InvalidData("items.id", None, "a non-empty string in every row")
-        hash_I = np.fromiter((_hash(item_id) for item_id in ids.to_pylist()), np.uint64, len(ids))
+        blocks = (ids.slice(start, BLOCK).to_pylist() for start in range(0, len(ids), BLOCK))
+        hash_I = np.fromiter((_hash(item_id) for block in blocks for item_id in block), np.uint64, len(ids))
         lengths = pc.binary_length(ids)
         if len(ids) == 0 or pc.min(lengths).as_py() < 1 or pc.max(lengths).as_py() > MAX_ID_BYTES:
             raise InvalidData("items.id", f"{len(ids)} ids", f"at least one id, each of 1 to {MAX_ID_BYTES} bytes")
@@ -95,6 +98,34 @@ class ItemTable:
             ROW_COLUMN: pa.array(order.astype(np.int64)),
         }
         return ItemTable(pa.table(columns).combine_chunks())
+
+    def take(self, rows: NDArray[np.int64]) -> ItemTable:
+        """The items at some rows (int64, ascending), without hashing their ids again."""
+        place_I = np.full(len(self), -1, np.int64)
+        place_I[rows] = np.arange(len(rows))
+        row = place_I[self._row_I]
+        table, there = self._table.select(list(self.fields)).take(pa.array(rows)).combine_chunks(), row >= 0
+        index = {HASH_COLUMN: pa.array(self._hash_I[there]), ROW_COLUMN: pa.array(row[there])}
+        return ItemTable(pa.table({name: table.column(name) for name in table.column_names} | index))
+
+    @staticmethod
+    def joined(tables: Sequence[ItemTable], rows: Sequence[NDArray[np.int64]]) -> ItemTable:
+        """The items of several tables of the same columns, none of them in two, each at a row of its own.
+
+        rows  for each table int64: the rows of its items in the joined one, which together are 0, 1, 2, …
+        Raises InvalidData where the columns differ.
+        """
+        parts = [table.to_table() for table in tables]
+        for part in parts[1:]:
+            if part.schema != parts[0].schema:
+                raise InvalidData("items", part.schema.names, f"the columns {parts[0].schema.names}, of the same types, in all tables")
+        row = np.concatenate(rows)
+        hashes = np.concatenate([table._hash_I for table in tables])
+        row_of_hash = np.concatenate([own[table._row_I] for own, table in zip(rows, tables, strict=True)])
+        order = np.lexsort((row_of_hash, hashes))
+        index = {HASH_COLUMN: pa.array(hashes[order]), ROW_COLUMN: pa.array(row_of_hash[order])}
+        found = pa.concat_tables(parts).take(pa.array(np.argsort(row))).combine_chunks()
+        return ItemTable(pa.table({name: found.column(name) for name in found.column_names} | index))
 
     @staticmethod
     def open(path: Path) -> ItemTable:

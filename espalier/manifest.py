@@ -18,7 +18,8 @@ from espalier.rank_features import HISTORY, check_names, needs_node_rows
 from espalier.tree import Tree
 
 SCHEMA_VERSION: Literal[2] = 2
-"""What is written. Version 2 adds `scorer.form`, `scorer.encoder`, `memory`, `trees`, `tail`, `stacking`, `live`, `command` and knots."""
+"""What is written. Version 2 adds `scorer.form`, `scorer.encoder`, `memory`, `trees`, `tail`, `stacking`, `live`, `shard`, `command`
+and knots."""
 READ_VERSIONS = (1, 2)
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
@@ -32,6 +33,10 @@ MAX_TREES = 16
 """Of a forest: each costs a query a search."""
 MAX_SEQUENCE = (1 << 63) - 1
 """Of operations on live items."""
+MAX_SHARDS = 4096
+"""Of a bundle."""
+MAX_STACKED = 1024
+"""Candidates that stacking orders anew."""
 MAX_KNOTS = 16
 """Of a calibration: each costs the scores of every answer a comparison."""
 LARGEST = float(np.finfo(np.float32).max)
@@ -250,7 +255,7 @@ class StackingInfo(_Strict):
     training  how it was trained, and what it was measured to bring
     """
 
-    candidates: int = Field(ge=1, le=1024)
+    candidates: int = Field(ge=1, le=MAX_STACKED)
     power: float = Field(ge=0, le=1)
     points: int = Field(ge=0)
     training: dict[str, Any] = Field(default_factory=dict)
@@ -267,6 +272,30 @@ class LiveInfo(_Strict):
     folded_from: int | None = Field(default=None, ge=1)
 
 
+class ShardInfo(_Strict):
+    """Which part of which bundle this one is; shard.safetensors (espalier.shard_parts) says which items and nodes it holds.
+
+    of, version   name and version of the bundle that was cut
+    digest        SHA-256 of its manifest.json
+    index, count  shard 0 … count − 1 of so many
+    items, nodes  of the whole bundle; the nodes of its first tree
+    """
+
+    of: ModelName
+    version: int = Field(ge=1)
+    digest: str = Field(pattern="^[0-9a-f]{64}$")
+    index: int = Field(ge=0)
+    count: int = Field(ge=1, le=MAX_SHARDS)
+    items: int = Field(ge=1)
+    nodes: int = Field(ge=2)
+
+    @model_validator(mode="after")
+    def _index_is_one_of_count(self) -> ShardInfo:
+        if self.index >= self.count:
+            raise ValueError(f"index: expected 0 to {self.count - 1}, got {self.index}")
+        return self
+
+
 class FileInfo(_Strict):
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     size: int = Field(ge=0)
@@ -277,6 +306,7 @@ class ManifestDraft(_Strict):
 
     command  the training command, as it was called
     live     which live items it holds; not written where it was made without a journal
+    shard    which part of another bundle it is; not written where it is whole
     """
 
     name: ModelName
@@ -291,6 +321,7 @@ class ManifestDraft(_Strict):
     metrics: dict[str, Any] = Field(default_factory=dict)
     command: str | None = None
     live: LiveInfo | None = Field(default=None, exclude_if=lambda live: live is None)
+    shard: ShardInfo | None = Field(default=None, exclude_if=lambda shard: shard is None)
 
 
 class Manifest(ManifestDraft):
@@ -316,6 +347,25 @@ class Manifest(ManifestDraft):
     def result_ranking(self) -> Ranking:
         """What makes scores of a result's ranks, or keys (`scores_of_ranks`): those of a forest and of stacking are logs of scores."""
         return Ranking(own="log_activation", gamma=1) if self.trees or self.stacking is not None else self.ranking
+
+    @property
+    def history_items(self) -> int:
+        """Item rows of histories are below this: those of the whole bundle, of which a shard holds some."""
+        return self.tree.items if self.shard is None else self.shard.items
+
+    @model_validator(mode="after")
+    def _shard_fits(self) -> Manifest:
+        if self.shard is None:
+            return self
+        if self.schema_version == 1:
+            raise ValueError("schema version 1 has no shards")
+        for name in ("ranker", "content", "stacking", "live"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"a shard has no {name}: it belongs to the whole bundle")
+        if self.tree.items > self.shard.items or self.tree.nodes > self.shard.nodes:
+            held, whole = f"{self.tree.items} items on {self.tree.nodes} nodes", f"{self.shard.items} on {self.shard.nodes}"
+            raise ValueError(f"a shard of {held} cannot be part of {whole}")
+        return self
 
     @model_validator(mode="after")
     def _version_has_parts(self) -> Manifest:

@@ -7,6 +7,9 @@
 Beams are cut and leaves ordered by key; rank alone goes down the tree. Knows the arrays and what is right of them. What they give for a
 history is in `memory_lists.py`.
 
+A shard has the entries of every item of the whole bundle, as histories may hold any of them, and of those the ones that lead to its own
+items: h is a row of the whole, b one of the shard.
+
 Legend: I items, E entries.
 """
 
@@ -53,8 +56,8 @@ class Memory:
     key_weight: float
 
     @staticmethod
-    def of_arrays(arrays: Mapping[str, NDArray[Any]], info: MemoryInfo, items: int) -> Memory:
-        """The memory of a bundle's arrays, checked. Raises BundleCorrupt where they are not what the manifest says."""
+    def of_arrays(arrays: Mapping[str, NDArray[Any]], info: MemoryInfo, items: int, sources: int) -> Memory:
+        """The memory of a bundle's arrays, checked; items and sources as in `check`. Raises BundleCorrupt where something does not fit."""
         if arrays.keys() != DTYPES.keys():
             raise BundleCorrupt(f"arrays {sorted(arrays)}, expected {sorted(DTYPES)}")
         for name, array in arrays.items():
@@ -64,7 +67,7 @@ class Memory:
         if (len(memory.weight), len(memory.item)) != (info.length, info.entries):
             found = f"{len(memory.weight)} weights and {len(memory.item)} entries"
             raise BundleCorrupt(f"{found}, the manifest says {info.length} and {info.entries}")
-        memory.check(items)
+        memory.check(items, sources)
         return memory
 
     def sources(self, history_T: NDArray[Any], item: int) -> list[tuple[int, float]]:
@@ -85,13 +88,19 @@ class Memory:
         """By their names in memory.safetensors."""
         return {name: getattr(self, name) for name in DTYPES}
 
-    def check(self, items: int) -> None:
+    def check(self, items: int, sources: int | None = None) -> None:
         """Raise BundleCorrupt unless the arrays are those of `items` items: shapes, dtypes, order, ranges.
 
+        sources  items that have entries: those of the whole bundle, where this one is a shard; None: the same
         Neither mem nor λ · mem may come near the largest float32.
         """
         entries = len(self.item)
-        sizes = {"offset": (items + 1,), "item": (entries,), "value": (entries,), "weight": (len(self.weight),)}
+        sizes = {
+            "offset": ((items if sources is None else sources) + 1,),
+            "item": (entries,),
+            "value": (entries,),
+            "weight": (len(self.weight),),
+        }
         for name, dtype in DTYPES.items():
             array = getattr(self, name)
             if array.dtype != dtype or array.shape != sizes[name]:

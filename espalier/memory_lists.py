@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,22 +72,6 @@ class MemoryLists:
         return self.nodes[mine], self.values[mine]
 
 
-class MemoryLookup(Protocol):
-    """What an engine asks for the nodes with memory; it takes another in place of its own, see `espalier.live.memory`."""
-
-    @property
-    def item_count(self) -> int:
-        """Item rows of histories must be below this."""
-        ...
-
-    def lists(self, history_BT: Array, eligible: EligibleNodes) -> MemoryLists:
-        """The nodes with memory for histories of item rows (int64[B, T], −1: no item, the last item last).
-
-        eligible  what each query may visit: memory of other leaves does not count
-        """
-        ...
-
-
 class MemoryTree:
     """A memory on its tree: makes the lists of histories. Used by any number of threads."""
 
@@ -101,10 +85,11 @@ class MemoryTree:
 
     @property
     def item_count(self) -> int:
-        return len(self._leaf_of_item)
+        """Of a shard those of the whole bundle, all of which have entries."""
+        return len(self.trained[0]) - 1
 
     def lists(self, history_BT: Array, eligible: EligibleNodes) -> MemoryLists:
-        """See `MemoryLookup`."""
+        """See `espalier.search.MemoryLookup`."""
         return self.lists_with(history_BT, eligible, NO_ENTRIES, lambda mask: NO_LEAVES)
 
     def lists_with(

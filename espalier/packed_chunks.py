@@ -46,7 +46,7 @@ def rounded(chunks: Chunks) -> Chunks | None:
     lost = np.abs(weights.astype(np.float64) - chunks.entry_weight).sum()
     if not lost <= MOST_LOST * np.abs(chunks.entry_weight.astype(np.float64)).sum():  # also where some are infinite
         return None
-    return replace(chunks, entry_weight=weights, entry_child=_narrowed(chunks.entry_child))
+    return replace(chunks, entry_weight=weights, entry_child=narrowed(chunks.entry_child))
 
 
 def widened(chunks: Chunks) -> Chunks:
@@ -63,8 +63,8 @@ def packed(chunks: Chunks) -> dict[str, Array]:
     gaps[begins] = chunks.row_feature[begins]
     return {
         "chunk_row": chunks.chunk_row,
-        "row_gap": _narrowed(gaps),
-        "row_count": _narrowed(np.diff(chunks.row_entry)),
+        "row_gap": narrowed(gaps),
+        "row_count": narrowed(np.diff(chunks.row_entry)),
         "entry_child": chunks.entry_child,
         "entry_weight": chunks.entry_weight,
         "bias": chunks.bias,
@@ -100,7 +100,7 @@ def unpacked(arrays: Mapping[str, Array], width: int) -> Chunks:
     return Chunks(chunk_row, sums.astype(np.int32), entries, arrays["entry_child"], arrays["entry_weight"], arrays["bias"], width)
 
 
-def _narrowed(numbers: Array) -> Array:
+def narrowed(numbers: Array) -> Array:
     """Numbers from 0 on in the narrowest of the types that holds them."""
     largest = int(numbers.max(initial=0))
     dtype = next(dtype for dtype in NARROW if largest <= np.iinfo(dtype).max)

@@ -7,8 +7,9 @@ Legend: B queries, E excluded items, M results, K beam, C candidates, N nodes, L
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,22 @@ class NodeMask:
         return int(self.eligible_N.nbytes) + sum(mask.nbytes for mask in self.others)
 
 
+class MemoryLookup(Protocol):
+    """Which nodes a memory lifts for a history, see `espalier.memory_lists`."""
+
+    @property
+    def item_count(self) -> int:
+        """Item rows of histories must be below this."""
+        ...
+
+    def lists(self, history_BT: NDArray[Any], eligible: Any) -> Any:
+        """The nodes with memory (`MemoryLists`) for histories of item rows (int64[B, T], −1: no item, the last item last).
+
+        eligible  what each query may visit (`EligibleNodes`): memory of other leaves does not count
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class SearchParams:
     """Per-query knobs of one `search()` call.
@@ -63,6 +80,10 @@ class SearchParams:
     states_BLS    float32, as query.onnx gives them, or None. An engine of graphs then encodes nothing; `queries` must have been checked,
                   and only a memory reads them
     unstacked     the order of the trees themselves, where a bundle has stacking: for who wants the beam alone
+    memory        asked in place of the bundle's own memory, where histories hold more than its items; None: its own
+    deadline      point of time.perf_counter() by which the answer must be there; an engine that asks other machines gives what has come by
+                  then, others do not look at it; None: any time
+    origin        names and values that go with a search to other machines, of the first request in it: X-Request-Id, traceparent
     """
 
     beam_size_B: NDArray[np.int64]
@@ -74,6 +95,9 @@ class SearchParams:
     frontier: bool = False
     states_BLS: NDArray[np.float32] | None = None
     unstacked: bool = False
+    memory: MemoryLookup | None = None
+    deadline: float | None = None
+    origin: tuple[tuple[str, str], ...] = ()
 
     @staticmethod
     def uniform(
@@ -97,16 +121,14 @@ class SearchParams:
 
     def take(self, queries: NDArray[np.int64]) -> SearchParams:
         """Those of the queries at some positions (int64)."""
-        return SearchParams(
-            self.beam_size_B[queries],
-            self.m_B[queries],
-            None if self.exclude_BE is None else self.exclude_BE[queries],
-            self.trace,
-            None if self.mask_B is None else tuple(self.mask_B[b] for b in queries.tolist()),
-            None if self.frozen_B is None else self.frozen_B[queries],
-            self.frontier,
-            None if self.states_BLS is None else self.states_BLS[queries],
-            self.unstacked,
+        return replace(
+            self,
+            beam_size_B=self.beam_size_B[queries],
+            m_B=self.m_B[queries],
+            exclude_BE=None if self.exclude_BE is None else self.exclude_BE[queries],
+            mask_B=None if self.mask_B is None else tuple(self.mask_B[b] for b in queries.tolist()),
+            frozen_B=None if self.frozen_B is None else self.frozen_B[queries],
+            states_BLS=None if self.states_BLS is None else self.states_BLS[queries],
         )
 
     def check(self, batch: int, items: int, nodes: int | None = None) -> None:
@@ -176,6 +198,29 @@ class Frontier:
 
 
 @dataclass(frozen=True)
+class Coverage:
+    """Which shards of a catalogue answered the queries of a call.
+
+    items_S      int64[S]     items of each shard
+    answered_BS  bool[B, S]
+    """
+
+    items_S: NDArray[np.int64]
+    answered_BS: NDArray[np.bool_]
+
+    @property
+    def items_B(self) -> NDArray[np.float64]:
+        """float64[B]: the share of the catalogue's items that is on shards that answered; 1 where all did."""
+        return np.asarray(self.answered_BS @ self.items_S / self.items_S.sum(), np.float64)
+
+    @staticmethod
+    def joined(coverages: Sequence[Coverage | None]) -> Coverage | None:
+        """Of some queries, then of others, of one search."""
+        known = [coverage for coverage in coverages if coverage is not None]
+        return Coverage(known[0].items_S, np.concatenate([coverage.answered_BS for coverage in known])) if known else None
+
+
+@dataclass(frozen=True)
 class SearchResult:
     """The answer to one `search()` call.
 
@@ -189,6 +234,7 @@ class SearchResult:
     finite_B      bool[B]         for vectors: False iff some node that was scored has a logit that is not finite; None for other kinds
     other_traces  a forest's other trees, when asked for; on the last level of a forest's tree every leaf that was scored is kept
     frontiers     one for each tree, when asked for
+    coverage      which shards answered; None where the engine holds the whole catalogue
     """
 
     item_rows_BM: NDArray[np.int64]
@@ -201,6 +247,7 @@ class SearchResult:
     finite_B: NDArray[np.bool_] | None = None
     other_traces: tuple[tuple[LevelTrace, ...], ...] = ()
     frontiers: tuple[Frontier, ...] = ()
+    coverage: Coverage | None = None
 
     @property
     def traces(self) -> tuple[tuple[LevelTrace, ...], ...]:

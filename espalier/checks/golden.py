@@ -13,10 +13,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
+from espalier.engines.given_states import states_shape
 from espalier.errors import BundleCorrupt
 from espalier.items import Items
 from espalier.manifest import GraphScorer
 from espalier.queries import (
+    PADDING,
     FeaturesKind,
     HistoryKind,
     QueryBatch,
@@ -26,10 +28,14 @@ from espalier.queries import (
     encode_histories,
     encode_texts,
     encode_vectors,
+    pad_histories,
 )
 from espalier.search import Engine, SearchParams
 
 MIN_MEAN_OVERLAP = 0.99
+MIN_SHARDED_OVERLAP = 0.95
+"""The same where several shards answer. Each keeps a whole beam, so that together they find better items than were expected: an expected
+item may be missing where all that came have at least its key."""
 GOLDEN_COLUMNS = {
     "beam_size": pa.int64(),
     "m": pa.int64(),
@@ -42,6 +48,9 @@ GOLDEN_COLUMNS = {
 Where the bundle has a memory, a column `keys`, as `ranks`, says what the items are ordered by.
 """
 KEYS = "keys"
+HISTORY_ROWS, STATES = "history_rows", "states"
+"""Columns of a shard of graphs, which can encode no history of items that it lacks: each history's item rows in the whole bundle, where
+queries are histories, and each query's states, flattened."""
 
 
 def columns_of_golden(memory: object) -> dict[str, pa.DataType]:
@@ -58,6 +67,27 @@ def golden_ranks(table: pa.Table) -> tuple[list[list[float]], list[list[float]]]
 def encode_table(bundle: Bundle, table: pa.Table) -> QueryBatch:
     """The query column of a golden or held-out table as a batch; features are structs of `indices` and `values`."""
     return encode_queries(bundle, bundle.items, table.column(bundle.manifest.query.kind).to_pylist())
+
+
+def golden_queries(bundle: Bundle, table: pa.Table) -> tuple[QueryBatch, NDArray[np.float32] | None]:
+    """The queries of a golden table, and for a shard of graphs their states (float32[B, L, S]).
+
+    Raises KeyError where a column is missing, BundleCorrupt where one does not hold what it should.
+    """
+    if bundle.manifest.shard is None or not isinstance(bundle.manifest.scorer, GraphScorer):
+        return encode_table(bundle, table), None
+    file, shape = bundle.path / "golden.parquet", states_shape(bundle, len(table))
+    flat = [np.asarray(row or (), np.float32) for row in table.column(STATES).to_pylist()]
+    wrong = [b for b, row in enumerate(flat) if len(row) != shape[1] * shape[2] or not np.isfinite(row).all()]
+    if wrong:
+        raise BundleCorrupt(f"{file}: row {wrong[0]} of {STATES}: expected {shape[1] * shape[2]} finite numbers")
+    states_BLS = np.concatenate([np.empty(0, np.float32), *flat]).reshape(shape)
+    if not isinstance(bundle.graph_kind, HistoryKind):
+        return encode_table(bundle, table), states_BLS
+    queries = pad_histories(bundle.graph_kind, [np.asarray(row or (), np.int64) for row in table.column(HISTORY_ROWS).to_pylist()])
+    if queries.array.max(initial=PADDING) >= bundle.manifest.history_items:
+        raise BundleCorrupt(f"{file}: {HISTORY_ROWS} has item row {queries.array.max()}, the whole bundle {bundle.manifest.history_items}")
+    return queries, states_BLS
 
 
 def encode_queries(bundle: Bundle, items: Items, queries: Sequence[Any]) -> QueryBatch:
@@ -79,7 +109,8 @@ def verify_golden(bundle: Bundle, engine: Engine, table: pa.Table | None = None)
     must reach MIN_MEAN_OVERLAP; over those with smaller margins alone, a tie in the only one of them would be a fault. Items that were
     expected and came must have their ranks, and their order where ranks differ, both up to twice the rounding (of a query's largest rank,
     where that exceeds 1). A sequence encoder must have a state for a history without an item, too, which need not be among the golden
-    queries. Raises BundleCorrupt otherwise.
+    queries. Where several shards answer (`SearchResult.coverage`), better items may have come, see MIN_SHARDED_OVERLAP.
+    Raises BundleCorrupt otherwise.
     """
     _check_empty_history(bundle, engine)
     table = bundle.golden() if table is None else table
@@ -89,20 +120,23 @@ def verify_golden(bundle: Bundle, engine: Engine, table: pa.Table | None = None)
         if bundle.manifest.memory is not None:
             table.column(KEYS)
         expected_ranks, expected_keys = ([np.asarray(row, np.float32) for row in column] for column in golden_ranks(table))
-        queries = encode_table(bundle, table)
+        queries, states_BLS = golden_queries(bundle, table)
     except KeyError as error:
         raise BundleCorrupt(f"{bundle.path / 'golden.parquet'}: {error}") from error
-    result = engine.search(queries, SearchParams(beam_size_B.astype(np.int64), m_B.astype(np.int64)))
-    overlap_B = np.array([_overlap(rows, got) for rows, got in zip(expected, result.item_rows_BM, strict=True)])
-    wide = margin_B > 2 * engine.rounding
-    if bool(np.any(overlap_B[wide] < 1)):
+    result = engine.search(queries, SearchParams(beam_size_B.astype(np.int64), m_B.astype(np.int64), states_BLS=states_BLS))
+    is_sharded = result.coverage is not None and len(result.coverage.items_S) > 1
+    wide, least = margin_B > 2 * engine.rounding, MIN_SHARDED_OVERLAP if is_sharded else MIN_MEAN_OVERLAP
+    if is_sharded:
+        kept = zip(expected, expected_keys, result.item_rows_BM, result.keys_BM, strict=True)
+        overlap_B = np.array([_kept(*of_query, 2 * engine.rounding) for of_query in kept])
+    else:
+        overlap_B = np.array([_overlap(rows, got) for rows, got in zip(expected, result.item_rows_BM, strict=True)])
+    if not is_sharded and bool(np.any(overlap_B[wide] < 1)):
         first = int(np.flatnonzero(wide & (overlap_B < 1))[0])
         raise BundleCorrupt(f"{bundle.path}: golden query {first} gave other items on {engine.name} than when the model was trained")
     overlap = float(overlap_B.mean()) if len(overlap_B) else 1.0
-    if overlap < MIN_MEAN_OVERLAP:
-        raise BundleCorrupt(
-            f"{bundle.path}: golden queries overlap by {overlap:.4f} on {engine.name}, at least {MIN_MEAN_OVERLAP} expected"
-        )
+    if overlap < least:
+        raise BundleCorrupt(f"{bundle.path}: golden queries overlap by {overlap:.4f} on {engine.name}, at least {least} expected")
     for b, (rows, ranks, keys) in enumerate(zip(expected, expected_ranks, expected_keys, strict=True)):
         got_rows, tolerance = result.item_rows_BM[b], 2 * engine.rounding
         fault = _rank_fault("rank", rows, ranks, got_rows, result.ranks_BM[b], tolerance)
@@ -163,3 +197,19 @@ def _scale(ranks: NDArray[np.float64]) -> float:
 def _overlap(expected: NDArray[np.int64], got: NDArray[np.int64]) -> float:
     got = got[got >= 0]
     return len(np.intersect1d(expected, got)) / max(len(expected), len(got), 1)
+
+
+def _kept(
+    expected: NDArray[np.int64],
+    expected_keys: NDArray[np.float32],
+    got: NDArray[np.int64],
+    got_keys: NDArray[np.float32],
+    tolerance: float,
+) -> float:
+    """The share of the expected items that came, or are missing where all that came are at least as good."""
+    if not len(expected) or len(expected_keys) != len(expected):  # the latter is told as a fault of the keys
+        return 1.0
+    full = len(got[got >= 0]) >= len(expected)
+    worst = float(got_keys[got >= 0].min()) if full else np.inf
+    displaced = expected_keys.astype(np.float64) <= worst + tolerance * _scale(expected_keys.astype(np.float64))
+    return float(np.mean(np.isin(expected, got) | displaced))

@@ -129,7 +129,7 @@ class ForestEngine:
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         """Raises InvalidQuery where the queries or the parameters are not the bundle's."""
         params.check(len(queries), self.items)
-        return self.search_trees(queries, params, [params.of_tree(place) for place in range(len(self._engines))])
+        return self.search_trees(queries, params, [params.of_tree(place) for place in range(len(self._leaf_items))])
 
     def search_trees(
         self, queries: QueryBatch, params: SearchParams, params_T: Sequence[SearchParams], live: LiveParts | None = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,12 +28,9 @@ from espalier.masks.eligibility import EligibleNodes, every_item
 from espalier.memory import Memory
 from espalier.queries import HistoryKind, QueryBatch, VectorKind
 from espalier.scores import finish, log_scores
-from espalier.search import NO_ITEM, Frontier, LevelTrace, NodeMask, SearchParams, SearchResult
+from espalier.search import NO_ITEM, Frontier, LevelTrace, MemoryLookup, NodeMask, SearchParams, SearchResult
 from espalier.text.sparse_rows import SparseRows
 from espalier.trace import from_start_level
-
-if TYPE_CHECKING:  # numba takes a while to import
-    from espalier.memory_lists import MemoryLookup
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,6 @@ class ReferenceEngine:
 
     def __init__(self, bundle: Bundle) -> None:
         self.bundle, self._memory = bundle, bundle.memory
-        self.memory_tree: MemoryLookup | None = None  # what is asked for memory in place of the engine's own sums
         self._alone = bundle.alone
         if isinstance(bundle.manifest.scorer, LinearScorer):
             return
@@ -96,7 +92,8 @@ class ReferenceEngine:
         if params.unstacked and self.bundle.stacking is not None:
             return ReferenceEngine(self.bundle.unstacked).search(queries, params)
         tree = self.bundle.tree
-        check_queries(self.bundle, queries, params, None if self._memory is None else (self.memory_tree or tree).item_count)
+        known = self.bundle.manifest.history_items if params.memory is None else params.memory.item_count
+        check_queries(self.bundle, queries, params, None if self._memory is None else known)
         params.check(len(queries), tree.item_count, tree.node_count)
         width = int(params.m_B.max(initial=0))
         rows_BM = np.full((len(queries), width), NO_ITEM, np.int64)
@@ -195,8 +192,8 @@ class ReferenceEngine:
         eligible = self.eligible_nodes(params, b, place)
         eligible_N = eligible.eligible_N
         part_N = None
-        if self._memory is not None and self.memory_tree is not None:
-            part_N = self._looked_up(self._memory, self.memory_tree, queries.array[b : b + 1], eligible)
+        if self._memory is not None and params.memory is not None:
+            part_N = self._looked_up(self._memory, params.memory, queries.array[b : b + 1], eligible)
         elif self._memory is not None:
             part_N = self.memory_parts(queries.array[b], eligible_N)
         kept_K, rank_K = np.zeros(1, np.int64), np.zeros(1, np.float32)

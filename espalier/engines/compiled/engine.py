@@ -24,11 +24,11 @@ from espalier.engines.scorer_weights import scorer_weights
 from espalier.engines.stored_numbers import stored
 from espalier.errors import InvalidQuery, UnsupportedGraph
 from espalier.masks.eligibility import EligibleNodes, eligible_nodes, unrestricted_mask
-from espalier.memory_lists import MemoryLookup, MemoryTree
+from espalier.memory_lists import MemoryLists, MemoryTree
 from espalier.queries import QueryBatch, VectorKind, blank_queries
 from espalier.read_only import read_only
 from espalier.scores import finish
-from espalier.search import Frontier, LevelTrace, SearchParams, SearchResult
+from espalier.search import Frontier, LevelTrace, MemoryLookup, SearchParams, SearchResult
 from espalier.trace import from_start_level
 from espalier.tree import Tree
 
@@ -73,7 +73,7 @@ class CompiledEngine:
         self._unrestricted = unrestricted_mask(tree)
         ranking = bundle.manifest.ranking
         self._gamma, self._log_sigmoid = np.float32(ranking.gamma), ranking.own == "log_activation"
-        self.memory_tree: MemoryLookup | None = None if bundle.memory is None else MemoryTree(bundle.memory, tree)
+        self._memory_tree = None if bundle.memory is None else MemoryTree(bundle.memory, tree)
         self._key_weight = np.float32(0 if bundle.memory is None else bundle.memory.key_weight)
         self._state_dim = bundle.graph_scorer.state_dim
         self._room = lru_cache(maxsize=64)(partial(room, tree))
@@ -93,7 +93,8 @@ class CompiledEngine:
             self._pool.shutdown()
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
-        tree, batch, kind, memory_tree = self._tree, len(queries), self.bundle.manifest.query, self.memory_tree
+        tree, batch, kind = self._tree, len(queries), self.bundle.manifest.query
+        memory_tree = None if self._memory_tree is None else params.memory or self._memory_tree
         if queries.kind is not kind and queries.kind != kind:
             raise InvalidQuery("queries", queries.kind, str(kind))
         check_queries(self.bundle, queries, params, None if memory_tree is None else memory_tree.item_count)
@@ -162,7 +163,7 @@ class CompiledEngine:
         if len(queries) != end - begin:
             excluded = None if eligible.excluded is None else eligible.excluded.take(np.arange(begin, end))
             eligible = EligibleNodes(eligible.items_B[begin:end], eligible.mask_B[begin:end], excluded)
-        lists = memory_tree.lists(queries.array[begin:end], eligible)
+        lists: MemoryLists = memory_tree.lists(queries.array[begin:end], eligible)
         return self._key_weight, lists.offset_B, lists.nodes, lists.values
 
     def _first_levels(self, params: SearchParams) -> list[int]:

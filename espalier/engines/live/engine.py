@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from espalier.live.memory import LiveMemoryTree
 from espalier.live.overlay import LiveLeaves, Overlay
 from espalier.manifest import LinearScorer
 from espalier.masks.eligibility import every_item
-from espalier.memory_lists import MemoryLookup, MemoryTree
+from espalier.memory_lists import MemoryTree
 from espalier.queries import HistoryKind, QueryBatch, blank_queries
 from espalier.read_only import read_only
 from espalier.scores import finish, scores_of_ranks
@@ -72,12 +72,6 @@ class Now(NamedTuple):
     leaves: tuple[NDArray[np.int64], ...]
 
 
-class Remembering(Engine, Protocol):
-    """An engine of a bundle with a memory, which may be replaced between searches."""
-
-    memory_tree: MemoryLookup | None
-
-
 class LiveEngine:
     """See the module. Its name and rounding are those of the engine that it wraps.
 
@@ -92,10 +86,9 @@ class LiveEngine:
         self._visibility = Visibility(bundle.tree, place)
         self._scorer = _leaf_scorer(bundle)
         self._arrays = read_only(self._tree.leaf_of_item, self._tree.parent, self._tree.first_child)
-        self._memory = bundle.memory if bundle.manifest.memory is not None else None
-        self._key_weight = np.float32(0 if self._memory is None else self._memory.key_weight)
-        self._trained_memory = None if self._memory is None else cast(Remembering, inner).memory_tree
-        self._memory_tree = None if self._memory is None else MemoryTree(self._memory, self._tree)
+        info = bundle.manifest.memory
+        self._remembers, self._key_weight = info is not None, np.float32(0 if info is None else info.weight)
+        self._memory_tree: MemoryTree | None = None  # opened with the first live item: an engine may search without the file of it
         self._encoder: LiveEncoder | None = None
         self._is_ready = False
         self._now: Now | None = None
@@ -127,6 +120,8 @@ class LiveEngine:
         if overlay is None or overlay.is_empty:
             self._now = None
             return
+        if self._memory_tree is None and self.bundle.memory is not None:
+            self._memory_tree = MemoryTree(self.bundle.memory, self._tree)
         memory = None if self._memory_tree is None else LiveMemoryTree(self._memory_tree, overlay)
         leaves = overlay.trees[self._place]
         now = Now(overlay, memory, read_only(leaves.parent_X, leaves.slot_X, overlay.item_R[leaves.handle_X]))
@@ -191,9 +186,9 @@ class LiveEngine:
         histories = histories_of(now.overlay, np.asarray(queries.array, np.int64), frozen_B, self._encoder is not None)
         if histories.rows_BT is not queries.array:
             queries = QueryBatch(queries.kind, histories.rows_BT)
-        groups = histories.groups(apart=self._memory is not None)
+        groups = histories.groups(apart=self._remembers)
         if groups[0][1:] == (False, False) and len(groups) == 1:
-            return self._remembering(now.memory, queries, params), queries
+            return self.inner.search(queries, replace(params, memory=now.memory)), queries
         parts = []
         for members, is_live, is_frozen in groups:
             own, knobs = (queries, params) if len(members) == batch else (queries.take(members), params.take(members))
@@ -201,19 +196,8 @@ class LiveEngine:
                 leaves = now.overlay.trees[self._place]
                 states_BLS = self._encoder.states(leaves, histories.rows_BT[members], histories.handles_BT[members])
                 knobs = replace(knobs, states_BLS=states_BLS)
-            parts.append(Part(members, self._remembering(self._trained_memory if is_frozen else now.memory, own, knobs)))
+            parts.append(Part(members, self.inner.search(own, replace(knobs, memory=None if is_frozen else now.memory))))
         return together(batch, int(params.m_B.max(initial=0)), parts), queries
-
-    def _remembering(self, memory: MemoryLookup | None, queries: QueryBatch, params: SearchParams) -> SearchResult:
-        """A search of the wrapped engine with a memory in place of its own."""
-        if self._memory is None:
-            return self.inner.search(queries, params)
-        inner = cast(Remembering, self.inner)
-        try:
-            inner.memory_tree = memory
-            return inner.search(queries, params)
-        finally:
-            inner.memory_tree = self._trained_memory
 
     # -- after the search -----------------------------------------------------------------------------------------------
 

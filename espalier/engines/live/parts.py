@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.masks.eligibility import NO_NODE
-from espalier.search import NO_ITEM, Frontier, LevelTrace, SearchResult
+from espalier.search import NO_ITEM, Coverage, Frontier, LevelTrace, SearchResult
 
 Array = NDArray[Any]
 Int64 = NDArray[np.int64]
@@ -53,7 +53,15 @@ def together(batch: int, width: int, parts: Sequence[Part]) -> SearchResult:
         trace=trace,
         finite_B=None if results[0].finite_B is None else joined("finite_B", 1, None),
         frontiers=frontiers,
+        coverage=_coverage(batch, parts),
     )
+
+
+def _coverage(batch: int, parts: Sequence[Part]) -> Coverage | None:
+    known = [part.found.coverage for part in parts if part.found.coverage is not None]
+    if not known:
+        return None
+    return replace(known[0], answered_BS=_joined(batch, parts, [coverage.answered_BS for coverage in known], 0, len(known[0].items_S)))
 
 
 def _joined(batch: int, parts: Sequence[Part], arrays: Sequence[Array | None], filler: float, width: int | None) -> Array:

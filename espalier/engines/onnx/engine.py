@@ -23,19 +23,19 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.engines.frontiers import beam_is_frontier, frontier_of
-from espalier.engines.given_states import check_queries
+from espalier.engines.given_states import blank_states, check_queries
 from espalier.engines.onnx.compose import Plan, compose
 from espalier.engines.onnx.runtime import ort, session_options
 from espalier.errors import DeviceUnavailable
 from espalier.masks.eligibility import NO_NODE, EligibleNodes, ExcludedNodes, eligible_nodes, every_item
 from espalier.queries import QueryBatch, VectorKind, blank_queries
 from espalier.scores import finish
-from espalier.search import NO_ITEM, Frontier, LevelTrace, NodeMask, SearchParams, SearchResult
+from espalier.search import NO_ITEM, Frontier, LevelTrace, MemoryLookup, NodeMask, SearchParams, SearchResult
 from espalier.trace import from_start_level
 from espalier.tree import Tree
 
 if TYPE_CHECKING:  # numba takes a while to import
-    from espalier.memory_lists import MemoryLists, MemoryLookup
+    from espalier.memory_lists import MemoryLists
 
 Array = NDArray[Any]
 log = logging.getLogger(__name__)
@@ -112,11 +112,11 @@ class OnnxEngine:
             "leaf_item": self._on_device(tree.leaf_item),
             "eligible": self._mask_on_device(self._every_item),
         }
-        self.memory_tree: MemoryLookup | None = None  # replaced where histories hold more than the bundle's items
+        self._memory_tree: MemoryLookup | None = None
         if bundle.memory is not None:
             from espalier.memory_lists import MemoryTree  # numba takes a while to import
 
-            self.memory_tree = MemoryTree(bundle.memory, tree)
+            self._memory_tree = MemoryTree(bundle.memory, tree)
             self._largest_part, self._key_weight = bundle.memory.largest_part, np.float32(bundle.memory.key_weight)
             self._own = threading.local()  # float32[N] of λ · mem, all 0 between calls
             if self._shapes is not None:  # else each run is for one query
@@ -135,7 +135,7 @@ class OnnxEngine:
         limits = self.bundle.manifest.search
         leaf, root = self.bundle.tree.leaf_offset, 0
         for batch in self._shapes.batches if self._shapes else (1,):
-            queries = blank_queries(self.bundle.manifest.query, batch)
+            queries, states_BLS = blank_queries(self.bundle.manifest.query, batch), blank_states(self.bundle, batch)
             some = [
                 ExcludedNodes(np.full((batch, 1), leaf), np.full((batch, 1), inner), np.ones(batch, np.int64)) for inner in (NO_NODE, root)
             ]
@@ -143,7 +143,7 @@ class OnnxEngine:
                 for m in {min(m, limits.max_m) for m in self._shapes.m_sizes} if self._shapes else {limits.m}:
                     for mask in (None, self._every_item):
                         for excluded in (None, *some):
-                            params = SearchParams.uniform(batch, 1 << bucket, m, mask=mask)
+                            params = replace(SearchParams.uniform(batch, 1 << bucket, m, mask=mask), states_BLS=states_BLS)
                             self._run(queries, params, excluded, self._lists(queries, params), bucket)
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ class OnnxEngine:
             self._session(self._plan(params.take(members), excluded and excluded.take(members), bucket))
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
-        tree, memory = self.bundle.tree, self.memory_tree
+        tree, memory = self.bundle.tree, self._memory_of(params)
         check_queries(self.bundle, queries, params, None if memory is None else memory.item_count)
         eligible = eligible_nodes(tree, params, len(queries), None)
         params, excluded = self._long_lists_as_masks(params, eligible.excluded)
@@ -278,9 +278,12 @@ class OnnxEngine:
 
     def _lists(self, queries: QueryBatch, params: SearchParams) -> MemoryLists | None:
         """What a memory gives for queries without exclusions."""
-        if self.memory_tree is None:
-            return None
-        return self.memory_tree.lists(queries.array, eligible_nodes(self.bundle.tree, params, len(queries), None))
+        memory = self._memory_of(params)
+        return None if memory is None else memory.lists(queries.array, eligible_nodes(self.bundle.tree, params, len(queries), None))
+
+    def _memory_of(self, params: SearchParams) -> MemoryLookup | None:
+        """The memory that a search asks; None where the bundle has none."""
+        return None if self._memory_tree is None else params.memory or self._memory_tree
 
     def _run_plan(self, plan: Plan, feeds: dict[str, Array], params: SearchParams) -> dict[str, Array]:
         """The outputs of a session with free shapes."""

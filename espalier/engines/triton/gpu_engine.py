@@ -25,16 +25,16 @@ from torch import Tensor
 
 from espalier.bundle import Bundle
 from espalier.engines.forest import BLOCK, ScoredLeaves, refuse_forest
-from espalier.engines.given_states import check_queries
+from espalier.engines.given_states import blank_states, check_queries
 from espalier.engines.triton.cells import PLAIN, Cell, CellContext, CellParts, ExcludedLists, FixedShapes, Tables, Tuning, inner_slots
 from espalier.engines.triton.device_lists import DeviceMemory
 from espalier.errors import DeviceUnavailable, InvalidQuery, UnsupportedGraph
 from espalier.frontier import joined, restricted, without_unscored
 from espalier.masks.eligibility import EligibleNodes, eligible_nodes, every_item, unrestricted_mask
-from espalier.memory_lists import MemoryLookup, MemoryTree
+from espalier.memory_lists import MemoryTree
 from espalier.queries import HistoryKind, QueryBatch, VectorKind, blank_queries
 from espalier.scores import finish
-from espalier.search import NO_ITEM, Frontier, LevelTrace, NodeMask, Precision, SearchParams, SearchResult
+from espalier.search import NO_ITEM, Frontier, LevelTrace, MemoryLookup, NodeMask, Precision, SearchParams, SearchResult
 from espalier.trace import from_start_level
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -100,7 +100,7 @@ class GpuEngine(ABC, Generic[AnyCell]):
         self._cells: dict[tuple[int, int, int, CellParts], AnyCell] = {}
         self._graphs = device == "cuda" and cuda_graphs
         self._memory: DeviceMemory | None = None
-        self.memory_tree: MemoryLookup | None = None  # may be replaced between searches
+        self._memory_tree: MemoryTree | None = None
         self._every_leaf = every_leaf
 
     @abstractmethod
@@ -115,7 +115,7 @@ class GpuEngine(ABC, Generic[AnyCell]):
         """What the cells share. To be called once, in the engine's stream."""
         bundle = self.bundle
         if bundle.memory is not None:
-            self._memory, self.memory_tree = DeviceMemory(bundle.memory, self.device), MemoryTree(bundle.memory, bundle.tree)
+            self._memory, self._memory_tree = DeviceMemory(bundle.memory, self.device), MemoryTree(bundle.memory, bundle.tree)
         memory_weight = None if self._memory is None else self._memory.weight
         tables = Tables(bundle.tree, self.device, isinstance(bundle.manifest.query, HistoryKind))
         pool = torch.cuda.graph_pool_handle() if self._graphs else None
@@ -137,7 +137,7 @@ class GpuEngine(ABC, Generic[AnyCell]):
         """Build and capture the cell of every batch size, beam bucket and m up to the model's limits."""
         limits = self.bundle.manifest.search
         for batch in self.shapes.batches:
-            queries = blank_queries(self.bundle.manifest.query, batch)
+            queries, states_BLS = blank_queries(self.bundle.manifest.query, batch), blank_states(self.bundle, batch)
             for bucket in range(limits.max_beam_size.bit_length()):
                 if self._every_leaf:
                     beam_size = min(1 << bucket, limits.max_beam_size)
@@ -145,7 +145,8 @@ class GpuEngine(ABC, Generic[AnyCell]):
                         self.scored_leaves(queries, SearchParams.uniform(batch, beam_size, 1))
                     continue
                 for m in sorted({min(m, limits.max_m) for m in (*self.shapes.m_sizes, limits.max_m)}):
-                    self.search(queries, SearchParams.uniform(batch, min(1 << bucket, limits.max_beam_size), m))
+                    params = SearchParams.uniform(batch, min(1 << bucket, limits.max_beam_size), m)
+                    self.search(queries, replace(params, states_BLS=states_BLS))
 
     def prepare(self, params: SearchParams) -> None:
         """Where they bring frontiers or take states, which warm-up leaves out, for calls of every size."""
@@ -179,7 +180,8 @@ class GpuEngine(ABC, Generic[AnyCell]):
         kind = self.bundle.manifest.query
         if queries.kind is not kind and queries.kind != kind:
             raise InvalidQuery("queries", queries.kind, str(kind))
-        check_queries(self.bundle, queries, params, None if self.memory_tree is None else self.memory_tree.item_count)
+        memory = self._memory_of(params)
+        check_queries(self.bundle, queries, params, None if memory is None else memory.item_count)
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         """Raises InvalidQuery where the queries or the parameters are not the bundle's."""
@@ -191,6 +193,10 @@ class GpuEngine(ABC, Generic[AnyCell]):
         result = finish(ranking, params.m_B, eligible.items_B, found.rows_BM, found.ranks_BM, None, finite_B, found.keys_BM)
         result = result if found.frontier is None else replace(result, frontiers=(found.frontier,))
         return replace(result, trace=found.trace) if params.trace else result
+
+    def _memory_of(self, params: SearchParams) -> MemoryLookup | None:
+        """The memory that a search asks; None where the bundle has none."""
+        return None if self._memory_tree is None else params.memory or self._memory_tree
 
     def most_leaves(self, beam_size: int) -> int:
         """The most leaves that the cell of a beam scores."""
@@ -209,7 +215,7 @@ class GpuEngine(ABC, Generic[AnyCell]):
 
     def _run(self, queries: QueryBatch, params: SearchParams, eligible: EligibleNodes, width: int) -> _Found:
         """What the cells find for each query, in arrays of this width."""
-        tree, masks, parts = self.bundle.tree, eligible.mask_B, CellParts.of(params)
+        tree, masks, parts, memory = self.bundle.tree, eligible.mask_B, CellParts.of(params), self._memory_of(params)
         lists = ExcludedLists.of(eligible.excluded, len(queries), tree.node_count)
         long_B = lists.count_B > self.shapes.excluded
         shape = len(queries), width
@@ -227,8 +233,8 @@ class GpuEngine(ABC, Generic[AnyCell]):
                     addresses_B[place] = held[-1].data_ptr()
                 own = queries.take(members)
                 cell.fill(own, params.take(members), addresses_B, lists, members)
-                if self._memory is not None and self.memory_tree is not None:
-                    cell.fill_memory(self._memory.put(self.memory_tree.lists(np.asarray(own.array, np.int64), eligible.take(members))))
+                if self._memory is not None and memory is not None:
+                    cell.fill_memory(self._memory.put(memory.lists(np.asarray(own.array, np.int64), eligible.take(members))))
                 found = cell.run(len(members), params.trace)
                 del held  # until here, so that no mask goes while its address is in use
                 own_width = min(found.rows_BM.shape[1], width)

@@ -47,25 +47,25 @@ def test_not_even_an_empty_folder_or_a_file_is_overwritten(original: Bundle, tmp
 
 
 def test_a_version_that_appears_meanwhile_is_not_overwritten(original: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, flush = tmp_path / "tiny" / "1", bundle_writer._flush
+    path, flush = tmp_path / "tiny" / "1", bundle_writer.flush
 
     def appear(file: Path) -> None:
         path.mkdir(exist_ok=True)
         (path / "manifest.json").write_text("theirs")
         flush(file)
 
-    monkeypatch.setattr(bundle_writer, "_flush", appear)
+    monkeypatch.setattr(bundle_writer, "flush", appear)
     with pytest.raises(BundleExists, match="appeared while"):
         write_bundle(path, draft_of(original), content_of(original))
     assert snapshot(tmp_path) == {"tiny/1/manifest.json": b"theirs"}
 
 
 STEPS = {
-    "tree and nodes": (bundle_writer, "save_file"),
+    "tree and nodes": (bundle_writer, "write_safetensors"),
     "items": (items_module.ItemTable, "write"),
     "tables": (pq, "write_table"),
     "checksums": (bundle_writer, "sha256_of"),
-    "flush": (bundle_writer, "_flush"),
+    "flush": (bundle_writer, "flush"),
     "rename": (Path, "rename"),
 }
 

@@ -1,0 +1,287 @@
+"""What a router and a shard say to each other: queries with their encoded states, and answers in the numbers of the whole catalogue.
+
+Item rows and node numbers on the wire are global: those of the bundle that was cut into shards. A body is a message in JSON and arrays
+(`framing.py`). Decoding checks types, shapes and what is cheap to check without a bundle; who knows the bundle checks the ranges. Knows no
+HTTP.
+
+Legend: B queries, E excluded items, L levels, S state, M results, I items of the shard, T history, X nodes with memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.errors import InvalidInput, InvalidMessage
+from espalier.memory_lists import MemoryLists
+from espalier.queries import FeaturesKind, HistoryKind, Kind, QueryBatch, VectorKind
+from espalier.search import SearchResult
+from espalier.shards.fields import Array, Arrays, Fields
+from espalier.shards.framing import framed, unframed
+from espalier.shards.results import result_arrays, result_of
+from espalier.text.sparse_rows import SparseRows
+
+MEDIA_TYPE = "application/vnd.espalier.search"
+FORMAT = 1
+"""Of the messages. A router and a shard of other formats refuse each other."""
+MAX_QUERIES = 4096
+MAX_TREES = 16
+MAX_TIMEOUT_MS = 3_600_000.0
+
+
+@dataclass(frozen=True)
+class Pin:
+    """The shard of a version that a query is for, and that an answer is of.
+
+    of, version    the bundle that was cut
+    digest         SHA-256 of its manifest.json, in hex
+    index, count   which shard of how many
+    """
+
+    of: str
+    version: int
+    digest: str
+    index: int
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class MaskBits:
+    """What a filter leaves of one shard.
+
+    eligible    uint8[⌈I / 8⌉]: a bit for each of the shard's items in their order, the first one in the highest bit (np.packbits)
+    open_nodes  by tree, int64 ascending: global numbers of nodes above the leaves below which a live item passes; they are open although no
+                eligible item of the shard may lie below. Empty: none in any tree
+    """
+
+    eligible: NDArray[np.uint8]
+    open_nodes: tuple[NDArray[np.int64], ...] = ()
+
+    @cached_property
+    def digest(self) -> str:
+        """BLAKE2b-128 of the content, in hex."""
+        lengths = np.array([len(self.eligible), len(self.open_nodes), *map(len, self.open_nodes)], "<i8")
+        known = hashlib.blake2b(lengths.tobytes(), digest_size=16)
+        for part in (self.eligible, *(nodes.astype("<i8") for nodes in self.open_nodes)):
+            known.update(part.tobytes())
+        return known.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class ShardQuery:
+    """Queries for one shard of one version. `beam_size_B`, `m_B` and `states_BLS` as in `SearchParams`.
+
+    queries     histories are global item rows; texts travel as features, so that the kind of a decoded query is never `text`
+    exclude_BE  int64[B, E], global item rows, −1 as padding; those of other shards are ignored
+    masks       by query the digest of its mask, None: all items are eligible
+    sent_masks  masks by their digests. A shard that lacks one of `masks` and does not get it here asks for it
+    timeout_ms  the answer is worth nothing after that time
+    memory      instead of what the shard would add up for the histories: global numbers of leaves and nodes above leaves, ascending for
+                each query, and their mem; nodes of other shards are ignored, higher levels are made of these. None: as the shard adds up
+    """
+
+    pin: Pin
+    queries: QueryBatch
+    beam_size_B: NDArray[np.int64]
+    m_B: NDArray[np.int64]
+    exclude_BE: NDArray[np.int64] | None = None
+    states_BLS: NDArray[np.float32] | None = None
+    frontier: bool = False
+    trace: bool = False
+    masks: tuple[str | None, ...] | None = None
+    sent_masks: Mapping[str, MaskBits] = field(default_factory=dict)
+    timeout_ms: float = 1000.0
+    memory: MemoryLists | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ShardAnswer:
+    """The answer to a ShardQuery: item rows and node numbers of the result are global.
+
+    engine     which engine of the shard searched
+    engine_ms  wall time of the engine calls that the queries were in
+    batch      queries in those calls, other requests' included
+    """
+
+    pin: Pin
+    result: SearchResult
+    engine: str
+    engine_ms: float
+    batch: int
+
+
+def encode_query(query: ShardQuery) -> bytes:
+    """The body of a query."""
+    arrays: dict[str, Array] = {"beam_size": query.beam_size_B, "m": query.m_B}
+    message: dict[str, Any] = {"format": FORMAT, "pin": _values(query.pin), "frontier": query.frontier, "trace": query.trace}
+    message["timeout_ms"] = query.timeout_ms
+    kind = query.queries.kind
+    if isinstance(kind, HistoryKind):
+        message["kind"], message["width"] = "history", kind.length
+        arrays["queries"] = query.queries.array
+    elif isinstance(kind, VectorKind):
+        message["kind"], message["width"] = "vector", kind.width
+        arrays["queries"] = query.queries.array
+    else:
+        message["kind"], message["width"] = "features", kind.width
+        rows = query.queries.features
+        arrays |= {"indptr": rows.indptr, "indices": rows.indices, "values": rows.values}
+    if query.exclude_BE is not None:
+        arrays["exclude"] = query.exclude_BE
+    if query.states_BLS is not None:
+        arrays["states"] = query.states_BLS
+    if query.masks is not None:
+        message["masks"] = query.masks
+    if query.sent_masks:
+        message["sent"] = [[digest, len(bits.open_nodes)] for digest, bits in query.sent_masks.items()]
+        for i, bits in enumerate(query.sent_masks.values()):
+            arrays[f"mask.{i}"] = bits.eligible
+            arrays |= {f"mask.{i}.{tree}": nodes for tree, nodes in enumerate(bits.open_nodes)}
+    if query.memory is not None:
+        memory = query.memory
+        arrays |= {"memory.offset": memory.offset_B, "memory.nodes": memory.nodes, "memory.values": memory.values}
+    return framed(message, arrays)
+
+
+def decode_query(body: bytes) -> ShardQuery:
+    """The query of a body; its arrays are read-only. Raises InvalidMessage."""
+    message, arrays = _opened(body)
+    pin = _pin(message)
+    beam_size_B = arrays.take("beam_size", np.int64, (None,))
+    batch = len(beam_size_B)
+    if not 1 <= batch <= MAX_QUERIES:
+        raise InvalidMessage("beam_size", f"{batch} queries", f"from 1 to {MAX_QUERIES}")
+    masks = message.optional("masks", list)
+    if masks is not None and (len(masks) != batch or not all(mask is None or isinstance(mask, str) for mask in masks)):
+        raise InvalidMessage("masks", masks, f"{batch} digests or nulls, one for each query")
+    query = ShardQuery(
+        pin,
+        _queries(message, arrays, batch),
+        beam_size_B,
+        arrays.take("m", np.int64, (batch,)),
+        arrays.optional("exclude", np.int64, (batch, None)),
+        arrays.finite("states", (batch, None, None)) if "states" in arrays else None,
+        message.take("frontier", bool),
+        message.take("trace", bool),
+        None if masks is None else tuple(masks),
+        _sent_masks(message, arrays),
+        message.number("timeout_ms", 0, MAX_TIMEOUT_MS),
+        _memory(arrays, batch) if "memory.offset" in arrays else None,
+    )
+    message.check_all_taken()
+    arrays.check_all_taken()
+    return query
+
+
+def encode_answer(answer: ShardAnswer) -> bytes:
+    """The body of an answer. Of its result `answered_BS` is left out: a shard knows nothing of others."""
+    described, arrays = result_arrays(answer.result)
+    message = {
+        "format": FORMAT,
+        "pin": _values(answer.pin),
+        "engine": answer.engine,
+        "engine_ms": answer.engine_ms,
+        "batch": answer.batch,
+        **described,
+    }
+    return framed(message, arrays)
+
+
+def decode_answer(body: bytes) -> ShardAnswer:
+    """The answer of a body; its arrays are read-only. Raises InvalidMessage.
+
+    Whether it may be the answer to a query, `check_result` (results.py) says.
+    """
+    message, arrays = _opened(body)
+    pin = _pin(message)
+    answer = ShardAnswer(
+        pin,
+        result_of(message, arrays),
+        message.take("engine", str),
+        message.number("engine_ms", 0, math.inf),
+        message.integer("batch", 0, 1 << 40),
+    )
+    message.check_all_taken()
+    arrays.check_all_taken()
+    return answer
+
+
+def _opened(body: bytes) -> tuple[Fields, Arrays]:
+    """The fields and the arrays of a body of this format."""
+    fields, arrays = unframed(body)
+    message = Fields(fields)
+    if (found := message.take("format", int)) != FORMAT:
+        raise InvalidMessage("format", found, f"{FORMAT}: the router and the shard must be of releases that understand each other")
+    return message, Arrays(arrays)
+
+
+def _values(pin: Pin) -> tuple[str, int, str, int, int]:
+    return pin.of, pin.version, pin.digest, pin.index, pin.count
+
+
+def _pin(message: Fields) -> Pin:
+    values = message.take("pin", list)
+    if [type(value) for value in values] != [str, int, str, int, int]:
+        raise InvalidMessage("pin", values, "[of, version, digest, index, count]")
+    return Pin(*values)
+
+
+def _queries(message: Fields, arrays: Arrays, batch: int) -> QueryBatch:
+    name, width = message.take("kind", str), message.integer("width", 1, 2**31 - 1)
+    kind: Kind
+    try:
+        if name == "features":
+            kind = FeaturesKind(width=width)
+            parts = (
+                arrays.take("indptr", np.int64, (batch + 1,)),
+                arrays.take("indices", np.int32, (None,)),
+                arrays.finite("values", (None,)),
+            )
+            rows = SparseRows(*parts, width)
+            rows.check()
+            return QueryBatch(kind, rows)
+        if name == "history":
+            return QueryBatch(HistoryKind(length=width), arrays.take("queries", np.int64, (batch, width)))
+        if name == "vector":
+            return QueryBatch(VectorKind(width=width), arrays.finite("queries", (batch, width)))
+    except InvalidMessage:
+        raise
+    except (InvalidInput, ValueError) as error:
+        raise InvalidMessage("queries", name, f"right queries ({error})") from None
+    raise InvalidMessage("kind", name, "history, vector or features")
+
+
+def _sent_masks(message: Fields, arrays: Arrays) -> Mapping[str, MaskBits]:
+    sent = {}
+    for i, entry in enumerate(message.optional("sent", list) or []):
+        if not isinstance(entry, list) or [type(part) for part in entry] != [str, int] or not 0 <= entry[1] <= MAX_TREES:
+            raise InvalidMessage(f"sent[{i}]", entry, f"[digest, trees], at most {MAX_TREES} trees")
+        digest, trees = entry
+        open_nodes = tuple(arrays.take(f"mask.{i}.{tree}", np.int64, (None,)) for tree in range(trees))
+        bits = MaskBits(arrays.take(f"mask.{i}", np.uint8, (None,)), open_nodes)
+        if bits.digest != digest:
+            raise InvalidMessage(f"sent[{i}]", digest, f"{bits.digest}, the digest of the bits")
+        sent[digest] = bits
+    return sent
+
+
+def _memory(arrays: Arrays, batch: int) -> MemoryLists:
+    nodes = arrays.take("memory.nodes", np.int64, (None,))
+    lists = MemoryLists(arrays.take("memory.offset", np.int64, (batch + 1,)), nodes, arrays.finite("memory.values", (len(nodes),)))
+    counts = np.diff(lists.offset_B)
+    if lists.offset_B[0] != 0 or lists.offset_B[-1] != len(nodes) or counts.min() < 0:
+        raise InvalidMessage("memory.offset", lists.offset_B[:8].tolist(), f"from 0 to {len(nodes)}, never decreasing")
+    if np.any(lists.values < 0):
+        raise InvalidMessage("memory.values", float(lists.values.min()), "numbers of at least 0")
+    begins = lists.offset_B[1:-1]
+    falls = 1 + np.flatnonzero(np.diff(nodes) <= 0)
+    if not np.isin(falls, begins).all():
+        raise InvalidMessage("memory.nodes", "numbers that do not ascend", "ascending and distinct numbers for each query")
+    return lists

@@ -1,0 +1,131 @@
+"""The result of a search as arrays of a message, and back.
+
+Legend: B queries, M results, K beam, C candidates, S state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from espalier.errors import InvalidMessage
+from espalier.search import NO_ITEM, Frontier, LevelTrace, SearchResult
+from espalier.shards.fields import Array, Arrays, Fields
+
+MAX_TREES, MAX_LEVELS = 16, 64
+_TRACE = tuple(field.name for field in fields(LevelTrace) if field.name != "level")
+"""The arrays of a level's trace."""
+
+
+def result_arrays(result: SearchResult) -> tuple[dict[str, Any], dict[str, Array]]:
+    """What the message says of a result, and its arrays."""
+    arrays: dict[str, Array] = {
+        "item_rows": result.item_rows_BM,
+        "scores": result.scores_BM,
+        "ranks": result.ranks_BM,
+        "keys": result.keys_BM,
+        "count": result.count_B,
+        "complete": result.complete_B.view(np.uint8),
+    }
+    if result.finite_B is not None:
+        arrays["finite"] = result.finite_B.view(np.uint8)
+    levels = [[level.level for level in trace] for trace in result.traces]
+    for tree, trace in enumerate(result.traces):
+        for level in trace:
+            arrays |= {f"trace.{tree}.{level.level}.{name}": getattr(level, name) for name in _TRACE}
+    for tree, frontier in enumerate(result.frontiers):
+        arrays |= {f"frontier.{tree}.nodes": frontier.nodes_BK, f"frontier.{tree}.ranks": frontier.ranks_BK}
+        if frontier.states_BS is not None:
+            arrays[f"frontier.{tree}.states"] = frontier.states_BS
+    return {"traces": levels, "frontiers": len(result.frontiers)}, arrays
+
+
+def result_of(message: Fields, arrays: Arrays) -> SearchResult:
+    """The result of a decoded message. Raises InvalidMessage."""
+    item_rows_BM = arrays.take("item_rows", np.int64, (None, None))
+    batch, m = item_rows_BM.shape
+    scores_BM, ranks_BM, keys_BM = (arrays.take(name, np.float32, (batch, m)) for name in ("scores", "ranks", "keys"))
+    count_B = arrays.take("count", np.int64, (batch,))
+    traces = _traces(message.take("traces", list), arrays, batch)
+    frontiers = tuple(_frontier(arrays, tree, batch) for tree in range(message.integer("frontiers", 0, MAX_TREES)))
+    return SearchResult(
+        item_rows_BM,
+        scores_BM,
+        ranks_BM,
+        keys_BM,
+        count_B,
+        arrays.take("complete", np.uint8, (batch,)) != 0,
+        trace=traces[0] if traces else None,
+        finite_B=arrays.take("finite", np.uint8, (batch,)) != 0 if "finite" in arrays else None,
+        other_traces=tuple(traces[1:]),
+        frontiers=frontiers,
+    )
+
+
+def check_result(result: SearchResult, batch: int, m: int, items: int, nodes: Sequence[int]) -> None:
+    """Raise InvalidMessage unless a decoded result may be the answer to `batch` queries for at most `m` items.
+
+    items  of the whole catalogue · nodes  of each whole tree
+    Results stand in front and are finite; a row of results with fewer than M has NO_ITEM behind them.
+    """
+    found, most = result.item_rows_BM.shape
+    if found != batch or most > m:
+        raise InvalidMessage("item_rows", f"{found} queries with {most} items", f"{batch} queries with at most {m} items")
+    _check_range("count", result.count_B, 0, most)
+    _check_range("item_rows", result.item_rows_BM, NO_ITEM, items - 1)
+    is_item_BM = np.arange(most) < result.count_B[:, None]
+    if not np.array_equal(is_item_BM, result.item_rows_BM != NO_ITEM):
+        raise InvalidMessage("count", result.count_B[:8].tolist(), "the number of items in each row, which stand in front")
+    for name, array in (("scores", result.scores_BM), ("ranks", result.ranks_BM), ("keys", result.keys_BM)):
+        if not np.isfinite(array[is_item_BM]).all():
+            raise InvalidMessage(name, "numbers that are not finite", "a finite number for every item")
+    for tree, (trace, count) in enumerate(zip(result.traces, nodes, strict=False)):
+        for level in trace:
+            _check_range(f"trace.{tree}", level.nodes_BK, -1, count - 1)
+            _check_range(f"trace.{tree}", level.candidates_BC, -1, count - 1)
+    for tree, (frontier, count) in enumerate(zip(result.frontiers, nodes, strict=False)):
+        _check_range(f"frontier.{tree}", frontier.nodes_BK, -1, count - 1)
+        if np.isnan(frontier.ranks_BK).any():
+            raise InvalidMessage(f"frontier.{tree}.ranks", "nan", "numbers")
+    if len(result.traces) > len(nodes) or len(result.frontiers) > len(nodes):
+        raise InvalidMessage("frontiers", max(len(result.traces), len(result.frontiers)), f"at most {len(nodes)} trees")
+
+
+def _check_range(field: str, array: Array, least: int, most: int) -> None:
+    if array.size and (array.min() < least or array.max() > most):
+        raise InvalidMessage(field, int(array.max() if array.max() > most else array.min()), f"from {least} to {most}")
+
+
+def _traces(described: list[Any], arrays: Arrays, batch: int) -> list[tuple[LevelTrace, ...]]:
+    if len(described) > MAX_TREES:
+        raise InvalidMessage("traces", f"{len(described)} trees", f"at most {MAX_TREES}")
+    traces = []
+    for tree, levels in enumerate(described):
+        if not isinstance(levels, list) or not all(type(level) is int and 0 <= level < MAX_LEVELS for level in levels):
+            raise InvalidMessage(f"traces[{tree}]", levels, f"levels from 0 to {MAX_LEVELS - 1}")
+        traces.append(tuple(_level(arrays, f"trace.{tree}", level, batch) for level in levels))
+    return traces
+
+
+def _level(arrays: Arrays, prefix: str, level: int, batch: int) -> LevelTrace:
+    nodes_BK = arrays.take(f"{prefix}.{level}.nodes_BK", np.int64, (batch, None))
+    candidates_BC = arrays.take(f"{prefix}.{level}.candidates_BC", np.int64, (batch, None))
+    kept, scored = nodes_BK.shape, candidates_BC.shape
+    return LevelTrace(
+        level,
+        nodes_BK,
+        arrays.take(f"{prefix}.{level}.ranks_BK", np.float32, kept),
+        candidates_BC,
+        arrays.take(f"{prefix}.{level}.candidate_ranks_BC", np.float32, scored),
+        arrays.take(f"{prefix}.{level}.keys_BK", np.float32, kept),
+        arrays.take(f"{prefix}.{level}.candidate_keys_BC", np.float32, scored),
+    )
+
+
+def _frontier(arrays: Arrays, tree: int, batch: int) -> Frontier:
+    nodes_BK = arrays.take(f"frontier.{tree}.nodes", np.int64, (batch, None))
+    states_BS = arrays.optional(f"frontier.{tree}.states", np.float32, (batch, None))
+    return Frontier(nodes_BK, arrays.take(f"frontier.{tree}.ranks", np.float32, nodes_BK.shape), states_BS)

@@ -1,0 +1,176 @@
+"""Shards of bundles of graphs: what they hold, and that they answer together as the whole bundle does."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+
+from espalier.bundle import SHARD, Bundle
+from espalier.bundle_files import sha256_of
+from espalier.checks.random_bundles import make_bundle, random_memory, random_queries, random_tree
+from espalier.engines.compiled.engine import CompiledEngine
+from espalier.engines.onnx.engine import FixedShapes, OnnxEngine
+from espalier.engines.reference import ReferenceEngine
+from espalier.errors import BundleCorrupt, InvalidQuery
+from espalier.queries import blank_queries
+from espalier.search import SearchParams
+from espalier.shards.cut import Cut
+from tests.espalier.shards.merging import answers_of, merged, with_states
+
+KINDS = ("history", "product", "vector", "history sequence", "product memory", "product sequence memory")
+NUMBER = itertools.count()
+shapes = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**32 - 1),
+        "kind": st.sampled_from(KINDS),
+        "gamma": st.sampled_from([0.0, 0.5, 1.0]),
+        "empty_share": st.sampled_from([0.0, 0.4]),
+        "dtype": st.sampled_from(["float32", "float16"]),
+    }
+)
+
+
+def made(folder: Path, shape: dict[str, Any]) -> Bundle:
+    rng = np.random.default_rng(shape["seed"])
+    tree = random_tree(rng, 3, 4, empty_share=shape["empty_share"])
+    kind: Any
+    kind, *parts = shape["kind"].split()
+    memory = random_memory(rng, tree.item_count, 3) if "memory" in parts else None
+    return make_bundle(
+        folder, rng, tree, kind, shape["gamma"], dtype=shape["dtype"], name=f"m{next(NUMBER)}", memory=memory,
+        encoder="sequence" if "sequence" in parts else "levels",
+    )  # fmt: skip
+
+
+def cut(bundle: Bundle, count: int) -> list[Bundle]:
+    path = bundle.path.parent.parent / f"{bundle.manifest.name}-{count}-shards"
+    whole = Cut(bundle, count)
+    return [whole.write(path / str(index) / "1", index) for index in range(count)]
+
+
+@given(shapes, st.integers(1, 3))
+def test_a_shard_has_the_rows_the_ids_and_the_memory_of_its_items(
+    tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], count: int
+) -> None:
+    bundle = made(tmp_path_factory.mktemp("cut"), shape)
+    for index, shard in enumerate(cut(bundle, count)):
+        opened = Bundle.open(shard.path)
+        parts, info = opened.shard, opened.manifest.shard
+        assert parts is not None
+        assert info is not None
+        assert (info.of, info.version, info.index, info.count) == (bundle.manifest.name, 1, index, count)
+        assert info.digest == sha256_of(bundle.path / "manifest.json")
+        assert (opened.manifest.name, opened.manifest.search) == (str(index), bundle.manifest.search)
+        assert opened.items.ids_of(np.arange(len(parts.items))) == bundle.items.ids_of(parts.items)
+        assert_array_equal(opened.items.rows_of(bundle.items.ids_of(parts.items)), np.arange(len(parts.items)))
+        (nodes,) = parts.nodes
+        assert_array_equal(opened.node_rows_ND, bundle.node_rows_ND[nodes], strict=True)
+        assert_array_equal(nodes[opened.tree.parent[1:]], bundle.tree.parent[nodes[1:]])
+        assert_array_equal(nodes[opened.tree.leaf_of_item], bundle.tree.leaf_of_item[parts.items])
+        assert len(opened.golden()) == len(opened.heldout()) == 0
+        if bundle.memory is not None:
+            assert opened.memory is not None
+            for source in range(bundle.tree.item_count):
+                for row, item in enumerate(parts.items.tolist()):
+                    assert opened.memory.value_of(source, row) == bundle.memory.value_of(source, item)
+
+
+@given(shapes, st.sampled_from([1, 3, 20]), st.sampled_from([1, 4, 30]))
+def test_one_shard_answers_as_the_whole_bundle(
+    tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], beam_size: int, m: int
+) -> None:
+    bundle = made(tmp_path_factory.mktemp("cut"), shape)
+    queries = random_queries(np.random.default_rng(shape["seed"]), bundle, 4)
+    params = SearchParams.uniform(4, beam_size, m)
+    assert merged(bundle, cut(bundle, 1), queries, params) == answers_of(bundle, ReferenceEngine(bundle), queries, params)
+
+
+@given(shapes, st.integers(2, 3))
+def test_shards_whose_beams_cut_nothing_answer_together_as_the_whole_bundle(
+    tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], count: int
+) -> None:
+    """Ties included: equal keys are frequent with integer weights."""
+    bundle = made(tmp_path_factory.mktemp("cut"), shape)
+    queries = random_queries(np.random.default_rng(shape["seed"]), bundle, 4)
+    params = SearchParams.uniform(4, bundle.tree.node_count, 7)
+    assert merged(bundle, cut(bundle, count), queries, params) == answers_of(bundle, ReferenceEngine(bundle), queries, params)
+
+
+@given(shapes, st.integers(2, 3), st.integers(1, 3))
+def test_every_item_of_a_shard_has_the_rank_and_key_that_it_has_in_the_whole_bundle(
+    tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], count: int, beam_size: int
+) -> None:
+    bundle = made(tmp_path_factory.mktemp("cut"), shape)
+    queries = random_queries(np.random.default_rng(shape["seed"]), bundle, 4)
+    every = SearchParams.uniform(4, bundle.tree.node_count, bundle.tree.item_count)
+    expected = [{entry[0]: entry for entry in found} for found in answers_of(bundle, ReferenceEngine(bundle), queries, every)]
+    answers = merged(bundle, cut(bundle, count), queries, SearchParams.uniform(4, beam_size, 6))
+    for found, right in zip(answers, expected, strict=True):
+        assert found == [right[row] for row, _, _ in found]
+
+
+@given(shapes, st.integers(1, 3), st.integers(1, 12))
+def test_engines_search_shards_as_the_reference_does(
+    tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], count: int, beam_size: int
+) -> None:
+    bundle = made(tmp_path_factory.mktemp("cut"), shape)
+    shards = cut(bundle, count)
+    queries, params = random_queries(np.random.default_rng(shape["seed"]), bundle, 4), SearchParams.uniform(4, beam_size, 6)
+    expected = merged(bundle, shards, queries, params)
+    engines: list[Any] = [functools.partial(OnnxEngine, device="cpu")]
+    engines.append(functools.partial(OnnxEngine, device="cpu", shapes=FixedShapes((2, 4), (8, 64), 64, 32)))
+    if not shape["kind"].startswith("history"):
+        engines.append(CompiledEngine)
+    for engine in engines:
+        assert merged(bundle, shards, queries, params, engine) == expected
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    folder = tmp_path_factory.mktemp("whole")
+    return made(folder, {"seed": 5, "kind": "product memory", "gamma": 0.5, "empty_share": 0.0, "dtype": "float32"})
+
+
+@pytest.mark.parametrize("opened", [ReferenceEngine, CompiledEngine, functools.partial(OnnxEngine, device="cpu")])
+def test_a_shard_cannot_encode_histories_but_those_without_an_item(whole: Bundle, tmp_path: Path, opened: Any) -> None:
+    shard = Cut(whole, 2).write(tmp_path / "0" / "1", 0)
+    engine = opened(shard)
+    queries, params = blank_queries(whole.manifest.query, 2), SearchParams.uniform(2, 3, 3)
+    assert engine.search(queries, params).count_B.tolist() == [3, 3]
+    queries.array[1, -1] = 0
+    with pytest.raises(InvalidQuery, match=r"states_BLS: got None, expected the queries' states: shard 0 of 2 of m\d+ has not"):
+        engine.search(queries, params)
+    queries.array[1, -1] = whole.tree.item_count - 1  # a row of the whole bundle, which the shard has not
+    assert engine.search(queries, with_states(whole, queries, params)).count_B.tolist() == [3, 3]
+    beyond = with_states(whole, queries, params)
+    queries.array[1, -1] = whole.tree.item_count
+    with pytest.raises(InvalidQuery, match="item rows from 0 to"):
+        engine.search(queries, beyond)
+
+
+def test_warming_up_builds_what_searches_with_states_need(whole: Bundle, tmp_path: Path) -> None:
+    engine = OnnxEngine(Cut(whole, 2).write(tmp_path / "0" / "1", 0), "cpu")
+    engine.warm_up()
+    built = engine.session_count
+    queries = random_queries(np.random.default_rng(0), whole, 3)
+    engine.search(queries, with_states(whole, queries, SearchParams.uniform(3, 10, 5)))
+    assert engine.session_count == built
+
+
+def test_a_shard_is_not_cut_again_but_the_only_one_of_a_bundle_is(whole: Bundle, tmp_path: Path) -> None:
+    with pytest.raises(BundleCorrupt, match="shard 1 of 2, expected a bundle of all items"):
+        Cut(Cut(whole, 2).write(tmp_path / "two" / "1" / "1", 1), 2)
+    only = Cut(whole, 1).write(tmp_path / "one" / "0" / "1", 0)
+    for index in range(2):
+        first, second = (Cut(bundle, 2).write(tmp_path / name / str(index) / "1", index) for bundle, name in ((whole, "a"), (only, "b")))
+        assert first.manifest.shard == second.manifest.shard
+        for name in ("items.arrow", "memory.safetensors", "nodes.safetensors", "tree.safetensors", SHARD):
+            assert first.manifest.files[name] == second.manifest.files[name]

@@ -1,0 +1,414 @@
+"""Messages between a router and a shard: what is encoded comes back, and nothing else is decoded."""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from espalier.errors import InvalidMessage
+from espalier.memory_lists import MemoryLists
+from espalier.queries import FeaturesKind, HistoryKind, QueryBatch, VectorKind
+from espalier.search import Frontier, LevelTrace, SearchResult
+from espalier.shards.framing import MAX_HEADER_BYTES, framed, unframed
+from espalier.shards.messages import (
+    MAX_QUERIES,
+    MaskBits,
+    Pin,
+    ShardAnswer,
+    ShardQuery,
+    decode_answer,
+    decode_query,
+    encode_answer,
+    encode_query,
+)
+from espalier.shards.results import check_result
+from espalier.text.sparse_rows import SparseRows
+
+PIN = Pin("sample", 3, "a" * 64, 1, 4)
+
+
+def same(left: Any, right: Any) -> bool:
+    """Whether two messages say the same: arrays by dtype, shape and content."""
+    if isinstance(left, np.ndarray):
+        return isinstance(right, np.ndarray) and left.dtype == right.dtype and np.array_equal(left, right, equal_nan=left.dtype.kind == "f")
+    if is_dataclass(left):
+        return type(left) is type(right) and all(same(getattr(left, one.name), getattr(right, one.name)) for one in fields(left))
+    if isinstance(left, tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[name], right[name]) for name in left)
+    return bool(left == right)
+
+
+def floats(rng: np.random.Generator, *shape: int) -> NDArray[np.float32]:
+    return rng.normal(size=shape).astype(np.float32)
+
+
+def masks(rng: np.random.Generator, count: int) -> list[MaskBits]:
+    trees = int(rng.integers(0, 3))
+    return [
+        MaskBits(
+            rng.integers(0, 256, int(rng.integers(0, 9)), np.uint8),
+            tuple(np.sort(rng.integers(0, 99, int(rng.integers(0, 4)))) for _ in range(trees)),
+        )
+        for _ in range(count)
+    ]
+
+
+@st.composite
+def shard_queries(draw: st.DrawFn) -> ShardQuery:
+    rng, batch = np.random.default_rng(draw(st.integers(0, 2**32))), draw(st.integers(1, 5))
+    kind, width = draw(st.sampled_from(("history", "vector", "features"))), draw(st.integers(1, 7))
+    queries = QueryBatch(HistoryKind(length=width), rng.integers(-1, 50, (batch, width)))
+    if kind == "vector":
+        queries = QueryBatch(VectorKind(width=width), floats(rng, batch, width))
+    elif kind == "features":
+        own = [np.flatnonzero(rng.random(width) < 0.5).astype(np.int32) for _ in range(batch)]
+        indptr = np.append(0, np.cumsum([len(row) for row in own])).astype(np.int64)
+        queries = QueryBatch(FeaturesKind(width=width), SparseRows(indptr, np.concatenate(own), floats(rng, int(indptr[-1])), width))
+    known = masks(rng, draw(st.integers(0, 3)))
+    digests = [None, *(bits.digest for bits in known)]
+    memory = None
+    if draw(st.booleans()):
+        own_nodes = [np.flatnonzero(rng.random(20) < 0.3) for _ in range(batch)]
+        offset = np.append(0, np.cumsum([len(row) for row in own_nodes])).astype(np.int64)
+        memory = MemoryLists(offset, np.concatenate(own_nodes), np.abs(floats(rng, int(offset[-1]))))
+    return ShardQuery(
+        PIN,
+        queries,
+        rng.integers(1, 100, batch),
+        rng.integers(1, 100, batch),
+        rng.integers(-1, 50, (batch, draw(st.integers(0, 3)))) if draw(st.booleans()) else None,
+        floats(rng, batch, draw(st.integers(1, 4)), draw(st.integers(1, 5))) if draw(st.booleans()) else None,
+        draw(st.booleans()),
+        draw(st.booleans()),
+        tuple(digests[rng.integers(0, len(digests))] for _ in range(batch)) if draw(st.booleans()) else None,
+        {bits.digest: bits for bits in known},
+        draw(st.floats(0, 1e6)),
+        memory,
+    )
+
+
+@st.composite
+def shard_answers(draw: st.DrawFn) -> ShardAnswer:
+    rng, batch, m = np.random.default_rng(draw(st.integers(0, 2**32))), draw(st.integers(1, 4)), draw(st.integers(0, 5))
+
+    def level(number: int) -> LevelTrace:
+        kept, scored = (batch, int(rng.integers(0, 4))), (batch, int(rng.integers(0, 6)))
+        nodes, candidates = rng.integers(-1, 90, kept), rng.integers(-1, 90, scored)
+        numbers = floats(rng, *kept), candidates, floats(rng, *scored), floats(rng, *kept), floats(rng, *scored)
+        return LevelTrace(number, nodes, *numbers)
+
+    traces = [tuple(level(number) for number in range(2, 4)) for _ in range(draw(st.integers(0, 2)))]
+    frontiers = [
+        Frontier(rng.integers(-1, 90, (batch, 3)), floats(rng, batch, 3), floats(rng, batch, 2) if draw(st.booleans()) else None)
+        for _ in range(draw(st.integers(0, 2)))
+    ]
+    result = SearchResult(
+        rng.integers(-1, 90, (batch, m)),
+        floats(rng, batch, m),
+        np.where(rng.random((batch, m)) < 0.2, np.float32(-np.inf), floats(rng, batch, m)),
+        floats(rng, batch, m),
+        rng.integers(0, m + 1, batch),
+        rng.random(batch) < 0.5,
+        traces[0] if traces else None,
+        rng.random(batch) < 0.5 if draw(st.booleans()) else None,
+        tuple(traces[1:]),
+        tuple(frontiers),
+    )
+    return ShardAnswer(PIN, result, "compiled-cpu", draw(st.floats(0, 1e6)), draw(st.integers(0, 1000)))
+
+
+def a_query(**changed: Any) -> ShardQuery:
+    rng = np.random.default_rng(5)
+    queries = QueryBatch(HistoryKind(length=4), rng.integers(-1, 50, (2, 4)))
+    bits = MaskBits(np.array([255, 128], np.uint8), (np.array([7], np.int64),))
+    query = ShardQuery(PIN, queries, np.array([10, 20]), np.array([5, 6]), rng.integers(-1, 50, (2, 3)), floats(rng, 2, 3, 4))
+    return replace(query, masks=(bits.digest, None), sent_masks={bits.digest: bits}, **changed)
+
+
+def an_answer(**changed: Any) -> ShardAnswer:
+    """Two queries with 3 and 1 of 3 items."""
+    ranks = np.array([[3, 2, 1], [1, -np.inf, -np.inf]], np.float32)
+    rows = np.array([[4, 9, 2], [7, -1, -1]])
+    frontier = Frontier(np.array([[3, 5], [4, -1]]), np.array([[0, -1], [-2, -np.inf]], np.float32))
+    result = SearchResult(rows, np.exp(ranks), ranks, ranks, np.array([3, 1]), np.array([True, False]), frontiers=(frontier,))
+    return ShardAnswer(PIN, replace(result, **changed), "compiled-cpu", 1.5, 2)
+
+
+@given(shard_queries())
+def test_a_query_comes_back_as_it_was(query: ShardQuery) -> None:
+    assert same(decode_query(encode_query(query)), query)
+
+
+@given(shard_answers())
+def test_an_answer_comes_back_as_it_was(answer: ShardAnswer) -> None:
+    assert same(decode_answer(encode_answer(answer)), answer)
+
+
+def test_a_body_is_a_safetensors_file() -> None:
+    query = a_query()
+    arrays = safetensors.numpy.load(encode_query(query))
+    assert np.array_equal(arrays["beam_size"], query.beam_size_B)
+    assert np.array_equal(arrays["states"], np.asarray(query.states_BLS))
+
+
+def test_arrays_are_views_of_the_body_that_cannot_be_written_to() -> None:
+    body = encode_query(a_query())
+    states = decode_query(body).states_BLS
+    assert states is not None
+    assert not states.flags.writeable
+    assert np.shares_memory(states, np.frombuffer(body, np.uint8))
+
+
+def test_arrays_that_do_not_lie_at_multiples_of_their_size_are_copied_there() -> None:
+    body = framed({}, {"a": np.arange(3, dtype=np.int64)})
+    length = int.from_bytes(body[:8], "little")
+    shifted = (length + 1).to_bytes(8, "little") + body[8 : 8 + length] + b" " + body[8 + length :]
+    array = unframed(shifted)[1]["a"]
+    assert array.flags.aligned
+    assert array.tolist() == [0, 1, 2]
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=200))
+def test_garbage_is_refused(body: bytes) -> None:
+    for decode in (decode_query, decode_answer):
+        with pytest.raises(InvalidMessage):
+            decode(body)
+
+
+@pytest.mark.parametrize(("decode", "body"), [(decode_query, encode_query(a_query())), (decode_answer, encode_answer(an_answer()))])
+def test_a_cut_body_is_refused_wherever_it_is_cut(decode: Callable[[bytes], object], body: bytes) -> None:
+    for end in [*range(0, len(body), 7), len(body) - 1]:
+        with pytest.raises(InvalidMessage):
+            decode(body[:end])
+    with pytest.raises(InvalidMessage):
+        decode(body + b"\0")
+
+
+@settings(max_examples=500)
+@given(st.data())
+def test_a_damaged_body_is_refused_or_decoded_and_nothing_else(data: st.DataObject) -> None:
+    decode, body = data.draw(st.sampled_from([(decode_query, encode_query(a_query())), (decode_answer, encode_answer(an_answer()))]))
+    damaged = bytearray(body)
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        decode(bytes(damaged))
+    except InvalidMessage:
+        return
+
+
+def edited(body: bytes, edit: Callable[[dict[str, Any], dict[str, Any]], None]) -> bytes:
+    """A body whose header (of the arrays) and message were changed."""
+    length = int.from_bytes(body[:8], "little")
+    header = json.loads(body[8 : 8 + length])
+    message = json.loads(header["__metadata__"]["message"])
+    edit(header, message)
+    header["__metadata__"]["message"] = json.dumps(message)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + body[8 + length :]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("format", 2, "format"),
+        ("format", True, "format"),
+        ("pin", ["sample", 3, "a", 1], "pin"),
+        ("pin", ["sample", "3", "a", 1, 4], "pin"),
+        ("timeout_ms", -1, "timeout_ms"),
+        ("timeout_ms", 1e300, "timeout_ms"),
+        ("timeout_ms", "1", "timeout_ms"),
+        ("frontier", 1, "frontier"),
+        ("kind", "text", "kind"),
+        ("width", 0, "width"),
+        ("width", 5, "queries"),
+        ("width", 1 << 40, "width"),
+        ("masks", ["x"], "masks"),
+        ("masks", [1, 2], "masks"),
+        ("sent", [["0" * 32, 1]], r"sent\[0\]"),
+        ("sent", [["0" * 32, 1 << 40]], r"sent\[0\]"),
+        ("sent", [[1]], r"sent\[0\]"),
+        ("sent", None, "sent"),
+        ("more", 1, "more"),
+    ],
+)
+def test_a_wrong_field_is_named(field: str, value: Any, named: str) -> None:
+    body = edited(encode_query(a_query()), lambda header, message: message.update({field: value}))
+    with pytest.raises(InvalidMessage, match=f"^{named}"):
+        decode_query(body)
+
+
+@pytest.mark.parametrize(
+    ("array", "entry", "named"),
+    [
+        ("m", {"dtype": "F64"}, "header.m.dtype"),
+        ("m", {"dtype": "U8"}, "header.m.data_offsets"),
+        ("m", {"dtype": ["I64"]}, "header.m.dtype"),
+        ("m", {"shape": [1, 2]}, "m"),
+        ("m", {"shape": [2.0]}, "header.m.shape"),
+        ("m", {"shape": [-2]}, "header.m.shape"),
+        ("m", {"shape": [1, 1, 1, 2]}, "header.m.shape"),
+        ("m", {"shape": [1 << 62]}, "header.m.shape"),
+        ("m", {"shape": [1 << 30]}, "header.m.data_offsets"),
+        ("m", {"shape": [1 << 30], "data_offsets": [0, 8 << 30]}, "header.m.data_offsets"),
+        ("m", {"data_offsets": [-16, 0]}, "header.m.data_offsets"),
+        ("m", {"data_offsets": [0]}, "header.m.data_offsets"),
+        ("m", {"more": 1}, "header.m"),
+        ("states", {"dtype": "I32"}, "states"),
+        ("states", {"shape": [2, 12]}, "states"),
+        ("states", {"shape": [24, 1, 1]}, "states"),
+        ("beam_size", {"shape": [0], "data_offsets": [0, 0]}, "body"),
+    ],
+)
+def test_a_wrong_array_is_named(array: str, entry: dict[str, Any], named: str) -> None:
+    body = edited(encode_query(a_query()), lambda header, message: header[array].update(entry))
+    with pytest.raises(InvalidMessage, match=f"^{named}"):
+        decode_query(body)
+
+
+def test_an_array_that_is_not_asked_for_is_refused() -> None:
+    header, arrays = unframed(encode_query(a_query()))
+    with pytest.raises(InvalidMessage, match=r"^more"):
+        decode_query(framed(header, arrays | {"more": np.zeros(1, np.int64)}))
+
+
+def test_two_arrays_cannot_share_bytes() -> None:
+    copies = {f"a{i}": {"dtype": "U8", "shape": [64], "data_offsets": [0, 64]} for i in range(100)}
+    text = json.dumps({"__metadata__": {"message": "{}"}, **copies}).encode()
+    with pytest.raises(InvalidMessage, match=r"^body"):
+        unframed(struct.pack("<Q", len(text)) + text + b"\0" * 64)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_states_that_are_not_finite_are_refused(value: float) -> None:
+    states = np.zeros((2, 3, 4), np.float32)
+    states[1, 2, 3] = value
+    with pytest.raises(InvalidMessage, match=r"^states: got .*(nan|inf)"):
+        decode_query(encode_query(replace(a_query(), states_BLS=states)))
+
+
+def test_vectors_and_values_that_are_not_finite_are_refused() -> None:
+    vector = QueryBatch(VectorKind(width=2), np.array([[1, np.nan], [0, 0]], np.float32))
+    with pytest.raises(InvalidMessage, match=r"^queries"):
+        decode_query(encode_query(replace(a_query(), queries=vector)))
+    one = SparseRows(np.array([0, 1, 1]), np.array([1], np.int32), np.array([np.inf], np.float32), 2)
+    with pytest.raises(InvalidMessage, match=r"^values"):
+        decode_query(encode_query(replace(a_query(), queries=QueryBatch(FeaturesKind(width=2), one))))
+
+
+@pytest.mark.parametrize("indices", [[5, 6], [-1, 2], [2, 2], [3, 1]])
+def test_features_that_a_query_cannot_have_are_refused(indices: list[int]) -> None:
+    rows = SparseRows(np.array([0, 2, 2]), np.array(indices, np.int32), np.ones(2, np.float32), 6)
+    with pytest.raises(InvalidMessage, match=r"^queries"):
+        decode_query(encode_query(replace(a_query(), queries=QueryBatch(FeaturesKind(width=6), rows))))
+
+
+def test_no_more_queries_than_the_limit() -> None:
+    def of(batch: int) -> bytes:
+        queries = QueryBatch(HistoryKind(length=1), np.zeros((batch, 1), np.int64))
+        return encode_query(ShardQuery(PIN, queries, np.ones(batch, np.int64), np.ones(batch, np.int64)))
+
+    assert len(decode_query(of(MAX_QUERIES)).queries) == MAX_QUERIES
+    with pytest.raises(InvalidMessage, match=f"^beam_size: got '{MAX_QUERIES + 1} queries'"):
+        decode_query(of(MAX_QUERIES + 1))
+    with pytest.raises(InvalidMessage, match=r"^beam_size"):
+        decode_query(of(0))
+
+
+def test_a_header_of_any_size_is_refused_quickly() -> None:
+    for length in (MAX_HEADER_BYTES + 1, 1 << 63):
+        began = time.perf_counter()
+        with pytest.raises(InvalidMessage, match=r"^body"):
+            decode_query(struct.pack("<Q", length) + b"[" * (MAX_HEADER_BYTES + 2))
+        assert time.perf_counter() - began < 1
+    with pytest.raises(InvalidMessage, match=r"^header"):
+        decode_query(struct.pack("<Q", MAX_HEADER_BYTES) + b"[" * MAX_HEADER_BYTES)
+
+
+def test_mask_bits_must_have_the_digest_that_is_said() -> None:
+    bits, other = MaskBits(np.array([1], np.uint8)), MaskBits(np.array([2], np.uint8))
+    with pytest.raises(InvalidMessage, match=r"^sent\[0\]"):
+        decode_query(encode_query(replace(a_query(), sent_masks={bits.digest: other})))
+
+
+def test_a_digest_tells_masks_apart_by_bits_nodes_and_trees() -> None:
+    one, two = np.array([1], np.int64), np.array([1, 1], np.int64)
+    bits = np.array([1], np.uint8)
+    found = [MaskBits(bits, nodes) for nodes in ((), (one,), (one, one), (two,), (one, one[:0]), (one[:0], one))]
+    found += [MaskBits(np.array([1, 1], np.uint8)), MaskBits(bits[:0])]
+    assert len({mask.digest for mask in found}) == len(found)
+    assert MaskBits(bits.copy(), (one.copy(),)).digest == MaskBits(bits, (one,)).digest
+    assert len(found[0].digest) == 32
+
+
+@pytest.mark.parametrize(
+    ("offset", "nodes", "values", "named"),
+    [
+        ([0, 1, 3], [1, 2, 2], [1, 1, 1], "memory.nodes"),
+        ([0, 1, 3], [1, 5, 2], [1, 1, 1], "memory.nodes"),
+        ([0, 1, 2], [1, 5, 7], [1, 1, 1], "memory.offset"),
+        ([0, 3, 2], [1, 5, 7], [1, 1, 1], "memory.offset"),
+        ([1, 1, 3], [1, 5, 7], [1, 1, 1], "memory.offset"),
+        ([0, 1, 3], [1, 5, 7], [1, -1, 1], "memory.values"),
+        ([0, 1, 3], [1, 5, 7], [1, np.nan, 1], "memory.values"),
+        ([0, 1, 3], [1, 5, 7], [1, 1], "memory.values"),
+    ],
+)
+def test_memory_that_cannot_be_is_refused(offset: list[int], nodes: list[int], values: list[float], named: str) -> None:
+    lists = MemoryLists(np.array(offset), np.array(nodes), np.array(values, np.float32))
+    with pytest.raises(InvalidMessage, match=f"^{named}"):
+        decode_query(encode_query(replace(a_query(), memory=lists)))
+
+
+def test_a_right_answer_passes_its_check() -> None:
+    check_result(decode_answer(encode_answer(an_answer())).result, 2, 3, 10, [6])
+
+
+@pytest.mark.parametrize(
+    ("batch", "m", "items", "nodes", "named"),
+    [
+        (1, 3, 10, [6], "item_rows"),
+        (2, 2, 10, [6], "item_rows"),
+        (2, 3, 9, [6], "item_rows"),
+        (2, 3, 10, [5], "frontier"),
+        (2, 3, 10, [], "f"),
+    ],
+)
+def test_an_answer_to_something_else_is_refused(batch: int, m: int, items: int, nodes: list[int], named: str) -> None:
+    with pytest.raises(InvalidMessage, match=f"^{named}"):
+        check_result(an_answer().result, batch, m, items, nodes)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"count_B": np.array([3, 2])},
+        {"count_B": np.array([3, -1])},
+        {"count_B": np.array([2, 1])},
+        {"item_rows_BM": np.array([[4, 9, 2], [-1, 7, -1]])},
+        {"item_rows_BM": np.array([[4, 9, 2], [7, -2, -1]])},
+        {"keys_BM": np.array([[3, np.nan, 1], [1, 0, 0]], np.float32)},
+        {"ranks_BM": np.array([[3, np.inf, 1], [1, 0, 0]], np.float32)},
+        {"scores_BM": np.array([[3, -np.inf, 1], [1, 0, 0]], np.float32)},
+        {"frontiers": (Frontier(np.array([[1], [1]]), np.array([[np.nan], [1]], np.float32)),)},
+        {"frontiers": (Frontier(np.array([[1], [-2]]), np.array([[0], [1]], np.float32)),)},
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(InvalidMessage):
+        check_result(an_answer(**changed).result, 2, 3, 10, [6])

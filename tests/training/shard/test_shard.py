@@ -1,0 +1,300 @@
+"""`python -m training shard`: whole layouts of verified shards, from a bundle or from the shards of one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.testing import assert_array_equal
+
+import training.__main__
+from espalier import bundle_files
+from espalier.bundle import Bundle, find_versions
+from espalier.bundle_writer import with_parts
+from espalier.checks.golden import HISTORY_ROWS, STATES, golden_queries, verify_golden
+from espalier.checks.heldout import read_heldout
+from espalier.checks.random_bundles import make_bundle, random_memory, random_queries, random_tree
+from espalier.engines import open_engine
+from espalier.engines.compiled.engine import CompiledEngine
+from espalier.engines.reference import ReferenceEngine
+from espalier.errors import BundleCorrupt, BundleExists, BundleNotFound, InvalidConfig
+from espalier.queries import QueryBatch
+from espalier.search import SearchParams
+from espalier.shards import cut_tables
+from espalier.shards.cut import Cut
+from espalier.text.sparse_rows import SparseRows
+from tests.espalier.shards import test_cut_linear
+from tests.espalier.shards.merging import answers_of, merged, with_states
+from training.golden import golden_answers
+from training.inspect import inspect
+from training.shard import command, joined_tables, layout
+from training.shard.command import shard
+from training.shard.join import shards_in
+
+NUMBER = itertools.count()
+KINDS = ("product memory", "history sequence", "vector", "linear", "forest float16")
+
+
+def made(folder: Path, kind: str, seed: int = 0) -> Bundle:
+    """A bundle with golden queries and a held-out one."""
+    rng, name, parts = np.random.default_rng(seed), f"m{next(NUMBER)}", kind.split()
+    if parts[0] in ("linear", "forest"):
+        shape = {"seed": seed, "trees": 1 if kind == "linear" else 3, "tail": True, "gamma": 1.0, "integer": False}
+        bundle = test_cut_linear.made(folder, shape | {"dtype": "float16" if "float16" in parts else "float32"})
+    else:
+        tree = random_tree(rng, 3, 4, empty_share=0.2)
+        memory = random_memory(rng, tree.item_count, 3, integer=False) if "memory" in parts else None
+        first: Any = parts[0]
+        encoder: Any = "sequence" if "sequence" in parts else "levels"
+        bundle = make_bundle(folder, rng, tree, first, 0.5, integer=False, name=name, memory=memory, encoder=encoder)
+    queries = random_queries(rng, bundle, 6)
+    params = SearchParams(np.array([1, 2, 3, 5, 8, 99]), np.full(6, 4))
+    return with_parts(
+        bundle, folder / name / "7", {}, {"golden.parquet": golden_answers(bundle, queries, written(bundle, queries), params)}
+    )
+
+
+def written(bundle: Bundle, queries: QueryBatch) -> pa.Array:
+    """Queries as clients write them."""
+    if isinstance(queries.rows, SparseRows):
+        rows = queries.features
+        spans = [slice(*rows.indptr[b : b + 2]) for b in range(len(queries))]
+        entries = [{"indices": rows.indices[own].tolist(), "values": rows.values[own].tolist()} for own in spans]
+        return pa.array(entries, pa.struct({"indices": pa.list_(pa.int64()), "values": pa.list_(pa.float32())}))
+    if bundle.manifest.query.kind == "history":
+        return pa.array([bundle.items.ids_of(row[row >= 0]) for row in queries.array.astype(np.int64)], pa.list_(pa.string()))
+    return pa.array(list(queries.array), pa.list_(pa.float32()))
+
+
+def files_of(bundle: Bundle) -> dict[str, Any]:
+    return dict(bundle.manifest.files)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shards_hold_all_items_and_answer_the_golden_queries_of_the_bundle(tmp_path: Path, kind: str) -> None:
+    bundle = made(tmp_path, kind)
+    shards = shard(bundle.path, 3, tmp_path / "shards")
+    assert [found.path for found in shards] == [tmp_path / "shards" / str(index) / "7" for index in range(3)]
+    assert find_versions(tmp_path / "shards") == {"0": (7,), "1": (7,), "2": (7,)}
+    assert [path.name for path in (tmp_path / "shards").iterdir() if path.name.startswith(".")] == []
+    items = [ids for found in shards for ids in found.items.ids_of(np.arange(len(found.items)))]
+    assert sorted(items) == sorted(bundle.items.ids_of(np.arange(len(bundle.items))))
+    names = {"reference", open_engine(bundle).name} | ({"onnx-cpu"} if kind not in ("linear", "forest float16") else set())
+    for found in shards:
+        opened = Bundle.open(found.path)
+        assert len(read_heldout(opened).queries) == 0
+        for name in names:
+            assert verify_golden(opened, open_engine(opened, engine=name)) == 1
+        table = opened.golden()
+        assert table.column(bundle.manifest.query.kind) == bundle.golden().column(bundle.manifest.query.kind)
+        assert table.column("beam_size") == bundle.golden().column("beam_size")
+
+
+def test_one_shard_expects_of_golden_queries_what_the_bundle_does(tmp_path: Path) -> None:
+    bundle = made(tmp_path, "product memory")
+    (only,) = shard(bundle.path, 1, tmp_path / "shards")
+    for name in ("item_rows", "ranks", "keys", "margin"):
+        assert only.golden().column(name) == bundle.golden().column(name)
+
+
+def test_golden_queries_of_shards_bring_the_states_of_the_whole_bundle_and_its_item_rows(tmp_path: Path) -> None:
+    bundle = made(tmp_path, "product memory")
+    whole, none = golden_queries(bundle, bundle.golden())
+    assert none is None
+    for found in shard(bundle.path, 2, tmp_path / "shards"):
+        queries, states_BLS = golden_queries(found, found.golden())
+        assert states_BLS is not None
+        assert_array_equal(queries.array, whole.array)
+        assert_array_equal(states_BLS, ReferenceEngine(bundle).states(whole))
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after"), [*((kind, 3, 2) for kind in KINDS), ("product memory", 1, 3), ("forest float16", 2, 1)]
+)
+def test_shards_cut_into_another_number_are_those_that_the_bundle_is_cut_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, before: int, after: int
+) -> None:
+    """However few entries are looked at together."""
+    bundle = made(tmp_path, kind, seed=10 * before + after)
+    expected = [files_of(found) for found in shard(bundle.path, after, tmp_path / "expected")]
+    monkeypatch.setattr(cut_tables, "BLOCK", 5)
+    monkeypatch.setattr(joined_tables, "BLOCK", 7)
+    shard(bundle.path, before, tmp_path / "before")
+    assert [files_of(found) for found in shard(tmp_path / "before", after, tmp_path / "after")] == expected
+
+
+def test_shards_answer_together_as_the_bundle_to_the_last_bit_where_no_beam_is_cut(tmp_path: Path) -> None:
+    bundle = made(tmp_path, "product memory")
+    queries = random_queries(np.random.default_rng(1), bundle, 5, integer=False)
+    params = with_states(bundle, queries, SearchParams.uniform(5, 1000, 9))
+    together = merged(bundle, shard(bundle.path, 3, tmp_path / "shards"), queries, params, CompiledEngine)
+    assert together == answers_of(bundle, CompiledEngine(bundle), queries, params)
+
+
+def test_a_layout_that_is_there_is_not_written_again_and_one_that_is_not_whole_is_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, out = made(tmp_path, "vector"), tmp_path / "shards"
+    put = layout.put
+
+    def killed(hidden: Path, out: Path, version: int, indices: list[int]) -> list[Bundle]:
+        put(hidden, out, version, indices[:2])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(command, "put", killed)
+        with pytest.raises(KeyboardInterrupt):
+            shard(bundle.path, 3, out)
+    assert find_versions(out) == {"0": (7,), "1": (7,)}
+    with pytest.raises(BundleNotFound, match="it has not all shards of any version"):
+        shards_in(out, None)
+    created = (out / "0" / "7" / "manifest.json").read_bytes()
+    assert [found.path.parent.name for found in shard(bundle.path, 3, out)] == ["2"]
+    assert (out / "0" / "7" / "manifest.json").read_bytes() == created
+    with pytest.raises(BundleExists, match="version 7 is there already, in 3 shards"):
+        shard(bundle.path, 3, out)
+
+
+def test_a_run_that_fails_leaves_no_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, write = made(tmp_path, "vector"), Cut.write
+
+    def fail(self: Cut, path: Path, index: int) -> Bundle:
+        if index == 1:
+            raise OSError("no room")
+        return write(self, path, index)
+
+    monkeypatch.setattr(Cut, "write", fail)
+    with pytest.raises(OSError, match="no room"):
+        shard(bundle.path, 2, tmp_path / "shards")
+    assert not (tmp_path / "shards").exists()
+
+
+def test_another_layout_of_the_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    bundle, out = made(tmp_path, "vector"), tmp_path / "shards"
+    shard(bundle.path, 3, out)
+    for count in (2, 1):
+        with pytest.raises(BundleExists, match=r"0/7: shard 0 of 3 of m\d+ .*not of the layout in \d shards .*Choose another folder"):
+            shard(bundle.path, count, out)
+    changed = with_parts(bundle, tmp_path / "changed" / bundle.manifest.name / "7", {"algorithm": "other"}, {})
+    with pytest.raises(BundleExists, match="not of the layout"):
+        shard(changed.path, 3, out)
+    shutil.rmtree(out / "0" / "7")
+    shutil.rmtree(out / "1" / "7")
+    with pytest.raises(BundleExists, match="2/7: shard 2 of 3"):
+        shard(bundle.path, 2, out)
+    shard(bundle.path, 3, out)
+    later = with_parts(bundle, tmp_path / bundle.manifest.name / "8", {}, {})
+    shard(later.path, 2, out)
+    assert find_versions(out) == {"0": (7, 8), "1": (7, 8), "2": (7,)}
+    assert [found.manifest.version for found in shards_in(out, None)] == [8, 8]
+    assert [found.manifest.version for found in shards_in(out, 7)] == [7, 7, 7]
+
+
+def test_a_folder_with_other_models_is_no_place_for_shards(tmp_path: Path) -> None:
+    bundle = made(tmp_path / "models", "vector")
+    with pytest.raises(InvalidConfig, match=r"--out: got .*models', expected a folder for shards alone; it holds the model 'm\d+'"):
+        shard(bundle.path, 2, tmp_path / "models")
+
+
+def test_shards_of_which_one_is_missing_or_another_ones_are_not_joined(tmp_path: Path) -> None:
+    bundle, out = made(tmp_path, "vector"), tmp_path / "shards"
+    shard(bundle.path, 3, out)
+    shutil.copytree(out / "1" / "7", tmp_path / "kept")
+    shutil.rmtree(out / "1" / "7")
+    with pytest.raises(BundleNotFound, match="it has not all shards of version 7; cut the bundle itself"):
+        shard(out, 2, tmp_path / "other", version=7)
+    shutil.copytree(out / "2" / "7", out / "1" / "7")
+    with pytest.raises(BundleCorrupt, match=r"1/7: not shard 1 of 3 of"):
+        shard(out, 2, tmp_path / "other")
+    with pytest.raises(InvalidConfig, match="--version: got 7, expected none"):
+        shard(bundle.path, 2, tmp_path / "other", version=7)
+    assert find_versions(tmp_path / "other") == {}
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [
+        (STATES, [[1.0]], "row 0 of states: expected 4 finite numbers"),
+        (STATES, [[np.nan] * (4 * 4)], "row 0 of states: expected 4 finite"),
+        (STATES, [None], "row 0 of states: expected 4 finite"),
+        (STATES, None, "states"),
+        (HISTORY_ROWS, [[10_000]], "history_rows has item row 10000"),
+        (HISTORY_ROWS, None, "history_rows"),
+    ],
+)
+def test_golden_queries_of_a_shard_that_cannot_be_searched_are_refused(
+    tmp_path: Path, column: str, value: list[Any] | None, reason: str
+) -> None:
+    bundle = made(tmp_path, "product memory")
+    (only,) = shard(bundle.path, 1, tmp_path / "shards")
+    table = only.golden().slice(0, 1)
+    shape = len(table.column(STATES)[0].as_py())
+    assert shape == 4 * 4
+    at = table.column_names.index(column)
+    field = table.schema.field(column)
+    table = table.remove_column(at)
+    if value is not None:
+        table = table.append_column(field, pa.array(value, field.type))
+    with pytest.raises(BundleCorrupt, match=reason.replace("4 finite", f"{shape} finite")):
+        verify_golden(only, ReferenceEngine(only), table)
+
+
+def test_node_rows_are_written_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard's rows are never in memory at once, let alone those of all shards."""
+    monkeypatch.setattr(bundle_files, "BLOCK_BYTES", 1 << 16)
+    rng = np.random.default_rng(0)
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 3, 8, ragged=False), "vector", width=2048)
+    rows = bundle.node_rows_ND.nbytes
+    cut = Cut(bundle, 2)
+    tracemalloc.start()
+    try:
+        cut.write(tmp_path / "shards" / "0" / "1", 0)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert rows > 4_500_000
+    assert peak < rows / 4
+
+
+def test_the_command_says_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    bundle = made(tmp_path, "vector")
+    arguments = ["shard", "--model", str(bundle.path), "--shards", "2", "--out", str(tmp_path / "shards")]
+    monkeypatch.setattr("sys.argv", [training.__main__.__file__, *arguments])
+    with caplog.at_level("INFO"), pytest.raises(SystemExit) as ended:
+        training.__main__.main()
+    assert ended.value.code == 0
+    assert "wrote 2 shards to" in caplog.text
+    manifest = json.loads((tmp_path / "shards" / "1" / "7" / "manifest.json").read_text())
+    assert manifest["shard"]["count"] == 2
+    assert manifest["command"].startswith("python -m training shard --model")
+
+
+def test_inspect_says_which_part_of_what_a_shard_is(tmp_path: Path) -> None:
+    bundle = made(tmp_path, "vector")
+    first, second = shard(bundle.path, 2, tmp_path / "shards")
+    assert f"\nshard 1 of 2 of {bundle.manifest.name} version 7 (" in inspect(second)
+    assert f"), of {bundle.tree.item_count} items\n" in inspect(first)
+    assert "shard" not in inspect(bundle)
+
+
+def test_more_shards_than_subtrees_are_refused_with_the_largest_number(tmp_path: Path) -> None:
+    bundle = made(tmp_path, "vector")
+    with pytest.raises(InvalidConfig, match="shards: got 4000, expected 1 to "):
+        shard(bundle.path, 4000, tmp_path / "shards")
+    assert not (tmp_path / "shards").exists()
+
+
+def test_a_run_that_fails_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(BundleNotFound):
+        shard(tmp_path / "nothing", 2, tmp_path / "shards")
+    assert not (tmp_path / "shards").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidConfig, match="--out"):
+        shard(tmp_path / "nothing", 2, tmp_path / "file")

@@ -1,0 +1,1 @@
+"""A trained bundle in parts: `python -m training shard`."""

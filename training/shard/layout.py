@@ -1,0 +1,59 @@
+"""A folder of shards, OUT/INDEX/VERSION: what is there, and how a whole layout gets there.
+
+A layout is complete when every index has its shard. Shards are written hidden and renamed when all of them are verified, so a run that is
+killed leaves either nothing or some of the shards, which the next run completes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from espalier.bundle import Bundle, find_versions
+from espalier.bundle_writer import flush, make_folder
+from espalier.errors import BundleExists, InvalidConfig
+from espalier.manifest import ShardInfo
+from espalier.shards.cut import Cut
+
+
+def missing_shards(out: Path, cut: Cut) -> list[int]:
+    """Which shards of a layout a folder lacks.
+
+    Raises BundleExists where it has all of them, or this version in another layout; InvalidConfig where it has other models than shards.
+    """
+    version, there = cut.info(0).version, set[int]()
+    for name, versions in find_versions(out).items():
+        if not name.isdecimal():
+            raise InvalidConfig("--out", str(out), f"a folder for shards alone; it holds the model {name!r}")
+        if version in versions:
+            path = out / name / str(version)
+            _check_same(path, Bundle.open(path, verify=False).manifest.shard, cut, int(name))
+            there.add(int(name))
+    missing = [index for index in range(cut.count) if index not in there]
+    if not missing:
+        raise BundleExists(f"{out}: version {version} is there already, in {cut.count} shards")
+    return missing
+
+
+def _check_same(path: Path, found: ShardInfo | None, cut: Cut, index: int) -> None:
+    if index >= cut.count or found != cut.info(index):
+        wanted = cut.info(0)
+        what = "no shard" if found is None else f"shard {found.index} of {found.count} of {found.of} ({found.digest[:12]}…)"
+        raise BundleExists(
+            f"{path}: {what}, which is not of the layout in {cut.count} shards of {wanted.of} version {wanted.version} "
+            f"({wanted.digest[:12]}…). Choose another folder, or delete the folders of this version in all shards"
+        )
+
+
+def put(hidden: Path, out: Path, version: int, indices: list[int]) -> list[Bundle]:
+    """Rename shards hidden/INDEX/VERSION to out/INDEX/VERSION, in this order. Raises BundleExists where another run was quicker."""
+    bundles = []
+    for index in indices:
+        path = out / str(index) / str(version)
+        make_folder(path.parent)
+        try:
+            (hidden / str(index) / str(version)).rename(path)
+        except OSError as error:
+            raise BundleExists(f"{path}: appeared while the shards were being written") from error
+        flush(path.parent)
+        bundles.append(Bundle.open(path, verify=False))
+    return bundles
