@@ -35,6 +35,7 @@ from espalier_client.items import Change, Changes, Delete, ItemOutcome, LiveItem
 from espalier_client.messages import (
     Answer,
     Completion,
+    Coverage,
     Item,
     Model,
     Query,
@@ -61,6 +62,7 @@ __all__ = [
     "Completion",
     "Conflict",
     "ConnectionFailed",
+    "Coverage",
     "DeadlineExceeded",
     "Delete",
     "ExplainedFeature",

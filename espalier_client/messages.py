@@ -72,6 +72,7 @@ class Options(TypedDict, total=False):
     min_score: float | None
     timeout_ms: float | None
     min_sequence: int | None
+    min_coverage: float | None
     live: bool
     fields: Iterable[str]
     rerank: bool | int
@@ -87,7 +88,8 @@ class Request:
     `m`: items wanted per query. `beam_size`: nodes kept per level, more finds more and takes longer. `filter`: only items of which
     every column matches; `exclude_filter`: none of which any does. `min_score`: leave out items of a lower score. `timeout_ms`: the
     service gives up after this long. `min_sequence`: answer only with that operation of the live catalogue in it, else raise
-    Unavailable; `live` False: the trained version alone. `fields`: columns of the item table to return. `rerank`: whether the model's
+    Unavailable; `min_coverage`: only if shards with that share of the items answer, else raise Unavailable; `live` False: the trained
+    version alone. `fields`: columns of the item table to return. `rerank`: whether the model's
     ranker orders the best candidates anew, or how many of them. `explain`: what the search kept; `explain_items`: where these items
     fell out; `explain_nodes`: all nodes of the levels.
     """
@@ -102,6 +104,7 @@ class Request:
     min_score: float | None = None
     timeout_ms: float | None = None
     min_sequence: int | None = None
+    min_coverage: float | None = None
     live: bool = True
     fields: Iterable[str] = ()
     rerank: bool | int = False
@@ -125,6 +128,7 @@ class Request:
             "min_score": self.min_score,
             "timeout_ms": self.timeout_ms,
             "min_sequence": self.min_sequence,
+            "min_coverage": self.min_coverage,
             "live": None if self.live else False,
             "fields": self.fields or None,
             "rerank": self.rerank or None if isinstance(self.rerank, bool) else {"depth": self.rerank},
@@ -177,10 +181,21 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class Coverage:
+    """Which shards answered: `items` is the share of the catalogue's items that they hold, `missing` are the numbers of the others."""
+
+    items: float
+    shards: int
+    answered: int
+    missing: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """The answer to one request; `results` in the order of its queries.
 
-    `sequence`: the operation of the live catalogue up to which it holds everything, None where none counts.
+    `sequence`: the operation of the live catalogue up to which it holds everything, None where none counts. `coverage`: of a router's
+    answer, None where one service holds the whole catalogue.
     """
 
     model: str
@@ -189,6 +204,7 @@ class Answer:
     results: tuple[Result, ...]
     timing: Timing
     sequence: int | None = None
+    coverage: Coverage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +297,14 @@ def answer(document: Any) -> Answer:
         results=tuple(_result(result) for result in document["results"]),
         timing=Timing(**{name: timing[name] for name in Timing.__dataclass_fields__ if name != "rerank_ms" or name in timing}),
         sequence=document.get("sequence"),
+        coverage=_coverage(document.get("coverage")),
     )
+
+
+def _coverage(document: Any) -> Coverage | None:
+    if document is None:
+        return None
+    return Coverage(document["items"], document["shards"], document["answered"], tuple(document["missing"]))
 
 
 def _result(document: Any) -> Result:

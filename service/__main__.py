@@ -6,7 +6,8 @@ import argparse
 import logging
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -29,32 +30,39 @@ BUFFER_BYTES = 256 << 10
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until a signal says stop. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m service", description="Serve a models folder over HTTP.", epilog=_environment())
+    parser = argparse.ArgumentParser(prog="python -m service", description="Serve a models folder over HTTP.", epilog=environment())
     parser.add_argument("--host", help="address to listen on (ESPALIER_HOST)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (ESPALIER_PORT)")
     parser.add_argument("--workers", type=int, help="processes that serve, on a CPU (ESPALIER_WORKERS)")
-    given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
-    try:
-        settings = Settings(**given)
-    except ValidationError as error:
-        for wrong in error.errors():
-            name = str(wrong["loc"][0])
-            value = "a key" if name.endswith("_keys") else repr(wrong["input"])  # keys are shown nowhere
-            print(f"ESPALIER_{name.upper()}: got {value}: {wrong['msg']}", file=sys.stderr)
+    settings = settings_of(vars(parser.parse_args(arguments)))
+    if settings is None:
         return 1
     logs.configure(settings.log_level, settings.log_format)
     try:
         if settings.workers > 1:
             check_workers(settings)
             Registry(settings, Metrics())  # says what is wrong with the models folder, before every worker does
-            return Supervisor(settings, _listen(settings)).run()
+            return Supervisor(settings, listen_on(settings)).run()
         app = create_app(settings)
-        Server(app, settings).serve_on(_listen(settings))
+        Server(app, settings).serve_on(listen_on(settings))
     except (BundleNotFound, DeviceUnavailable, TracingUnavailable, OSError) as error:
         print(f"cannot start: {error}", file=sys.stderr)
         return 1
     log.info("stopped")
     return 0
+
+
+def settings_of(options: Mapping[str, Any]) -> Settings | None:
+    """The settings of the environment and of options that are not None; None where one is wrong, which is printed."""
+    try:
+        return Settings(**{name: value for name, value in options.items() if value is not None})
+    except ValidationError as error:
+        for wrong in error.errors():
+            name = str(wrong["loc"][0])
+            secret = "a key" if name.endswith("_keys") else "a URL" if name == "store" else None  # keys are shown nowhere
+            value = repr(wrong["input"]) if secret is None else secret
+            print(f"ESPALIER_{name.upper()}: got {value}: {wrong['msg']}", file=sys.stderr)
+    return None
 
 
 def check_workers(settings: Settings) -> None:
@@ -82,7 +90,7 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _listen(settings: Settings) -> socket.socket:
+def listen_on(settings: Settings) -> socket.socket:
     listening = listen(settings.host, settings.port)
     host, port = listening.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -90,7 +98,7 @@ def _listen(settings: Settings) -> socket.socket:
     return listening
 
 
-def _environment() -> str:
+def environment() -> str:
     names = ", ".join(f"ESPALIER_{name.upper()}" for name in Settings.model_fields)
     return f"Environment variables: {names}."
 

@@ -13,17 +13,18 @@ from service.http.background import HEADER
 from service.http.bulk_route import BulkRoute
 from service.http.console import add_console, read_files
 from service.http.dependencies import Service
-from service.http.direct import FRONTIER, ITEM, ITEMS, RETRIEVE, STREAM, Direct, DirectRoutes
+from service.http.direct import FRONTIER, ITEM, ITEMS, RETRIEVE, SEARCH, STREAM, Direct, DirectRoutes
 from service.http.frontier_route import FrontierRoute
 from service.http.live_routes import ItemRoute
 from service.http.middleware import Edge
 from service.http.retrieve_route import RetrieveRoute
 from service.http.routes import add_routes, match_whole_paths
+from service.http.shard_routes import SearchRoute
 from service.http.single_flight import SingleFlight
 from service.http.stream_route import StreamRoute
 from service.lifecycle import lifespan
 from service.live.catalogue_types import Catalogues
-from service.models.loading import OpenEngine, open_served_engine
+from service.models.loading import EngineSource
 from service.models.registry import Registry
 from service.retrieval.completion import Completer
 from service.retrieval.scans import Scans
@@ -39,14 +40,20 @@ from service.watch.unknown_ids import UnknownIds
 DESCRIPTION = """Candidate retrieval from trained trees: `POST /retrieve` answers with the top m items of each query and the
 milliseconds it took. `GET /models` says which models there are and what they take."""
 
+DIRECT = "retrieve", "stream", "item", "bulk", "frontier", "search"
+"""The routes that do not go through the framework."""
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """The service has metrics of its own; the framework's cost time in every request and would read the environment."""
 
 
-def create_app(settings: Settings, open_engine: OpenEngine = open_served_engine, catalogues: Catalogues | None = None) -> FastAPI:
+def create_app(
+    settings: Settings, engines: EngineSource | None = None, catalogues: Catalogues | None = None, metrics: Metrics | None = None
+) -> FastAPI:
     """The service over a models folder. Raises BundleNotFound when the folder holds no model.
 
-    open_engine, catalogues  tests bring their own
+    engines     None: those that search the bundles here
+    catalogues  tests bring their own
+    metrics     what it counts in; None: its own
     """
     app = FastAPI(
         openapi_url=None,  # documentation.py has these two
@@ -60,8 +67,9 @@ def create_app(settings: Settings, open_engine: OpenEngine = open_served_engine,
         telemetry=_NO_TELEMETRY,
     )
     describe = app.openapi
-    metrics, keys = Metrics(), Keys(settings.retrieve_keys, settings.admin_keys, settings.write_keys)
-    registry, audit = Registry(settings, metrics, open_engine), Audit(metrics)
+    metrics = metrics or Metrics()
+    keys = Keys(settings.retrieve_keys, settings.admin_keys, settings.write_keys, settings.internal_keys)
+    registry, audit = Registry(settings, metrics, engines), Audit(metrics)
     catalogues = registry.catalogues if catalogues is None else catalogues
     tracer = Tracer(settings.otlp_endpoint) if settings.otlp_endpoint else None
     timeout_s = settings.timeout_ms / 1e3
@@ -74,13 +82,15 @@ def create_app(settings: Settings, open_engine: OpenEngine = open_served_engine,
     shared = settings, registry, keys, metrics, catalogues
     single, stream, item, bulk = RetrieveRoute(*shared, asked), StreamRoute(*shared, asked), ItemRoute(*shared), BulkRoute(*shared, audit)
     frontier = FrontierRoute(settings, registry, keys)
-    routes = single, stream, item, bulk, frontier
-    app.state.bodies = dict(zip(("retrieve", "stream", "item", "bulk", "frontier"), (route.bodies for route in routes), strict=True))
-    app.state.budgets = (*app.state.bodies.values(), single.answers, single.background_answers, stream.answers)
+    search = SearchRoute(settings, registry, keys)
+    routes = single, stream, item, bulk, frontier, search
+    app.state.bodies = dict(zip(DIRECT, (route.bodies for route in routes), strict=True))
+    app.state.budgets = (*app.state.bodies.values(), single.answers, single.background_answers, stream.answers, search.answers)
     direct = {("POST", RETRIEVE): Direct(single), ("POST", STREAM): Direct(stream, streams=True)}
     direct |= {(method, ITEM): Direct(item) for method in ("DELETE", "GET", "PUT")}
     direct[("POST", ITEMS)] = Direct(bulk, streams=True)
     direct[("POST", FRONTIER)] = Direct(frontier)
+    direct[("POST", SEARCH)] = Direct(search, max_body_bytes=settings.max_search_bytes)
     app.add_middleware(Edge, DirectRoutes(direct), keys, audit, metrics, settings, tracer)
     if settings.cors_origins:
         app.add_middleware(

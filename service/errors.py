@@ -11,8 +11,11 @@
         ├── SlowBody              408   the body did not arrive in time
         ├── Conflict              409   the models' state does not allow the change
         │   ├── BeingChanged      409   another change of the model is under way; Retry-After says when to try again
+    │   ├── IsShard           409   the model holds a part of a catalogue; its router answers
         │   └── Follows           409   this host follows another one's live catalogue, which takes the writes
+        ├── UnknownMasks          409   a router names masks that this shard does not hold; it sends them again
         ├── ChangesGone           410   operations that old are not kept any more
+        ├── NotServed             410   a router asks for a shard or a version that is not served here
         ├── PreconditionFailed    412   the list or the item is not the one that the client has read
         ├── BodyTooLarge          413
         ├── NotJson               415
@@ -21,6 +24,8 @@
         ├── ClientGone            499   the client hung up; only the metrics see this
         ├── EngineFailed          500   the engine call that held the query
         ├── NotReady              503   the model is not ready, or the service is shutting down
+        │   └── ShardsMissing     503   shards of the version are not there
+        ├── Uncovered             503   fewer shards answered than the request needs
         ├── Busy                  503   the memory for large requests is in use
         ├── NotWritable           503   the live catalogue takes no writes now: the disk is full, or the folder is read-only
         ├── Behind                503   this worker has not yet the operations that `min_sequence` asks for
@@ -37,7 +42,7 @@ from typing import ClassVar, Literal
 
 from espalier.errors import EspalierError, InvalidInput
 
-Role = Literal["retrieve", "write", "admin"]
+Role = Literal["retrieve", "write", "admin", "internal"]
 DenialReason = Literal["missing", "malformed", "unknown", "role", "off"]
 
 
@@ -116,6 +121,29 @@ class Follows(Conflict):
     """This host follows the live catalogue of another, which the text names."""
 
 
+class IsShard(Conflict):
+    """The model holds a part of a catalogue, so that its own answers would lack the rest."""
+
+
+class UnknownMasks(ServiceError):
+    """A shard lacks masks of a query. Their sender must send the query again with the masks of these digests, all that it had not sent."""
+
+    status = 409
+
+    def __init__(self, digests: Sequence[str]) -> None:
+        super().__init__(digests)
+        self.digests = list(digests)
+
+    def __str__(self) -> str:
+        return f"masks of a query are not known here: {', '.join(self.digests[:8])}"
+
+
+class NotServed(ServiceError):
+    """A query of a router is for a shard, a version or a layout that this process does not serve, or no longer."""
+
+    status = 410
+
+
 class ChangesGone(ServiceError):
     """Operations after the given sequence are not kept any more: a follower must begin anew from a copy."""
 
@@ -179,6 +207,17 @@ class EngineFailed(ServiceError):
 
 class NotReady(ServiceError):
     """The model is not ready, or the service is shutting down."""
+
+    status = 503
+    headers = (("Retry-After", "1"),)
+
+
+class ShardsMissing(NotReady):
+    """Shards of a version are not there yet, or not any more; the text says which."""
+
+
+class Uncovered(ServiceError):
+    """Fewer shards answered than `min_coverage` asks for, or none."""
 
     status = 503
     headers = (("Retry-After", "1"),)

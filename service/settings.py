@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from espalier.search import Device, Precision
+from espalier.store.urls import check_url
 
 
 def _upper(value: object) -> object:
@@ -35,10 +36,17 @@ def _long_enough(secret: SecretStr) -> SecretStr:
     return secret
 
 
-def _address(value: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
-        raise ValueError("expected the address of a service, https://HOST or http://HOST:PORT")
+def service_address(value: str) -> str:
+    """The address of a service without a slash at its end. Raises ValueError."""
+    expected = "expected the address of a service, https://HOST or http://HOST:PORT"
+    try:
+        parts = urlsplit(value)
+        right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        more = parts.query or parts.fragment or parts.username
+    except ValueError as error:
+        raise ValueError(f"{expected}: {error}") from None
+    if not right or more or re.search(r"[\x00-\x20\x7f]", value):
+        raise ValueError(expected)
     return value.rstrip("/")
 
 
@@ -63,6 +71,14 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="ESPALIER_", env_ignore_empty=True, frozen=True)
 
+    store: Annotated[str, AfterValidator(check_url)] | None = Field(
+        default=None,
+        description="Where models come from, s3://BUCKET/PATH, gs://, az:// or file:///FOLDER; `models` is then a cache (docs/storage.md).",
+    )
+    store_poll_s: float = Field(default=10.0, gt=0, description="Seconds between looks at the store; after failures up to a minute.")
+    store_keep: int = Field(
+        default=2, ge=1, description="Highest versions of a model that stay on disk although nobody needs them; of those from the store."
+    )
     models: Path = Field(default=Path("models"), description="Folder of the models: <models>/<name>/<version>/.")
     device: Device = Field(default="auto", description="`auto` takes a GPU where there is one; `cuda` without a GPU is an error.")
     engine: str | None = Field(default=None, description="Engine by name, instead of the choice by device.")
@@ -85,6 +101,12 @@ class Settings(BaseSettings):
     max_timeout_ms: float = Field(default=60_000.0, gt=0, description="Longest deadline that a request may name.")
     max_queries: int = Field(default=256, ge=1, le=4096, description="Most queries in one request.")
     max_body_bytes: int = Field(default=1 << 20, ge=1, description="Largest request body.")
+    max_search_bytes: int = Field(default=16 << 20, ge=1, description="Largest body of a router's search of a shard.")
+    max_search_values: int = Field(
+        default=2_000_000,
+        ge=1,
+        description="Most results in one answer to a router: queries × the largest m. All answers under way together hold four times that.",
+    )
     max_history: int = Field(default=1000, ge=1, description="Most ids in one history, and in one list of exclusions.")
     max_features: int = Field(default=10_000, ge=1, description="Most features in one query.")
     max_text: int = Field(default=4096, ge=1, description="Most characters in one query's text.")
@@ -113,7 +135,7 @@ class Settings(BaseSettings):
     max_live: int = Field(
         default=65_536, ge=1, le=1 << 18, description="Most live items of one model; more are answered 507 until a fold. Deletes are taken."
     )
-    follow: Annotated[str, AfterValidator(_address)] | None = Field(
+    follow: Annotated[str, AfterValidator(service_address)] | None = Field(
         default=None,
         description="Another host's service, https://HOST, whose live catalogues this one follows; writes here are answered 409.",
     )
@@ -130,11 +152,24 @@ class Settings(BaseSettings):
     admin_keys: Keys = Field(
         default=(), description="API keys, comma-separated, KEY or NAME:KEY, that may change what is served. None: nobody may."
     )
+    internal_keys: Keys = Field(
+        default=(),
+        description="API keys, comma-separated, KEY or NAME:KEY, with which routers search shards. None: all may where the service has no "
+        "keys at all, and nobody where it has some.",
+    )
     cors_origins: Names = Field(default=(), description="Web origins, comma-separated, whose pages may call the service.")
     console: bool = Field(default=True, description="Serve the console, a page at `/`; its routes are there either way.")
     workers: int = Field(default=1, ge=1, description="Processes that serve, on a CPU; a GPU takes one.")
     poll_s: float | None = Field(
         default=None, gt=0, description="Seconds between looks for new models and versions in the models folder. None: only when told."
+    )
+    shard: int | None = Field(
+        default=None, ge=0, description="Serve one shard of a folder of shards alone: <models>/<this number>/. None: all models there."
+    )
+    shard_linger_s: float = Field(
+        default=30.0,
+        ge=0,
+        description="Seconds for which a version of a shard, below the two highest, serves on after a router searched it last.",
     )
     probe_per_s: float | None = Field(
         default=None,
@@ -172,6 +207,12 @@ class Settings(BaseSettings):
         default=None, description="Set by the service for its own workers: where they tell each other how far they are."
     )
     verify: bool = Field(default=True, description="Compare every file of a bundle with its checksum before it serves.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _store_is_polled(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """What comes from a store is found in the models folder without being told."""
+        return given | {"poll_s": 1.0} if given.get("store") and given.get("poll_s") is None else given
 
 
 def metrics_folder(run_folder: Path) -> Path:

@@ -41,6 +41,7 @@ class Limits:
     burst_s             longest expected wait of an accepted request
     max_wait_s          how long a free engine waits for more queries than it has
     smallest_beam_size  down to which a beam may shrink when the deadline is near; None: never
+    calls               engine calls at once: several where the engine waits for other machines
     """
 
     max_batch: int = 16
@@ -49,6 +50,7 @@ class Limits:
     burst_s: float = 0.1
     max_wait_s: float = 0.0
     smallest_beam_size: int | None = None
+    calls: int = 1
 
 
 class Cost:

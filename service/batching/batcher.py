@@ -1,9 +1,9 @@
 """Queries of concurrent requests in one engine call.
 
 While the engine is busy, requests wait in a queue. When it is free, it takes up to `max_batch` queries of them. One thread per loaded
-version runs the engine, so that the event loop never waits for it. Expired requests, and those whose clients hung up, never reach the
-engine. Background requests have a queue of their own, from which the engine takes only while no other query waits. Knows query batches and
-results, not HTTP and not models.
+version runs the engine, or several where it takes several calls at once, so that the event loop never waits for it. Expired requests, and
+those whose clients hung up, never reach the engine. Background requests have a queue of their own, from which the engine takes only while
+no other query waits. Knows query batches and results, not HTTP and not models.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _search(queries: QueryBatch, params: SearchParams, engine: Engine) -> Search
 class Batcher:
     """Feeds one engine from many requests.
 
-    name     of the thread
+    name     of the threads
     on_call  called after every engine call with its number of queries and its seconds
     clock    seconds; deadlines are points of it
     """
@@ -78,17 +78,20 @@ class Batcher:
         self._behind: deque[Part] = deque()  # those of background requests
         self._waiting = 0  # queries
         self._waiting_s = 0.0  # what they are expected to take, one after the other
-        self._call_s = 0.0  # the same of the call that runs
+        self._call_s = [0.0] * limits.calls  # the same of the calls that run, by thread
         self._closed = False
-        self._asleep = False
+        self._asleep = 0  # threads that wait for work
         self._jobs: deque[Callable[[Engine], None]] = deque()
         self._job_at = 0.0  # before this time a job waits for the queries
         self._called_at = -QUIET_S  # when queries were answered last
         self._room_wanted = False  # a patient request found no room since the engine last took queries
         self._wake = threading.Semaphore(0)
         self._room: deque[asyncio.Event] = deque()  # patient requests that wait for room, in turn; touched by the event loop alone
-        self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._run, args=(number,), name=f"engine-{name}", daemon=True) for number in range(limits.calls)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def depth(self) -> int:
@@ -139,7 +142,7 @@ class Batcher:
     def run(self, job: Callable[[Engine], T]) -> Future[T]:
         """Let the engine's thread do something between its calls, beside the queries. From any thread.
 
-        Jobs are done in turn, when no query waits; if queries always wait, they get 1 / (1 + JOB_PAUSE) of the thread's time.
+        Jobs are done in turn, when no query waits; if queries always wait, they get 1 / (1 + JOB_PAUSE) of a thread's time.
         Raises NotReady after `drain`.
         """
         done: Future[T] = Future()
@@ -153,9 +156,7 @@ class Batcher:
         with self._lock:
             self._check_open()
             self._jobs.append(work)
-            wake, self._asleep = self._asleep, False
-        if wake:
-            self._wake.release()
+            self._wake_threads(1)
         return done
 
     def search_now(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
@@ -177,10 +178,12 @@ class Batcher:
             self._closed = True
             if self._admission.overloaded:
                 sys.setswitchinterval(SWITCH_S)
-        self._wake.release()
+        self._wake.release(len(self._threads))
         self._make_room()
-        await asyncio.to_thread(self._thread.join, timeout_s)
-        return not self._thread.is_alive()
+        ends = self._clock() + timeout_s
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join, max(ends - self._clock(), 0))
+        return not any(thread.is_alive() for thread in self._threads)
 
     # -- the event loop's side ------------------------------------------------------------------------------------------
 
@@ -192,20 +195,18 @@ class Batcher:
         pieces = self._pieces(queries, params, deadline, self.limits.max_batch)
         with self._lock:
             self._check_open()
-            if patient and not self._admission.has_room(self._waiting, len(queries), self._wait_s(), self._call_s):
+            if patient and not self._admission.has_room(self._waiting, len(queries), self._wait_s(), max(self._call_s)):
                 self._room_wanted = True
                 return []
             if not patient:
                 self._check_room(now, len(queries))
-                self._admission.accepted(len(queries), busy=self._waiting > 0 or self._call_s > 0)
+                self._admission.accepted(len(queries), busy=self._waiting > 0 or min(self._call_s) > 0)
             parts = [self._part(*piece, deadline, loop) for piece in pieces]
             for part in parts:
                 self._waiting += len(part.queries)
                 self._waiting_s += part.cost_s
             self._parts.extend(parts)
-            wake, self._asleep = self._asleep, False
-        if wake:
-            self._wake.release()
+            self._wake_threads(len(parts))
         return parts
 
     def _accept_behind(self, queries: QueryBatch, params: SearchParams, deadline: float, loop: asyncio.AbstractEventLoop) -> list[Part]:
@@ -215,15 +216,22 @@ class Batcher:
             self._check_open()
             parts = [self._part(*piece, deadline, loop, background=True) for piece in pieces]
             self._behind.extend(parts)
-            wake, self._asleep = self._asleep, False
-        if wake:
-            self._wake.release()
+            self._wake_threads(len(parts))
         return parts
+
+    def _wake_threads(self, most: int) -> None:
+        """Wake as many threads as there is new work for, of those that sleep. Holds the lock."""
+        count = min(most, self._asleep)
+        if count:
+            self._asleep -= count
+            self._wake.release(count)
 
     def _pieces(self, queries: QueryBatch, params: SearchParams, deadline: float, size: int) -> list[tuple[QueryBatch, SearchParams]]:
         """A request in pieces of at most `size` queries; a traced one stays whole. Raises DeadlinePassed."""
         if self._clock() >= deadline:
             raise DeadlinePassed("The deadline passed before the search began.")
+        if self.limits.calls > 1 and deadline < float("inf"):
+            params = replace(params, deadline=deadline)
         return [(queries, params)] if params.trace or len(queries) <= size else split(queries, params, size)
 
     def _part(
@@ -242,7 +250,7 @@ class Batcher:
     def _check_room(self, now: float, queries: int) -> None:
         """Holds the lock."""
         wait_s, overloaded = self._wait_s(), self._admission.overloaded
-        refused = self._admission.refuses(now, self._waiting, queries, wait_s, self._call_s)
+        refused = self._admission.refuses(now, self._waiting, queries, wait_s, max(self._call_s))
         if self._admission.overloaded != overloaded:
             sys.setswitchinterval(SWITCH_S if overloaded else OVERLOAD_SWITCH_S)
         if refused:
@@ -250,7 +258,9 @@ class Batcher:
 
     def _wait_s(self) -> float:
         """Seconds that a new request is expected to wait. Holds the lock."""
-        return self._waiting_s + self._call_s if self.limits.serial else self._call_s * (self._waiting / self.limits.max_batch)
+        if self.limits.serial:
+            return (self._waiting_s + sum(self._call_s)) / self.limits.calls
+        return max(self._call_s) * (self._waiting / self.limits.max_batch) / self.limits.calls
 
     async def _accept_in_turn(
         self, queries: QueryBatch, params: SearchParams, deadline: float, loop: asyncio.AbstractEventLoop
@@ -304,12 +314,15 @@ class Batcher:
 
     # -- the engine's thread --------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while self._serve_one():
+    def _run(self, number: int) -> None:
+        while self._serve_one(number):
             pass
 
-    def _serve_one(self) -> bool:
-        """One engine call. False after the last. (A function of its own, so that nothing of a call is held while it waits for the next.)"""
+    def _serve_one(self, number: int) -> bool:
+        """One engine call of a thread, by its number. False after the last.
+
+        (A function of its own, so that nothing of a call is held while it waits for the next.)
+        """
         job = self._next_job()
         if job is not None:
             began = self._clock()
@@ -317,9 +330,9 @@ class Batcher:
             ended = self._clock()
             self._job_at = ended + JOB_PAUSE * (ended - began)
             return True
-        parts = self._next_call()
+        parts = self._next_call(number)
         if parts:
-            self._call(parts)
+            self._call(parts, number)
         return parts is not None
 
     def _next_job(self) -> Callable[[Engine], None] | None:
@@ -329,10 +342,10 @@ class Batcher:
                 return None
             return self._jobs.popleft()
 
-    def _next_call(self) -> list[Part] | None:
+    def _next_call(self, number: int) -> list[Part] | None:
         """The parts of the next call, None after the last. Blocks while there are none."""
         with self._lock:
-            parts = self._take()
+            parts = self._take(number)
             room_wanted = bool(parts) and self._room_wanted
             if parts:
                 self._room_wanted = False
@@ -341,7 +354,7 @@ class Batcher:
             else:
                 if self._closed:
                     return None
-                self._asleep = True
+                self._asleep += 1
         if room_wanted:
             self._call_back(parts, self._make_room)
         if not parts:
@@ -350,14 +363,14 @@ class Batcher:
                 time.sleep(self.limits.max_wait_s)
         return parts
 
-    def _take(self) -> list[Part]:
+    def _take(self, number: int) -> list[Part]:
         """Move the parts of a call out of a queue; from that of background requests where no other query waits. Holds the lock."""
         taken = self._take_from(self._parts) or self._take_from(self._behind)
-        self._call_s = self._cost.of_call([(part.beam_size, len(part.queries)) for part in taken])
+        self._call_s[number] = self._cost.of_call([(part.beam_size, len(part.queries)) for part in taken])
         return taken
 
     def _take_from(self, waiting: deque[Part]) -> list[Part]:
-        """The parts of a call, in the order of arrival; a traced part gets a call of its own. Holds the lock."""
+        """The parts of a call, in the order of arrival; a traced part, or one with a memory of its own, is alone. Holds the lock."""
         taken: list[Part] = []
         size, seconds = 0, 0.0
         now = self._clock()
@@ -368,7 +381,7 @@ class Batcher:
                 continue
             count = len(part.queries)
             full = size + count > self.limits.max_batch or (self.limits.serial and seconds + part.cost_s > SERIAL_CALL_S)
-            if taken and (full or part.params.trace or taken[0].params.trace):
+            if taken and (full or _apart(taken[0].params, part.params)):
                 break
             self._leave(waiting.popleft())
             taken.append(part)
@@ -383,11 +396,11 @@ class Batcher:
             self._waiting_s = self._waiting_s - part.cost_s if self._waiting else 0.0
         part.waiting = False
 
-    def _call(self, parts: list[Part]) -> None:
+    def _call(self, parts: list[Part], number: int) -> None:
         answers: Sequence[Answer | Exception]
         try:
             if self.limits.smallest_beam_size is not None:
-                self._degrade(parts, self.limits.smallest_beam_size)
+                self._degrade(parts, self.limits.smallest_beam_size, self._call_s[number])
             queries, params = (parts[0].queries, parts[0].params) if len(parts) == 1 else merge(parts)
             began = self._clock()
             result = self._engine.search(queries, params)
@@ -413,16 +426,21 @@ class Batcher:
         except RuntimeError:
             log.debug("the event loop has closed; nobody waits for %d answers", len(parts))
 
-    def _degrade(self, parts: list[Part], smallest: int) -> None:
-        """Shrink the beams of parts that would otherwise miss their deadline, down to `smallest` at most."""
+    def _degrade(self, parts: list[Part], smallest: int, call_s: float) -> None:
+        """Shrink the beams of parts of a call of `call_s` that would otherwise miss their deadline, down to `smallest` at most."""
         now = self._clock()
         for part in parts:
             left_s = part.deadline - now
-            if self._call_s <= left_s or part.beam_size <= smallest or part.params.trace:
+            if call_s <= left_s or part.beam_size <= smallest or part.params.trace:
                 continue
-            others_s = self._call_s - part.cost_s if self.limits.serial else 0.0
+            others_s = call_s - part.cost_s if self.limits.serial else 0.0
             count = len(part.queries) if self.limits.serial else 1
             beam_size = self._cost.affordable(part.beam_size, smallest, (left_s - others_s) / count)
             if beam_size < part.beam_size:
                 part.degraded, part.beam_size = True, beam_size
                 part.params = replace(part.params, beam_size_B=np.minimum(part.params.beam_size_B, beam_size))
+
+
+def _apart(one: SearchParams, other: SearchParams) -> bool:
+    """Whether two searches cannot share an engine call."""
+    return one.trace or other.trace or one.memory is not other.memory

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier import frontier
 from espalier.queries import QueryBatch
-from espalier.search import NO_ITEM, Frontier, SearchParams, SearchResult
+from espalier.search import NO_ITEM, Coverage, Frontier, SearchParams, SearchResult
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def split(queries: QueryBatch, params: SearchParams, size: int) -> list[tuple[Qu
 
 
 def merge(parts: Sequence[Part]) -> tuple[QueryBatch, SearchParams]:
-    """All queries of a call; exclusions are padded to the longest."""
+    """All queries of a call; exclusions are padded to the longest. All parts bring states or none; all have one memory."""
     queries = QueryBatch.joined([part.queries for part in parts])
     beam_size_B = np.concatenate([part.params.beam_size_B for part in parts])
     m_B = np.concatenate([part.params.m_B for part in parts])
@@ -78,7 +78,20 @@ def merge(parts: Sequence[Part]) -> tuple[QueryBatch, SearchParams]:
     if any(part.params.frozen_B is not None for part in parts):
         frozen = [np.zeros(len(part.queries), np.bool_) if part.params.frozen_B is None else part.params.frozen_B for part in parts]
         frozen_B = np.concatenate(frozen)
-    return queries, SearchParams(beam_size_B, m_B, exclude_BE, mask_B=mask_B, frozen_B=frozen_B)
+    states = [part.params.states_BLS for part in parts if part.params.states_BLS is not None]
+    params = SearchParams(
+        beam_size_B,
+        m_B,
+        exclude_BE,
+        mask_B=mask_B,
+        frozen_B=frozen_B,
+        frontier=any(part.params.frontier for part in parts),
+        states_BLS=np.concatenate(states) if states else None,
+        memory=parts[0].params.memory,
+        deadline=min((part.params.deadline for part in parts if part.params.deadline is not None), default=None),
+        origin=parts[0].params.origin,
+    )
+    return queries, params
 
 
 def cut(result: SearchResult, parts: Sequence[Part]) -> list[SearchResult]:
@@ -95,6 +108,8 @@ def cut(result: SearchResult, parts: Sequence[Part]) -> list[SearchResult]:
                 result.count_B[b:end],
                 result.complete_B[b:end],
                 finite_B=None if result.finite_B is None else result.finite_B[b:end],
+                frontiers=tuple(frontier.between(one, b, end) for one in result.frontiers) if part.params.frontier else (),
+                coverage=result.coverage and replace(result.coverage, answered_BS=result.coverage.answered_BS[b:end]),
             )
         )
         b = end
@@ -126,6 +141,7 @@ def joined(results: Sequence[SearchResult]) -> SearchResult:
         np.concatenate([result.complete_B for result in results]),
         finite_B=np.concatenate(finite) if finite else None,
         frontiers=_joined_frontiers(results),
+        coverage=Coverage.joined([result.coverage for result in results]),
     )
 
 

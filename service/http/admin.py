@@ -64,6 +64,7 @@ async def set_removed(
     With the ETag that was read in `If-Match`, no other client's change is lost: 412 says that there was one.
     """
     service = service_of(request)
+    service.registry.check_whole(name)
     listed = check_list(body.ids, service.settings.max_removed)
     condition = Condition(if_match, if_none_match)
 
@@ -108,6 +109,7 @@ async def _edit_item(
 ) -> Response:
     """Change the standing exclusions by the item that the path names."""
     registry = service_of(request).registry
+    registry.check_whole(name)
     check_path_id(request.scope, item_id)
 
     def edit_item(before: Ids) -> Ids | None:

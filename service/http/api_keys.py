@@ -30,10 +30,19 @@ class Keys:
     retrieve  allow retrieval; without any, no key is needed to retrieve
     admin     allow everything; without any, the admin routes are off
     write     allow to put and delete items, and nothing else; without any, these routes are off, for admin keys too
+    internal  allow routers to search shards, and nothing else; without any, no key is needed for it where there are no keys at all, else
+              these routes are off
     """
 
-    def __init__(self, retrieve: Sequence[SecretStr], admin: Sequence[SecretStr], write: Sequence[SecretStr] = ()) -> None:
-        roles: tuple[tuple[Role, Sequence[SecretStr]], ...] = ("admin", admin), ("write", write), ("retrieve", retrieve)
+    def __init__(
+        self,
+        retrieve: Sequence[SecretStr],
+        admin: Sequence[SecretStr],
+        write: Sequence[SecretStr] = (),
+        internal: Sequence[SecretStr] = (),
+    ) -> None:
+        roles: tuple[tuple[Role, Sequence[SecretStr]], ...]
+        roles = ("admin", admin), ("write", write), ("retrieve", retrieve), ("internal", internal)
         self._keys = {role: [_known(key) for key in keys] for role, keys in roles}
 
     @property
@@ -56,7 +65,7 @@ class Keys:
 
         Raises Unauthorized or Forbidden unless it allows the access.
         """
-        if access == "private" and self.open:
+        if access in ("private", "internal") and self.open:
             return None
         role: Role = "admin" if access == "private" else access
         if not self._keys[role]:
@@ -73,15 +82,17 @@ class Keys:
         allowed = names.get("admin") or names.get(role)
         if allowed is None:
             own, name = next(iter(names.items()))
-            raise Forbidden(f"This key may {own}; this route needs {_NEEDED[role]} key.", role, "role", name)
+            raise Forbidden(f"This key may {_ALLOWED[own]}; this route needs {_NEEDED[role]} key.", role, "role", name)
         return allowed
 
 
 _OFF: dict[Role, str] = {
     "admin": "The admin routes are off: the service was started without an admin key",
     "write": "Writing is off: the service was started without a write key",
+    "internal": "The routes of routers are off: the service was started with keys, but without an internal one",
 }
-_NEEDED: dict[Role, str] = {"admin": "an admin", "write": "a write", "retrieve": "a retrieval"}
+_ALLOWED: dict[Role, str] = {"admin": "admin", "write": "write", "retrieve": "retrieve", "internal": "search shards"}
+_NEEDED: dict[Role, str] = {"admin": "an admin", "write": "a write", "retrieve": "a retrieval", "internal": "an internal"}
 
 
 def _known(secret: SecretStr) -> tuple[bytes, str]:

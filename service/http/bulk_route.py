@@ -75,7 +75,7 @@ class BulkRoute(WriteRoute):
         info.key = self.keys.check("write", info.authorization)
         check_type(info.content_type, LINES_TYPES)
         info.model, _ = item_path(scope)
-        reader, catalogue = self.reader(info.model), self.catalogue(info.model)
+        catalogue, reader = self.catalogue(info.model), self.reader(info.model)
         if self._open >= self.settings.max_bulk:
             self.refused(info.model, QueueFull.status)
             raise QueueFull(f"{self._open} bulk requests are being read already (ESPALIER_MAX_BULK).", 1)

@@ -91,7 +91,7 @@ async def heldout(
     They show what people did. So an admin key is needed where the service has any keys.
     """
     service = service_of(request)
-    bundle = service.registry.choose(name, version).bundle
+    bundle = service.registry.choose_whole(name, version).bundle
     found = await service.scans.run(lambda _: heldout_queries(bundle, limit))
     return Response(b'{"queries":[%s]}' % b",".join(found), media_type="application/json")
 

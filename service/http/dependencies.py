@@ -85,6 +85,8 @@ def describe(entry: Entry, service: Service) -> dict[str, Any]:
             "stacking": None if manifest.stacking is None else manifest.stacking.model_dump(mode="json"),
             "fields": entry.loaded.items.fields,
         }
+    waits = service.registry.waits_for(entry.name)
+    described["store"] = None if waits is None else asdict(waits)
     if service.catalogues is not None:
         described["live"] = asdict(service.catalogues.of(entry.name).status())
     return described

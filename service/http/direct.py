@@ -14,16 +14,22 @@ from starlette.types import ASGIApp, Scope
 RETRIEVE, STREAM = "/retrieve", "/retrieve/stream"
 ITEMS, ITEM = "/models/{name}/items", "/models/{name}/items/{id}"
 FRONTIER = "/models/{name}/frontier"
+SEARCH = "/internal/search"
 
 _FRONTIER = re.compile(r"/models/([^/]+)/frontier")
 _ITEMS = re.compile(r"/models/([^/]+)/items(?:/(.+))?", re.DOTALL)
 
 
 class Direct(NamedTuple):
-    """An application of a route. streams: whether its body may have any size, because it is read in parts."""
+    """An application of a route.
+
+    streams         whether its body may have any size, because it is read in parts
+    max_body_bytes  largest body, where it is not that of all routes
+    """
 
     application: ASGIApp
     streams: bool = False
+    max_body_bytes: int | None = None
 
 
 class Found(NamedTuple):
@@ -32,6 +38,7 @@ class Found(NamedTuple):
     application: ASGIApp
     streams: bool
     route: str
+    max_body_bytes: int | None
 
 
 class DirectRoutes:
@@ -52,7 +59,7 @@ class DirectRoutes:
             else:
                 return None
         direct = self._routes.get((scope["method"], path))
-        return None if direct is None else Found(direct.application, direct.streams, path)
+        return None if direct is None else Found(direct.application, direct.streams, path, direct.max_body_bytes)
 
 
 def model_of(scope: Scope) -> str:

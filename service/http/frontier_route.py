@@ -70,7 +70,7 @@ class FrontierRoute:
         check_type(info.content_type, JSON_TYPES)
         with Held(self.bodies) as memory:
             request = await parsed(await read_body(receive, self.settings.body_timeout_s, memory), _parse)
-        model = self.registry.choose(model_of(scope), request.version)
+        model = self.registry.choose_whole(model_of(scope), request.version)
         info.model, info.version = model.name, model.version
         m = _checked_m(request, model)
         if self._busy:

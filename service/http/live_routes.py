@@ -58,7 +58,8 @@ class WriteRoute:
         return ItemReader(self.registry.choose(model, None).bundle.manifest.query, self.settings)
 
     def catalogue(self, model: str) -> Catalogue:
-        """Raises ModelNotFound, NotReady."""
+        """Raises ModelNotFound, IsShard, NotReady."""
+        self.registry.check_whole(model)
         return catalogue_of(self.catalogues, model)
 
     def refused(self, model: str, status: int) -> None:
@@ -101,7 +102,7 @@ class ItemRoute(WriteRoute):
     async def _put(self, scope: Scope, receive: Receive, item_id: str) -> Outcome:
         info: RequestInfo = scope[RequestInfo.KEY]
         check_type(info.content_type, JSON_TYPES)
-        reader, catalogue = self.reader(info.model), self.catalogue(info.model)
+        catalogue, reader = self.catalogue(info.model), self.reader(info.model)
         with Held(self.bodies) as memory:
             body = await read_body(receive, self.settings.body_timeout_s, memory)
             put = await parsed(body, lambda content: reader.put(item_id, content))
@@ -131,6 +132,7 @@ async def changes(
     Ask again with the sequence of the last change until that is `sequence`.
     """
     service = service_of(request)
+    service.registry.check_whole(name)
     catalogue, held = catalogue_of(service.catalogues, name), Held(service.feeds)
     if not held.take(1):
         raise QueueFull(f"{service.feeds.units} answers of a feed are being made or sent already.", 1)

@@ -136,12 +136,12 @@ class Edge:
 
         async def receive_limited() -> Message:
             nonlocal received
-            if info.content_length > self.max_body_bytes:
-                raise BodyTooLarge(f"The body has {info.content_length} bytes, at most {self.max_body_bytes} are taken.")
+            if info.content_length > most:
+                raise BodyTooLarge(f"The body has {info.content_length} bytes, at most {most} are taken.")
             message = await receive()
             received += len(message.get("body", b""))
-            if received > self.max_body_bytes:
-                raise BodyTooLarge(f"The body has more than {self.max_body_bytes} bytes.")
+            if received > most:
+                raise BodyTooLarge(f"The body has more than {most} bytes.")
             return message
 
         async def send_marked(message: Message) -> None:
@@ -152,6 +152,7 @@ class Edge:
             await send(message)
 
         direct = self.direct.find(scope)
+        most = self.max_body_bytes if direct is None or direct.max_body_bytes is None else direct.max_body_bytes
         try:
             if direct is not None:
                 await direct.application(scope, receive if direct.streams else receive_limited, send_marked)

@@ -7,6 +7,7 @@ With `Espalier-Priority: background` a request waits behind all others (backgrou
 from __future__ import annotations
 
 import asyncio
+import secrets
 from types import TracebackType
 
 from pydantic import ValidationError
@@ -30,6 +31,7 @@ from service.retrieval.schemas import RetrieveRequest
 from service.settings import Settings
 from service.watch.asked import Asked
 from service.watch.metrics import Metrics
+from service.watch.tracing import trace_id
 
 WATCH_AFTER_S = 0.002
 """A request that waits for longer than this is watched for a client that hangs up. Watching costs as much as parsing the body."""
@@ -45,6 +47,14 @@ ANSWERS = 4
 """Answers of the largest size that one route may hold at a time, until their clients have taken them."""
 
 
+def origin_of(info: RequestInfo) -> tuple[tuple[str, str], ...]:
+    """The headers by which other machines know a request. One without a trace gets one, so that its spans meet those of shards."""
+    if trace_id(info.traceparent) is None:
+        info.traceparent = f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01".encode()
+    values = (("X-Request-Id", info.request_id), ("traceparent", info.traceparent or b""))
+    return tuple((name, value.decode("latin-1")) for name, value in values)
+
+
 class RetrievalRoute:
     """What both retrieval routes need, and the memory that the requests of one route share."""
 
@@ -58,7 +68,7 @@ class RetrievalRoute:
 
     def check(self, request: RetrieveRequest, info: RequestInfo) -> CheckedRequest:
         """Find the model of a request, note it in `info`, and check the request against it. Raises what `choose` and `check` raise."""
-        model = self.registry.choose(request.model, request.version)
+        model = self.registry.choose_whole(request.model, request.version)
         info.model, info.version, info.queries = model.name, model.version, len(request.queries)
         return check(request, model, self.settings)
 
@@ -73,7 +83,8 @@ class RetrievalRoute:
             deadline = began + timeout_ms / 1e3
             if checked.request.min_sequence:
                 await self._reach(checked.model, checked.request.min_sequence, deadline)
-            retrieved = await retrieve(checked, settings, began, deadline, patient, background)
+            origin = origin_of(info) if model.batcher.limits.calls > 1 else ()
+            retrieved = await retrieve(checked, settings, began, deadline, patient, background, origin)
         except QueueFull:
             self.metrics.shed(model.name)
             raise
@@ -119,7 +130,7 @@ class RetrieveRoute(RetrievalRoute):
         with Held(self.bodies) as body_memory, Held(answers) as answer_memory:  # a parsed body is larger than the body
             whole = CONNECTION in scope and scope[CONNECTION].complete
             request = await parse(await read_body(receive, None if whole else self.settings.body_timeout_s, body_memory))
-            async with _WhileConnected(receive):
+            async with WhileConnected(receive):
                 checked = self.check(request, info)
                 if not answer_memory.take(checked.answer_values):
                     if not background:
@@ -193,7 +204,7 @@ async def send_body(send: Send, scope: Scope, body: bytes, timeout_s: float, mor
     return True
 
 
-class _WhileConnected:
+class WhileConnected:
     """Cancels its body when the client hangs up, and raises ClientGone instead."""
 
     def __init__(self, receive: Receive) -> None:

@@ -11,6 +11,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
+from espalier.shards.messages import MEDIA_TYPE
 from service.errors import Denied
 from service.http.admin import load, remove_item, removed, restore_item, set_default, set_removed, unload
 from service.http.api_keys import Access
@@ -18,7 +19,7 @@ from service.http.background import HEADER
 from service.http.console_routes import facets, heldout, tree_node, tree_path
 from service.http.console_schemas import Facets, HeldOutQueries, ItemPath, Node
 from service.http.dependencies import Name, as_json, describe, info_of, service_of
-from service.http.direct import FRONTIER, ITEMS, RETRIEVE, STREAM
+from service.http.direct import FRONTIER, ITEMS, RETRIEVE, SEARCH, STREAM
 from service.http.frontier_route import FrontierRequest
 from service.http.health_routes import health, samples
 from service.http.health_schemas import Health, Samples
@@ -36,6 +37,7 @@ from service.http.schemas import (
     RemovedId,
     RemovedIds,
 )
+from service.http.shard_routes import Shards, search_shard, shards
 from service.retrieval.schemas import RetrieveRequest, RetrieveResponse
 from service.watch.metrics import CONTENT_TYPE
 
@@ -86,8 +88,16 @@ def add_routes(app: FastAPI) -> None:
             responses=_responses(route),
             tags=[route.tag],
             dependencies=_needs(route.access) if route.access else None,
-            openapi_extra={"requestBody": {"content": _LINES, "required": True}} if route.answer is _ANSWERED_LINES else None,
+            openapi_extra=_body_of(route),
         )
+
+
+def _body_of(route: _Route) -> dict[str, Any] | None:
+    """The documented body of a route whose function does not say it."""
+    for answer, content in ((_ANSWERED_LINES, _LINES), (_ANSWERED_SEARCH, _MESSAGE)):
+        if route.answer is answer:
+            return {"requestBody": {"content": content, "required": True}}
+    return None
 
 
 def _routes() -> Sequence[_Route]:
@@ -119,6 +129,8 @@ def _routes() -> Sequence[_Route]:
         _Route("GET", "/models/{name}/removed", removed, "admin", RemovedIds, (404,), "admin"),
         _Route("PUT", "/models/{name}/removed/{id:item_id}", remove_item, "admin", RemovedId, item, "admin"),
         _Route("DELETE", "/models/{name}/removed/{id:item_id}", restore_item, "admin", RemovedId, item, "admin"),
+        _Route("POST", SEARCH, search_shard, "shards", _ANSWERED_SEARCH, (408, 409, 410, 413, 415, 422, 429, 500, 503, 504), "internal"),
+        _Route("GET", "/internal/shards", shards, "shards", Shards, (), "internal"),
         _Route("GET", "/livez", livez, "operation", {}),
         _Route("GET", "/readyz", readyz, "operation", Readiness),
         _Route("GET", "/metrics", metrics, "operation", {"content": {"text/plain": {}}}),
@@ -137,6 +149,9 @@ def _responses(route: _Route) -> dict[int | str, dict[str, Any]]:
             responses[status]["headers"] = _ITEM_ETAG
     for status in (*UNREADABLE, *((401, 403) if route.access else ()), *route.statuses):
         responses[status] = {"model": Problem, "description": _PROBLEMS[status]}
+    if route.function is search_shard:
+        digests = {"schema": {"type": "array", "items": {"type": "string"}}}
+        responses[409] = {"description": "The digests of masks that the shard does not hold.", "content": {"application/json": digests}}
     if route.function is removed:
         responses[304] = {"description": "The list is the one that If-None-Match names.", "headers": _ETAG}
     if route.function is get_item:
@@ -256,6 +271,8 @@ async def metrics(request: Request) -> Response:
 
 
 _LINES: dict[str, Any] = {LINES_TYPES[0]: {"schema": {"type": "string"}}}
+_MESSAGE: dict[str, Any] = {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}
+_ANSWERED_SEARCH = {"content": _MESSAGE, "description": "The answer, in the same format as the query."}
 _ANSWERED_LINES = {"content": _LINES, "description": "One answer or problem document a line."}
 _ANSWERED_BEAMS = {"content": _LINES, "description": "One beam a line."}
 _ALSO = {201: "There was no such item.", 202: "The change is durable, and a worker was still behind after a second."}
@@ -279,7 +296,7 @@ _PROBLEMS = {
     404: "No such model, item or node, or the version is not loaded.",
     408: "The head or the body did not arrive in time.",
     409: "The models' state does not allow it; `detail` says why.",
-    410: "Changes after that sequence are not kept any more.",
+    410: "Changes after that sequence are not kept any more; or the shard, its version or its layout is not served here.",
     412: "The list of removed ids, or the item, does not match If-Match or If-None-Match; ETag has its tag.",
     413: "The body is too large.",
     415: "The route does not take this content type.",

@@ -31,6 +31,15 @@ class LiveCatalogue(BaseModel):
     reason: str | None = Field(description="Why it takes no writes now; null where it does.")
 
 
+class StoreWait(BaseModel):
+    """A version that should come from the store."""
+
+    version: int
+    came: int = Field(description="Bytes of it that are here.")
+    size: int = Field(description="Bytes of it in all; 0 while unknown.")
+    reason: str | None = Field(description="Why it does not come; null while it does.")
+
+
 class Model(BaseModel):
     """A model of the models folder."""
 
@@ -52,6 +61,7 @@ class Model(BaseModel):
     fields: list[str] | None = Field(None, description="Columns of the item table.")
     metrics: dict[str, Any] | None = Field(None, description="Measured at training.")
     live: LiveCatalogue | None = None
+    store: StoreWait | None = Field(None, description="What it waits for, where models come from a store; null where nothing is missing.")
 
 
 class Models(BaseModel):

@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any, NamedTuple, TypeVar
 
-from espalier.bundle import find_versions
 from espalier.errors import InvalidData
+from espalier.serving import Serving
 from service.errors import BeingChanged, Conflict, ModelNotFound, NotReady
-from service.models.desired_state import Removed, Serving
+from service.models.desired_state import Removed
 from service.models.follower import Follower
 from service.models.registry_entry import Entry
 from service.models.worker_progress import WorkerProgress, Workers
@@ -63,8 +63,10 @@ class Changes:
     async def load(self, name: str, version: int, default: bool = False) -> tuple[ServedVersions, ServedVersions]:
         """Load a version on every worker, beside those that serve; make it the default if asked. Returns what was served, and what is now.
 
-        Raises ModelNotFound when it is not on disk, Conflict when a worker cannot load it: then nothing has changed.
+        Raises ModelNotFound when it is not on disk, Conflict when a worker cannot load it or a store says what serves: then nothing has
+        changed.
         """
+        self._check_store(name)
         entry = await asyncio.to_thread(self._on_disk, name, version)
         return await self._shielded(self._load(entry, version, default))
 
@@ -74,6 +76,7 @@ class Changes:
 
     async def unload(self, name: str, version: int) -> tuple[ServedVersions, ServedVersions]:
         """Drop a version on every worker. Requests that have it are finished. Raises ModelNotFound, Conflict for the default version."""
+        self._check_store(name)
         return await self._shielded(self._unload(self._follower.entry(name), version))
 
     async def edit_removed(
@@ -87,11 +90,20 @@ class Changes:
         """
         return await self._shielded(self._edit_removed(self._follower.entry(name), edit, replace))
 
+    def _check_store(self, name: str) -> None:
+        """Raise Conflict where a store says what serves: one host alone would serve something else until the next look at it."""
+        if self._settings.store is not None:
+            self._follower.entry(name)
+            raise Conflict(
+                f"What serves of {name!r} follows the store (ESPALIER_STORE), for all hosts alike: "
+                f"`python -m training set-default --store URL --model {name} --version N` changes it."
+            )
+
     # -- versions -------------------------------------------------------------------------------------------------------
 
     def _on_disk(self, name: str, version: int) -> Entry:
         """The model of a version that can be loaded, or is."""
-        versions = find_versions(self._settings.models).get(name, ())
+        versions = self._follower.find_versions().get(name, ())
         entry = self._follower.add(name, versions) if versions else self._follower.entry(name)
         if version not in versions and version not in entry.ready:
             there = ", ".join(map(str, versions)) or "none"

@@ -18,11 +18,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Self, TypeVar
+from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 
 from espalier.errors import InvalidData
+from espalier.serving import DesiredFile, Serving
 from service.errors import BeingChanged, Conflict
 
 MAX_BYTES = 256 << 20
@@ -30,29 +31,9 @@ MAX_BYTES = 256 << 20
 
 Signature = tuple[int, int, int]
 """Modification time in ns, inode and size of a file: another one means that it was written."""
-Version = Annotated[int, Field(ge=1)]
 
 
-class _State(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    generation: Annotated[int, Field(ge=1)]
-
-
-class Serving(_State):
-    """Which versions are loaded, and which one answers where a request names none."""
-
-    versions: Annotated[tuple[Version, ...], Field(min_length=1)]
-    default: Version
-
-    @model_validator(mode="after")
-    def _default_is_served(self) -> Self:
-        if self.default not in self.versions:
-            raise ValueError(f"default {self.default} is not among the versions {list(self.versions)}")
-        return self
-
-
-class Removed(_State):
+class Removed(DesiredFile):
     """Ids of items that no answer may hold, whatever the version."""
 
     ids: tuple[str, ...]
@@ -67,8 +48,8 @@ class InvalidState(InvalidData):
 
 
 State = TypeVar("State", Serving, Removed)
-_FILES: dict[type[_State], str] = {Serving: "serving.json", Removed: "removed.json"}
-_LOCKS: dict[type[_State], str] = {Serving: ".lock", Removed: ".removed.lock"}
+_FILES: dict[type[DesiredFile], str] = {Serving: "serving.json", Removed: "removed.json"}
+_LOCKS: dict[type[DesiredFile], str] = {Serving: ".lock", Removed: ".removed.lock"}
 
 
 class DesiredState:
@@ -155,7 +136,7 @@ class DesiredState:
         finally:
             os.close(descriptor)
 
-    def _file(self, kind: type[_State]) -> Path:
+    def _file(self, kind: type[DesiredFile]) -> Path:
         return self.folder / _FILES[kind]
 
     def _flush(self) -> None:

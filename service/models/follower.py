@@ -11,20 +11,21 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 
 from espalier.bundle import find_versions
-from service.errors import ModelNotFound
+from espalier.serving import Serving
+from service.errors import ModelNotFound, ShardsMissing
 from service.live.catalogues import LiveCatalogues
-from service.models.desired_state import DesiredState, Removed, Serving
+from service.models.desired_state import DesiredState, Removed
 from service.models.followed_file import FollowedFile
-from service.models.loading import LoadFailed, OpenEngine, lower_priority, relative_paths, short_switch_interval
+from service.models.loading import EngineSource, LoadFailed, lower_priority, relative_paths, short_switch_interval
 from service.models.registry_entry import Entry
-from service.models.swapping import Swapper, known_bad
+from service.models.swapping import SHARD_VERSIONS, Swapper, known_bad
 from service.models.worker_progress import Workers
 from service.settings import Settings
 from service.watch.metrics import Metrics
@@ -40,16 +41,18 @@ SCAN_S = 1.0
 class Follower:
     """The entries of a models folder, and the two threads that keep them.
 
-    entries  by model name; replaced as a whole, so that it can be walked at any time
+    entries   by model name; replaced as a whole, so that it can be walked at any time
+    starting  whether models that the service has waited for since its start are still to appear
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics, open_engine: OpenEngine, workers: Workers, catalogues: LiveCatalogues) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics, engines: EngineSource, workers: Workers, catalogues: LiveCatalogues) -> None:
         self._settings, self._metrics, self._workers = settings, metrics, workers
         self._catalogues = catalogues
-        self._swapper = Swapper(settings, metrics, open_engine, self.wake)
+        self._swapper = Swapper(settings, metrics, engines, self.wake)
         self._removed: dict[str, FollowedFile[Removed]] = {}
         self._serving: dict[str, FollowedFile[Serving]] = {}
-        self.entries = {name: self._entry(name, versions) for name, versions in find_versions(settings.models).items()}
+        self.starting: Callable[[], bool] = lambda: False
+        self.entries = {name: self._entry(name, versions) for name, versions in self.find_versions().items()}
         self._adding = threading.Lock()
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._queued: set[str] = set()
@@ -57,6 +60,7 @@ class Follower:
         self._applying: Entry | None = None
         self._scan_at, self._poll_at = 0.0, 0.0
         self._unreadable = ""
+        self._waits: dict[str, str] = {}  # what was logged last
         self._wake, self._stopped, self._tried = threading.Event(), threading.Event(), threading.Event()
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True) for target, name in ((self._follow, "follower"), (self._load, "loader"))
@@ -100,6 +104,30 @@ class Follower:
                 entry.late = late
                 self.entries = self.entries | {name: entry}
             return self.entries[name]
+
+    def find_versions(self) -> dict[str, tuple[int, ...]]:
+        """The models of the folder with their versions, ascending; where one shard is to be served alone, that one."""
+        found, shard = find_versions(self._settings.models), self._settings.shard
+        return found if shard is None else {name: versions for name, versions in found.items() if name == str(shard)}
+
+    @property
+    def names(self) -> Collection[str]:
+        """The models that this process follows."""
+        return self.entries.keys()
+
+    def in_use(self, name: str) -> set[int]:
+        """The versions of a model that serve, or should, or are being loaded or closed."""
+        entry = self.entries.get(name)
+        if entry is None:
+            return set()
+        loading = set() if entry.loading is None else {entry.loading}
+        return {*entry.ready, *entry.desired, *(retired.version for retired in entry.retired), *loading}
+
+    def appeared(self, name: str, versions: tuple[int, ...], late: bool) -> None:
+        """Versions have come from elsewhere. late: as in `add`, where they are the model's first."""
+        if versions:
+            self.add(name, versions, late).versions = versions
+            self.wake()
 
     def _entry(self, name: str, versions: tuple[int, ...]) -> Entry:
         self._metrics.add_model(name)
@@ -147,8 +175,9 @@ class Follower:
             if self._swapper.check_files(entry, loaded) and entry.serving is None:
                 self._apply_soon(entry)  # the next lower version
         for loaded in entry.ready.values():
-            if self._swapper.wants_reopening(loaded):
+            if self._swapper.why_reopen(loaded):
                 self._reopen_soon(entry)
+        self._swapper.retire_unsearched(entry)
         for retired in entry.retired:
             if retired.handle() is None:
                 self._swapper.close(entry, retired)
@@ -219,22 +248,29 @@ class Follower:
         self._scan_at = now + min(SCAN_S, poll_s or SCAN_S)
         poll = poll_s is not None and now >= self._poll_at
         self._poll_at = now + (poll_s or 0.0) if poll else self._poll_at
-        for name, versions in find_versions(self._settings.models).items():
+        for name, versions in self.find_versions().items():
             entry = self.entries.get(name)
             if entry is None:
                 served = name in self._workers.behind()
                 if poll or served or (self._settings.models / name / "serving.json").exists():
                     log.info("%s is new", name)
-                    self.add(name, versions, late=not served)
+                    self.add(name, versions, late=not served and not self.starting())
                 continue
             entry.versions = versions
+            if entry.waiting and entry.tried:
+                self._apply_soon(entry)
             if poll and entry.tried and entry.serving is None and self._newer(entry):
                 self._apply_soon(entry)
 
     def _newer(self, entry: Entry) -> list[int]:
-        """Versions above the one that serves, highest first; without those that failed and have not changed since."""
+        """Versions above the one that serves, highest first; without those that failed and have not changed since.
+
+        Of a shard of which too few versions serve, lower ones too: they may have come after the higher one.
+        """
         above = 0 if entry.loaded is None else entry.loaded.version
-        return [v for v in reversed(entry.versions) if v > above and not known_bad(entry, v)]
+        if entry.loaded is not None and entry.loaded.shard is not None and len(entry.ready) < SHARD_VERSIONS:
+            above = 0
+        return [v for v in reversed(entry.versions) if v > above and v not in entry.ready and not known_bad(entry, v)]
 
     # -- the thread that loads ------------------------------------------------------------------------------------------
 
@@ -269,9 +305,10 @@ class Follower:
     def _reopen_soon(self, entry: Entry) -> None:
         def job() -> None:
             self._reopening.discard(entry.name)
-            for loaded in [loaded for loaded in entry.ready.values() if self._swapper.wants_reopening(loaded)]:
-                if not self._stopped.is_set():
-                    log.info("%s version %d is opened anew: it has seen many items come and go", entry.name, loaded.version)
+            for loaded in tuple(entry.ready.values()):
+                why = self._swapper.why_reopen(loaded)
+                if why and not self._stopped.is_set():
+                    log.info("%s version %d is opened anew: %s", entry.name, loaded.version, why)
                     self._swapper.reopen(entry, loaded)
 
         if entry.name not in self._reopening:
@@ -292,8 +329,14 @@ class Follower:
                 self._swapper.serve_highest(entry)
         except LoadFailed as error:
             failed = str(error)
+        except ShardsMissing as error:
+            if str(error) != self._waits.get(entry.name):
+                log.info("%s: %s", entry.name, error)
+            self._waits[entry.name] = str(error)
+            return
         finally:
             entry.tried = True
+        self._waits.pop(entry.name, None)
         with entry.lock:
             entry.progress = replace(entry.progress, serving=0 if serving is None else serving.generation, failed=failed)
         self._report(entry)

@@ -32,8 +32,10 @@ from espalier.rerank.ranker import Reranker, verify_ranker
 from espalier.search import Device, Engine, Precision
 from service.batching.admission import Limits
 from service.batching.batcher import Batcher
+from service.errors import ShardsMissing
 from service.live.live_version import LiveVersion
 from service.models.desired_state import Signature, signature
+from service.models.shard_version import ShardVersion
 from service.settings import Settings
 from service.watch.gpu_memory import gpu_memory
 from service.watch.metrics import Metrics, ModelMetrics
@@ -54,11 +56,29 @@ Files = dict[Path, Signature | None]
 
 
 def open_served_engine(bundle: Bundle, device: Device, engine: str | None, threads: int, precision: Precision) -> Engine:
-    """An engine that takes live items; where there is none for a bundle, one without. Raises as `open_engine`."""
+    """An engine that takes live items; where there is none for a bundle, and for shards, one without. Raises as `open_engine`."""
     try:
+        if bundle.manifest.shard is not None:
+            return open_engine(bundle, device, engine, threads, precision)
         return open_live_engine(bundle, device, engine, threads, precision)
     except UnsupportedGraph:
         return open_engine(bundle, device, engine, threads, precision)
+
+
+@dataclass(frozen=True)
+class EngineSource:
+    """Where versions get their engines from; tests and the router bring their own.
+
+    calls   engine calls of one version at once
+    awaits  the folder of a version → what it waits for before it can be opened; None: nothing
+    layout  the folder of a version → into how many shards it is cut; None: into none, or not all are there. Where the number becomes
+            another, the version is opened anew
+    """
+
+    open: OpenEngine = open_served_engine
+    calls: int = 1
+    awaits: Callable[[Path], str | None] = lambda path: None
+    layout: Callable[[Path], int | None] = lambda path: None
 
 
 class LoadFailed(EspalierError):
@@ -72,6 +92,8 @@ class LoadedModel:
     files     the signatures of its files when their content was compared last
     live      its live items, and what requests see of the catalogue
     reranker  the second stage, None where the bundle has none
+    shard     which part of another bundle it is, None where it is whole
+    layout    into how many shards it was cut when it was opened, None where its engine searches it here
     """
 
     bundle: Bundle
@@ -82,6 +104,8 @@ class LoadedModel:
     files: Files
     live: LiveVersion
     reranker: Reranker | None = None
+    shard: ShardVersion | None = None
+    layout: int | None = None
 
     @property
     def items(self) -> Items:
@@ -98,26 +122,29 @@ class LoadedModel:
 
 
 def load_version(
-    settings: Settings, metrics: Metrics, open_engine: OpenEngine, name: str, version: int, join: Callable[[LoadedModel], None]
+    settings: Settings, metrics: Metrics, engines: EngineSource, name: str, version: int, join: Callable[[LoadedModel], None]
 ) -> LoadedModel:
-    """Open, verify and warm up models/<name>/<version>/. Raises LoadFailed; what was opened before is closed.
+    """Open, verify and warm up models/<name>/<version>/. Raises LoadFailed, or ShardsMissing; what was opened before is closed.
 
     join  brings its live items up to date, and keeps them so
     """
-    doing = ["opening its files"]
+    doing, missing = ["opening its files"], False
     try:
-        return _load(settings, metrics, open_engine, name, version, join, doing)
+        return _load(settings, metrics, engines, name, version, join, doing)
+    except ShardsMissing as error:
+        traceback.clear_frames(error.__traceback__)
+        reason, missing = str(error), True
     except Exception as error:
         log.exception("%s version %d failed to load, %s", name, version, doing[-1])
         reason = _reason(error, name, version, doing[-1], settings.models)
         traceback.clear_frames(error.__traceback__)  # a kept exception must not keep the engine
-    raise LoadFailed(reason)
+    raise ShardsMissing(reason) if missing else LoadFailed(reason)
 
 
 def _load(
     settings: Settings,
     metrics: Metrics,
-    open_engine: OpenEngine,
+    engines: EngineSource,
     name: str,
     version: int,
     join: Callable[[LoadedModel], None],
@@ -130,7 +157,8 @@ def _load(
     if (manifest.name, manifest.version) != (name, version):
         raise BundleCorrupt(f"{path}: its manifest says {manifest.name} version {manifest.version}")
     doing.append("opening its engine")
-    engine = open_engine(bundle, settings.device, settings.engine, settings.threads, settings.precision)
+    layout = engines.layout(path)
+    engine = engines.open(bundle, settings.device, settings.engine, settings.threads, settings.precision)
     if runs_on_gpu(engine.name):
         metrics.watch_gpus(gpu_memory)
     filters = ItemFilters([alone.tree for alone in bundle.alone], bundle.items, settings.mask_cache_bytes)
@@ -147,27 +175,32 @@ def _load(
         verify_ranker(bundle, reranker)
     doing.append("warming up its engine")
     engine.warm_up()
-    batcher = Batcher(engine, limits_of(settings, bundle, engine), name)
+    batcher = Batcher(engine, limits_of(settings, bundle, engine, engines.calls), name)
     model_metrics = ModelMetrics(metrics, name, engine.name, lambda: batcher.depth)
     batcher.on_call = model_metrics.call
     live = LiveVersion(bundle, engine, filters, lambda: Placer(bundle))
-    loaded = LoadedModel(bundle, engine, batcher, model_metrics, filters, files, live, reranker)
+    shard = ShardVersion.of(bundle, settings.mask_cache_bytes)
+    loaded = LoadedModel(bundle, engine, batcher, model_metrics, filters, files, live, reranker, shard, layout)
     doing.append("applying its live items")
     join(loaded)
     log.info("%s version %d is ready on %s (golden overlap %.4f)", name, version, engine.name, overlap)
     return loaded
 
 
-def limits_of(settings: Settings, bundle: Bundle, engine: Engine) -> Limits:
-    """The limits of the queue of an engine."""
+def limits_of(settings: Settings, bundle: Bundle, engine: Engine, calls: int = 1) -> Limits:
+    """The limits of the queue of an engine. A shard never shrinks a beam: all shards search with the one that the router chose.
+
+    Where several calls run at once, the engine waits for other machines, and a call costs hardly more with more queries in it.
+    """
     gpu = runs_on_gpu(engine.name)
     return Limits(
         max_batch=settings.max_batch or (GPU_BATCH if gpu else CPU_BATCH),
-        serial=not gpu,
+        serial=not gpu and calls == 1,
         max_queue=settings.max_queue,
         burst_s=settings.max_queue_ms / 1e3,
         max_wait_s=settings.max_wait_us / 1e6,
-        smallest_beam_size=bundle.manifest.search.min_beam_size,
+        smallest_beam_size=bundle.manifest.search.min_beam_size if bundle.manifest.shard is None else None,
+        calls=calls,
     )
 
 

@@ -77,8 +77,9 @@ class Probe:
                 task.cancel()
 
     def ready(self) -> list[Key]:
-        """The versions that serve."""
-        return [(entry.name, version) for entry in self._registry.entries.values() for version in entry.ready]
+        """The versions that serve, without shards: those do not hold what the queries should find."""
+        entries = self._registry.entries.values()
+        return [(entry.name, version) for entry in entries for version, loaded in entry.ready.items() if loaded.shard is None]
 
     def query(self, key: Key) -> asyncio.Task[None]:
         """One query against a version, unless it has not answered the one before yet."""

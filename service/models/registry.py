@@ -8,17 +8,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from espalier.errors import BundleNotFound, InvalidQuery
-from service.errors import ModelNotFound, NotReady
+from service.errors import IsShard, ModelNotFound, NotReady
 from service.live.catalogues import LiveCatalogues
 from service.models.changes import Changes
 from service.models.follower import Follower
-from service.models.loading import LoadedModel, OpenEngine, open_served_engine
+from service.models.loading import EngineSource, LoadedModel
 from service.models.registry_entry import Entry
+from service.models.served_shards import ServedShards
+from service.models.store_state import Wait
 from service.models.worker_progress import Workers
 from service.settings import Settings, metrics_folder
 from service.watch.metrics import Metrics
+
+if TYPE_CHECKING:
+    from service.models.store_mirror import StoreMirror
 
 log = logging.getLogger(__name__)
 
@@ -27,25 +33,34 @@ CHECK_S = 0.02
 
 
 class Registry:
-    """The models of one folder. Raises BundleNotFound when it holds none.
+    """The models of one folder. Raises BundleNotFound when it holds none, unless they come from a store.
 
-    open_engine  how an engine is opened; tests bring their own
+    engines      how engines are opened
     changes      changes of what is served, by an admin
     catalogues   the live items of every model
+    shards       the versions that are shards, for routers
     leaving      the process will stop soon: /readyz says so, requests are still served
     draining     nothing is accepted any more
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics, open_engine: OpenEngine = open_served_engine) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics, engines: EngineSource | None = None) -> None:
         if settings.run_folder is not None:
             metrics.share(metrics_folder(settings.run_folder))
         self._workers = Workers(settings.run_folder)
         self.catalogues = LiveCatalogues(settings, metrics)
-        self._follower = Follower(settings, metrics, open_engine, self._workers, self.catalogues)
-        if not self.entries:
-            raise BundleNotFound(
-                f"{settings.models}: no model there; expected <name>/<version>/manifest.json, as `python -m training fit` writes them"
-            )
+        self._follower = Follower(settings, metrics, engines or EngineSource(), self._workers, self.catalogues)
+        self._mirror: StoreMirror | None = None
+        if settings.store is not None:
+            from service.models.store_mirror import StoreMirror  # its library takes memory, and most services have no store
+
+            self._mirror = StoreMirror(settings, settings.store, metrics, self._workers, self._follower)
+            self._follower.starting = self._mirror.starting
+        elif not self.entries:
+            expected = "<name>/<version>/manifest.json, as `python -m training fit` writes them"
+            if settings.shard is not None:
+                expected = f"{settings.shard}/<version>/manifest.json, as `python -m training shard` writes them (ESPALIER_SHARD)"
+            raise BundleNotFound(f"{settings.models}: no model there; expected {expected}")
+        self.shards = ServedShards(settings, metrics, lambda: self.entries)
         self.changes = Changes(settings, metrics, self._follower, self._workers)
         self.leaving = self.draining = False
 
@@ -57,6 +72,8 @@ class Registry:
     def start_loading(self) -> None:
         """Load in the background, and follow the models folder from then on."""
         self._follower.start()
+        if self._mirror is not None:
+            self._mirror.start()
 
     def wait_until_loaded(self, timeout_s: float | None = None) -> bool:
         """Block until everything that should serve was tried once. False when that took longer."""
@@ -79,7 +96,7 @@ class Registry:
         """Why the service is not ready, one line per reason; empty when it is."""
         if self.draining or self.leaving:
             return ["shutting down"]
-        lines = []
+        lines = [] if self._mirror is None else self._mirror.lines()
         for entry in self.entries.values():
             if entry.state != "ready" and not entry.late:
                 lines.append(f"{entry.name} version {entry.version}: {entry.state}" + (f": {entry.reason}" if entry.reason else ""))
@@ -88,6 +105,10 @@ class Registry:
                 lines += [f"{entry.name} version {version}: loading" for version in waiting]
         return lines
 
+    def waits_for(self, name: str) -> Wait | None:
+        """What a model waits for from the store."""
+        return None if self._mirror is None else self._mirror.state.waits.get(name)
+
     def entry(self, name: str) -> Entry:
         """A model by name. Raises ModelNotFound."""
         return self._follower.entry(name)
@@ -95,7 +116,7 @@ class Registry:
     def only(self) -> LoadedModel | None:
         """The version that serves, where only one version of one model does."""
         entries = self._follower.entries
-        if len(entries) > 1 or self.draining:
+        if len(entries) != 1 or self.draining:
             return None
         entry = next(iter(entries.values()))
         return entry.loaded if len(entry.ready) == 1 else None
@@ -110,6 +131,8 @@ class Registry:
         if name is None:
             if len(entries) > 1:
                 raise InvalidQuery("model", None, f"one of {', '.join(entries)}")
+            if not entries:
+                raise NotReady("No model has come from the store yet; see /readyz.")
             name = next(iter(entries))
         entry = entries.get(name) or self.entry(name)
         found = entry.loaded if version is None else entry.ready.get(version)
@@ -121,6 +144,17 @@ class Registry:
             serving = ", ".join(f"version {number}" for number in sorted(entry.ready)) or "none"
             raise ModelNotFound(f"Version {version} of {name!r} is not loaded; loaded: {serving}.")
         raise NotReady(f"Model {name!r}{f' version {version}' if version else ''} is not ready; see /readyz and /models/{name}.")
+
+    def choose_whole(self, name: str | None, version: int | None) -> LoadedModel:
+        """The same for what only a whole catalogue can answer. Raises IsShard too."""
+        found = self.choose(name, version)
+        _check_whole(found)
+        return found
+
+    def check_whole(self, name: str) -> None:
+        """Raise IsShard where the default version of a model is a shard, ModelNotFound where there is no such model."""
+        if (found := self.entry(name).loaded) is not None:
+            _check_whole(found)
 
     async def unknown(self, name: str, ids: Sequence[str]) -> list[str]:
         """Those of these ids that the default version's catalogue does not have. Raises ModelNotFound."""
@@ -138,6 +172,8 @@ class Registry:
         """Refuse new requests and finish the accepted ones, within `timeout_s`."""
         self.draining = True
         self._follower.stop()
+        if self._mirror is not None:
+            self._mirror.stop()
         await self.changes.stop()
         await self.catalogues.stop()
         entries = self.entries.values()
@@ -148,3 +184,8 @@ class Registry:
             if not done:
                 log.warning("%s: accepted requests were not finished within %g s", name, timeout_s)
         self._workers.leave()
+
+
+def _check_whole(model: LoadedModel) -> None:
+    if model.shard is not None:
+        raise IsShard(f"{model.name!r} is {model.shard}: a part of a catalogue. Ask the router of {model.shard.info.of!r} instead.")

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from espalier.search import Engine
+from espalier.serving import Serving
 from service.batching.batcher import Batcher
 from service.live.catalogue import LiveCatalogue
-from service.models.desired_state import DesiredState, Serving
+from service.models.desired_state import DesiredState
 from service.models.loading import Files, LoadedModel
 from service.models.worker_progress import WorkerProgress
 from service.watch.metrics import ModelMetrics
@@ -60,6 +61,7 @@ class Entry:
     loaded     the default version, once it is ready
     ready      all versions that serve
     reasons    why versions failed, or other remarks on them
+    waiting    what versions that could not be opened yet wait for
     wrong      what is wrong with serving.json or removed.json, by file name
     tried      whether everything that should serve was tried once
     late       found while the service was running, so that /readyz does not wait for it
@@ -76,6 +78,7 @@ class Entry:
     loaded: LoadedModel | None = None
     ready: Mapping[int, LoadedModel] = field(default_factory=dict)
     reasons: Mapping[int, str] = field(default_factory=dict)
+    waiting: Mapping[int, str] = field(default_factory=dict)
     wrong: Mapping[str, str] = field(default_factory=dict)
     retired: tuple[Retired, ...] = ()
     loading: int | None = None
@@ -96,16 +99,17 @@ class Entry:
         """The state of the default version."""
         if self.loaded is not None:
             return "ready"
-        return "failed" if self.tried and self.loading is None else "loading"
+        return "failed" if self.tried and self.loading is None and self.version not in self.waiting else "loading"
 
     @property
     def reason(self) -> str | None:
         """Why the default version does not serve, or what is wrong although it does."""
         texts = [*self.wrong.values()]
         if self.loaded is None:
-            texts += [self.reasons[self.version]] if self.version in self.reasons else []
+            texts += [known[self.version] for known in (self.waiting, self.reasons) if self.version in known]
         else:
-            texts += [f"version {version}: {self.reasons[version]}" for version in sorted(self.reasons, reverse=True)]
+            others = [entry for known in (self.waiting, self.reasons) for entry in sorted(known.items(), reverse=True)]
+            texts += [f"version {version}: {text}" for version, text in others]
         return "; ".join(texts) or None
 
     @property
@@ -115,12 +119,12 @@ class Entry:
 
     def states(self) -> list[VersionInfo]:
         """Every version on disk or in memory, ascending."""
-        ready, draining, reasons = self.ready, {retired.version for retired in self.retired}, self.reasons
+        ready, draining, reasons = self.ready, {retired.version for retired in self.retired}, {**self.reasons, **self.waiting}
         found = []
         for version in sorted({*self.versions, *ready, *draining, *reasons}):
             if version in ready:
                 state: VersionState = "ready"
-            elif version == self.loading:
+            elif version == self.loading or version in self.waiting:
                 state = "loading"
             elif version in draining:
                 state = "draining"

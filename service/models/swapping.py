@@ -14,11 +14,12 @@ from collections.abc import Callable
 from functools import partial
 from time import monotonic
 
-from service.models.desired_state import Serving
+from espalier.serving import Serving
+from service.errors import ShardsMissing
 from service.models.loading import (
+    EngineSource,
     LoadedModel,
     LoadFailed,
-    OpenEngine,
     compare_contents,
     compare_files,
     files_of,
@@ -31,6 +32,9 @@ from service.watch.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
+SHARD_VERSIONS = 2
+"""Versions of a shard that serve where no serving.json says which: routers change to the higher one when all shards have it, and not at
+once."""
 COMPARE_PAUSE = 10
 """Contents are compared for at most 1/COMPARE_PAUSE of the time."""
 
@@ -41,8 +45,8 @@ class Swapper:
     on_free  called, from any thread, when the last reference to a retired version has gone
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics, open_engine: OpenEngine, on_free: Callable[[], None]) -> None:
-        self._settings, self._metrics, self._open_engine, self._on_free = settings, metrics, open_engine, on_free
+    def __init__(self, settings: Settings, metrics: Metrics, engines: EngineSource, on_free: Callable[[], None]) -> None:
+        self._settings, self._metrics, self._engines, self._on_free = settings, metrics, engines, on_free
         self._warned: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
         self._reopened: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
         self._differs: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
@@ -50,33 +54,71 @@ class Swapper:
         self._comparing = threading.Thread()
 
     def serve_highest(self, entry: Entry) -> None:
-        """Serve the highest version that loads, alone. Without polling, what serves stays. Raises LoadFailed when none does."""
+        """Serve the highest version that loads, alone; of a shard the SHARD_VERSIONS highest. Without polling, what serves stays, unless a
+        higher one had to wait.
+
+        Raises LoadFailed when none does, ShardsMissing where one may later.
+        """
         serves = None if entry.loaded is None else entry.loaded.version
-        tried = entry.versions if serves is None or self._settings.poll_s is not None else ()
+        tried = entry.versions
+        if serves is not None and self._settings.poll_s is None:
+            tried = tuple(version for version in entry.versions if version > serves and version in entry.waiting)
+        entry.waiting = {}
+        found: dict[int, LoadedModel] = {}
         failed: list[int] = []
-        for version in (*reversed(tried), *(() if serves is None else (serves,))):
+        for version in (*reversed(tried), *(() if serves is None or serves in tried else (serves,))):
             loaded = entry.ready.get(version)
             if loaded is None and not known_bad(entry, version):
                 loaded = self._open(entry, version)
             if loaded is None:
-                failed.append(version)
+                failed += [] if found or version in entry.waiting else [version]
                 continue
-            with entry.lock:
-                self._publish(entry, {version: loaded}, version)
-            if failed:
+            found[version] = loaded
+            if len(found) == 1 and failed:
                 log.error("%s: version %d serves, because version %s failed", entry.name, version, ", ".join(map(str, failed)))
+            with entry.lock:
+                kept = entry.ready if loaded.shard is not None else {}
+                self._publish(entry, {**kept, **found}, max(found))
+            if loaded.shard is None or len(found) == SHARD_VERSIONS:
+                break
+        if not found and entry.waiting:
+            raise ShardsMissing("; ".join(entry.waiting.values()))
+        if not found:
+            raise LoadFailed("; ".join(entry.reasons.get(version, "") for version in failed))
+        self.retire_unsearched(entry)
+
+    def retire_unsearched(self, entry: Entry) -> None:
+        """Where no file says what a shard serves: retire versions below the highest that no router has searched for a while."""
+        if entry.serving is not None or len(entry.ready) <= SHARD_VERSIONS:
             return
-        raise LoadFailed("; ".join(entry.reasons.get(version, "") for version in failed))
+        highest = sorted(entry.ready, reverse=True)[:SHARD_VERSIONS]
+        with entry.lock:
+            kept = {
+                version: loaded
+                for version, loaded in entry.ready.items()
+                if version in highest or loaded.shard is None or loaded.shard.lingers(self._settings.shard_linger_s)
+            }
+            if len(kept) < len(entry.ready):
+                self._publish(entry, kept, entry.version)
 
     def serve(self, entry: Entry, serving: Serving) -> None:
-        """Serve what serving.json says. Once something serves, all of it or nothing. Raises LoadFailed."""
+        """Serve what serving.json says. Once something serves, all of it or nothing.
+
+        Raises LoadFailed, ShardsMissing where a version cannot be opened yet.
+        """
         fresh: dict[int, LoadedModel] = {}
         failed: int | None = None
         first = entry.loaded is None
+        entry.waiting = {}
+        unready = [version for version in serving.versions if version not in entry.ready]
+        if not first and [version for version in unready if self._waits(entry, version)]:
+            raise ShardsMissing("; ".join(entry.waiting.values()))
         for version in (serving.default, *(v for v in serving.versions if v != serving.default)):
             if version in entry.ready or version in fresh:
                 continue
             loaded = self._open(entry, version)
+            if loaded is None and version in entry.waiting and first:
+                continue
             if loaded is None:
                 failed = failed or version
                 if not first:
@@ -92,6 +134,8 @@ class Swapper:
                 self._publish(entry, wanted, serving.default)
             else:
                 entry.retired += tuple(self._retire(entry, loaded) for loaded in fresh.values())
+        if entry.waiting:
+            raise ShardsMissing("; ".join(entry.waiting.values()))
         if failed is not None:
             raise LoadFailed(entry.reasons[failed])
 
@@ -99,6 +143,9 @@ class Swapper:
         """Open a version anew that serves, and let the new one serve in its place."""
         self._reopened.add(before)
         loaded = self._open(entry, before.version)
+        if loaded is None and before.version in entry.waiting:  # its shards have gone again: once they are back
+            entry.waiting = {version: text for version, text in entry.waiting.items() if version != before.version}
+            self._reopened.discard(before)
         if loaded is not None:
             with entry.lock:
                 serves = entry.ready.get(before.version) is before
@@ -106,9 +153,14 @@ class Swapper:
                 self._publish(entry, ready, entry.version)
                 entry.retired += () if serves else (self._retire(entry, loaded),)
 
-    def wants_reopening(self, loaded: LoadedModel) -> bool:
-        """Whether a version's live items take more than it can hold, and it was not tried before."""
-        return loaded not in self._reopened and loaded.live.wants_reopening
+    def why_reopen(self, loaded: LoadedModel) -> str:
+        """Why a version is to be opened anew, where that was not tried before; empty: it is not."""
+        if loaded in self._reopened:
+            return ""
+        if loaded.live.wants_reopening:
+            return "it has seen many items come and go"
+        layout = self._engines.layout(loaded.bundle.path)
+        return "" if layout is None or layout == loaded.layout else f"it is cut into {layout} shards now, not {loaded.layout}"
 
     def remove(self, entry: Entry, ids: tuple[str, ...]) -> None:
         """Replace the items that no answer may hold. Holds the entry's lock."""
@@ -165,16 +217,29 @@ class Swapper:
         self._metrics.reload(entry.name, "unloaded")
         log.info("%s version %d is unloaded", entry.name, retired.version)
 
+    def _waits(self, entry: Entry, version: int) -> bool:
+        """Whether a version cannot be opened yet; the entry says why."""
+        text = self._engines.awaits(entry.disk.folder / str(version))
+        if text is not None:
+            entry.waiting = {**entry.waiting, version: text}
+        return text is not None
+
     def _open(self, entry: Entry, version: int) -> LoadedModel | None:
-        """A version ready to serve; None when it failed, and the entry says why. (An exception would keep its engine in memory.)"""
+        """A version ready to serve; None when it failed or must wait, and the entry says why. (An exception would keep its engine.)"""
+        if self._waits(entry, version):
+            return None
         entry.loading = version
         loaded, reason = None, ""
         files = files_of(entry.disk.folder / str(version))
         try:
             join = partial(self._join, entry)
-            loaded = load_version(self._settings, self._metrics, self._open_engine, entry.name, version, join)
+            loaded = load_version(self._settings, self._metrics, self._engines, entry.name, version, join)
         except LoadFailed as error:
             reason = str(error)
+        except ShardsMissing as error:
+            entry.waiting = {**entry.waiting, version: str(error)}
+            entry.loading = None
+            return None
         with entry.lock:
             entry.reasons = {v: text for v, text in entry.reasons.items() if v != version} | ({version: reason} if reason else {})
             entry.bad_files = {v: bad for v, bad in entry.bad_files.items() if v != version} | ({version: files} if reason else {})
@@ -210,7 +275,14 @@ class Swapper:
     def _retire(self, entry: Entry, loaded: LoadedModel) -> Retired:
         entry.catalogue.thread.leave(loaded.live)
         handle = weakref.ref(loaded, lambda _: self._on_free())
-        return Retired(loaded.version, handle, loaded.batcher, loaded.metrics, loaded.engine, [loaded.bundle, loaded.filters, loaded.live])
+        return Retired(
+            loaded.version,
+            handle,
+            loaded.batcher,
+            loaded.metrics,
+            loaded.engine,
+            [loaded.bundle, loaded.filters, loaded.live, loaded.shard],
+        )
 
 
 def known_bad(entry: Entry, version: int) -> bool:

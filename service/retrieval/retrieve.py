@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -24,6 +24,7 @@ from service.batching.parts import Answer
 from service.errors import DeadlinePassed
 from service.live.views import View
 from service.models.loading import LoadedModel
+from service.retrieval.coverage import as_json, check_coverage
 from service.retrieval.explain import RequestedItems, explain
 from service.retrieval.request import CheckedRequest, EncodedRequest, conditions_of, encode, input_values
 from service.retrieval.second_stage import Candidates, second_stage
@@ -49,14 +50,21 @@ class Retrieved:
 
 
 async def retrieve(
-    checked: CheckedRequest, settings: Settings, began: float, deadline: float, patient: bool = False, background: bool = False
+    checked: CheckedRequest,
+    settings: Settings,
+    began: float,
+    deadline: float,
+    patient: bool = False,
+    background: bool = False,
+    origin: tuple[tuple[str, str], ...] = (),
 ) -> Retrieved:
     """Answer one request.
 
     began, deadline  points of time.perf_counter(). A search that has not begun by the deadline never does; a later answer is not given
     patient          wait for room in the queue instead of being refused
     background       wait behind all other requests, and leave the metrics alone
-    Raises InvalidQuery, NotReady, QueueFull, DeadlinePassed, EngineFailed.
+    origin           of `SearchParams`
+    Raises InvalidQuery, NotReady, QueueFull, DeadlinePassed, EngineFailed, Uncovered.
     """
     started = time.perf_counter()
     request, model = checked.request, checked.model
@@ -68,11 +76,14 @@ async def retrieve(
         encoded = encode(checked, view, settings.widen, mask)
     else:
         encoded = await _in_thread(deadline, encode, checked, view, settings.widen, mask)
+    if origin:
+        encoded = replace(encoded, params=replace(encoded.params, origin=origin))
     if checked.traced:
         await _in_thread(deadline, model.engine.prepare, encoded.params)
     submitted = time.perf_counter()
     answer = await model.batcher.search(encoded.queries, encoded.params, deadline, patient, background)
     answered = time.perf_counter()
+    check_coverage(answer.result.coverage, request.min_coverage)
     if answer.result.finite_B is not None:
         _check_finite(encoded.queries, answer.result.finite_B)
     found, small = Candidates.of(answer.result), answer.result.item_rows_BM.size <= INLINE_VALUES
@@ -143,6 +154,8 @@ def _answer(
     }
     if view.sequence is not None:
         document["sequence"] = view.sequence
+    if answer.result.coverage is not None:
+        document["coverage"] = as_json(answer.result.coverage)
     return orjson.dumps(document), stages_ms
 
 

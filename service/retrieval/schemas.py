@@ -114,6 +114,9 @@ class RetrieveRequest(StrictBody):
     min_sequence: int | None = Field(
         None, ge=0, description="Wait, until the deadline, for the live catalogue to have this operation; 503 where it has not by then."
     )
+    min_coverage: Number | None = Field(
+        None, ge=0, le=1, description="Least share of the items that must be on shards which answer, else 503. Without shards it is 1."
+    )
     live: bool = Field(True, description="Whether the live catalogue counts; false: the answer is that of the trained version alone.")
     fields: Ids = Field(default_factory=list, description="Columns of the item table to return with each item.")
     rerank: Annotated[Rerank | None, BeforeValidator(_rerank, json_schema_input_type=bool | Rerank)] = Field(
@@ -279,6 +282,15 @@ class Timing(BaseModel):
     batch: int = Field(description="Queries in the engine call, other requests' included; summed where a request took several calls.")
 
 
+class ShardCoverage(BaseModel):
+    """Which shards answered all queries of the request."""
+
+    items: float = Field(ge=0, le=1, description="The share of the catalogue's items that they hold.")
+    shards: int = Field(description="How many there are.")
+    answered: int
+    missing: list[int] = Field(description="Those that did not answer in time, from 0.")
+
+
 class RetrieveResponse(BaseModel):
     """The answers, in the order of the queries."""
 
@@ -288,5 +300,6 @@ class RetrieveResponse(BaseModel):
     sequence: int | None = Field(
         None, description="The operation on the live catalogue up to which the answer holds everything; left out where none counts."
     )
+    coverage: ShardCoverage | None = Field(None, description="A router's answers alone: which shards they are of.")
     results: list[Result]
     timing: Timing

@@ -110,7 +110,7 @@ def _burns(short_s: float, long_s: float, factor: float) -> Callable[[Columns], 
 
 def _refused_keys(columns: Columns) -> Float64:
     """The most refused keys of one role in five minutes."""
-    most_T: Float64 = np.max([columns.increase(f"auth_{role}", 300) for role in ("retrieve", "write", "admin")], axis=0)
+    most_T: Float64 = np.max([columns.increase(f"auth_{role}", 300) for role in ("retrieve", "write", "admin", "internal")], axis=0)
     return most_T
 
 
@@ -159,6 +159,8 @@ CONDITIONS = (
     Condition("EspalierMemoryFull", "Share of the memory that the service may take.", _now("memory"), ">", 0.9, 120),
     Condition("EspalierDescriptorsFull", "Share of the descriptors that a worker may have open.", _now("descriptors"), ">", 0.8, 60),
     Condition("EspalierDesiredStateWrong", "The files of desired state cannot be read.", _now("desired_state_wrong"), "==", 1.0, 60),
+    Condition("EspalierStoreSilent", "Seconds since the store answered.", _now("store_silent"), ">", 300.0, 60),
+    Condition("EspalierStoreVersionMissing", "Failures to bring a version from the store.", _grown("store_failures", 900), ">", 0.0, 0),
     Condition(
         "EspalierIncompleteAnswers", "Share of queries that found too few items.", _ratio("incomplete", "queries", 300), ">", 0.01, 600
     ),

@@ -52,6 +52,16 @@ COUNTERS = {
     "espalier_live_refused_total": CounterRow(
         "Writes of live items that were refused, lines of a bulk too, by status.", ("model", "status")
     ),
+    "espalier_shard_searches_total": CounterRow("Searches of routers that a shard answered.", ("model",)),
+    "espalier_shard_refused_total": CounterRow("Searches of routers that were not answered, by reason.", ("reason",)),
+    "espalier_store_bytes_total": CounterRow("Bytes that were downloaded from the store."),
+    "espalier_store_seconds_total": CounterRow("Seconds in which versions were downloaded from the store."),
+    "espalier_store_failures_total": CounterRow("Failures of the store, and of versions that should come from it, by reason.", ("reason",)),
+    "espalier_router_failures_total": CounterRow("Replicas of shards that gave a router no answer, by reason.", ("reason",)),
+    "espalier_router_mixed_total": CounterRow("Answers of another shard or version than was asked for; none of them was used."),
+    "espalier_router_hedges_total": CounterRow("Second replicas that were asked beside a slow one."),
+    "espalier_router_retries_total": CounterRow("Replicas that were asked after another one had failed."),
+    "espalier_router_unanswered_total": CounterRow("Searches that a shard was left out of, because no replica answered.", ("shard",)),
     "espalier_worker_restarts_total": CounterRow("Workers that took the place of one that had ended."),
 }
 
@@ -100,8 +110,15 @@ GAUGES = {
         "livemin",
         ("model", "version"),
     ),
+    "espalier_shard_mask_bytes": GaugeRow(
+        "Masks of routers' filters that a shard holds, over all workers.", "livesum", ("model", "version")
+    ),
+    "espalier_router_replicas": GaugeRow(
+        "Replicas of a shard that answer, as the router that sees fewest sees it.", "livemin", ("model", "version", "shard")
+    ),
     "espalier_gpu_memory_bytes": GaugeRow("Memory in use on a GPU.", "livemax", ("device",)),
     "espalier_gpu_memory_limit_bytes": GaugeRow("Memory that a GPU has.", "livemax", ("device",)),
+    "espalier_store_silent_seconds": GaugeRow("How long ago the store had answered last when it was last asked; 0: it did.", "livemax"),
     "espalier_connections": GaugeRow("Open connections.", "livesum"),
     "espalier_worker_resident_bytes": GaugeRow(
         "Memory of a worker in RAM; memory that it shares with others, as the files of models, is counted in each.", "livemax", ("worker",)
@@ -128,7 +145,13 @@ HISTOGRAMS = {
         SECONDS,
         ("model", "engine", "beam"),
     ),
+    "espalier_shard_search_seconds": HistogramRow("From the arrival of a router's search to its answer, if it was answered.", SECONDS),
     "espalier_batch_queries": HistogramRow("Queries in one engine call.", QUERIES),
+    "espalier_router_shard_seconds": HistogramRow("From a router's question to a shard to its answer.", SECONDS, ("shard",)),
+    "espalier_router_own_seconds": HistogramRow("Time of a router's searches without their slowest shard.", SECONDS),
+    "espalier_router_coverage": HistogramRow(
+        "Share of the catalogue's items that is on shards which answered, of each search.", (0.0, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999)
+    ),
     "espalier_live_visible_seconds": HistogramRow(
         "From the arrival of a write to the moment when every worker has applied it.",
         SECONDS,

@@ -21,10 +21,12 @@ from service.watch.process_usage import memory_limit, usage
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 AUTH_FAILURES = (
     *(("retrieve", reason) for reason in ("missing", "malformed", "unknown", "role")),
-    *((role, reason) for role in ("write", "admin") for reason in ("missing", "malformed", "unknown", "role", "off")),
+    *((role, reason) for role in ("write", "admin", "internal") for reason in ("missing", "malformed", "unknown", "role", "off")),
 )
 """The reasons for which each role can be refused."""
 STAGES = ("queue", "encode", "search", "serialise", "rerank")
+SHARD_REFUSALS = ("unknown_masks", "not_served", "invalid", "full", "late", "not_ready", "failed")
+"""Why a router's search is not answered."""
 REFUSALS = ("too_many", "crowded_out", "head_too_large", "head_too_slow", "malformed", "not_read")
 """Why a connection is refused or cut off, see connection.py."""
 Outcome = Literal["loaded", "failed", "rolled_back", "unloaded"]
@@ -55,6 +57,8 @@ class Metrics:
         self.gauges["espalier_workers"].set(1)
         for role, reason in AUTH_FAILURES:
             self.counters["espalier_auth_failures_total"].labels(role, reason)  # 0 from the start
+        for refusal in SHARD_REFUSALS:
+            self.counters["espalier_shard_refused_total"].labels(refusal)
         for refusal in REFUSALS:
             self.counters["espalier_refused_connections_total"].labels(refusal)
         self._began, self._worker, self._measure_at, self._cpu_s = time.time(), "0", 0.0, 0.0
@@ -132,6 +136,19 @@ class Metrics:
     def auth_failure(self, role: str, reason: str) -> None:
         """Count one denied request."""
         self.counters["espalier_auth_failures_total"].labels(role, reason).inc()
+
+    def shard_searched(self, model: str, seconds: float) -> None:
+        """Count one search of a router that was answered."""
+        self.counters["espalier_shard_searches_total"].labels(model).inc()
+        self.histograms["espalier_shard_search_seconds"].labels(model).observe(seconds)
+
+    def shard_refused(self, reason: str) -> None:
+        """Count one search of a router that was not."""
+        self.counters["espalier_shard_refused_total"].labels(reason).inc()
+
+    def shard_masks(self, model: str, version: int, held_bytes: int) -> None:
+        """The masks that a version of a shard holds."""
+        self.gauges["espalier_shard_mask_bytes"].labels(model, version).set(held_bytes)
 
     def reload(self, model: str, outcome: Outcome) -> None:
         """Count one change of what is loaded."""

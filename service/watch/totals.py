@@ -28,12 +28,14 @@ COUNTS = (
     "engine_s",
     "reload_failures",
     "worker_restarts",
+    "store_failures",  # of versions; not of a store that does not answer
     "probe_answered",  # of the default version
     "probe_failed",
     "probe_queries",
     "auth_retrieve",  # refused keys by role, of all models
     "auth_write",
     "auth_admin",
+    "auth_internal",
 )
 """Numbers that only grow."""
 STATES = (
@@ -50,6 +52,7 @@ STATES = (
     "live_canary_recall",  # the lowest
     "live_displacement",  # the lowest
     "desired_state_wrong",
+    "store_silent",  # seconds
     "workers",
     "queue_depth",
     "memory",  # shares of what there is, of the whole service
@@ -184,12 +187,14 @@ def _service(series: _Series) -> dict[str, float]:
     gpu_limits = {own["device"]: value for own, value in series.all("espalier_gpu_memory_limit_bytes")}
     most = {own["worker"]: value for own, value in series.all("espalier_worker_max_descriptors")}
     descriptors = series.all("espalier_worker_open_descriptors")
-    refused = dict.fromkeys(("auth_retrieve", "auth_write", "auth_admin"), 0.0)
+    refused = dict.fromkeys(("auth_retrieve", "auth_write", "auth_admin", "auth_internal"), 0.0)
     for own, value in series.all("espalier_auth_failures_total"):
         refused[f"auth_{own['role']}"] += value
     return {
         "workers": series.only("espalier_workers"),
         "worker_restarts": series.sum("espalier_worker_restarts_total"),
+        "store_failures": series.sum("espalier_store_failures_total", matches=lambda own: own["reason"] != "unreachable"),
+        "store_silent": series.only("espalier_store_silent_seconds"),
         "memory": series.sum("espalier_worker_anonymous_bytes") / limit if limit > 0 else nan,
         "descriptors": max((value / most[own["worker"]] for own, value in descriptors if most.get(own["worker"])), default=nan),
         "gpu_memory": max((used / gpu_limits[device] for device, used in gpu.items() if gpu_limits.get(device)), default=nan),

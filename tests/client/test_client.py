@@ -23,6 +23,7 @@ from espalier_client import (
     Changes,
     Client,
     Completion,
+    Coverage,
     InvalidAnswer,
     Item,
     ItemOutcome,
@@ -50,7 +51,7 @@ from tests.client.stub import FACETS, KEY, NODE, URL, Driver, Json, Stub, answer
 def test_the_public_surface() -> None:
     assert espalier_client.__all__ == [
         *("Answer", "AsyncClient", "Bin", "CatalogueFull", "Change", "Changes", "Client", "ClientError", "Completion", "Conflict"),
-        *("ConnectionFailed", "DeadlineExceeded", "Delete"),
+        *("ConnectionFailed", "Coverage", "DeadlineExceeded", "Delete"),
         *("ExplainedFeature", "ExplainedInTree", "ExplainedItem", "ExplainedLevel", "ExplainedLive"),
         *("ExplainedMemory", "ExplainedTree", "Explanation", "FacetValue", "Facets"),
         *("InvalidAnswer", "InvalidRequest", "Item", "ItemBelow", "ItemOutcome", "LiveItem", "Model", "Moved", "Node"),
@@ -116,6 +117,7 @@ def test_everything_that_can_be_asked_is_sent(driver: Driver) -> None:
         "min_score": 0.0,
         "timeout_ms": 50,
         "min_sequence": 41,
+        "min_coverage": 0.75,
         "live": False,
         "fields": ["title"],
         "rerank": True,
@@ -127,6 +129,14 @@ def test_everything_that_can_be_asked_is_sent(driver: Driver) -> None:
     driver.open(stub).retrieve(queries, **options)
     sent = [{"vector": [0.5, 2.0], "exclude": ["b1"]}, {"history": ["b2"], "exclude_seen": True}]
     assert stub.bodies == [options | {"queries": sent}]
+
+
+def test_an_answer_of_a_router_says_which_shards_it_is_of(driver: Driver) -> None:
+    document = answer_to({"queries": [{"history": ["b1"]}]})
+    retrieve = driver.open(lambda _: httpx.Response(200, json=document)).retrieve
+    assert retrieve([Query()]).coverage is None
+    document["coverage"] = {"items": 0.75, "shards": 4, "answered": 3, "missing": [2]}
+    assert retrieve([Query()]).coverage == Coverage(0.75, 4, 3, (2,))
 
 
 def test_an_answer_may_hold_more_than_the_client_knows_and_leave_out_what_is_optional(driver: Driver) -> None:

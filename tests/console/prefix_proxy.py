@@ -8,7 +8,7 @@ from __future__ import annotations
 import http.client
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "host"}
@@ -26,7 +26,7 @@ def behind_prefix(port: int, prefix: str) -> Iterator[str]:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             headers = {name: value for name, value in self.headers.items() if name.lower() not in HOP_BY_HOP}
             upstream = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-            try:
+            with closing(upstream), suppress(BrokenPipeError, ConnectionResetError):  # a browser may lose interest
                 upstream.request(self.command, self.path.removeprefix(prefix), body or None, headers)
                 answer = upstream.getresponse()
                 self.send_response_only(answer.status)
@@ -36,10 +36,6 @@ def behind_prefix(port: int, prefix: str) -> Iterator[str]:
                 self.end_headers()
                 while part := answer.read1(1 << 16):
                     self.wfile.write(part)
-            except (BrokenPipeError, ConnectionResetError):
-                pass  # the browser has lost interest
-            finally:
-                upstream.close()
 
         do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = pass_on
 

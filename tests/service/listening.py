@@ -15,6 +15,7 @@ from espalier.bundle import Bundle
 from espalier.search import Engine
 from service.__main__ import listen
 from service.app import create_app
+from service.models.loading import EngineSource
 from service.processes.server import Server
 from service.settings import Settings
 from tests.service.fake_engine import FakeEngine
@@ -126,7 +127,7 @@ def listening(models: Path, engine: Callable[[Bundle], Engine] | None = None, **
 
     settings.setdefault("drain_s", 1)
     chosen = Settings(models=models, **settings)
-    app = create_app(chosen, open_fake)
+    app = create_app(chosen, EngineSource(open_fake))
     server = Server(app, chosen)
     with listen("127.0.0.1", 0) as bound:
         thread = threading.Thread(target=server.serve_on, args=(bound,), name="service")

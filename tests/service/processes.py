@@ -10,9 +10,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +79,31 @@ class Service:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
+    def replace_workers(self) -> None:
+        """Kill each worker in turn, and wait until another one has taken its place."""
+
+        for place, pid in enumerate(self.workers(), self._started() + 1):
+            os.kill(pid, signal.SIGKILL)
+            until(partial(self._has_started, place), "another one takes its place")
+
+    def _started(self) -> int:
+        """How many workers became ready so far."""
+        return "".join(self.log).count("is ready on")
+
+    def _has_started(self, times: int) -> bool:
+        return self._started() == times
+
 
 @contextmanager
-def service(models: Path, workers: int, **settings: str) -> Iterator[Service]:
-    """A service that is ready, on a free port unless ESPALIER_PORT is among the settings. Its run folder is beside the models."""
+def service(models: Path, workers: int, program: Sequence[str] = ("service",), **settings: str) -> Iterator[Service]:
+    """A service that is ready, on a free port unless ESPALIER_PORT is among the settings. Its run folder is beside the models.
+
+    program  its module and more arguments
+    """
     environment = os.environ | {"ESPALIER_MODELS": str(models), "ESPALIER_DEVICE": "cpu", "ESPALIER_ADMIN_KEYS": KEY}
     environment |= {"TMPDIR": str(models.parent)} | settings
-    command = [sys.executable, "-m", "service", "--port", settings.get("ESPALIER_PORT", "0"), "--workers", str(workers)]
+    environment |= {"ESPALIER_WORKERS": str(workers)}
+    command = [sys.executable, "-m", *program, "--port", settings.get("ESPALIER_PORT", "0")]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
     log: list[str] = []
     assert process.stderr is not None

@@ -14,12 +14,16 @@ import httpx
 from fastapi import FastAPI
 
 from espalier.bundle import Bundle
+from espalier.errors import StoreUnavailable
 from espalier.search import Engine
 from service.app import create_app
 from service.live.catalogue_types import Catalogues
+from service.models.loading import EngineSource
+from service.router.metrics import RouterMetrics
 from service.settings import Settings
 from service.watch.live_metrics import LiveMetrics
 from service.watch.metrics import Metrics, ModelMetrics
+from service.watch.store_metrics import StoreMetrics
 from tests.service.fake_engine import FakeEngine
 
 ITEMS = 32
@@ -94,7 +98,7 @@ def run(
         return engines.setdefault(bundle.manifest.name, FakeEngine(bundle.tree.item_count, bundle.tree.leaf_of_item))
 
     with BUILDING:
-        app = create_app(Settings(models=models, **settings), open_fake, catalogues)
+        app = create_app(Settings(models=models, **settings), EngineSource(open_fake), catalogues)
     with started(app) as client:
         app.state.service.registry.wait_until_loaded()
         try:
@@ -120,6 +124,15 @@ def every_metric() -> str:
     live.holds(1, items=3, tombstones=1, limit=10)
     live.visible(1e-3)
     live.probed(1, 1.0, 0.0)
+    metrics.shard_searched("books", 1e-3)
+    metrics.shard_masks("books", 1, 0)
+    StoreMetrics(metrics).failed(StoreUnavailable("s3://models: Connection refused"))
+    router = RouterMetrics(metrics)
+    router.answered(0, 1e-3)
+    router.failed("late")
+    router.unanswered(0)
+    router.searched("books", 1e-3, 1.0)
+    router.replicas({("books", 1): [1]})
     ModelMetrics(metrics, "books", "onnx-cpu", lambda: 0).retrieved((0.0, 0.0, 0.0, 0.0), 1e-3, 100)
     return metrics.render().decode()
 

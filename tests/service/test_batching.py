@@ -645,3 +645,63 @@ def test_while_queries_wait_jobs_pause_between_each_other(engine: FakeEngine) ->
         await batcher.drain(5)
 
     asyncio.run(scenario())
+
+
+class Meeting(FakeEngine):
+    """Its searches end once as many as `parties` are under way."""
+
+    def __init__(self, parties: int) -> None:
+        super().__init__(ITEMS)
+        self.barrier = threading.Barrier(parties)
+
+    def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+        self.barrier.wait(10)
+        return super().search(queries, params)
+
+
+def test_several_calls_run_at_once_where_the_engine_takes_them() -> None:
+    async def scenario() -> None:
+        engine = Meeting(3)
+        batcher = Batcher(engine, Limits(max_batch=1, calls=3), "test")
+        tasks = await accepted(*(batcher.search(queries(i), SearchParams.uniform(1, 5, 5)) for i in range(6)))
+        answers = await asyncio.gather(*tasks)
+        assert [answer.batch for answer in answers] == [1] * 6
+        assert sorted(newest(engine, call)[0] for call in range(6)) == list(range(6))
+        assert await batcher.drain(10)
+
+    asyncio.run(scenario())
+
+
+def test_one_call_runs_at_a_time_unless_the_limits_say_more() -> None:
+    async def scenario() -> None:
+        engine = Meeting(2)
+        engine.barrier = threading.Barrier(2, timeout=0.2)
+        batcher = Batcher(engine, Limits(max_batch=1), "test")
+        tasks = await accepted(*(batcher.search(queries(i), SearchParams.uniform(1, 5, 5)) for i in range(2)))
+        failed = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(error) for error in failed] == [EngineFailed] * 2
+        assert await batcher.drain(10)
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_of_several_calls_is_told_the_nearest_deadline_of_a_call() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine(ITEMS)
+        batcher = Batcher(engine, Limits(max_batch=16, calls=2), "test")
+        now = time.perf_counter()
+        engine.go.clear()
+        busy = []
+        for _ in range(2):
+            engine.started.clear()
+            busy += await accepted(batcher.search(queries(0), SearchParams.uniform(1, 5, 5)))
+            assert await asyncio.to_thread(engine.started.wait, 10)
+        tasks = await accepted(*(batcher.search(queries(i), SearchParams.uniform(1, 5, 5), now + 50 + i) for i in range(2)))
+        engine.go.set()
+        await asyncio.gather(*busy, *tasks)
+        assert [call[1].deadline for call in engine.calls[:2]] == [None, None]
+        assert {call[1].deadline for call in engine.calls[2:]} <= {now + 50, now + 51}
+        assert engine.calls[2][1].deadline == now + 50
+        assert await batcher.drain(10)
+
+    asyncio.run(scenario())

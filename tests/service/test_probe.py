@@ -33,6 +33,7 @@ from service.batching.parts import Answer
 from service.live.catalogues import LiveCatalogues
 from service.models import probe
 from service.models.follower import Follower
+from service.models.loading import EngineSource
 from service.models.probe import Probe, Replay
 from service.models.worker_progress import Workers
 from service.settings import Settings
@@ -554,7 +555,7 @@ def test_the_default_version_is_said_and_0_while_none_is_ready(bundle: Bundle) -
 def test_a_worker_that_comes_in_for_another_says_nothing_before_it_can_answer(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = Metrics()
     settings, workers = Settings(models=models), Workers()
-    follower = Follower(settings, metrics, open_engine, workers, LiveCatalogues(settings, metrics))
+    follower = Follower(settings, metrics, EngineSource(open_engine), workers, LiveCatalogues(settings, metrics))
     monkeypatch.setattr(Workers, "others_serve", lambda self: True)
     follower._report_default(follower.entries["books"])
     assert "espalier_model_default_version{" not in metrics.render().decode()

@@ -28,7 +28,7 @@ from espalier.rerank.ranker import GOLDEN_SCORES, Reranker, golden_scores, verif
 from espalier.search import SearchParams, SearchResult
 from espalier.tree import complete_tree
 from espalier_client import Client, Query
-from service.models.loading import LoadFailed, load_version
+from service.models.loading import EngineSource, LoadFailed, load_version
 from service.settings import Settings
 from service.watch.metrics import Metrics
 from tests.rankers import add_ranker, weighted_sum
@@ -276,10 +276,9 @@ def test_a_ranker_that_answers_otherwise_is_not_served(plain: Bundle) -> None:
     bare = with_ranker(plain, plain.path.parent / "14", info, graph, golden)
     with pytest.raises(BundleCorrupt, match="no column 'rerank_scores'"):
         verify_ranker(bare, Reranker(bare))
+    engines = EngineSource(lambda b, *_: OnnxEngine(b, "cpu"))
     with pytest.raises(LoadFailed, match="golden query 0 otherwise"):
-        load_version(
-            Settings(models=plain.path.parent.parent, engine="reference"), Metrics(), lambda b, *_: OnnxEngine(b, "cpu"), "books", 13, print
-        )
+        load_version(Settings(models=plain.path.parent.parent, engine="reference"), Metrics(), engines, "books", 13, print)
 
 
 def test_a_ranker_must_fit_its_manifest(plain: Bundle) -> None:

@@ -25,6 +25,7 @@ from espalier.queries import encode_histories
 from espalier.search import Engine, SearchParams
 from service.__main__ import listen, main
 from service.app import create_app
+from service.models.loading import EngineSource
 from service.settings import Settings
 from tests.service.fake_engine import FakeEngine
 from tests.service.running import ITEMS, LIMITS, Json, Running, ids, problem, run, started
@@ -395,7 +396,7 @@ def test_the_service_is_live_before_it_is_ready(models: Path) -> None:
         assert let_go.wait(10)
         return FakeEngine(bundle.tree.item_count)
 
-    app = create_app(Settings(models=models), open_late)
+    app = create_app(Settings(models=models), EngineSource(open_late))
     with started(app) as client:
         try:
             assert client.get("/livez").status_code == 200

@@ -101,10 +101,7 @@ def test_a_worker_that_comes_in_for_another_removes_what_the_others_do(models: P
     with service(models, 2) as running:
         assert running.request("PUT", "/models/books/removed", {"ids": ["item-7"]})[0] == 200
         (models / "books" / "removed.json").unlink()
-        for pid in running.workers():
-            before = "".join(running.log).count("is ready on")
-            os.kill(pid, signal.SIGKILL)
-            until(lambda count=before: "".join(running.log).count("is ready on") == count + 1, "another one takes its place")  # type: ignore[misc]
+        running.replace_workers()
         assert "item-7" not in running.served()[1]
         assert "books/removed.json: the file is gone; the 1 ids" in running.request("GET", "/models/books")[1]["reason"]
         assert running.metric('espalier_desired_state_wrong{model="books"}') == 1

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from espalier.bundle import Bundle
 from espalier.queries import blank_queries
 from espalier.search import Engine, SearchParams
-from service.models.loading import LoadedModel
+from service.models.loading import EngineSource, LoadedModel
 from service.models.registry import Registry
 from service.models.registry_entry import Entry
 from service.settings import Settings
@@ -100,7 +100,7 @@ def run(models: Path, open_model: Callable[[Bundle], Engine] | None = None, **se
         return running.engines[version]
 
     with asyncio.Runner() as runner:
-        registry = Registry(Settings(models=models, **settings), metrics, open_fake)
+        registry = Registry(Settings(models=models, **settings), metrics, EngineSource(open_fake))
         running = Running(registry, metrics, models, runner)
         registry.start_loading()
         try:

@@ -12,8 +12,9 @@ import pytest
 
 from espalier.bundle import Bundle
 from espalier.search import Engine
+from espalier.serving import Serving
 from service.errors import Conflict, ModelNotFound, NotReady
-from service.models.desired_state import DesiredState, Serving
+from service.models.desired_state import DesiredState
 from tests.service.fake_engine import FakeEngine
 from tests.service.models.registry import ITEMS, add_version, damage, held_back, run, set_removed
 from tests.waiting import until

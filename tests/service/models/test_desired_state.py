@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from espalier.errors import InvalidData
+from espalier.serving import Serving
 from service.errors import Conflict
-from service.models.desired_state import DesiredState, Removed, Serving
+from service.models.desired_state import DesiredState, Removed
 from service.models.followed_file import FollowedFile
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from espalier.serving import Serving
 from service.errors import Conflict, NotReady
-from service.models.desired_state import DesiredState, Serving
+from service.models.desired_state import DesiredState
 from service.models.loading import LoadedModel, compare_contents, compare_files, relative_paths
 from tests.service.models.registry import add_version, damage, run, search
 from tests.waiting import until

@@ -12,8 +12,9 @@ import pytest
 
 from espalier.bundle import Bundle
 from espalier.search import Engine
+from espalier.serving import Serving
 from service.errors import Conflict
-from service.models.desired_state import DesiredState, Removed, Serving
+from service.models.desired_state import DesiredState, Removed
 from service.models.registry_entry import Entry
 from tests.service.fake_engine import FakeEngine
 from tests.service.models.registry import ITEMS, add_version, held_back, run, search, set_removed

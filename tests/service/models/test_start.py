@@ -11,8 +11,9 @@ import pytest
 from espalier.bundle import Bundle
 from espalier.errors import BundleNotFound, InvalidQuery
 from espalier.search import Engine
+from espalier.serving import Serving
 from service.errors import Conflict, ModelNotFound, NotReady
-from service.models.desired_state import DesiredState, Removed, Serving
+from service.models.desired_state import DesiredState, Removed
 from service.models.registry import Registry
 from service.settings import Settings
 from service.watch.metrics import Metrics

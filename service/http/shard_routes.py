@@ -1,0 +1,104 @@
+"""What a shard answers to routers: POST /internal/search and GET /internal/shards.
+
+The first is an ASGI application of its own (direct.py), in bytes and not in JSON. routes.py documents both. Knows requests. Does not know
+how a search is answered.
+"""
+
+from __future__ import annotations
+
+import orjson
+from fastapi import Request
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from espalier.shards.messages import MEDIA_TYPE
+from service.errors import ClientGone, QueueFull, UnknownMasks
+from service.http.api_keys import Keys
+from service.http.connection import CONNECTION
+from service.http.dependencies import as_json, service_of
+from service.http.memory_budget import Budget, Held
+from service.http.middleware import RequestInfo
+from service.http.request_bodies import check_type, read_body
+from service.http.retrieve_route import BODIES_BYTES, FREE_BYTES, WhileConnected, send_body
+from service.models.registry import Registry
+from service.settings import Settings
+from service.shards.search import search
+
+ANSWER_BYTES = 64 << 20
+"""Bytes of all larger answers that have been made and that routers have not taken yet."""
+
+
+class SearchRoute:
+    """POST /internal/search. bodies, answers: the memory that its requests share."""
+
+    def __init__(self, settings: Settings, registry: Registry, keys: Keys) -> None:
+        self.settings, self.registry, self.keys = settings, registry, keys
+        self.bodies = Budget(max(BODIES_BYTES, 4 * settings.max_search_bytes), FREE_BYTES)
+        self.answers = Budget(max(ANSWER_BYTES, 32 * settings.max_search_values), FREE_BYTES)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        info: RequestInfo = scope[RequestInfo.KEY]
+        info.key = self.keys.check("internal", info.authorization)
+        check_type(info.content_type, (MEDIA_TYPE,))
+        whole = CONNECTION in scope and scope[CONNECTION].complete
+        with Held(self.bodies) as body_memory, Held(self.answers) as answer_memory:
+            body = await read_body(receive, None if whole else self.settings.body_timeout_s, body_memory)
+            try:
+                async with WhileConnected(receive):
+                    found = await search(self.registry, body, info.began)
+            except UnknownMasks as error:
+                wanted = orjson.dumps(error.digests)
+                await _begin(send, 409, b"application/json", len(wanted))
+                await send({"type": "http.response.body", "body": wanted})
+                return
+            info.model, info.version, info.queries = found.model, found.version, found.queries
+            info.m, info.beam_size, info.stages_ms = found.m, found.beam_size, found.stages_ms
+            if not answer_memory.take(len(found.body)):
+                raise QueueFull("Too many large answers are being sent.", 1)
+            await _begin(send, 200, MEDIA_TYPE.encode(), len(found.body))
+            taken = await send_body(send, scope, found.body, self.settings.write_timeout_s)
+        if not taken:
+            raise ClientGone("The router does not take its answer.")
+
+
+async def _begin(send: Send, status: int, media_type: bytes, size: int) -> None:
+    """The head of an answer with a body of this size."""
+    headers = [(b"content-type", media_type), (b"content-length", b"%d" % size)]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+class ShardEntry(BaseModel):
+    """One version of a shard that serves."""
+
+    model: str = Field(description="Name of the model here: the shard's number.")
+    of: str = Field(description="Name of the bundle that was cut into shards.")
+    version: int
+    digest: str = Field(description="SHA-256 of that bundle's manifest.json.")
+    index: int
+    count: int = Field(description="Into how many shards it was cut.")
+    items: int = Field(description="Items of this shard.")
+    engine: str
+    ready: bool = Field(description="False while the service shuts down: it answers what has come, and nothing more should.")
+
+
+class Shards(BaseModel):
+    """The shards that a process serves."""
+
+    shards: list[ShardEntry]
+    process: str = Field(description="Another one after each start of the service.")
+
+
+async def shards(request: Request) -> Response:
+    """Every version of a shard that serves here, for routers. While the service shuts down none is ready."""
+    registry = service_of(request).registry
+    ready = {"ready": not (registry.leaving or registry.draining)}
+    return as_json({"shards": [entry | ready for entry in registry.shards.described()], "process": registry.shards.process})
+
+
+def search_shard() -> None:
+    """A router's search of a shard: a query and its answer in the format of `espalier.shards.messages`, which is safetensors.
+
+    The query names the bundle that was cut, its version, its manifest's digest, the shard and the number of shards: 410 where that is not
+    served here. Where the shard lacks masks of filters, 409 and their digests: the router sends the query again, with them.
+    """

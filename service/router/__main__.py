@@ -1,0 +1,64 @@
+"""`python -m service.router`: serves bundles whose items are on shards, which other services hold."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from espalier.errors import BundleNotFound, InvalidConfig
+from service.__main__ import environment, listen_on, settings_of
+from service.processes.server import Server
+from service.router.app import create_router
+from service.router.config import RouterConfig, invalid_config, read_config
+from service.watch import logs
+from service.watch.tracing import TracingUnavailable
+
+log = logging.getLogger("service.router")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until a signal says stop. Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m service.router", description="Serve a models folder whose items are on shards.", epilog=environment()
+    )
+    parser.add_argument("--shards", help="addresses of services that hold shards, comma-separated, in any order")
+    parser.add_argument("--config", type=Path, help="a TOML file, see docs/router.md; --shards wins")
+    parser.add_argument("--host", help="address to listen on (ESPALIER_HOST)")
+    parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (ESPALIER_PORT)")
+    options = parser.parse_args(arguments)
+    settings = settings_of({"host": options.host, "port": options.port})
+    if settings is None:
+        return 1
+    if settings.workers > 1:
+        print(f"ESPALIER_WORKERS: got {settings.workers}, expected 1: start several routers instead", file=sys.stderr)
+        return 1
+    try:
+        config = RouterConfig() if options.config is None else read_config(options.config)
+        given = {} if options.shards is None else {"shards": [part.strip() for part in options.shards.split(",") if part.strip()]}
+        config = RouterConfig.model_validate(config.model_dump() | given)
+        if not config.shards:
+            raise InvalidConfig("shards", None, "addresses of services that hold shards, by --shards or in --config")
+    except ValidationError as error:
+        print(invalid_config(error), file=sys.stderr)
+        return 1
+    except (InvalidConfig, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    logs.configure(settings.log_level, settings.log_format)
+    try:
+        app = create_router(settings, config)
+        Server(app, settings).serve_on(listen_on(settings))
+    except (BundleNotFound, TracingUnavailable, OSError) as error:
+        print(f"cannot start: {error}", file=sys.stderr)
+        return 1
+    log.info("stopped")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""What a router is told: where its shards are, and how patient it is with them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from espalier.errors import InvalidConfig
+from service.router.hedging import SHARE
+from service.settings import Settings, named_key, service_address
+
+DNS = "dns+"
+"""Before an address whose name stands for several: `dns+http://NAME:PORT`."""
+
+MAX_ADDRESSES = 1024
+
+
+def _address(value: str) -> str:
+    prefix = DNS if value.startswith(DNS) else ""
+    return prefix + service_address(value.removeprefix(DNS))
+
+
+def _for_a_header(key: SecretStr) -> SecretStr:
+    if not re.fullmatch(r"[\x21-\x7e]+", key.get_secret_value()):
+        raise ValueError("expected a key of ASCII characters without spaces and line ends")
+    return key
+
+
+class RouterConfig(BaseModel):
+    """The options of `python -m service.router`, or the keys of its configuration file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    shards: tuple[Annotated[str, AfterValidator(_address)], ...] = Field(
+        default=(),
+        max_length=MAX_ADDRESSES,
+        description="Addresses of services that hold shards, in any order.",
+    )
+    key: Annotated[SecretStr, AfterValidator(_for_a_header)] | None = Field(default=None, description="Key of their role `internal`.")
+    min_replicas: int = Field(default=1, ge=1, le=64, description="Replicas that each shard of a version must have before it serves.")
+    calls: int = Field(default=4, ge=1, le=64, description="Searches of one version that are under way at once.")
+    hedge: float = Field(default=SHARE, ge=0, le=1, description="Second tries at slow shards, as a share of first tries; 0: none.")
+    poll_s: float = Field(default=1.0, gt=0, le=60, description="Seconds between two looks at what each address holds.")
+    poll_timeout_s: float = Field(default=0.5, gt=0, le=60, description="Seconds in which a look must be answered.")
+    connect_timeout_s: float = Field(default=0.25, gt=0, le=60, description="Seconds in which a connection must be made.")
+    connections: int = Field(default=64, ge=1, le=4096, description="Most connections to one address.")
+    patience_s: float = Field(default=10.0, gt=0, le=600, description="Seconds for searches without a deadline: golden queries, placing.")
+
+
+def read_config(path: Path) -> RouterConfig:
+    """The configuration of a TOML file. Raises InvalidConfig, OSError."""
+    try:
+        return RouterConfig.model_validate(tomllib.loads(path.read_text("utf-8")))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidConfig(str(path), "other text", f"a TOML file ({error})") from None
+    except ValidationError as error:
+        raise invalid_config(error) from None
+
+
+def with_key_of(config: RouterConfig, settings: Settings) -> RouterConfig:
+    """The configuration with the first of this process's own internal keys, where it names none. Names of keys are not sent."""
+    if config.key is not None or not settings.internal_keys:
+        return config
+    _, key = named_key(settings.internal_keys[0].get_secret_value())
+    return config.model_copy(update={"key": SecretStr(key)})
+
+
+def invalid_config(error: ValidationError) -> InvalidConfig:
+    """The first thing that is wrong; keys are shown nowhere."""
+    wrong = error.errors(include_url=False)[0]
+    field = ".".join(map(str, wrong["loc"]))
+    expected = "no such key" if wrong["type"] == "extra_forbidden" else wrong["msg"].removeprefix("Value error, ")
+    expected = expected.removeprefix("expected ").removeprefix("Input should be ")
+    return InvalidConfig(field, "a key" if field.startswith("key") else wrong["input"], expected)

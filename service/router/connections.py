@@ -1,0 +1,173 @@
+"""HTTP/1.1 to one address: kept connections, one exchange at a time on each, no more than what replicas of shards speak.
+
+A router asks every shard for every query, so an exchange must cost microseconds; general clients take half a millisecond. Bodies have a
+Content-Length, both ways; chunked ones are refused, and so are redirects, cookies and compression, which nobody here sends. Knows bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import deque
+from typing import cast
+from urllib.parse import urlsplit
+
+from service.router.transport import ReplicaFailed
+
+MAX_HEAD_BYTES, MAX_BODY_BYTES = 1 << 14, 256 << 20
+"""Largest head and body of an answer, unless a request expects less."""
+IDLE_S = 30.0
+"""A connection that was not used for longer is not used again: the other side may just be closing it."""
+_STATUS = re.compile(rb"HTTP/1\.[01] ([1-5]\d\d)[ \r]")
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,12})[ \t]*\r\n", re.IGNORECASE)
+_CLOSES = re.compile(rb"\r\nconnection:[ \t]*close[ \t]*\r\n", re.IGNORECASE)
+
+
+class _Broken(Exception):
+    """The connection ended. answered: whether a part of the answer had come."""
+
+    def __init__(self, answered: bool) -> None:
+        super().__init__()
+        self.answered = answered
+
+
+class Connection(asyncio.Protocol):
+    """One connection. `closed` once it can take no more exchanges."""
+
+    def __init__(self) -> None:
+        self.closed, self.used_at = False, 0.0
+        self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[tuple[int, bytes]] | None = None
+        self._received = bytearray()
+        self._begin, self._end, self._status = 0, 0, 0  # of the body, once the head is there
+        self._most = MAX_BODY_BYTES
+
+    async def exchange(self, head: bytes, body: bytes, most: int) -> tuple[int, bytes]:
+        """Send a request; the status and the body of its answer. Cancelling ends the connection. Raises _Broken, ReplicaFailed.
+
+        most  bytes of the answer's body
+        """
+        if self.closed or self._transport is None:
+            raise _Broken(answered=False)
+        self._answer = asyncio.get_running_loop().create_future()
+        self._received, self._end, self._most = bytearray(), 0, most
+        self._transport.write(head + body)
+        try:
+            return await self._answer
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._answer = None
+            self.used_at = time.monotonic()
+
+    def close(self) -> None:
+        """End it now."""
+        self.closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(_Broken(answered=bool(self._received)))
+
+    def data_received(self, data: bytes) -> None:
+        if self._answer is None or self._answer.done():  # nobody asked
+            self.close()
+            return
+        self._received += data
+        try:
+            if not self._end:
+                self._read_head()
+        except ReplicaFailed as error:
+            self._answer.set_exception(error)
+            return
+        if self._end and len(self._received) >= self._end:
+            if len(self._received) > self._end:
+                self.closed = True
+            self._answer.set_result((self._status, bytes(memoryview(self._received)[self._begin : self._end])))
+
+    def _read_head(self) -> None:
+        """Find where the body begins and ends, once the head is whole. Raises ReplicaFailed."""
+        end = self._received.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._received) > MAX_HEAD_BYTES:
+                raise ReplicaFailed("garbage", f"the head of an answer has more than {MAX_HEAD_BYTES} bytes")
+            return
+        head = bytes(self._received[: end + 2])
+        status, length = _STATUS.match(head), _LENGTH.search(head)
+        if status is None or length is None or int(length[1]) > self._most:
+            raise ReplicaFailed("garbage", f"an HTTP/1.1 answer with a Content-Length of at most {self._most} was expected: {head[:100]!r}")
+        self._status, self._begin = int(status[1]), end + 4
+        self._end = self._begin + int(length[1])
+        self.closed = self.closed or _CLOSES.search(head) is not None
+
+
+class Connections:
+    """The connections to one address, http://HOST:PORT/PATH or https://.
+
+    most  at a time
+    """
+
+    def __init__(self, address: str, most: int, connect_timeout_s: float) -> None:
+        url = urlsplit(address)
+        self._host, self._tls = url.hostname or "", url.scheme == "https"
+        self._port = url.port or (443 if self._tls else 80)
+        self._path, self._named = url.path.rstrip("/"), url.netloc
+        self._most, self._connect_timeout_s = most, connect_timeout_s
+        self._idle: deque[Connection] = deque()
+        self._in_use = 0
+
+    def head(self, method: str, path: str, size: int, lines: str) -> bytes:
+        """The head of a request. lines: more headers, each with its line end."""
+        return f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._named}\r\nContent-Length: {size}\r\n{lines}\r\n".encode("latin-1")
+
+    async def exchange(self, head: bytes, body: bytes, most: int = MAX_BODY_BYTES) -> tuple[int, bytes]:
+        """The status and the body of an answer, of at most so many bytes. Raises ReplicaFailed.
+
+        A kept connection that ends without a byte of the answer was closed by the other side before the request came: it is sent again.
+        """
+        if self._in_use >= self._most:
+            raise ReplicaFailed("full", f"{self._named}: {self._most} exchanges are under way")
+        self._in_use += 1
+        try:
+            while True:
+                connection, is_new = await self._taken()
+                try:
+                    answer = await connection.exchange(head, body, most)
+                except _Broken as error:
+                    if is_new or error.answered:
+                        raise ReplicaFailed("connection", f"{self._named}: the connection broke") from None
+                    continue
+                if not connection.closed:
+                    self._idle.append(connection)
+                return answer
+        finally:
+            self._in_use -= 1
+
+    async def _taken(self) -> tuple[Connection, bool]:
+        """A connection, and whether it is new. Raises ReplicaFailed."""
+        while self._idle:
+            connection = self._idle.pop()  # the one that was used last
+            if not connection.closed and time.monotonic() - connection.used_at < IDLE_S:
+                return connection, False
+            connection.close()
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                loop = asyncio.get_running_loop()
+                _, made = await loop.create_connection(Connection, self._host, self._port, ssl=True if self._tls else None)
+        except TimeoutError:
+            raise ReplicaFailed("late", f"{self._named}: no connection within {self._connect_timeout_s:g} s") from None
+        except OSError as error:
+            raise ReplicaFailed("connection", f"{self._named}: {error.strerror or error}") from None
+        return made, True
+
+    def close(self) -> None:
+        """End those that are kept."""
+        while self._idle:
+            self._idle.pop().close()

@@ -1,0 +1,225 @@
+"""All replicas that the router knows: an event loop of its own in a thread, which looks every second at what each of them holds.
+
+Knows which shard of which version is where. Does not know bundles or searches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import uvloop
+
+from espalier.shards.messages import Pin
+from service.router.config import RouterConfig
+from service.router.hedging import Budget, Latencies
+from service.router.metrics import RouterMetrics
+from service.router.replicas import Replica
+from service.router.transport import ReplicaFailed, Transport
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+HEDGE_UNKNOWN_S = 0.05
+"""After this time a shard is asked a second time, before its percentile is known."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The bundle that shards were cut from. digest: SHA-256 of its manifest.json, in hex."""
+
+    of: str
+    version: int
+    digest: str
+
+    def pin(self, index: int, count: int) -> Pin:
+        """A shard of it."""
+        return Pin(self.of, self.version, self.digest, index, count)
+
+
+@dataclass(frozen=True, eq=False)
+class Searched:
+    """A layout that an engine searches, for as long as the engine keeps this."""
+
+    whole: Whole
+    count: int
+
+
+class Fleet:
+    """See the module. `transport` and its coroutines run in the fleet's loop."""
+
+    def __init__(self, transport: Transport, addresses: Sequence[str], config: RouterConfig, metrics: RouterMetrics) -> None:
+        self.transport, self.config, self.metrics = transport, config, metrics
+        self.budget = Budget(config.hedge)
+        self._latencies: dict[int, Latencies] = {}
+        self._loop = uvloop.new_event_loop()
+        self._names = tuple(addresses)
+        self.replicas: Mapping[str, Replica] = {}  # by address; replaced as a whole
+        self._following: dict[str, asyncio.Task[None]] = {}
+        self._counts: Mapping[Whole, Mapping[int, Sequence[int]]] = {}  # count → trusted replicas by index
+        self._searched: weakref.WeakSet[Searched] = weakref.WeakSet()  # of the loop alone
+        self._looked = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
+
+    def start(self) -> None:
+        """Look at every replica, and go on looking."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop looking, and free the connections."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine in the fleet's loop, from any other thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def wait_until_looked(self, timeout_s: float) -> bool:
+        """Block until every replica was looked at once."""
+        return self._looked.wait(timeout_s)
+
+    def searches(self, whole: Whole, count: int) -> Searched:
+        """What an engine keeps that searches this layout: the metric is of its replicas, whatever other layouts there are."""
+        searched = Searched(whole, count)
+        self._loop.call_soon_threadsafe(self._searched.add, searched)
+        return searched
+
+    # -- who holds what, from any thread --------------------------------------------------------------------------------
+
+    def count_of(self, whole: Whole) -> int | None:
+        """Into how many shards a version is cut of which all are there; the larger number where there are several. None: none is whole."""
+        least = self.config.min_replicas
+        return max((count for count, up in self._counts.get(whole, {}).items() if min(up) >= least), default=None)
+
+    def missing(self, whole: Whole) -> str:
+        """What a version still waits for."""
+        known = self._counts.get(whole, {})
+        if not known:
+            others = sorted({found.version for found in self._counts if found.of == whole.of and found.version != whole.version})
+            other = f"; there are shards of version {', '.join(map(str, others))}" if others else ""
+            if whole.version in {found.version for found in self._counts if found.of == whole.of}:
+                other = "; shards of that version were cut from another bundle: their digest differs"
+            return f"waiting for shards of {whole.of} version {whole.version}: no address holds one{other}"
+        count = _fullest(known)
+        least, up = self.config.min_replicas, known[count]
+        lacking = [index for index, replicas in enumerate(up) if replicas < least]
+        shards = "shard" if len(lacking) == 1 else "shards"
+        replicas = "" if least == 1 else f" in {least} replicas"
+        return f"waiting for {shards} {', '.join(map(str, lacking))} of {count}{replicas}"
+
+    # -- in the loop ----------------------------------------------------------------------------------------------------
+
+    def holders(self, pin: Pin, late: bool = False) -> list[Replica]:
+        """The replicas that serve a shard. late: those too that let a look wait, for who has time."""
+        held = (replica for replica in self.replicas.values() if pin in replica.engines)
+        return [replica for replica in held if not replica.gone or (late and replica.trust != "failed")]
+
+    def latencies(self, index: int) -> Latencies:
+        """How long the shards of an index take."""
+        found = self._latencies.get(index)
+        if found is None:
+            found = self._latencies[index] = Latencies(HEDGE_UNKNOWN_S)
+        return found
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        resolving = self._loop.create_task(self._resolve())
+        try:
+            self._loop.run_forever()
+        finally:
+            resolving.cancel()
+            left = asyncio.all_tasks(self._loop)
+            for task in left:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            self._loop.run_until_complete(self.transport.close())
+            self._loop.close()
+
+    async def _resolve(self) -> None:
+        """Follow the replicas that the configured addresses stand for, again and again."""
+        known: dict[str, Sequence[str]] = {}
+        while True:
+            for name in self._names:
+                try:
+                    known[name] = await self.transport.addresses(name)
+                except ReplicaFailed as error:  # those that were known last may still be there
+                    if known.setdefault(name, ()) or not self._looked.is_set():
+                        log.warning("%s", error)
+            addresses = dict.fromkeys(address for found in known.values() for address in found)
+            for address in self.replicas.keys() - addresses.keys():
+                self._following.pop(address).cancel()
+                self.replicas[address].silent(late=False)
+            self.replicas = {address: self.replicas.get(address) or Replica(address) for address in addresses}
+            for address, replica in self.replicas.items():
+                if address not in self._following:
+                    self._following[address] = self._loop.create_task(self._follow(replica))
+            self._count()
+            if not self.replicas:
+                self._looked.set()
+            await asyncio.sleep(self.config.poll_s)
+
+    async def _follow(self, replica: Replica) -> None:
+        """Look at a replica again and again."""
+        while True:
+            replica.look.clear()
+            try:
+                await self._look(replica)
+            except Exception:  # a replica that cannot be looked at must not end the looking
+                log.exception("%s cannot be looked at", replica.address)
+            replica.looked = True
+            if all(other.looked for other in self.replicas.values()):
+                self._looked.set()
+            wait_s = self.config.poll_s
+            if replica.trust != "trusted" and not replica.gone:
+                wait_s = max(replica.rests_until - time.monotonic(), 0.01)
+            try:
+                async with asyncio.timeout(wait_s):
+                    await replica.look.wait()
+            except TimeoutError:
+                continue
+
+    async def _look(self, replica: Replica) -> None:
+        before, was = replica.engines, replica.gone
+        try:
+            held = await self.transport.held(replica.address, self.config.poll_timeout_s)
+        except ReplicaFailed as error:
+            if str(error) != replica.why:
+                log.warning("%s does not answer: %s", replica.address, error)
+            replica.why = str(error)
+            replica.silent(error.reason == "late")
+        else:
+            if was or held.engines.keys() != before.keys():
+                shards = sorted(f"{pin.of} version {pin.version} shard {pin.index} of {pin.count}" for pin in held.engines)
+                log.info("%s holds %s", replica.address, ", ".join(shards) or "nothing yet")
+            replica.why = ""
+            replica.says(held, time.monotonic())
+        if replica.engines.keys() != before.keys() or was != replica.gone:
+            self._count()
+
+    def _count(self) -> None:
+        """Count the replicas of every shard anew."""
+        counts: dict[Whole, dict[int, list[int]]] = {}
+        for replica in self.replicas.values():
+            for pin in () if replica.gone else replica.engines:
+                by_count = counts.setdefault(Whole(pin.of, pin.version, pin.digest), {})
+                by_count.setdefault(pin.count, [0] * pin.count)[pin.index] += 1
+        self._counts = counts
+        shown: dict[tuple[str, int], Sequence[int]] = {
+            (whole.of, whole.version): by_count[_fullest(by_count)] for whole, by_count in counts.items()
+        }
+        for layout in self._searched:
+            whole = layout.whole
+            shown[whole.of, whole.version] = counts.get(whole, {}).get(layout.count) or [0] * layout.count
+        self.metrics.replicas(shown)
+
+
+def _fullest(known: Mapping[int, Sequence[int]]) -> int:
+    """Of a version's layouts the one of whose shards the largest share is there."""
+    return max(known, key=lambda count: (sum(up > 0 for up in known[count]) / count, count))

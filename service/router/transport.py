@@ -1,0 +1,143 @@
+"""How the router reaches replicas of shards: what a transport must do, and what can go wrong.
+
+A replica has an address, whose form the transport alone knows: a URL for HTTP, the name of a deployment for Ray Serve. Knows neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from espalier.errors import EspalierError
+from espalier.manifest import MAX_SHARDS, ModelName
+from espalier.shards.messages import Pin
+
+Reason = Literal["connection", "late", "full", "not_served", "refused", "broken", "garbage", "mixed"]
+"""Why a replica gave no answer.
+
+connection  nobody listens, or the connection broke · late  no answer in time · full  it has too much to do, or is not ready
+not_served  it does not serve that shard of that version · refused  it finds the question wrong · broken  another status
+garbage     bytes that are no right answer · mixed  an answer of another shard or version than was asked for
+"""
+MAX_LISTED = 4096
+"""Most shards that one replica may say it has."""
+MAX_COUNTED = 1 << 16
+"""Most shards of all layouts of which one replica may say it has some: the replicas of each are counted."""
+
+
+class ReplicaFailed(EspalierError):
+    """A replica gave no answer."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class MasksWanted(EspalierError):
+    """A shard lacks masks, by their digests, and wants their bits."""
+
+    def __init__(self, digests: Sequence[str]) -> None:
+        super().__init__(f"masks wanted: {', '.join(digests)}")
+        self.digests = tuple(digests)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a replica says of itself.
+
+    process  names this start of it
+    engines  the shards that it serves, with the engine of each
+    """
+
+    process: str
+    engines: Mapping[Pin, str]
+
+
+class Transport(Protocol):
+    """Sends messages to replicas. Its coroutines run in one event loop, that of the fleet; cancelling one gives the answer up."""
+
+    async def send(self, address: str, body: bytes, timeout_s: float, headers: Mapping[str, str]) -> bytes:
+        """The body of the answer to a query (`espalier.shards.messages`).
+
+        headers  of HTTP: X-Request-Id and traceparent; others may leave them out
+        Raises ReplicaFailed, MasksWanted.
+        """
+        ...
+
+    async def addresses(self, name: str) -> Sequence[str]:
+        """The addresses of replicas that a configured one stands for now; most stand for themselves. Raises ReplicaFailed."""
+        ...
+
+    async def held(self, address: str, timeout_s: float) -> Held:
+        """The shards that a replica serves. Raises ReplicaFailed."""
+        ...
+
+    async def close(self) -> None:
+        """Free what it holds. Nothing is sent after it."""
+        ...
+
+
+class _Listed(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    of: ModelName
+    version: int = Field(ge=1, lt=1 << 63)
+    digest: str = Field(pattern="^[0-9a-f]{64}$")
+    index: int = Field(ge=0)
+    count: int = Field(ge=1, le=MAX_SHARDS)
+    engine: str = Field(max_length=64)
+    ready: bool = True
+
+
+class _Shards(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    shards: list[_Listed] = Field(max_length=MAX_LISTED)
+    process: str = Field(default="", max_length=256)
+
+
+def held_of(document: bytes | str) -> Held:
+    """What GET /internal/shards answered. Raises ReplicaFailed."""
+    try:
+        found = _Shards.model_validate_json(document)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        field = ".".join(str(part)[:32] for part in wrong["loc"])
+        raise ReplicaFailed("garbage", f"a list of shards was expected: {field or 'body'}: {wrong['msg']}") from None
+    engines = {
+        Pin(listed.of, listed.version, listed.digest, listed.index, listed.count): listed.engine
+        for listed in found.shards
+        if listed.ready and listed.index < listed.count
+    }
+    counted = sum(count for *_, count in {(pin.of, pin.version, pin.digest, pin.count) for pin in engines})
+    if counted > MAX_COUNTED:
+        raise ReplicaFailed("garbage", f"shards of layouts of {counted} shards in all, expected at most {MAX_COUNTED}")
+    return Held(found.process, engines)
+
+
+def answered(status: int, body: bytes) -> bytes:
+    """The body of an answer of status 200. Raises ReplicaFailed, MasksWanted."""
+    if status == 200:
+        return body
+    if status == 409:
+        raise MasksWanted(_digests(body))
+    reasons: Mapping[int, Reason] = {410: "not_served", 422: "refused", 429: "full", 503: "full", 504: "late"}
+    detail = f"status {status}: {body[:200].decode('utf-8', 'replace')}"
+    raise ReplicaFailed(reasons.get(status, "broken"), detail)
+
+
+def _digests(body: bytes) -> list[str]:
+    """The JSON list of digests that a shard lacks, alone or as `digests` of a problem document. Raises ReplicaFailed."""
+    found: Any
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        found = None
+    digests = found.get("digests") if isinstance(found, dict) else found
+    if not isinstance(digests, list) or not digests or not all(isinstance(digest, str) for digest in digests):
+        raise ReplicaFailed("garbage", f"digests of masks were expected: {body[:200].decode('utf-8', 'replace')}")
+    return digests

@@ -1,0 +1,135 @@
+"""A router's query checked against the shard that it is for, and as an engine takes it: in the shard's own rows and numbers.
+
+Knows messages and bundles. Does not know queues.
+
+Legend: B queries, E excluded items.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.engines.given_states import check_queries
+from espalier.errors import InvalidMessage
+from espalier.manifest import MAX_STACKED, GraphScorer
+from espalier.memory import LARGEST
+from espalier.queries import PADDING, FeaturesKind, HistoryKind, QueryBatch, TextKind
+from espalier.search import NO_ITEM, NodeMask, SearchParams
+from espalier.shards.given_memory import GivenMemory, numbers, with_levels_above
+from espalier.shards.messages import ShardQuery
+from service.errors import UnknownMasks
+from service.models.loading import LoadedModel
+from service.models.shard_version import ShardVersion
+from service.settings import Settings
+
+
+class Given(NamedTuple):
+    """The queries and the parameters of a search."""
+
+    queries: QueryBatch
+    params: SearchParams
+
+
+def check(query: ShardQuery, model: LoadedModel, shard: ShardVersion, settings: Settings) -> int:
+    """How many results the answer may hold. Raises InvalidMessage where the query asks for more than the limits, or says too much."""
+    search, batch = model.bundle.manifest.search, len(query.queries)
+    for name, array, most in (
+        ("beam_size", query.beam_size_B, search.max_beam_size),
+        ("m", query.m_B, max(search.max_m, MAX_STACKED)),  # a router orders the best MAX_STACKED anew
+    ):
+        if array.min() < 1 or array.max() > most:
+            raise InvalidMessage(name, int(array.max() if array.max() > most else array.min()), f"from 1 to {most}")
+    if batch > settings.max_queries:
+        raise InvalidMessage("queries", f"{batch} queries", f"at most {settings.max_queries}")
+    if query.trace and batch > settings.max_explained:
+        raise InvalidMessage("trace", f"{batch} queries", f"at most {settings.max_explained} queries with a trace")
+    most_masks = min(batch, max(1, settings.mask_cache_bytes // shard.local.mask_bytes))
+    if len(query.sent_masks) > most_masks:
+        raise InvalidMessage("sent", f"{len(query.sent_masks)} masks", f"at most {most_masks}")
+    values = batch * max(int(query.m_B.max()), int(query.beam_size_B.max()) if query.frontier else 0)
+    if values > settings.max_search_values:
+        raise InvalidMessage("m", f"{values} results", f"at most {settings.max_search_values} in one answer")
+    return values
+
+
+def given(query: ShardQuery, model: LoadedModel, shard: ShardVersion) -> Given:
+    """The search of a query that was checked. Raises InvalidInput, and UnknownMasks where the shard lacks masks."""
+    bundle, items = model.bundle, shard.info.items
+    exclude_BE = query.exclude_BE
+    if exclude_BE is not None:
+        if exclude_BE.size and (exclude_BE.min() < NO_ITEM or exclude_BE.max() >= items):
+            bad = int(exclude_BE.max() if exclude_BE.max() >= items else exclude_BE.min())
+            raise InvalidMessage("exclude", bad, f"item rows from 0 to {items - 1}, or {NO_ITEM} as padding")
+        exclude_BE = shard.local.rows(exclude_BE)
+    params = SearchParams(
+        query.beam_size_B,
+        query.m_B,
+        exclude_BE,
+        trace=query.trace,
+        mask_B=_masks(query, shard),
+        frontier=query.frontier,
+        states_BLS=query.states_BLS,
+    )
+    if isinstance(bundle.manifest.scorer, GraphScorer):
+        return _of_graphs(query, model, shard, params)
+    queries = _of_kind(query.queries, model)
+    for name, found in (("states", query.states_BLS), ("memory", query.memory)):
+        if found is not None:
+            raise InvalidMessage(name, "arrays", "none, because the model has linear scorers")
+    for tree, chunks in bundle.trees:
+        chunks.check_sizes(queries.features, bundle.manifest.ranking, tree.height)
+    return Given(queries, params)
+
+
+def _of_graphs(query: ShardQuery, model: LoadedModel, shard: ShardVersion, params: SearchParams) -> Given:
+    """A query with states, and with a memory where the bundle has one."""
+    bundle, queries = model.bundle, _of_kind(query.queries, model)
+    if query.states_BLS is None:
+        raise InvalidMessage("states", None, "query states, because a shard cannot encode what it does not hold")
+    remembers = bundle.memory is not None and query.memory is None
+    if isinstance(queries.kind, HistoryKind) and not remembers:  # nobody reads them
+        queries = QueryBatch(queries.kind, np.full(queries.array.shape, PADDING, np.int64))
+    if query.memory is not None:
+        if bundle.memory is None:
+            raise InvalidMessage("memory", "arrays", "none, because the model has no memory")
+        most = LARGEST / 2 / bundle.memory.key_weight
+        if query.memory.values.max(initial=0) > most:
+            raise InvalidMessage("memory.values", float(query.memory.values.max()), f"at most {most:g}")
+        lists = with_levels_above(bundle.tree, shard.local.memory(query.memory))
+        params = replace(params, memory=GivenMemory(lists))
+        queries = QueryBatch(queries.kind, numbers(*queries.array.shape))
+    check_queries(bundle, queries, params, shard.info.items if remembers else None)
+    return Given(queries, params)
+
+
+def _of_kind(queries: QueryBatch, model: LoadedModel) -> QueryBatch:
+    """The queries as of the model's kind. Raises InvalidMessage."""
+    kind = model.bundle.manifest.query
+    same = FeaturesKind(width=kind.width) if isinstance(kind, FeaturesKind | TextKind) else kind
+    if queries.kind != same:
+        raise InvalidMessage("kind", str(queries.kind), str(same))
+    return QueryBatch(kind, queries.rows)
+
+
+def _masks(query: ShardQuery, shard: ShardVersion) -> tuple[NodeMask | None, ...] | None:
+    """Each query's mask; queries of one digest share it."""
+    if query.masks is None:
+        return None
+    held = {digest: shard.masks.get(digest) for digest in query.masks if digest is not None}
+    for digest, bits in query.sent_masks.items():
+        if held.get(digest) is None:
+            held[digest] = shard.masks.put(digest, shard.local.mask(bits))
+    if None in held.values():  # another worker may answer next, which lacks others: whatever was not sent is asked for
+        raise UnknownMasks([digest for digest in held if digest not in query.sent_masks])
+    return tuple(None if digest is None else held[digest] for digest in query.masks)
+
+
+def is_small(query: ShardQuery, most: int) -> bool:
+    """Whether a query is quickly checked: few numbers, and no mask to unpack."""
+    arrays: list[NDArray[np.generic] | None] = [query.states_BLS, query.exclude_BE]
+    numbers = sum(array.size for array in arrays if array is not None) + (0 if query.memory is None else len(query.memory.nodes))
+    return not query.sent_masks and numbers <= most

@@ -1,0 +1,118 @@
+"""A router's search of a shard: the body of a query in, the body of an answer out.
+
+Knows messages, versions and their queues. Does not know HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, ParamSpec, TypeVar
+
+from espalier.errors import EspalierError, InvalidInput
+from espalier.shards.messages import ShardAnswer, ShardQuery, decode_query, encode_answer
+from service.batching.parts import Answer
+from service.errors import DeadlinePassed, NotReady, NotServed, QueueFull, UnknownMasks
+from service.models.loading import LoadedModel
+from service.models.registry import Registry
+from service.models.shard_version import ShardVersion
+from service.shards.given import check, given, is_small
+from service.watch.metrics import STAGES
+
+P = ParamSpec("P")
+T = TypeVar("T")
+INLINE_BYTES, INLINE_NUMBERS = 1 << 16, 1 << 14
+"""Bodies and arrays up to this size are handled on the event loop. Larger ones would keep other searches waiting, and go to a thread."""
+LATE = "The deadline passed before the answer was there."
+_REASONS: tuple[tuple[type[Exception], str], ...] = (
+    (UnknownMasks, "unknown_masks"),
+    (NotServed, "not_served"),
+    (InvalidInput, "invalid"),
+    (QueueFull, "full"),
+    (DeadlinePassed, "late"),
+    (NotReady, "not_ready"),
+)
+
+
+class Searched(NamedTuple):
+    """The body of an answer, and for logs and traces what was searched and the milliseconds of its stages."""
+
+    body: bytes
+    model: str
+    version: int
+    queries: int
+    m: int
+    beam_size: int
+    stages_ms: Mapping[str, float]
+
+
+async def answer_search(registry: Registry, body: bytes) -> bytes:
+    """The answer to a query of a router; both are bodies as `espalier.shards.messages` has them. Raises as `search`."""
+    return (await search(registry, body, time.perf_counter())).body
+
+
+async def search(registry: Registry, body: bytes, began: float) -> Searched:
+    """The answer to a query of a router.
+
+    began  point of time.perf_counter() from which the query's deadline counts
+    Raises InvalidInput, UnknownMasks, NotServed, QueueFull, DeadlinePassed, NotReady, EngineFailed. Cancelling takes the queries out of
+    the queue.
+    """
+    try:
+        return await _search(registry, body, began)
+    except EspalierError as error:
+        reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "failed")
+        registry.shards.metrics.shard_refused(reason)
+        raise
+
+
+async def _search(registry: Registry, body: bytes, began: float) -> Searched:
+    if registry.draining:
+        raise NotReady("The service is shutting down.")
+    started = time.perf_counter()
+    query = await _run(len(body) <= INLINE_BYTES, decode_query, body)
+    model, shard = registry.shards.find(query.pin)
+    deadline = began + min(query.timeout_ms, registry.shards.settings.max_timeout_ms) / 1e3
+    values = check(query, model, shard, registry.shards.settings)
+    with registry.shards.room(values):
+        model.batcher.check_room(len(query.queries))
+        queries, params = await _run(is_small(query, INLINE_NUMBERS), given, query, model, shard)
+        if query.sent_masks:
+            registry.shards.metrics.shard_masks(model.name, model.version, shard.masks.bytes)
+        if params.trace:
+            await asyncio.to_thread(model.engine.prepare, params)
+        submitted = time.perf_counter()
+        answer = await model.batcher.search(queries, params, deadline)
+        answered = time.perf_counter()
+        written = await _run(not params.trace and values <= INLINE_NUMBERS, _written, query, model, shard, answer)
+    done = time.perf_counter()
+    if done > deadline:
+        raise DeadlinePassed(LATE)
+    stages_s = max(answered - submitted - answer.engine_s, 0.0), submitted - started, answer.engine_s, done - answered
+    _count(registry, model, answer, stages_s, done - began)
+    stages_ms = {stage: round(seconds * 1e3, 4) for stage, seconds in zip(STAGES, stages_s, strict=False)}
+    return Searched(written, model.name, model.version, len(queries), int(query.m_B.max()), answer.beam_size, stages_ms)
+
+
+def _written(query: ShardQuery, model: LoadedModel, shard: ShardVersion, answer: Answer) -> bytes:
+    result = shard.local.whole(answer.result)
+    return encode_answer(ShardAnswer(query.pin, result, model.engine.name, answer.engine_s * 1e3, answer.batch))
+
+
+def _count(registry: Registry, model: LoadedModel, answer: Answer, stages_s: tuple[float, ...], seconds: float) -> None:
+    """Count an answered search. stages_s: of the first STAGES, encoding being what is done before the queue."""
+    complete_B = answer.result.complete_B
+    model.metrics.retrieved(
+        stages_s,
+        answer.engine_s / answer.batch,
+        answer.beam_size,
+        queries=len(complete_B),
+        incomplete=len(complete_B) - int(complete_B.sum()),
+    )
+    registry.shards.metrics.shard_searched(model.name, seconds)
+
+
+async def _run(inline: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of some work, done in a thread where it would hold up the event loop."""
+    return work(*args, **kwargs) if inline else await asyncio.to_thread(work, *args, **kwargs)

@@ -1,0 +1,169 @@
+"""A router and its shards inside the test's process, without sockets; replicas can be told to misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from espalier.bundle import Bundle
+from espalier.engines import open_engine
+from espalier.errors import InvalidInput
+from service.errors import ServiceError, UnknownMasks
+from service.models.loading import EngineSource
+from service.models.registry import Registry
+from service.router.app import create_router
+from service.router.config import RouterConfig
+from service.router.transport import Held, ReplicaFailed, answered, held_of
+from service.settings import Settings
+from service.shards.search import answer_search
+from service.watch.metrics import Metrics
+from tests.service.router.waiting import PATIENCE_S
+from tests.service.running import BUILDING, Client, Json, Running, started
+from tests.service.shards.cutting import cut
+from tests.waiting import until
+
+Fault = Callable[[bytes], Any]
+"""The body of a query → what the replica does instead: raises, sleeps (a coroutine), or answers bytes; None: it answers as it should."""
+
+
+@dataclass
+class LocalTransport:
+    """Calls registries of this process.
+
+    faults  by address · hung: addresses that answer nothing at all · mute: that answer no looks · dead: where nobody listens
+    names   the addresses that a configured one stands for; others stand for themselves
+    sent    address, body and headers of every query
+    """
+
+    registries: dict[str, Registry]
+    faults: dict[str, Fault] = field(default_factory=dict)
+    hung: set[str] = field(default_factory=set)
+    mute: set[str] = field(default_factory=set)
+    dead: set[str] = field(default_factory=set)
+    names: dict[str, Sequence[str]] = field(default_factory=dict)
+    sent: list[tuple[str, bytes, Mapping[str, str]]] = field(default_factory=list)
+
+    async def addresses(self, name: str) -> Sequence[str]:
+        return self.names.get(name, (name,))
+
+    async def send(self, address: str, body: bytes, timeout_s: float, headers: Mapping[str, str]) -> bytes:
+        self.sent.append((address, body, headers))
+        await self._reached(address, timeout_s)
+        if address in self.faults:
+            found = self.faults[address](body)
+            found = await found if asyncio.iscoroutine(found) else found
+            if found is not None:
+                return bytes(found)
+        return answered(*await self._answer(address, body))
+
+    async def _answer(self, address: str, body: bytes) -> tuple[int, bytes]:
+        try:
+            return 200, await answer_search(self.registries[address], body)
+        except UnknownMasks as error:
+            return error.status, orjson.dumps(error.digests)
+        except InvalidInput as error:
+            return 422, str(error).encode()
+        except ServiceError as error:
+            return error.status, str(error).encode()
+
+    async def held(self, address: str, timeout_s: float) -> Held:
+        await self._reached(address, timeout_s)
+        if address in self.mute:
+            raise ReplicaFailed("late", f"{address} lets looks wait")
+        shards = self.registries[address].shards
+        return held_of(orjson.dumps({"shards": shards.described(), "process": shards.process}))
+
+    async def _reached(self, address: str, timeout_s: float) -> None:
+        if address in self.dead:
+            raise ReplicaFailed("connection", f"{address} is dead")
+        if address in self.hung:
+            await asyncio.sleep(timeout_s)
+            raise ReplicaFailed("late", f"{address} hangs")
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass
+class Cluster:
+    """A router in front of shards, with `transport` between them."""
+
+    router: Running
+    transport: LocalTransport
+    app: Any
+
+    @property
+    def client(self) -> Client:
+        return self.router.client
+
+    def retrieve(self, **body: Any) -> Json:
+        return self.router.retrieve(**body)
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's series."""
+        return sum(float(value) for found, _, value in self.app.state.service.metrics.samples() if found == name)
+
+
+def serve_shards(folder: Path, **settings: Any) -> Registry:
+    """A registry that serves a folder of shards."""
+    opener = partial(open_engine, device="cpu")
+    engines = EngineSource(lambda bundle, device, engine, threads, precision: opener(bundle, engine=engine))
+    registry = Registry(Settings(models=folder, max_queue_ms=10_000.0, **settings), Metrics(), engines)
+    registry.start_loading()
+    assert registry.wait_until_loaded(PATIENCE_S)
+    assert not registry.not_ready()
+    return registry
+
+
+@contextmanager
+def cluster(
+    models: Path,
+    folders: Mapping[str, Path],
+    config: Mapping[str, Any] | None = None,
+    of_shards: Mapping[str, Any] | None = None,
+    ready: bool = True,
+    **settings: Any,
+) -> Iterator[Cluster]:
+    """A router over a models folder, and a registry for each of the folders of shards, by name.
+
+    config     of the router · of_shards, settings: of the services
+    ready      wait until the router is
+    """
+    with ExitStack() as ends:
+        registries = {address: serve_shards(folder, **(of_shards or {})) for address, folder in folders.items()}
+        transport = LocalTransport(registries)
+        chosen = {"poll_s": 0.05, "poll_timeout_s": 0.2} | dict(config or {}) | {"shards": [f"http://{name}" for name in folders]}
+        named = {f"http://{name}": registry for name, registry in registries.items()}
+        transport.registries = named
+        with BUILDING:
+            app = create_router(Settings(models=models, max_queue_ms=10_000.0, **settings), RouterConfig(**chosen), transport)
+        client = ends.enter_context(started(app))
+        registry = app.state.service.registry
+        registry.wait_until_loaded()
+        if ready:
+            until(lambda: not registry.not_ready())
+        try:
+            yield Cluster(Running(client, app, {}), transport, app)
+        finally:
+            for one in registries.values():
+                asyncio.run(one.drain(1.0))
+
+
+def shard_folders(whole: Bundle, folder: Path, count: int, replicas: int = 1) -> dict[str, Path]:
+    """A folder for each replica of each shard: names like `0-0`."""
+    cut(whole, folder / "together", count)
+    found = {}
+    for index in range(count):
+        alone = folder / f"alone-{index}"
+        alone.mkdir(parents=True)
+        (alone / str(index)).symlink_to((folder / "together" / str(index)).absolute(), target_is_directory=True)
+        for replica in range(replicas):
+            found[f"shard-{index}-{replica}"] = alone
+    return found

@@ -1,0 +1,137 @@
+"""The engine over shards finds what one of the whole bundle finds: of one shard whatever the beam, of more where the beam holds all.
+
+Weights are integers, so results are equal to the bit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from espalier.bundle import Bundle
+from espalier.checks.random_bundles import Rng, random_queries
+from espalier.checks.random_live import random_state
+from espalier.engines import open_live_engine
+from espalier.engines.live.engine import LiveSearch
+from espalier.live.masks import live_mask
+from espalier.live.state import LiveState
+from espalier.masks.eligibility import forest_mask
+from espalier.queries import HistoryKind, QueryBatch
+from espalier.search import NO_ITEM, SearchParams, SearchResult
+from service.router.config import RouterConfig
+from service.router.fleet import Fleet
+from service.router.metrics import RouterMetrics
+from service.router.opening import ShardedEngines
+from service.watch.metrics import Metrics
+from tests.espalier.test_stacking import with_stacking
+from tests.service.router.cluster import LocalTransport, serve_shards
+from tests.service.router.waiting import PATIENCE_S
+from tests.service.shards.cutting import KINDS, cut, whole_bundle
+
+BATCH, EVERYTHING = 5, 64
+EXACT = ("item_rows_BM", "count_B", "complete_B", "finite_B")
+ROUNDED = ("ranks_BM", "keys_BM", "scores_BM")
+"""Logarithms of one engine and of another may differ in the last bit, in forests and under log activation."""
+
+
+@contextmanager
+def sharded(whole: Bundle, folder: Path, count: int) -> Iterator[LiveSearch]:
+    """The engine of a router over the shards of a bundle."""
+    cut(whole, folder, count)
+    registry = serve_shards(folder)
+    config = RouterConfig(shards=("http://all",), poll_s=0.05)
+    fleet = Fleet(LocalTransport({"http://all": registry}), config.shards, config, RouterMetrics(Metrics()))
+    fleet.start()
+    try:
+        assert fleet.wait_until_looked(PATIENCE_S)
+        yield cast(LiveSearch, ShardedEngines(fleet).open(whole, "auto", None, 1, "float32"))
+    finally:
+        fleet.close()
+        asyncio.run(registry.drain(1.0))
+
+
+def queries_of(rng: Rng, state: LiveState) -> QueryBatch:
+    """Queries in whose histories live items stand, too."""
+    queries = random_queries(rng, state.bundle, BATCH)
+    if isinstance(queries.kind, HistoryKind):
+        array = queries.array.copy()
+        known = np.flatnonzero(rng.random(array.shape).ravel() < 0.4)
+        array.ravel()[known] = rng.integers(0, state.bundle.manifest.tree.items + state.table.handles, len(known))
+        return QueryBatch(queries.kind, array)
+    return queries
+
+
+def params_of(rng: Rng, state: LiveState, beam_size: int | None) -> SearchParams:
+    """Several beams and m in a call, filters of trained and live items, exclusions, frozen queries, with and without a trace."""
+    overlay, trees = state.overlay(), [alone.tree for alone in state.bundle.alone]
+    beam_size_B = rng.integers(1, 12, BATCH) if beam_size is None else np.full(BATCH, beam_size)
+    passing_I, passing_R = rng.random(overlay.items) < 0.4, rng.random(overlay.handles) < 0.5
+    own = overlay.item_R < overlay.items
+    passing_R[own] = passing_I[overlay.item_R[own]]
+    mask = live_mask(trees, overlay, forest_mask(trees, passing_I), passing_R)
+    exclude_BE = rng.integers(0, overlay.items + overlay.handles, (BATCH, 12))
+    exclude_BE[rng.random(exclude_BE.shape) < 0.3] = NO_ITEM
+    frozen_B = rng.random(BATCH) < 0.3
+    exclude_BE[frozen_B] = np.where(exclude_BE[frozen_B] < overlay.items, exclude_BE[frozen_B], NO_ITEM)
+    params = SearchParams(beam_size_B, rng.integers(1, 30, BATCH), exclude_BE, trace=bool(rng.random() < 0.5), frozen_B=frozen_B)
+    return replace(params, mask_B=tuple(mask if b % 2 and not frozen_B[b] else None for b in range(BATCH)))
+
+
+def assert_same(found: SearchResult, expected: SearchResult) -> None:
+    for name in EXACT:
+        assert_array_equal(getattr(found, name), getattr(expected, name), name)
+    for name in ROUNDED:
+        assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-5, err_msg=name)
+    assert (found.trace is None) == (expected.trace is None)
+    for one, other in zip(found.traces, expected.traces, strict=True):
+        by_level = {level.level: level for level in other}
+        assert one[-1].level == other[-1].level
+        for level in one:
+            for nodes in ("nodes_BK", "candidates_BC"):
+                mine, theirs = getattr(level, nodes), getattr(by_level[level.level], nodes)
+                for b in range(BATCH):
+                    assert mine[b][mine[b] >= 0].tolist() == theirs[b][theirs[b] >= 0].tolist(), (level.level, nodes)
+
+
+@pytest.mark.parametrize(("count", "beam_size"), [(1, None), (3, EVERYTHING)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_search_over_shards_is_one_of_the_whole_bundle_with_live_items_too(
+    tmp_path: Path, kind: str, count: int, beam_size: int | None
+) -> None:
+    whole = whole_bundle(tmp_path / "models", kind, seed=5 + count)
+    rng = np.random.default_rng(count)
+    with sharded(whole, tmp_path / "shards", count) as engine:
+        oracle = open_live_engine(whole, "cpu")
+        for state in (None, random_state(rng, whole), random_state(rng, whole, new=20, deleted=0, changed=0)):
+            overlay = None if state is None else state.overlay()
+            engine.set_overlay(overlay)
+            oracle.set_overlay(overlay)
+            queries = random_queries(rng, whole, BATCH) if state is None else queries_of(rng, state)
+            params = params_of(rng, state or LiveState(whole), beam_size)
+            for knobs in (params, replace(params, mask_B=None), replace(params, exclude_BE=None, mask_B=None, frozen_B=None)):
+                found = engine.search(queries, knobs)
+                assert_same(found, oracle.search(queries, knobs))
+                assert found.coverage is not None
+                assert found.coverage.answered_BS.all()
+
+
+@pytest.mark.parametrize("trees", [1, 2])
+def test_stacking_orders_what_shards_found(tmp_path: Path, trees: int) -> None:
+    whole, _ = with_stacking(tmp_path / "models", seed=3, trees=trees)
+    queries = random_queries(np.random.default_rng(0), whole, BATCH, integer=False)
+    params = SearchParams.uniform(BATCH, EVERYTHING, 9)
+    with sharded(whole, tmp_path / "shards", 3) as engine:
+        oracle = open_live_engine(whole, "cpu")
+        for knobs in (params, replace(params, unstacked=True)):
+            found, expected = engine.search(queries, knobs), oracle.search(queries, knobs)
+            assert_array_equal(found.item_rows_BM, expected.item_rows_BM)
+            assert_allclose(found.keys_BM, expected.keys_BM, rtol=1e-4, atol=1e-5)
+            assert found.coverage is not None

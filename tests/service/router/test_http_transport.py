@@ -1,0 +1,177 @@
+"""The router over HTTP: kept connections, replicas that break, hang or say something else, and names that stand for several."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from service.router.config import RouterConfig
+from service.router.http_transport import HttpTransport
+from service.router.transport import MasksWanted, ReplicaFailed
+
+
+class Server:
+    """A server of the test. connections: how many were made; heads: of every request."""
+
+    def __init__(self, *answers: bytes | None) -> None:
+        """answers: one for each request of a connection, the last for all others; None: it closes the connection."""
+        self.answers, self.connections, self.address = answers, 0, ""
+        self.heads: list[bytes] = []
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            count = 0
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                self.heads.append(head)
+                length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+                body = await reader.readexactly(length)
+                answer = self.answers[min(count, len(self.answers) - 1)]
+                count += 1
+                if answer is None:
+                    break
+                writer.write(answer.replace(b"BODY", body))
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: x\r\ncontent-length: 4\r\n\r\nBODY"
+
+
+@asynccontextmanager
+async def serving(*answers: bytes | None, **config: float) -> AsyncIterator[tuple[Server, HttpTransport]]:
+    server = Server(*answers)
+    listening = await asyncio.start_server(server.talk, "127.0.0.1", 0)
+    host, port = listening.sockets[0].getsockname()[:2]
+    server.address = f"http://{host}:{port}"
+    transport = HttpTransport(RouterConfig.model_validate({"shards": (server.address,), "key": "a-key-of-routers"} | config))
+    async with listening:
+        try:
+            yield server, transport
+        finally:
+            await transport.close()
+
+
+def test_a_connection_is_kept_and_carries_the_key_and_the_origin_of_a_query() -> None:
+    async def scenario() -> None:
+        async with serving(OK) as (server, transport):
+            for body in (b"abcd", b"efgh"):
+                assert await transport.send(server.address, body, 5, {"X-Request-Id": "r-1\r\nEvil: 1"}) == body
+            assert server.connections == 1
+            head = server.heads[0].decode()
+            assert head.startswith("POST /internal/search HTTP/1.1\r\n")
+            assert "Authorization: Bearer a-key-of-routers\r\n" in head
+            assert "X-Request-Id: r-1Evil:1\r\n" in head
+
+    asyncio.run(scenario())
+
+
+def test_a_kept_connection_that_was_closed_meanwhile_is_made_anew() -> None:
+    async def scenario() -> None:
+        async with serving(OK, None) as (server, transport):
+            for _ in range(3):
+                assert await transport.send(server.address, b"abcd", 5, {}) == b"abcd"
+            assert server.connections == 3
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (None, "connection"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 400\r\n\r\nabc", "late"),
+        (b"SSH-2.0-OpenSSH_9\r\n\r\n", "garbage"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nabcd\r\n0\r\n\r\n", "garbage"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n", "garbage"),
+        (b"x" * 20_000, "garbage"),
+        (b"HTTP/1.1 410 Gone\r\ncontent-length: 0\r\n\r\n", "not_served"),
+        (b"HTTP/1.1 422 No\r\ncontent-length: 0\r\n\r\n", "refused"),
+        (b"HTTP/1.1 429 Full\r\ncontent-length: 0\r\n\r\n", "full"),
+        (b"HTTP/1.1 503 Not ready\r\ncontent-length: 0\r\n\r\n", "full"),
+        (b"HTTP/1.1 504 Late\r\ncontent-length: 0\r\n\r\n", "late"),
+        (b"HTTP/1.1 500 Broken\r\ncontent-length: 0\r\n\r\n", "broken"),
+        (b"HTTP/1.1 302 Elsewhere\r\nlocation: http://127.0.0.1/\r\ncontent-length: 0\r\n\r\n", "broken"),
+        (b"HTTP/1.1 409 Masks\r\ncontent-length: 2\r\n\r\n[]", "garbage"),
+    ],
+)
+def test_every_way_to_fail_has_a_reason(answer: bytes | None, reason: str) -> None:
+    async def scenario() -> None:
+        async with serving(answer) as (server, transport):
+            with pytest.raises(ReplicaFailed) as failed:
+                await transport.send(server.address, b"abcd", 0.3, {})
+            assert failed.value.reason == reason
+
+    asyncio.run(scenario())
+
+
+def test_a_huge_list_of_shards_is_not_read() -> None:
+    async def scenario() -> None:
+        async with serving(b"HTTP/1.1 200 OK\r\ncontent-length: 5000000\r\n\r\n") as (server, transport):
+            with pytest.raises(ReplicaFailed) as failed:
+                await transport.held(server.address, 5)
+            assert failed.value.reason == "garbage"
+
+    asyncio.run(scenario())
+
+
+def test_nobody_who_listens_is_a_failed_connection() -> None:
+    async def scenario() -> None:
+        async with serving(OK) as (server, transport):
+            pass
+        with pytest.raises(ReplicaFailed) as failed:
+            await transport.held(server.address, 1)
+        assert failed.value.reason == "connection"
+
+    asyncio.run(scenario())
+
+
+def test_masks_that_a_shard_lacks_are_named() -> None:
+    async def scenario() -> None:
+        async with serving(b'HTTP/1.1 409 Masks\r\ncontent-length: 9\r\n\r\n["a","b"]') as (server, transport):
+            with pytest.raises(MasksWanted) as wanted:
+                await transport.send(server.address, b"", 5, {})
+            assert wanted.value.digests == ("a", "b")
+
+    asyncio.run(scenario())
+
+
+def test_connections_to_one_address_are_bounded() -> None:
+    async def scenario() -> None:
+        async with serving(b"HTTP/1.1 200 OK\r\n", connections=2) as (server, transport):
+            sent = [asyncio.create_task(transport.send(server.address, b"", 0.3, {})) for _ in range(3)]
+            found = await asyncio.gather(*sent, return_exceptions=True)
+            assert sorted(error.reason for error in found if isinstance(error, ReplicaFailed)) == ["full", "late", "late"]
+
+    asyncio.run(scenario())
+
+
+def test_an_exchange_that_is_given_up_leaves_no_connection_behind() -> None:
+    async def scenario() -> None:
+        async with serving(OK) as (server, transport):
+            giving_up = asyncio.create_task(transport.send(server.address, b"abcd", 5, {}))
+            await asyncio.sleep(0)
+            giving_up.cancel()
+            await asyncio.gather(giving_up, return_exceptions=True)
+            assert await transport.send(server.address, b"efgh", 5, {}) == b"efgh"
+
+    asyncio.run(scenario())
+
+
+def test_a_name_may_stand_for_several_addresses() -> None:
+    async def scenario() -> None:
+        transport = HttpTransport(RouterConfig(shards=("dns+http://localhost:8001",)))
+        assert set(await transport.addresses("dns+http://localhost:8001")) <= {"http://127.0.0.1:8001", "http://[::1]:8001"}
+        assert await transport.addresses("http://localhost:8001") == ("http://localhost:8001",)
+        with pytest.raises(ReplicaFailed) as failed:
+            await transport.addresses("dns+http://nobody.invalid:8001")
+        assert failed.value.reason == "connection"
+
+    asyncio.run(scenario())

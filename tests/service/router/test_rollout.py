@@ -1,0 +1,107 @@
+"""Versions wait for their shards, are served when all are there, and never meet in one answer."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+from espalier.bundle import Bundle
+from tests.service.router.cluster import cluster, serve_shards, shard_folders
+from tests.service.running import Json
+from tests.service.shards.cutting import cut, whole_bundle
+from tests.waiting import until
+
+QUERY: Json = {"queries": [{"history": ["item-1"]}], "m": 40, "beam_size": 64}
+
+
+def test_a_version_waits_until_every_shard_is_there(tmp_path: Path) -> None:
+    whole = whole_bundle(tmp_path / "models")
+    folders = shard_folders(whole, tmp_path / "shards", 2)
+    with cluster(tmp_path / "models", {"shard-0-0": folders["shard-0-0"]}, ready=False) as shards:
+        answer = shards.client.get("/readyz")
+        assert answer.status_code == 503
+        assert answer.json()["reasons"] == ["books version 1: loading: waiting for shard 1 of 2"]
+        assert shards.client.post("/retrieve", json=QUERY).status_code == 503
+        late = shards.transport.registries["http://late"] = serve_shards(folders["shard-1-0"])
+        shards.transport.names["http://shard-0-0"] = ["http://shard-0-0", "http://late"]
+        until(lambda: shards.client.get("/readyz").status_code == 200)
+        assert shards.retrieve(**QUERY)["coverage"]["answered"] == 2
+        asyncio.run(late.drain(1.0))
+
+
+def test_shards_of_another_bundle_do_not_count(tmp_path: Path) -> None:
+    whole_bundle(tmp_path / "models")
+    other = whole_bundle(tmp_path / "elsewhere", seed=9)
+    with cluster(tmp_path / "models", shard_folders(other, tmp_path / "shards", 2), ready=False) as shards:
+        (reason,) = shards.client.get("/readyz").json()["reasons"]
+        assert "digest differs" in reason
+
+
+def test_the_next_version_serves_when_its_shards_do_and_no_answer_mixes_two(tmp_path: Path) -> None:
+    first = whole_bundle(tmp_path / "models", version=1)
+    second = whole_bundle(tmp_path / "published", version=2, seed=6)
+    cut(first, tmp_path / "shards", 2)
+    with cluster(tmp_path / "models", {"all": tmp_path / "shards"}, of_shards={"poll_s": 0.1}, poll_s=0.1) as shards:
+        expected = {1: shards.retrieve(**QUERY)["results"]}
+        found: list[Json] = []
+        publish(second, tmp_path / "models")
+        until(lambda: "waiting" in str(shards.client.get("/models").json()))
+        assert shards.retrieve(**QUERY)["version"] == 1
+        cut(second, tmp_path / "hidden", 2)
+        for index in ("0", "1"):
+            shutil.move(tmp_path / "hidden" / index / "2", tmp_path / "shards" / index / "2")
+            found.append(shards.retrieve(**QUERY))
+
+        def is_new() -> bool:
+            found.append(shards.retrieve(**QUERY))
+            return bool(found[-1]["version"] == 2)
+
+        until(is_new)
+        expected[2] = found[-1]["results"]
+        assert expected[1] != expected[2]
+        assert all(answer["results"] == expected[answer["version"]] for answer in found)
+        assert all(answer["coverage"]["items"] == 1 for answer in found)
+        assert shards.metric("espalier_router_mixed_total") == 0
+
+
+def test_a_router_over_a_folder_of_shards_says_so(tmp_path: Path) -> None:
+    cut(whole_bundle(tmp_path / "models"), tmp_path / "shards", 2)
+    with cluster(tmp_path / "shards", {"all": tmp_path / "shards"}, ready=False) as shards:
+        until(lambda: "shard 0 of 2; a router opens the whole bundle, books" in shards.client.get("/models").text)
+
+
+def test_the_metric_is_of_the_layout_that_is_searched(tmp_path: Path) -> None:
+    whole = whole_bundle(tmp_path / "models")
+    cut(whole, tmp_path / "three", 3)
+    shutil.rmtree(tmp_path / "three" / "2")
+    with cluster(tmp_path / "models", shard_folders(whole, tmp_path / "shards", 2)) as shards:
+        three = shards.transport.registries["http://three"] = serve_shards(tmp_path / "three")
+        shards.transport.names["http://shard-0-0"] = ["http://three"]
+
+        def up() -> dict[str, float]:
+            samples = shards.app.state.service.metrics.samples()
+            return {labels["shard"]: float(value) for name, labels, value in samples if name == "espalier_router_replicas"}
+
+        until(lambda: up() == {"0": 0, "1": 1})
+        asyncio.run(three.drain(1.0))
+
+
+def test_a_version_that_is_cut_into_another_number_is_opened_anew(tmp_path: Path) -> None:
+    whole = whole_bundle(tmp_path / "models")
+    cut(whole, tmp_path / "three", 3)
+    with cluster(tmp_path / "models", shard_folders(whole, tmp_path / "shards", 2)) as shards:
+        before = shards.retrieve(**QUERY)
+        three = shards.transport.registries["http://three"] = serve_shards(tmp_path / "three")
+        shards.transport.names["http://shard-0-0"] = shards.transport.names["http://shard-1-0"] = ["http://three"]
+        until(lambda: shards.client.post("/retrieve", json=QUERY).json().get("coverage", {}).get("shards") == 3)
+        after = shards.retrieve(**QUERY)
+        assert after["coverage"] == {"items": 1.0, "shards": 3, "answered": 3, "missing": []}
+        assert after["version"] == before["version"]
+        assert shards.client.get("/readyz").status_code == 200
+        asyncio.run(three.drain(1.0))
+
+
+def publish(bundle: Bundle, models: Path) -> None:
+    shutil.copytree(bundle.path, models / "books" / ".new")
+    (models / "books" / ".new").rename(models / "books" / str(bundle.manifest.version))
