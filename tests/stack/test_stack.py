@@ -191,7 +191,7 @@ def stack(images: Images, tmp_path_factory: pytest.TempPathFactory, say: Say) ->
         say(f"from `up` with an empty volume to ready: {stack.up():.1f} s")
         yield stack
     finally:
-        stack.compose("--profile", "load", "--profile", "train", "down", "-v", "--timeout", "5", check=False)
+        stack.compose("--profile", "load", "--profile", "shards", "--profile", "train", "down", "-v", "--timeout", "5", check=False)
 
 
 def image_of(service: str) -> str:
@@ -233,7 +233,7 @@ def offline_stack(images: Images, pulled: dict[str, bool], folder: Path) -> Stac
     return stack
 
 
-PORTS = ("SERVICE_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT", "LOCUST_PORT")
+PORTS = ("SERVICE_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT", "LOCUST_PORT", "ROUTER_PORT")
 
 
 def free_ports(count: int) -> list[int]:
@@ -244,8 +244,8 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def retrieved(stack: Stack) -> Any:
-    status, text = ask(stack.engine, stack.url("SERVICE_PORT", "/retrieve"), QUERY)
+def retrieved(stack: Stack, port: str = "SERVICE_PORT") -> Any:
+    status, text = ask(stack.engine, stack.url(port, "/retrieve"), QUERY)
     assert status == 200, text
     return json.loads(text)
 
@@ -343,6 +343,53 @@ def test_locust_shows_its_web_page(stack: Stack) -> None:
         assert "Locust" in ask(stack.engine, stack.url("LOCUST_PORT", "/"))[1]
     finally:
         stack.compose("--profile", "load", "rm", "--stop", "--force", "load")
+
+
+@pytest.fixture(scope="module")
+def sharded(stack: Stack, say: Say) -> Iterator[Stack]:
+    """The profile `shards`, up beside the rest: two shards in two replicas, and the router."""
+    begin = time.monotonic()
+    services = ["router", "sharder", "shard-0", "shard-1"]
+    stack.compose("--profile", "shards", "up", "-d", "--no-build", *services)
+    try:
+        # Each shard compiles its engine, all at the same time.
+        stack.wait_for(lambda: ask(stack.engine, stack.url("ROUTER_PORT", "/readyz"))[0] == 200, within_s=400)
+        say(f"from `--profile shards up` to a router that is ready, cutting included: {time.monotonic() - begin:.1f} s")
+        yield stack
+    finally:
+        stack.compose("--profile", "shards", "rm", "--stop", "--force", *services)
+
+
+def test_the_router_answers_from_all_shards_what_the_service_answers(sharded: Stack) -> None:
+    answer, alone = retrieved(sharded, "ROUTER_PORT"), retrieved(sharded)
+    assert answer["coverage"] == {"items": 1.0, "shards": 2, "answered": 2, "missing": []}
+    assert (answer["model"], answer["version"], answer["engine"]) == ("debian-depends", 1, "sharded")
+    # Two shards search with two whole beams, so the one may find more; the first results are those of both.
+    assert [item["id"] for item in answer["results"][0]["items"][:3]] == [item["id"] for item in alone["results"][0]["items"][:3]]
+
+
+def test_prometheus_finds_every_replica_and_the_router(sharded: Stack) -> None:
+    skip_without(sharded, "prometheus")
+
+    def up() -> bool:
+        status, text = ask(sharded.engine, sharded.url("PROMETHEUS_PORT", "/api/v1/targets"))
+        targets = json.loads(text)["data"]["activeTargets"] if status == 200 else []
+        jobs = [target["labels"]["job"] for target in targets if target["health"] == "up"]
+        return (jobs.count("espalier"), jobs.count("espalier-shards")) == (2, 4)
+
+    sharded.wait_for(up)
+
+
+def test_a_replica_may_end_unnoticed_and_a_shard_costs_coverage_alone(sharded: Stack) -> None:
+    first, second = sharded.compose("ps", "-q", "shard-0").stdout.split()
+    sharded.engine.docker("kill", first)
+    for _ in range(50):
+        assert retrieved(sharded, "ROUTER_PORT")["coverage"]["items"] == 1.0
+    sharded.engine.docker("kill", second)
+    sharded.wait_for(lambda: retrieved(sharded, "ROUTER_PORT")["coverage"]["missing"] == [0])
+    assert 0.3 < retrieved(sharded, "ROUTER_PORT")["coverage"]["items"] < 0.7
+    sharded.engine.docker("start", first, second)
+    sharded.wait_for(lambda: retrieved(sharded, "ROUTER_PORT")["coverage"]["items"] == 1.0)
 
 
 def test_the_trainer_trains_the_next_version_and_the_running_service_takes_it(stack: Stack) -> None:

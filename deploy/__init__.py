@@ -1,0 +1,1 @@
+"""What starts the service on many machines. The service knows nothing of it."""

@@ -1,0 +1,153 @@
+"""The arguments of the application, `args` in app.yaml. Knows names and numbers, not Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator, model_validator
+
+from service.router.hedging import SHARE
+from service.settings import Settings
+
+MAX_SHARDS = 1024
+MAX_REPLICAS = 1024
+POLL_S = 2.0
+"""Between two looks for new versions, unless a setting says otherwise: nobody can tell each of many replicas."""
+
+
+class _Checked(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Autoscale(_Checked):
+    """Ray starts a replica more where there are more requests under way than `target` for each, and ends one where there are fewer."""
+
+    min: int = Field(default=1, ge=1, le=MAX_REPLICAS, description="Fewest replicas.")
+    max: int = Field(ge=1, le=MAX_REPLICAS, description="Most replicas.")
+    target: float = Field(default=2.0, gt=0, description="Requests under way for each replica, on average.")
+    up_after_s: float = Field(default=10.0, ge=0, description="Seconds that the load must be above the target before a replica is started.")
+    down_after_s: float = Field(default=300.0, ge=0, description="Seconds that the load must be below it before a replica is ended.")
+    average_over_s: float = Field(default=15.0, gt=10, description="Seconds over which the load is averaged; Ray takes no fewer than 10.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Autoscale:
+        if self.max < self.min:
+            raise ValueError(f"max: got {self.max}, expected at least min, {self.min}")
+        return self
+
+
+class Replicas(_Checked):
+    """How many replicas there are of a deployment, and what Ray reserves for each.
+
+    A reservation is no limit: Ray places a replica only where so much is free, and shows it so many GPUs.
+    """
+
+    replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS, description="How many; a name for `autoscale` with min = max.")
+    autoscale: Autoscale | None = Field(default=None, description="Instead of `replicas`.")
+    cpus: float = Field(default=1.0, ge=0, description="Cores of each replica; a search takes as many threads unless `threads` is set.")
+    gpus: float = Field(default=0.0, ge=0, description="GPUs of each replica; parts of one are shared.")
+    memory_gb: float = Field(default=0.0, ge=0, description="Memory of each replica in 10^9 bytes; 0: not reserved.")
+    max_ongoing: int = Field(
+        default=1024, ge=1, description="Most requests that Ray sends to a replica at a time; the replica itself refuses what it cannot do."
+    )
+    resources: Mapping[str, float] = Field(default_factory=dict, description="Resources of your own, as in `ray start --resources`.")
+    settings: Mapping[str, JsonValue] = Field(default_factory=dict, description="Settings of the service for these replicas alone.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_count(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and values.get("autoscale") is not None and "replicas" in values:
+            raise ValueError("replicas, autoscale: got both, expected one of them")
+        return values
+
+    @property
+    def threads(self) -> int:
+        """Threads of a search."""
+        return max(int(self.cpus), 1)
+
+
+class Shards(Replicas):
+    """The shards of one model: a deployment for each."""
+
+    folder: Path = Field(description="Folder of the shards, as `python -m training shard --out` writes it: <folder>/<index>/<version>/.")
+    count: int = Field(ge=1, le=MAX_SHARDS, description="How many shards there are.")
+
+    def deployments(self) -> Iterator[tuple[int, str]]:
+        """Index and name of each shard's deployment."""
+        for index in range(self.count):
+            yield index, f"{self.folder.name}-{index}"
+
+
+class Patience(_Checked):
+    """How patient the ingress is with shards; what is not said here is as for `python -m service.router`."""
+
+    calls: int = Field(default=4, ge=1, le=64, description="Searches of one version that are under way at once.")
+    hedge: float = Field(default=SHARE, ge=0, le=1, description="Second tries at slow shards, as a share of first tries; 0: none.")
+    poll_s: float = Field(default=1.0, gt=0, le=60, description="Seconds between two looks at what the replicas of a shard serve.")
+    poll_timeout_s: float = Field(default=2.0, gt=0, le=60, description="Seconds in which a look must be answered.")
+    patience_s: float = Field(default=10.0, gt=0, le=600, description="Seconds for searches without a deadline: golden queries, placing.")
+
+
+class Arguments(_Checked):
+    """What app.yaml says of the application."""
+
+    models: Path = Field(default=Path("models"), description="Folder of the models, as ESPALIER_MODELS; the ingress opens them whole.")
+    shards: tuple[Shards, ...] = Field(min_length=1, description="The shards of each model.")
+    ingress: Replicas = Field(default_factory=Replicas, description="Replicas of the ingress.")
+    router: Patience = Field(default_factory=Patience, description="How patient the ingress is with shards.")
+    settings: Mapping[str, JsonValue] = Field(
+        default_factory=dict, description="Settings of the service for all replicas: those of docs/service.md in small letters."
+    )
+    health_check_s: float = Field(default=2.0, gt=0, le=60, description="Seconds between two looks of Ray at a replica's health.")
+    stop_s: float = Field(default=20.0, gt=0, description="Seconds that a replica may take to finish its requests when it is ended.")
+
+    @field_validator("shards")
+    @classmethod
+    def _named_apart(cls, shards: tuple[Shards, ...]) -> tuple[Shards, ...]:
+        names = [name for group in shards for _, name in group.deployments()]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"folder: got two whose shards are named {twice[0]}, expected folders of different names")
+        return shards
+
+    @model_validator(mode="after")
+    def _settings_hold(self) -> Arguments:
+        for index, group in enumerate(self.shards):
+            _check(f"shards.{index}.settings", self.shard_settings(group, 0))
+        ingress = _check("ingress.settings", self.ingress_settings())
+        if ingress.write_keys and (self.ingress.replicas > 1 or self.ingress.autoscale is not None):
+            raise ValueError(
+                "ingress.replicas: got several, expected 1 where ESPALIER_WRITE_KEYS is set: a put reaches one replica, and the others "
+                "would answer without it"
+            )
+        return self
+
+    def ingress_settings(self) -> Mapping[str, Any]:
+        """The settings of the ingress that this file says; the environment says the others."""
+        return {"threads": self.ingress.threads, **self.settings, **self.ingress.settings, "models": self.models}
+
+    def shard_settings(self, group: Shards, index: int) -> Mapping[str, Any]:
+        """Those of a shard."""
+        return {"threads": group.threads, **self.settings, **group.settings, "models": group.folder, "shard": index}
+
+
+def settings_of(values: Mapping[str, Any]) -> Settings:
+    """The settings of a replica, with its own environment. Raises ValidationError."""
+    settings = Settings(**values)
+    return settings if settings.poll_s is not None else settings.model_copy(update={"poll_s": POLL_S})
+
+
+def _check(field: str, values: Mapping[str, Any]) -> Settings:
+    """The settings. Raises ValueError that names the field, the setting and what is wrong."""
+    keys = sorted(name for name in values if name.endswith(("_key", "_keys")))
+    if keys:
+        raise ValueError(
+            f"{field}: got {', '.join(keys)}, expected ESPALIER_{keys[0].upper()} in the environment: Ray logs what is said here"
+        )
+    try:
+        return settings_of(values)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+    raise ValueError(f"{field}: {wrong}")

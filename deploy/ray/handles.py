@@ -1,0 +1,120 @@
+"""The router's transport over Ray's deployment handles.
+
+A handle stands for all replicas of a shard: which of them gets a message, which are alive and how many there are is Ray's affair. When an
+address fails or is slow, the router's fleet tries another one. It gets as many addresses for a deployment as it makes tries, so that a
+further try is Ray's choice of a replica again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import orjson
+from ray.exceptions import RayActorError, RayError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
+
+from espalier.shards.messages import Pin
+from service.router.asking import TRIES
+from service.router.transport import Held, ReplicaFailed, answered, held_of
+
+Engines = Mapping[Pin, str]
+CALLS, PAUSE_S = 3, 0.02
+"""Calls that are made where replicas are found dead, and the pause between two."""
+
+
+class Response(Protocol):
+    """What Ray returns for a call at once."""
+
+    def __await__(self) -> Any: ...
+
+    def cancel(self) -> None: ...
+
+
+class Handle(Protocol):
+    """What is used of ray.serve.handle.DeploymentHandle."""
+
+    @property
+    def search(self) -> Any: ...
+
+    def broadcast(self, method_name: str) -> Any: ...
+
+
+class HandleTransport:
+    """Sends messages to deployments. An address is NAME/TRY."""
+
+    def __init__(self, handles: Mapping[str, Handle]) -> None:
+        """handles: by the deployment's name."""
+        self._handles = handles
+        self._served: dict[str, Engines] = {}  # by the deployment's name, as of the last time that all its replicas said it
+
+    async def send(self, address: str, body: bytes, timeout_s: float, headers: Mapping[str, str]) -> bytes:
+        """The body of the answer of one replica. Raises ReplicaFailed, MasksWanted."""
+        name = address.rpartition("/")[0]
+        status, answer = await _call(name, partial(self._handles[name].search.remote, body), timeout_s)
+        return bytes(answered(status, answer))
+
+    async def addresses(self, name: str) -> Sequence[str]:
+        """One for each try."""
+        return [f"{name}/{number}" for number in range(TRIES)]
+
+    async def held(self, address: str, timeout_s: float) -> Held:
+        """The shards that every replica of the deployment serves: a message may reach any of them. Raises ReplicaFailed.
+
+        Where one of them does not say so, because it hangs or has just died, what all said before counts: Ray is about to replace it.
+        """
+        name = address.rpartition("/")[0]
+        try:
+            found = await self._handles[name].broadcast("shards").results_async(timeout_s=timeout_s)
+            self._served[name] = _by_all(found)
+        except DeploymentUnavailableError:
+            raise ReplicaFailed("connection", f"{name}: no replica runs") from None
+        except (TimeoutError, RayError, RayServeException):
+            if name not in self._served:
+                raise ReplicaFailed("late", f"{name}: not all replicas say what they serve") from None
+        return Held(name, self._served[name])
+
+    async def close(self) -> None:
+        """Nothing is held: handles are Ray's."""
+
+
+async def _call(name: str, call: Callable[[], Response], timeout_s: float) -> Any:
+    """What a replica returns. Raises ReplicaFailed.
+
+    Until Ray has noticed that a replica died, it may choose it again: then the call is made once more, up to CALLS times in all.
+    """
+    response = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            for number in range(CALLS):
+                response = call()
+                try:
+                    return await response
+                except RayActorError:
+                    if number == CALLS - 1:
+                        raise
+                    await asyncio.sleep(PAUSE_S)
+    except TimeoutError:
+        _give_up(response)
+        raise ReplicaFailed("late", f"{name}: no answer within {timeout_s:g} s") from None
+    except asyncio.CancelledError:
+        _give_up(response)
+        raise
+    except BackPressureError as error:
+        raise ReplicaFailed("full", f"{name}: {error}") from None
+    except (RayError, RayServeException) as error:
+        raise ReplicaFailed("connection", f"{name}: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}") from None
+
+
+def _give_up(response: Response | None) -> None:
+    """Ray would let the replica finish what nobody waits for."""
+    if response is not None:
+        response.cancel()
+
+
+def _by_all(found: Sequence[Sequence[Mapping[str, Any]]]) -> Engines:
+    """What all of these replicas serve."""
+    first, *others = (held_of(orjson.dumps({"shards": shards})).engines for shards in found)
+    return {pin: engine for pin, engine in first.items() if all(pin in engines for engines in others)}

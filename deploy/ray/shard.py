@@ -1,0 +1,79 @@
+"""A replica of a shard: the ordinary models of one folder without HTTP, asked by bytes and answering in bytes.
+
+Ray starts it, looks at its health, and replaces it. It follows the shard's folder by itself, as the service does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from deploy.ray.arguments import settings_of
+from espalier.errors import EspalierError, InvalidInput
+from service.errors import ServiceError, UnknownMasks
+from service.models.registry import Registry
+from service.shards.search import answer_search
+from service.watch import logs
+from service.watch.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.05
+"""Between two looks whether the versions are loaded."""
+
+
+class NotLoaded(EspalierError):
+    """A replica cannot serve; the text says why."""
+
+
+class Shard:
+    """See the module. Constructed once its versions serve, so that Ray sends it nothing before.
+
+    Raises BundleNotFound, or NotLoaded where no version can serve.
+    """
+
+    async def __init__(self, settings: Mapping[str, Any]) -> None:  # type: ignore[misc]  # Ray awaits it
+        """settings: those that app.yaml says; the environment of the replica says the others."""
+        self._settings = settings_of(settings)
+        logs.configure(self._settings.log_level, self._settings.log_format)
+        self._registry = Registry(self._settings, Metrics())
+        self._registry.start_loading()
+        self.__del__ = self.stop  # Ray looks here for what to await at the end; as a method Python's collector would call it, too
+        while not self._is_tried():
+            await asyncio.sleep(LOOK_S)
+        self.check_health()
+
+    def _is_tried(self) -> bool:
+        """Whether it serves, or will not without help. What comes from a store may take its time."""
+        registry, states = self._registry, [entry.state for entry in self._registry.entries.values()]
+        if not registry.wait_until_loaded(0) or "loading" in states:
+            return False
+        return not registry.not_ready() or "failed" in states or self._settings.store is None
+
+    def check_health(self) -> None:
+        """Ray replaces a replica that raises, or that does not answer in time. Raises NotLoaded."""
+        if self._registry.draining or not any(entry.ready for entry in self._registry.entries.values()):
+            raise NotLoaded("; ".join(self._registry.not_ready()) or "no version serves")
+
+    async def search(self, body: bytes) -> tuple[int, bytes]:
+        """(status, body) of what POST /internal/search would answer. (An error that is raised would fill Ray's log with its trace.)"""
+        try:
+            return 200, await answer_search(self._registry, body)
+        except UnknownMasks as error:
+            return error.status, orjson.dumps(error.digests)
+        except InvalidInput as error:
+            return 422, str(error).encode()
+        except ServiceError as error:
+            return error.status, str(error).encode()
+
+    async def shards(self) -> Sequence[Mapping[str, Any]]:
+        """Every version that serves, as in GET /internal/shards."""
+        return self._registry.shards.described()
+
+    async def stop(self) -> None:
+        """Finish what was accepted. Ray sends nothing any more, and waits for this."""
+        await self._registry.drain(self._settings.drain_s)

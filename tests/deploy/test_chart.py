@@ -1,0 +1,379 @@
+"""The Helm chart: what its manifests promise, and that they fit the service, its settings and its metrics.
+
+The manifests are those of tests/deploy/rendered; where Helm is installed, they are rendered anew and must be the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import yaml
+
+from service.settings import Settings
+from tests import ROOT
+from tests.deploy.chart import CASES, CHART, KEY, RENDERED, digest, manifests, named, render, run_helm
+from tests.repository.test_watching import exposed
+
+VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
+ADAPTER: list[dict[str, Any]] = yaml.safe_load((ROOT / "deploy/helm/prometheus-adapter.yaml").read_text())["rules"]["custom"]
+Json = dict[str, Any]
+
+
+def overridden(values: Json, given: Json) -> Json:
+    """The values of the chart with those given, as Helm merges them: maps key by key, everything else as a whole."""
+    merged = {key: overridden(values[key], value) if isinstance(values.get(key), dict) else value for key, value in given.items()}
+    return values | merged
+
+
+def workloads(case: str) -> dict[str, Json]:
+    return named(case, "StatefulSet")
+
+
+def pod(workload: Json) -> Json:
+    spec: Json = workload["spec"]["template"]["spec"]
+    return spec
+
+
+def container(workload: Json) -> Json:
+    [only] = pod(workload)["containers"]
+    found: Json = only
+    return found
+
+
+def environment(case: str, workload: Json) -> dict[str, str]:
+    """What the chart sets in a container by itself: not what comes from Secrets."""
+    maps = [source["configMapRef"]["name"] for source in container(workload)["envFrom"] if "configMapRef" in source]
+    found = {name: value for settings in maps for name, value in named(case, "ConfigMap")[settings]["data"].items()}
+    return found | {variable["name"]: variable["value"] for variable in container(workload)["env"] if "value" in variable}
+
+
+ALL = [(case, name) for case in CASES for name in workloads(case)]
+
+# -- values ------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_schema_takes_the_defaults_and_every_case() -> None:
+    validator = jsonschema_rs.validator_for(SCHEMA)
+    for name, given in CASES.items():
+        assert [str(error) for error in validator.iter_errors(overridden(VALUES, given))] == [], name
+
+
+def objects(schema: Json, values: Json, path: str = "") -> list[tuple[str, Json, Json]]:
+    """Every object with keys of its own in the schema, beside the values that it describes."""
+    found = [(path, schema, values)]
+    for key, below in schema["properties"].items():
+        if "$ref" in below:
+            below = SCHEMA["$defs"]["part"]["properties"].get(key, {})
+        if "properties" in below and key in values:
+            found += objects(below, values[key], f"{path}.{key}")
+    return found
+
+
+def test_the_schema_knows_every_value_and_no_other() -> None:
+    described = objects(SCHEMA, VALUES)
+    assert len(described) >= 15
+    for path, schema, values in described:
+        assert schema["additionalProperties"] is False, path
+        optional = {"global"} if path == "" else {"ephemeral-storage"} if path.endswith(".requests") else set()
+        assert schema["properties"].keys() - optional == values.keys(), path
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"shard": {"count": 2}},
+        {"shards": {"replica": 2}},
+        {"shards": {"count": 0}},
+        {"shards": {"resources": {"requests": {"cpu": "two"}}}},
+        {"model": "../models"},
+        {"models": {"store": "ftp://bucket"}},
+        {"settings": {"ESPALIER_TIMEOUT_MS": 500}},
+        {"settings": {"ESPALIER_ADMIN_KEYS": KEY}},
+        {"router": {"settings": {"ESPALIER_PORT": "80"}}},
+        {"image": {"digest": "latest"}},
+        {"live": {"enabled": "yes"}},
+    ],
+    ids=str,
+)
+def test_a_wrong_value_is_refused(wrong: Json) -> None:
+    assert not jsonschema_rs.validator_for(SCHEMA).is_valid(overridden(VALUES, wrong))
+
+
+def test_the_chart_has_the_version_of_the_project() -> None:
+    project = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert project
+    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == project[1]
+
+
+# -- pods --------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("case", "name"), ALL)
+def test_every_pod_is_confined_and_limited(case: str, name: str) -> None:
+    workload = workloads(case)[name]
+    spec, only = pod(workload), container(workload)
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert (spec["securityContext"]["runAsUser"], spec["securityContext"]["fsGroup"]) == (10001, 10001)  # the image's user
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["enableServiceLinks"] is False
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+    assert only["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+    }
+    assert only["resources"]["requests"].keys() == only["resources"]["limits"].keys() == {"cpu", "memory"}
+    assert "hostPath" not in str(spec["volumes"])
+
+
+@pytest.mark.parametrize(("case", "name"), ALL)
+def test_a_pod_is_killed_only_after_it_has_drained(case: str, name: str) -> None:
+    workload = workloads(case)[name]
+    settings = environment(case, workload)
+    drains_s = float(settings["ESPALIER_DRAIN_DELAY_S"]) + float(settings["ESPALIER_DRAIN_S"])
+    assert float(settings["ESPALIER_DRAIN_DELAY_S"]) > 0
+    assert pod(workload)["terminationGracePeriodSeconds"] > drains_s + 10
+
+
+@pytest.mark.parametrize(("case", "name"), ALL)
+def test_probes_restart_by_livez_and_route_by_readyz(case: str, name: str) -> None:
+    only = container(workloads(case)[name])
+    paths = {probe: only[probe]["httpGet"]["path"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")}
+    assert paths == {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
+    assert {port["name"]: port["containerPort"] for port in only["ports"]} == {"http": 8000}
+
+
+@pytest.mark.parametrize(("case", "name"), ALL)
+def test_replicas_spread_over_zones_and_hosts(case: str, name: str) -> None:
+    workload = workloads(case)[name]
+    spread = pod(workload)["topologySpreadConstraints"]
+    assert [constraint["topologyKey"] for constraint in spread] == ["topology.kubernetes.io/zone", "kubernetes.io/hostname"]
+    for constraint in spread:
+        assert constraint["labelSelector"]["matchLabels"] == workload["spec"]["selector"]["matchLabels"]
+
+
+@pytest.mark.parametrize(("case", "name"), ALL)
+def test_selectors_find_their_own_pods_alone(case: str, name: str) -> None:
+    selector = workloads(case)[name]["spec"]["selector"]["matchLabels"].items()
+    found = [other for other, workload in workloads(case).items() if selector <= workload["spec"]["template"]["metadata"]["labels"].items()]
+    assert found == [name]
+
+
+@pytest.mark.parametrize(("case", "name"), ALL)
+def test_pods_start_with_settings_that_the_service_knows(case: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {f"ESPALIER_{field.upper()}" for field in Settings.model_fields}
+    written = environment(case, workloads(case)[name])
+    secret = {variable["name"] for variable in container(workloads(case)[name])["env"] if "valueFrom" in variable}
+    ours = {variable for variable in written.keys() | secret if variable.startswith("ESPALIER_")}
+    assert ours - known == set()
+    for variable, value in written.items():
+        monkeypatch.setenv(variable, value)
+    assert Settings().log_format == "json"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_pod_refers_to_is_there(case: str) -> None:
+    for name, workload in workloads(case).items():
+        maps = {source["configMapRef"]["name"] for source in container(workload)["envFrom"] if "configMapRef" in source}
+        maps |= {volume["configMap"]["name"] for volume in pod(workload)["volumes"] if "configMap" in volume}
+        assert maps <= named(case, "ConfigMap").keys(), name
+        assert workload["spec"]["serviceName"] in named(case, "Service"), name
+        volumes = {volume["name"] for volume in pod(workload)["volumes"]}
+        volumes |= {claim["metadata"]["name"] for claim in workload["spec"].get("volumeClaimTemplates", [])}
+        assert {mount["name"] for mount in container(workload)["volumeMounts"]} == volumes, name
+        account = pod(workload)["serviceAccountName"]
+        assert account in named(case, "ServiceAccount") or account == "default", name
+        for variable in container(workload)["env"]:
+            if "valueFrom" in variable:
+                assert variable["valueFrom"]["secretKeyRef"]["optional"] is True
+
+
+# -- shards and router -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("case", "count"), [("defaults", 2), ("store", 3), ("existing", 2)])
+def test_each_shard_has_replicas_a_headless_service_and_a_budget(case: str, count: int) -> None:
+    shards = {name: workload for name, workload in workloads(case).items() if "ESPALIER_SHARD" in environment(case, workload)}
+    assert sorted(environment(case, workload)["ESPALIER_SHARD"] for workload in shards.values()) == [str(index) for index in range(count)]
+    for name, workload in shards.items():
+        labels = workload["spec"]["template"]["metadata"]["labels"].items()
+        service = named(case, "Service")[name]["spec"]
+        assert service["clusterIP"] == "None"
+        assert service["selector"].items() <= labels
+        assert service["ports"] == [{"name": "http", "port": 8000, "targetPort": "http"}]
+        budget = named(case, "PodDisruptionBudget")[name]["spec"]
+        assert (budget["maxUnavailable"], budget["selector"]["matchLabels"].items() <= labels) == (1, True)
+        assert workload["spec"].get("replicas", 2) >= 2
+
+
+@pytest.mark.parametrize(("case", "namespace"), [("defaults", "shop"), ("store", "shop"), ("existing", "shop")])
+def test_the_router_is_told_the_name_of_every_shard(case: str, namespace: str) -> None:
+    [fleet] = [data for name, data in named(case, "ConfigMap").items() if name.endswith("-fleet")]
+    written = re.findall(r'"dns\+http://([\w-]+)\.(\w+)\.svc:8000"', fleet["data"]["router.toml"])
+    shards = [name for name, service in named(case, "Service").items() if service["spec"].get("clusterIP") == "None"]
+    assert written == [(name, namespace) for name in shards]
+    routers = [workload for workload in workloads(case).values() if "service.router" in container(workload).get("command", [])]
+    assert len(routers) == (2 if case == "store" else 1)
+    for workload in routers:
+        assert container(workload)["command"] == ["python", "-m", "service.router", "--config", "/etc/espalier/router.toml"]
+
+
+def test_a_claim_is_mounted_read_only_and_a_copy_of_the_store_has_a_volume_of_its_own() -> None:
+    for workload in workloads("defaults").values():
+        assert {"name": "models", "mountPath": "/models", "readOnly": True} in container(workload)["volumeMounts"]
+        assert "volumeClaimTemplates" not in workload["spec"]
+    for name, workload in workloads("store").items():
+        [claim] = workload["spec"]["volumeClaimTemplates"]
+        assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+        retention = workload["spec"].get("persistentVolumeClaimRetentionPolicy")
+        # The writer's volume has the journal, which is nowhere else.
+        assert retention == (None if name.endswith("-writer") else {"whenDeleted": "Delete", "whenScaled": "Delete"}), name
+
+
+def test_each_pod_gets_the_keys_of_its_part_and_no_other() -> None:
+    by_name = {
+        name: {variable["name"] for variable in container(workload)["env"] if "valueFrom" in variable}
+        for name, workload in workloads("store").items()
+    }
+    readers = {"ESPALIER_RETRIEVE_KEYS", "ESPALIER_ADMIN_KEYS", "ESPALIER_INTERNAL_KEYS"}
+    assert by_name == {
+        **{f"r-espalier-shard-{index}": {"ESPALIER_INTERNAL_KEYS"} for index in range(3)},
+        "r-espalier-router": readers | {"ESPALIER_FOLLOW_KEY"},
+        "r-espalier-writer": readers | {"ESPALIER_WRITE_KEYS"},
+    }
+    [secret] = named("store", "Secret").values()
+    assert set().union(*by_name.values()) == secret["stringData"].keys()
+    assert named("existing", "Secret") == named("defaults", "Secret") == {}
+    assert "keys-of-search" in json.dumps(workloads("existing"))
+
+
+def test_no_key_is_outside_of_the_secret() -> None:
+    rest = [manifest for manifest in manifests("store") if manifest["kind"] != "Secret"]
+    assert KEY not in json.dumps(rest)
+
+
+def test_routers_follow_the_writer_and_only_it_keeps_a_journal() -> None:
+    follows = {name: environment("store", workload).get("ESPALIER_FOLLOW") for name, workload in workloads("store").items()}
+    assert {name: address for name, address in follows.items() if address} == {"r-espalier-router": "http://r-espalier-writer:8000"}
+    assert named("store", "Service")["r-espalier-writer"]["spec"]["ports"][0]["port"] == 8000
+    assert workloads("store")["r-espalier-writer"]["spec"]["replicas"] == 1
+
+
+def test_only_routers_and_prometheus_reach_a_shard() -> None:
+    policies = named("store", "NetworkPolicy")
+    shard = policies["r-espalier-shards"]["spec"]
+    [rule] = shard["ingress"]
+    [peer] = rule["from"]
+    assert peer["podSelector"]["matchExpressions"] == [
+        {"key": "app.kubernetes.io/component", "operator": "In", "values": ["router", "writer"]}
+    ]
+    assert shard["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "shard"
+    assert shard["policyTypes"] == ["Ingress", "Egress"]
+    [router] = policies["r-espalier-router"]["spec"]["ingress"]
+    assert {"namespaceSelector": {"matchLabels": {"shop": "yes"}}} in router["from"]
+    assert named("existing", "NetworkPolicy") == {}
+
+
+# -- scaling and watching ----------------------------------------------------------------------------------------------------------------
+
+
+def test_autoscalers_ask_for_metrics_that_the_adapter_gives() -> None:
+    given = {rule["name"]["as"] for rule in ADAPTER}
+    scalers = named("store", "HorizontalPodAutoscaler")
+    assert scalers.keys() == workloads("store").keys() - {"r-espalier-writer"}
+    asked = {metric["pods"]["metric"]["name"] for scaler in scalers.values() for metric in scaler["spec"]["metrics"] if "pods" in metric}
+    assert asked == given == {"espalier_engine_busy", "espalier_queue_depth"}
+    for name, scaler in scalers.items():
+        assert scaler["spec"]["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": name}
+        assert "replicas" not in workloads("store")[name]["spec"]  # each upgrade would undo what the autoscaler did
+
+
+def test_the_adapter_asks_for_series_that_the_service_exposes() -> None:
+    known = exposed()
+    for rule in ADAPTER:
+        queried = re.match(r"\w+", rule["seriesQuery"])
+        assert queried is not None and queried[0] in known
+        for series in re.findall(r"\w+(?=\{<<\.LabelMatchers>>\})", rule["metricsQuery"]):
+            assert series in known, rule["name"]["as"]
+
+
+def test_the_monitors_give_the_jobs_that_the_rules_ask_for() -> None:
+    monitors = named("store", "PodMonitor")
+    jobs = {
+        relabeling["replacement"]: set(monitor["spec"]["selector"]["matchExpressions"][0]["values"])
+        for monitor in monitors.values()
+        for relabeling in monitor["spec"]["podMetricsEndpoints"][0]["relabelings"]
+    }
+    assert jobs == {"espalier": {"router", "writer"}, "espalier-shards": {"shard"}}
+    assert all(monitor["metadata"]["labels"]["release"] == "prometheus" for monitor in monitors.values())
+
+
+def test_rules_and_dashboard_of_the_chart_are_those_of_the_compose_file() -> None:
+    for ours, theirs in (("rules", "docker/prometheus/rules"), ("dashboards", "docker/grafana/dashboards")):
+        assert (CHART / "monitoring" / ours).resolve() == ROOT / theirs
+
+
+# -- Helm itself -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_manifests_here_are_of_this_chart(case: str) -> None:
+    first = (RENDERED / f"{case}.yaml").read_text().partition("\n")[0]
+    assert first == f"# {digest()}", "the chart has changed: python -m tests.deploy.chart (it needs Helm)"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_helm_makes_the_manifests_of_the_chart(case: str) -> None:
+    made = [manifest for manifest in yaml.safe_load_all(render(CASES[case])) if manifest]
+    assert made == list(manifests(case))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_helm_lints_the_chart_without_a_warning(case: str) -> None:
+    ran = run_helm("lint", "--strict", CHART, values=CASES[case])
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "[WARNING]" not in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"models": {"existingClaim": ""}}, "set models.store or models.existingClaim"),
+        ({"live": {"enabled": True}}, "live.enabled needs models.store"),
+        ({"live": {"enabled": True}, "models": {"store": "s3://bucket"}}, "live.enabled needs keys.write"),
+        ({"shards": {"autoscaling": {"enabled": True, "minReplicas": 7}}}, "minReplicas 7 is more than maxReplicas 6"),
+        ({"router": {"autoscaling": {"enabled": True, "queueDepth": "", "cpu": 0}}}, "set at least one of engineBusy, queueDepth and cpu"),
+        ({"shard": {}}, "additional properties 'shard' not allowed"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_helm_refuses_values_that_do_not_go_together(values: Json, message: str) -> None:
+    ran = run_helm("template", "r", CHART, values=values)
+    assert ran.returncode != 0
+    assert message in ran.stderr
+
+
+def test_helm_puts_rules_and_dashboard_in_as_they_are() -> None:
+    made = [manifest for manifest in yaml.safe_load_all(render({"monitoring": {"prometheusRule": True, "dashboard": True}})) if manifest]
+    [rule] = [manifest for manifest in made if manifest["kind"] == "PrometheusRule"]
+    written = [
+        group for path in sorted((ROOT / "docker/prometheus/rules").glob("*.yml")) for group in yaml.safe_load(path.read_text())["groups"]
+    ]
+    assert rule["spec"]["groups"] == written
+    [dashboard] = [manifest for manifest in made if manifest["metadata"]["name"].endswith("-dashboard")]
+    assert json.loads(dashboard["data"]["espalier.json"]) == json.loads((ROOT / "docker/grafana/dashboards/espalier.json").read_text())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kubernetes_knows_every_field(case: str) -> None:
+    reason = "manifests are NOT checked against Kubernetes (pip install kubernetes-validate)"
+    validate = pytest.importorskip("kubernetes_validate", reason=reason)
+    for manifest in manifests(case):
+        if manifest["apiVersion"].partition("/")[0] != "monitoring.coreos.com":  # the Prometheus operator's own
+            validate.validate(manifest, "1.27", strict=True)
