@@ -104,6 +104,7 @@ def model_of(levels: int = LEVELS, branching: int = BRANCHING) -> tuple[Bundle, 
     manifest = SimpleNamespace(
         trees=(),
         stacking=None,
+        shard=None,
         name=f"synthetic-{tree.leaf_count}",
         version=1,
         query=FeaturesKind(width=features),

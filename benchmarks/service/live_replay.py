@@ -23,7 +23,7 @@ from espalier.live.journal import Journal
 from espalier.live.operations import ItemBody, Operation
 from espalier.live.rows import LiveRow, Placement
 from service.live.replay import replay
-from service.models.loading import load_version, open_served_engine
+from service.models.loading import EngineSource, load_version
 from service.settings import Settings
 from service.watch.metrics import Metrics
 
@@ -57,7 +57,7 @@ def replay_seconds(folder: Path, operations: int, sample: Path = SAMPLE) -> dict
     shutil.copytree(sample, folder / sample.name)
     settings = Settings(models=folder, device="cpu")
     version = max(int(path.name) for path in (folder / sample.name).iterdir() if path.name.isdecimal())
-    loaded = load_version(settings, Metrics(), open_served_engine, sample.name, version, lambda _: None)
+    loaded = load_version(settings, Metrics(), EngineSource(), sample.name, version, lambda _: None)
     journal = filled(folder / sample.name / "live.db", loaded.bundle, operations)
     journal.close()
     began = time.perf_counter()

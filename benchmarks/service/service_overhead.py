@@ -35,6 +35,7 @@ from espalier.tree import complete_tree
 from loadtest.loops import closed_loop, percentiles_ms, request_bytes
 from service.__main__ import listen
 from service.app import create_app
+from service.models.loading import EngineSource
 from service.processes.server import Server
 from service.retrieval.schemas import RetrieveRequest
 from service.settings import Settings
@@ -133,7 +134,7 @@ def serve(case: str, port: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             _write_model(Path(folder))
             settings = Settings(models=Path(folder))
-            Server(create_app(settings, _open_trivial), settings).serve_on(listening)
+            Server(create_app(settings, EngineSource(_open_trivial)), settings).serve_on(listening)
         return
     app = FastAPI()
     answer = _constant_answer()

@@ -15,9 +15,7 @@ from contextlib import contextmanager
 @contextmanager
 def serving(command: Sequence[str], environment: Mapping[str, str], core: int | None = None, timeout_s: float = 300) -> Iterator[int]:
     """A server process, on one core if so told; gives its port once /readyz says so. `command` is told the port by `--port`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
+    port = free_port()
     cores = os.sched_getaffinity(0)
     if core is not None:
         os.sched_setaffinity(0, {core})  # the child inherits it
@@ -33,6 +31,13 @@ def serving(command: Sequence[str], environment: Mapping[str, str], core: int | 
     finally:
         process.terminate()
         process.wait()
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def get(port: int, path: str) -> tuple[int, bytes]:

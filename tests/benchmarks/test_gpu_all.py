@@ -316,7 +316,7 @@ def test_the_stages_import_nothing_but_what_a_machine_has_or_is_carried() -> Non
     allowed, sources = closed(set(carried) | base) | {canonicalize_name("espalier")}, metadata.packages_distributions()
     assert {"torch", "triton", "fastapi", "pydantic"} <= set(imported)
     named = {module: {canonicalize_name(name) for name in sources[module]} for module in imported if module in sources}
-    without = {"yaml", "charset_normalizer"}  # others import them where they are there, and do without
+    without = {"yaml", "charset_normalizer", "watchfiles"}  # others import them where they are there, and do without
     assert {module: names for module, names in named.items() if not names & allowed and module not in without} == {}
 
 

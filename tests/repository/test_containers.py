@@ -25,6 +25,9 @@ from tests.stack.containers import Unavailable, compose_command, find_client, pi
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE)["services"]
+ONCE = ("trainer", "sharder", "publisher")
+SHARDS = ("shard-0", "shard-1")
+SERVING = ("service", "service-gpu", "router", *SHARDS)
 TARGETS = ("service-cpu", "service-gpu", "trainer", "loadtest")
 VARIABLE = re.compile(r"(?<!\$)\$\{(\w+)(?::?-([^}]*))?\}")
 
@@ -178,17 +181,18 @@ def test_every_service_is_confined_and_limited(name: str) -> None:
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
-    assert service["restart"] == ("no" if name == "trainer" else "unless-stopped")
+    assert service["restart"] == ("no" if name in ONCE else "unless-stopped")
     assert {"cpus", "mem_limit", "pids_limit"} <= service.keys()
     assert {"max-size", "max-file"} <= service["logging"]["options"].keys()
     assert not {"privileged", "network_mode", "pid", "ipc", "container_name"} & service.keys()
     assert "docker.sock" not in str(service.get("volumes"))
 
 
-@pytest.mark.parametrize("name", [name for name in SERVICES if name != "trainer"])
+@pytest.mark.parametrize("name", [name for name in SERVICES if name not in ONCE])
 def test_every_service_that_stays_publishes_on_one_address_and_is_checked(name: str) -> None:
     service = SERVICES[name]
-    assert service["ports"]
+    assert bool(service.get("ports")) == (name not in SHARDS)  # the router alone asks those
+    service = {"ports": []} | service
     assert all(port.startswith("${BIND:-127.0.0.1}:${") for port in service["ports"])
     assert "healthcheck" in service or last(service["build"]["target"], "HEALTHCHECK")
 
@@ -200,10 +204,10 @@ def test_images_are_built_here_or_pinned(name: str) -> None:
         assert service["build"]["target"] in TARGETS
         assert service["image"] == f"espalier-{service['build']['target']}:${{TAG:-local}}"
     else:
-        assert re.fullmatch(r"[a-z]+/[a-z]+:v?\d+\.\d+\.\d+(@sha256:[0-9a-f]{64})?", service["image"])
+        assert re.fullmatch(r"[a-z]+/[a-z]+:v?\d+\.\d+(\.\d+)?(@sha256:[0-9a-f]{64})?", service["image"])
 
 
-@pytest.mark.parametrize("name", ["service", "service-gpu"])
+@pytest.mark.parametrize("name", SERVING)
 def test_the_service_may_open_many_connections(name: str) -> None:
     assert SERVICES[name]["ulimits"] == {"nofile": {"soft": 16384, "hard": 16384}}
 
@@ -217,6 +221,11 @@ def test_services_start_in_the_order_of_their_health() -> None:
         "prometheus": {},
         "grafana": {"prometheus": "service_healthy"},
         "load": {"service": "service_healthy"},
+        "router": {},
+        "sharder": {"router": "service_started"},
+        **{shard: {"sharder": "service_completed_successfully"} for shard in SHARDS},
+        "store": {},
+        "publisher": {"store": "service_healthy"},
     }
 
 
@@ -231,7 +240,53 @@ def test_the_gpu_service_takes_the_place_of_the_other() -> None:
 
 def test_what_an_up_does_not_start_has_a_profile() -> None:
     profiles = {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service}
-    assert profiles == {"trainer": ["train"], "service-gpu": ["gpu"], "load": ["load"]}
+    assert profiles == {
+        **{"trainer": ["train"], "service-gpu": ["gpu"], "load": ["load"], "store": ["store"], "publisher": ["store"]},
+        **{name: ["shards"] for name in ("router", "sharder", *SHARDS)},
+    }
+
+
+def test_the_router_asks_for_every_shard_by_its_name() -> None:
+    router, shards = SERVICES["router"], {name: SERVICES[name] for name in SHARDS}
+    assert router["command"] == ["--shards", ",".join(f"dns+http://{name}:8000" for name in SHARDS)]
+    assert [shard["environment"]["ESPALIER_SHARD"] for shard in shards.values()] == [0, 1]
+    assert all(shard["deploy"] == {"replicas": 2} for shard in shards.values())
+    assert "--shards 2" in SERVICES["sharder"]["command"][-1]
+    keys = {name: {variable for variable in SERVICES[name]["environment"] if "KEYS" in variable} for name in (*SHARDS, "router")}
+    assert keys["router"] == {"ESPALIER_ADMIN_KEYS", "ESPALIER_RETRIEVE_KEYS", "ESPALIER_INTERNAL_KEYS"}
+    assert keys["shard-0"] == keys["shard-1"] == {"ESPALIER_INTERNAL_KEYS"}
+
+
+@pytest.mark.parametrize(("there", "cut"), [((), "2"), (("2",), None)], ids=["new", "there"])
+def test_the_sharder_cuts_the_highest_version_once(tmp_path: Path, there: tuple[str, ...], cut: str | None) -> None:
+    for version in ("1", "2", ".3.work"):
+        (tmp_path / "models/debian-depends" / version).mkdir(parents=True)
+    for version in there:
+        (tmp_path / "models/debian-depends-shards/1" / version).mkdir(parents=True)
+        (tmp_path / "models/debian-depends-shards/1" / version / "manifest.json").touch()
+    folder = f"{tmp_path}/models/debian-depends"
+    out = f"-m training shard --model {folder}/{cut} --shards 2 --out {folder}-shards"
+    assert said(SERVICES["sharder"], tmp_path) == ([out] if cut else [])
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["whole", "shards"])
+def test_the_publisher_publishes_shards_before_what_they_are_of(tmp_path: Path, cut: bool) -> None:
+    (tmp_path / "models/debian-depends/4").mkdir(parents=True)
+    if cut:
+        (tmp_path / "models/debian-depends-shards").mkdir()
+    folder = f"{tmp_path}/models/debian-depends"
+    shards = [f"-m training publish --model {folder}-shards --version 4 --store s3://espalier/debian-depends-shards"] * cut
+    assert said(SERVICES["publisher"], tmp_path) == [*shards, f"-m training publish --model {folder}/4 --store s3://espalier"]
+
+
+def said(service: dict[str, Any], folder: Path) -> list[str]:
+    """The commands of Python that a service's shell would run, with `folder` in place of the root."""
+    (folder / "python").write_text('#!/bin/sh\necho "$@"\n')
+    (folder / "python").chmod(0o755)
+    command = [word.replace("$$", "$").replace("/models/", f"{folder}/models/") for word in service["command"]]
+    run = subprocess.run(command, env={"PATH": f"{folder}:{os.defpath}"}, capture_output=True, text=True)
+    assert run.stderr == ""
+    return run.stdout.splitlines()
 
 
 @pytest.mark.parametrize("target", ["service-cpu", "service-gpu"])
@@ -251,13 +306,8 @@ def test_service_images_bring_the_sample_for_a_new_volume(target: str) -> None:
 def test_the_trainer_trains_the_next_version_of_the_sample(tmp_path: Path, versions: list[str], trained: int) -> None:
     for version in versions:
         (tmp_path / "models/debian-depends" / version).mkdir(parents=True)
-    (tmp_path / "python").write_text('#!/bin/sh\necho "$@"\n')
-    (tmp_path / "python").chmod(0o755)
-    command = [word.replace("$$", "$").replace("/models/", f"{tmp_path}/models/") for word in SERVICES["trainer"]["command"]]
-    run = subprocess.run(command, env={"PATH": f"{tmp_path}:{os.defpath}"}, capture_output=True, text=True)
     out = f"{tmp_path}/models/debian-depends/{trained}"
-    assert run.stdout.split() == f"-m training fit --config training/configs/debian-depends.toml --out {out} --resume".split()
-    assert run.stderr == ""
+    assert said(SERVICES["trainer"], tmp_path) == [f"-m training fit --config training/configs/debian-depends.toml --out {out} --resume"]
 
 
 def defaults() -> dict[str, set[str]]:
@@ -279,11 +329,12 @@ def test_no_file_holds_a_secret() -> None:
     for name, service in SERVICES.items():
         for variable, value in service.get("environment", {}).items():
             if re.search(r"KEY|PASSWORD|SECRET|TOKEN", variable):
-                assert value == f"${{{variable}:-}}", f"{name}: {variable}"
+                own = {"AWS_ACCESS_KEY_ID": "STORE_ACCESS_KEY", "AWS_SECRET_ACCESS_KEY": "STORE_SECRET_KEY"}.get(variable, variable)
+                assert value == f"${{{own}:-}}", f"{name}: {variable}"
     assert ".env" in (ROOT / ".gitignore").read_text().splitlines()
 
 
-@pytest.mark.parametrize("name", ["service", "service-gpu"])
+@pytest.mark.parametrize("name", SERVING)
 def test_the_service_starts_with_the_settings_of_the_compose_file(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in [variable for variable in os.environ if variable.startswith("ESPALIER_")]:
         monkeypatch.delenv(variable)
@@ -291,12 +342,13 @@ def test_the_service_starts_with_the_settings_of_the_compose_file(name: str, mon
     target = SERVICES[name]["build"]["target"]
     image = dict(re.findall(r"(ESPALIER_\w+)=(\S+)", " ".join(line for line in instructions(target) if line.startswith("ENV"))))
     known = {f"ESPALIER_{field.upper()}" for field in Settings.model_fields}
-    assert environment.keys() | image.keys() <= known
+    assert {variable for variable in environment.keys() | image.keys() if not variable.startswith("AWS_")} <= known
     for variable, value in (image | environment).items():
         monkeypatch.setenv(variable, value)
     settings = Settings()
-    assert (settings.host, str(settings.models), settings.log_format) == ("0.0.0.0", "/models", "json")
-    assert SERVICES[name]["ports"][0].endswith(f":{settings.port}")
+    folder = "/models/debian-depends-shards" if name in SHARDS else "/models"
+    assert (settings.host, str(settings.models), settings.log_format) == ("0.0.0.0", folder, "json")
+    assert all(port.endswith(f":{settings.port}") for port in SERVICES[name].get("ports", []))
     grace_s = int(SERVICES[name]["stop_grace_period"].removesuffix("s"))
     assert grace_s > settings.drain_delay_s + settings.drain_s + 10
     assert (settings.retrieve_keys, settings.admin_keys) == ((), ())
@@ -347,7 +399,7 @@ def test_docker_compose_accepts_the_file_with_every_profile_and_override(tmp_pat
     (tmp_path / "none.env").touch()
     words = ["--env-file", str(tmp_path / "none.env"), *(word for path in files for word in ("-f", str(path)))]
     run = subprocess.run(
-        [*command, *words, "--profile", "gpu", "--profile", "load", "--profile", "train", "config"],
+        [*command, *words, *(word for name in ("gpu", "load", "shards", "store", "train") for word in ("--profile", name)), "config"],
         env=environment,
         capture_output=True,
         text=True,
@@ -378,6 +430,8 @@ def test_commands_of_the_page_name_services_profiles_and_targets_that_exist() ->
     assert [(kind, name) for kind, name in named if name not in known[kind]] == []
     ran = [match[1] for line in commands if (match := re.match(r"docker compose run --rm (?:-v \S+ )?([\w-]+) python -m", line))]
     assert set(ran) == {"trainer", "load"}
+    once = [match[1] for line in commands if (match := re.match(r"docker compose (?:--profile \w+ )?run --rm ([\w-]+)$", line))]
+    assert set(once) == {"trainer", "sharder", "publisher"}
 
 
 # -- what the stack test brings along ------------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from training.specification.models import check_config
 
 DOCUMENTS = [
     *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "models/README.md", "data/debian-bookworm/README.md"),
+    *("deploy/helm/espalier/README.md", "deploy/ray/README.md"),
     *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md"))),
 ]
 
@@ -117,6 +118,7 @@ def test_the_readme_has_its_two_commands_and_its_request() -> None:
 
 def test_shell_blocks_hold_no_command_that_this_file_does_not_know() -> None:
     known: tuple[str, ...] = ("make", "python -m", "curl ", "export ESPALIER_", ". .venv/bin/activate", "ruff format")
+    known += ("helm ", "kubectl ", "ray start ", "serve run ", "serve deploy ", "serve status", "export RAY_")
     known += ("locust ", "docker compose ", "docker build ", "docker run ", "DOCKER_BUILDKIT=1 docker build ", "debootstrap ", "tar ")
     assert [command for _, command in COMMANDS if not command.startswith(known)] == []
 

@@ -55,7 +55,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(checkout: Path, command: str) -> str:
     words = shlex.split(command, comments=True)
     words[0] = sys.executable
-    done = subprocess.run(words, cwd=checkout, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(words, cwd=checkout, capture_output=True, text=True, timeout=560, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -45,6 +45,8 @@ QUERIES: list[tuple[str, Json]] = [(panel["title"], target) for panel in PANELS 
 
 NOT_ON_A_CPU = {"GPU memory"}
 NOT_AT_ONCE = {"espalier:probe_recall:best_avg1d"}  # a version must have been watched for five minutes
+OF_SHARDS = ("espalier_shard_", "espalier_router_", *(rule["record"] for rule in RECORDED if "espalier_router_" in rule["expr"]))
+"""Series of routers and shards, by how their names begin: a service without them has none."""
 
 
 def program(name: str) -> str:
@@ -79,6 +81,7 @@ FUNCTIONS = {
         "histogram_quantile",
         "increase",
         "max",
+        "max_over_time",
         "min",
         "offset",
         "or",
@@ -263,8 +266,14 @@ def test_the_configuration_is_valid_and_finds_the_rules(tmp_path: Path) -> None:
     written = (PROMETHEUS / "prometheus.yml").read_text()
     config = yaml.safe_load(written)
     assert config["rule_files"] == ["/etc/prometheus/rules/*.yml"]  # where docker-compose.yml mounts them
-    jobs = {job["job_name"]: job["static_configs"] for job in config["scrape_configs"]}
-    assert jobs == {"espalier": [{"targets": ["service:8000"]}], "prometheus": [{"targets": ["localhost:9090"]}]}
+    jobs = {job["job_name"]: job.get("static_configs") for job in config["scrape_configs"]}
+    assert jobs == {
+        "espalier": [{"targets": ["service:8000"]}],
+        "espalier-shards": None,
+        "prometheus": [{"targets": ["localhost:9090"]}],
+    }
+    names = {job["job_name"]: job["dns_sd_configs"][0]["names"] for job in config["scrape_configs"] if "dns_sd_configs" in job}
+    assert names == {"espalier": ["router"], "espalier-shards": ["shard-0", "shard-1"]}  # of docker-compose.yml
     here = tmp_path / "prometheus.yml"
     here.write_text(written.replace("/etc/prometheus/rules", str(PROMETHEUS / "rules")))
     run = subprocess.run([program("promtool"), "check", "config", str(here)], capture_output=True, text=True, timeout=60)

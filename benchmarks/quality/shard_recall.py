@@ -1,0 +1,152 @@
+"""Recall of a bundle's held-out queries by the bundle, and by its shards together at the same beam.
+
+    python -m benchmarks.shard_recall --model models/debian-depends/1 [--shards 1,2,4] [--beam 50,200] [--m 10,50] --json F
+
+Cuts the bundle into shards in a temporary folder, encodes each query once with the whole bundle, searches every shard with the whole beam
+in this process, and merges as a router does; stacking comes after that. No HTTP. The exit code is 1 where shards find more than .1 points
+less than the bundle, or where its only shard gives other items.
+
+Legend: B queries, M results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.checks.heldout import read_heldout
+from espalier.engines import open_engine
+from espalier.engines.compiled.encoder import QueryEncoder
+from espalier.engines.stacked import StackedEngine
+from espalier.hardware import hardware
+from espalier.manifest import GraphScorer
+from espalier.metrics import precision_recall_f
+from espalier.queries import QueryBatch
+from espalier.search import NO_ITEM, Engine, SearchParams, SearchResult
+from loadtest.sweep import numbers
+from service.router.merge import merged
+from training.evaluate import LabelledQueries, measure
+from training.graded import grades_of
+from training.shard.command import shard
+
+LOST = 0.001
+"""Most recall that shards may lose."""
+BATCH = 16
+
+
+class ShardsTogether:
+    """An engine that searches all shards of a bundle, one after the other, and merges what they find as a router does."""
+
+    name = "shards"
+    rounding = 1e-3
+
+    def __init__(self, bundle: Bundle, shards: Sequence[Bundle]) -> None:
+        self._trees = [alone.tree for alone in bundle.alone]
+        self._shards = [(open_engine(one, "cpu"), one.shard.items) for one in shards if one.shard is not None]
+        self._encoder = None
+        if isinstance(bundle.manifest.scorer, GraphScorer):
+            self._encoder = QueryEncoder(bundle, np.require(bundle.node_rows_ND, requirements=["C", "A"]))
+
+    def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+        if self._encoder is not None:
+            params = replace(params, states_BLS=self._encoder.states(queries.array, [0] * len(queries)))
+        return merged([_whole(engine.search(queries, params), items) for engine, items in self._shards], params.m_B, self._trees)
+
+    def warm_up(self) -> None:
+        for engine, _ in self._shards:
+            engine.warm_up()
+
+    def prepare(self, params: SearchParams) -> None:
+        for engine, _ in self._shards:
+            engine.prepare(params)
+
+    def close(self) -> None:
+        for engine, _ in self._shards:
+            engine.close()
+
+
+def _whole(result: SearchResult, items: NDArray[np.int64]) -> SearchResult:
+    """A shard's result in the rows of the whole bundle."""
+    rows_BM = np.where(result.item_rows_BM == NO_ITEM, NO_ITEM, items[result.item_rows_BM])
+    return replace(result, item_rows_BM=rows_BM)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.shard_recall", description=__doc__.split("\n")[0])
+    parser.add_argument("--model", type=Path, required=True, help="models/NAME/VERSION, a whole bundle with held-out queries")
+    parser.add_argument("--shards", default="1,2,4", help="numbers of shards (default %(default)s)")
+    parser.add_argument("--beam", default="50,200", help="beam sizes (default %(default)s)")
+    parser.add_argument("--m", default="10,50", help="numbers of results (default %(default)s)")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    options = parser.parse_args(arguments)
+    bundle = Bundle.open(options.model)
+    rows = [row for count in numbers(options.shards) for row in compared(bundle, count, numbers(options.beam), numbers(options.m))]
+    for row in rows:
+        difference = f"{row['difference']:+.4f} ± {row['standard_error']:.4f}"
+        print(
+            f"{row['shards']} shards, beam {row['beam_size']}, m {row['m']}: recall {row['recall_one']:.4f} by one bundle, "
+            f"{row['recall_sharded']:.4f} by shards ({difference}), {row['same']:.4f} of the answers the same"
+        )
+    failed = [row for row in rows if row["difference"] < -LOST or (row["shards"] == 1 and row["same"] < 1)]
+    if options.json:
+        about: dict[str, Any] = {"hardware": hardware(), "date": datetime.now(UTC).date().isoformat(), "model": bundle.manifest.name}
+        about |= {"items": bundle.tree.item_count, "queries": len(read_heldout(bundle).place_B), "trees": len(bundle.alone)}
+        options.json.write_text(json.dumps(about | {"passed": not failed, "rows": rows}, indent=2) + "\n")
+    return int(bool(failed))
+
+
+def compared(bundle: Bundle, count: int, beams: Sequence[int], ms: Sequence[int]) -> list[dict[str, Any]]:
+    """Rows {"shards", "beam_size", "m", "recall_one", "recall_sharded", "difference", "ms_one", "ms_sharded", "same", "standard_error"}.
+
+    ms_sharded  of a query, all shards together, one after the other
+    same        share of the queries with the same items in the same order
+    standard_error  of the difference, over queries
+    """
+    heldout = read_heldout(bundle)
+    labelled = LabelledQueries(heldout.queries, heldout.relevant, grades=grades_of(bundle, heldout.relevance))
+    with tempfile.TemporaryDirectory() as folder:
+        one, together = open_engine(bundle, "cpu"), opened(bundle, shard(bundle.path, count, Path(folder) / "shards"))
+        found = [measure(bundle, engine, labelled, beams, ms, BATCH) for engine in (one, together)]
+        rows = []
+        for alone, sharded in zip(*found, strict=True):
+            row = {"shards": count} | {name: alone[name] for name in ("beam_size", "m")}
+            row |= {"recall_one": alone["recall"], "recall_sharded": sharded["recall"], "difference": sharded["recall"] - alone["recall"]}
+            row |= {"ms_one": alone["ms_per_query"], "ms_sharded": sharded["ms_per_query"]}
+            rows.append(row | in_pairs(one, together, labelled, alone["beam_size"], alone["m"]))
+        one.close()
+        together.close()
+    return rows
+
+
+def opened(bundle: Bundle, shards: Sequence[Bundle]) -> Engine:
+    """All shards, and the stacking that comes after them."""
+    together = ShardsTogether(bundle, shards)
+    return together if bundle.manifest.stacking is None else StackedEngine(bundle, together)
+
+
+def in_pairs(one: Engine, together: Engine, labelled: LabelledQueries, beam_size: int, m: int) -> dict[str, float]:
+    """The two engines query by query: "same", and "standard_error" of the mean difference in recall."""
+    equal, differences = [], []
+    for begin in range(0, len(labelled), BATCH):
+        members = np.arange(begin, min(begin + BATCH, len(labelled)))
+        params = SearchParams.uniform(len(members), beam_size, m)
+        first, second = (engine.search(labelled.queries.take(members), params).item_rows_BM for engine in (one, together))
+        equal += (first == second).all(axis=1).tolist()
+        relevant = [labelled.relevant[b] for b in members.tolist()]
+        recalls = [precision_recall_f(found_BM, relevant, m)[1] for found_BM in (first, second)]
+        differences += (recalls[1] - recalls[0]).tolist()
+    return {"same": float(np.mean(equal)), "standard_error": float(np.std(differences, ddof=1) / np.sqrt(len(differences)))}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

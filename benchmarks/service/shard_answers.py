@@ -1,0 +1,142 @@
+"""What a router answered under load: statuses, times, coverage, and whether any answer has parts of two versions.
+
+Knows requests and answers. Does not know what happens to the fleet meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from benchmarks.service.shard_fleet import SHIFT
+from loadtest.loops import Address, Answered, each_once, percentiles_ms, request_bytes, statuses
+from loadtest.queries import Query
+
+M, TIMEOUT_MS = 50, 1000
+ASKING = 2
+"""Clients that ask every query once."""
+AGAIN = 10
+SCORES = 10
+"""Of an answer, so many scores tell its version."""
+SURE = 0.999
+"""Scores above this are too near 1 to tell a version."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One answer. items: its coverage."""
+
+    number: int
+    began: float
+    ended: float
+    version: int
+    items: float
+    scores: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Load:
+    """What was answered in one phase."""
+
+    answered: list[Answered]
+
+    @property
+    def seen(self) -> list[Seen]:
+        found = []
+        for one in self.answered:
+            if one.status == 200:
+                version, items, scores = orjson.loads(one.body)
+                found.append(Seen(one.number, one.began, one.began + one.seconds, version, items, tuple(scores)))
+        return found
+
+    def figures(self) -> dict[str, Any]:
+        good = [one for one in self.answered if one.status == 200]
+        p50, p99, p999, most = percentiles_ms(good, (50, 99, 99.9, 100))
+        items = [one.items for one in self.seen]
+        return {
+            "requests": len(self.answered),
+            "failed": len(self.answered) - len(good),
+            "statuses": statuses(self.answered),
+            "p50_ms": round(p50, 3),
+            "p99_ms": round(p99, 3),
+            "p999_ms": round(p999, 3),
+            "max_ms": round(most, 3),
+            "least_coverage": min(items, default=math.nan),
+            "not_covered": sum(value < 1 for value in items),
+        }
+
+
+def recall(address: Address, name: str, queries: Sequence[Query]) -> float:
+    """Mean share of the relevant items that are among M, in percent."""
+    values = []
+    for one in all_answered(address, requests_of(name, queries), ids_kept):
+        relevant = set(queries[one.number].relevant)
+        values.append(len(relevant.intersection(orjson.loads(one.body))) / len(relevant))
+    return 100 * float(np.mean(values))
+
+
+def all_answered(address: Address, requests: Sequence[bytes], keep: Callable[[bytes], bytes]) -> list[Answered]:
+    """An answer to every request; those that are refused for their number are asked again. Raises RuntimeError."""
+    found: list[Answered] = []
+    left = list(range(len(requests)))
+    for _ in range(AGAIN):
+        asked = [one._replace(number=left[one.number]) for one in each_once(address, [requests[i] for i in left], ASKING, keep=keep)]
+        found += [one for one in asked if one.status == 200]
+        left = [one.number for one in asked if one.status != 200]
+        if not left:
+            return found
+        if wrong := {one.status for one in asked} - {200, 429}:
+            raise RuntimeError(f"queries were answered {wrong}")
+        time.sleep(1)
+    raise RuntimeError(f"{len(left)} queries were refused {AGAIN} times")
+
+
+def requests_of(name: str, queries: Sequence[Query]) -> list[bytes]:
+    return [request_bytes("/retrieve", {"model": name, "queries": [one.body()], "m": M, "timeout_ms": TIMEOUT_MS}) for one in queries]
+
+
+def ids_kept(body: bytes) -> bytes:
+    return orjson.dumps([item["id"] for item in orjson.loads(body)["results"][0]["items"]])
+
+
+def kept(body: bytes) -> bytes:
+    """Version, coverage and some scores of an answer."""
+    answer = orjson.loads(body)
+    scores = [item["score"] for item in answer["results"][0]["items"][:SCORES]]
+    return orjson.dumps([answer["version"], answer["coverage"]["items"], scores])
+
+
+def is_mixed(one: Seen, first: Mapping[int, tuple[float, ...]], requests: int) -> bool:
+    """Whether the scores of an answer are not those of its version.
+
+    first  the scores of version 1, by number of the request
+    """
+    before, got = np.array(first[one.number % requests]), np.array(one.scores)
+    if len(before) != len(got):
+        return True
+    told = (before > 1 - SURE) & (before < SURE) & (got < SURE)
+    shift = log_odds(got[told]) - log_odds(before[told])
+    return bool(np.any(np.abs(shift - SHIFT * (one.version - 1)) > SHIFT / 5))
+
+
+def went_back(seen: Sequence[Seen]) -> int:
+    """Answers of a lower version than one that had ended before they began."""
+    ended = sorted(seen, key=lambda one: one.ended)
+    highest, place, count = 0, 0, 0
+    for one in sorted(seen, key=lambda one: one.began):
+        while place < len(ended) and ended[place].ended < one.began:
+            highest = max(highest, ended[place].version)
+            place += 1
+        count += one.version < highest
+    return count
+
+
+def log_odds(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(np.log(scores) - np.log1p(-scores))

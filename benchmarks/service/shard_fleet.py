@@ -1,0 +1,193 @@
+"""A router and replicas of shards, each in a process of its own that can be killed, stopped and started again; and versions for them.
+
+Knows processes and folders of bundles. Does not know loads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.service.serving import get
+from benchmarks.service.shard_proxy import Proxy
+from espalier.bundle import Bundle
+
+READY_S = 300.0
+SHIFT = 0.05
+"""By how much a version's scores are further than those of the version before, in log-odds, so that every answer tells its version."""
+
+
+class Process:
+    """A server on a port of its own."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = int(free.getsockname()[1])
+        self._command, self._environment, self._log = command, environment, log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *self._command, "--port", str(self.port)], env=os.environ | self._environment, stderr=log
+            )
+
+    def wait_until_ready(self) -> float:
+        """The seconds that it took. Raises RuntimeError."""
+        began = time.monotonic()
+        while get(self.port, "/readyz")[0] != 200:
+            if self._process is None or self._process.poll() is not None or time.monotonic() > began + READY_S:
+                raise RuntimeError(f"{' '.join(self._command)} did not become ready:\n{self._log.read_text()[-3000:]}")
+            time.sleep(0.05)
+        return time.monotonic() - began
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def stop(self) -> None:
+        """Hold it still; it keeps its connections and answers nothing."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._signal(signal.SIGCONT)
+            self._process.terminate()
+            try:
+                self._process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of the samples of a metric that have these labels."""
+        total = 0.0
+        for line in get(self.port, "/metrics")[1].decode().splitlines():
+            left, _, value = line.rpartition(" ")
+            if left.partition("{")[0] == name and all(f'{key}="{wanted}"' in left for key, wanted in labels.items()):
+                total += float(value)
+        return total
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
+
+class Running:
+    """A router before shards × replicas.
+
+    replicas  by shard; the router knows the last one of shard 0 by a proxy
+    """
+
+    def __init__(self, models: Path, shards: int, replicas: int, logs: Path) -> None:
+        usual = {"ESPALIER_DEVICE": "cpu", "ESPALIER_THREADS": "1", "ESPALIER_LOG_LEVEL": "WARNING", "ESPALIER_POLL_S": "0.5"}
+        self.replicas = [
+            [
+                Process(
+                    ["service"],
+                    usual | {"ESPALIER_MODELS": str(shards_folder(models)), "ESPALIER_SHARD": str(shard)},
+                    logs / f"shard-{shard}-{replica}.log",
+                )
+                for replica in range(replicas)
+            ]
+            for shard in range(shards)
+        ]
+        self.proxy = Proxy(self.replicas[0][-1].url)
+        self.proxy.start()  # its port is known from then on
+        addresses = [process.url for own in self.replicas for process in own if process is not self.replicas[0][-1]]
+        router = ["service.router", "--shards", ",".join([*addresses, self.proxy.url])]
+        self.router = Process(router, usual | {"ESPALIER_MODELS": str(models)}, logs / "router.log")
+
+    @property
+    def all(self) -> list[Process]:
+        return [process for own in self.replicas for process in own]
+
+
+@contextmanager
+def running(models: Path, shards: int, replicas: int, logs: Path) -> Iterator[Running]:
+    """All of them, ready."""
+    fleet = Running(models, shards, replicas, logs)
+    try:
+        for own in zip(*fleet.replicas, strict=True):  # not all at once: each imports a lot
+            for process in own:
+                process.start()
+            for process in own:
+                process.wait_until_ready()
+        fleet.router.start()
+        fleet.router.wait_until_ready()
+        yield fleet
+    finally:
+        for process in (fleet.router, *fleet.all):
+            process.end()
+        fleet.proxy.stop()
+
+
+def shards_folder(models: Path) -> Path:
+    """Beside the folder of the bundles, so that nobody takes shards for models."""
+    return models.parent / "shards"
+
+
+def first_version(model: Path, models: Path, shards: int) -> str:
+    """Copy a bundle as version 1 into a models folder, and cut it; the model's name."""
+    name = Bundle.open(model, verify=False).manifest.name
+    _copied(model, models / name / "1", {"version": 1}, shutil.copy2)
+    command = ["training", "shard", "--model", str(models / name / "1"), "--shards", str(shards), "--out", str(shards_folder(models))]
+    subprocess.run([sys.executable, "-m", *command], check=True, stdout=subprocess.DEVNULL)
+    return name
+
+
+def next_version(models: Path, name: str, shards: int, version: int, bundle_first: bool) -> None:
+    """A new version with the content of version 1 and scores that are `SHIFT` further, and its shards, without cutting it anew.
+
+    bundle_first  it appears before its shards, not after them
+    """
+    source, target = models / name / "1", models / name / str(version)
+    calibration = _shifted(json.loads((source / "manifest.json").read_text()), version)
+    hidden = target.with_name(f".{version}")
+    _copied(source, hidden, {"version": version} | calibration)
+    digest = hashlib.sha256((hidden / "manifest.json").read_bytes()).hexdigest()
+    if bundle_first:
+        hidden.rename(target)
+    for index in range(shards):
+        folder = shards_folder(models) / str(index)
+        own = json.loads((folder / "1" / "manifest.json").read_text())
+        changes = {"version": version, "shard": own["shard"] | {"version": version, "digest": digest}}
+        _copied(folder / "1", folder / f".{version}", changes | calibration)
+        (folder / f".{version}").rename(folder / str(version))
+    if not bundle_first:
+        hidden.rename(target)
+
+
+def _shifted(manifest: dict[str, Any], version: int) -> dict[str, Any]:
+    """What a version's manifest has of its own besides its number; nothing where scores are not calibrated."""
+    ranking = manifest["ranking"]
+    if ranking.get("calibration") is None:
+        return {}
+    intercept = ranking["calibration"]["intercept"] + SHIFT * (version - 1)
+    return {"ranking": ranking | {"calibration": ranking["calibration"] | {"intercept": intercept}}}
+
+
+def _copied(source: Path, target: Path, changes: Mapping[str, Any], copy: Callable[[str, str], object] = os.link) -> None:
+    """A version with the same files and another manifest."""
+    shutil.copytree(source, target, copy_function=copy, ignore=shutil.ignore_patterns("manifest.json"))
+    manifest = json.loads((source / "manifest.json").read_text()) | changes
+    (target / "manifest.json").write_text(json.dumps(manifest))

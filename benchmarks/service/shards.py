@@ -1,0 +1,298 @@
+"""A router before shards and replicas of them, under load, while parts of it are killed, stopped, damaged and replaced.
+
+    python -m benchmarks.shards --json FILE [--quick] [--rollouts N] [--model models/debian-depends/1] [--shards 4] [--replicas 2]
+
+The bundle's held-out queries are asked at random times, at a share of what the router can answer; times are counted from when a request was
+due. Each phase is a load of its own, with one thing that happens to the fleet meanwhile. Every version has scores of its own (see
+`shard_fleet`), so that an answer with parts of two versions would show. Client, router and shards share the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from benchmarks.service.serving import get, serving
+from benchmarks.service.shard_answers import Load, M, Seen, all_answered, is_mixed, kept, recall, requests_of, went_back
+from benchmarks.service.shard_fleet import Process, Running, first_version, next_version, running
+from espalier.bundle import Bundle
+from espalier.hardware import hardware
+from loadtest.loops import Answered, closed_loop, each_once, open_loop, request_bytes
+from loadtest.queries import Query, held_out
+
+LOAD_SHARE = 0.4
+CLIENTS = 8
+"""Clients that ask as fast as they can, to find the capacity."""
+WAIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long the phases are, in seconds, and how many rollouts there are."""
+
+    phase_s: float
+    rollouts: int
+    rollout_s: float
+
+
+QUICK, FULL = Plan(15, 6, 6), Plan(45, 20, 6)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.shards", description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, help="write the measurements here")
+    parser.add_argument("--quick", action="store_true", help="shorter phases and fewer rollouts: at most 15 minutes")
+    parser.add_argument("--model", type=Path, default=Path("models/debian-depends/1"), help="a bundle (default %(default)s)")
+    parser.add_argument("--shards", type=int, default=4, help="how many to cut it into (default %(default)s)")
+    parser.add_argument("--replicas", type=int, default=2, help="of each shard (default %(default)s)")
+    parser.add_argument("--rollouts", type=int, help=f"new versions under load (default: {FULL.rollouts}, with --quick {QUICK.rollouts})")
+    parser.add_argument("--rate", type=float, help=f"requests per second (default: {LOAD_SHARE:g} of what the router can answer)")
+    options = parser.parse_args()
+    if options.replicas < 2:
+        parser.error("--replicas: expected at least 2, one of which can be killed")
+    if options.rollouts is not None and options.rollouts < 1:
+        parser.error("--rollouts: expected at least 1")
+    if options.shards < 2:
+        parser.error("--shards: expected at least 2, one of which can be killed")
+    plan = QUICK if options.quick else FULL
+    if options.rollouts is not None:
+        plan = replace(plan, rollouts=options.rollouts)
+    found = measured(options.model, options.shards, options.replicas, options.rate, plan)
+    found |= {"hardware": hardware(), "date": datetime.now(UTC).date().isoformat(), "quick": options.quick}
+    print(json.dumps(found, indent=1))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def measured(model: Path, shards: int, replicas: int, rate: float | None, plan: Plan) -> dict[str, Any]:
+    """All figures of one fleet."""
+    with tempfile.TemporaryDirectory() as folder:
+        models = Path(folder) / "models"
+        name = first_version(model, models, shards)
+        queries = held_out(Bundle.open(models / name / "1", verify=False))
+        said("bundle alone")
+        alone = answers_of_one(models, name, queries)
+        said(f"{shards} shards × {replicas} replicas start")
+        with running(models, shards, replicas, Path(folder)) as fleet, ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            return Measuring(fleet, pool, models, name, queries, rate, plan).all() | {
+                "model": name,
+                "shards": shards,
+                "replicas": replicas,
+                "recall_one": alone,
+            }
+
+
+def answers_of_one(models: Path, name: str, queries: Sequence[Query]) -> float:
+    """R@M of the bundle's own service."""
+    settings = {"ESPALIER_MODELS": str(models), "ESPALIER_DEVICE": "cpu", "ESPALIER_LOG_LEVEL": "WARNING"}
+    with serving(["service"], settings) as port:
+        return recall(("127.0.0.1", port), name, queries)
+
+
+def said(text: str) -> None:
+    print(f"{datetime.now(UTC):%H:%M:%S} {text}", flush=True)
+
+
+class Measuring:
+    """The phases, one after the other."""
+
+    def __init__(
+        self,
+        fleet: Running,
+        pool: ProcessPoolExecutor,
+        models: Path,
+        name: str,
+        queries: Sequence[Query],
+        rate: float | None,
+        plan: Plan,
+    ) -> None:
+        self._fleet, self._pool, self._models, self._name, self._plan = fleet, pool, models, name, plan
+        self._queries, self._requests = queries, requests_of(name, queries)
+        self._address = "127.0.0.1", fleet.router.port
+        self._phases: dict[str, dict[str, Any]] = {}
+        found = closed_loop(self._address, self._requests, CLIENTS, 5)
+        self._capacity = sum(one.status == 200 for one in found) / 5
+        self._rate = rate or LOAD_SHARE * self._capacity
+        self._first: dict[int, tuple[float, ...]] = {}
+
+    def all(self) -> dict[str, Any]:
+        """Every phase, and the figures that are asked for."""
+        fleet, plan = self._fleet, self._plan
+        said(f"capacity {self._capacity:.0f}/s, {self._rate:.0f}/s are offered")
+        covered = recall(self._address, self._name, self._queries)
+        self._first = {one.number: one.scores for one in Load(all_answered(self._address, self._requests, kept)).seen}
+        before, hedged = self._buckets("espalier_router_own_seconds"), fleet.router.metric("espalier_router_hedges_total")
+        healthy = self._phase("healthy")
+        own_p50_ms = quantile_ms(before, self._buckets("espalier_router_own_seconds"), 0.5)
+        hedges = fleet.router.metric("espalier_router_hedges_total") - hedged
+        killed = self._phase("replica killed", fleet.replicas[1][0].kill)
+        again_s = self._again(fleet.replicas[1][0])
+        shard = self._killed_shard()
+        stopped = self._phase("replica stopped", fleet.replicas[0][0].stop)
+        fleet.replicas[0][0].go_on()
+        moods: tuple[Literal["slow", "garbage"], ...] = ("slow", "garbage")
+        for mood in moods:
+            self._phase(f"replica {mood}", partial(setattr, fleet.proxy, "mood", mood))
+            fleet.proxy.mood = "well"
+            self._wait(self._is_whole)
+        rolled = self._rollouts(plan.rollouts)
+        router = self._killed_router()
+        return {
+            "capacity_per_s": round(self._capacity, 1),
+            "offered_per_s": round(self._rate, 1),
+            "recall_sharded": covered,
+            "router_p50_ms": own_p50_ms,
+            "killed_replica_failures": killed["failed"] + killed["not_covered"],
+            "killed_replica_back_s": again_s,
+            "killed_shard_coverage": shard["least_coverage"],
+            "stopped_p999_of_healthy_p99": round(stopped["p999_ms"] / healthy["p99_ms"], 3),
+            "hedged_share_healthy": round(hedges / max(healthy["requests"], 1) / len(fleet.replicas), 5),
+            "rollouts": rolled["rollouts"],
+            "mixed": rolled["mixed"],
+            "rollout": rolled,
+            "killed_router": router,
+            "phases": self._phases,
+        }
+
+    # -- phases ---------------------------------------------------------------------------------------------------------
+
+    def _phase(self, name: str, action: Callable[[], object] = lambda: None) -> dict[str, Any]:
+        """A load in the middle of which something happens."""
+        running_load = self._load(self._plan.phase_s)
+        time.sleep(self._plan.phase_s / 3)
+        action()
+        figures = Load(running_load.result()).figures()
+        self._phases[name] = figures
+        said(f"{name}: {json.dumps(figures)}")
+        return figures
+
+    def _load(self, seconds: float) -> Future[list[Answered]]:
+        return self._pool.submit(open_loop, self._address, self._requests, self._rate, seconds, len(self._phases), keep=kept)
+
+    def _killed_shard(self) -> dict[str, Any]:
+        """All replicas of a shard are killed: answers go on without it."""
+        last = self._fleet.replicas[-1]
+
+        def kill() -> None:
+            for process in last:
+                process.kill()
+
+        figures = self._phase("shard killed", kill)
+        self._wait(lambda: self._fleet.router.metric("espalier_router_replicas", shard=str(len(self._fleet.replicas) - 1)) == 0)
+        whole = {"model": self._name, "queries": [self._queries[0].body()], "m": M, "min_coverage": 1.0}
+        figures["status_with_min_coverage_1"] = each_once(self._address, [request_bytes("/retrieve", whole)], 1)[0].status
+        figures["replicas_metric"] = 0
+        began = time.monotonic()
+        for process in last:
+            process.start()
+        for process in last:
+            process.wait_until_ready()
+        ready_s = time.monotonic() - began
+        self._wait(self._is_whole)
+        figures["back_s"] = round(time.monotonic() - began, 2)
+        figures["replicas_ready_s"] = round(ready_s, 2)
+        said(f"shard is back after {figures['back_s']} s, of which its start took {ready_s:.1f} s")
+        return figures
+
+    def _again(self, process: Process) -> float:
+        """Seconds until the router asks a replica again that was killed, from its start on."""
+        wanted = float(len(self._fleet.all))
+        began = time.monotonic()
+        process.start()
+        process.wait_until_ready()
+        self._wait(lambda: self._fleet.router.metric("espalier_router_replicas") >= wanted)
+        return round(time.monotonic() - began, 2)
+
+    def _rollouts(self, count: int) -> dict[str, Any]:
+        """New versions under load: none fails, none is mixed, none goes back."""
+        shards = len(self._fleet.replicas)
+        before = self._fleet.router.metric("espalier_router_mixed_total")
+        seconds: list[float] = []
+        seen: list[Seen] = []
+        failed = 0
+        for number in range(count):
+            version = number + 2
+            running_load = self._load(self._plan.rollout_s)
+            time.sleep(0.5)
+            began = time.monotonic()
+            next_version(self._models, self._name, shards, version, bundle_first=number % 2 == 1)
+            self._wait(partial(self._serves, version))
+            seconds.append(time.monotonic() - began)
+            load = Load(running_load.result())
+            failed += load.figures()["failed"]
+            seen += load.seen
+            said(f"version {version} serves after {seconds[-1]:.1f} s; {json.dumps(load.figures()['statuses'])}")
+        answers_mixed = sum(is_mixed(one, self._first, len(self._requests)) for one in seen)
+        return {
+            "rollouts": count,
+            "failed": failed,
+            "answers": len(seen),
+            "versions": sorted({one.version for one in seen}),
+            "not_covered": sum(one.items < 1 for one in seen),
+            "mixed": answers_mixed,
+            "refused_as_mixed": self._fleet.router.metric("espalier_router_mixed_total") - before,
+            "went_back": went_back(seen),
+            "seconds_p50": round(float(np.median(seconds)), 2),
+            "seconds_max": round(max(seconds), 2),
+        }
+
+    def _killed_router(self) -> dict[str, float]:
+        """Seconds without an answer when the router is killed and started again at once."""
+        router = self._fleet.router
+        router.kill()
+        began = time.monotonic()
+        router.start()
+        router.wait_until_ready()
+        self._wait(self._is_whole)
+        return {"back_s": round(time.monotonic() - began, 2)}
+
+    # -- what the fleet says --------------------------------------------------------------------------------------------
+
+    def _is_whole(self) -> bool:
+        answer = Load(each_once(self._address, self._requests[:1], 1, keep=kept))
+        return bool(answer.seen) and answer.seen[0].items == 1
+
+    def _serves(self, version: int) -> bool:
+        seen = Load(each_once(self._address, self._requests[:1], 1, keep=kept)).seen
+        return bool(seen) and seen[0].version == version
+
+    def _buckets(self, name: str) -> list[tuple[float, float]]:
+        """The upper bounds of a histogram of the router, in seconds, and how many were at most so long."""
+        lines = get(self._fleet.router.port, "/metrics")[1].decode().splitlines()
+        rows = [line for line in lines if line.startswith(f"{name}_bucket") and 'le="+Inf"' not in line]
+        return sorted((float(row.split('le="')[1].split('"')[0]), float(row.rpartition(" ")[2])) for row in rows)
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        give_up = time.monotonic() + WAIT_S
+        while not condition():
+            if time.monotonic() > give_up:
+                raise RuntimeError(f"it did not come to pass within {WAIT_S:g} s")
+            time.sleep(0.05)
+
+
+def quantile_ms(before: Sequence[tuple[float, float]], after: Sequence[tuple[float, float]], quantile: float) -> float:
+    """A quantile of what a histogram counted between two looks, in milliseconds, by a straight line between the bounds."""
+    least_s, least = 0.0, 0.0
+    counts = [(bound, count - earlier) for (bound, count), (_, earlier) in zip(after, before, strict=True)]
+    wanted = quantile * counts[-1][1]
+    for bound, count in counts:
+        if count >= wanted:
+            return round(1e3 * (least_s + (bound - least_s) * (wanted - least) / max(count - least, 1.0)), 3)
+        least_s, least = bound, count
+    raise RuntimeError("nothing was counted")
+
+
+if __name__ == "__main__":
+    main()
