@@ -298,7 +298,8 @@ def test_the_adapter_asks_for_series_that_the_service_exposes() -> None:
     known = exposed()
     for rule in ADAPTER:
         queried = re.match(r"\w+", rule["seriesQuery"])
-        assert queried is not None and queried[0] in known
+        assert queried is not None
+        assert queried[0] in known
         for series in re.findall(r"\w+(?=\{<<\.LabelMatchers>>\})", rule["metricsQuery"]):
             assert series in known, rule["name"]["as"]
 

@@ -8,6 +8,7 @@ Each process draws the random numbers of the whole batch and keeps those of its 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -34,6 +35,9 @@ def joined(device: torch.device) -> Iterator[None]:
     if not dist.is_torchelastic_launched():
         yield
         return
+    # Its functions keep the group that there is when it is imported, which the first step of an optimiser does. With it gloo's threads
+    # would outlive the group, and one that frees a tensor while the interpreter ends aborts the process (torch 2.13).
+    importlib.import_module("torch.distributed.nn.functional")
     if device.type == "cuda":
         gpu = dist.get_node_local_rank()
         if gpu >= torch.cuda.device_count():
