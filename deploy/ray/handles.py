@@ -50,10 +50,12 @@ class HandleTransport:
         self._handles = handles
         self._served: dict[str, Engines] = {}  # by the deployment's name, as of the last time that all its replicas said it
 
-    async def send(self, address: str, body: bytes, timeout_s: float, headers: Mapping[str, str]) -> bytes:
-        """The body of the answer of one replica. Raises ReplicaFailed, MasksWanted."""
+    async def send(self, address: str, body: bytes, most: int, timeout_s: float, headers: Mapping[str, str]) -> bytes:
+        """The body of the answer of one replica, once Ray has brought all of it. Raises ReplicaFailed, MasksWanted."""
         name = address.rpartition("/")[0]
         status, answer = await _call(name, partial(self._handles[name].search.remote, body), timeout_s)
+        if len(answer) > most:
+            raise ReplicaFailed("garbage", f"{name}: {len(answer)} bytes, expected at most {most}")
         return bytes(answered(status, answer))
 
     async def addresses(self, name: str) -> Sequence[str]:

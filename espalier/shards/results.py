@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from espalier.errors import InvalidMessage
-from espalier.search import NO_ITEM, Frontier, LevelTrace, SearchResult
+from espalier.search import NO_ITEM, Frontier, LevelTrace, SearchParams, SearchResult
 from espalier.shards.fields import Array, Arrays, Fields
 
 MAX_TREES, MAX_LEVELS = 16, 64
+HEAD_BYTES, TRACE_BYTES = 1 << 16, 256 << 20
+"""Of an answer, room for what is said of its arrays; and for the traces of a search, which list all candidates."""
 _TRACE = tuple(field.name for field in fields(LevelTrace) if field.name != "level")
 """The arrays of a level's trace."""
 
@@ -63,6 +65,18 @@ def result_of(message: Fields, arrays: Arrays) -> SearchResult:
         other_traces=tuple(traces[1:]),
         frontiers=frontiers,
     )
+
+
+def answer_bytes(params: SearchParams, trees: int) -> int:
+    """The bytes that the answer to a search in so many trees may have."""
+    if params.trace:
+        return TRACE_BYTES
+    batch, m = len(params.m_B), int(params.m_B.max(initial=0))
+    size = HEAD_BYTES + batch * (32 + 20 * m)  # rows of 8 bytes, scores, ranks and keys of 4
+    if params.frontier:
+        states = 0 if params.states_BLS is None else params.states_BLS.shape[2]
+        size += trees * batch * (16 * int(params.beam_size_B.max(initial=0)) + 4 * states)
+    return size
 
 
 def check_result(result: SearchResult, batch: int, m: int, items: int, nodes: Sequence[int]) -> None:

@@ -153,6 +153,8 @@ class Follower:
                 first = False
             self._wake.wait(TICK_S)
             self._wake.clear()
+            if self._stopped.is_set():
+                return
             unreadable = ""
             try:
                 self._scan()

@@ -22,7 +22,7 @@ from typing import Protocol
 from espalier.bundle import MAX_MANIFEST_BYTES, find_versions, parse_manifest
 from espalier.errors import CacheFull, EspalierError, StoreDamaged, StoreError, StoreMissing
 from espalier.serving import Serving
-from espalier.store.fetching import FETCHED, BeingFetched, Progress, drop, drop_unfinished, fetch
+from espalier.store.fetching import FETCH, FETCHED, BeingFetched, Progress, drop, drop_unfinished, fetch
 from espalier.store.models import MANIFEST, StoredModel, find_models, read_serving, version_of
 from espalier.store.objects import Objects
 from service.errors import BeingChanged
@@ -92,10 +92,11 @@ class StoreMirror:
         self._stopped.set()
 
     def starting(self) -> bool:
-        """Whether the models that the store had at the start are still to come; /readyz waits for them."""
+        """Whether the models that the store had at the start are still to come; /readyz waits for them, unless they are damaged there."""
         if not self._settled:
             listed, here = self.state.listed, {*self._models.names}
-            self._settled = bool(here) and (here >= {*listed} if listed is not None else self.state.problem is not None)
+            damaged = {name for name, wait in self.state.waits.items() if wait.damaged}
+            self._settled = bool(here) and (here | damaged >= {*listed} if listed is not None else self.state.problem is not None)
         return not self._settled
 
     def lines(self) -> list[str]:
@@ -185,6 +186,9 @@ class StoreMirror:
         if self.state.problem is not None:
             log.info("the store answers again")
         self._heard()
+        for folder in {path.parent for path in self._folder.glob(f"*/{FETCH}*")}:
+            if folder.name not in found:
+                drop_unfinished(folder, set())
         waits = {name: wait for name, wait in self.state.waits.items() if name in found}
         self._say(StoreState(tuple(found), waits))
         failed = False
@@ -213,7 +217,7 @@ class StoreMirror:
             self._wait(name, replace(self.state.waits.get(name) or Wait(stored.versions[-1]), reason=str(error)))
         except (EspalierError, OSError) as error:
             wait, failed = self.state.waits.get(name) or Wait(stored.versions[-1]), True
-            self._wait(name, replace(wait, reason=self._told(error)))
+            self._wait(name, replace(wait, reason=self._told(error), damaged=isinstance(error, StoreDamaged | StoreMissing)))
             if before is None or before.reason != self._told(error):
                 log.error("%s version %d does not come from the store: %s", name, wait.version, error)
         if name in self.state.waits:
@@ -235,20 +239,21 @@ class StoreMirror:
         Where none is here yet, one for which there is no room is passed over, too.
         """
         here: set[int] = set()
-        wrong: StoreError | None = None
+        wrong: tuple[int, StoreError] | None = None
         for version in reversed(versions):
             try:
                 self._bring(store, name, version)
             except (StoreDamaged, StoreMissing, CacheFull) as error:
                 if isinstance(error, CacheFull) and find_versions(self._folder).get(name):
                     raise
-                wrong = wrong or error
+                wrong = wrong or (version, error)
                 continue
             here.add(version)
             if len(here) == (SHARD_VERSIONS if self._is_shard(name, version) else 1):
                 break
         if wrong is not None:
-            raise wrong
+            self._wait(name, Wait(wrong[0]))
+            raise wrong[1]
         return here
 
     def _bring(self, store: Objects, name: str, version: int) -> None:

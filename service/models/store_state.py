@@ -14,12 +14,14 @@ class Wait:
 
     came, size  bytes of it on this disk, and of all of it; 0, 0 where its download has not begun
     reason      why it does not come; None while it does
+    damaged     whether it is the store's copy that is wrong: nobody waits for that
     """
 
     version: int
     came: int = 0
     size: int = 0
     reason: str | None = None
+    damaged: bool = False
 
     def __str__(self) -> str:
         if self.reason is not None:

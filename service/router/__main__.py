@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         app = create_router(settings, config)
         Server(app, settings).serve_on(listen_on(settings))
-    except (BundleNotFound, TracingUnavailable, OSError) as error:
+    except (BundleNotFound, InvalidConfig, TracingUnavailable, OSError) as error:
         print(f"cannot start: {error}", file=sys.stderr)
         return 1
     log.info("stopped")

@@ -32,11 +32,13 @@ class Question:
     """What one shard is asked.
 
     body    of the digests of masks that the shard wants the bits of, and the seconds that are left
+    most    bytes that the answer may have
     check   raises InvalidMessage where a result cannot be the answer
     """
 
     pin: Pin
     body: Callable[[Sequence[str], float], bytes]
+    most: int
     check: Callable[[ShardAnswer], None]
     headers: Mapping[str, str]
 
@@ -129,7 +131,7 @@ class Asking:
     async def _sent(self, replica: Replica, wanted: Sequence[str]) -> bytes:
         left_s = self._deadline - time.perf_counter()
         body = self._question.body(wanted, left_s)
-        return await self._fleet.transport.send(replica.address, body, left_s, self._question.headers)
+        return await self._fleet.transport.send(replica.address, body, self._question.most, left_s, self._question.headers)
 
     def _overtaken(self) -> None:
         """The first replica of all had a head start: where another one was faster, it lets one wait."""

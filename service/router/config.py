@@ -62,11 +62,17 @@ def read_config(path: Path) -> RouterConfig:
 
 
 def with_key_of(config: RouterConfig, settings: Settings) -> RouterConfig:
-    """The configuration with the first of this process's own internal keys, where it names none. Names of keys are not sent."""
+    """The configuration with the first of this process's own internal keys, where it names none. Names of keys are not sent.
+
+    Raises InvalidConfig where that key cannot stand in a header.
+    """
     if config.key is not None or not settings.internal_keys:
         return config
     _, key = named_key(settings.internal_keys[0].get_secret_value())
-    return config.model_copy(update={"key": SecretStr(key)})
+    try:
+        return config.model_copy(update={"key": _for_a_header(SecretStr(key))})
+    except ValueError as error:
+        raise InvalidConfig("ESPALIER_INTERNAL_KEYS", "a first key with other characters", str(error).removeprefix("expected ")) from None
 
 
 def invalid_config(error: ValidationError) -> InvalidConfig:

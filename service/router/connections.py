@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from service.router.transport import ReplicaFailed
 
-MAX_HEAD_BYTES, MAX_BODY_BYTES = 1 << 14, 256 << 20
-"""Largest head and body of an answer, unless a request expects less."""
+MAX_HEAD_BYTES = 1 << 14
+"""Largest head of an answer."""
 IDLE_S = 30.0
 """A connection that was not used for longer is not used again: the other side may just be closing it."""
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5]\d\d)[ \r]")
@@ -41,7 +41,7 @@ class Connection(asyncio.Protocol):
         self._answer: asyncio.Future[tuple[int, bytes]] | None = None
         self._received = bytearray()
         self._begin, self._end, self._status = 0, 0, 0  # of the body, once the head is there
-        self._most = MAX_BODY_BYTES
+        self._most = 0
 
     async def exchange(self, head: bytes, body: bytes, most: int) -> tuple[int, bytes]:
         """Send a request; the status and the body of its answer. Cancelling ends the connection. Raises _Broken, ReplicaFailed.
@@ -127,7 +127,7 @@ class Connections:
         """The head of a request. lines: more headers, each with its line end."""
         return f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._named}\r\nContent-Length: {size}\r\n{lines}\r\n".encode("latin-1")
 
-    async def exchange(self, head: bytes, body: bytes, most: int = MAX_BODY_BYTES) -> tuple[int, bytes]:
+    async def exchange(self, head: bytes, body: bytes, most: int) -> tuple[int, bytes]:
         """The status and the body of an answer, of at most so many bytes. Raises ReplicaFailed.
 
         A kept connection that ends without a byte of the answer was closed by the other side before the request came: it is sent again.

@@ -29,7 +29,7 @@ from espalier.memory_lists import MemoryLists
 from espalier.queries import PADDING, FeaturesKind, HistoryKind, QueryBatch, TextKind
 from espalier.search import NO_ITEM, Coverage, SearchParams, SearchResult
 from espalier.shards.messages import MaskBits, ShardAnswer, ShardQuery, encode_query
-from espalier.shards.results import check_result
+from espalier.shards.results import answer_bytes, check_result
 from service.batching.parts import joined, split
 from service.errors import ShardsMissing
 from service.router.asking import Asking, Question
@@ -190,8 +190,8 @@ class ShardedEngine:
 
     async def _ask(self, bodies: Sequence[partial[bytes]], deadline: float, params: SearchParams) -> tuple[list[ShardAnswer | None], float]:
         """Every shard's answer, None of those that gave none, and the seconds of the slowest."""
-        check, headers = partial(self._check, params), dict(params.origin)
-        questions = [Question(pin, body, check, headers) for pin, body in zip(self._pins, bodies, strict=True)]
+        check, most, headers = partial(self._check, params), answer_bytes(params, len(self._trees)), dict(params.origin)
+        questions = [Question(pin, body, most, check, headers) for pin, body in zip(self._pins, bodies, strict=True)]
         asking = [Asking(self.fleet, question, deadline, patient=params.deadline is None) for question in questions]
         try:
             found = await asyncio.gather(*(asked.answer for asked in asking), return_exceptions=True)

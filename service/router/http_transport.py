@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from espalier.shards.messages import MEDIA_TYPE
 from service.router.config import DNS, RouterConfig
-from service.router.connections import MAX_BODY_BYTES, Connections
+from service.router.connections import Connections
 from service.router.transport import Held, ReplicaFailed, answered, held_of
 
 SEARCH, SHARDS = "/internal/search", "/internal/shards"
@@ -45,13 +45,13 @@ class HttpTransport:
         hosts = sorted({str(address[0]) for *_, address in found})
         return [f"{url.scheme}://{f'[{host}]' if ':' in host else host}:{port}{url.path}" for host in hosts]
 
-    async def send(self, address: str, body: bytes, timeout_s: float, headers: Mapping[str, str]) -> bytes:
+    async def send(self, address: str, body: bytes, most: int, timeout_s: float, headers: Mapping[str, str]) -> bytes:
         """See `Transport`."""
         lines = self._lines
         for header, value in headers.items():
             lines += f"{header}: {_NOT_IN_HEADERS.sub('', value)}\r\n"
         connections = self._to(address)
-        return answered(*await _in_time(timeout_s, connections, connections.head("POST", SEARCH, len(body), lines), body))
+        return answered(*await _in_time(timeout_s, connections, connections.head("POST", SEARCH, len(body), lines), body, most))
 
     async def held(self, address: str, timeout_s: float) -> Held:
         """See `Transport`."""
@@ -72,7 +72,7 @@ class HttpTransport:
         return found
 
 
-async def _in_time(timeout_s: float, connections: Connections, head: bytes, body: bytes, most: int = MAX_BODY_BYTES) -> tuple[int, bytes]:
+async def _in_time(timeout_s: float, connections: Connections, head: bytes, body: bytes, most: int) -> tuple[int, bytes]:
     """An exchange that must end in time. Raises ReplicaFailed."""
     try:
         async with asyncio.timeout(max(timeout_s, 0)):

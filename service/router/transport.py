@@ -60,9 +60,10 @@ class Held:
 class Transport(Protocol):
     """Sends messages to replicas. Its coroutines run in one event loop, that of the fleet; cancelling one gives the answer up."""
 
-    async def send(self, address: str, body: bytes, timeout_s: float, headers: Mapping[str, str]) -> bytes:
+    async def send(self, address: str, body: bytes, most: int, timeout_s: float, headers: Mapping[str, str]) -> bytes:
         """The body of the answer to a query (`espalier.shards.messages`).
 
+        most     bytes that the answer may have; a longer one is garbage
         headers  of HTTP: X-Request-Id and traceparent; others may leave them out
         Raises ReplicaFailed, MasksWanted.
         """

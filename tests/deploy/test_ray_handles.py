@@ -89,8 +89,11 @@ def transport(deployment: Deployment) -> Transport:
     return HandleTransport({"books-shards-0": deployment})
 
 
+MOST = len(b"asked found")
+
+
 def send(transport: Transport, timeout_s: float = 5) -> bytes:
-    return asyncio.run(transport.send("books-shards-0/1", b"asked", timeout_s, {}))
+    return asyncio.run(transport.send("books-shards-0/1", b"asked", MOST, timeout_s, {}))
 
 
 def held(transport: Transport, timeout_s: float = 5) -> Held:
@@ -105,7 +108,13 @@ def test_a_deployment_has_an_address_for_each_try(transport: Transport) -> None:
     addresses = asyncio.run(transport.addresses("books-shards-0"))
     assert len({*addresses}) == 3
     for address in addresses:
-        assert asyncio.run(transport.send(address, b"asked", 5, {})) == b"asked found"
+        assert asyncio.run(transport.send(address, b"asked", MOST, 5, {})) == b"asked found"
+
+
+def test_an_answer_that_is_longer_than_it_may_be_is_garbage(transport: Transport) -> None:
+    with pytest.raises(ReplicaFailed, match="11 bytes, expected at most 10") as failed:
+        asyncio.run(transport.send("books-shards-0/0", b"asked", MOST - 1, 5, {}))
+    assert failed.value.reason == "garbage"
 
 
 def test_an_answer_is_its_body_and_a_status_what_went_wrong(transport: Transport, deployment: Deployment) -> None:
@@ -158,7 +167,7 @@ def test_what_is_late_or_given_up_is_cancelled_in_the_replica_too(transport: Tra
     assert raised.value.reason == "late"
 
     async def give_up() -> None:
-        task = asyncio.create_task(transport.send("books-shards-0/0", b"asked", 5, {}))
+        task = asyncio.create_task(transport.send("books-shards-0/0", b"asked", MOST, 5, {}))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         task.cancel()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from espalier.errors import InvalidMessage
 from espalier.memory_lists import MemoryLists
 from espalier.queries import FeaturesKind, HistoryKind, QueryBatch, VectorKind
-from espalier.search import Frontier, LevelTrace, SearchResult
+from espalier.search import Frontier, LevelTrace, SearchParams, SearchResult
 from espalier.shards.framing import MAX_HEADER_BYTES, framed, unframed
 from espalier.shards.messages import (
     MAX_QUERIES,
@@ -32,7 +32,7 @@ from espalier.shards.messages import (
     encode_answer,
     encode_query,
 )
-from espalier.shards.results import check_result
+from espalier.shards.results import answer_bytes, check_result
 from espalier.text.sparse_rows import SparseRows
 
 PIN = Pin("sample", 3, "a" * 64, 1, 4)
@@ -373,6 +373,19 @@ def test_memory_that_cannot_be_is_refused(offset: list[int], nodes: list[int], v
     lists = MemoryLists(np.array(offset), np.array(nodes), np.array(values, np.float32))
     with pytest.raises(InvalidMessage, match=f"^{named}"):
         decode_query(encode_query(replace(a_query(), memory=lists)))
+
+
+@pytest.mark.parametrize("states", [None, 24])
+def test_the_largest_answer_to_a_search_is_as_long_as_it_may_be(states: int | None) -> None:
+    batch, m, beam, trees = 50, 200, 100, 2
+    rows, numbers = np.zeros((batch, m), np.int64), np.zeros((batch, m), np.float32)
+    own = None if states is None else np.zeros((batch, states), np.float32)
+    frontier = Frontier(np.zeros((batch, beam), np.int64), np.zeros((batch, beam), np.float32), own)
+    every = np.ones(batch, np.bool_)
+    result = SearchResult(rows, numbers, numbers, numbers, rows[:, 0], every, finite_B=every, frontiers=(frontier,) * trees)
+    states_BLS = None if states is None else np.zeros((batch, 1, states), np.float32)
+    params = SearchParams(np.full(batch, beam), np.full(batch, m), frontier=True, states_BLS=states_BLS)
+    assert 1 / 2 < len(encode_answer(ShardAnswer(PIN, result, "compiled-cpu", 1.5, 2))) / answer_bytes(params, trees) < 1
 
 
 def test_a_right_answer_passes_its_check() -> None:

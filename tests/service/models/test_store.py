@@ -20,7 +20,7 @@ from espalier.bundle import find_versions
 from espalier.checks.random_bundles import make_bundle
 from espalier.errors import CacheFull
 from espalier.store import fetching
-from espalier.store.fetching import fetch
+from espalier.store.fetching import FETCH, fetch
 from espalier.store.models import StoredModel, blob_key, find_models, serve_highest, serving_key, set_default
 from espalier.store.objects import Objects
 from espalier.store.publishing import publish
@@ -169,7 +169,28 @@ def test_a_start_waits_for_all_models_of_the_store(store: Objects, models: Path,
         assert not any("songs" in line for line in running.registry.not_ready())  # no start waits for it
 
 
-def test_a_damaged_version_is_said_and_the_next_lower_serves(store: Objects, models: Path, cache: Path) -> None:
+def test_a_start_waits_for_no_model_that_is_damaged_in_the_store(store: Objects, models: Path, cache: Path) -> None:
+    rng = np.random.default_rng(2)
+    films = make_bundle(models, rng, complete_tree(rng.permutation(ITEMS), 2), name="films", version=1)
+    publish(store, [models / "books" / "1", films.path])
+    (folder_of(store) / blob_key(films.manifest.files["nodes.safetensors"].sha256)).write_bytes(b"damaged")
+    with follow(store, cache) as running:
+        until(lambda: not running.registry.not_ready(), lambda: str(running.registry.not_ready()))
+        assert running.served() == 1
+        until(lambda: "films" not in running.registry.entries and "7 bytes" in str(running.registry.waits_for("films")))
+
+
+def test_what_is_left_of_a_model_that_the_store_has_no_more_is_deleted(store: Objects, models: Path, cache: Path) -> None:
+    publish(store, [models / "books" / "1"])
+    (cache / "films" / f"{FETCH}1").mkdir(parents=True)
+    with follow(store, cache) as running:
+        until(lambda: not running.registry.not_ready())
+        assert not (cache / "films" / f"{FETCH}1").exists()
+
+
+def test_a_damaged_version_is_said_and_the_next_lower_serves(
+    store: Objects, models: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     rng = np.random.default_rng(2)
     second = make_bundle(models, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", version=2)
     publish(store, [models / "books" / "1", second.path])
@@ -180,6 +201,8 @@ def test_a_damaged_version_is_said_and_the_next_lower_serves(store: Objects, mod
         until(lambda: not running.registry.not_ready(), lambda: str(running.registry.not_ready()))
         assert running.served() == 1
         until(lambda: (wait := running.registry.waits_for("books")) and wait.version == 2 and "damaged" in str(wait.reason))
+        assert "books version 2 does not come from the store" in caplog.text
+        assert "books version 1 does not come" not in caplog.text
         assert metric(running, 'espalier_store_failures_total{reason="damaged"}') >= 1
         publish(store, [second.path], again=True)
         until(lambda: running.served() == 2)

@@ -53,7 +53,7 @@ class LocalTransport:
     async def addresses(self, name: str) -> Sequence[str]:
         return self.names.get(name, (name,))
 
-    async def send(self, address: str, body: bytes, timeout_s: float, headers: Mapping[str, str]) -> bytes:
+    async def send(self, address: str, body: bytes, most: int, timeout_s: float, headers: Mapping[str, str]) -> bytes:
         self.sent.append((address, body, headers))
         await self._reached(address, timeout_s)
         if address in self.faults:
