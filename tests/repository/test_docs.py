@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -25,6 +22,7 @@ from service.retrieval.schemas import RetrieveRequest
 from service.settings import Settings
 from service.watch.metrics import Metrics
 from tests import ROOT
+from tests.helps import help_of
 from tests.service.running import every_metric
 from training.specification.models import check_config
 
@@ -141,15 +139,6 @@ def test_python_commands_name_modules_and_options_that_exist(document: str, comm
     assert [option for option in options if not re.search(rf"(?<![\w-]){option}(?![\w-])", described)] == [], f"{document}: {command}"
 
 
-@cache
-def help_of(module: str, subcommand: str | None) -> str:
-    """What `python -m module [subcommand] --help` prints."""
-    arguments = [sys.executable, "-m", module, *([subcommand] if subcommand else []), "--help"]
-    run = subprocess.run(arguments, cwd=ROOT, env=os.environ | {"COLUMNS": "200", "NO_COLOR": "1"}, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    return run.stdout
-
-
 def test_requests_in_the_documents_are_valid_and_about_packages_of_the_sample() -> None:
     bodies = [
         shlex.split(command)[shlex.split(command).index("-d") + 1]
@@ -188,13 +177,18 @@ def test_every_log_format_in_the_documents_is_valid() -> None:
         check_config({"name": "any", "data": {"log": "log", **parsed}})
 
 
+@cache
+def python_files() -> set[str]:
+    """The names of all of the project's."""
+    return {path.name for path in ROOT.glob("*.py")} | {path.name for path in ROOT.glob("[!.]*/**/*.py")}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_and_paths_lead_somewhere(document: str) -> None:
     links = [link for link in re.findall(r"\[[^\]]*\]\(([^)]+)\)", text(document)) if "://" not in link]
     assert [link for link in links if not leads_somewhere(document, link)] == []
-    files = {path.name for path in ROOT.glob("**/*.py") if ".venv" not in path.parts}
     written = set(re.findall(r"[a-z_]+\.py\b", text(document))) - {"utils.py"}  # named as what is not wanted
-    assert written <= files
+    assert written <= python_files()
 
 
 def test_the_index_lists_every_decision_once() -> None:
