@@ -131,6 +131,10 @@ class Measuring:
         """Every phase, and the figures that are asked for."""
         fleet, plan = self._fleet, self._plan
         said(f"capacity {self._capacity:.0f}/s, {self._rate:.0f}/s are offered")
+        before = self._buckets("espalier_router_own_seconds")
+        closed_loop(self._address, self._requests, 1, plan.phase_s)
+        alone_p50_ms = quantile_ms(before, self._buckets("espalier_router_own_seconds"), 0.5)
+        said(f"with one client at a time the router's own time is {alone_p50_ms:g} ms at p50")
         covered = recall(self._address, self._name, self._queries)
         self._first = {one.number: one.scores for one in Load(all_answered(self._address, self._requests, kept)).seen}
         before, hedged = self._buckets("espalier_router_own_seconds"), fleet.router.metric("espalier_router_hedges_total")
@@ -154,6 +158,7 @@ class Measuring:
             "offered_per_s": round(self._rate, 1),
             "recall_sharded": covered,
             "router_p50_ms": own_p50_ms,
+            "router_one_client_p50_ms": alone_p50_ms,
             "killed_replica_failures": killed["failed"] + killed["not_covered"],
             "killed_replica_back_s": again_s,
             "killed_shard_coverage": shard["least_coverage"],

@@ -25,6 +25,9 @@ def check_coverage(coverage: Coverage | None, least: float | None) -> None:
 
 def as_json(coverage: Coverage) -> dict[str, Any]:
     """The coverage of a request: a shard counts where it answered all of its queries."""
+    if coverage.answered_BS.all():
+        shards = coverage.answered_BS.shape[1]
+        return {"items": 1.0, "shards": shards, "answered": shards, "missing": []}
     answered_S = np.logical_and.reduce(coverage.answered_BS)
     items = int(coverage.items_S[answered_S].sum()) / int(coverage.items_S.sum())
     missing = np.flatnonzero(~answered_S).tolist()

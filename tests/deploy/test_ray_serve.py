@@ -74,16 +74,16 @@ def test_it_answers_like_the_bundle(application: Application) -> None:
 
 def test_ray_adds_a_replica_under_load_and_the_death_of_one_fails_no_request(application: Application) -> None:
     serving = application.serving
-    until(lambda: len(serving.replicas(FIRST)) == 1, serving.tail, within_s=60)  # the first queries may have been load enough
+    until(lambda: len(serving.replicas(FIRST)) == 1, serving.tail, within_s=STARTED_S)  # the first queries may have been load enough
     (first,) = serving.replicas(FIRST)
     with Load(serving, BODY, 2) as load:
-        until(lambda: len(serving.replicas(FIRST)) == 2, serving.tail, within_s=60)
+        until(lambda: len(serving.replicas(FIRST)) == 2, serving.tail, within_s=STARTED_S)
         seen = load.answered
         until(lambda: load.answered > seen + 20, serving.tail, within_s=30)
         os.kill(first, signal.SIGKILL)
         seen = load.answered
         until(lambda: load.answered > seen + 20, serving.tail, within_s=30)
-        until(lambda: len([pid for pid in serving.replicas(FIRST) if pid != first]) == 2, serving.tail, within_s=60)
+        until(lambda: len([pid for pid in serving.replicas(FIRST) if pid != first]) == 2, serving.tail, within_s=STARTED_S)
     assert load.other == []
     assert load.lacking == 0
 
@@ -115,7 +115,7 @@ def test_a_new_version_is_rolled_out_by_its_files_under_load(application: Applic
             (folder / "books-shards" / str(index) / ".2").rename(folder / "books-shards" / str(index) / "2")
         shutil.copytree(second.path, folder / "models" / "books" / ".2")
         (folder / "models" / "books" / ".2").rename(folder / "models" / "books" / "2")
-        until(lambda: 2 in load.versions, serving.tail, within_s=60)
+        until(lambda: 2 in load.versions, serving.tail, within_s=STARTED_S)
     assert load.other == []
     assert load.lacking == 0
     status, answer = serving.ask(BODY)
