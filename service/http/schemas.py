@@ -38,6 +38,7 @@ class StoreWait(BaseModel):
     came: int = Field(description="Bytes of it that are here.")
     size: int = Field(description="Bytes of it in all; 0 while unknown.")
     reason: str | None = Field(description="Why it does not come; null while it does.")
+    damaged: bool = Field(description="Whether the store's copy is wrong or not there: no start waits for that.")
 
 
 class Model(BaseModel):

@@ -34,7 +34,8 @@ def test_models_and_readyz_say_what_is_missing(versions: Path, tmp_path: Path) -
         until(lambda: model(running)["version"] == 1)
         missing = b'{"generation": 9, "versions": [7], "default": 7}'
         store.write("models/books/serving.json", iter([missing]), len(missing))
-        until(lambda: model(running)["store"] == {"version": 7, "came": 0, "size": 0, "reason": "the store: no version 7 of 'books'"})
+        lacking = {"version": 7, "came": 0, "size": 0, "reason": "the store: no version 7 of 'books'", "damaged": True}
+        until(lambda: model(running)["store"] == lacking)
         assert running.client.get("/readyz").status_code == 200
         for path, body in (("load", {"version": 2}), ("default", {"version": 2}), ("unload", {"version": 2})):
             answer = running.client.post(f"/models/books/{path}", json=body, headers=bearer(KEY))
