@@ -377,7 +377,7 @@ def test_memory_that_cannot_be_is_refused(offset: list[int], nodes: list[int], v
 
 @pytest.mark.parametrize("states", [None, 24])
 def test_the_largest_answer_to_a_search_is_as_long_as_it_may_be(states: int | None) -> None:
-    batch, m, beam, trees = 50, 200, 100, 2
+    batch, m, beam, trees = 400, 200, 100, 2
     rows, numbers = np.zeros((batch, m), np.int64), np.zeros((batch, m), np.float32)
     own = None if states is None else np.zeros((batch, states), np.float32)
     frontier = Frontier(np.zeros((batch, beam), np.int64), np.zeros((batch, beam), np.float32), own)
