@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +38,7 @@ from espalier.bundle_files import Gathered, sha256_of, write_safetensors
 from espalier.chunks import ARRAYS as CHUNK_ARRAYS
 from espalier.chunks import Chunks, TreeChunks
 from espalier.content_info import ContentInfo
+from espalier.durable import flush
 from espalier.errors import BundleCorrupt, BundleExists, InvalidTree
 from espalier.items import ItemTable
 from espalier.label_counts import LabelCounts
@@ -327,12 +327,3 @@ def _check_padding(tree: Tree) -> None:
                 f"level {h}: its largest node has {most} children, so beams would be padded to {padded} candidates for {nodes} nodes; "
                 "more than twice is refused. Split the largest nodes or balance the tree"
             )
-
-
-def flush(path: Path) -> None:
-    """Have what was written to a file, or the names in a folder, on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

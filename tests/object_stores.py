@@ -1,4 +1,4 @@
-"""Object stores for tests: an S3 server in this process, and a proxy before it that fails as told."""
+"""Object stores for tests: an S3 server in this process, a proxy before it that fails as told, and what is published."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
+import numpy as np
 from moto.server import ThreadedMotoServer
+
+from espalier.checks.random_bundles import make_bundle
+from espalier.tree import complete_tree
 
 BUCKET = "models"
 ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": "not-shown-anywhere", "AWS_REGION": "us-east-1"}
@@ -27,6 +32,14 @@ def s3_server() -> Iterator[str]:
         yield f"http://{host}:{port}"
     finally:
         server.stop()
+
+
+def two_versions(folder: Path) -> Path:
+    """The versions 1 and 2 of a small model, in its folder below this one."""
+    rng = np.random.default_rng(0)
+    for version in (1, 2):
+        make_bundle(folder, rng, complete_tree(rng.permutation(32), 2), name="books", version=version)
+    return folder / "books"
 
 
 def make_bucket(host: str, port: int) -> None:

@@ -19,6 +19,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
+from espalier.durable import flush
 from espalier.errors import JournalBusy, JournalCorrupt, JournalError, JournalFull, JournalReadOnly, UnsupportedJournal
 
 FILE = "live.db"
@@ -93,7 +94,7 @@ def open_writer(file: Path) -> sqlite3.Connection:
             connection.execute("PRAGMA secure_delete = ON")
             if found < len(MIGRATIONS):
                 _migrate(connection, found)
-                _flush_folder(file.parent)
+                flush(file.parent)
             connection.execute("BEGIN IMMEDIATE")  # raises where nothing can be written
             connection.execute("ROLLBACK")
         except BaseException:
@@ -273,11 +274,3 @@ def _probed(file: Path) -> JournalError | None:
     except OSError as error:
         return os_error(file, error)
     return None
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -76,7 +76,7 @@ def cut_chunks(tree: Tree, chunks: Chunks, node_n: Int64) -> Chunks:
     size_p = chunks.row_entry[row_end] - chunks.row_entry[row_begin]
     rows_p = np.zeros(len(parent_p), np.int64)
     parts: list[tuple[Array, ...]] = [(np.empty(0, np.int32), np.empty(0, np.int64), chunks.entry_child[:0], chunks.entry_weight[:0])]
-    for block in _blocks(size_p + row_end - row_begin):
+    for block in blocks(size_p + row_end - row_begin):
         rows = spans(row_begin[block], row_end[block])
         entries_r = chunks.row_entry[rows + 1] - chunks.row_entry[rows]
         entries = spans(chunks.row_entry[rows], chunks.row_entry[rows + 1])
@@ -101,11 +101,11 @@ def cut_chunks(tree: Tree, chunks: Chunks, node_n: Int64) -> Chunks:
     )
 
 
-def _blocks(size_p: Int64) -> Iterator[slice]:
-    """Which nodes are looked at together: those of BLOCK entries, or one that has more."""
-    end_p = np.cumsum(size_p)
+def blocks(sizes: Int64) -> Iterator[slice]:
+    """Which places are handled together, by how many entries each has: those of BLOCK entries, or one that has more."""
+    ends = np.cumsum(sizes)
     begin, done = 0, 0
-    while begin < len(size_p):
-        end = max(begin + 1, int(np.searchsorted(end_p, done + BLOCK, side="right")))
+    while begin < len(sizes):
+        end = max(begin + 1, int(np.searchsorted(ends, done + BLOCK, side="right")))
         yield slice(begin, end)
-        begin, done = end, int(end_p[end - 1])
+        begin, done = end, int(ends[end - 1])

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from espalier.bundle_writer import FILE_MODE, FOLDER_MODE, make_folder
+from espalier.durable import flush
 from espalier.errors import CacheFull, StoreConflict, StoreDamaged, StoreMissing
 from espalier.manifest import FileInfo
 from espalier.store.models import MANIFEST, StoredManifest, blob_key, read_manifest
@@ -77,7 +78,7 @@ def fetch(store: Objects, name: str, version: int, models: Path, on_progress: Ca
             raise CacheFull(f"{folder}: no room for version {version} of {found.size} bytes ({error.strerror})") from error
         (folder / f"{FETCHED}{version}").touch(FILE_MODE)
         work.rename(target)
-        _flush(folder)
+        flush(folder)
     return came
 
 
@@ -213,7 +214,7 @@ def _finish(found: StoredManifest, work: Path) -> None:
         os.fchmod(stream.fileno(), FILE_MODE)
         os.fsync(stream.fileno())
     work.chmod(FOLDER_MODE)
-    _flush(work)
+    flush(work)
 
 
 def _size(file: Path) -> int:
@@ -221,14 +222,6 @@ def _size(file: Path) -> int:
         return file.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def _flush(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from espalier.durable import flush
 from espalier.errors import InvalidData
 from espalier.serving import DesiredFile, Serving
 from service.errors import BeingChanged, Conflict
@@ -114,13 +115,13 @@ class DesiredState:
                 with suppress(OSError):
                     os.unlink(temporary)
                 raise
-            self._flush()
+            flush(self.folder)
 
     def delete(self, kind: type[Serving] | type[Removed]) -> None:
         """Back to the state of no file."""
         with self._writable():
             self._file(kind).unlink(missing_ok=True)
-            self._flush()
+            flush(self.folder)
 
     @contextmanager
     def locked(self, kind: type[Serving] | type[Removed]) -> Iterator[None]:
@@ -138,13 +139,6 @@ class DesiredState:
 
     def _file(self, kind: type[DesiredFile]) -> Path:
         return self.folder / _FILES[kind]
-
-    def _flush(self) -> None:
-        folder = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
     @contextmanager
     def _writable(self) -> Iterator[None]:

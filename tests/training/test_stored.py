@@ -8,12 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from espalier.checks.random_bundles import make_bundle
 from espalier.errors import BundleCorrupt, BundleNotFound, InvalidConfig
-from espalier.tree import complete_tree
+from tests.object_stores import two_versions
 from tests.service.shards.cutting import cut, whole_bundle
 from training.__main__ import app, main
 from training.stored import change_default, publish, versions
@@ -26,11 +24,7 @@ def url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def books(tmp_path: Path) -> Path:
-    """The versions 1 and 2 of a model, in its folder."""
-    rng = np.random.default_rng(0)
-    for version in (1, 2):
-        make_bundle(tmp_path / "made", rng, complete_tree(rng.permutation(32), 2), name="books", version=version)
-    return tmp_path / "made" / "books"
+    return two_versions(tmp_path / "made")
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:

@@ -8,7 +8,7 @@ Legend: S shards, N nodes and I items of the whole, n nodes and i items of a sha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,13 +22,12 @@ from espalier.chunks import Chunks, TreeChunks
 from espalier.errors import BundleCorrupt
 from espalier.live.folded_chunks import spans
 from espalier.memory import Memory
+from espalier.shards.cut_tables import blocks
 from espalier.tail import Tail
 from espalier.tree import EMPTY_LEAF, Tree
 
 Array = NDArray[Any]
 Int64 = NDArray[np.int64]
-BLOCK = 1 << 20
-"""Entries that are put in order together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +84,7 @@ def joined_memory(memories: Sequence[Memory], items: Sequence[Int64], folder: Pa
     offset = np.sum([memory.offset for memory in memories], axis=0)
     item = _room(folder / "memory-item", offset[-1], np.int32)
     value = _room(folder / "memory-value", offset[-1], np.float32)
-    for part in _blocks(np.diff(offset)):
+    for part in blocks(np.diff(offset)):
         columns: list[list[Array]] = [[], [], []]
         for memory, rows in zip(memories, items, strict=True):
             counts = np.diff(memory.offset[part.start : part.stop + 1])
@@ -121,7 +120,7 @@ def joined_chunks(joined: JoinedTree, chunks: Sequence[Chunks], folder: Path) ->
     entry_child = _room(folder / "entry-child", weights, np.uint16)
     entry_weight = _room(folder / "entry-weight", weights, chunks[0].entry_weight.dtype)
     rows_p, row, entry = np.zeros(inner, np.int64), 0, 0
-    for block in _blocks(size_p):
+    for block in blocks(size_p):
         columns: list[list[Array]] = [[], [], [], []]
         for own, part, shard_tree, place in zip(own_s, chunks, joined.trees, joined.places, strict=True):
             _extend(columns, *_entries(part, shard_tree, place, np.searchsorted(own, (block.start, block.stop))))
@@ -169,13 +168,3 @@ def _extend(columns: list[list[Array]], *arrays: Array) -> None:
 def _room(file: Path, size: int, dtype: Any) -> Array:
     """An array in a file, which need not fit into memory."""
     return np.memmap(file, dtype, "w+", shape=(int(size),)) if size else np.empty(0, dtype)
-
-
-def _blocks(sizes: Int64) -> Iterator[slice]:
-    """Which places are handled together: those of BLOCK entries, or one that has more."""
-    ends = np.cumsum(sizes)
-    begin, done = 0, 0
-    while begin < len(sizes):
-        end = max(begin + 1, int(np.searchsorted(ends, done + BLOCK, side="right")))
-        yield slice(begin, end)
-        begin, done = end, int(ends[end - 1])

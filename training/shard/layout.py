@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from espalier.bundle import Bundle, find_versions
-from espalier.bundle_writer import flush, make_folder
+from espalier.bundle_writer import make_folder
+from espalier.durable import flush
 from espalier.errors import BundleExists, InvalidConfig
 from espalier.manifest import ShardInfo
 from espalier.shards.cut import Cut

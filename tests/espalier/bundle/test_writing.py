@@ -16,6 +16,7 @@ import espalier.bundle_writer as bundle_writer
 import espalier.items as items_module
 from espalier.bundle import Bundle, find_versions, is_model_name
 from espalier.bundle_writer import write_bundle
+from espalier.durable import flush
 from espalier.errors import (
     BundleCorrupt,
     BundleExists,
@@ -47,7 +48,7 @@ def test_not_even_an_empty_folder_or_a_file_is_overwritten(original: Bundle, tmp
 
 
 def test_a_version_that_appears_meanwhile_is_not_overwritten(original: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, flush = tmp_path / "tiny" / "1", bundle_writer.flush
+    path = tmp_path / "tiny" / "1"
 
     def appear(file: Path) -> None:
         path.mkdir(exist_ok=True)

@@ -6,13 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import numpy as np
 import pytest
 
-from espalier.checks.random_bundles import make_bundle
 from espalier.store.objects import Objects
-from espalier.tree import complete_tree
-from tests.object_stores import BUCKET, ENVIRONMENT, make_bucket, s3_server
+from tests.object_stores import BUCKET, ENVIRONMENT, make_bucket, s3_server, two_versions
 
 
 @pytest.fixture(scope="session")
@@ -45,8 +42,4 @@ def s3_store(address: str, monkeypatch: pytest.MonkeyPatch) -> Objects:
 
 @pytest.fixture
 def books(tmp_path: Path) -> Path:
-    """The versions 1 and 2 of a model, in its folder."""
-    rng = np.random.default_rng(0)
-    for version in (1, 2):
-        make_bundle(tmp_path / "made", rng, complete_tree(rng.permutation(32), 2), name="books", version=version)
-    return tmp_path / "made" / "books"
+    return two_versions(tmp_path / "made")

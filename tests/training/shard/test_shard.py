@@ -125,7 +125,6 @@ def test_shards_cut_into_another_number_are_those_that_the_bundle_is_cut_into(
     bundle = made(tmp_path, kind, seed=10 * before + after)
     expected = [files_of(found) for found in shard(bundle.path, after, tmp_path / "expected")]
     monkeypatch.setattr(cut_tables, "BLOCK", 5)
-    monkeypatch.setattr(joined_tables, "BLOCK", 7)
     shard(bundle.path, before, tmp_path / "before")
     assert [files_of(found) for found in shard(tmp_path / "before", after, tmp_path / "after")] == expected
 
