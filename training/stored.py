@@ -11,7 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from espalier.bundle import is_model_name
-from espalier.errors import BundleNotFound, InvalidConfig
+from espalier.errors import BundleNotFound, InvalidConfig, StoreMissing
 from espalier.store.models import StoredModel, find_models, read_serving, serve_highest, set_default
 from espalier.store.objects import Objects
 from espalier.store.publishing import Published
@@ -89,6 +89,10 @@ def change_default(url: str, model: str | None, version: int | None, beside: Seq
     _check_name(model)
     store = Objects(url)
     found: dict[str, StoredModel] = find_models(store) if model is None else {model: StoredModel((), None)}
+    for name, stored in found.items() if model is None else ():
+        lacking = [wanted for wanted in (version, *beside) if wanted is not None and wanted not in stored.versions]
+        if lacking:  # before the first is changed
+            raise StoreMissing(f"{store.url}: no version {lacking[0]} of {name!r}; there: {', '.join(map(str, stored.versions))}")
     for name in found:
         if version is None:
             serve_highest(store, name)

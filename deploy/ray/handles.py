@@ -78,6 +78,9 @@ class HandleTransport:
                 raise ReplicaFailed("late", f"{name}: not all replicas say what they serve") from None
         return Held(name, self._served[name])
 
+    def forget(self, address: str) -> None:
+        """Nothing is held: handles are Ray's."""
+
     async def close(self) -> None:
         """Nothing is held: handles are Ray's."""
 

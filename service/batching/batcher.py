@@ -36,6 +36,8 @@ Arguments = TypeVarTuple("Arguments")
 SERIAL_CALL_S = 1e-3
 """On a CPU a call costs the sum of its queries, and all answers come at its end, so batching only saves hand-overs between threads (tens of
 microseconds each). A call is filled up to this time."""
+DEADLINES_S = 0.1
+"""Requests whose deadlines are further apart get calls of their own, where calls end at deadlines."""
 JOB_PAUSE = 3.0
 """After a job, queries have the engine for so many times as long as it took."""
 JOB_QUERIES = 4
@@ -442,5 +444,5 @@ class Batcher:
 
 
 def _apart(one: SearchParams, other: SearchParams) -> bool:
-    """Whether two searches cannot share an engine call."""
-    return one.trace or other.trace or one.memory is not other.memory
+    """Whether two searches cannot share an engine call. Those of two deadlines cannot: a call waits for the earlier one alone."""
+    return one.trace or other.trace or one.memory is not other.memory or abs((one.deadline or 0) - (other.deadline or 0)) > DEADLINES_S

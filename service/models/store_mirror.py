@@ -217,7 +217,7 @@ class StoreMirror:
             self._wait(name, replace(self.state.waits.get(name) or Wait(stored.versions[-1]), reason=str(error)))
         except (EspalierError, OSError) as error:
             wait, failed = self.state.waits.get(name) or Wait(stored.versions[-1]), True
-            self._wait(name, replace(wait, reason=self._told(error), damaged=isinstance(error, StoreDamaged | StoreMissing)))
+            self._wait(name, replace(wait, reason=self._told(error), damaged=(name, wait.version) in self._bad))
             if before is None or before.reason != self._told(error):
                 log.error("%s version %d does not come from the store: %s", name, wait.version, error)
         if name in self.state.waits:
@@ -252,7 +252,8 @@ class StoreMirror:
             if len(here) == (SHARD_VERSIONS if self._is_shard(name, version) else 1):
                 break
         if wrong is not None:
-            self._wait(name, Wait(wrong[0]))
+            if self.state.waits[name].version != wrong[0]:
+                self._wait(name, Wait(wrong[0]))
             raise wrong[1]
         return here
 

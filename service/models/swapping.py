@@ -48,7 +48,7 @@ class Swapper:
     def __init__(self, settings: Settings, metrics: Metrics, engines: EngineSource, on_free: Callable[[], None]) -> None:
         self._settings, self._metrics, self._engines, self._on_free = settings, metrics, engines, on_free
         self._warned: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
-        self._reopened: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
+        self._reopened: weakref.WeakKeyDictionary[LoadedModel, int | None] = weakref.WeakKeyDictionary()  # with the layout then
         self._differs: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
         self._compare_at: weakref.WeakKeyDictionary[LoadedModel, float] = weakref.WeakKeyDictionary()
         self._comparing = threading.Thread()
@@ -141,11 +141,11 @@ class Swapper:
 
     def reopen(self, entry: Entry, before: LoadedModel) -> None:
         """Open a version anew that serves, and let the new one serve in its place."""
-        self._reopened.add(before)
+        self._reopened[before] = self._engines.layout(before.bundle.path)
         loaded = self._open(entry, before.version)
         if loaded is None and before.version in entry.waiting:  # its shards have gone again: once they are back
             entry.waiting = {version: text for version, text in entry.waiting.items() if version != before.version}
-            self._reopened.discard(before)
+            self._reopened.pop(before, None)
         if loaded is not None:
             with entry.lock:
                 serves = entry.ready.get(before.version) is before
@@ -155,11 +155,11 @@ class Swapper:
 
     def why_reopen(self, loaded: LoadedModel) -> str:
         """Why a version is to be opened anew, where that was not tried before; empty: it is not."""
-        if loaded in self._reopened:
+        layout = self._engines.layout(loaded.bundle.path)
+        if loaded in self._reopened and self._reopened[loaded] == layout:
             return ""
         if loaded.live.wants_reopening:
             return "it has seen many items come and go"
-        layout = self._engines.layout(loaded.bundle.path)
         return "" if layout is None or layout == loaded.layout else f"it is cut into {layout} shards now, not {loaded.layout}"
 
     def remove(self, entry: Entry, ids: tuple[str, ...]) -> None:

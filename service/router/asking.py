@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from espalier.errors import InvalidMessage
 from espalier.shards.messages import Pin, ShardAnswer, decode_answer
-from service.router.fleet import Fleet
+from service.router.fleet import HEDGE_UNKNOWN_S, Fleet
 from service.router.replicas import Replica, choose
 from service.router.transport import MasksWanted, ReplicaFailed
 
@@ -145,7 +145,7 @@ class Asking:
         metrics.failed(reason)
         if reason == "not_served":
             replica.lacks(self._question.pin)
-        elif reason not in ("full", "refused"):
+        elif reason not in ("full", "refused") and (reason != "late" or self._was_patient()):
             replica.suspect("late" if reason == "late" else "failed", time.monotonic())
         if reason in ("garbage", "mixed", "broken", "refused"):
             log.warning("shard %d: %s: %s", self._question.pin.index, replica.address, error)
@@ -173,10 +173,15 @@ class Asking:
     def _expire(self) -> None:
         if not self.answer.done():
             for replica in self._tries:
-                replica.suspect("late", time.monotonic())
+                if self._was_patient():
+                    replica.suspect("late", time.monotonic())
                 self._fleet.metrics.failed("late")
             index, count = self._question.pin.index, self._question.pin.count
             self.answer.set_exception(ReplicaFailed("late", f"shard {index} of {count} did not answer in time"))
+
+    def _was_patient(self) -> bool:
+        """Whether whoever has not answered is slow, or the question's deadline is short: customers say it."""
+        return time.perf_counter() - self.began >= max(self._latencies.p95_s, HEDGE_UNKNOWN_S)
 
     def _finish(self, _: asyncio.Future[ShardAnswer]) -> None:
         """Give up what is still under way."""

@@ -144,7 +144,9 @@ class Connections:
                     if is_new or error.answered:
                         raise ReplicaFailed("connection", f"{self._named}: the connection broke") from None
                     continue
-                if not connection.closed:
+                if connection.closed:
+                    connection.close()
+                else:
                     self._idle.append(connection)
                 return answer
         finally:

@@ -24,10 +24,10 @@ from espalier.engines.compiled.encoder import QueryEncoder
 from espalier.engines.given_states import check_queries
 from espalier.errors import InvalidMessage, InvalidQuery, UnsupportedGraph
 from espalier.manifest import LinearScorer
-from espalier.masks.eligibility import eligible_nodes, unrestricted_mask
+from espalier.masks.eligibility import NO_NODE, eligible_nodes, unrestricted_mask
 from espalier.memory_lists import MemoryLists
 from espalier.queries import PADDING, FeaturesKind, HistoryKind, QueryBatch, TextKind
-from espalier.search import NO_ITEM, Coverage, SearchParams, SearchResult
+from espalier.search import NO_ITEM, Coverage, Frontier, SearchParams, SearchResult
 from espalier.shards.messages import MaskBits, ShardAnswer, ShardQuery, encode_query
 from espalier.shards.results import answer_bytes, check_result
 from service.batching.parts import joined, split
@@ -229,7 +229,9 @@ class ShardedEngine:
         none = np.full(shape, -np.inf, np.float32)
         count_B = np.zeros(batch, np.int64)
         rows_BM = np.full(shape, NO_ITEM, np.int64)
-        return SearchResult(rows_BM, np.zeros(shape, np.float32), none, none, count_B, np.zeros(batch, np.bool_))
+        beam = Frontier(np.full((batch, 1), NO_NODE, np.int64), np.full((batch, 1), -np.inf, np.float32))
+        frontiers = (beam,) * len(self._trees) if params.frontier else ()
+        return SearchResult(rows_BM, np.zeros(shape, np.float32), none, none, count_B, np.zeros(batch, np.bool_), frontiers=frontiers)
 
 
 def _body(query: ShardQuery, bits: Mapping[str, MaskBits], wanted: Sequence[str], left_s: float) -> bytes:

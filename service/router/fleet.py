@@ -146,24 +146,32 @@ class Fleet:
         """Follow the replicas that the configured addresses stand for, again and again."""
         known: dict[str, Sequence[str]] = {}
         while True:
-            for name in self._names:
-                try:
-                    known[name] = await self.transport.addresses(name)
-                except ReplicaFailed as error:  # those that were known last may still be there
-                    if known.setdefault(name, ()) or not self._looked.is_set():
-                        log.warning("%s", error)
-            addresses = dict.fromkeys(address for found in known.values() for address in found)
-            for address in self.replicas.keys() - addresses.keys():
-                self._following.pop(address).cancel()
-                self.replicas[address].silent(late=False)
-            self.replicas = {address: self.replicas.get(address) or Replica(address) for address in addresses}
-            for address, replica in self.replicas.items():
-                if address not in self._following:
-                    self._following[address] = self._loop.create_task(self._follow(replica))
-            self._count()
-            if not self.replicas:
-                self._looked.set()
+            try:
+                await self._resolve_once(known)
+            except Exception:  # nothing may end the following
+                log.exception("the addresses cannot be followed")
             await asyncio.sleep(self.config.poll_s)
+
+    async def _resolve_once(self, known: dict[str, Sequence[str]]) -> None:
+        """Look names up, and follow those that are new. known: what each name stood for last."""
+        for name in self._names:
+            try:
+                known[name] = await self.transport.addresses(name)
+            except ReplicaFailed as error:  # those that were known last may still be there
+                if known.setdefault(name, ()) or not self._looked.is_set():
+                    log.warning("%s", error)
+        addresses = dict.fromkeys(address for found in known.values() for address in found)
+        for address in self.replicas.keys() - addresses.keys():
+            self._following.pop(address).cancel()
+            self.replicas[address].silent(late=False)
+            self.transport.forget(address)
+        self.replicas = {address: self.replicas.get(address) or Replica(address) for address in addresses}
+        for address, replica in self.replicas.items():
+            if address not in self._following:
+                self._following[address] = self._loop.create_task(self._follow(replica))
+        self._count()
+        if not self.replicas:
+            self._looked.set()
 
     async def _follow(self, replica: Replica) -> None:
         """Look at a replica again and again."""

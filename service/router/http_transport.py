@@ -40,7 +40,7 @@ class HttpTransport:
         port = url.port or (443 if url.scheme == "https" else 80)
         try:
             found = await asyncio.get_running_loop().getaddrinfo(url.hostname, port, type=socket.SOCK_STREAM)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter of a name that cannot be one
             raise ReplicaFailed("connection", f"{name}: {error}") from None
         hosts = sorted({str(address[0]) for *_, address in found})
         return [f"{url.scheme}://{f'[{host}]' if ':' in host else host}:{port}{url.path}" for host in hosts]
@@ -58,6 +58,11 @@ class HttpTransport:
         connections = self._to(address)
         head = connections.head("GET", SHARDS, 0, self._lines)
         return held_of(answered(*await _in_time(timeout_s, connections, head, b"", MAX_LIST_BYTES)))
+
+    def forget(self, address: str) -> None:
+        """See `Transport`."""
+        if (connections := self._connections.pop(address, None)) is not None:
+            connections.close()
 
     async def close(self) -> None:
         """See `Transport`."""

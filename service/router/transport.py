@@ -77,6 +77,10 @@ class Transport(Protocol):
         """The shards that a replica serves. Raises ReplicaFailed."""
         ...
 
+    def forget(self, address: str) -> None:
+        """Free what it holds for a replica that is no more."""
+        ...
+
     async def close(self) -> None:
         """Free what it holds. Nothing is sent after it."""
         ...

@@ -86,6 +86,20 @@ def test_requests_that_come_while_the_engine_is_busy_share_the_next_call(engine:
     asyncio.run(scenario())
 
 
+def test_where_calls_end_at_deadlines_a_short_one_cuts_no_other_request_short(engine: FakeEngine) -> None:
+    async def scenario() -> None:
+        batcher = Batcher(engine, Limits(max_batch=16, calls=2), "test")
+        async with held(engine, batcher) as first, held(engine, batcher) as second:
+            ends = [time.perf_counter() + seconds for seconds in (30, 30.01, 2, 30)]
+            tasks = await accepted(*(batcher.search(queries(i), SearchParams.uniform(1, 9, 9), end) for i, end in enumerate(ends)))
+        await asyncio.gather(first, second, *tasks)
+        shared = sorted(newest(engine, call) for call in range(2, len(engine.calls)))
+        assert shared == [[0, 1], [2], [3]]
+        assert await batcher.drain(10)
+
+    asyncio.run(scenario())
+
+
 def test_each_request_of_a_call_keeps_its_own_beam_m_and_exclusions(engine: FakeEngine) -> None:
     async def scenario() -> None:
         batcher = Batcher(engine, Limits(max_batch=16), "test")

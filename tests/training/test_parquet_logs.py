@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from datetime import UTC, date, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -249,3 +250,31 @@ def test_ids_of_one_hash_are_two_ids() -> None:
     words._hash_V, words._slots = other._hash_V, other._slots  # as if a had the hash of b
     assert words.encode(pa.array(["b", "b"])).tolist() == [1, 1]
     assert words.ids.to_pylist() == ["a", "b"]
+
+
+def test_links_are_followed_and_none_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path / "elsewhere" / "0.parquet", user=["u"], item=["b"])
+    write(tmp_path / "log" / "day=1" / "0.parquet", user=["u"], item=["a"])
+    (tmp_path / "log" / "day=2").symlink_to(tmp_path / "elsewhere")
+    assert lists(read(tmp_path / "log")) == {"u": ["a", "b"]}
+    (tmp_path / "log" / "day=3.parquet").symlink_to(tmp_path / "nowhere")
+    assert "day=3.parquet" in str(refused(tmp_path / "log"))
+    (tmp_path / "log" / "day=3.parquet").unlink()
+    (tmp_path / "log" / "day=4").symlink_to(tmp_path / "log")
+    assert "a link leads to one that was read" in str(refused(tmp_path / "log"))
+
+
+def test_a_gzipped_file_that_is_damaged_is_named(tmp_path: Path) -> None:
+    packed = bytearray(
+        gzip.compress(write(tmp_path / "plain.parquet", user=["u"] * 500, item=[f"i{row}" for row in range(500)]).read_bytes())
+    )
+    packed[12:40] = b"\xff" * 28
+    (tmp_path / "log.parquet.gz").write_bytes(packed)
+    assert "a Parquet file" in str(refused(tmp_path / "log.parquet.gz"))
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_times_with_a_zone_are_read_from_texts_of_every_type(tmp_path: Path, kind: pa.DataType) -> None:
+    times = pa.array(["2024-01-02T00:00:00Z", "2024-01-01T00:00:00Z"]).cast(kind)
+    write(tmp_path / "log.parquet", user=["u", "u"], item=["late", "early"], time=times)
+    assert lists(read(tmp_path / "log.parquet", **TIMED, timestamp_type="datetime")) == {"u": ["early", "late"]}

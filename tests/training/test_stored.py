@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from espalier.errors import BundleCorrupt, BundleNotFound, InvalidConfig
+from espalier.checks.random_bundles import make_bundle
+from espalier.errors import BundleCorrupt, BundleNotFound, InvalidConfig, StoreMissing
+from espalier.tree import complete_tree
 from tests.object_stores import two_versions
 from tests.service.shards.cutting import cut, whole_bundle
 from training.__main__ import app, main
@@ -109,3 +112,13 @@ def test_a_name_that_no_model_has_is_said(url: str, books: Path, name: str) -> N
     for command in (lambda: versions(url, name), lambda: change_default(url, name, 1, ()), lambda: change_default(url, name, None, ())):
         with pytest.raises(InvalidConfig, match="--model"):
             command()
+
+
+def test_the_default_of_all_models_is_changed_where_all_have_the_version(url: str, books: Path, tmp_path: Path) -> None:
+    for version in ("1", "2"):
+        publish(books / version, None, url, default=False, again=False)
+    films = make_bundle(tmp_path / "made", np.random.default_rng(0), complete_tree(np.arange(32), 2), name="films", version=1)
+    publish(films.path, None, url, default=False, again=False)
+    with pytest.raises(StoreMissing, match="no version 2 of 'films'; there: 1"):
+        change_default(url, None, 2, ())
+    assert [row["default"] for row in versions(url, None)] == [None, None]

@@ -85,7 +85,10 @@ def _floats(values: pa.Array) -> Stamps | None:
 
 
 def _microseconds(values: pa.Array) -> Stamps | None:
-    zones = (None, "UTC") if pa.types.is_string(values.type) else (getattr(values.type, "tz", None),)
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    is_text = any(fits(values.type) for fits in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
+    zones = (None, "UTC") if is_text else (getattr(values.type, "tz", None),)
     return next((stamps for zone in zones if (stamps := _cast(values, pa.timestamp("us", zone))) is not None), None)
 
 

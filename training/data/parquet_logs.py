@@ -8,7 +8,9 @@ are Parquet. A column that is in no file may be in the path, as `day=2024-05-01`
 from __future__ import annotations
 
 import gzip
+import os
 import shutil
+import zlib
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,12 +33,23 @@ def files_of(path: Path) -> list[Path]:
     """The file itself, or a folder's files in order. Raises InvalidData for a folder without any."""
     if not path.is_dir():
         return [path]
-    inside = [file for file in path.rglob("*") if file.is_file()]
-    named = {file.relative_to(path): file for file in inside}
-    kept = sorted((name for name in named if not any(part.startswith(("_", ".")) for part in name.parts)), key=_bytes_of)
+    inside: list[Path] = []
+    seen: set[tuple[int, int]] = set()
+    for folder, below, names in os.walk(path, onerror=_refused, followlinks=True):
+        status = os.stat(folder)
+        if (status.st_dev, status.st_ino) in seen:
+            raise InvalidData("log", folder, "each folder once: a link leads to one that was read")
+        seen.add((status.st_dev, status.st_ino))
+        below[:] = [name for name in below if not name.startswith(("_", "."))]
+        inside += [Path(folder) / name for name in names if not name.startswith(("_", "."))]
+    kept = sorted(inside, key=lambda file: _bytes_of(file.relative_to(path)))
     if not kept:
         raise InvalidData("log", str(path), "a folder with Parquet files")
-    return [named[name] for name in kept]
+    return kept
+
+
+def _refused(error: OSError) -> None:
+    raise InvalidData("log", str(error.filename), f"a folder that can be read ({error.strerror})") from error
 
 
 def parquet_batches(path: Path, columns: Mapping[str, Column], scratch: Path, rows: int) -> Generator[tuple[Place, pa.RecordBatch]]:
@@ -93,7 +106,7 @@ def _opened(file: Path, name: str, scratch: Path) -> Iterator[pa_parquet.Parquet
             with gzip.open(file) as packed, source.open("wb") as plain:
                 shutil.copyfileobj(packed, plain)
         opened = pa_parquet.ParquetFile(source, buffer_size=READ_BYTES)
-    except (pa.ArrowException, OSError, EOFError) as error:
+    except (pa.ArrowException, OSError, EOFError, zlib.error) as error:
         raise InvalidData(name, str(error), "a Parquet file") from error
     with opened:
         yield opened

@@ -49,6 +49,7 @@ class LocalTransport:
     dead: set[str] = field(default_factory=set)
     names: dict[str, Sequence[str]] = field(default_factory=dict)
     sent: list[tuple[str, bytes, Mapping[str, str]]] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
 
     async def addresses(self, name: str) -> Sequence[str]:
         return self.names.get(name, (name,))
@@ -86,6 +87,9 @@ class LocalTransport:
         if address in self.hung:
             await asyncio.sleep(timeout_s)
             raise ReplicaFailed("late", f"{address} hangs")
+
+    def forget(self, address: str) -> None:
+        self.forgotten.append(address)
 
     async def close(self) -> None:
         pass

@@ -17,8 +17,13 @@ from espalier.search import NO_ITEM, Frontier, SearchParams, SearchResult
 from espalier.shards.layout import shard_items
 from espalier.shards.messages import Pin, decode_answer, decode_query, encode_answer
 from service.models.loading import LoadedModel
+from service.router.config import RouterConfig
+from service.router.fleet import Fleet
+from service.router.http_transport import HttpTransport
+from service.router.metrics import RouterMetrics
 from service.router.transport import ReplicaFailed
 from service.shards.search import answer_search
+from service.watch.metrics import Metrics
 from tests.service.router.cluster import Cluster, cluster, shard_folders
 from tests.service.running import Json, problem
 from tests.service.shards.cutting import whole_bundle
@@ -259,3 +264,28 @@ def test_bits_of_a_filter_are_sent_where_a_shard_lacks_them(shards: Cluster) -> 
     with_bits = [query for query in queries if query.sent_masks]
     assert 2 <= len(with_bits) <= 4  # once for each replica that was asked
     assert all(bits.digest in (query.masks or ()) for query in with_bits for bits in query.sent_masks.values())
+
+
+def test_a_short_deadline_of_a_customer_makes_nobody_suspect(shards: Cluster) -> None:
+    shards.retrieve(**QUERY)
+
+    async def slowly(body: bytes) -> None:
+        await asyncio.sleep(0.02)
+
+    shards.transport.faults |= dict.fromkeys((A, B, *OTHERS), slowly)
+    for _ in range(8):
+        shards.client.post("/retrieve", json=QUERY | {"timeout_ms": 5})
+    assert failures(shards, "late") > 0
+    fleet = vars(vars(loaded(shards).engine)["inner"])["fleet"]
+    assert {replica.trust for replica in fleet.replicas.values()} == {"trusted"}
+
+
+def test_nothing_ends_the_following_of_addresses(caplog: pytest.LogCaptureFixture) -> None:
+    """Not even a name that cannot be one."""
+    config = RouterConfig(shards=("http://127.0.0.1:9", f"dns+http://{'x' * 70}:80"), poll_s=0.05)
+    fleet = Fleet(HttpTransport(config), config.shards, config, RouterMetrics(Metrics()))
+    fleet.start()
+    assert fleet.wait_until_looked(10)
+    assert [*fleet.replicas] == ["http://127.0.0.1:9"]
+    assert "x" * 70 in caplog.text
+    fleet.close()

@@ -17,11 +17,11 @@ MOST = 1000
 
 
 class Server:
-    """A server of the test. connections: how many were made; heads: of every request."""
+    """A server of the test. connections: how many were made, ended: of these; heads: of every request."""
 
     def __init__(self, *answers: bytes | None) -> None:
         """answers: one for each request of a connection, the last for all others; None: it closes the connection."""
-        self.answers, self.connections, self.address = answers, 0, ""
+        self.answers, self.connections, self.ended, self.address = answers, 0, 0, ""
         self.heads: list[bytes] = []
 
     async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -42,6 +42,7 @@ class Server:
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
+            self.ended += 1
             writer.close()
 
 
@@ -184,5 +185,33 @@ def test_a_name_may_stand_for_several_addresses() -> None:
         with pytest.raises(ReplicaFailed) as failed:
             await transport.addresses("dns+http://nobody.invalid:8001")
         assert failed.value.reason == "connection"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 4\r\n\r\nBODY", b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nBODYmore"],
+)
+def test_a_connection_that_is_not_kept_is_closed_here(answer: bytes) -> None:
+    async def scenario() -> None:
+        async with serving(answer) as (server, transport):
+            for _ in range(3):
+                assert await transport.send(server.address, b"abcd", MOST, 5, {}) == b"abcd"
+            async with asyncio.timeout(5):
+                while server.ended < 3:
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(scenario())
+
+
+def test_connections_to_an_address_that_is_forgotten_are_closed() -> None:
+    async def scenario() -> None:
+        async with serving(OK) as (server, transport):
+            await transport.send(server.address, b"abcd", MOST, 5, {})
+            transport.forget(server.address)
+            async with asyncio.timeout(5):
+                while not server.ended:
+                    await asyncio.sleep(0.01)
 
     asyncio.run(scenario())

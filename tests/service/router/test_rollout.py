@@ -84,6 +84,7 @@ def test_the_metric_is_of_the_layout_that_is_searched(tmp_path: Path) -> None:
             return {labels["shard"]: float(value) for name, labels, value in samples if name == "espalier_router_replicas"}
 
         until(lambda: up() == {"0": 0, "1": 1})
+        assert shards.transport.forgotten == ["http://shard-0-0"]
         asyncio.run(three.drain(1.0))
 
 

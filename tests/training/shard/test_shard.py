@@ -34,7 +34,7 @@ from tests.espalier.shards import test_cut_linear
 from tests.espalier.shards.merging import answers_of, merged, with_states
 from training.golden import golden_answers
 from training.inspect import inspect
-from training.shard import command, joined_tables, layout
+from training.shard import command, layout
 from training.shard.command import shard
 from training.shard.join import shards_in
 
