@@ -90,8 +90,9 @@ RUN python3 -m compileall -q --invalidation-mode checked-hash . && chmod -R a+rX
 FROM ${BASE_IMAGE} AS runtime
 RUN groupadd --gid 10001 espalier \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin espalier \
-    && install --directory --owner 10001 --group 10001 /models
-# Everything that is written at run time goes to /models or below /tmp, so the root file system can be read-only.
+    && install --directory --owner 10001 --group 10001 /models /cache
+# Everything that is written at run time goes to /models or below /tmp, so the root file system can be read-only. /cache is for a volume
+# that keeps compiled code, with XDG_CACHE_HOME=/cache; without one it is below /tmp.
 ENV PATH=/opt/espalier/bin:${PATH} \
     HOME=/tmp \
     MPLCONFIGDIR=/tmp/matplotlib \
@@ -127,8 +128,7 @@ RUN apt-get update \
     && if ! [ -e "$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ]; then \
          apt-get install --yes --no-install-recommends python3-dev; \
        fi \
-    && rm -rf /var/lib/apt/lists/* \
-    && install --directory --owner 10001 --group 10001 /cache
+    && rm -rf /var/lib/apt/lists/*
 # What is compiled for this GPU, kept in a volume so that the next start need not do it again.
 ENV CUDA_CACHE_PATH=/cache/cuda \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \

@@ -4,7 +4,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run train install test test-all check bench console-test stack-test hostile-test audit sbom lock pin-images
+.PHONY: help run train install test test-all check bench slow-test console-test stack-test hostile-test audit sbom lock pin-images
 
 # HOST is not taken from the environment, where other tools keep other things under this name.
 PYTHON ?=
@@ -29,8 +29,8 @@ LATEST = $(shell ls $(SAMPLE) 2>/dev/null | grep -xE '[1-9][0-9]*' | sort -n | t
 NEXT = $(SAMPLE)/$(shell echo $$(( $(or $(LATEST),0) + 1 )))
 COMMA := ,
 SPACE := $(subst ,, )
-# One process a core, at most four, since each imports torch; and one thread of torch in each.
-PARALLEL := -n $(shell nproc) --maxprocesses 4 --dist worksteal
+# One process a core, at most four, since each imports torch; and one thread of torch in each. The tests of a file share what it trains.
+PARALLEL := -n $(shell nproc) --maxprocesses 4 --dist loadfile
 TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
 
 PIP := $(VENV_PYTHON) -m pip --disable-pip-version-check install
@@ -53,6 +53,7 @@ help:
 	@echo 'make test-all    install, then the other tests: processes, long trainings, interpreters, images'
 	@echo 'make check       install, then the checks alone: ruff, mypy, import rules, and those of audit'
 	@echo 'make hostile-test  install, then attack a running service: heads, bodies, readers, connections, disks, signals'
+	@echo 'make slow-test  install, then the tests of test-all that need neither browser nor images'
 	@echo 'make console-test  install, then drive the console in Chromium, where one is installed'
 	@echo 'make stack-test  install, then build the images and bring docker-compose.yml up with them'
 	@echo 'make bench       install, then the quick benchmarks; figures go to benchmarks/results/'
@@ -85,12 +86,14 @@ install: $(INSTALLED)
 test: check
 	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest $(PARALLEL)
 
-# The console's tests share one service and one browser, so they run in one process. The images' tests run alone, after the rest.
-# What cannot run here is skipped and named in the summary.
+# The console's tests share one service and one browser, so they run in one process, which often waits: the slow tests run beside it. The
+# images' tests run alone, after the rest. What cannot run here is skipped and named in the summary.
 test-all: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest $(PARALLEL) -m '(slow or hypothesis) and not console and not stack and not hostile' --hypothesis-profile thorough
-	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -m console
+	@$(MAKE) --no-print-directory --jobs=2 slow-test console-test
 	$(VENV_PYTHON) -m pytest -m stack -v
+
+slow-test: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest $(PARALLEL) -m 'slow and not console and not stack and not hostile'
 
 check: $(INSTALLED)
 	$(VENV_PYTHON) -m ruff check
@@ -119,7 +122,7 @@ pin-images: $(INSTALLED)
 	$(VENV_PYTHON) docker/pin_images.py --write
 
 console-test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -m console -v
+	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -m console
 
 stack-test: $(INSTALLED)
 	$(VENV_PYTHON) -m pytest -m stack -v

@@ -326,12 +326,17 @@ def find_versions(root: Path) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         if folder.is_dir() and is_model_name(folder.name):
-            names = (child.name for child in folder.iterdir())
-            numbers = [int(name) for name in names if name.isdecimal() and int(name) >= 1 and str(int(name)) == name]
-            versions = tuple(sorted(number for number in numbers if (folder / str(number) / "manifest.json").is_file()))
+            versions = versions_in(folder)
             if versions:
                 found[folder.name] = versions
     return found
+
+
+def versions_in(folder: Path) -> tuple[int, ...]:
+    """The versions in the folder of a model, ascending."""
+    names = (child.name for child in folder.iterdir())
+    numbers = [int(name) for name in names if name.isdecimal() and int(name) >= 1 and str(int(name)) == name]
+    return tuple(sorted(number for number in numbers if (folder / str(number) / "manifest.json").is_file()))
 
 
 def is_model_name(name: str) -> bool:

@@ -1,15 +1,19 @@
-"""`@compiled()`: numba's `njit` with a cache on disk that knows which sources the code was made of.
+"""`@compiled()`: numba's `njit` with a cache on disk that knows which sources the code was made of, and for which arguments.
 
 numba compiles called functions into their callers, but looks for changes in the caller's own file alone: after an update it would run code
-of two releases. Here the names of cached files end with a digest of the function's file and of all files of the project that it imports,
-directly or not, so a change in any of them is another name. Releases that run side by side do not overwrite each other's code. Files lie
-where numba keeps them: beside the source, in NUMBA_CACHE_DIR, or in the user's cache folder.
+of two releases. And it numbers the files of a function and keeps the numbers in an index: of two processes that compile the function for
+other arguments at the same time, one may later run the other's code, which ends in a crash. Here the name of a file has a digest of the
+function's file and of all files of the project that it imports, directly or not, and one of the arguments' types, the processor and the
+version of numba; there is no index. So releases, processors and processes that share a folder never take each other's code. Files lie where
+numba keeps them: beside the source, in NUMBA_CACHE_DIR, or in the user's cache folder. What cannot be read or written there is
+compiled, and a warning says so.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,12 +21,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numba
 from numba import njit
-from numba.core.caching import CompileResultCacheImpl, FunctionCache
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile
+
+log = logging.getLogger(__name__)
 
 KEPT = 4
 """States of a source file whose compiled code is kept."""
-_NAME = re.compile(r"(?P<source>[^.]+)\..*-(?P<digest>[0-9a-f]{16})(\.\d+)?\.nb[ci]")
+_NAME = re.compile(r"(?P<source>[^.]+)\..*-(?P<digest>[0-9a-f]{16})(\.[0-9a-f]+)?\.nb[ci]")
 _OWN_PACKAGE = Path(__file__).parent
 
 
@@ -31,8 +38,12 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
     def decorate(function: Callable[..., Any]) -> Any:
         dispatcher: Any = njit(nogil=True, **options)(function)
-        dispatcher._cache = _Cache(function)  # type: ignore[no-untyped-call]  # what `cache=True` does, with numba's own class
-        forget(Path(dispatcher._cache.cache_path))
+        try:
+            dispatcher._cache = _Cache(function)  # what `cache=True` does, with numba's own class
+        except RuntimeError as error:
+            warn_once(f"compiled code is not kept, name a folder that may be written in NUMBA_CACHE_DIR: {error}")
+        else:
+            forget(Path(dispatcher._cache.cache_path))
         return dispatcher
 
     return decorate
@@ -77,8 +88,51 @@ class _CacheFiles(CompileResultCacheImpl):
         return f"{base}-{sources_digest(Path(self.locator._py_file))}"
 
 
+class _CodeFiles(IndexDataCacheFile):
+    """The code of a function, a file for each key: the types of the arguments, the processor and the function's own bytes."""
+
+    def load(self, key: Any) -> Any:
+        try:
+            return self._load_data(_name_of(self._data_name_pattern, key))  # type: ignore[no-untyped-call]
+        except FileNotFoundError:
+            return None
+
+    def save(self, key: Any, data: Any) -> None:
+        self._save_data(_name_of(self._data_name_pattern, key), data)  # type: ignore[no-untyped-call]
+
+
+def _name_of(pattern: str, key: object) -> str:
+    digest = hashlib.sha256(repr((numba.__version__, key)).encode()).hexdigest()[:24]
+    return pattern.replace("{number:d}", digest)
+
+
 class _Cache(FunctionCache):
+    """Numba's, for which a damaged file or a full disk would end the program."""
+
     _impl_class = _CacheFiles
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)  # type: ignore[no-untyped-call]
+        kept = self._cache_file
+        self._cache_file = _CodeFiles(kept._cache_path, self._impl.filename_base, kept._source_stamp)  # type: ignore[no-untyped-call]
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        except Exception as error:  # of a file that a crash of the machine has torn, almost anything
+            log.warning("%s is compiled anew: its code on disk cannot be read (%s: %s)", self._name, type(error).__name__, error)
+            return None  # what is compiled takes the file's place
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+        except OSError as error:
+            warn_once(f"compiled code is not kept: {error}")
+
+
+@cache
+def warn_once(message: str) -> None:
+    log.warning("%s", message)
 
 
 def _modified(path: Path) -> float:

@@ -23,6 +23,8 @@ from espalier.errors import BundleCorrupt, InvalidData
 HASH_COLUMN = "__hash"
 ROW_COLUMN = "__hash_row"
 MAX_ID_BYTES = 512
+SHOWN = 60
+"""Characters of a longer id in an error."""
 CACHED_IDS = 65_536
 """Most ids that a table keeps as Python strings, in each direction; a full cache is emptied."""
 BLOCK = 1 << 16
@@ -85,8 +87,13 @@ class ItemTable:
         blocks = (ids.slice(start, BLOCK).to_pylist() for start in range(0, len(ids), BLOCK))
         hash_I = np.fromiter((_hash(item_id) for block in blocks for item_id in block), np.uint64, len(ids))
         lengths = pc.binary_length(ids)
-        if len(ids) == 0 or pc.min(lengths).as_py() < 1 or pc.max(lengths).as_py() > MAX_ID_BYTES:
-            raise InvalidData("items.id", f"{len(ids)} ids", f"at least one id, each of 1 to {MAX_ID_BYTES} bytes")
+        if len(ids) == 0:
+            raise InvalidData("items.id", "no ids", "at least one id")
+        wrong = pc.indices_nonzero(pc.or_(pc.equal(lengths, 0), pc.greater(lengths, MAX_ID_BYTES)))
+        if len(wrong):
+            row = wrong[0].as_py()
+            value = f"{ids[row].as_py()[:SHOWN]}… ({lengths[row]} bytes)" if lengths[row].as_py() else ""
+            raise InvalidData("items.id", value, f"ids of 1 to {MAX_ID_BYTES} bytes")
         counts = pc.value_counts(ids)
         if len(counts) != len(ids):
             repeated = next(entry["values"] for entry in counts.to_pylist() if entry["counts"] > 1)

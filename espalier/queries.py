@@ -29,6 +29,9 @@ MAX_HISTORY = 4096
 MAX_VECTOR_WIDTH = 65_536
 """The widest dense vector that a model may take."""
 
+MAX_FEATURES = 1 << 26
+"""The most features that sparse vectors may have: training and searches keep arrays of a number for each, one a thread."""
+
 PADDING = -1
 """Item row of an empty history slot."""
 
@@ -57,7 +60,7 @@ class FeaturesKind(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     kind: Literal["features"] = "features"
-    width: int = Field(ge=1, le=2**31 - 1)
+    width: int = Field(ge=1, le=MAX_FEATURES)
     unit: bool = False
 
 

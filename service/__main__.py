@@ -17,7 +17,7 @@ from service.app import create_app
 from service.models.registry import Registry
 from service.processes.server import Server
 from service.processes.supervisor import Supervisor
-from service.settings import Settings
+from service.settings import Settings, refusals, warn_of_unknown_settings
 from service.watch import logs
 from service.watch.metrics import Metrics
 from service.watch.tracing import TracingUnavailable
@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if settings is None:
         return 1
     logs.configure(settings.log_level, settings.log_format)
+    warn_of_unknown_settings(settings)
     try:
         if settings.workers > 1:
             check_workers(settings)
@@ -57,11 +58,7 @@ def settings_of(options: Mapping[str, Any]) -> Settings | None:
     try:
         return Settings(**{name: value for name, value in options.items() if value is not None})
     except ValidationError as error:
-        for wrong in error.errors():
-            name = str(wrong["loc"][0])
-            secret = "a key" if name.endswith("_keys") else "a URL" if name == "store" else None  # keys are shown nowhere
-            value = repr(wrong["input"]) if secret is None else secret
-            print(f"ESPALIER_{name.upper()}: got {value}: {wrong['msg']}", file=sys.stderr)
+        print("\n".join(refusals(error)), file=sys.stderr)
     return None
 
 

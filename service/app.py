@@ -16,7 +16,7 @@ from service.http.dependencies import Service
 from service.http.direct import FRONTIER, ITEM, ITEMS, RETRIEVE, SEARCH, STREAM, Direct, DirectRoutes
 from service.http.frontier_route import FrontierRoute
 from service.http.live_routes import ItemRoute
-from service.http.middleware import Edge
+from service.http.middleware import Edge, write_left_out
 from service.http.retrieve_route import RetrieveRoute
 from service.http.routes import add_routes, match_whole_paths
 from service.http.shard_routes import SearchRoute
@@ -33,6 +33,7 @@ from service.watch.asked import Asked
 from service.watch.audit import Audit
 from service.watch.metrics import Metrics
 from service.watch.query_samples import QuerySamples
+from service.watch.rationing import Ration
 from service.watch.recorder import Recorder
 from service.watch.tracing import Tracer
 from service.watch.unknown_ids import UnknownIds
@@ -91,7 +92,8 @@ def create_app(
     direct[("POST", ITEMS)] = Direct(bulk, streams=True)
     direct[("POST", FRONTIER)] = Direct(frontier)
     direct[("POST", SEARCH)] = Direct(search, max_body_bytes=settings.max_search_bytes)
-    app.add_middleware(Edge, DirectRoutes(direct), keys, audit, metrics, settings, tracer)
+    app.state.lines = Ration(write_left_out)
+    app.add_middleware(Edge, DirectRoutes(direct), keys, audit, metrics, settings, app.state.lines, tracer)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -238,10 +238,14 @@ class NotWritable(ServiceError):
 
 
 class Behind(ServiceError):
-    """This worker has not yet the operations that `min_sequence` asks for; another may."""
+    """This worker has not yet the operations that `min_sequence` asks for; another may. committed: whether this host has them."""
 
     status = 503
     headers = (("Retry-After", "1"),)
+
+    def __init__(self, detail: str, committed: bool) -> None:
+        super().__init__(detail)
+        self.committed = committed
 
 
 class DeadlinePassed(ServiceError):

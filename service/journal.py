@@ -18,7 +18,7 @@ from espalier.errors import EspalierError, InvalidInput
 from espalier.live.journal import Journal
 from espalier.live.journal_file import FILE
 from espalier.live.journal_upkeep import backup, compact, erase_user, leave_out
-from service.settings import Settings
+from service.settings import Settings, refusals
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,7 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         models = given.models or Settings().models
         print(json.dumps(_run(given, models)))
-    except (EspalierError, ValidationError, OSError) as error:
+    except ValidationError as error:
+        print(f"{given.command}: {'; '.join(refusals(error))}", file=sys.stderr)
+        return 1
+    except (EspalierError, OSError) as error:
         print(f"{given.command}: {error}", file=sys.stderr)
         return 1
     return 0

@@ -33,5 +33,6 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     service.recorder.close()
     await service.registry.drain(service.settings.drain_s)
     service.audit.write_left_out()
+    app.state.lines.write_left_out()
     if service.tracer is not None:
         await asyncio.to_thread(service.tracer.close)

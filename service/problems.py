@@ -21,6 +21,7 @@ from starlette.routing import Match
 from starlette.types import Send
 
 from espalier.errors import DeviceUnavailable, EspalierError, InvalidInput
+from espalier.expectations import expectation
 from service.errors import ClientGone, EngineFailed, InvalidRequest, ServiceError
 
 MAX_LISTED = 20
@@ -128,16 +129,14 @@ def _invalid_input(error: Mapping[str, Any], path: Sequence[int | str], kind: ty
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "body"
     match error["type"]:
         case "missing":
-            return InvalidInput(field, None, "a value; it is required")
+            return InvalidInput(field, None, expectation(error))
         case "extra_forbidden":
             return InvalidInput(field, error["input"], f"only the fields {', '.join(_fields(kind, path))}" if kind else "no such field")
         case "json_invalid":
             given = error["input"]
             text = given.decode("utf-8", "replace") if isinstance(given, bytes) else given
             return InvalidInput(field, text, f"a JSON document ({error['ctx']['error']})")
-    message: str = error["msg"]
-    expected = message.removeprefix("Input should be ").removeprefix("Value error, ")
-    return InvalidInput(field, error["input"], "an object" if error["type"].startswith("model_") else expected)
+    return InvalidInput(field, error["input"], "an object" if error["type"].startswith("model_") else expectation(error))
 
 
 def _fields(kind: type[BaseModel], path: Sequence[int | str]) -> Sequence[str]:

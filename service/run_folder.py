@@ -1,14 +1,46 @@
 """The folder that the worker processes of one service share: which of them live.
 
-Every worker holds a lock on `<pid>.lock` in it as long as it lives; the system releases the lock however the worker ends. Knows process ids
-and the names of files. Does not know what the workers say in theirs.
+Every worker holds a lock on `<pid>.lock` in it as long as it lives, and their parent one on `owner`; the system releases a lock however its
+process ends. Knows process ids and the names of files. Does not know what the workers say in theirs.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shutil
+import tempfile
 from pathlib import Path
+
+PREFIX, OWNER = "espalier-", "owner"
+
+
+def make() -> tuple[Path, int]:
+    """A new folder in the temporary folder, and the descriptor whose lock says that its service lives."""
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    descriptor = os.open(folder / f"{OWNER}.new", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    (folder / f"{OWNER}.new").rename(folder / OWNER)  # whoever sees it sees it locked
+    return folder, descriptor
+
+
+def remove_dead() -> None:
+    """Remove the folders that killed services have left: this user's, whose owner and workers hold no lock."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        try:
+            if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+                continue
+            descriptor = os.open(folder / OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:  # no run folder, or gone meanwhile
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not living(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+        except BlockingIOError:
+            continue
+        finally:
+            os.close(descriptor)
 
 
 def forget(folder: Path, pid: int) -> None:

@@ -5,16 +5,31 @@ Every setting is an environment variable: `ESPALIER_` and its name in capitals.
 
 from __future__ import annotations
 
+import difflib
+import logging
+import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from espalier.engines import ENGINES
+from espalier.expectations import expectation
 from espalier.search import Device, Precision
+from espalier.shards.messages import MAX_TIMEOUT_MS
 from espalier.store.urls import check_url
+
+log = logging.getLogger(__name__)
+
+PREFIX = "ESPALIER_"
+CLIENTS_KEY, SHARD_STORE = f"{PREFIX}KEY", f"{PREFIX}SHARD_STORE"
+"""Variables that are no settings: the key of commands that readers copy, and the compose file's store of shards."""
+_SERVICE_LINK = re.compile(r"ESPALIER_(\w+_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+"""What Kubernetes sets beside ESPALIER_PORT in the containers of a namespace with a Service `espalier` or `espalier-…`."""
 
 
 def _upper(value: object) -> object:
@@ -36,6 +51,20 @@ def _long_enough(secret: SecretStr) -> SecretStr:
     return secret
 
 
+def _known_engine(name: str) -> str:
+    if name not in ENGINES:
+        raise ValueError(f"one of {', '.join(ENGINES)}")
+    return name
+
+
+def _host(value: str) -> str:
+    try:
+        value.encode("idna")
+    except UnicodeError:
+        raise ValueError("an address or the name of a host") from None
+    return value
+
+
 def service_address(value: str) -> str:
     """The address of a service without a slash at its end. Raises ValueError."""
     expected = "expected the address of a service, https://HOST or http://HOST:PORT"
@@ -50,11 +79,17 @@ def service_address(value: str) -> str:
     return value.rstrip("/")
 
 
+MAX_S = 86_400.0
+"""Longest time that a setting may say, a day."""
+MAX_THREADS = 1024
+MAX_WORKERS = 1024
 MAX_SAMPLES = 10_000
 """Most queries of customers that a worker keeps."""
 MIN_KEY = 16
 """Fewest characters of an API key."""
 NAMED_KEY = re.compile(r"([A-Za-z0-9_.-]{1,32}):(.+)", re.DOTALL)
+Seconds = Annotated[float, Field(le=MAX_S, allow_inf_nan=False)]
+Milliseconds = Annotated[float, Field(le=MAX_TIMEOUT_MS, allow_inf_nan=False)]
 Key = Annotated[SecretStr, AfterValidator(_long_enough)]
 Keys = Annotated[tuple[Key, ...], NoDecode, BeforeValidator(_listed)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
@@ -75,30 +110,34 @@ class Settings(BaseSettings):
         default=None,
         description="Where models come from, s3://BUCKET/PATH, gs://, az:// or file:///FOLDER; `models` is then a cache (docs/storage.md).",
     )
-    store_poll_s: float = Field(default=10.0, gt=0, description="Seconds between looks at the store; after failures up to a minute.")
+    store_poll_s: Seconds = Field(default=10.0, gt=0, description="Seconds between looks at the store; after failures up to a minute.")
     store_keep: int = Field(
         default=2, ge=1, description="Highest versions of a model that stay on disk although nobody needs them; of those from the store."
     )
     models: Path = Field(default=Path("models"), description="Folder of the models: <models>/<name>/<version>/.")
     device: Device = Field(default="auto", description="`auto` takes a GPU where there is one; `cuda` without a GPU is an error.")
-    engine: str | None = Field(default=None, description="Engine by name, instead of the choice by device.")
+    engine: Annotated[str, AfterValidator(_known_engine)] | None = Field(
+        default=None, description="Engine by name, instead of the choice by device."
+    )
     precision: Precision = Field(
         default="float32",
         description="Of node rows and products in `triton`, of weights in `sparse-cuda`; float16 and bfloat16 are faster and smaller.",
     )
     threads: int = Field(
-        default=1, ge=1, description="Threads inside one CPU search. One process per core with one thread each scales best."
+        default=1, ge=1, le=MAX_THREADS, description="Threads inside one CPU search. One process per core with one thread each scales best."
     )
-    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    host: Annotated[str, AfterValidator(_host)] = Field(default="127.0.0.1", description="Address to listen on.")
     port: Annotated[int, BeforeValidator(_no_link)] = Field(
         default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one."
     )
     max_batch: int | None = Field(default=None, ge=1, description="Most queries in one engine call. Default: 16 on a CPU, 512 on a GPU.")
     max_wait_us: int = Field(default=0, ge=0, le=100_000, description="Microseconds that a free engine waits for more queries than it has.")
     max_queue: int = Field(default=1024, ge=1, description="Most queries that wait for one model's engine; more are answered 429.")
-    max_queue_ms: float = Field(default=100.0, gt=0, description="Longest expected wait in a burst; a standing queue is kept far shorter.")
-    timeout_ms: float = Field(default=1000.0, gt=0, description="Deadline of a request that names none.")
-    max_timeout_ms: float = Field(default=60_000.0, gt=0, description="Longest deadline that a request may name.")
+    max_queue_ms: Milliseconds = Field(
+        default=100.0, gt=0, description="Longest expected wait in a burst; a standing queue is kept far shorter."
+    )
+    timeout_ms: Milliseconds = Field(default=1000.0, gt=0, description="Deadline of a request that names none.")
+    max_timeout_ms: Milliseconds = Field(default=60_000.0, gt=0, description="Longest deadline that a request may name.")
     max_queries: int = Field(default=256, ge=1, le=4096, description="Most queries in one request.")
     max_body_bytes: int = Field(default=1 << 20, ge=1, description="Largest request body.")
     max_search_bytes: int = Field(default=16 << 20, ge=1, description="Largest body of a router's search of a shard.")
@@ -113,7 +152,10 @@ class Settings(BaseSettings):
     max_filter_values: int = Field(default=1000, ge=1, description="Most values in a request's filter, and in its exclude_filter.")
     max_explained: int = Field(default=8, ge=1, description="Most queries in a request with `explain`, and most ids in `explain_items`.")
     widen: float = Field(
-        default=4.0, ge=1, description="How many times the beam may grow where a filter leaves few items, see docs/service.md; 1: never."
+        default=4.0,
+        ge=1,
+        le=1_000_000,
+        description="How many times the beam may grow where a filter leaves few items, see docs/service.md; 1: never.",
     )
     max_answer_values: int = Field(
         default=200_000,
@@ -123,13 +165,13 @@ class Settings(BaseSettings):
     max_connections: int = Field(
         default=1024, ge=1, description="Most connections per worker. Above it an idle one is closed; where none is, a request gets 503."
     )
-    head_timeout_s: float = Field(default=10.0, gt=0, description="Seconds in which the head of a request must have arrived.")
-    keep_alive_s: float = Field(default=75.0, gt=0, description="Seconds that a connection may be idle between two requests.")
-    write_timeout_s: float = Field(
+    head_timeout_s: Seconds = Field(default=10.0, gt=0, description="Seconds in which the head of a request must have arrived.")
+    keep_alive_s: Seconds = Field(default=75.0, gt=0, description="Seconds that a connection may be idle between two requests.")
+    write_timeout_s: Seconds = Field(
         default=30.0, gt=0, description="Seconds that a client may take nothing of its answer before its connection is cut off."
     )
-    body_timeout_s: float = Field(default=10.0, gt=0, description="Seconds in which a request body must have arrived.")
-    stream_idle_s: float = Field(default=60.0, gt=0, description="Seconds that a stream may be silent before it ends.")
+    body_timeout_s: Seconds = Field(default=10.0, gt=0, description="Seconds in which a request body must have arrived.")
+    stream_idle_s: Seconds = Field(default=60.0, gt=0, description="Seconds that a stream may be silent before it ends.")
     stream_window: int = Field(default=32, ge=1, description="Lines of one stream that are read ahead of the answers.")
     max_removed: int = Field(default=100_000, ge=1, le=1_000_000, description="Most standing exclusions of one model.")
     max_live: int = Field(
@@ -159,14 +201,14 @@ class Settings(BaseSettings):
     )
     cors_origins: Names = Field(default=(), description="Web origins, comma-separated, whose pages may call the service.")
     console: bool = Field(default=True, description="Serve the console, a page at `/`; its routes are there either way.")
-    workers: int = Field(default=1, ge=1, description="Processes that serve, on a CPU; a GPU takes one.")
-    poll_s: float | None = Field(
+    workers: int = Field(default=1, ge=1, le=MAX_WORKERS, description="Processes that serve, on a CPU; a GPU takes one.")
+    poll_s: Seconds | None = Field(
         default=None, gt=0, description="Seconds between looks for new models and versions in the models folder. None: only when told."
     )
     shard: int | None = Field(
         default=None, ge=0, description="Serve one shard of a folder of shards alone: <models>/<this number>/. None: all models there."
     )
-    shard_linger_s: float = Field(
+    shard_linger_s: Seconds = Field(
         default=30.0,
         ge=0,
         description="Seconds for which a version of a shard, below the two highest, serves on after a router searched it last.",
@@ -183,16 +225,16 @@ class Settings(BaseSettings):
         le=MAX_SAMPLES,
         description="Most recent queries of customers that each worker keeps in memory, for admins. 0: none are kept.",
     )
-    load_timeout_s: float = Field(
+    load_timeout_s: Seconds = Field(
         default=600.0, gt=0, description="Seconds that an admin request waits for every worker to follow; then it is taken back."
     )
     mask_cache_bytes: int = Field(
         default=256 << 20, ge=0, description="Memory for the masks of filters, per loaded version; as much again where items are live."
     )
-    drain_delay_s: float = Field(
+    drain_delay_s: Seconds = Field(
         default=0.0, ge=0, description="Seconds between the signal to stop and the end of listening; /readyz says 503 meanwhile."
     )
-    drain_s: float = Field(default=10.0, ge=0, description="Seconds that a shutdown waits for accepted requests.")
+    drain_s: Seconds = Field(default=10.0, ge=0, description="Seconds that a shutdown waits for accepted requests.")
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(_upper)] = Field(
         default="INFO", description="Least severe messages that are logged."
     )
@@ -208,11 +250,64 @@ class Settings(BaseSettings):
     )
     verify: bool = Field(default=True, description="Compare every file of a bundle with its checksum before it serves.")
 
+    @field_validator("max_timeout_ms")
+    @classmethod
+    def _default_is_allowed(cls, most: float, info: ValidationInfo) -> float:
+        if most < info.data.get("timeout_ms", most):
+            raise ValueError(f"at least ESPALIER_TIMEOUT_MS, {info.data['timeout_ms']:g}")
+        return most
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_misspelt_keys(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """A key under a name that is no setting would leave open what it should protect."""
+        for name, nearest in unknown_settings(os.environ).items():
+            if name != CLIENTS_KEY and ("KEY" in name.upper() or (nearest or "").endswith(("_KEY", "_KEYS"))):
+                raise ValueError(f"{name}: no such setting, so its keys would protect nothing; {_nearest(nearest)}")
+        return given
+
     @model_validator(mode="before")
     @classmethod
     def _store_is_polled(cls, given: dict[str, Any]) -> dict[str, Any]:
         """What comes from a store is found in the models folder without being told."""
         return given | {"poll_s": 1.0} if given.get("store") and given.get("poll_s") is None else given
+
+
+def unknown_settings(environment: Mapping[str, str]) -> dict[str, str | None]:
+    """The variables that look like settings and are none → the setting with the nearest name, None where none is near."""
+    settings = {PREFIX + name.upper() for name in Settings.model_fields}
+    found: dict[str, str | None] = {}
+    for name, value in environment.items():
+        upper = name.upper()
+        is_link = _SERVICE_LINK.fullmatch(upper) or (upper.endswith("_PORT") and re.match("(tcp|udp|sctp)://", value))
+        if upper.startswith(PREFIX) and value and upper not in settings and upper != SHARD_STORE and not is_link:
+            near = difflib.get_close_matches(upper.removeprefix(PREFIX), [known.removeprefix(PREFIX) for known in settings], 1)
+            found[name] = PREFIX + near[0] if near else None
+    return found
+
+
+def warn_of_unknown_settings(settings: Settings) -> None:
+    """Log the variables that look like settings and have no effect."""
+    for name, nearest in unknown_settings(os.environ).items():
+        if name != CLIENTS_KEY or not settings.retrieve_keys:
+            log.warning("%s is no setting and has no effect; %s", name, _nearest(nearest))
+
+
+def _nearest(setting: str | None) -> str:
+    return "docs/service.md lists all settings" if setting is None else f"the nearest is {setting}"
+
+
+def refusals(error: ValidationError) -> list[str]:
+    """What is wrong with settings, a line each; keys are shown nowhere."""
+    lines = []
+    for wrong in error.errors(include_url=False):
+        if not wrong["loc"]:
+            lines.append(expectation(wrong))
+            continue
+        name = str(wrong["loc"][0])
+        secret = "a key" if name.endswith(("_key", "_keys")) else "a URL" if name == "store" else None
+        lines.append(f"{PREFIX}{name.upper()}: got {secret or repr(wrong['input'])}, expected {expectation(wrong)}")
+    return lines
 
 
 def metrics_folder(run_folder: Path) -> Path:

@@ -18,7 +18,7 @@ from tests.service.running import ITEMS, LIMITS
 os.environ["TRITON_INTERPRET"] = "1"
 
 settings.register_profile("fast", deadline=None, print_blob=True, max_examples=25)
-settings.register_profile("thorough", settings.get_profile("fast"), max_examples=100)
+settings.register_profile("thorough", settings.get_profile("fast"), max_examples=200)
 settings.load_profile("fast")
 
 

@@ -19,7 +19,7 @@ except ModuleNotFoundError as missing:  # after `make run`, which installs only 
 
 from espalier.bundle import Bundle
 from espalier.errors import EspalierError, InvalidConfig
-from training.versions import new_version, only_run, work_folder
+from training.versions import clear, new_version, only_run, work_folder
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `inspect` needs none
     from espalier.search import Engine
@@ -89,8 +89,7 @@ def _fit_linear(out: Path, settings: LinearConfig, device: str, resume: bool, jo
     settings = settings.model_copy(update={"name": new_version(out)})
     begin, work = time.perf_counter(), work_folder(out)
     with only_run(work):
-        if work.exists() and not resume:
-            shutil.rmtree(work)
+        clear(work, resume)
         work.mkdir(parents=True, exist_ok=True)
         bundle = fit_and_export(settings, out, work, journal=journal)
         shutil.rmtree(work)
@@ -301,6 +300,7 @@ def evaluate(
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
     bundle = Bundle.open(model)
+    measure.check_whole(bundle)
     beams, ms = _numbers("--beam", beam), _numbers("--m", m)
     opened = open_engine(bundle, device, engine, precision=precision)
     stage = measure.second_stage(bundle, rerank, depth)

@@ -60,6 +60,14 @@ class Rerank:
     depth: int
 
 
+def check_whole(bundle: Bundle) -> None:
+    """Raises InvalidConfig where a bundle is a shard: it has no held-out queries, and not all items that are relevant for a log's."""
+    if (shard := bundle.manifest.shard) is not None:
+        found = f"{bundle.path}, shard {shard.index} of {shard.count}"
+        whole = f"the whole bundle, {shard.of} version {shard.version}; python -m loadtest.sweep measures its shards behind a router"
+        raise InvalidConfig("--model", found, whole)
+
+
 def second_stage(bundle: Bundle, rerank: bool, depth: int | None) -> Rerank | None:
     """The second stage that `--rerank` and `--depth` ask for. Raises InvalidConfig where the model has none such."""
     if not rerank:

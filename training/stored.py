@@ -14,7 +14,7 @@ from espalier.bundle import is_model_name
 from espalier.errors import BundleNotFound, InvalidConfig, StoreMissing
 from espalier.store.models import StoredModel, find_models, read_serving, serve_highest, set_default
 from espalier.store.objects import Objects
-from espalier.store.publishing import Published
+from espalier.store.publishing import Published, check
 from espalier.store.publishing import publish as publish_folders
 from training.shard.join import is_folder_of_shards, shards_in
 
@@ -22,10 +22,11 @@ log = logging.getLogger(__name__)
 
 
 def publish(model: Path, version: int | None, url: str, default: bool, again: bool) -> list[Published]:
-    """Put a bundle, or all shards of one, into a store. Raises as `espalier.store.publishing.publish`."""
+    """Put a bundle, or all shards of one, into a store. Raises as `espalier.store.publishing.publish`; a wrong folder makes no store."""
     folders, sharded = folders_of(model, version)
     if sharded and default:
         raise InvalidConfig("--default", True, "a whole model: shards serve their two highest versions, and the router's model says which")
+    check(folders)  # before a folder is made for the store
     store = Objects(url, create=True)
     size = sum(file.stat().st_size for folder in folders for file in folder.iterdir())
     with tqdm(total=size, unit="B", unit_scale=True, disable=None, leave=False) as bar:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,8 +26,25 @@ def new_version(out: Path) -> str:
 
 
 def work_folder(out: Path) -> Path:
-    """The folder of the run that trains a version; `--resume` goes on with what is there."""
+    """The folder of the run that trains a version; `--resume` goes on with what is there, but for hidden files and folders.
+
+    These are unfinished: whoever writes one renames or deletes it.
+    """
     return out.absolute().parent / f".{out.name}.work"
+
+
+def clear(work: Path, resume: bool) -> None:
+    """Delete what earlier runs left in a work folder: with `resume` what killed ones had not finished, else everything.
+
+    For who holds `only_run` alone: it would delete what another run is writing.
+    """
+    if not resume and work.exists():
+        shutil.rmtree(work)
+    for left in list(work.glob("**/.*")):
+        if left.is_dir():
+            shutil.rmtree(left)
+        else:
+            left.unlink(missing_ok=True)  # it lay in a folder that is deleted
 
 
 @contextmanager

@@ -95,7 +95,7 @@ def triton(
     if device == "cpu" and precision == "bfloat16":
         forms = {form: kind for form, kind in forms.items() if not form.startswith("mlp")}
         note = "Triton's interpreter cannot multiply matrices of bfloat16"
-        yield {"case": f"triton mlp {precision}", "ok": None, "note": note} | _labels("triton", "mlp", precision)
+        yield {"case": f"triton mlp {precision}", "ok": None, "note": note} | labels("triton", "mlp", precision)
     rounding = ROUNDING["float32"]
     alone = device == "cuda"  # the interpreter multiplies with BLAS, where a row's sum depends on its place
     kinds = [(kind, hidden) for kind, hidden in EXPORTED if (kind, precision, device) != ("mlp", "bfloat16", "cpu")]
@@ -121,9 +121,7 @@ def sparse_cuda(
 def onnx_cuda(cases: int, device: Device = "cuda", seed: int = 1) -> Iterator[Row]:
     """`onnx-cuda`; with the device "cpu" its twin there, with the same fixed shapes."""
     if device == "cuda" and not onnx_graph.cuda_available():
-        yield {"case": "onnx-cuda", "ok": None, "note": "not installed: ONNX Runtime here has no CUDA"} | _labels(
-            "onnx-cuda", "", "float32"
-        )
+        yield {"case": "onnx-cuda", "ok": None, "note": "not installed: ONNX Runtime here has no CUDA"} | labels("onnx-cuda", "", "float32")
         return
     shapes = onnx_graph.FixedShapes(batches=(2, 4, 64), m_sizes=(64, 256), excluded=64)
 
@@ -138,16 +136,16 @@ def onnx_cuda(cases: int, device: Device = "cuda", seed: int = 1) -> Iterator[Ro
 # -- the cases ------------------------------------------------------------------------------------------------------------
 
 
-def _labels(engine: str, form: str, precision: str, check: str = "") -> Row:
+def labels(engine: str, form: str, precision: str, check: str = "") -> Row:
     return {"engine": engine, "form": form, "precision": precision, "check": check}
 
 
-def _row(engine: str, form: str, precision: str, check: str, what: str, run: Callable[[], Sequence[str]], known: bool = True) -> Row:
+def checked(engine: str, form: str, precision: str, check: str, what: str, run: Callable[[], Sequence[str]], known: bool = True) -> Row:
     """ok: whether `run` finds nothing wrong. What is raised is wrong too, and ends no other case.
 
     known  whether the engine has to know the graphs: one whose kernels fail while it tries them says that they are unknown
     """
-    row: Row = {"case": f"{engine} {form} {precision}, {check}: {what}"} | _labels(engine, form, precision, check)
+    row: Row = {"case": f"{engine} {form} {precision}, {check}: {what}"} | labels(engine, form, precision, check)
     try:
         wrong = run()
     except Exception as error:  # of a compiler, a kernel or an allocator: nothing narrower is known
@@ -157,11 +155,14 @@ def _row(engine: str, form: str, precision: str, check: str, what: str, run: Cal
     return row | {"ok": not wrong} | ({"note": "; ".join(wrong[:3])[:500], "wrong": len(wrong)} if wrong else {})
 
 
-def _params(rng: Rng, tree: Tree, batch: int, case: int, most: int) -> tuple[SearchParams, str]:
-    """Mixed beams and m; masks in every second case, exclusions in two of three, in one of them more than a cell holds."""
+def random_params(rng: Rng, tree: Tree, batch: int, case: int, most: int, others: Sequence[Tree] = ()) -> tuple[SearchParams, str]:
+    """Mixed beams and m; masks in every second case, exclusions in two of three, in one of them more than a cell holds.
+
+    others  a forest's other trees
+    """
     masked, width = case % 2 == 1, (0, 3, 40)[case % 3]
     exclude_BE = rng.integers(-1, tree.item_count, (batch, width)) if width else None
-    mask_B = random_masks(rng, tree, batch, float(rng.choice([0.05, 0.5]))) if masked else None
+    mask_B = random_masks(rng, tree, batch, float(rng.choice([0.05, 0.5])), others) if masked else None
     params = SearchParams(rng.integers(1, most, batch), rng.integers(1, 2 * most, batch), exclude_BE, mask_B=mask_B)
     return params, f"batch {batch}{', masks' if masked else ''}{f', {width} exclusions' if width else ''}"
 
@@ -185,20 +186,20 @@ def graph_cases(
         ragged, gamma, own = bool(rng.integers(2)), float(rng.choice([0.0, 0.5, 1.0])), cast(Any, rng.choice(["logit", "log_activation"]))
         tree = random_tree(rng, height, branching, ragged, float(rng.choice([0.0, 0.2, 0.9])))
         batch = int(rng.choice(batches))
-        params, said = _params(rng, tree, batch, case, 65 if device == "cuda" else 6)
+        params, said = random_params(rng, tree, batch, case, 65 if device == "cuda" else 6)
         what = f"{branching}^{height}{' ragged' if ragged else ''}, γ {gamma:g}, {said}"
         with tempfile.TemporaryDirectory() as folder:
-            whole = _made(Path(folder), rng, tree, kind, True, gamma=gamma, name="whole")
+            whole = made(Path(folder), rng, tree, kind, True, gamma=gamma, name="whole")
             queries = random_queries(rng, whole, batch)
-            yield _row(name, form, precision, "integer", what, partial(_integer, opened, whole, queries, params))
-            real = _made(Path(folder), rng, tree, kind, False, gamma=gamma, own=own, name="real", step=STEP)
+            yield checked(name, form, precision, "integer", what, partial(_integer, opened, whole, queries, params))
+            real = made(Path(folder), rng, tree, kind, False, gamma=gamma, own=own, name="real", step=STEP)
             real_queries = random_queries(rng, real, batch, False)
-            yield _row(name, form, precision, "replay", f"{what}, {own}", partial(_replay, opened, real, real_queries, params, rounding))
+            yield checked(name, form, precision, "replay", f"{what}, {own}", partial(_replay, opened, real, real_queries, params, rounding))
             if alone:
-                yield _row(name, form, precision, "alone", what, partial(_alone, opened, real, real_queries, params))
+                yield checked(name, form, precision, "alone", what, partial(_alone, opened, real, real_queries, params))
 
 
-def _made(folder: Path, rng: Rng, tree: Tree, words: str, integer: bool, **given: Any) -> Bundle:
+def made(folder: Path, rng: Rng, tree: Tree, words: str, integer: bool, **given: Any) -> Bundle:
     """A bundle of one of GRAPH_FORMS."""
     kind: Any
     kind, *parts = words.split()
@@ -219,20 +220,20 @@ def linear_cases(name: str, opened: Open, precision: Precision, cases: int, devi
         activation: Any = rng.choice(["l1-hinge", "l2-hinge", "l3-hinge"])
         real_activation: Any = rng.choice([activation, "sigmoid", "l4-hinge"])
         width = int(rng.choice([1, 20, 300]))
-        params, said = _params(rng, tree, batch, case, 65 if device == "cuda" else 9)
+        params, said = random_params(rng, tree, batch, case, 65 if device == "cuda" else 9)
         what = f"{branching}^{height}{' ragged' if ragged else ''}, γ {gamma:g}, {own}, {width} features, {said}"
         used = 20 if own == "log_activation" else width  # so that cubes stay whole numbers of 24 bits
         with tempfile.TemporaryDirectory() as folder:
             whole = make_linear_bundle(Path(folder), rng, tree, Ranking(activation=activation, own=own, gamma=gamma), True, "whole", used)
             queries = random_queries(rng, whole, batch)
             shown = f"{what}, {activation}"
-            yield _row(name, "linear", precision, "integer", shown, partial(_integer, opened, whole, queries, params))
+            yield checked(name, "linear", precision, "integer", shown, partial(_integer, opened, whole, queries, params))
             ranking = Ranking(activation=real_activation, own=own, gamma=gamma)
             real = make_linear_bundle(Path(folder), rng, tree, ranking, False, "real", width, step=2.0**-8)
             real_queries = random_queries(rng, real, batch, False)
             shown = f"{what}, {real_activation}"
-            yield _row(name, "linear", precision, "replay", shown, partial(_replay, opened, real, real_queries, params, LINEAR_ROUNDING))
-            yield _row(name, "linear", precision, "alone", shown, partial(_alone, opened, real, real_queries, params))
+            yield checked(name, "linear", precision, "replay", shown, partial(_replay, opened, real, real_queries, params, LINEAR_ROUNDING))
+            yield checked(name, "linear", precision, "alone", shown, partial(_alone, opened, real, real_queries, params))
 
 
 def exported_cases(
@@ -247,7 +248,7 @@ def exported_cases(
             queries = random_queries(rng, bundle, len(params.m_B))
             what = f"hidden layers {'–'.join(map(str, hidden)) or 'none'}"
             run = partial(_replay, opened, bundle, queries, params, None)
-            yield _row(name, kind, precision, "exported", what, run, kind not in unknown)
+            yield checked(name, kind, precision, "exported", what, run, kind not in unknown)
 
 
 LINEAR_ROUNDING = 1e-3
@@ -275,8 +276,8 @@ def _alone(opened: Open, bundle: Bundle, queries: QueryBatch, params: SearchPara
 
 
 def _large(precision: Precision, device: Device) -> Iterator[Row]:
-    """2^16 items on a GPU, 2^7 in the interpreter."""
-    height, batch = (16, 64) if device == "cuda" else (7, 2)
+    """2^16 items on a GPU, 2^5 in the interpreter."""
+    height, batch = (16, 64) if device == "cuda" else (5, 2)
     bundle = model_of(height)
     items = bundle.tree.item_count
     m, wide = min(M, items // 4), items
@@ -292,19 +293,19 @@ def _large(precision: Precision, device: Device) -> Iterator[Row]:
                 leaves = engine.node_rows_ND[bundle.tree.leaf_offset :].double().expand(batch, -1, -1)
                 scores = scorer_of("mlp").head.double().to(engine.device)(state_BLS[:, -1].double(), leaves)
     best_BM = bundle.tree.leaf_item[scores.topk(m).indices.cpu().numpy()]
-    labels = _labels("triton", "mlp", precision, "large")
+    of_row = labels("triton", "mlp", precision, "large")
     share = agreement(found["float32", wide], best_BM)
     if precision == "float32":
         yield {
             "case": f"triton mlp float32, large: all {items} items, beside float64",
             "ok": share >= 0.999,
             "share": round(share, 5),
-        } | labels
+        } | of_row
     for (each, beam), found_BM in found.items():
         if each == precision != "float32":
             share = agreement(found_BM, found["float32", beam])
             case = f"triton mlp {precision}, large: {items} items, beam {beam}, beside float32"
-            yield {"case": case, "ok": share >= OVERLAP[precision], "share": round(share, 5)} | labels
+            yield {"case": case, "ok": share >= OVERLAP[precision], "share": round(share, 5)} | of_row
 
 
 def compared(precision: Precision, device: Device, levels: int, branching: int, count: int) -> Iterator[Row]:
@@ -322,4 +323,4 @@ def compared(precision: Precision, device: Device, levels: int, branching: int, 
         away = np.nanmax(np.abs(np.where(np.isfinite(expected.ranks_BM), got.ranks_BM, np.nan) - expected.ranks_BM))
         case = f"sparse-cuda linear {precision}, large: {bundle.tree.leaf_count} labels, beam {beam}, beside sparse-cpu"
         row: Row = {"case": case, "ok": share >= AGREED[precision], "share": round(share, 5), "ranks_within": float(away)}
-        yield row | _labels("sparse-cuda", "linear", precision, "large")
+        yield row | labels("sparse-cuda", "linear", precision, "large")

@@ -60,6 +60,14 @@ STAGES: tuple[Stage, ...] = (
     _correctness("onnx-cuda", "onnx_cuda", {}, 42, {}),
     Stage("memory-accesses", "benchmarks.gpu.memory_accesses:sanitized", ({"seconds": 240}, 260), group="correctness"),
     Stage(
+        "correctness-catalogue",
+        "benchmarks.gpu.catalogue_checks:catalogues",
+        ({"cases": 12}, 40),
+        None,
+        ({"cases": 3, "device": "cpu"}, 180),
+        group="catalogue",
+    ),
+    Stage(
         "search-2^20",
         "benchmarks.gpu.search_speed:search",
         ({"height": 20, "beams": [50, 200, 400, 800], "batches": [1, 512, 64, 2048]}, 200),

@@ -63,7 +63,7 @@ def of_model(whole: Bundle, shards: int, m: int, folder: Path) -> list[dict[str,
     found = engine.search(queries, params)
     answer = ShardAnswer(PIN, local.whole(found), engine.name, 1.0, 1)
     body, answered = encode_query(query), encode_answer(answer)
-    items, nodes = whole.tree.item_count, [whole.tree.node_count]
+    items, levels, kind = whole.tree.item_count, [whole.tree.level_offset], whole.manifest.query
     taken = medians(
         {
             "search": lambda: engine.search(queries, params),
@@ -72,7 +72,7 @@ def of_model(whole: Bundle, shards: int, m: int, folder: Path) -> list[dict[str,
             "to numbers of the whole": lambda: local.whole(found),
             f"encode an answer of {len(answered)} bytes": lambda: encode_answer(answer),
             "decode it ": lambda: decode_answer(answered),
-            "compare it with the query": lambda: check_result(answer.result, 1, m, items, nodes),
+            "compare it with the query": lambda: check_result(answer.result, 1, m, items, levels, kind),
         }
     )
     return [{"what": what, "us": round(us, 1), "share": round(us / taken["search"], 3)} for what, us in taken.items()]

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator, model_validator
 
+from espalier.expectations import expectation
 from service.router.hedging import SHARE
 from service.settings import Settings
 
@@ -149,5 +150,8 @@ def _check(field: str, values: Mapping[str, Any]) -> Settings:
     try:
         return settings_of(values)
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        wrong = "; ".join(
+            f"{'.'.join(map(str, each['loc']))}: expected {expectation(each)}" if each["loc"] else expectation(each)
+            for each in error.errors()
+        )
     raise ValueError(f"{field}: {wrong}")

@@ -8,6 +8,8 @@ further try is Ray's choice of a replica again.
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -18,11 +20,13 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 
 from espalier.shards.messages import Pin
 from service.router.asking import TRIES
-from service.router.transport import Held, ReplicaFailed, answered, held_of
+from service.router.transport import ReplicaFailed, answered, held_of
 
-Engines = Mapping[Pin, str]
 CALLS, PAUSE_S = 3, 0.02
 """Calls that are made where replicas are found dead, and the pause between two."""
+KEPT_S = 60.0
+"""How long what all replicas have said counts while one of them says nothing. Ray notices a dead one within 2 s and one that hangs after
+three looks of 5 s; with two busy cores another one answers after 16 s."""
 
 
 class Response(Protocol):
@@ -48,7 +52,9 @@ class HandleTransport:
     def __init__(self, handles: Mapping[str, Handle]) -> None:
         """handles: by the deployment's name."""
         self._handles = handles
-        self._served: dict[str, Engines] = {}  # by the deployment's name, as of the last time that all its replicas said it
+        # By the deployment's name: what all its replicas said last, and when; and the question that is under way to all of them.
+        self._served: dict[str, tuple[frozenset[Pin], float]] = {}
+        self._asked: dict[str, asyncio.Task[frozenset[Pin]]] = {}
 
     async def send(self, address: str, body: bytes, most: int, timeout_s: float, headers: Mapping[str, str]) -> bytes:
         """The body of the answer of one replica, once Ray has brought all of it. Raises ReplicaFailed, MasksWanted."""
@@ -62,21 +68,32 @@ class HandleTransport:
         """One for each try."""
         return [f"{name}/{number}" for number in range(TRIES)]
 
-    async def held(self, address: str, timeout_s: float) -> Held:
+    async def held(self, address: str, timeout_s: float) -> frozenset[Pin]:
         """The shards that every replica of the deployment serves: a message may reach any of them. Raises ReplicaFailed.
 
         Where one of them does not say so, because it hangs or has just died, what all said before counts: Ray is about to replace it.
+        The addresses of a deployment are looked at together, and its replicas are asked once for all of them.
         """
         name = address.rpartition("/")[0]
+        asked = self._asked.get(name)
+        if asked is None or asked.done():
+            asked = self._asked[name] = asyncio.create_task(self._served_by_all(name, timeout_s))
+        return await asyncio.shield(asked)  # who gives up does not end it for the others
+
+    async def _served_by_all(self, name: str, timeout_s: float) -> frozenset[Pin]:
+        """See `held`."""
         try:
             found = await self._handles[name].broadcast("shards").results_async(timeout_s=timeout_s)
-            self._served[name] = _by_all(found)
         except DeploymentUnavailableError:
             raise ReplicaFailed("connection", f"{name}: no replica runs") from None
         except (TimeoutError, RayError, RayServeException):
-            if name not in self._served:
+            served, said_at = self._served.get(name, (frozenset(), -math.inf))
+            if time.monotonic() - said_at > KEPT_S:
                 raise ReplicaFailed("late", f"{name}: not all replicas say what they serve") from None
-        return Held(name, self._served[name])
+            return served
+        served = frozenset.intersection(*(held_of(orjson.dumps({"shards": shards})) for shards in found))
+        self._served[name] = served, time.monotonic()
+        return served
 
     def forget(self, address: str) -> None:
         """Nothing is held: handles are Ray's."""
@@ -117,9 +134,3 @@ def _give_up(response: Response | None) -> None:
     """Ray would let the replica finish what nobody waits for."""
     if response is not None:
         response.cancel()
-
-
-def _by_all(found: Sequence[Sequence[Mapping[str, Any]]]) -> Engines:
-    """What all of these replicas serve."""
-    first, *others = (held_of(orjson.dumps({"shards": shards})).engines for shards in found)
-    return {pin: engine for pin, engine in first.items() if all(pin in engines for engines in others)}

@@ -14,6 +14,7 @@ from deploy.ray.arguments import settings_of
 from deploy.ray.handles import Handle, HandleTransport
 from service.router.app import create_router
 from service.router.config import RouterConfig
+from service.settings import warn_of_unknown_settings
 from service.watch import logs
 
 
@@ -28,6 +29,7 @@ class Ingress:
         """Called by Ray once, in the replica."""
         settings = settings_of(self._settings)
         logs.configure(settings.log_level, settings.log_format)
+        warn_of_unknown_settings(settings)
         config = RouterConfig(**self._router).model_copy(update={"shards": tuple(self._shards)})  # which are no URLs
         self._app = create_router(settings, config, HandleTransport(self._shards))
         return self._app

@@ -16,6 +16,7 @@ from deploy.ray.arguments import settings_of
 from espalier.errors import EspalierError, InvalidInput
 from service.errors import ServiceError, UnknownMasks
 from service.models.registry import Registry
+from service.settings import warn_of_unknown_settings
 from service.shards.search import answer_search
 from service.watch import logs
 from service.watch.metrics import Metrics
@@ -40,6 +41,7 @@ class Shard:
         """settings: those that app.yaml says; the environment of the replica says the others."""
         self._settings = settings_of(settings)
         logs.configure(self._settings.log_level, self._settings.log_format)
+        warn_of_unknown_settings(self._settings)
         self._registry = Registry(self._settings, Metrics())
         self._registry.start_loading()
         self.__del__ = self.stop  # Ray looks here for what to await at the end; as a method Python's collector would call it, too

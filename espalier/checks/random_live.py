@@ -35,15 +35,17 @@ def random_put(
 ) -> Change:
     """A put under random parents with room, or for trained items at their own leaves.
 
-    parents  of the first tree, to choose from
+    parents  of the first tree, to choose from while they have room
     """
     known = tuple(state.bundle.items.ids_of(np.arange(min(8, len(state.bundle.items)))))
     known += tuple(entry.id for handle in range(state.table.handles) if (entry := state.table.entry_at(handle)) is not None)
     placements = []
     for number, alone in enumerate(state.bundle.alone):
         tree = alone.tree
-        level = np.array(tree.level(tree.height - 1)) if parents is None or number else parents
-        open_ = [int(parent) for parent in level if state.has_room(number, int(parent))]
+        level = list(tree.level(tree.height - 1))
+        wanted = level if parents is None or number else parents.tolist()
+        open_ = [parent for parent in wanted if state.has_room(number, parent)]
+        open_ = open_ or [parent for parent in level if state.has_room(number, parent)]
         parent = int(rng.choice(open_))
         row = random_row(rng, state.bundle, integer, known, in_tail=number == 0 and state.bundle.manifest.tail is not None)
         placements.append(Placement(number, parent, state.next_slot(number, parent), row))

@@ -70,7 +70,7 @@ def backup(journal: Journal, to: Path) -> None:
     """Write a copy of the journal as of now, one file, which can be put in its place.
 
     The copy has another identity, and goes on LEFT_OUT sequence numbers later: those given between the backup and its use are not given
-    again. Raises InvalidInput where `to` is there already or there is no journal, JournalFull where there is no room.
+    again. Raises InvalidInput where `to` is there already, its folder is not, or there is no journal, JournalFull where there is no room.
     """
     found = open_reader(journal.file)
     if found is None:
@@ -78,9 +78,12 @@ def backup(journal: Journal, to: Path) -> None:
     if to.exists():
         found[0].close()
         raise InvalidInput("to", str(to), "a file that is not there yet")
+    if not to.parent.is_dir():
+        found[0].close()
+        raise InvalidInput("to", str(to), "a file in a folder that is there")
     temporary = to.with_name(f".{to.name}.{os.getpid()}")
     try:
-        with errors_of(temporary):
+        with errors_of(to):
             with closing(found[0]) as connection:
                 connection.execute("PRAGMA query_only = OFF")
                 connection.execute("VACUUM INTO ?", (str(temporary),))

@@ -83,16 +83,18 @@ class Evidence:
         if own is not None and not len(own.features.indices):
             own = None
         if not len(events) and not len(like) and own is None and not (takes_fields and body.fields):
-            raise _nothing(body, isinstance(kind, TextKind), takes_fields)
+            raise _nothing(body, kind, takes_fields)
         return Evidence(events, like, own, body.fields)
 
 
-def _nothing(body: ItemBody, takes_text: bool, takes_fields: bool) -> InvalidQuery:
+def _nothing(body: ItemBody, kind: Kind, takes_fields: bool) -> InvalidQuery:
     """Which part says nothing, and what would."""
-    useful = ["events", "like", *(["text"] if takes_text else []), *(["fields"] if takes_fields else [])]
+    useful = ["events", "like", *(["text"] if isinstance(kind, TextKind) else []), *(["fields"] if takes_fields else [])]
+    more = " and that is not all 0" if isinstance(kind, VectorKind | FeaturesKind) else ""
     for name, value in (("events", body.events), ("like", body.like), ("text", body.text)):
         if value and name in useful:
-            return InvalidQuery(name, value, "something that the model knows, to place the item by")
+            known = f"something that the model knows{more if name == 'events' else ''}"
+            return InvalidQuery(name, value, f"{known}, to place the item by")
     return InvalidQuery(", ".join(useful), None, "at least one of them, to place the item by")
 
 
@@ -129,13 +131,16 @@ def _features_of_all(kind: Kind, bodies: Sequence[ItemBody]) -> list[QueryBatch]
 
 
 def _that_say(batch: QueryBatch) -> QueryBatch:
-    """Without queries of no feature. Raises InvalidQuery where their sum is too large."""
-    if not isinstance(batch.kind, FeaturesKind | TextKind) or not len(batch):
+    """Without queries of no feature, and of zeros alone. Raises InvalidQuery where the sum of features is too large."""
+    if isinstance(batch.kind, HistoryKind) or not len(batch):
         return batch
+    if isinstance(batch.kind, VectorKind):
+        return batch.take(np.flatnonzero(batch.array.any(axis=1)))
     total = float(np.abs(batch.features.values.astype(np.float64)).sum())
     if total > LARGEST:
         raise InvalidQuery("events", total, "smaller numbers: their sum must be a 32-bit number")
-    says_B = np.diff(batch.features.indptr) > 0
+    told = np.append(0, np.cumsum(batch.features.values != 0))
+    says_B = np.diff(told[batch.features.indptr]) > 0
     return batch if says_B.all() else batch.take(np.flatnonzero(says_B))
 
 

@@ -10,8 +10,11 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from espalier.errors import InvalidMessage
+from espalier.masks.eligibility import NO_NODE
+from espalier.queries import Kind, VectorKind
 from espalier.search import NO_ITEM, Frontier, LevelTrace, SearchParams, SearchResult
 from espalier.shards.fields import Array, Arrays, Fields
 
@@ -79,11 +82,13 @@ def answer_bytes(params: SearchParams, trees: int) -> int:
     return size
 
 
-def check_result(result: SearchResult, batch: int, m: int, items: int, nodes: Sequence[int]) -> None:
-    """Raise InvalidMessage unless a decoded result may be the answer to `batch` queries for at most `m` items.
+def check_result(result: SearchResult, batch: int, m: int, items: int, levels: Sequence[NDArray[np.int64]], kind: Kind) -> None:
+    """Raise InvalidMessage unless a decoded result may be the answer to `batch` queries of a kind for at most `m` items.
 
-    items  of the whole catalogue · nodes  of each whole tree
-    Results stand in front and are finite; a row of results with fewer than M has NO_ITEM behind them.
+    items   of the whole catalogue
+    levels  int64[H+2] of each whole tree: its `level_offset`
+    Results stand in front, are finite and have scores from 0 to 1; a row of results with fewer than M has NO_ITEM behind them. Nodes are of
+    their trace's level, and those of frontiers of the level above the leaves. Only vectors can have scores that are not finite.
     """
     found, most = result.item_rows_BM.shape
     if found != batch or most > m:
@@ -96,21 +101,35 @@ def check_result(result: SearchResult, batch: int, m: int, items: int, nodes: Se
     for name, array in (("scores", result.scores_BM), ("ranks", result.ranks_BM), ("keys", result.keys_BM)):
         if not np.isfinite(array[is_item_BM]).all():
             raise InvalidMessage(name, "numbers that are not finite", "a finite number for every item")
-    for tree, (trace, count) in enumerate(zip(result.traces, nodes, strict=False)):
+    scores = result.scores_BM[is_item_BM]
+    if scores.size and (scores.min() < 0 or scores.max() > 1):
+        raise InvalidMessage("scores", float(scores.max() if scores.max() > 1 else scores.min()), "from 0 to 1")
+    if (result.finite_B is not None) != isinstance(kind, VectorKind):
+        raise InvalidMessage(
+            "finite", "something" if result.finite_B is not None else "nothing", "of queries that are vectors, and of no others"
+        )
+    for tree, (trace, offset) in enumerate(zip(result.traces, levels, strict=False)):
         for level in trace:
-            _check_range(f"trace.{tree}", level.nodes_BK, -1, count - 1)
-            _check_range(f"trace.{tree}", level.candidates_BC, -1, count - 1)
-    for tree, (frontier, count) in enumerate(zip(result.frontiers, nodes, strict=False)):
-        _check_range(f"frontier.{tree}", frontier.nodes_BK, -1, count - 1)
-        if np.isnan(frontier.ranks_BK).any():
-            raise InvalidMessage(f"frontier.{tree}.ranks", "nan", "numbers")
-    if len(result.traces) > len(nodes) or len(result.frontiers) > len(nodes):
-        raise InvalidMessage("frontiers", max(len(result.traces), len(result.frontiers)), f"at most {len(nodes)} trees")
+            if level.level > len(offset) - 2:
+                raise InvalidMessage(f"trace.{tree}", level.level, f"levels of a tree of height {len(offset) - 2}")
+            _check_nodes(f"trace.{tree}", level.nodes_BK, offset, level.level)
+            _check_nodes(f"trace.{tree}", level.candidates_BC, offset, level.level)
+    for tree, (frontier, offset) in enumerate(zip(result.frontiers, levels, strict=False)):
+        _check_nodes(f"frontier.{tree}", frontier.nodes_BK, offset, len(offset) - 3)
+        if not np.isfinite(frontier.ranks_BK[frontier.nodes_BK != NO_NODE]).all():
+            raise InvalidMessage(f"frontier.{tree}.ranks", "numbers that are not finite", "a finite number for every node")
+    if len(result.traces) > len(levels) or len(result.frontiers) > len(levels):
+        raise InvalidMessage("frontiers", max(len(result.traces), len(result.frontiers)), f"at most {len(levels)} trees")
 
 
 def _check_range(field: str, array: Array, least: int, most: int) -> None:
     if array.size and (array.min() < least or array.max() > most):
         raise InvalidMessage(field, int(array.max() if array.max() > most else array.min()), f"from {least} to {most}")
+
+
+def _check_nodes(field: str, nodes: Array, offset: NDArray[np.int64], level: int) -> None:
+    """Raise InvalidMessage unless these are nodes of a level, or padding."""
+    _check_range(field, nodes[nodes != NO_NODE], int(offset[level]), int(offset[level + 1]) - 1)
 
 
 def _traces(described: list[Any], arrays: Arrays, batch: int) -> list[tuple[LevelTrace, ...]]:

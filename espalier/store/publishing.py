@@ -50,6 +50,12 @@ def publish(
     ]
 
 
+def check(folders: Sequence[Path]) -> None:
+    """What `publish` checks before it looks at a store: every file is there in its size. Raises BundleNotFound, BundleCorrupt."""
+    for folder in folders:
+        _open(folder)
+
+
 def _open(folder: Path) -> StoredManifest:
     folder = folder.absolute()
     file = folder / MANIFEST

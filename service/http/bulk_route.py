@@ -25,7 +25,7 @@ from service.http.direct import item_path
 from service.http.item_bodies import ItemReader
 from service.http.json_bodies import parsed
 from service.http.live_routes import WriteRoute, status_of
-from service.http.memory_budget import Held
+from service.http.memory_budget import Budget, Held
 from service.http.middleware import RequestInfo, log_failure
 from service.http.request_bodies import LINES_TYPES, check_type, read_lines
 from service.http.retrieve_route import send_body
@@ -68,7 +68,7 @@ class BulkRoute(WriteRoute):
         self, settings: Settings, registry: Registry, keys: Keys, metrics: Metrics, catalogues: Catalogues | None, audit: Audit
     ) -> None:
         super().__init__(settings, registry, keys, metrics, catalogues)
-        self.audit, self._open = audit, 0
+        self.audit, self._slots = audit, Budget(settings.max_bulk, 0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         info: RequestInfo = scope[RequestInfo.KEY]
@@ -76,14 +76,11 @@ class BulkRoute(WriteRoute):
         check_type(info.content_type, LINES_TYPES)
         info.model, _ = item_path(scope)
         catalogue, reader = self.catalogue(info.model), self.reader(info.model)
-        if self._open >= self.settings.max_bulk:
-            self.refused(info.model, QueueFull.status)
-            raise QueueFull(f"{self._open} bulk requests are being read already (ESPALIER_MAX_BULK).", 1)
-        self._open += 1
-        try:
-            await self._answer(_Bulk(self, scope, reader, catalogue), info, receive, send)
-        finally:
-            self._open -= 1
+        with Held(self._slots) as slot:
+            if not slot.take(1):
+                self.refused(info.model, QueueFull.status)
+                raise QueueFull(f"{self._slots.units} bulk requests are being read already (ESPALIER_MAX_BULK).", 1)
+            await self._answer(_Bulk(self, scope, reader, catalogue, slot), info, receive, send)
 
     async def _answer(self, bulk: _Bulk, info: RequestInfo, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
@@ -108,11 +105,12 @@ class BulkRoute(WriteRoute):
 class _Bulk:
     """The lines of one request: read, committed in groups, answered.
 
+    slot      given back before the end of the answer, at which its client may send the next bulk
     statuses  how many lines were answered with each
     """
 
-    def __init__(self, route: BulkRoute, scope: Scope, reader: ItemReader, catalogue: Catalogue) -> None:
-        self._route, self.scope, self._reader, self._catalogue = route, scope, reader, catalogue
+    def __init__(self, route: BulkRoute, scope: Scope, reader: ItemReader, catalogue: Catalogue, slot: Held) -> None:
+        self._route, self.scope, self._reader, self._catalogue, self._slot = route, scope, reader, catalogue, slot
         self._info: RequestInfo = scope[RequestInfo.KEY]
         self._arriving, self._memory = Held(route.bodies), Held(route.bodies)
         self._queue: asyncio.Queue[Line | None] = asyncio.Queue(GROUP_LINES)
@@ -145,6 +143,7 @@ class _Bulk:
             self._memory.give(sum(line.size for line in lines))
             if answers and not await send_body(send, self.scope, b"".join(answers), self._route.settings.stream_idle_s, more=True):
                 return
+        self._slot.give(1)
         await send({"type": "http.response.body", "body": b""})
 
     async def committed(self) -> None:

@@ -61,7 +61,7 @@ class FrontierRoute:
     def __init__(self, settings: Settings, registry: Registry, keys: Keys) -> None:
         self.settings, self.registry, self.keys = settings, registry, keys
         self.bodies = Budget(settings.max_body_bytes, 0)
-        self._busy = False
+        self._slots = Budget(1, 0)
         self._held_out: WeakKeyDictionary[LoadedModel, tuple[int, HeldOut]] = WeakKeyDictionary()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,14 +73,11 @@ class FrontierRoute:
         model = self.registry.choose_whole(model_of(scope), request.version)
         info.model, info.version = model.name, model.version
         m = _checked_m(request, model)
-        if self._busy:
-            raise QueueFull("A frontier is being measured already.", 1)
-        self._busy = True
-        try:
+        with Held(self._slots) as slot:
+            if not slot.take(1):
+                raise QueueFull("A frontier is being measured already.", 1)
             held_out = await self._queries_of(model, request.queries)
-            await self._answer(_Lines(self, scope, info, request, m, model, held_out), receive, send)
-        finally:
-            self._busy = False
+            await self._answer(_Lines(self, scope, info, request, m, model, held_out, slot), receive, send)
 
     async def _queries_of(self, model: LoadedModel, most: int) -> HeldOut:
         known = self._held_out.get(model)
@@ -107,7 +104,7 @@ class FrontierRoute:
 
 
 class _Lines:
-    """The lines of one answer."""
+    """The lines of one answer. slot: given back as soon as all is measured, since its client may ask again at the last line."""
 
     def __init__(
         self,
@@ -118,14 +115,17 @@ class _Lines:
         m: int,
         model: LoadedModel,
         held_out: HeldOut,
+        slot: Held,
     ) -> None:
-        self._route, self._scope, self._info = route, scope, info
+        self._route, self._scope, self._info, self._slot = route, scope, info, slot
         self._request, self._m, self._model, self._held_out = request, m, model, held_out
 
     async def write(self, send: Send) -> None:
         """A line for each beam; a problem document where one cannot be measured, and then no more."""
-        for beam_size in self._request.beam_size:
+        for count, beam_size in enumerate(self._request.beam_size, 1):
             line, failed = await self._line(beam_size)
+            if failed or count == len(self._request.beam_size):
+                self._slot.give(1)
             if not await send_body(send, self._scope, line, self._route.settings.write_timeout_s, more=True):
                 return
             if failed:

@@ -18,7 +18,7 @@ from espalier.errors import InvalidInput
 from espalier.items import MAX_ID_BYTES
 from espalier.live.operations import ItemBody
 from espalier.queries import FeaturesKind, HistoryKind, Kind, TextKind, VectorKind
-from service.http.item_schemas import BulkLine, ItemRequest, Text, Vector
+from service.http.item_schemas import A_TIME, BulkLine, ItemRequest, Text, Vector
 from service.live.catalogue_types import Delete, Put
 from service.models.removals import check_id
 from service.problems import invalid_body
@@ -178,5 +178,5 @@ def _unix_time(text: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < YEAR_10000:
-        raise InvalidInput("valid_until", text, "a time from 1970 to 9999, as 2027-01-31T12:00:00Z")
+        raise InvalidInput("valid_until", text, A_TIME)
     return seconds

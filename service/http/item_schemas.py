@@ -5,9 +5,10 @@ item_bodies.py checks what depends on the model: the kind of events, and limits.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
 from pydantic.config import JsonDict
 
 from service.live.catalogue_types import OutcomeKind
@@ -20,6 +21,7 @@ MAX_LIKE = 64
 MAX_SOURCE_VERSION = (1 << 63) - 1
 TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?([Zz]|[+-][0-9]{2}:[0-9]{2})$"
 """RFC 3339."""
+A_TIME = "a time from 1970 to 9999, as 2027-01-31T12:00:00Z"
 
 E = TypeVar("E")
 Vector = Annotated[list[Number], FailFast()]
@@ -32,6 +34,12 @@ _FIELDS = (
     "Column of the item table → value: a string, a number, a boolean, a list of strings, or null. They replace all fields of a live item: "
     "a column that is not named becomes null."
 )
+
+
+def _a_time(text: str) -> str:
+    if not re.fullmatch(TIME, text):
+        raise ValueError(A_TIME)
+    return text
 
 
 class ItemRequest(StrictBody, Generic[E]):
@@ -51,9 +59,8 @@ class ItemRequest(StrictBody, Generic[E]):
     source_version: int | None = Field(
         None, ge=0, le=MAX_SOURCE_VERSION, description="Of your own record: a lower one than is stored changes nothing (`stale`)."
     )
-    valid_until: str | None = Field(
+    valid_until: Annotated[str, AfterValidator(_a_time), Field(json_schema_extra={"pattern": TIME})] | None = Field(
         None,
-        pattern=TIME,
         json_schema_extra={"format": "date-time"},
         description="From then on the item counts as deleted, as 2027-01-31T12:00:00Z.",
     )

@@ -28,6 +28,7 @@ from service.problems import document_of, internal_problem, send_problem
 from service.settings import Settings
 from service.watch.audit import Audit
 from service.watch.metrics import Metrics
+from service.watch.rationing import Ration
 from service.watch.tracing import Tracer, trace_id
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class RequestInfo:
     """A request's headers that matter here, and what its route found out for the log, the metrics and the trace.
 
     content_length  as the header says; 0 without one
-    own_deadline    whether a deadline passed that the client chose, shorter than the service's
+    by_client       whether only a deadline or a condition of the client's own made the answer an error (decision 0055)
     priority        what the header Espalier-Priority says; None without one
     """
 
@@ -53,12 +54,12 @@ class RequestInfo:
         "authorization",
         "beam_size",
         "began",
+        "by_client",
         "content_length",
         "content_type",
         "key",
         "m",
         "model",
-        "own_deadline",
         "priority",
         "queries",
         "request_id",
@@ -74,7 +75,7 @@ class RequestInfo:
         self.traceparent: bytes | None = None
         self.priority: bytes | None = None
         self.model = ""
-        self.own_deadline = False
+        self.by_client = False
         self.version: int | None = None
         self.queries: int | None = None
         self.m: int | None = None
@@ -104,6 +105,7 @@ class Edge:
     direct  what is called instead of the framework
     keys    checked here for admin requests, before their body is read
     audit   logs denied requests
+    lines   of the log on errors that clients alone cause
     tracer  takes spans of the requests of `direct`
     """
 
@@ -115,9 +117,11 @@ class Edge:
         audit: Audit,
         metrics: Metrics,
         settings: Settings,
+        lines: Ration,
         tracer: Tracer | None = None,
     ) -> None:
-        self.app, self.direct, self.keys, self.audit, self.metrics, self.tracer = app, direct, keys, audit, metrics, tracer
+        self.app, self.direct, self.keys = app, direct, keys
+        self.audit, self.metrics, self.lines, self.tracer = audit, metrics, lines, tracer
         self.max_body_bytes, self.body_timeout_s, self.log_requests = (
             settings.max_body_bytes,
             settings.body_timeout_s,
@@ -204,8 +208,11 @@ class Edge:
         if route == RETRIEVE and info.priority == BACKGROUND:
             self.metrics.background_request(info.model, status)
         elif route == RETRIEVE:  # a stream counts its lines
-            self.metrics.request(info.model, status, seconds, info.own_deadline)
-        if self.log_requests == "all" or (self.log_requests == "failed" and status >= 500):
+            self.metrics.request(info.model, status, seconds, info.by_client)
+        left_out: int | None = 0
+        if self.log_requests == "failed":
+            left_out = None if status < 500 else self.lines.take() if info.by_client else 0
+        if self.log_requests != "none" and left_out is not None:
             fields = {
                 "request_id": info.request_id.decode(),
                 "trace_id": trace_id(info.traceparent),
@@ -219,11 +226,21 @@ class Edge:
                 "beam_size": info.beam_size,
                 "ms": round(seconds * 1e3, 3),
                 **{f"{stage}_ms": ms for stage, ms in info.stages_ms.items()},
+                "left_out": left_out or None,
             }
-            text = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
-            requests_log.info("%s", text, extra={"fields": fields})
+            _write(fields)
         if self.tracer is not None:
             self.tracer.record(f"{method} {route}", info.traceparent, seconds, status, info.model, info.stages_ms)
+
+
+def write_left_out(left_out: int) -> None:
+    """Log how many errors that clients alone caused had no line."""
+    _write({"left_out": left_out})
+
+
+def _write(fields: Mapping[str, object]) -> None:
+    text = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
+    requests_log.info("%s", text, extra={"fields": fields})
 
 
 def log_failure(info: RequestInfo) -> None:

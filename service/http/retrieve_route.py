@@ -13,7 +13,7 @@ from types import TracebackType
 from pydantic import ValidationError
 from starlette.types import Message, Receive, Scope, Send
 
-from service.errors import Behind, ClientGone, DeadlinePassed, QueueFull
+from service.errors import Behind, ClientGone, DeadlinePassed, QueueFull, Uncovered
 from service.http.api_keys import Keys
 from service.http.background import Turns, is_background
 from service.http.connection import CONNECTION
@@ -88,8 +88,11 @@ class RetrievalRoute:
         except QueueFull:
             self.metrics.shed(model.name)
             raise
-        except DeadlinePassed:
-            info.own_deadline = timeout_ms < settings.timeout_ms
+        except (DeadlinePassed, Uncovered):
+            info.by_client = timeout_ms < settings.timeout_ms
+            raise
+        except Behind as error:
+            info.by_client = timeout_ms < settings.timeout_ms or not error.committed
             raise
         info.m, info.beam_size, info.stages_ms = checked.m, retrieved.beam_size, retrieved.stages_ms
         if not background:
@@ -102,11 +105,12 @@ class RetrievalRoute:
         return self.settings.timeout_ms if requested is None else requested
 
     async def _reach(self, model: LoadedModel, sequence: int, deadline: float) -> None:
-        """Wait until this worker answers by an operation of the live catalogue. Raises Behind."""
+        """Wait until this worker answers by an operation of the live catalogue. Raises Behind, NotWritable."""
         catalogue = None if self.catalogues is None else self.catalogues.of(model.name)
         if catalogue is None or not await catalogue.reached(model.version, sequence, deadline):
             has = 0 if catalogue is None else catalogue.applied(model.version)
-            raise Behind(f"min_sequence: got {sequence}, and by the deadline this worker has the operations up to {has}.")
+            committed = catalogue is not None and sequence <= await catalogue.committed()
+            raise Behind(f"min_sequence: got {sequence}, and by the deadline this worker has the operations up to {has}.", committed)
 
 
 class RetrieveRoute(RetrievalRoute):

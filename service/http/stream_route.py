@@ -136,7 +136,7 @@ class _Lines:
             status = document["status"]
             return orjson.dumps(document)
         finally:
-            self._route.metrics.request(info.model, status, None, info.own_deadline)
+            self._route.metrics.request(info.model, status, None, info.by_client)
 
     def _refuse(self, error: Exception, info: RequestInfo) -> asyncio.Future[bytes]:
         """The problem document of a line that could not be answered at all."""

@@ -99,8 +99,12 @@ class LiveCatalogue:
         return default
 
     def _default(self) -> LiveVersion | None:
-        number = self.thread.default()
-        return None if number is None else self.thread.served.get(number)
+        """The default version. One that was dropped after it had been named is followed by the next."""
+        while True:
+            number = self.thread.default()
+            found = None if number is None else self.thread.served.get(number)
+            if found is not None or number == self.thread.default():
+                return found
 
     # -- reads ----------------------------------------------------------------------------------------------------------
 
@@ -124,9 +128,15 @@ class LiveCatalogue:
 
     async def changes(self, after: int, limit: int) -> Sequence[Operation]:
         try:
-            if after > await asyncio.to_thread(self._journal.last_sequence):
+            if after > await self.committed():
                 raise ChangesGone(f"after: there is no operation {after} yet; was a backup put in place?")
             return await asyncio.to_thread(self._journal.since, after, limit)
+        except JournalError as error:
+            raise NotWritable(str(error)) from error
+
+    async def committed(self) -> int:
+        try:
+            return await asyncio.to_thread(self._journal.last_sequence)
         except JournalError as error:
             raise NotWritable(str(error)) from error
 

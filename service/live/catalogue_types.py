@@ -146,6 +146,10 @@ class Catalogue(Protocol):
         """Names the sequence numbers: under another identity they may mean other operations. None where nothing was ever written."""
         ...
 
+    async def committed(self) -> int:
+        """The last operation that this host has committed, whichever worker did. Raises NotWritable where it cannot be read."""
+        ...
+
     def status(self) -> CatalogueStatus:
         """Cheap: /models asks for it."""
         ...

@@ -192,8 +192,11 @@ class JournalThread:
     def _commit(self, writes: list[Write]) -> None:
         default = self._default()
         writes, failed = placed(writes, self.versions.values(), default)
-        for write, error in failed:
-            write.outcome.set_exception(error)
+        for write, error in reversed(failed):
+            if isinstance(error, NotReady) and self._default() is not default:  # it was dropped meanwhile: the next default places it
+                self._held.appendleft(write)
+            else:
+                write.outcome.set_exception(error)
         if not writes:
             return
         try:

@@ -34,6 +34,7 @@ from espalier.masks.filters import ItemFilters
 from espalier.queries import QueryBatch
 from espalier.rerank.live_candidates import LiveCandidates
 from espalier.search import Engine, SearchParams, SearchResult
+from service.errors import NotReady
 from service.live.catalogue_types import Placed
 from service.live.recent_puts import RecentPuts
 from service.live.slots import Candidates, Slots
@@ -92,6 +93,7 @@ class LiveVersion:
         self.refused = None if self._engine else f"version {self.version} on {engine.name} takes no live items"
         self._filters = filters
         self._lock = threading.RLock()  # held while something is applied
+        self._dropped = False  # its engine searches no more
         self._state: LiveState | None = None
         self._live_filters: LiveFilters | None = None
         self._removed: Sequence[str] = ()
@@ -165,6 +167,9 @@ class LiveVersion:
         operations = [operation for operation in operations if operation.sequence > self.applied]
         if self.refused is not None or not operations:
             return
+        if self._dropped:
+            self.skip_to(operations[-1].sequence)
+            return
         with self._lock:
             state, now = self.built(), time.time()
             changes = [self._change(operation, placements.get(operation.sequence, ()), now) for operation in operations]
@@ -199,7 +204,7 @@ class LiveVersion:
 
         A trained item keeps its row where the evidence may be older than the version: training knew more.
         """
-        if operation.kind != "put" or self.refused is not None or operation.has_expired(time.time()):
+        if operation.kind != "put" or self.refused is not None or self._dropped or operation.has_expired(time.time()):
             return False
         if self.is_trained(operation.id):
             manifest = self.bundle.manifest
@@ -216,6 +221,10 @@ class LiveVersion:
             if isinstance(found, EspalierError):
                 raise found
             return Slots(self.built(), late=operation.sequence).place(operation.id, found)
+        except NotReady:  # its engine searches no more; where the version is loaded again, it catches up
+            self._dropped = True
+            log.info("%s version %d: no operation from %d on: the version is being dropped", self._name, self.version, operation.sequence)
+            return ()
         except EspalierError as error:
             log.warning("%s version %d: operation %d is left out: %s", self._name, self.version, operation.sequence, error)
             return ()

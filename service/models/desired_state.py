@@ -24,6 +24,7 @@ from pydantic import ValidationError
 
 from espalier.durable import flush
 from espalier.errors import InvalidData
+from espalier.expectations import expectation
 from espalier.serving import DesiredFile, Serving
 from service.errors import BeingChanged, Conflict
 
@@ -95,7 +96,7 @@ class DesiredState:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"])
-            expected = "a JSON document" if first["type"] == "json_invalid" else first["msg"].removeprefix("Input should be ")
+            expected = "a JSON document" if first["type"] == "json_invalid" else expectation(first)
             raise InvalidState(f"{name}: {where}" if where else name, first["input"], expected) from error
 
     def write(self, state: Serving | Removed) -> None:

@@ -135,7 +135,7 @@ class Follower:
         self._removed[name] = FollowedFile(disk, Removed, partial(self._recall, name))
         self._serving[name] = FollowedFile(disk, Serving)
         entry = Entry(name, disk, versions, self._catalogues.add(name))
-        entry.catalogue.thread.default = lambda: None if entry.loaded is None else entry.loaded.version
+        entry.catalogue.thread.default = lambda: None if (loaded := entry.loaded) is None else loaded.version
         return entry
 
     # -- the thread that looks ------------------------------------------------------------------------------------------

@@ -69,16 +69,17 @@ def open_served_engine(bundle: Bundle, device: Device, engine: str | None, threa
 class EngineSource:
     """Where versions get their engines from; tests and the router bring their own.
 
-    calls   engine calls of one version at once
-    awaits  the folder of a version → what it waits for before it can be opened; None: nothing
-    layout  the folder of a version → into how many shards it is cut; None: into none, or not all are there. Where the number becomes
-            another, the version is opened anew
+    calls      engine calls of one version at once
+    awaits     the folder of a version → what it waits for before it can be opened; None: nothing
+    layout     the folder of a version → into how many shards it is cut now; None: into none, or not all are there
+    layout_of  an engine → how many shards it asks; None: none. Where `layout` becomes another number, the version is opened anew
     """
 
     open: OpenEngine = open_served_engine
     calls: int = 1
     awaits: Callable[[Path], str | None] = lambda path: None
     layout: Callable[[Path], int | None] = lambda path: None
+    layout_of: Callable[[Engine], int | None] = lambda engine: None
 
 
 class LoadFailed(EspalierError):
@@ -93,7 +94,7 @@ class LoadedModel:
     live      its live items, and what requests see of the catalogue
     reranker  the second stage, None where the bundle has none
     shard     which part of another bundle it is, None where it is whole
-    layout    into how many shards it was cut when it was opened, None where its engine searches it here
+    layout    how many shards its engine asks, None where it searches here
     """
 
     bundle: Bundle
@@ -157,7 +158,6 @@ def _load(
     if (manifest.name, manifest.version) != (name, version):
         raise BundleCorrupt(f"{path}: its manifest says {manifest.name} version {manifest.version}")
     doing.append("opening its engine")
-    layout = engines.layout(path)
     engine = engines.open(bundle, settings.device, settings.engine, settings.threads, settings.precision)
     if runs_on_gpu(engine.name):
         metrics.watch_gpus(gpu_memory)
@@ -180,7 +180,7 @@ def _load(
     batcher.on_call = model_metrics.call
     live = LiveVersion(bundle, engine, filters, lambda: Placer(bundle))
     shard = ShardVersion.of(bundle, settings.mask_cache_bytes)
-    loaded = LoadedModel(bundle, engine, batcher, model_metrics, filters, files, live, reranker, shard, layout)
+    loaded = LoadedModel(bundle, engine, batcher, model_metrics, filters, files, live, reranker, shard, engines.layout_of(engine))
     doing.append("applying its live items")
     join(loaded)
     log.info("%s version %d is ready on %s (golden overlap %.4f)", name, version, engine.name, overlap)

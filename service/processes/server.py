@@ -1,7 +1,8 @@
 """One process that listens: uvicorn's server, which stops without losing requests.
 
 After the first signal it serves for ESPALIER_DRAIN_DELAY_S more, while /readyz and every answer's `Connection: close` say that it stops, so
-that load balancers choose another one. Then it stops listening and finishes the accepted requests. A second signal ends it at once.
+that load balancers choose another one. Then it stops listening and finishes the accepted requests. A second signal ends it at once; SIGHUP,
+which a terminal that closes may send twice, and service managers together with SIGTERM, is never a second one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import math
 import resource
 import signal
 import socket
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 from typing import cast
@@ -70,10 +74,22 @@ class Server(uvicorn.Server):
             self._registry.leaving = True
             self._leave_at = time.monotonic() + self._delay_s
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's signals, and SIGHUP unless it is ignored, as under nohup."""
+        here = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+        before = signal.signal(signal.SIGHUP, self.handle_exit) if here else None
+        try:
+            with super().capture_signals():
+                yield
+        finally:
+            if here:
+                signal.signal(signal.SIGHUP, before)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop. (uvicorn would raise the signal again at the end, but a requested stop is not a failure.)"""
         self.leave()
-        if self._alone:
+        if self._alone and sig != signal.SIGHUP:
             for handled in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(handled, signal.SIG_DFL)
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import shutil
 import signal
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -21,11 +21,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 
 from service.app import create_app
 from service.processes.server import Server
-from service.run_folder import forget
+from service.run_folder import forget, make, remove_dead
 from service.settings import Settings, metrics_folder
 from service.watch import logs
 from service.watch.multiprocess import count_in, forget_process
@@ -56,14 +55,15 @@ class Supervisor:
 
     def __init__(self, settings: Settings, listening: socket.socket) -> None:
         self._listening = listening
-        self._folder = Path(tempfile.mkdtemp(prefix="espalier-"))
+        remove_dead()
+        self._folder, self._owned = make()
         self._counted = metrics_folder(self._folder)
         self._counted.mkdir()
         self._settings = settings.model_copy(update={"run_folder": self._folder})
         self._spawn = multiprocessing.get_context("spawn")
         self._workers: list[_Worker] = []
         self._failed_starts = 0
-        self._signals = 0
+        self._signals, self._hung_up = 0, False
 
     def run(self) -> int:
         """Serve until a signal says stop. Returns the exit code."""
@@ -78,13 +78,18 @@ class Supervisor:
                 wait([woken, *(worker.process.sentinel for worker in living)], None if left_s == float("inf") else max(left_s, 0))
                 with suppress(BlockingIOError):
                     woken.recv(64)
-                if self._signals and kill_at == float("inf"):
+                if self._leaving and kill_at == float("inf"):
                     kill_at = self._leave()
                 if self._signals > 1 or time.monotonic() >= kill_at:
                     code = self._kill() or code
                 code = self._replace_dead() or code
         shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._owned)
         return code
+
+    @property
+    def _leaving(self) -> bool:
+        return self._signals > 0 or self._hung_up
 
     def _living(self) -> list[_Worker]:
         return [worker for worker in self._workers if worker.process.is_alive()]
@@ -109,7 +114,7 @@ class Supervisor:
         for worker in self._workers[:]:
             if worker.process.is_alive():
                 continue
-            if not self._signals and time.monotonic() < self._restart_at(worker):
+            if not self._leaving and time.monotonic() < self._restart_at(worker):
                 continue
             pid, began = worker.process.pid, self._has_begun(worker)
             self._workers.remove(worker)
@@ -117,7 +122,7 @@ class Supervisor:
             if pid is not None:
                 forget_process(pid, self._counted)
                 forget(self._folder, pid)
-            if self._signals:
+            if self._leaving:
                 continue
             self._failed_starts = 0 if began else self._failed_starts + 1
             if self._failed_starts >= FAILED_STARTS and not any(map(self._has_begun, self._living())):
@@ -155,7 +160,10 @@ class Supervisor:
         woken, waker = socket.socketpair()
         woken.setblocking(False)
         waker.setblocking(False)
-        before = {sig: signal.signal(sig, self._count) for sig in (signal.SIGTERM, signal.SIGINT)}
+        signals = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+            signals.append(signal.SIGHUP)
+        before = {sig: signal.signal(sig, self._count) for sig in signals}
         former = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
         try:
             yield woken
@@ -166,13 +174,18 @@ class Supervisor:
             woken.close()
             waker.close()
 
-    def _count(self, *_: object) -> None:
-        self._signals += 1
+    def _count(self, sig: int, _: object) -> None:
+        """SIGHUP stops, and is never a second signal (server.py)."""
+        if sig == signal.SIGHUP:
+            self._hung_up = True
+        else:
+            self._signals += 1
 
 
 def work(settings: Settings, listening: socket.socket, pipe: Connection, number: int, restarted: bool) -> None:
     """One worker process: serves until the other end of the pipe says so, or is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the server handles it: Ctrl-C reaches the parent as well
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # so does the end of a terminal
     logs.configure(settings.log_level, settings.log_format)
     if settings.run_folder is not None:
         count_in(metrics_folder(settings.run_folder))

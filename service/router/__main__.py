@@ -15,6 +15,7 @@ from service.__main__ import environment, listen_on, settings_of
 from service.processes.server import Server
 from service.router.app import create_router
 from service.router.config import RouterConfig, invalid_config, read_config
+from service.settings import warn_of_unknown_settings
 from service.watch import logs
 from service.watch.tracing import TracingUnavailable
 
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     logs.configure(settings.log_level, settings.log_format)
+    warn_of_unknown_settings(settings)
     try:
         app = create_router(settings, config)
         Server(app, settings).serve_on(listen_on(settings))

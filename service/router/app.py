@@ -33,7 +33,8 @@ def create_router(settings: Settings, config: RouterConfig, transport: Transport
         transport = HttpTransport(with_key_of(config, settings))
     fleet = Fleet(transport, config.shards, config, RouterMetrics(metrics))
     engines = ShardedEngines(fleet)
-    app = create_app(settings, EngineSource(engines.open, config.calls, engines.awaits, engines.layout), metrics=metrics)
+    source = EngineSource(engines.open, config.calls, engines.awaits, engines.layout, engines.layout_of)
+    app = create_app(settings, source, metrics=metrics)
     inner = app.router.lifespan_context
 
     @asynccontextmanager

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from espalier.errors import InvalidMessage
 from espalier.shards.messages import Pin, ShardAnswer, decode_answer
 from service.router.fleet import HEDGE_UNKNOWN_S, Fleet
-from service.router.replicas import Replica, choose
+from service.router.replicas import Replica, after, choose
 from service.router.transport import MasksWanted, ReplicaFailed
 
 log = logging.getLogger(__name__)
@@ -120,12 +120,12 @@ class Asking:
                 body = await self._sent(replica, wanted.digests)
             answer = decode_answer(body)
             if answer.pin != question.pin:
-                raise ReplicaFailed("mixed", f"{replica.address} answered as {answer.pin}, asked as {question.pin}")
+                raise ReplicaFailed("mixed", f"it answered as {_shown(answer.pin)}, asked as {_shown(question.pin)}")
             question.check(answer)
         except InvalidMessage as error:
-            raise ReplicaFailed("garbage", f"{replica.address}: {error}") from None
+            raise ReplicaFailed("garbage", str(error)) from None
         except MasksWanted as error:
-            raise ReplicaFailed("garbage", f"{replica.address} wants masks that it was sent: {error}") from None
+            raise ReplicaFailed("garbage", f"it was sent all masks that it lacked: {error}") from None
         return answer
 
     async def _sent(self, replica: Replica, wanted: Sequence[str]) -> bytes:
@@ -147,8 +147,8 @@ class Asking:
             replica.lacks(self._question.pin)
         elif reason not in ("full", "refused") and (reason != "late" or self._was_patient()):
             replica.suspect("late" if reason == "late" else "failed", time.monotonic())
-        if reason in ("garbage", "mixed", "broken", "refused"):
-            log.warning("shard %d: %s: %s", self._question.pin.index, replica.address, error)
+        if reason in ("garbage", "mixed", "broken", "refused") and (left_out := replica.failures_told.take()) is not None:
+            log.warning("shard %d: %s: %s%s", self._question.pin.index, replica.address, error, after(left_out))
         if self.answer.done():
             return
         if not self._retried and self._try_another():
@@ -190,3 +190,7 @@ class Asking:
         self._hedge.cancel()
         for task in self._tries.values():
             task.cancel()
+
+
+def _shown(pin: Pin) -> str:
+    return f"{pin.of:.64} version {pin.version} shard {pin.index} of {pin.count}, digest {pin.digest:.12}"

@@ -133,7 +133,7 @@ class Connections:
         A kept connection that ends without a byte of the answer was closed by the other side before the request came: it is sent again.
         """
         if self._in_use >= self._most:
-            raise ReplicaFailed("full", f"{self._named}: {self._most} exchanges are under way")
+            raise ReplicaFailed("full", f"{self._most} exchanges are under way")
         self._in_use += 1
         try:
             while True:
@@ -142,7 +142,7 @@ class Connections:
                     answer = await connection.exchange(head, body, most)
                 except _Broken as error:
                     if is_new or error.answered:
-                        raise ReplicaFailed("connection", f"{self._named}: the connection broke") from None
+                        raise ReplicaFailed("connection", "the connection broke") from None
                     continue
                 if connection.closed:
                     connection.close()
@@ -164,9 +164,9 @@ class Connections:
                 loop = asyncio.get_running_loop()
                 _, made = await loop.create_connection(Connection, self._host, self._port, ssl=True if self._tls else None)
         except TimeoutError:
-            raise ReplicaFailed("late", f"{self._named}: no connection within {self._connect_timeout_s:g} s") from None
+            raise ReplicaFailed("late", f"no connection within {self._connect_timeout_s:g} s") from None
         except OSError as error:
-            raise ReplicaFailed("connection", f"{self._named}: {error.strerror or error}") from None
+            raise ReplicaFailed("connection", str(error.strerror or error)) from None
         return made, True
 
     def close(self) -> None:

@@ -33,9 +33,10 @@ from espalier.shards.results import answer_bytes, check_result
 from service.batching.parts import joined, split
 from service.errors import ShardsMissing
 from service.router.asking import Asking, Question
-from service.router.fleet import Fleet, Whole
+from service.router.fleet import Fleet
 from service.router.masks import Layout, Masks
 from service.router.merge import merged
+from service.router.replicas import Whole
 from service.router.transport import ReplicaFailed
 
 NAME = "sharded"
@@ -209,8 +210,8 @@ class ShardedEngine:
     def _check(self, params: SearchParams, answer: ShardAnswer) -> None:
         """Raise InvalidMessage unless this may be a shard's answer: of its own items, each once, and with all that was asked for."""
         result, trees = answer.result, len(self._trees)
-        nodes = [tree.node_count for tree in self._trees]
-        check_result(result, len(params.m_B), int(params.m_B.max()), len(self._layout.shard_I), nodes)
+        levels = [tree.level_offset for tree in self._trees]
+        check_result(result, len(params.m_B), int(params.m_B.max()), len(self._layout.shard_I), levels, self._wire_kind)
         for name, found, wanted in (("traces", result.traces, params.trace), ("frontiers", result.frontiers, params.frontier)):
             if len(found) != (trees if wanted else 0):
                 raise InvalidMessage(name, len(found), f"{trees if wanted else 0}, as asked for")

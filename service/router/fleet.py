@@ -6,6 +6,7 @@ Knows which shard of which version is where. Does not know bundles or searches.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import threading
 import time
@@ -21,26 +22,19 @@ from espalier.shards.messages import Pin
 from service.router.config import RouterConfig
 from service.router.hedging import Budget, Latencies
 from service.router.metrics import RouterMetrics
-from service.router.replicas import Replica
+from service.router.replicas import Replica, Whole, after
 from service.router.transport import ReplicaFailed, Transport
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 HEDGE_UNKNOWN_S = 0.05
 """After this time a shard is asked a second time, before its percentile is known."""
-
-
-@dataclass(frozen=True)
-class Whole:
-    """The bundle that shards were cut from. digest: SHA-256 of its manifest.json, in hex."""
-
-    of: str
-    version: int
-    digest: str
-
-    def pin(self, index: int, count: int) -> Pin:
-        """A shard of it."""
-        return Pin(self.of, self.version, self.digest, index, count)
+AWAITED_S = 30.0
+"""A version is awaited until so long after somebody asked for it last."""
+PAUSE_S = 2e-4
+"""Between two looks at a replica, for each shard that it has: reading a long list holds up the searches."""
+MOST_NAMED = 8
+"""Shards or versions that one line names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +56,8 @@ class Fleet:
         self._names = tuple(addresses)
         self.replicas: Mapping[str, Replica] = {}  # by address; replaced as a whole
         self._following: dict[str, asyncio.Task[None]] = {}
-        self._counts: Mapping[Whole, Mapping[int, Sequence[int]]] = {}  # count → trusted replicas by index
         self._searched: weakref.WeakSet[Searched] = weakref.WeakSet()  # of the loop alone
+        self._awaited: dict[Whole, float] = {}  # when somebody asked for it last; added to by any thread
         self._looked = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
 
@@ -96,15 +90,21 @@ class Fleet:
     def count_of(self, whole: Whole) -> int | None:
         """Into how many shards a version is cut of which all are there; the larger number where there are several. None: none is whole."""
         least = self.config.min_replicas
-        return max((count for count, up in self._counts.get(whole, {}).items() if min(up) >= least), default=None)
+        return max((count for count, up in self._counts(whole).items() if min(up) >= least), default=None)
+
+    def awaits(self, whole: Whole) -> str | None:
+        """What a version still waits for; None: nothing. The metric shows its replicas from now on."""
+        self._awaited[whole] = time.monotonic()
+        return None if self.count_of(whole) is not None else self.missing(whole)
 
     def missing(self, whole: Whole) -> str:
         """What a version still waits for."""
-        known = self._counts.get(whole, {})
+        known = self._counts(whole)
         if not known:
-            others = sorted({found.version for found in self._counts if found.of == whole.of and found.version != whole.version})
-            other = f"; there are shards of version {', '.join(map(str, others))}" if others else ""
-            if whole.version in {found.version for found in self._counts if found.of == whole.of}:
+            listed = {found for replica in self.replicas.values() if not replica.gone for found in replica.layouts if found.of == whole.of}
+            others = sorted({found.version for found in listed})
+            other = f"; there are shards of version {_named(others)}" if others else ""
+            if whole.version in others:
                 other = "; shards of that version were cut from another bundle: their digest differs"
             return f"waiting for shards of {whole.of} version {whole.version}: no address holds one{other}"
         count = _fullest(known)
@@ -112,13 +112,23 @@ class Fleet:
         lacking = [index for index, replicas in enumerate(up) if replicas < least]
         shards = "shard" if len(lacking) == 1 else "shards"
         replicas = "" if least == 1 else f" in {least} replicas"
-        return f"waiting for {shards} {', '.join(map(str, lacking))} of {count}{replicas}"
+        return f"waiting for {shards} {_named(lacking)} of {count}{replicas}"
+
+    def _counts(self, whole: Whole) -> Mapping[int, Sequence[int]]:
+        """For each number of shards into which a version is cut, the replicas of each shard that answer looks."""
+        counts: dict[int, list[int]] = {}
+        for replica in self.replicas.values():
+            for pin in () if replica.gone else replica.layouts.get(whole, ()):
+                if pin.count not in counts:
+                    counts[pin.count] = [0] * pin.count
+                counts[pin.count][pin.index] += 1
+        return counts
 
     # -- in the loop ----------------------------------------------------------------------------------------------------
 
     def holders(self, pin: Pin, late: bool = False) -> list[Replica]:
         """The replicas that serve a shard. late: those too that let a look wait, for who has time."""
-        held = (replica for replica in self.replicas.values() if pin in replica.engines)
+        held = (replica for replica in self.replicas.values() if pin in replica.shards)
         return [replica for replica in held if not replica.gone or (late and replica.trust != "failed")]
 
     def latencies(self, index: int) -> Latencies:
@@ -184,6 +194,7 @@ class Fleet:
             replica.looked = True
             if all(other.looked for other in self.replicas.values()):
                 self._looked.set()
+            await asyncio.sleep(PAUSE_S * len(replica.shards))
             wait_s = self.config.poll_s
             if replica.trust != "trusted" and not replica.gone:
                 wait_s = max(replica.rests_until - time.monotonic(), 0.01)
@@ -194,38 +205,49 @@ class Fleet:
                 continue
 
     async def _look(self, replica: Replica) -> None:
-        before, was = replica.engines, replica.gone
+        before, was = replica.shards, replica.gone
         try:
             held = await self.transport.held(replica.address, self.config.poll_timeout_s)
         except ReplicaFailed as error:
-            if str(error) != replica.why:
-                log.warning("%s does not answer: %s", replica.address, error)
+            if str(error) != replica.why and (left_out := replica.looks_told.take()) is not None:
+                log.warning("%s does not answer: %s%s", replica.address, error, after(left_out))
             replica.why = str(error)
             replica.silent(error.reason == "late")
         else:
-            if was or held.engines.keys() != before.keys():
-                shards = sorted(f"{pin.of} version {pin.version} shard {pin.index} of {pin.count}" for pin in held.engines)
-                log.info("%s holds %s", replica.address, ", ".join(shards) or "nothing yet")
+            if (was or held != before) and (left_out := replica.looks_told.take()) is not None:
+                log.info("%s holds %s%s", replica.address, _described(held), after(left_out))
             replica.why = ""
             replica.says(held, time.monotonic())
-        if replica.engines.keys() != before.keys() or was != replica.gone:
+        if replica.shards != before or was != replica.gone:
             self._count()
 
     def _count(self) -> None:
-        """Count the replicas of every shard anew."""
-        counts: dict[Whole, dict[int, list[int]]] = {}
-        for replica in self.replicas.values():
-            for pin in () if replica.gone else replica.engines:
-                by_count = counts.setdefault(Whole(pin.of, pin.version, pin.digest), {})
-                by_count.setdefault(pin.count, [0] * pin.count)[pin.index] += 1
-        self._counts = counts
-        shown: dict[tuple[str, int], Sequence[int]] = {
-            (whole.of, whole.version): by_count[_fullest(by_count)] for whole, by_count in counts.items()
-        }
+        """Count the replicas of the versions that are searched or awaited; what else a replica lists costs nothing here."""
+        now = time.monotonic()
+        for whole, asked_at in self._awaited.copy().items():
+            if now - asked_at > AWAITED_S:
+                self._awaited.pop(whole, None)
+        shown: dict[tuple[str, int], Sequence[int]] = {}
+        for whole in self._awaited.copy():
+            if counts := self._counts(whole):
+                shown[whole.of, whole.version] = counts[_fullest(counts)]
         for layout in self._searched:
             whole = layout.whole
-            shown[whole.of, whole.version] = counts.get(whole, {}).get(layout.count) or [0] * layout.count
+            shown[whole.of, whole.version] = self._counts(whole).get(layout.count) or [0] * layout.count
         self.metrics.replicas(shown)
+
+
+def _named(numbers: Sequence[int]) -> str:
+    """The first of some numbers, and how many more there are."""
+    more = f" and {len(numbers) - MOST_NAMED} more" if len(numbers) > MOST_NAMED else ""
+    return ", ".join(map(str, numbers[:MOST_NAMED])) + more
+
+
+def _described(held: frozenset[Pin]) -> str:
+    """What a replica holds, in a few words."""
+    named = heapq.nsmallest(MOST_NAMED, held, key=lambda pin: (pin.of, pin.version, pin.index, pin.count))
+    shards = [f"{pin.of} version {pin.version} shard {pin.index} of {pin.count}" for pin in named]
+    return (", ".join(shards) or "nothing yet") + (f" and {len(held) - MOST_NAMED} more" if len(held) > MOST_NAMED else "")
 
 
 def _fullest(known: Mapping[int, Sequence[int]]) -> int:

@@ -11,13 +11,13 @@ import socket
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
-from espalier.shards.messages import MEDIA_TYPE
+from espalier.shards.messages import MEDIA_TYPE, Pin
 from service.router.config import DNS, RouterConfig
 from service.router.connections import Connections
-from service.router.transport import Held, ReplicaFailed, answered, held_of
+from service.router.transport import ReplicaFailed, answered, held_of
 
 SEARCH, SHARDS = "/internal/search", "/internal/shards"
-MAX_LIST_BYTES = 4 << 20
+MAX_LIST_BYTES = 2 << 20
 """Largest list of a replica's shards: reading one holds up the searches."""
 _NOT_IN_HEADERS = re.compile(r"[^\x21-\x7e]")
 
@@ -53,7 +53,7 @@ class HttpTransport:
         connections = self._to(address)
         return answered(*await _in_time(timeout_s, connections, connections.head("POST", SEARCH, len(body), lines), body, most))
 
-    async def held(self, address: str, timeout_s: float) -> Held:
+    async def held(self, address: str, timeout_s: float) -> frozenset[Pin]:
         """See `Transport`."""
         connections = self._to(address)
         head = connections.head("GET", SHARDS, 0, self._lines)

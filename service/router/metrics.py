@@ -55,8 +55,8 @@ class RouterMetrics:
         """
         gauge = self._gauges["espalier_router_replicas"]
         for (model, version), shards in self._shown.items():
-            if len(shown.get((model, version), ())) < shards:
-                gauge.remove_by_labels({"model": model, "version": str(version)})
+            for shard in range(len(shown.get((model, version), ())), shards):
+                gauge.remove(model, version, shard)
         for (model, version), up in shown.items():
             for shard, count in enumerate(up):
                 gauge.labels(model, version, shard).set(count)

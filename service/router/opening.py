@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from espalier.bundle import Bundle, parse_manifest
 from espalier.engines.live.engine import LiveEngine, LiveSearch
@@ -12,7 +13,8 @@ from espalier.engines.live.stacked import LiveStackedEngine
 from espalier.errors import BundleCorrupt, UnsupportedSchema
 from espalier.search import Device, Engine, Precision
 from service.router.engine import ShardedEngine
-from service.router.fleet import Fleet, Whole
+from service.router.fleet import Fleet
+from service.router.replicas import Whole
 
 
 class ShardedEngines:
@@ -20,6 +22,7 @@ class ShardedEngines:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
+        self._counts: WeakKeyDictionary[Engine, int] = WeakKeyDictionary()  # of the shards that an engine asks
 
     def open(self, bundle: Bundle, device: Device, engine: str | None, threads: int, precision: Precision) -> Engine:
         """An engine with live items; device, engine, threads and precision are those of the shards, elsewhere.
@@ -28,17 +31,16 @@ class ShardedEngines:
         """
         if (shard := bundle.manifest.shard) is not None:
             raise BundleCorrupt(f"{bundle.path}: shard {shard.index} of {shard.count}; a router opens the whole bundle, {shard.of}")
-        return self._live(bundle)
+        stacked = bundle.manifest.stacking is not None
+        sharded = ShardedEngine(bundle.unstacked if stacked else bundle, self._fleet)
+        trees = _live(sharded)
+        opened = LiveStackedEngine(bundle, trees) if stacked else trees
+        self._counts[opened] = sharded.count
+        return opened
 
-    def _live(self, bundle: Bundle) -> LiveSearch:
-        if bundle.manifest.stacking is not None:
-            return LiveStackedEngine(bundle, self._live(bundle.unstacked))
-        sharded = ShardedEngine(bundle, self._fleet)
-        if bundle.manifest.trees:
-            from service.router.forest import ShardedForest
-
-            return LiveForestEngine(ShardedForest(bundle, sharded))
-        return LiveEngine(bundle, sharded)
+    def layout_of(self, engine: Engine) -> int | None:
+        """Into how many shards the version is cut that an engine searches; None for one that was not opened here."""
+        return self._counts.get(engine)
 
     def awaits(self, path: Path) -> str | None:
         """What models/<name>/<version>/ waits for; None: nothing."""
@@ -48,8 +50,7 @@ class ShardedEngines:
                 return None
         except (OSError, BundleCorrupt, UnsupportedSchema):
             return None  # opening it says what is wrong
-        whole = _whole(path, content)
-        return None if self._fleet.count_of(whole) is not None else self._fleet.missing(whole)
+        return self._fleet.awaits(_whole(path, content))
 
     def layout(self, path: Path) -> int | None:
         """Into how many shards models/<name>/<version>/ is cut that are all there; None: not all are."""
@@ -57,6 +58,15 @@ class ShardedEngines:
             return self._fleet.count_of(_whole(path, (path / "manifest.json").read_bytes()))
         except OSError:
             return None
+
+
+def _live(sharded: ShardedEngine) -> LiveSearch:
+    """An engine of a bundle without stacking, with live items."""
+    if sharded.bundle.manifest.trees:
+        from service.router.forest import ShardedForest
+
+        return LiveForestEngine(ShardedForest(sharded.bundle, sharded))
+    return LiveEngine(sharded.bundle, sharded)
 
 
 def _whole(path: Path, manifest: bytes) -> Whole:

@@ -7,34 +7,58 @@ failure in a row it must wait longer for that. Knows replicas, not messages. Eve
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from espalier.shards.messages import Pin
-from service.router.transport import Held
+from service.watch.rationing import Ration
+
+log = logging.getLogger(__name__)
 
 REST_S, LONGEST_REST_S = 0.05, 5.0
 """How long a suspect is left alone after its first failure; twice as long after each other one in a row."""
+
+LINES, LINES_PER_S = 5, 0.1
+"""Lines of one kind that the log gets of one replica: at once, and then a second."""
 
 Trust = Literal["trusted", "failed", "late"]
 """failed: it fails at once. late: it lets one wait, and is asked only where nobody else is left."""
 
 
+@dataclass(frozen=True)
+class Whole:
+    """The bundle that shards were cut from. digest: SHA-256 of its manifest.json, in hex."""
+
+    of: str
+    version: int
+    digest: str
+
+    def pin(self, index: int, count: int) -> Pin:
+        """A shard of it."""
+        return Pin(self.of, self.version, self.digest, index, count)
+
+
 class Replica:
     """One address.
 
-    engines    the shards that it serves, with their engines, as of the last look that was answered
+    shards     that it serves, as of the last look that was answered
+    layouts    the same by the bundle that they were cut from; replaced as a whole, so that any thread may read it
     under_way  queries that it has not answered yet
     looked     whether it was looked at once
     why        the last look failed; empty: it did not
     gone       set while it does not answer a look either: nobody asks it, and who waits for it asks another
+    looks_told, failures_told  lines of the log on its looks and on its failures
     """
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.process = self.why = ""
-        self.engines: dict[Pin, str] = {}
+        self.why = ""
+        self.shards: frozenset[Pin] = frozenset()
+        self.layouts: Mapping[Whole, Sequence[Pin]] = {}
         self.under_way = 0
         self.trust: Trust = "trusted"
         self.gone = self.looked = False
@@ -42,6 +66,8 @@ class Replica:
         self.look = asyncio.Event()  # somebody wants to know how it is, now
         self.rests_until = 0.0
         self._failures = 0
+        self.looks_told = Ration(partial(_write_left_out, address, "looks"), LINES, LINES_PER_S)
+        self.failures_told = Ration(partial(_write_left_out, address, "failures"), LINES, LINES_PER_S)
 
     def answered(self) -> None:
         """It has answered a query."""
@@ -58,9 +84,9 @@ class Replica:
             self.look.set()
         self.trust = trust if self.trust != "late" else "late"
 
-    def says(self, held: Held, now: float) -> None:
+    def says(self, held: frozenset[Pin], now: float) -> None:
         """It has answered a look."""
-        self.process, self.engines = held.process, dict(held.engines)
+        self._holds(held)
         self.gone = False
         if now >= self.rests_until:
             self.trust = "trusted"
@@ -73,8 +99,23 @@ class Replica:
 
     def lacks(self, pin: Pin) -> None:
         """It said that it does not serve a shard which it did at the last look."""
-        self.engines.pop(pin, None)
+        self._holds(self.shards - {pin})
         self.look.set()
+
+    def _holds(self, shards: frozenset[Pin]) -> None:
+        layouts: dict[Whole, list[Pin]] = {}
+        for pin in shards:
+            layouts.setdefault(Whole(pin.of, pin.version, pin.digest), []).append(pin)
+        self.shards, self.layouts = shards, layouts
+
+
+def _write_left_out(address: str, what: str, left_out: int) -> None:
+    log.warning("%s: lines on its %s that were left out: %d", address, what, left_out)
+
+
+def after(left_out: int) -> str:
+    """What the next line says of those that were left out before it."""
+    return f" ({left_out} lines before this one were left out)" if left_out else ""
 
 
 def choose(holders: Sequence[Replica], tried: Sequence[Replica]) -> Replica | None:

@@ -5,16 +5,16 @@ A replica has an address, whose form the transport alone knows: a URL for HTTP, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from espalier.errors import EspalierError
-from espalier.manifest import MAX_SHARDS, ModelName
+from espalier.manifest import MAX_SHARDS
 from espalier.shards.messages import Pin
+from service.watch.logs import plain
 
 Reason = Literal["connection", "late", "full", "not_served", "refused", "broken", "garbage", "mixed"]
 """Why a replica gave no answer.
@@ -25,15 +25,18 @@ garbage     bytes that are no right answer · mixed  an answer of another shard 
 """
 MAX_LISTED = 4096
 """Most shards that one replica may say it has."""
+MAX_CONTAINERS = 2 * MAX_LISTED
+"""Most lists and objects in what it says: hundreds of thousands would take seconds to free."""
 MAX_COUNTED = 1 << 16
 """Most shards of all layouts of which one replica may say it has some: the replicas of each are counted."""
+_NAME, _SHA256 = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}"), re.compile("[0-9a-f]{64}")
 
 
 class ReplicaFailed(EspalierError):
-    """A replica gave no answer."""
+    """A replica gave no answer. detail: may hold what it said, so control characters are escaped and the rest is cut off."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
-        super().__init__(detail)
+        super().__init__(plain(detail))
         self.reason = reason
 
 
@@ -41,20 +44,8 @@ class MasksWanted(EspalierError):
     """A shard lacks masks, by their digests, and wants their bits."""
 
     def __init__(self, digests: Sequence[str]) -> None:
-        super().__init__(f"masks wanted: {', '.join(digests)}")
+        super().__init__(f"{len(digests)} masks wanted")
         self.digests = tuple(digests)
-
-
-@dataclass(frozen=True)
-class Held:
-    """What a replica says of itself.
-
-    process  names this start of it
-    engines  the shards that it serves, with the engine of each
-    """
-
-    process: str
-    engines: Mapping[Pin, str]
 
 
 class Transport(Protocol):
@@ -73,7 +64,7 @@ class Transport(Protocol):
         """The addresses of replicas that a configured one stands for now; most stand for themselves. Raises ReplicaFailed."""
         ...
 
-    async def held(self, address: str, timeout_s: float) -> Held:
+    async def held(self, address: str, timeout_s: float) -> frozenset[Pin]:
         """The shards that a replica serves. Raises ReplicaFailed."""
         ...
 
@@ -86,42 +77,51 @@ class Transport(Protocol):
         ...
 
 
-class _Listed(BaseModel):
-    model_config = ConfigDict(strict=True)
+def held_of(document: bytes | str) -> frozenset[Pin]:
+    """The shards of an answer to GET /internal/shards that are ready. Raises ReplicaFailed.
 
-    of: ModelName
-    version: int = Field(ge=1, lt=1 << 63)
-    digest: str = Field(pattern="^[0-9a-f]{64}$")
-    index: int = Field(ge=0)
-    count: int = Field(ge=1, le=MAX_SHARDS)
-    engine: str = Field(max_length=64)
-    ready: bool = True
-
-
-class _Shards(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-    shards: list[_Listed] = Field(max_length=MAX_LISTED)
-    process: str = Field(default="", max_length=256)
-
-
-def held_of(document: bytes | str) -> Held:
-    """What GET /internal/shards answered. Raises ReplicaFailed."""
+    Written out: pydantic takes several times as long, and this holds up the searches.
+    """
+    text = document.encode("utf-8", "surrogatepass") if isinstance(document, str) else document
+    if text.count(b"[") + text.count(b"{") > MAX_CONTAINERS:
+        raise _no_list("body", f"expected at most {MAX_CONTAINERS} lists and objects")
     try:
-        found = _Shards.model_validate_json(document)
-    except ValidationError as error:
-        wrong = error.errors(include_url=False)[0]
-        field = ".".join(str(part)[:32] for part in wrong["loc"])
-        raise ReplicaFailed("garbage", f"a list of shards was expected: {field or 'body'}: {wrong['msg']}") from None
-    engines = {
-        Pin(listed.of, listed.version, listed.digest, listed.index, listed.count): listed.engine
-        for listed in found.shards
-        if listed.ready and listed.index < listed.count
-    }
-    counted = sum(count for *_, count in {(pin.of, pin.version, pin.digest, pin.count) for pin in engines})
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise _no_list("body", f"no JSON: {error}") from None
+    listed = found.get("shards") if isinstance(found, dict) else None
+    if not isinstance(listed, list) or len(listed) > MAX_LISTED:
+        raise _no_list("shards", f"expected a list of at most {MAX_LISTED}")
+    pins = [pin for place, shard in enumerate(listed) if (pin := _listed(place, shard)) is not None]
+    counted = sum(count for *_, count in {(pin.of, pin.version, pin.digest, pin.count) for pin in pins})
     if counted > MAX_COUNTED:
         raise ReplicaFailed("garbage", f"shards of layouts of {counted} shards in all, expected at most {MAX_COUNTED}")
-    return Held(found.process, engines)
+    return frozenset(pins)
+
+
+def _listed(place: int, shard: Any) -> Pin | None:
+    """One entry of the list; None where it is not ready. Raises ReplicaFailed."""
+    if type(shard) is not dict:
+        raise _no_list(f"shards.{place}", "expected an object")
+    values: list[Any] = [shard.get(name) for name in ("of", "version", "digest", "index", "count")]
+    (of, version, digest, index, count), ready = values, shard.get("ready", True)
+    right = (
+        type(of) is str and _NAME.fullmatch(of),
+        type(version) is int and 1 <= version < 1 << 63,
+        type(digest) is str and _SHA256.fullmatch(digest),
+        type(index) is int and index >= 0,
+        type(count) is int and 1 <= count <= MAX_SHARDS,
+        type(ready) is bool,
+    )
+    if not all(right):
+        names = ("of", "version", "digest", "index", "count", "ready")
+        wrong = next(number for number, is_right in enumerate(right) if not is_right)
+        raise _no_list(f"shards.{place}.{names[wrong]}", f"got {[*values, ready][wrong]!r:.40}")
+    return Pin(of, version, digest, index, count) if ready and index < count else None
+
+
+def _no_list(field: str, detail: str) -> ReplicaFailed:
+    return ReplicaFailed("garbage", f"a list of shards was expected: {field}: {detail}")
 
 
 def answered(status: int, body: bytes) -> bytes:

@@ -3,8 +3,7 @@
 A line is a set of fields. logs.py writes them as JSON, or as `name=value` with every value quoted as in JSON, so that no value can end a
 line or look like another field. Lines never hold keys, only their names or ids. Knows requests, outcomes and fields, not what they mean.
 
-Anybody can cause denials, so their lines are limited: BURST at once, then PER_S a second. The rest is counted; the next line, or one after
-SUMMARY_S, has the number as `left_out`. The metric counts all denials.
+Anybody can cause denials, so their lines are rationed (rationing.py); `left_out` says how many had none. The metric counts all denials.
 """
 
 from __future__ import annotations
@@ -20,14 +19,11 @@ from starlette.types import Scope
 
 from service.errors import Denied
 from service.problems import document_of
+from service.watch.logs import plain
 from service.watch.metrics import Metrics
+from service.watch.rationing import Ration
 
 log = logging.getLogger("service.audit")
-
-BURST, PER_S = 20, 1.0
-SUMMARY_S = 10.0
-LONGEST = 200
-"""Characters of a value that a client chose."""
 
 T = TypeVar("T")
 
@@ -51,19 +47,15 @@ class Audit:
     """The audit log of one process; used from its event loop alone. `clock` is in seconds."""
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
-        self._metrics, self._clock = metrics, clock
-        self._lines_left, self._filled_at = float(BURST), clock()
-        self._left_out = 0
-        self._summary: asyncio.TimerHandle | None = None
+        self._metrics = metrics
+        self._lines = Ration(_write_left_out, clock=clock)
         self._changes: set[asyncio.Task[Any]] = set()
 
     def denied(self, scope: Scope, request_id: str, error: Denied) -> None:
         """Count a denied request, and write a line unless there were too many."""
         self._metrics.auth_failure(error.role, error.reason)
-        if not self._may_write():
-            self._left_out += 1
-            if self._summary is None:
-                self._summary = asyncio.get_running_loop().call_later(SUMMARY_S, self.write_left_out)
+        left_out = self._lines.take()
+        if left_out is None:
             return
         _write(
             logging.WARNING,
@@ -72,10 +64,10 @@ class Audit:
                 "outcome": "denied",
                 "role": error.role,
                 "reason": error.reason,
-                "method": _plain(scope["method"]),
-                "path": _plain(_path(scope)),
+                "method": plain(scope["method"]),
+                "path": plain(_path(scope)),
                 **origin(scope, request_id, error.key)._asdict(),
-                "left_out": self._take_left_out() or None,
+                "left_out": left_out or None,
             },
         )
 
@@ -103,33 +95,16 @@ class Audit:
         Single writes have no lines: there may be hundreds a second, and the journal has every operation that changed something.
         """
         counts = {str(status): count for status, count in sorted(statuses.items())}
-        _write(logging.INFO, {"action": "bulk", "model": _plain(model), "outcome": "ended", "statuses": counts, **by._asdict()})
+        _write(logging.INFO, {"action": "bulk", "model": plain(model), "outcome": "ended", "statuses": counts, **by._asdict()})
 
     def write_left_out(self) -> None:
         """Write how many denials had no line since the last line."""
-        if self._summary is not None:
-            self._summary.cancel()
-            self._summary = None
-        if left_out := self._take_left_out():
-            _write(logging.WARNING, {"action": "authenticate", "outcome": "denied", "left_out": left_out})
+        self._lines.write_left_out()
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._changes.discard(task)
         if not task.cancelled():
             task.exception()  # read, so that asyncio does not log it where the client has gone
-
-    def _may_write(self) -> bool:
-        now = self._clock()
-        self._lines_left = min(float(BURST), self._lines_left + (now - self._filled_at) * PER_S)
-        self._filled_at = now
-        if self._lines_left < 1:
-            return False
-        self._lines_left -= 1
-        return True
-
-    def _take_left_out(self) -> int:
-        left_out, self._left_out = self._left_out, 0
-        return left_out
 
 
 def origin(scope: Scope, request_id: str, key: str | None = None) -> Origin:
@@ -138,24 +113,28 @@ def origin(scope: Scope, request_id: str, key: str | None = None) -> Origin:
     if not client:
         return Origin("", request_id, key)
     host, port = client
-    return Origin(_plain(f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"), request_id, key)
+    return Origin(plain(f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"), request_id, key)
 
 
 async def _changed(
     action: str, model: str, by: Origin, change: Coroutine[Any, Any, T], described: Callable[[T], BeforeAfter], what: dict[str, Any]
 ) -> T:
-    fields = {"action": action, "model": _plain(model)} | {name: _plain(v) if isinstance(v, str) else v for name, v in what.items()}
+    fields = {"action": action, "model": plain(model)} | {name: plain(v) if isinstance(v, str) else v for name, v in what.items()}
     try:
         changed = await change
         before, after = await asyncio.to_thread(described, changed)
     except Exception as error:
         document, _ = document_of(error) or ({"status": 500, "detail": type(error).__name__}, {})
-        failed = {"outcome": "failed", "status": document["status"], "detail": _plain(document["detail"])}
+        failed = {"outcome": "failed", "status": document["status"], "detail": plain(document["detail"])}
         _write(logging.WARNING, {**fields, **failed, **by._asdict()})
         raise
     outcome = "unchanged" if before == after else "changed"
     _write(logging.INFO, {**fields, "outcome": outcome, "before": before, "after": after, **by._asdict()})
     return changed
+
+
+def _write_left_out(left_out: int) -> None:
+    _write(logging.WARNING, {"action": "authenticate", "outcome": "denied", "left_out": left_out})
 
 
 def _write(level: int, fields: dict[str, Any]) -> None:
@@ -168,9 +147,3 @@ def _path(scope: Scope) -> str:
     """The path as the client wrote it: percent-encoded, without the query."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     return raw.decode("latin-1")
-
-
-def _plain(text: str) -> str:
-    """Without control characters, which could act on a terminal or end a line, and not too long."""
-    shown = "".join([letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text[: LONGEST + 1]])
-    return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import orjson
 
+LONGEST = 200
+"""Characters of a value that somebody else chose."""
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -41,3 +43,9 @@ def configure(level: str, form: Literal["text", "json"]) -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.getLogger("service.audit").setLevel(logging.INFO)  # whatever the level is
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLevelName(level)))
+
+
+def plain(text: str) -> str:
+    """Without control characters, which could act on a terminal or end a line, and not too long."""
+    shown = "".join([letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text[: LONGEST + 1]])
+    return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"

@@ -31,8 +31,8 @@ REFUSALS = ("too_many", "crowded_out", "head_too_large", "head_too_slow", "malfo
 """Why a connection is refused or cut off, see connection.py."""
 Outcome = Literal["loaded", "failed", "rolled_back", "unloaded"]
 ProbeOutcome = Literal["answered", "late", "failed"]
-OWN_DEADLINE = "504-client"
-"""The label `status` of a 504 whose deadline the client chose, shorter than ESPALIER_TIMEOUT_MS."""
+BY_CLIENT = "-client"
+"""Behind the status, in the label, of an error that a deadline or a condition of the client's own alone has caused (decision 0055)."""
 MEASURE_S = 1.0
 """Between two measurements of this process."""
 
@@ -103,12 +103,12 @@ class Metrics:
 
     # -- events ---------------------------------------------------------------------------------------------------------
 
-    def request(self, model: str, status: int, seconds: float | None, own_deadline: bool = False) -> None:
+    def request(self, model: str, status: int, seconds: float | None, by_client: bool = False) -> None:
         """Count one answered request; without its seconds where it is a line of a stream.
 
-        own_deadline  whether a deadline passed that the client chose, shorter than the service's: that is no failure of the service
+        by_client  whether only a deadline or a condition of the client's own made it an error: that is no failure of the service
         """
-        label = OWN_DEADLINE if own_deadline else status
+        label = f"{status}{BY_CLIENT}" if by_client else status
         found = self._answered.get((model, label))
         if found is None:
             counter = self.counters["espalier_requests_total"].labels(model, label)

@@ -125,7 +125,7 @@ def _of_model(series: _Series, model: str, at: float) -> Totals:
 
 def _requests(series: _Series, model: str) -> dict[str, float]:
     def answered(*statuses: str) -> float:
-        """Without 504-client: a deadline that the client chose, shorter than the service's."""
+        """Without 503-client and 504-client: what the client alone caused."""
         name = "espalier_requests_total"
         return series.sum(name, model, lambda own: own["status"].isdecimal() and own["status"].startswith(statuses))
 

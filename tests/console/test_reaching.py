@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.console.browsing import visit
+from tests.console.browsing import Watched, visit
 from tests.console.conftest import ADMIN_KEY, RETRIEVE_KEY
 from tests.console.prefix_proxy import behind_prefix
 from tests.console.showing import serious_findings, settled, show
@@ -81,3 +81,15 @@ def test_an_admin_key_opens_every_view(guarded: Service, browser: Browser) -> No
             expect(page.get_by_role("alert")).to_have_count(0)
         assert ADMIN_KEY not in stored(page)
         assert all(ADMIN_KEY not in request.url for request in watched.requests)
+
+
+def test_swagger_ui_works_under_its_policy(watched: Watched) -> None:
+    page = watched.page
+    page.goto(f"{watched.origin}/docs")
+    page.locator(".opblock-summary-path", has_text="/readyz").click()
+    route = page.locator(".opblock.is-open")
+    route.get_by_role("button", name="Try it out").click()
+    route.get_by_role("button", name="Execute").click()
+    expect(route.locator(".live-responses-table .response-col_status").last).to_contain_text("200")
+    page.locator(".opblock-summary-path", has_text="/retrieve").first.click()
+    expect(page.locator(".opblock.is-open")).to_have_count(2)

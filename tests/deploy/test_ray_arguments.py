@@ -96,7 +96,7 @@ def test_replicas_look_for_new_versions_unless_a_setting_says_how_often(monkeypa
         ({"shards": [SHARDS | {"replicas": 2, "autoscale": {"max": 3}}]}, "expected one of them"),
         ({"shards": [SHARDS | {"autoscale": {"min": 3, "max": 2}}]}, "expected at least min, 3"),
         ({"shards": [SHARDS, SHARDS]}, "books-shards-0"),
-        ({"shards": [SHARDS | {"settings": {"treads": 2}}]}, "shards.0.settings: treads"),
+        ({"shards": [SHARDS | {"settings": {"treads": 2}}]}, "shards.0.settings: treads: expected no such key"),
         ({"shards": [SHARDS], "settings": {"timeout_ms": 0}}, "timeout_ms"),
         ({"shards": [SHARDS], "ingress": {"settings": {"threads": 0}}}, "ingress.settings: threads"),
         ({"shards": [SHARDS], "router": {"hedge": 2}}, "router.hedge"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -14,8 +15,9 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'espalier[r
 from ray.exceptions import ActorUnavailableError
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from deploy.ray.handles import HandleTransport
-from service.router.transport import Held, MasksWanted, ReplicaFailed, Transport
+from deploy.ray.handles import KEPT_S, HandleTransport
+from espalier.shards.messages import Pin
+from service.router.transport import MasksWanted, ReplicaFailed, Transport
 
 SHARD = {"of": "books", "digest": "d" * 64, "index": 0, "count": 2, "engine": "compiled-cpu"}
 FIRST, SECOND, THIRD = (SHARD | {"version": version} for version in (1, 2, 3))
@@ -53,6 +55,7 @@ class Broadcast:
         self._found = found
 
     async def results_async(self, timeout_s: float) -> Sequence[Listed]:
+        await asyncio.sleep(0)
         if isinstance(self._found, Exception):
             raise self._found
         return self._found
@@ -65,9 +68,11 @@ class Deployment:
         self.search = Method(self._search)
         self.answer: tuple[int, bytes] | Exception | None = (200, b"found")
         self.all_say: Sequence[Listed] | Exception = [[FIRST]]
+        self.broadcasts = 0
 
     def broadcast(self, method_name: str) -> Broadcast:
         assert method_name == "shards"
+        self.broadcasts += 1
         return Broadcast(self.all_say)
 
     async def _search(self, body: bytes) -> tuple[int, bytes]:
@@ -96,12 +101,12 @@ def send(transport: Transport, timeout_s: float = 5) -> bytes:
     return asyncio.run(transport.send("books-shards-0/1", b"asked", MOST, timeout_s, {}))
 
 
-def held(transport: Transport, timeout_s: float = 5) -> Held:
+def held(transport: Transport, timeout_s: float = 5) -> frozenset[Pin]:
     return asyncio.run(transport.held("books-shards-0/1", timeout_s))
 
 
-def versions(found: Held) -> list[int]:
-    return sorted(pin.version for pin in found.engines)
+def versions(found: frozenset[Pin]) -> list[int]:
+    return sorted(pin.version for pin in found)
 
 
 def test_a_deployment_has_an_address_for_each_try(transport: Transport) -> None:
@@ -201,3 +206,46 @@ def test_while_a_replica_hangs_what_all_said_before_counts(transport: Transport,
     held(transport)
     deployment.all_say = broken
     assert versions(held(transport)) == [2]
+
+
+def test_what_all_said_before_is_forgotten_where_one_is_silent_for_too_long(
+    transport: Transport, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("deploy.ray.handles.time", SimpleNamespace(monotonic=lambda: now))
+    held(transport)
+    deployment.all_say = TimeoutError()
+    now += KEPT_S
+    assert versions(held(transport)) == [1]
+    now += 0.1
+    with pytest.raises(ReplicaFailed, match="not all replicas say what they serve") as failed:
+        held(transport)
+    assert failed.value.reason == "late"
+    deployment.all_say = [[SECOND]]
+    assert versions(held(transport)) == [2]
+
+
+@pytest.mark.parametrize("all_say", [[[FIRST]], TimeoutError()])
+def test_all_addresses_of_a_deployment_are_looked_at_with_one_question(deployment: Deployment, all_say: Any) -> None:
+    transport, deployment.all_say = HandleTransport({"books-shards-0": deployment}), all_say
+
+    async def look() -> list[frozenset[Pin] | BaseException]:
+        looks = [transport.held(address, 5) for address in await transport.addresses("books-shards-0")]
+        return await asyncio.gather(*looks, return_exceptions=True)
+
+    for number in (1, 2):
+        found = asyncio.run(look())
+        assert len(found) == 3
+        assert [str(one) for one in found] == [str(found[0])] * 3
+        assert deployment.broadcasts == number
+
+
+def test_a_look_that_is_given_up_does_not_end_that_of_other_addresses(transport: Transport, deployment: Deployment) -> None:
+    async def look() -> frozenset[Pin]:
+        first, second = (asyncio.create_task(transport.held(f"books-shards-0/{number}", 5)) for number in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        return await second
+
+    assert versions(asyncio.run(look())) == [1]
+    assert deployment.broadcasts == 1

@@ -29,15 +29,15 @@ def shop(tmp_path: Path) -> Path:
     return package
 
 
-def run(shop: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """The price of 10 as a new process has it, and how often compiled code came from the disk."""
+def run(shop: Path, monkeypatch: pytest.MonkeyPatch, *numbers: float) -> tuple[float, int]:
+    """The price of 10, or of the last of some numbers, as a new process has it, and how often compiled code came from the disk."""
     monkeypatch.syspath_prepend(shop.parent)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     importlib.invalidate_caches()
     for cached in (compiled_code.sources_digest, compiled_code.forget, compiled_code._imported):
         cached.cache_clear()
     price = importlib.import_module("shop.price").price
-    found = price(10)
+    found = [price(number) for number in numbers or (10,)][-1]
     for name in [name for name in sys.modules if name.split(".")[0] == "shop"]:
         del sys.modules[name]
     return found, sum(price.stats.cache_hits.values())
@@ -60,7 +60,7 @@ def test_a_folder_that_the_user_names_is_used_and_guarded_likewise(shop: Path, t
     (shop / "rates.py").write_text("RATE = 3\n")
     assert run(shop, monkeypatch) == (40, 0)
     assert run(shop, monkeypatch) == (40, 1)
-    assert not [*shop.glob("__pycache__/*.nbi")]
+    assert not [*shop.glob("__pycache__/*.nbc")]
 
 
 def test_code_of_the_newest_states_is_kept_and_that_of_older_ones_deleted(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def test_code_of_the_newest_states_is_kept_and_that_of_older_ones_deleted(shop: 
     for rate in range(3, 5 + KEPT):
         (shop / "rates.py").write_text(f"RATE = {rate}\n")
         assert run(shop, monkeypatch) == (10 + 10 * rate, 0)
-    digests = {path.name.rsplit("-", 1)[1][:16] for path in shop.glob("__pycache__/price.*.nbi")}
+    digests = {path.name.rsplit("-", 1)[1][:16] for path in shop.glob("__pycache__/price.*.nbc")}
     assert len(digests) == KEPT + 1
     assert run(shop, monkeypatch)[1] == 1
 
@@ -83,6 +83,23 @@ def test_files_of_others_stay(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {*others, *own[4:]}
 
 
+def test_processes_that_compile_for_other_arguments_at_the_same_time_keep_their_own_code(
+    shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each knows nothing of the other's file. Numba would give both the same number, and one would later run the other's code."""
+    made = {}
+    for number in (10, 2.5):
+        assert run(shop, monkeypatch, number) == (3 * number, 0)
+        made[number] = {path.name: path.read_bytes() for path in shop.glob("__pycache__/*.nb?")}
+        for name in made[number]:
+            (shop / "__pycache__" / name).unlink()
+    for files in made.values():
+        for name, content in files.items():
+            (shop / "__pycache__" / name).write_bytes(content)
+    assert run(shop, monkeypatch, 10, 2.5) == (7.5, 2)
+    assert run(shop, monkeypatch, 2.5, 10) == (30, 2)
+
+
 def test_only_imported_sources_count(shop: Path) -> None:
     before = sources_digest(shop / "price.py")
     (shop / "unrelated.py").write_text("X = 1\n")
@@ -95,3 +112,40 @@ def test_all_compiled_functions_of_the_project_are_cached_so() -> None:
     for package in ("espalier", "training"):
         for file in (ROOT / package).rglob("*.py"):
             assert file.name == "compiled_code.py" or "njit" not in file.read_text(), f"{file}: use espalier.compiled_code"
+
+
+# -- what cannot be read or written -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left", [0, 40])
+def test_code_that_a_crash_has_torn_is_compiled_anew_and_then_kept(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, left: int
+) -> None:
+    assert run(shop, monkeypatch) == (30, 0)
+    for path in (shop / "__pycache__").glob("price.*.nbc"):
+        path.write_bytes(path.read_bytes()[:left])
+    assert run(shop, monkeypatch) == (30, 0)
+    assert "is compiled anew: its code on disk cannot be read" in caplog.text
+    assert run(shop, monkeypatch) == (30, 1)
+
+
+def test_a_disk_that_is_full_costs_time_alone(shop: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile._save_data", full)
+    compiled_code.warn_once.cache_clear()
+    assert run(shop, monkeypatch) == (30, 0)
+    assert caplog.text.count("compiled code is not kept: [Errno 28]") == 1
+
+
+def test_without_a_folder_that_may_be_written_nothing_is_kept(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("numba.core.caching._CacheLocator.ensure_cache_path", refused)
+    compiled_code.warn_once.cache_clear()
+    assert run(shop, monkeypatch) == (30, 0)
+    assert "name a folder that may be written in NUMBA_CACHE_DIR" in caplog.text

@@ -8,10 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
+from pydantic import ValidationError
 
 from espalier.errors import InvalidQuery
 from espalier.items import ItemTable
-from espalier.queries import PADDING, HistoryKind, QueryBatch, VectorKind, blank_queries, encode_histories, encode_vectors, pad_histories
+from espalier.queries import (
+    MAX_FEATURES,
+    PADDING,
+    FeaturesKind,
+    HistoryKind,
+    QueryBatch,
+    VectorKind,
+    blank_queries,
+    encode_histories,
+    encode_vectors,
+    pad_histories,
+)
 
 IDS = ["apple", "pear", "né", "梨"]
 
@@ -91,6 +103,12 @@ def test_the_largest_32_bit_numbers_are_no_error() -> None:
 def test_an_array_of_another_form_is_no_batch(kind: HistoryKind | VectorKind, array: np.ndarray, expected: str) -> None:
     with pytest.raises(InvalidQuery, match=f"queries: {expected}"):
         QueryBatch(kind, array)
+
+
+def test_features_are_at_most_so_many_that_an_array_of_them_fits_into_memory() -> None:
+    assert FeaturesKind(width=MAX_FEATURES).width == 67_108_864
+    with pytest.raises(ValidationError, match="less than or equal to 67108864"):
+        FeaturesKind(width=MAX_FEATURES + 1)
 
 
 def test_taking_some_queries_keeps_their_order() -> None:

@@ -112,7 +112,7 @@ def test_it_equals_the_reference_exactly_with_integer_weights(
     assert_same(engine_of(bundle, whole=whole).search(queries, params), ReferenceEngine(bundle).search(queries, params))
 
 
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(shape=shapes)
 def test_kept_beams_are_the_best_with_real_weights(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=False)
@@ -398,7 +398,7 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path, monkeypatch: pytest.Monke
         assert entry["stack_bytes"] == 0, entry
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(shape=shapes, trees=st.integers(2, 3))
 def test_a_forest_equals_the_reference_exactly_with_integer_weights(
     tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], trees: int
@@ -411,7 +411,7 @@ def test_a_forest_equals_the_reference_exactly_with_integer_weights(
     engine.close()
 
 
-@settings(max_examples=8)
+@settings(max_examples=3)
 @given(shape=shapes)
 def test_each_tree_of_a_forest_keeps_its_best_beams(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=False, trees=2)

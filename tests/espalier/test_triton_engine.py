@@ -77,7 +77,7 @@ def engine_of(bundle: Bundle, precision: Precision = "float32", **tuning: int) -
     return TritonEngine(bundle, "cpu", precision, SHAPES, Tuning(tile=16, **tuning))
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(shape=shapes, bits=BITS, whole=st.sampled_from([128, 4096]), busy=st.sampled_from([1, 2048]))
 def test_it_equals_the_reference_exactly_with_integer_weights(
     tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], bits: int, whole: int, busy: int
@@ -90,7 +90,7 @@ def test_it_equals_the_reference_exactly_with_integer_weights(
     assert_same(engine.search(queries, replace(params, states_BLS=states_BLS)), replace(expected, frontiers=()))
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(shape=shapes, own=st.sampled_from(["logit", "log_activation"]))
 def test_kept_beams_are_the_best_with_real_weights(
     tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], own: Literal["logit", "log_activation"]
@@ -114,7 +114,7 @@ def exact_dot() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("exact_dot")
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(shape=shapes)
 def test_a_query_gets_the_same_answer_in_any_batch(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=False)

@@ -36,7 +36,7 @@ README = (ROOT / "README.md").read_text()
 PAGES = README + "\n".join((ROOT / f"docs/{page}.md").read_text() for page in ("benchmarks", "trees", "service", "re-ranking"))
 """README.md and the pages that go on with its sample."""
 CONFIG = Path("training/configs/debian-depends.toml")
-STEPS = 100
+STEPS = 40
 
 
 @pytest.fixture(scope="module")

@@ -90,6 +90,9 @@ class FakeCatalogue:
     async def identity(self) -> str | None:
         return "fake" if self.operations else None
 
+    async def committed(self) -> int:
+        return len(self.operations)
+
     def status(self) -> CatalogueStatus:
         last = len(self.operations)
         return CatalogueStatus(last, last - self.behind, len(self.latest), 0, self.capacity)

@@ -22,6 +22,7 @@ from espalier.tree import complete_tree
 from service.__main__ import main
 from service.settings import Settings
 from service.watch.logs import JsonFormatter
+from service.watch.rationing import BURST
 from tests.service.running import ITEMS, LIMITS, Json, Running, bearer, problem, run
 
 RETRIEVE, ADMIN = "retrieve-key-0001", "admin-key-00000001"
@@ -219,6 +220,22 @@ def test_a_deadline_that_only_the_client_wanted_is_no_failure_of_the_service(mod
     assert text.count('espalier_requests_total{model="books"') == 1
 
 
+def test_a_flood_of_short_deadlines_writes_few_lines(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    flood = BURST + 15
+    with run(models, log_requests="failed") as running:
+        for _ in range(flood):
+            assert running.client.post("/retrieve", json={"model": "books", "queries": [COLD], "timeout_ms": 1e-9}).status_code == 504
+        running.engines["books"].failure = RuntimeError("no")
+        running.client.post("/retrieve", json={"model": "books", "queries": [COLD]})
+    lines = [record.getMessage() for record in caplog.records if record.name == "service.requests"]
+    written = [line for line in lines if "status=504" in line]
+    left_out = [int(line.rpartition("left_out=")[2]) for line in lines if "left_out=" in line]
+    assert BURST <= len(written) < flood
+    assert len(written) + sum(left_out) == flood
+    assert sum("status=500" in line for line in lines) == 1
+
+
 def test_the_default_deadline_is_a_setting(models: Path) -> None:
     with run(models, timeout_ms=20) as running:
         running.engines["books"].go.clear()
@@ -241,11 +258,6 @@ def test_a_deadline_holds_while_a_mask_is_made(models: Path) -> None:
         let_go.set()
         assert answer.status_code == problem(answer)["status"] == 504
         assert running.client.post("/retrieve", json=body | {"m": 10**6}).status_code == 422
-
-
-def test_a_default_deadline_over_the_longest_is_no_request_s_fault(models: Path) -> None:
-    with run(models, timeout_ms=5000, max_timeout_ms=1000) as running:
-        running.retrieve(queries=[COLD])
 
 
 def test_an_invalid_request_is_no_load(models: Path) -> None:

@@ -242,6 +242,25 @@ def test_only_some_bulks_are_read_at_a_time(models: Path) -> None:
         assert 'espalier_live_refused_total{model="books",status="429"} 1.0' in running.client.get("/metrics").text
 
 
+def test_the_next_bulk_may_come_with_the_end_of_one(models: Path) -> None:
+    async def scenario(running: Running) -> None:
+        talk = Conversation(running)
+        talk.say(line("a") + b"\n", more=False)
+        assert await talk.head() == 200
+        await anext(talk.answers())
+        while talk.got.empty():
+            await asyncio.sleep(0)
+        again = Conversation(running)
+        again.say(b"", more=False)
+        talk.sent.put_nowait({"type": "http.disconnect"})
+        again.sent.put_nowait({"type": "http.disconnect"})
+        assert await again.head() == 200
+        await asyncio.gather(talk.task, again.task)
+
+    with run(models, catalogues=FakeCatalogues(books=FakeCatalogue()), write_keys=(WRITE,), max_bulk=1) as running:
+        running.client.runner.run(scenario(running))
+
+
 def test_a_client_that_hangs_up_leaves_nothing_behind(models: Path, catalogue: FakeCatalogue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_routes, "FREE_BYTES", 0)
 

@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pytest
-from starlette.types import Message
+from starlette.types import Message, Send
 
 from benchmarks.service.probe_damage import content_of, draft_of
 from espalier.bundle import Bundle
@@ -139,8 +139,8 @@ def test_where_there_are_keys_an_admin_key_is_needed(served: Path, key: str | No
         assert running.client.post(PATH, json={"beam_size": [4]}, headers=headers).status_code == status
 
 
-async def started(app: Any, body: Json) -> tuple[asyncio.Task[None], asyncio.Event, list[Message]]:
-    """A request whose client goes when the event is set, and what it has been sent."""
+async def started(app: Any, body: Json, to: Send | None = None) -> tuple[asyncio.Task[None], asyncio.Event, list[Message]]:
+    """A request whose client goes when the event is set, and what it has been sent, unless that is sent `to` somebody else."""
     gone, sent, asked = asyncio.Event(), list[Message](), [orjson.dumps(body)]
 
     async def receive() -> Message:
@@ -165,7 +165,7 @@ async def started(app: Any, body: Json) -> tuple[asyncio.Task[None], asyncio.Eve
         "client": ("test", 1),
         "server": ("test", 1),
     }
-    return asyncio.create_task(app(scope, receive, send)), gone, sent
+    return asyncio.create_task(app(scope, receive, to or send)), gone, sent
 
 
 def test_one_is_measured_at_a_time_and_ends_when_its_client_goes(served: Path) -> None:
@@ -182,6 +182,26 @@ def test_one_is_measured_at_a_time_and_ends_when_its_client_goes(served: Path) -
         engine.go.set()
         assert len(lines(await http.post(PATH, json={"beam_size": [4], "queries": 3}))) == 1
         assert sum(len(batch) for batch, _ in engine.calls) == 1 + 3  # the rest of the first is not searched
+
+    with run(served) as running:
+        running.client.runner.run(scenario(running))
+
+
+def test_the_next_one_may_come_with_the_last_line(served: Path) -> None:
+    async def scenario(running: Running) -> None:
+        body: Json = {"beam_size": [4, 5], "queries": 3}
+        sent: list[Message] = []
+        next_ones: list[int] = []
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+            if len(sent) == 3:  # the head, and two lines
+                next_ones.append((await running.client.http.post(PATH, json=body)).status_code)
+
+        task, _, _ = await started(running.app, body, send)
+        await task
+        assert len(sent) == 4
+        assert next_ones == [200]
 
     with run(served) as running:
         running.client.runner.run(scenario(running))

@@ -296,7 +296,7 @@ def test_totals_are_what_the_metrics_count() -> None:
     for status, times in ((200, 5), (429, 2), (500, 1), (422, 3)):
         for _ in range(times):
             metrics.request("books", status, 0.01)
-    metrics.request("books", 504, None, own_deadline=True)
+    metrics.request("books", 504, None, by_client=True)
     metrics.request("films", 200, 0.01)
     metrics.background_request("books", 200)
     metrics.shed("books")

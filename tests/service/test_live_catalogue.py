@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -382,6 +383,32 @@ def test_a_version_that_is_being_dropped_refuses_no_write(models: Path, monkeypa
             live.put("new", like=("item-1",))
         live.running.client.post("/models/books/default", json={"version": 2}, headers=key)
         assert live.put("new", like=("item-1",)).sequence == 1
+
+
+def test_a_write_that_a_dropped_default_could_not_place_is_placed_by_the_next(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = {"Authorization": "Bearer an-admin-key-of-a-test"}
+    with live_service(models, monkeypatch, admin_keys="an-admin-key-of-a-test") as live:
+        add_version(models, 2, seed=1)
+        live.running.client.post("/models/books/load", json={"version": 2, "default": False}, headers=key)
+        entry = live.running.app.state.service.registry.entries["books"]
+
+        def dropped(items: object) -> None:
+            entry.loaded = entry.ready[2]
+            _drained(items)
+
+        monkeypatch.setattr(live.catalogue.thread.versions[1], "where", dropped)
+        outcomes = live.bulk(*(Put(f"new-{i}", ItemBody(like=("item-1",))) for i in range(3)))
+        placed = [outcome.placed for outcome in outcomes if isinstance(outcome, Outcome)]
+        assert [found and found.version for found in placed] == [2, 2, 2]
+
+
+def test_a_default_that_is_dropped_between_two_looks_is_followed_by_the_next(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch) as live:
+        thread = live.catalogue.thread
+        numbers = itertools.chain([1], itertools.repeat(2))
+        monkeypatch.setattr(thread, "served", {2: thread.served[1]})
+        monkeypatch.setattr(thread, "default", lambda: next(numbers))
+        assert live.get("item-1").body.fields is not None
 
 
 def test_what_nobody_foresaw_of_one_item_fails_no_other_write(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

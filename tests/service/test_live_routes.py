@@ -308,7 +308,7 @@ def test_a_wrong_value_is_named(shelf: Running, body: Json, field: str, value: s
 
 
 def test_a_time_needs_its_offset(shelf: Running) -> None:
-    assert wrong(shelf, {"valid_until": "2030-01-31T12:00:00"})[0] == "valid_until"
+    assert wrong(shelf, {"valid_until": "2030-01-31T12:00:00"}) == ("valid_until", "'2030-01-31T12:00:00'", A_TIME)
     assert wrong(shelf, {"valid_until": 1896084000})[0] == "valid_until"
 
 
@@ -503,6 +503,22 @@ def test_a_retrieval_waits_for_the_sequence_that_it_names(shelf: Running, catalo
         assert (await waiting).status_code == 200
 
     shelf.client.runner.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("sequence", "timeout_ms", "status"), [(10**18, 1, "503-client"), (10**18, None, "503-client"), (3, 1, "503-client"), (3, 60, "503")]
+)
+def test_a_sequence_that_nobody_could_reach_is_no_failure_of_the_service(
+    models: Path, catalogue: FakeCatalogue, sequence: int, timeout_ms: float | None, status: str
+) -> None:
+    with run(models, catalogues=FakeCatalogues(books=catalogue), write_keys=(WRITE,), timeout_ms=50) as running:
+        for i in range(3):
+            put(running, f"new-{i}")
+        catalogue.behind = 1
+        body: Json = {"model": "books", "queries": [{"history": ["item-1"]}], "min_sequence": sequence}
+        body |= {} if timeout_ms is None else {"timeout_ms": timeout_ms}
+        assert running.client.post("/retrieve", json=body).status_code == 503
+        assert f'espalier_requests_total{{model="books",status="{status}"}} 1.0' in running.client.get("/metrics").text
 
 
 @pytest.mark.parametrize("body", [{"min_sequence": -1}, {"min_sequence": "3"}, {"live": 1}])

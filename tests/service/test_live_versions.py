@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from espalier.live.journal import Journal
 from espalier.live.operations import ItemBody, Operation
 from espalier.live.rows import Placement
 from espalier.masks.filters import ItemFilters
-from service.errors import CatalogueFull
+from service.errors import CatalogueFull, NotReady
 from service.live.live_version import LiveVersion, _evidence_of
 from service.live.replay import replay
 from service.live.slots import Slots
@@ -94,6 +95,22 @@ def test_what_says_nothing_of_its_place_is_left_out_and_the_rest_is_applied(vers
     assert version.items.rows_of(["lost", "new"]).tolist() == [-1, 32]
     assert version.sequence == 3
     assert not version.eligible(version.items.rows_of(["item-2"]))[0]
+
+
+def test_a_version_that_is_being_dropped_says_so(
+    version: LiveVersion, journal: Journal, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    def drained(items: object) -> None:
+        raise NotReady("The service is shutting down.")
+
+    monkeypatch.setattr(version, "where", drained)
+    written(journal, ("item-1", None), *((f"new-{i}", ItemBody(like=("item-1",))) for i in range(3)))
+    replay(version, journal)
+    told = [record.getMessage() for record in caplog.records if record.name == "service.live.live_version"]
+    assert told == ["books version 1: no operation from 2 on: the version is being dropped"]
+    assert version.applied == 4
 
 
 def test_places_that_cannot_be_stored_are_used_all_the_same(

@@ -138,4 +138,14 @@ def test_the_documentation_page_brings_all_that_it_needs(open_service: Running) 
     assert len(named) >= 3
     for address in (*named, "/openapi.json"):
         assert address.startswith("/"), address
-        assert open_service.client.get(address).status_code == 200
+        answer = open_service.client.get(address)
+        assert (answer.status_code, answer.headers["x-content-type-options"]) == (200, "nosniff")
+
+
+def test_the_documentation_page_runs_its_own_scripts_alone_and_stands_in_no_frame(open_service: Running) -> None:
+    answer = open_service.client.get("/docs")
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self' 'sha256-")
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"

@@ -18,6 +18,7 @@ import numpy as np
 import orjson
 import pytest
 from fastapi import FastAPI
+from pydantic import SecretStr
 
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
@@ -26,7 +27,8 @@ from espalier.search import Engine, SearchParams
 from service.__main__ import listen, main
 from service.app import create_app
 from service.models.loading import EngineSource
-from service.settings import Settings
+from service.router.__main__ import main as route
+from service.settings import Settings, unknown_settings, warn_of_unknown_settings
 from tests.service.fake_engine import FakeEngine
 from tests.service.running import ITEMS, LIMITS, Json, Running, ids, problem, run, started
 
@@ -559,6 +561,98 @@ def test_a_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setenv("ESPALIER_THREADS", "many")
     assert main([]) == 1
     assert "ESPALIER_THREADS: got 'many'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        *((name, value, "a finite number") for name in ("DRAIN_S", "DRAIN_DELAY_S", "POLL_S", "TIMEOUT_MS") for value in ("inf", "nan")),
+        ("DRAIN_S", "1e30", "less than or equal to 86400"),
+        ("LOAD_TIMEOUT_S", "86401", "less than or equal to 86400"),
+        ("TIMEOUT_MS", "3600001", "less than or equal to 3600000"),
+        ("WIDEN", "inf", "less than or equal to 1000000"),
+        ("MAX_TIMEOUT_MS", "999", "at least ESPALIER_TIMEOUT_MS, 1000"),
+        ("TIMEOUT_MS", "60001", "at least ESPALIER_TIMEOUT_MS, 60001"),
+        ("THREADS", "9" * 20, "less than or equal to 1024"),
+        ("WORKERS", "100000", "less than or equal to 1024"),
+        ("ENGINE", "abc", "one of triton, onnx-cuda"),
+        ("HOST", "a\udcff", "an address or the name of a host"),
+        ("STORE", "s3://a b", "s3://NAME/PATH"),
+    ],
+)
+def test_a_setting_that_could_not_be_kept_is_refused_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str, expected: str
+) -> None:
+    monkeypatch.setenv(f"ESPALIER_{name}", value)
+    assert main([]) == 1
+    refused = "MAX_TIMEOUT_MS" if expected.startswith("at least ESPALIER") else name
+    assert re.fullmatch(rf"ESPALIER_{refused}: got .+, expected {re.escape(expected)}.*\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("ESPALIER_RETRIEVE_KEY", "the nearest is ESPALIER_RETRIEVE_KEYS"),
+        ("ESPALIER_RETREIVE_KESY", "the nearest is ESPALIER_RETRIEVE_KEYS"),
+        ("espalier_admin_key", "the nearest is ESPALIER_ADMIN_KEYS"),
+        ("ESPALIER_WAREHOUSE_KEYRING_FOLDER", "docs/service.md lists all settings"),
+    ],
+)
+def test_keys_under_a_name_that_is_no_setting_end_the_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, nearest: str
+) -> None:
+    monkeypatch.setenv(name, "a-secret-of-sixteen-characters")
+    assert main([]) == 1
+    assert capsys.readouterr().err == f"{name}: no such setting, so its keys would protect nothing; {nearest}\n"
+
+
+def test_a_variable_that_is_no_setting_is_logged_with_the_nearest_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ESPALIER_MODLES", "elsewhere")
+    monkeypatch.setenv("ESPALIER_COLOUR_OF_THE_SKY", "blue")
+    monkeypatch.setenv("ESPALIER_KEY", "a-key-of-clients-of-this-service")
+    warn_of_unknown_settings(Settings())
+    assert sorted(caplog.messages) == [
+        "ESPALIER_COLOUR_OF_THE_SKY is no setting and has no effect; docs/service.md lists all settings",
+        "ESPALIER_KEY is no setting and has no effect; docs/service.md lists all settings",
+        "ESPALIER_MODLES is no setting and has no effect; the nearest is ESPALIER_MODELS",
+    ]
+    caplog.clear()
+    monkeypatch.delenv("ESPALIER_MODLES")
+    monkeypatch.delenv("ESPALIER_COLOUR_OF_THE_SKY")
+    keys = (SecretStr("a-key-of-sixteen-characters"),)
+    warn_of_unknown_settings(Settings(retrieve_keys=keys))  # then ESPALIER_KEY is what a client has of it
+    assert caplog.messages == []
+
+
+def test_the_start_logs_variables_that_are_no_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ESPALIER_MODELS", str(tmp_path))
+    monkeypatch.setenv("ESPALIER_MODLES", "elsewhere")
+    shards = ["--shards", "http://127.0.0.1:9"]
+    for start, arguments in ((main, []), (route, shards)):
+        assert start(arguments) == 1  # there is no model
+        assert "WARNING service.settings: ESPALIER_MODLES is no setting" in capfd.readouterr().err
+
+
+def test_what_kubernetes_and_the_compose_file_set_is_not_taken_for_settings() -> None:
+    links = {"ESPALIER_PORT": "tcp://10.96.0.7:8000", "ESPALIER_ROUTER_PORT": "tcp://10.96.0.8:8000", "ESPALIER_SERVICE_HOST": "10.96.0.7"}
+    links |= {
+        "ESPALIER_SERVICE_PORT": "8000",
+        "ESPALIER_SHARD_0_SERVICE_PORT_HTTP": "8000",
+        "ESPALIER_PORT_8000_TCP": "tcp://10.96.0.7:8000",
+    }
+    links |= {f"ESPALIER_ADMIN_KEY_PORT_8000_TCP_{part}": "x" for part in ("PROTO", "PORT", "ADDR")}
+    assert unknown_settings(links | {"ESPALIER_SHARD_STORE": "s3://a", "ESPALIER_NOTHING": "", "PATH": "/bin"}) == {}
+    assert unknown_settings({"ESPALIER_ROUTER_PORT": "8000"}) == {"ESPALIER_ROUTER_PORT": None}
+
+
+def test_the_longest_times_and_the_most_threads_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"DRAIN_S": 86400, "TIMEOUT_MS": 3600000, "MAX_TIMEOUT_MS": 3600000, "THREADS": 1024, "WORKERS": 1024}.items():
+        monkeypatch.setenv(f"ESPALIER_{name}", str(value))
+        assert getattr(Settings(max_timeout_ms=3600000), name.lower()) == value
 
 
 def test_a_real_engine_answers_over_http_as_it_does_directly(models: Path, caplog: pytest.LogCaptureFixture) -> None:

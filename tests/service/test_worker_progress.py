@@ -6,6 +6,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from service.models.worker_progress import WorkerProgress, Workers
-from service.run_folder import living
+from service.run_folder import living, make, remove_dead
 from service.watch.metrics import Metrics, ModelMetrics
 from service.watch.multiprocess import forget_process
 from tests import ROOT
@@ -76,6 +77,7 @@ def test_a_process_alone_writes_nothing() -> None:
 
 COUNTING = """
 import sys
+import tempfile
 from pathlib import Path
 from service.watch.metrics import Metrics, ModelMetrics
 from service.watch.multiprocess import count_in
@@ -127,6 +129,7 @@ def test_what_a_dead_process_counted_stays_and_its_gauges_go(tmp_path: Path) -> 
 
 UNLOADING = """
 import sys
+import tempfile
 from pathlib import Path
 from service.watch.metrics import Metrics
 from service.watch.multiprocess import count_in
@@ -206,3 +209,21 @@ def test_two_versions_of_a_model_wait_in_one_gauge() -> None:
     assert 'espalier_queue_depth{model="books"} 7.0' in metrics.render().decode()
     models[0].close()
     assert 'espalier_queue_depth{model="books"} 5.0' in metrics.render().decode()
+
+
+def test_folders_of_killed_services_are_removed_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (lives, _), (killed, lock), (with_worker, parent) = make(), make(), make()
+    others = tmp_path / "espalier-notes"
+    others.mkdir()
+    (tmp_path / "espalier-link").symlink_to(others)
+    (killed / "metrics").mkdir()
+    os.close(lock)
+    os.close(parent)
+    worker = os.open(with_worker / "7.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(worker, fcntl.LOCK_EX)
+    remove_dead()
+    assert {*tmp_path.iterdir()} == {lives, with_worker, others, tmp_path / "espalier-link"}
+    os.close(worker)
+    remove_dead()
+    assert not with_worker.exists()

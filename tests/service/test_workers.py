@@ -238,14 +238,22 @@ class Begun:
         return answer.status, answer.headers["connection"]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_what_was_accepted_is_finished(models: Path, workers: int) -> None:
+@pytest.mark.parametrize(
+    ("workers", "signals"), [(1, [signal.SIGHUP, signal.SIGTERM]), (2, [signal.SIGTERM, signal.SIGHUP, signal.SIGHUP])]
+)
+def test_what_was_accepted_is_finished(models: Path, workers: int, signals: list[signal.Signals]) -> None:
+    """Also when the terminal closes: SIGHUP stops as SIGTERM does, and is no second signal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the service would leave it ignored
     with service(models, workers) as running:
+        signal.signal(signal.SIGHUP, before)
         begun = [Begun(running.port) for _ in range(12)]
-        running.process.send_signal(signal.SIGTERM)
+        running.process.send_signal(signals[0])
         until(lambda: _refused(running.port), "the service listens no more")
+        for sent in signals[1:]:  # once the first has been heard, or they would be one
+            running.process.send_signal(sent)
         assert [request.finish() for request in begun] == [(200, "close")] * 12
         assert exit_code(running) == 0
+    assert [*models.parent.glob("espalier-*")] == []
 
 
 def _refused(port: int) -> bool:

@@ -190,7 +190,7 @@ def refused(sections: dict[str, Any]) -> InvalidConfig:
         ("optimiser", "steps", 0, "greater than or equal to 1"),
         ("optimiser", "batch", None, "integer"),
         ("search", "m", 0, "greater than or equal to 1"),
-        ("search", "exclude_seen", "perhaps", "boolean"),
+        ("search", "exclude_seen", "perhaps", "true or false"),
     ],
 )
 def test_a_bad_value_is_named_with_its_key_and_what_was_expected(section: str, key: str, value: object, expected: str) -> None:

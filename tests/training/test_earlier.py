@@ -63,7 +63,7 @@ def settings(log: Path, **sections: Any) -> dict[str, Any]:
         "tree": {"kind": "random"},
         "scorer": {"kind": "mlp", "node_dim": 8, "hidden": [32, 16]},
         "objective": {"kind": "tdm", "beam_size": 10, "negatives": 40, "random_nodes": 10},
-        "optimiser": {"steps": 150, "batch": 60, "learning_rate": 0.01, "average": 1},
+        "optimiser": {"steps": 100, "batch": 60, "learning_rate": 0.015, "average": 1},
         "search": {"beam_size": 20, "m": 10, "max_beam_size": 32, "max_m": 64, "gamma": 0.0},
     }
     changed = {name: plain.get(name, {}) | value if isinstance(value, dict) else value for name, value in sections.items()}

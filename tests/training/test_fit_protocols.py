@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from training.rankers.log_queries import from_log
 from training.specification.deep import DeepConfig
 from training.specification.models import config_of, deep_config
 from training.specification.splits import DateSplit
+from training.versions import work_folder
 
 CPU = torch.device("cpu")
 USERS, ITEMS, EVENTS = 60, 40, 12
@@ -93,6 +95,40 @@ def test_dates_that_training_chose_hold_for_a_log_that_has_grown(tmp_path: Path)
     after = pairs_of_log(bundle, log)
     assert [pair.history.tolist() for pair in before] == [pair.history.tolist() for pair in after]
     assert all(len(late.relevant) > len(early.relevant) for early, late in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        ("last", "training.data.interactions._kept_items"),
+        ("last", "training.data.cut_lists.counts_by_user"),
+        ("file", "training.data.splits._rows"),
+    ],
+)
+def test_what_a_killed_run_was_writing_goes_when_it_goes_on(tmp_path: Path, kind: str, place: str) -> None:
+    config, out = config_under(kind, tmp_path, write_log(tmp_path / "log.csv")), tmp_path / "shop/1"
+    work, left = work_folder(out), tmp_path / "left"
+
+    def end_at(name: str, resume: bool) -> set[Path]:
+        """What lies in the work folder when the run is killed."""
+
+        def killed(*_: object, **__: object) -> None:
+            shutil.rmtree(left, ignore_errors=True)
+            shutil.copytree(work, left)
+            raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(name, killed)
+            with pytest.raises(KeyboardInterrupt):
+                fit_and_export(config, None, out, CPU, resume)
+        shutil.rmtree(work)
+        shutil.copytree(left, work)
+        return {path.relative_to(left) for path in left.rglob("*")}
+
+    trained = "training.deep.run.train_and_export"
+    whole, unfinished = end_at(trained, resume=False), end_at(place, resume=False)
+    assert not unfinished <= whole
+    assert end_at(trained, resume=True) == whole
 
 
 def recalls(bundle: Bundle) -> list[tuple[str, int, float, float]]:

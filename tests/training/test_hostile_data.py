@@ -13,6 +13,7 @@ from numpy.testing import assert_array_equal
 from scipy.sparse import csc_array, csr_array, save_npz
 
 from espalier.errors import EspalierError, InvalidData
+from espalier.queries import MAX_FEATURES
 from training import __main__ as commands
 from training.data.matrix_files import read_by_columns, read_by_rows
 from training.data.query_logs import read_log
@@ -131,16 +132,28 @@ def test_points_without_any_label_teach_nothing(tmp_path: Path, first: str) -> N
         prepared(tmp_path, f'format = "xmc"\ntrain = "{tmp_path}/p.txt"\n')
 
 
-def test_a_first_line_cannot_ask_for_any_number_of_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparing, "MAX_LABELS", 1000)
-    for labels in (1001, 1000):
-        (tmp_path / "p.txt").write_text(f"20 5 {labels}\n" + "0 1:1\n" * 20)
-        data = f'format = "xmc"\ntrain = "{tmp_path}/p.txt"\n'
-        if labels > 1000:
-            with pytest.raises(InvalidData, match=r"p\.txt: got '1001 labels', expected at most 1000"):
-                prepared(tmp_path, data)
-        else:
-            prepared(tmp_path, data)
+@pytest.mark.parametrize(("what", "first"), [("labels", "20 5 {}"), ("features", "20 {} 5")])
+def test_a_first_line_cannot_ask_for_any_number_of_items_or_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, first: str
+) -> None:
+    assert preparing.MAX_LABELS == MAX_FEATURES == 67_108_864
+    monkeypatch.setattr(preparing, f"MAX_{what.upper()}", 1000)
+    data = f'format = "xmc"\ntrain = "{tmp_path}/p.txt"\n'
+    (tmp_path / "p.txt").write_text(first.format(1001) + "\n" + "0 1:1\n" * 20)
+    with pytest.raises(InvalidData, match=rf"p\.txt: got '1001 {what}', expected at most 1000"):
+        prepared(tmp_path, data)
+    (tmp_path / "p.txt").write_text(first.format(1000) + "\n" + "0 1:1\n" * 20)
+    prepared(tmp_path, data)
+
+
+def test_points_without_features_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("20 0 5\n" + "0\n" * 20)
+    with pytest.raises(InvalidData, match=r"p\.txt: got '0 features', expected at least 1"):
+        prepared(tmp_path, f'format = "xmc"\ntrain = "{tmp_path}/p.txt"\n')
+    save_npz(tmp_path / "x.npz", csr_array((20, 0), dtype=np.float32))
+    save_npz(tmp_path / "y.npz", csr_array(np.eye(20, dtype=np.float32)))
+    with pytest.raises(InvalidData, match=r"x\.npz: got '0 features', expected at least 1"):
+        prepared(tmp_path, f'format = "npz"\ntrain = "{tmp_path}/x.npz"\ntrain_labels = "{tmp_path}/y.npz"\n')
 
 
 def test_a_command_without_memory_ends_with_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

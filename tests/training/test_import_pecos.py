@@ -35,6 +35,7 @@ from service.models.probe import Replay
 from tests.file_modes import assert_every_user_can_read, umask
 from training.__main__ import main
 from training.data.csr import as_rows
+from training.linear import pecos_files
 from training.linear.import_pecos import import_pecos
 from training.linear.pecos_files import PROCESSORS
 from training.publish import GOLDEN_QUERIES
@@ -430,6 +431,13 @@ def test_levels_must_have_the_same_features(tmp_path: Path) -> None:
     save_npz(folder / "ranker" / "1.model" / "W.npz", csc_array(np.ones((WIDTH, 4), np.float32)))
     change(folder / "ranker" / "1.model" / "param.json", nr_features=WIDTH - 1)
     with pytest.raises(InvalidData, match=r"1.model/W.npz: got 'weights of 29 features', expected 30 as on level 0"):
+        import_pecos(folder, tmp_path / "models" / "law" / "1")
+
+
+def test_more_features_than_a_model_may_have_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write(tmp_path / "pecos", random_model(np.random.default_rng(5), (2, 4)))
+    monkeypatch.setattr(pecos_files, "MAX_FEATURES", WIDTH - 1)
+    with pytest.raises(InvalidData, match=r"0.model/W.npz: got '30 features', expected at most 29"):
         import_pecos(folder, tmp_path / "models" / "law" / "1")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pa_parquet
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from espalier.errors import InvalidConfig, InvalidData
@@ -103,6 +103,26 @@ def test_users_without_items_and_blanks_at_the_end_of_a_line_are_passed_over(tmp
         read(write(tmp_path, "log", "u,a,\n"), format="lists", separator=",")
 
 
+@pytest.mark.parametrize(
+    ("content", "separator", "line"),
+    [
+        ("usér,item\nu1,i1\n".encode("latin-1"), ",", 1),
+        ("user::item\nu1::i1\nu2::é\n".encode("latin-1"), "::", 3),
+        ("user\titem\nu1\té\n".encode("latin-1"), "\t", 2),
+        *(("user,item\nu1,i1\n".replace(",", separator).encode("utf-16"), separator, 1) for separator in (",", "\t", "::")),
+    ],
+)
+@pytest.mark.parametrize("header", [True, False])
+def test_rows_that_are_not_utf8_are_refused_with_file_and_line(
+    tmp_path: Path, content: bytes, separator: str, line: int, header: bool
+) -> None:
+    (tmp_path / "log.csv").write_bytes(content)
+    columns = {} if header else {"user": 0, "item": 1}
+    with pytest.raises(InvalidData) as error:
+        read(tmp_path / "log.csv", separator=separator, header=header, **columns)
+    assert (error.value.field, error.value.expected) == (f"log.csv: line {line}", "UTF-8")
+
+
 def test_lists_without_an_order_say_so(tmp_path: Path) -> None:
     assert read(write(tmp_path, "log", "u a b\n"), format="lists", separator=" ", order="none").order == "none"
 
@@ -187,6 +207,24 @@ def test_timestamps_of_every_type_order_a_list(tmp_path: Path, kind: str, times:
     assert lists(log) == {"u": ["a", "b", "c"]}
 
 
+@pytest.mark.parametrize("block_bytes", [24, 1 << 24])
+@pytest.mark.parametrize(
+    ("times", "row", "expected"),
+    [
+        (["2020-01-01T00:00:00"] * 3 + ["2020-01-01T00:00:00Z"], 4, "date and time without a zone, as the log's first, in column 'time'"),
+        (["2020-01-01T00:00:00Z"] * 2 + ["2020-01-01"], 3, "date and time with a zone, as the log's first, in column 'time'"),
+    ],
+)
+def test_times_with_and_without_a_zone_are_refused_in_one_log_of_any_blocks(
+    tmp_path: Path, times: list[str], row: int, expected: str, block_bytes: int
+) -> None:
+    path = write(tmp_path, "log", "\n".join(["user,item,time", *(f"u,a,{time}" for time in times)]))
+    log = LOG_FORMAT.checked({"min_user_events": 1, "timestamp_type": "datetime", **TIMED})
+    with pytest.raises(InvalidData, match=expected) as error:
+        read_interactions(path, log, tmp_path / "work", block_bytes=block_bytes)
+    assert (error.value.field, error.value.value) == (f"log: row {row}, column timestamp", repr(times[-1]))
+
+
 def test_quoted_fields_may_hold_the_separator_and_line_ends(tmp_path: Path) -> None:
     assert lists(read(write(tmp_path, "log", 'user,item\n"u, 1","a\nb"\n'))) == {"u, 1": ["a\nb"]}
 
@@ -260,6 +298,32 @@ def test_reading_again_into_the_same_folder_leaves_the_first_result_intact(tmp_p
     first = read(write(tmp_path, "log", text(",")))
     read(write(tmp_path, "other", "user,item\nx,z\n"))
     assert lists(first) == BY_FILE
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(events_of=st.lists(st.integers(1, 12), min_size=1, max_size=30), chunk=st.integers(1, 20), most=st.integers(1, 6))
+@example(events_of=[4] * 6, chunk=1, most=4)  # two lists are more than a quarter of all
+def test_a_log_is_sorted_in_few_parts_whatever_the_lengths_of_its_lists(
+    tmp_path: Path, events_of: list[int], chunk: int, most: int
+) -> None:
+    lines = [f"u{user:02},i{place:02}" for user, count in enumerate(events_of) for place in range(count)]
+    path = write(tmp_path, "log", "\n".join(["user,item", *lines]))
+    dealt = grouping._dealt
+    sizes: list[int] = []
+
+    def noted(*arguments: Any) -> list[Path]:
+        parts = dealt(*arguments)
+        sizes.extend(part.stat().st_size // 8 for part in parts)
+        return parts
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grouping, "CHUNK", chunk)
+        patch.setattr(grouping, "MOST_PARTS", most)
+        patch.setattr(grouping, "_dealt", noted)
+        log = read(path)
+    assert log.event_count == sum(sizes) == len(lines)
+    assert len(sizes) <= most
+    assert max(sizes) < max(chunk, -(-len(lines) // most)) + max(events_of)
 
 
 def test_a_user_outside_the_log_is_refused(tmp_path: Path) -> None:
@@ -391,10 +455,10 @@ def test_files_that_are_not_what_they_should_be_are_refused(tmp_path: Path) -> N
         ({"colour": "red"}, "colour"),
         ({"user": "item"}, "different columns"),
         ({"user": 0}, "all by name or all by position"),
-        ({"header": False}, "positions"),
-        ({"user": 0, "item": -1}, "positions from 0"),
-        ({"order": "timestamp"}, "timestamp: expected a column"),
-        ({"timestamp": "time"}, "order: expected 'timestamp'"),
+        ({"header": False}, r"expected columns by position \(0, 1, …\) where there is no header, not \['user', 'item'\]$"),
+        ({"user": 0, "item": -1}, r"expected columns at positions from 0, not \[0, -1\]$"),
+        ({"order": "timestamp"}, "expected a timestamp column, since"),
+        ({"timestamp": "time"}, "expected order 'timestamp', since"),
         ({"separator": "\n"}, "separator"),
         ({"min_user_events": 0}, "min_user_events"),
     ],

@@ -278,3 +278,19 @@ def test_times_with_a_zone_are_read_from_texts_of_every_type(tmp_path: Path, kin
     times = pa.array(["2024-01-02T00:00:00Z", "2024-01-01T00:00:00Z"]).cast(kind)
     write(tmp_path / "log.parquet", user=["u", "u"], item=["late", "early"], time=times)
     assert lists(read(tmp_path / "log.parquet", **TIMED, timestamp_type="datetime")) == {"u": ["early", "late"]}
+
+
+def test_a_file_whose_texts_have_a_zone_where_those_of_the_first_have_none_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "log" / "a", user=pa.array([], pa.string()), item=pa.array([], pa.string()), time=pa.array([], pa.string()))
+    write(tmp_path / "log" / "b", user=["u", "u"], item=["a", "b"], time=["2024-01-02", "2024-01-03T00:00:00"])
+    write(tmp_path / "log" / "c", user=["u", "u"], item=["c", "d"], time=["2024-01-01", "2024-01-01T00:00:00Z"])
+    error = refused(tmp_path / "log", timestamp_type="datetime", **TIMED)
+    assert error.field == "log/c: row group 1, row 2, column timestamp"
+    assert "without a zone, as the log's first" in str(error)
+
+
+def test_days_of_folders_may_not_be_mixed_with_moments_of_a_zone(tmp_path: Path) -> None:
+    write(tmp_path / "log" / "day=2024-05-01" / "0", user=["u"], item=["a"])
+    write(tmp_path / "log" / "day=2024-05-02T00:00:00Z" / "0", user=["u"], item=["b"])
+    error = refused(tmp_path / "log", timestamp="day", timestamp_type="datetime", order="timestamp")
+    assert error.field == "log/day=2024-05-02T00:00:00Z/0: row group 1, row 1, column timestamp"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -19,13 +20,16 @@ from numpy.testing import assert_allclose
 
 from tests import ROOT
 from tests.training import shared_runs
+from training.deep import checkpoint
 from training.deep import fit as fit_module
+from training.deep.checkpoint import Checkpoint, RunState
 from training.deep.row_shares import FEW_BYTES, shares_rows
 from training.trees.random import random_tree
+from training.versions import clear
 
 pytestmark = pytest.mark.slow
 
-STEPS, KILLED = 20, 12
+STEPS, KILLED = 12, 8
 RESUMED = ("otm-sequence", "otm")
 KINDS = ("otm-sequence", "otm-sequence whole", "otm-sequence content", "otm-robust", "otm", "otm-no-bs", "tdm", "plt", "hsm", "attention")
 
@@ -53,7 +57,7 @@ def configuration(folder: Path, kind: str) -> dict[str, Any]:
         "instances": {"windows": [4, 2, 1], "targets": 5},
         "scorer": {"node_dim": 6},
         "objective": {},
-        "optimiser": {"steps": STEPS, "batch": 16, "precision": "float32", "validate_every": 5, "average": 10},
+        "optimiser": {"steps": STEPS, "batch": 16, "precision": "float32", "validate_every": 5, "average": 6},
         "search": {"beam_size": 8, "m": 5, "max_beam_size": 32, "max_m": 10},
     }
     if name == "otm-sequence":
@@ -180,6 +184,38 @@ def test_one_process_goes_on_where_two_were_killed(folder: Path, together: dict[
     assert len(losses) == STEPS - KILLED // 5 * 5
     assert_allclose(losses, alone[kind].losses[-len(losses) :], rtol=1e-6)
     assert_same_end(Run(losses, path), alone[kind])
+
+
+class State(dict[str, Any]):
+    """A part of a checkpoint: its state, as it is."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return self
+
+
+def test_tables_that_a_killed_checkpoint_left_go_when_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work, rows_ND = tmp_path / "work", torch.zeros(4, 2)
+    parts: Any = {
+        "model": State(node_rows=rows_ND),
+        "averaged": State({"module.node_rows": rows_ND}),
+        "optimiser": State(state={}),
+    }
+    work.mkdir()
+    monkeypatch.setattr(checkpoint, "gather_rows", lambda *_: None)
+    Checkpoint(work / "checkpoint.pt", {}, parts, nodes=4).save(RunState(step=5))
+
+    def killed(*_: object) -> None:
+        shutil.copytree(work, tmp_path / "left")  # a kill deletes nothing
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        Checkpoint(work / "checkpoint.pt", {}, parts, nodes=4).save(RunState(step=10))
+    left = tmp_path / "left"
+    assert len([file for file in left.rglob("*") if file.stat().st_size == rows_ND.nbytes]) == 2
+    clear(left, resume=True)
+    assert sorted(file.name for file in left.rglob("*")) == ["checkpoint.part", "checkpoint.pt"]
+    assert (left / "checkpoint.pt").read_bytes() == (work / "checkpoint.pt").read_bytes()
 
 
 def test_rows_are_shared_where_they_are_large_or_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,10 @@ def test_lists_are_cut_alike_in_chunks_of_any_size(tmp_path: Path, monkeypatch: 
 def test_dates_in_the_wrong_order_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidData, match="test_from"):
         dated(tmp_path, {"kind": "date", "validation_from": 30, "test_from": 30})
+    with pytest.raises(
+        InvalidData, match=r"^data\.split\.validation_from: got 99, expected a time before \d+, from which on the last tenth"
+    ):
+        dated(tmp_path, {"kind": "date", "validation_from": 99})
 
 
 def test_dates_that_leave_nothing_to_learn_from_are_refused(tmp_path: Path) -> None:

@@ -72,6 +72,17 @@ def test_what_is_no_bundle_is_refused(url: str, tmp_path: Path, books: Path) -> 
         change_default(url, "books", None, [1])
 
 
+def test_what_cannot_be_published_makes_no_store(url: str, tmp_path: Path, books: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copy(books / "1" / "manifest.json", tmp_path / "elsewhere")
+    with pytest.raises(BundleNotFound, match="expected models/NAME/VERSION"):
+        publish(tmp_path / "elsewhere", None, url, default=False, again=False)
+    (books / "1" / "tree.safetensors").unlink()
+    with pytest.raises(BundleNotFound, match=r"tree\.safetensors: missing"):
+        publish(books / "1", None, url, default=False, again=False)
+    assert not (tmp_path / "store").exists()
+
+
 def test_all_shards_are_published_together(url: str, tmp_path: Path) -> None:
     shards = cut(whole_bundle(tmp_path), tmp_path / "books-shards", 3)
     done = publish(tmp_path / "books-shards", None, url, default=False, again=False)

@@ -252,7 +252,10 @@ def test_a_bundle_of_other_vectors_is_no_start(trained: Bundle, log: Path, tmp_p
         ({"tree": {"kind": "category"}}, "tree.kind: got 'category', expected another kind, .*vectors have no categories"),
         ({"data": {"split": {"kind": "last"}}}, "data.split.kind: got 'last'"),
         ({"data": {"split": {"kind": "date"}}}, "data.split.kind: got 'date'"),
-        ({"data": {"format": {"format": "vectors", "items": "vector"}}}, "vector and items: expected different columns"),
+        (
+            {"data": {"format": {"format": "vectors", "items": "vector"}}},
+            "data.format: got .*, expected different columns for vector and items",
+        ),
     ],
 )
 def test_what_vectors_cannot_have_is_refused(log: Path, sections: dict[str, Any], expected: str) -> None:

@@ -45,7 +45,7 @@ def first_events(interactions: Interactions, count_U: Int64) -> Kept:
 def with_events(interactions: Interactions, kept: Kept, work: Path) -> Interactions:
     """The same users and items with some of the events, which lie in a file under `work`."""
     offset_U1, count_U = interactions.offset_U1, np.zeros(interactions.user_count, np.int64)
-    with tempfile.NamedTemporaryFile(dir=work, prefix="reading-", delete=False) as file:
+    with tempfile.NamedTemporaryFile(dir=work, prefix=".reading-", delete=False) as file:
         for first, last in user_chunks(offset_U1, grouping.CHUNK):
             events = slice(int(offset_U1[first]), int(offset_U1[last]))
             if events.start < events.stop:

@@ -25,7 +25,7 @@ Int64 = NDArray[np.int64]
 CHUNK = 1 << 22
 """Events handled at a time (a single user may have more)."""
 MOST_PARTS = 256
-"""Files that events are dealt to at a time, at most: larger logs have larger parts."""
+"""Files that events are dealt to, at most. Each has up to CHUNK events, or of a larger log this part, and the rest of its last user's."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,9 @@ def grouped(events: EventFiles, row_of_code: Int32, unique: bool, scratch: Path)
     for codes in _blocks(events.user, np.int32):
         count_U += np.bincount(row_of_code[codes], minlength=len(count_U))
     offset_U1 = np.concatenate([[0], np.cumsum(count_U)]).astype(np.int64)
-    cuts = [*(first for first, _ in user_chunks(offset_U1, max(CHUNK, -(-int(offset_U1[-1]) // MOST_PARTS)))), len(count_U)]
-    parts = _dealt(events, row_of_code, np.array(cuts), scratch)
+    events_of_part = max(CHUNK, -(-int(offset_U1[-1]) // MOST_PARTS))
+    first_users = np.searchsorted(offset_U1[:-1], np.arange(0, offset_U1[-1], events_of_part))
+    parts = _dealt(events, row_of_code, np.unique([*first_users, len(count_U)]), scratch)
     result = GroupedFiles(
         offset_U1, scratch / "grouped-item", None if events.stamp is None else scratch / "grouped-stamp", events.stamp_type
     )

@@ -103,7 +103,7 @@ def read_interactions(path: Path, log: LogFormat, work_dir: Path, *, block_bytes
     """
     log = read_as(path, log)
     work_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=work_dir, prefix="reading-") as scratch_name:
+    with tempfile.TemporaryDirectory(dir=work_dir, prefix=".reading-") as scratch_name:
         scratch = Path(scratch_name)
         codes = _encode(path, log, scratch, block_bytes)
         users = codes.users.sorted_codes()

@@ -18,7 +18,7 @@ import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
-from training.data.log_values import Place, Stamps
+from training.data.log_values import Place, Stamps, Timestamps
 from training.data.parquet_logs import parquet_batches
 from training.specification.log_format import UNIT_SEPARATOR, CsvFormat, EventFormat, ListsFormat, LogFormat, ParquetFormat
 
@@ -70,8 +70,8 @@ def read_log(path: Path, log: EventFormat, scratch: Path, *, block_bytes: int) -
     block_bytes   how much text is parsed at a time; at least the longest line
 
     Raises InvalidData, naming the file, the row (1 = the first event) and the column, for a missing column, a value that cannot be read,
-    an empty id, or a line with too few or too many fields. Of lists it names the file and the line, of Parquet the file, the row group
-    and the row in it.
+    an empty id, a time with a zone where the first has none or without one where it has, or a line with too few or too many fields. Of
+    lists it names the file and the line, of Parquet the file, the row group and the row in it.
     """
     if isinstance(log, ListsFormat):
         yield from _lists(path, log.separator, block_bytes)
@@ -80,12 +80,13 @@ def read_log(path: Path, log: EventFormat, scratch: Path, *, block_bytes: int) -
         source = _placed(path, log, block_bytes)
     else:
         source = parquet_batches(path, log.columns, scratch, max(1, block_bytes // 32))
+    timestamps = Timestamps(log.timestamp_type)
     for place, batch in source:
         columns = dict(zip(log.columns, batch.columns, strict=True))
         yield LogBatch(
             place.ids("user", columns["user"]),
             place.ids("item", columns["item"]),
-            place.timestamps(columns["timestamp"], log.timestamp_type) if log.timestamp is not None else None,
+            timestamps.read(columns["timestamp"], place) if log.timestamp is not None else None,
             place.categories(columns["category"]) if log.category is not None else None,
         )
 
@@ -126,12 +127,15 @@ def _text_columns(path: Path, log: CsvFormat, block_bytes: int) -> Iterator[pa.R
         raise InvalidData(f"{path.name}: column {role}", column, f"one of {have}") from None
     except (pa.ArrowInvalid, OSError, EOFError) as error:
         if bad_rows:
+            _first_line(path, log.separator)  # of UTF-16 the parser sees other rows
             row = bad_rows[0]
             number = row.number - int(log.header)
             text = row.text.replace(UNIT_SEPARATOR, log.separator)
             raise InvalidData(f"{path.name}: row {number}", text, f"{row.expected_columns} fields, not {row.actual_columns}") from None
         if "Empty CSV file" in str(error):
             return
+        if "UTF8" in str(error):
+            raise _not_utf8(path) from None
         raise InvalidData(path.name, str(error), "readable text with one event a line") from error
 
 
@@ -199,8 +203,28 @@ def _open_text(path: Path, separator: str | None) -> io.BufferedReader:
 
 
 def _first_line(path: Path, separator: str) -> list[str]:
-    with io.TextIOWrapper(_open_text(path, None), encoding="utf-8-sig") as file:
-        return [name.strip('"') for name in file.readline().rstrip("\r\n").split(separator)]
+    """The names of a header. Raises InvalidData where the line is not UTF-8."""
+    with _open_text(path, None) as file:
+        try:
+            line = file.readline().decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise _not_utf8(path) from None
+    return [name.strip('"') for name in line.rstrip("\r\n").split(separator)]
+
+
+def _not_utf8(path: Path) -> InvalidData:
+    """Names the first line that is not UTF-8, of a file that has one."""
+    with _open_text(path, None) as file:
+        line, text = next((line, text) for line, text in enumerate(file, 1) if not _is_utf8(text))
+    return InvalidData(f"{path.name}: line {line}", text, "UTF-8")
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class _Lines(io.RawIOBase):

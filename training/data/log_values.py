@@ -62,34 +62,42 @@ class Place:
         names = self.strings("category", values)
         return pc.if_else(pc.equal(names, ""), pa.scalar(None, pa.string()), names)
 
-    def timestamps(self, values: pa.Array, kind: Literal["integer", "float", "datetime"]) -> Stamps:
-        """int64 (integers, or microseconds of a date and time) or float64."""
-        parse, expected = {
-            "integer": (_integers, "an integer"),
-            "float": (_floats, "a finite number"),
-            "datetime": (_microseconds, "an ISO 8601 date and time (all with a zone or all without)"),
-        }[kind]
-        stamps = parse(values)
+
+class Timestamps:
+    """The timestamps of a log, read block by block. Dates and times in texts have a zone if the log's first one has, and else none."""
+
+    def __init__(self, kind: Literal["integer", "float", "datetime"]) -> None:
+        self._kind = kind
+        self._of_first: tuple[str | None, str] | None = None  # the zone that the log's first text is read with, and what all have
+
+    def read(self, values: pa.Array, place: Place) -> Stamps:
+        """int64 (integers, or microseconds of a date and time) or float64. Raises InvalidData."""
+        if self._kind == "integer":
+            to, expected = pa.int64(), "an integer"
+        elif self._kind == "float":
+            to, expected = pa.float64(), "a finite number"
+        else:
+            if pa.types.is_dictionary(values.type):
+                values = values.dictionary_decode()
+            to, expected = self._date_and_time(values)
+        stamps = _cast(values, to)
         if stamps is not None:
             return stamps
-        row = _first_where(lambda n: parse(values[:n]) is None, len(values)) - 1
-        raise self.wrong("timestamp", row, values[row].as_py(), expected)
+        row = _first_where(lambda n: _cast(values[:n], to) is None, len(values)) - 1
+        raise place.wrong("timestamp", row, values[row].as_py(), expected)
 
-
-def _integers(values: pa.Array) -> Stamps | None:
-    return _cast(values, pa.int64())
-
-
-def _floats(values: pa.Array) -> Stamps | None:
-    return _cast(values, pa.float64())
-
-
-def _microseconds(values: pa.Array) -> Stamps | None:
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    is_text = any(fits(values.type) for fits in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
-    zones = (None, "UTC") if is_text else (getattr(values.type, "tz", None),)
-    return next((stamps for zone in zones if (stamps := _cast(values, pa.timestamp("us", zone))) is not None), None)
+    def _date_and_time(self, values: pa.Array) -> tuple[pa.DataType, str]:
+        """The type that dates and times are read as, and what is expected of each."""
+        expected = "an ISO 8601 date and time"
+        if not any(fits(values.type) for fits in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)):
+            return pa.timestamp("us", getattr(values.type, "tz", None)), expected
+        if self._of_first is None and len(values):
+            zones = ((None, "without a zone"), ("UTC", "with a zone"))
+            self._of_first = next((zone for zone in zones if _cast(values[:1], pa.timestamp("us", zone[0])) is not None), None)
+        if self._of_first is None:
+            return pa.timestamp("us"), expected
+        zone, words = self._of_first
+        return pa.timestamp("us", zone), f"{expected} {words}, as the log's first,"
 
 
 def _cast(values: pa.Array, to: pa.DataType) -> Stamps | None:

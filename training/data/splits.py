@@ -148,6 +148,9 @@ def _by_date(interactions: Interactions, config: DateSplit, log_format: LogForma
     moments = [moment_of(value, time_E, share) for value, share in ((config.validation_from, 0.8), (config.test_from, 0.9))]
     written = [iso(int(moment)) if dated else moment for moment in moments]
     if not moments[0] < moments[1]:
+        if config.test_from is None:
+            expected = f"a time before {written[1]}, from which on the last tenth of the log is tested on, or data.split.test_from too"
+            raise InvalidData("data.split.validation_from", written[0], expected)
         raise InvalidData("data.split.test_from", written[1], f"a time after data.split.validation_from, {written[0]}")
     length_U = np.diff(interactions.offset_U1)
     first_U, second_U = (events_before(interactions, time_E, moment) for moment in moments)
@@ -173,7 +176,7 @@ def _by_file(interactions: Interactions, config: FileSplit, log_format: LogForma
     """A test query is a user's whole list. Validation hides from some users' lists the share that the file hides from all."""
     if not config.test.exists():
         raise InvalidConfig("data.split.test", str(config.test), "a file that exists")
-    with tempfile.TemporaryDirectory(dir=work, prefix="test-") as folder:
+    with tempfile.TemporaryDirectory(dir=work, prefix=".test-") as folder:
         held = read_interactions(config.test, log_format.model_copy(update={"min_user_events": 1, "min_item_events": 1}), Path(folder))
         user_of, item_of = _rows(interactions.user_ids, held.user_ids), _rows(interactions.item_ids, held.item_ids)
         test, unknown, unfound = [], 0, 0

@@ -77,7 +77,7 @@ class Checkpoint:
             if process() == 0:
                 self._write(content)
             return
-        with TemporaryDirectory(dir=self.file.parent, prefix="checkpoint-rows-") as folder:
+        with TemporaryDirectory(dir=self.file.parent, prefix=".checkpoint-rows-") as folder:
             count = itertools.count()
             whole = map_rows(content, lambda own_nD: self._gathered(own_nD, Path(folder) / str(next(count))))
             if process() == 0:

@@ -23,7 +23,7 @@ from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.sequence.rules import with_rules
 from training.specification.deep import DeepConfig
 from training.specification.splits import SplitConfig
-from training.versions import only_run, work_folder
+from training.versions import clear, only_run, work_folder
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +48,8 @@ def fit_and_export(
     """
     work = work_folder(out)
     with joined(device), only_run(work) if process() == 0 else _silence():
-        if process() == 0 and work.exists() and not resume:
-            shutil.rmtree(work)
+        if process() == 0:
+            clear(work, resume)
         wait_for_all()
         return _trained(config, data, out, device, work, resume, journal, shared)
 

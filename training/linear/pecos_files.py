@@ -25,6 +25,7 @@ from scipy.sparse import csc_array
 from espalier.chunks import MAX_CHILDREN
 from espalier.errors import InvalidData
 from espalier.manifest import Activation
+from espalier.queries import MAX_FEATURES
 from training.data.matrix_files import read_by_columns
 
 Int64 = NDArray[np.int64]
@@ -129,6 +130,8 @@ def _read_layer(folder: Path, params: dict[str, Any], clusters: int, is_first: b
             f"{params.get('nr_features', 'F')} rows{', one more for the bias' if bias > 0 else ''}, {params.get('nr_labels', 'L')} columns"
         )
         raise InvalidData(str(folder / "W.npz"), f"{rows} rows, {columns} columns", wanted)
+    if width > MAX_FEATURES:
+        raise InvalidData(str(folder / "W.npz"), f"{width} features", f"at most {MAX_FEATURES}")
     bias_L = np.zeros(columns, np.float32)
     if bias > 0:
         bias_L += np.float32(bias) * matrix[[width], :].toarray()[0].astype(np.float32)

@@ -21,7 +21,7 @@ from espalier.bundle import Bundle
 from espalier.checks.heldout import RELEVANCE
 from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData
 from espalier.items import ItemTable
-from espalier.queries import FeaturesKind, QueryBatch, TextKind
+from espalier.queries import MAX_FEATURES, FeaturesKind, QueryBatch, TextKind
 from espalier.text.sparse_rows import SparseRows
 from espalier.text.vectoriser import Vectoriser
 from training.data.csr import Csr, as_matrix, as_rows, normalised
@@ -171,6 +171,7 @@ def written_features(points: SparseRows) -> pa.Array:
 
 def _from_points(config: LinearConfig, data: XmcData | NpzData, along: TakenAlong | None) -> Prepared:
     train = read_points(data)
+    _check_size(data, train)
     if data.test is not None:
         test = read_points(data, test=True, graded=is_graded(train.labels))
         for name, found, wanted in (
@@ -183,8 +184,6 @@ def _from_points(config: LinearConfig, data: XmcData | NpzData, along: TakenAlon
         held, kept = _split(len(train), data.test_share, config.seed)
         train, test = train.take(kept), train.take(held)
     labels = train.labels.shape[1]
-    if labels > MAX_LABELS:
-        raise InvalidData(str(data.train), f"{labels} labels", f"at most {MAX_LABELS}")
     ids = pa.array(np.arange(labels)).cast(pa.large_string())
     items = ItemTable.build(pa.table({"id": ids})) if data.items is None else _table(data.items)
     if len(items) != labels:
@@ -204,6 +203,16 @@ def _from_points(config: LinearConfig, data: XmcData | NpzData, along: TakenAlon
     kind = FeaturesKind(width=train.points.shape[1], unit=data.unit)
     centroids, _ = label_features(train, None, config.linear)
     return Prepared(train, test, written, items, centroids, centroids, None, kind, None, _fingerprint(config), relevance, along=along)
+
+
+def _check_size(data: XmcData | NpzData, train: LabelledPoints) -> None:
+    """Raise InvalidData where there are no features, or so many features or labels that their number alone would fill the memory."""
+    for name, found, least, most in (
+        ("features", train.points.shape[1], 1, MAX_FEATURES),
+        ("labels", train.labels.shape[1], 0, MAX_LABELS),
+    ):
+        if not least <= found <= most:
+            raise InvalidData(str(data.train), f"{found} {name}", f"at least {least}" if found < least else f"at most {most}")
 
 
 def _from_texts(config: LinearConfig, data: LogData, along: TakenAlong | None, vectoriser: Vectoriser | None) -> Prepared:

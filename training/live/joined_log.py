@@ -119,14 +119,14 @@ def _joined(
         raise InvalidData("log", f"{before.event_count} events, all with items that are gone", "events with other items")
     offset_U1 = np.append(0, np.cumsum(kept_U))
     ends = offset_U1[-1] + np.cumsum([len(rows) for rows in lists], dtype=np.int64)
-    with tempfile.NamedTemporaryFile(dir=work, prefix="reading-", delete=False) as file:
+    with tempfile.NamedTemporaryFile(dir=work, prefix=".reading-", delete=False) as file:
         for begin in range(0, before.event_count, BLOCK):
             rows = row_I[before.item_of_event_E[begin : begin + BLOCK]]
             rows[rows >= 0].astype(np.int32).tofile(file)
         np.array([row for rows in lists for row in rows], np.int32).tofile(file)
     os.replace(file.name, work / JOINED_FILE)
     if before.vectors_UF is not None and vectors:
-        with tempfile.NamedTemporaryFile(dir=work, prefix="reading-", delete=False) as file:
+        with tempfile.NamedTemporaryFile(dir=work, prefix=".reading-", delete=False) as file:
             step = max(1, BLOCK // before.vectors_UF.shape[1])
             for begin in range(0, before.user_count, step):
                 np.asarray(before.vectors_UF[begin : begin + step], np.float32).tofile(file)

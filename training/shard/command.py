@@ -14,7 +14,7 @@ from espalier.shards.cut import Cut
 from training.publish import publish, scratch
 from training.shard.golden import ShardGolden
 from training.shard.join import check_version_option, is_folder_of_shards, joined, shards_in
-from training.shard.layout import missing_shards, put
+from training.shard.layout import check_place, missing_shards, put
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ def shard(model: Path, count: int, out: Path, version: int | None = None) -> lis
 
     model    models/NAME/VERSION, or a folder of shards, of which `version` is cut anew; None: its highest complete one
     Raises BundleExists where the folder has all of them, or the version in another layout, and InvalidConfig where the tree has not enough
-    subtrees or `model` is no such thing.
+    subtrees, `model` is no such thing or `out` no folder for shards alone.
     """
     check_version_option(model, version)
     with _folder(out), scratch(out) as folder, _whole(model, version, folder / "whole") as bundle:
@@ -47,6 +47,7 @@ def _folder(out: Path) -> Iterator[None]:
     is_new = not out.exists()
     if not is_new and not out.is_dir():
         raise InvalidConfig("--out", str(out), "a folder for shards alone; it is a file")
+    check_place(out)
     try:
         make_folder(out)
     except OSError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from espalier.bundle import Bundle, find_versions
+from espalier.bundle import Bundle, find_versions, versions_in
 from espalier.bundle_writer import GraphContent, LinearContent, write_bundle
 from espalier.errors import BundleCorrupt, BundleNotFound, InvalidConfig
 from espalier.items import ItemTable
@@ -20,8 +20,8 @@ from training.shard.joined_tables import JoinedTree, joined_chunks, joined_memor
 
 
 def is_folder_of_shards(model: Path) -> bool:
-    """Whether a folder is OUT of OUT/INDEX/VERSION: it has the first shard, and is no bundle itself."""
-    return not (model / "manifest.json").is_file() and "0" in find_versions(model)
+    """Whether a folder is OUT of OUT/INDEX/VERSION: it has the first shard, and is neither a bundle nor the folder of a model."""
+    return not (model / "manifest.json").is_file() and "0" in find_versions(model) and not versions_in(model)
 
 
 def shards_in(folder: Path, version: int | None, verify: bool = True) -> list[Bundle]:

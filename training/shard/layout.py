@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from espalier.bundle import Bundle, find_versions
+from espalier.bundle import Bundle, find_versions, versions_in
 from espalier.bundle_writer import make_folder
 from espalier.durable import flush
 from espalier.errors import BundleExists, InvalidConfig
@@ -16,15 +16,31 @@ from espalier.manifest import ShardInfo
 from espalier.shards.cut import Cut
 
 
+def check_place(out: Path) -> None:
+    """Raise InvalidConfig where a folder is no place for shards: it is or lies in a bundle, or holds bundles that are no shards."""
+    for folder in (out.resolve(), *out.resolve().parents):
+        if folder.name.isdecimal() and (folder / "manifest.json").is_file():
+            raise _no_place(out, f"{folder} is a bundle")
+    if out.is_dir() and (versions := versions_in(out)):
+        raise _no_place(out, f"it holds version {versions[-1]} of a model")
+    for name, numbers in find_versions(out).items():
+        is_index = name.isdecimal() and str(int(name)) == name
+        if not is_index or Bundle.open(out / name / str(numbers[-1]), verify=False).manifest.shard is None:
+            raise _no_place(out, f"it holds the model {name!r}")
+
+
+def _no_place(out: Path, what: str) -> InvalidConfig:
+    return InvalidConfig("--out", str(out), f"a folder for shards alone; {what}")
+
+
 def missing_shards(out: Path, cut: Cut) -> list[int]:
     """Which shards of a layout a folder lacks.
 
-    Raises BundleExists where it has all of them, or this version in another layout; InvalidConfig where it has other models than shards.
+    out  as `check_place` lets it pass
+    Raises BundleExists where it has all of them, or this version in another layout.
     """
     version, there = cut.info(0).version, set[int]()
     for name, versions in find_versions(out).items():
-        if not name.isdecimal():
-            raise InvalidConfig("--out", str(out), f"a folder for shards alone; it holds the model {name!r}")
         if version in versions:
             path = out / name / str(version)
             _check_same(path, Bundle.open(path, verify=False).manifest.shard, cut, int(name))

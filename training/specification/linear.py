@@ -29,7 +29,10 @@ class _Data(Section):
 
 
 class XmcData(_Data):
-    """Text files of the Extreme Classification Repository, gzipped or not. Row i of `data.items` is label i."""
+    """Text files of the Extreme Classification Repository, gzipped or not: at most 67,108,864 features and as many labels.
+
+    Row i of `data.items` is label i.
+    """
 
     format: Literal["xmc"]
     train: Path = Field(description="what is learned from; `--train` reads another file")

@@ -52,15 +52,15 @@ class TableFormat(_Format):
     def _columns_fit_together(self) -> TableFormat:
         columns = list(self.columns.values())
         if len(set(columns)) != len(columns):
-            raise ValueError(f"user, item, timestamp and category: expected different columns, got {columns}")
+            raise ValueError(f"different columns for user, item, timestamp and category, not {columns}")
         if len({type(column) for column in columns}) > 1:
-            raise ValueError(f"columns: expected all by name or all by position, got {columns}")
+            raise ValueError(f"columns all by name or all by position, not {columns}")
         if any(isinstance(column, int) and column < 0 for column in columns):
-            raise ValueError(f"columns: expected positions from 0, got {columns}")
+            raise ValueError(f"columns at positions from 0, not {columns}")
         if self.order == "timestamp" and self.timestamp is None:
-            raise ValueError("timestamp: expected a column, since order is 'timestamp'")
+            raise ValueError("a timestamp column, since order is 'timestamp'")
         if self.order != "timestamp" and self.timestamp is not None:
-            raise ValueError(f"order: expected 'timestamp', since there is a timestamp column, got {self.order!r}")
+            raise ValueError(f"order 'timestamp', since there is a timestamp column, not {self.order!r}")
         return self
 
 
@@ -75,7 +75,7 @@ class CsvFormat(TableFormat):
     @model_validator(mode="after")
     def _can_be_parsed(self) -> CsvFormat:
         if self.by_name and not self.header:
-            raise ValueError(f"columns: expected positions (0, 1, …) where there is no header, got {list(self.columns.values())}")
+            raise ValueError(f"columns by position (0, 1, …) where there is no header, not {list(self.columns.values())}")
         _check_separator(self.separator)
         return self
 
@@ -105,7 +105,7 @@ class VectorsFormat(_Format):
     @model_validator(mode="after")
     def _two_columns(self) -> VectorsFormat:
         if self.vector == self.items:
-            raise ValueError(f"vector and items: expected different columns, got {self.vector!r} twice")
+            raise ValueError(f"different columns for vector and items, not {self.vector!r} twice")
         return self
 
 
@@ -134,4 +134,4 @@ LOG_FORMAT: Form[LogFormat] = Form(LogFormat)
 
 def _check_separator(separator: str) -> None:
     if any(character in separator for character in f'\r\n"{UNIT_SEPARATOR}'):
-        raise ValueError(f"separator: expected no line end, quote or unit separator, got {separator!r}")
+        raise ValueError(f"a separator without line end, quote and unit separator, not {separator!r}")

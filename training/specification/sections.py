@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from espalier.errors import InvalidConfig
+from espalier.expectations import expectation
 from espalier.manifest import MOST
 
 T = TypeVar("T")
@@ -67,10 +69,11 @@ class Form(Generic[T]):
             return self._adapter.validate_python(raw)
         except ValidationError as error:
             first = error.errors()[0]
-            raise self._refusal(raw, first["type"], first["loc"], first["input"], first["msg"], first.get("ctx", {})) from error
+            raise self._refusal(raw, first) from error
 
-    def _refusal(self, raw: Raw, kind: str, place: tuple[str | int, ...], value: object, message: str, about: Raw) -> InvalidConfig:
-        key = _key(raw, place, kind == "missing")
+    def _refusal(self, raw: Raw, error: ErrorDetails) -> InvalidConfig:
+        kind, value, about = error["type"], error["input"], error.get("ctx", {})
+        key = _key(raw, error["loc"], kind == "missing")
         if kind == "union_tag_invalid":
             return InvalidConfig(_joined(key, about["discriminator"].strip("'")), about["tag"], _with_or(about["expected_tags"]))
         if kind == "union_tag_not_found" and isinstance(value, dict):
@@ -82,9 +85,7 @@ class Form(Generic[T]):
             return InvalidConfig(key, value, self._where_it_belongs(key))
         if kind == "missing":
             return InvalidConfig(key, None, "this key, which is required")
-        if kind == "too_short":
-            return InvalidConfig(key, value, f"at least {about['min_length']} value" + "s" * (about["min_length"] > 1))
-        return InvalidConfig(key or "configuration", value, message.removeprefix("Value error, ").removeprefix("Input should be "))
+        return InvalidConfig(key or "configuration", value, expectation(error))
 
     def kinds_at(self, key: str) -> list[str]:
         """The kinds of the sections that a dotted key can hold; of the configuration itself for ""."""

@@ -139,7 +139,7 @@ def test_a_backup_replaces_no_file_and_needs_a_journal(journal: Journal, tmp_pat
     with pytest.raises(InvalidInput, match="not there yet"):
         backup(journal, tmp_path / "copy.db")
     assert (tmp_path / "copy.db").read_text() == "other"
-    with pytest.raises(Exception, match="copy"):
+    with pytest.raises(InvalidInput, match=r"^to: got '.*/gone/copy\.db', expected a file in a folder that is there$"):
         backup(journal, tmp_path / "gone" / "copy.db")
 
 

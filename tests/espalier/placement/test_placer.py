@@ -27,7 +27,7 @@ from espalier.placement.memory_rows import MemoryRows
 from espalier.placement.near_rows import NEAREST, NearRows
 from espalier.placement.parents import MOST, Parents, best_first, votes_of_search
 from espalier.placement.placer import Candidates, Placer
-from espalier.queries import HistoryKind, encode_histories, pad_histories
+from espalier.queries import HistoryKind, VectorKind, encode_histories, pad_histories
 from espalier.search import Frontier, SearchParams
 from espalier.tree import complete_tree
 
@@ -329,6 +329,7 @@ def test_evidence_that_says_nothing_is_named(tmp_path: Path, body: ItemBody, mes
         ({"indices": [1]}, r"events\[0\]: got .* expected an object of the lists indices and values"),
         ({"indices": [1], "values": ["a"]}, r"events\[0\].values"),
         ({"indices": [], "values": []}, "events: got .* expected something that the model knows"),
+        ({"indices": [1, 4], "values": [0.0, -0.0]}, "events: got .* expected something that the model knows and that is not all 0, to"),
     ],
 )
 def test_events_of_features_are_checked(tmp_path: Path, event: object, message: str) -> None:
@@ -336,6 +337,20 @@ def test_events_of_features_are_checked(tmp_path: Path, event: object, message: 
     bundle = make_linear_bundle(tmp_path, rng, complete_tree(np.arange(27), 3), L3_HINGE)
     with pytest.raises(InvalidQuery, match=message):
         raise error_of(bundle, ItemBody(events=(event,)))
+
+
+def test_events_of_zeros_alone_are_no_evidence(tmp_path: Path) -> None:
+    rng = np.random.default_rng(6)
+    vectors = make_bundle(tmp_path, rng, complete_tree(np.arange(27), 3), "vector", 0.5, integer=False, name="vectors")
+    rows = make_linear_bundle(tmp_path, rng, complete_tree(np.arange(27), 3), L3_HINGE, name="rows")
+    assert isinstance(vectors.manifest.query, VectorKind)
+    zeros = [0.0] * vectors.manifest.query.width
+    events = ((vectors, zeros, [1.0, *zeros[1:]]), (rows, {"indices": [1], "values": [0.0]}, features(2)))
+    for bundle, nothing, event in events:
+        with pytest.raises(InvalidQuery, match=r"events: got .* expected something that the model knows and that is not all 0, to place"):
+            raise error_of(bundle, ItemBody(events=(nothing, nothing)))
+        beside, alone = placed(bundle, ItemBody(events=(nothing, event)), ItemBody(events=(event,)))
+        assert [(node, row.to_bytes()) for node, row in beside[0]] == [(node, row.to_bytes()) for node, row in alone[0]]
 
 
 def test_one_wrong_body_leaves_the_others_placed(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidMessage
 from espalier.memory_lists import MemoryLists
-from espalier.queries import FeaturesKind, HistoryKind, QueryBatch, VectorKind
+from espalier.queries import FeaturesKind, HistoryKind, Kind, QueryBatch, VectorKind
 from espalier.search import Frontier, LevelTrace, SearchParams, SearchResult
 from espalier.shards.framing import MAX_HEADER_BYTES, framed, unframed
 from espalier.shards.messages import (
@@ -100,6 +100,11 @@ def shard_queries(draw: st.DrawFn) -> ShardQuery:
     )
 
 
+HISTORY = HistoryKind(length=4)
+LEVELS = np.array([0, 1, 3, 6, 16])
+"""The first nodes of the levels of a tree of height 3 with 10 leaves, and one past the last node."""
+
+
 @st.composite
 def shard_answers(draw: st.DrawFn) -> ShardAnswer:
     rng, batch, m = np.random.default_rng(draw(st.integers(0, 2**32))), draw(st.integers(1, 4)), draw(st.integers(0, 5))
@@ -140,11 +145,16 @@ def a_query(**changed: Any) -> ShardQuery:
 
 def an_answer(**changed: Any) -> ShardAnswer:
     """Two queries with 3 and 1 of 3 items."""
-    ranks = np.array([[3, 2, 1], [1, -np.inf, -np.inf]], np.float32)
+    ranks = np.array([[-1, -2, -3], [-1, -np.inf, -np.inf]], np.float32)
     rows = np.array([[4, 9, 2], [7, -1, -1]])
     frontier = Frontier(np.array([[3, 5], [4, -1]]), np.array([[0, -1], [-2, -np.inf]], np.float32))
     result = SearchResult(rows, np.exp(ranks), ranks, ranks, np.array([3, 1]), np.array([True, False]), frontiers=(frontier,))
     return ShardAnswer(PIN, replace(result, **changed), "compiled-cpu", 1.5, 2)
+
+
+def a_level(level: int, node: int, candidate: int) -> LevelTrace:
+    zeros = np.zeros((2, 1), np.float32)
+    return LevelTrace(level, np.full((2, 1), node), zeros, np.full((2, 1), candidate), zeros, zeros, zeros)
 
 
 @given(shard_queries())
@@ -389,22 +399,28 @@ def test_the_largest_answer_to_a_search_is_as_long_as_it_may_be(states: int | No
 
 
 def test_a_right_answer_passes_its_check() -> None:
-    check_result(decode_answer(encode_answer(an_answer())).result, 2, 3, 10, [6])
+    check_result(decode_answer(encode_answer(an_answer())).result, 2, 3, 10, [LEVELS], HISTORY)
+    finite = an_answer(finite_B=np.array([True, False]))
+    check_result(decode_answer(encode_answer(finite)).result, 2, 3, 10, [LEVELS], VectorKind(width=4))
 
 
 @pytest.mark.parametrize(
-    ("batch", "m", "items", "nodes", "named"),
+    ("batch", "m", "items", "levels", "kind", "named"),
     [
-        (1, 3, 10, [6], "item_rows"),
-        (2, 2, 10, [6], "item_rows"),
-        (2, 3, 9, [6], "item_rows"),
-        (2, 3, 10, [5], "frontier"),
-        (2, 3, 10, [], "f"),
+        (1, 3, 10, [LEVELS], HISTORY, "item_rows"),
+        (2, 2, 10, [LEVELS], HISTORY, "item_rows"),
+        (2, 3, 9, [LEVELS], HISTORY, "item_rows"),
+        (2, 3, 10, [np.array([0, 1, 3, 5, 16])], HISTORY, "frontier"),
+        (2, 3, 10, [np.array([0, 1, 6])], HISTORY, "frontier"),
+        (2, 3, 10, [], HISTORY, "f"),
+        (2, 3, 10, [LEVELS], VectorKind(width=4), "finite"),
     ],
 )
-def test_an_answer_to_something_else_is_refused(batch: int, m: int, items: int, nodes: list[int], named: str) -> None:
+def test_an_answer_to_something_else_is_refused(
+    batch: int, m: int, items: int, levels: list[NDArray[np.int64]], kind: Kind, named: str
+) -> None:
     with pytest.raises(InvalidMessage, match=f"^{named}"):
-        check_result(an_answer().result, batch, m, items, nodes)
+        check_result(an_answer().result, batch, m, items, levels, kind)
 
 
 @pytest.mark.parametrize(
@@ -417,11 +433,24 @@ def test_an_answer_to_something_else_is_refused(batch: int, m: int, items: int, 
         {"item_rows_BM": np.array([[4, 9, 2], [7, -2, -1]])},
         {"keys_BM": np.array([[3, np.nan, 1], [1, 0, 0]], np.float32)},
         {"ranks_BM": np.array([[3, np.inf, 1], [1, 0, 0]], np.float32)},
-        {"scores_BM": np.array([[3, -np.inf, 1], [1, 0, 0]], np.float32)},
-        {"frontiers": (Frontier(np.array([[1], [1]]), np.array([[np.nan], [1]], np.float32)),)},
-        {"frontiers": (Frontier(np.array([[1], [-2]]), np.array([[0], [1]], np.float32)),)},
+        {"scores_BM": np.array([[1, -np.inf, 1], [1, 0, 0]], np.float32)},
+        {"scores_BM": np.array([[1.001, 1, 1], [1, 0, 0]], np.float32)},
+        {"scores_BM": np.array([[1, 1, 1], [-1e-3, 0, 0]], np.float32)},
+        {"finite_B": np.array([False, False])},
+        {"frontiers": (Frontier(np.array([[3], [3]]), np.array([[np.nan], [1]], np.float32)),)},
+        {"frontiers": (Frontier(np.array([[3], [3]]), np.array([[np.inf], [1]], np.float32)),)},
+        {"frontiers": (Frontier(np.array([[3], [-2]]), np.array([[0], [1]], np.float32)),)},
+        {"frontiers": (Frontier(np.array([[3], [0]]), np.array([[0], [1]], np.float32)),)},
+        {"frontiers": (Frontier(np.array([[3], [6]]), np.array([[0], [1]], np.float32)),)},
+        {"trace": (a_level(1, 3, 2),)},
+        {"trace": (a_level(1, 2, 0),)},
+        {"trace": (a_level(4, 2, 2),)},
     ],
 )
 def test_an_answer_that_makes_no_sense_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(InvalidMessage):
-        check_result(an_answer(**changed).result, 2, 3, 10, [6])
+        check_result(an_answer(**changed).result, 2, 3, 10, [LEVELS], HISTORY)
+
+
+def test_a_trace_has_nodes_of_its_levels() -> None:
+    check_result(an_answer(trace=(a_level(1, 1, 2), a_level(2, -1, 5), a_level(3, 6, 15))).result, 2, 3, 10, [LEVELS], HISTORY)

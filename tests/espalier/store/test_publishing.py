@@ -226,6 +226,15 @@ def test_what_a_store_says_is_checked(store: Objects, books: Path) -> None:
         ("file:///", "absolute path"),
         ("s3://bucket/../path", "without `.`"),
         ("s3://bucket/%2e%2e/path", "without `.`"),
+        ("s3://a b", "a name of letters"),
+        ("gs://a b", "a name of letters"),
+        ("s3://bucket:99999999/path", "no port"),
+        ("s3://[bucket", "expected s3://BUCKET/PATH"),
+        ("s3://bucket/\udcff", "expected s3://BUCKET/PATH"),
+        ("s3://bucket/%ff", "expected s3://BUCKET/PATH"),
+        ("s3://bucket/a//b", "without empty parts"),
+        ("s3://bucket/a%00", "control characters"),
+        ("s3://buc\nket/a", "control characters"),
     ],
 )
 def test_a_malformed_url_is_refused_without_showing_its_secrets(url: str, said: str) -> None:

@@ -70,7 +70,8 @@ def test_take_over_leaves_numbers_out(models: Path, capsys: pytest.CaptureFixtur
         (["compact", "--model", "films"], "films"),
         (["compact", "--model", "empty"], "nothing was ever put"),
         (["backup", "--model", "books", "--to", "."], "not there yet"),
-        (["backup", "--model", "books", "--to", "/proc/no/copy.db"], "copy.db"),
+        (["backup", "--model", "books", "--to", "/proc/no/copy.db"], "got '/proc/no/copy.db', expected a file in a folder that is there"),
+        (["backup", "--model", "books", "--to", "/proc/copy.db"], "backup: proc/copy.db: "),
     ],
 )
 def test_what_cannot_be_done_is_said(models: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:

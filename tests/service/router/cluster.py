@@ -15,12 +15,13 @@ import orjson
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import InvalidInput
+from espalier.shards.messages import Pin
 from service.errors import ServiceError, UnknownMasks
 from service.models.loading import EngineSource
 from service.models.registry import Registry
 from service.router.app import create_router
 from service.router.config import RouterConfig
-from service.router.transport import Held, ReplicaFailed, answered, held_of
+from service.router.transport import ReplicaFailed, answered, held_of
 from service.settings import Settings
 from service.shards.search import answer_search
 from service.watch.metrics import Metrics
@@ -38,6 +39,7 @@ class LocalTransport:
     """Calls registries of this process.
 
     faults  by address · hung: addresses that answer nothing at all · mute: that answer no looks · dead: where nobody listens
+    lists   by address, what a replica says besides that it holds, anew at each look
     names   the addresses that a configured one stands for; others stand for themselves
     sent    address, body and headers of every query
     """
@@ -47,6 +49,7 @@ class LocalTransport:
     hung: set[str] = field(default_factory=set)
     mute: set[str] = field(default_factory=set)
     dead: set[str] = field(default_factory=set)
+    lists: dict[str, Callable[[], Sequence[Json]]] = field(default_factory=dict)
     names: dict[str, Sequence[str]] = field(default_factory=dict)
     sent: list[tuple[str, bytes, Mapping[str, str]]] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
@@ -74,12 +77,12 @@ class LocalTransport:
         except ServiceError as error:
             return error.status, str(error).encode()
 
-    async def held(self, address: str, timeout_s: float) -> Held:
+    async def held(self, address: str, timeout_s: float) -> frozenset[Pin]:
         await self._reached(address, timeout_s)
         if address in self.mute:
             raise ReplicaFailed("late", f"{address} lets looks wait")
-        shards = self.registries[address].shards
-        return held_of(orjson.dumps({"shards": shards.described(), "process": shards.process}))
+        more = self.lists[address]() if address in self.lists else ()
+        return held_of(orjson.dumps({"shards": [*self.registries[address].shards.described(), *more]}))
 
     async def _reached(self, address: str, timeout_s: float) -> None:
         if address in self.dead:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,6 +22,7 @@ from service.router.config import RouterConfig
 from service.router.fleet import Fleet
 from service.router.http_transport import HttpTransport
 from service.router.metrics import RouterMetrics
+from service.router.replicas import LINES
 from service.router.transport import ReplicaFailed
 from service.shards.search import answer_search
 from service.watch.metrics import Metrics
@@ -122,7 +124,15 @@ def with_a_frontier(result: SearchResult, strange: int) -> SearchResult:
     return replace(result, frontiers=(Frontier(np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32)),))
 
 
-@pytest.mark.parametrize("spoilt", [twice, of_another_shard, with_a_frontier])
+def with_huge_scores(result: SearchResult, strange: int) -> SearchResult:
+    return replace(result, scores_BM=np.full_like(result.scores_BM, 3.4e38))
+
+
+def not_finite(result: SearchResult, strange: int) -> SearchResult:
+    return replace(result, finite_B=np.zeros(len(result.count_B), np.bool_))
+
+
+@pytest.mark.parametrize("spoilt", [twice, of_another_shard, with_a_frontier, with_huge_scores, not_finite])
 def test_a_result_that_no_shard_can_find_is_garbage(shards: Cluster, spoilt: Callable[[SearchResult, int], SearchResult]) -> None:
     expected = shards.retrieve(**QUERY)["results"]
     strange = int(shard_items(loaded(shards).bundle.tree, 2)[1][0])
@@ -226,6 +236,19 @@ def test_without_a_shard_answers_go_on_and_say_what_they_cover(shards: Cluster) 
     assert "did not answer in time: 0." in problem(refused)["detail"]
 
 
+@pytest.mark.parametrize(("timeout_ms", "status"), [(200, "503-client"), (1000, "503")])
+def test_a_coverage_that_fails_by_a_client_s_own_deadline_is_no_failure_of_the_service(
+    tmp_path: Path, timeout_ms: float, status: str
+) -> None:
+    whole = whole_bundle(tmp_path / "models")
+    with cluster(tmp_path / "models", shard_folders(whole, tmp_path / "shards", 2), timeout_ms=1000) as shards:
+        shards.retrieve(**QUERY)
+        shards.transport.dead.add(A)
+        refused = shards.client.post("/retrieve", json=QUERY | {"min_coverage": 1, "timeout_ms": timeout_ms})
+        assert refused.status_code == 503
+        assert f'espalier_requests_total{{model="books",status="{status}"}} 1.0' in shards.client.get("/metrics").text
+
+
 def test_without_any_shard_every_request_is_refused(shards: Cluster) -> None:
     shards.transport.dead |= {A, B, *OTHERS}
     refused = shards.client.post("/retrieve", json=QUERY)
@@ -278,6 +301,45 @@ def test_a_short_deadline_of_a_customer_makes_nobody_suspect(shards: Cluster) ->
     assert failures(shards, "late") > 0
     fleet = vars(vars(loaded(shards).engine)["inner"])["fleet"]
     assert {replica.trust for replica in fleet.replicas.values()} == {"trusted"}
+
+
+def test_what_a_replica_lists_besides_costs_no_series_and_few_lines(shards: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither other models nor other versions of a model that is served, however many and at every look others."""
+    caplog.set_level(logging.INFO, "service.router.fleet")
+    (own, *_) = shards.transport.registries[A].shards.described()
+    looks = 0
+
+    def changing() -> list[Json]:
+        nonlocal looks
+        looks += 1
+        return [own | {"of": of, "version": 1000 * looks + place} for place in range(500) for of in ("books", "films")]
+
+    shards.transport.lists[A] = changing
+    until(lambda: looks >= LINES + 5)
+    samples = [labels for name, labels, _ in shards.app.state.service.metrics.samples() if name == "espalier_router_replicas"]
+    assert {(labels["model"], labels["version"]) for labels in samples} == {("books", "1")}
+    assert shards.metric("espalier_router_replicas") == 4
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith(f"{A} holds")]
+    assert 1 <= len(lines) <= LINES
+    assert max(map(len, lines)) < 500
+    assert lines[-1].endswith("shard 0 of 2 and 993 more")
+
+
+def test_a_replica_that_always_fails_gets_few_lines_each_with_its_address_once(shards: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    def wrong(body: bytes) -> None:
+        raise ReplicaFailed("garbage", "nonsense\n")
+
+    shards.transport.faults |= {A: wrong, B: lambda body: b"\0" * 100}
+
+    def failed() -> bool:
+        shards.retrieve(**QUERY)
+        return failures(shards, "garbage") >= 6 * LINES
+
+    until(failed)
+    for address in (A, B):
+        lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith(f"shard 0: {address}: ")]
+        assert 1 <= len(lines) <= LINES + 1
+        assert all(line.count(address) == 1 and line.isprintable() for line in lines)
 
 
 def test_nothing_ends_the_following_of_addresses(caplog: pytest.LogCaptureFixture) -> None:

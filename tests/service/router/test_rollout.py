@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from espalier.bundle import Bundle
+from service.router.engine import ShardedEngine, whole_of
+from service.router.fleet import Fleet
 from tests.service.router.cluster import cluster, serve_shards, shard_folders
 from tests.service.running import Json
 from tests.service.shards.cutting import cut, whole_bundle
@@ -22,6 +27,7 @@ def test_a_version_waits_until_every_shard_is_there(tmp_path: Path) -> None:
         answer = shards.client.get("/readyz")
         assert answer.status_code == 503
         assert answer.json()["reasons"] == ["books version 1: loading: waiting for shard 1 of 2"]
+        until(lambda: shards.metric("espalier_router_replicas") == 1)
         assert shards.client.post("/retrieve", json=QUERY).status_code == 503
         late = shards.transport.registries["http://late"] = serve_shards(folders["shard-1-0"])
         shards.transport.names["http://shard-0-0"] = ["http://shard-0-0", "http://late"]
@@ -100,6 +106,29 @@ def test_a_version_that_is_cut_into_another_number_is_opened_anew(tmp_path: Path
         assert after["coverage"] == {"items": 1.0, "shards": 3, "answered": 3, "missing": []}
         assert after["version"] == before["version"]
         assert shards.client.get("/readyz").status_code == 200
+        asyncio.run(three.drain(1.0))
+
+
+@pytest.mark.parametrize(("kind", "query"), [("product", {"history": []}), ("forest", {"features": {"indices": [1], "values": [1.0]}})])
+def test_the_layout_of_a_version_is_the_one_that_its_engine_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, query: Json
+) -> None:
+    whole = whole_bundle(tmp_path / "models", kind)
+    cut(whole, tmp_path / "three", 3)
+    three = serve_shards(tmp_path / "three")
+
+    def cut_anew(bundle: Bundle, fleet: Fleet) -> ShardedEngine:
+        transport: Any = fleet.transport
+        transport.registries["http://three"] = three
+        transport.names |= {f"http://shard-{index}-0": ["http://three"] for index in range(2)}
+        until(lambda: fleet.count_of(whole_of(bundle)) == 3)
+        return ShardedEngine(bundle, fleet)
+
+    monkeypatch.setattr("service.router.opening.ShardedEngine", cut_anew)
+    with cluster(tmp_path / "models", shard_folders(whole, tmp_path / "shards", 2), poll_s=60.0) as shards:
+        loaded = shards.app.state.service.registry.entries["books"].loaded
+        assert loaded.layout == 3
+        assert shards.retrieve(queries=[query])["coverage"]["shards"] == 3
         asyncio.run(three.drain(1.0))
 
 

@@ -19,6 +19,7 @@ from tests.training.logs import log_of, split_of
 from training.data.splits import EvaluationPair, Split
 from training.live.catalogue import JournalItems, read_items
 from training.live.joined_log import with_journal, with_live_fields
+from training.versions import clear
 
 
 def put(sequence: int, item_id: str, **body: Any) -> Operation:
@@ -151,3 +152,16 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("{\n")
     with pytest.raises(InvalidData, match="kept"):
         JournalItems.read(tmp_path / "kept")
+
+
+def test_a_file_that_a_killed_run_was_writing_goes_when_it_goes_on(split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with_journal(split, items_of(delete(1, "i1")), tmp_path)
+    monkeypatch.setattr("training.live.joined_log.os.replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        with_journal(split, items_of(delete(1, "i1")), tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    clear(tmp_path, resume=True)
+    assert [file.name for file in tmp_path.iterdir()] == ["joined.int32"]

@@ -36,7 +36,7 @@ from training.golden import golden_answers
 from training.inspect import inspect
 from training.shard import command, layout
 from training.shard.command import shard
-from training.shard.join import shards_in
+from training.shard.join import is_folder_of_shards, shards_in
 
 NUMBER = itertools.count()
 KINDS = ("product memory", "history sequence", "vector", "linear", "forest float16")
@@ -196,10 +196,31 @@ def test_another_layout_of_the_version_is_refused_with_what_to_do(tmp_path: Path
     assert [found.manifest.version for found in shards_in(out, 7)] == [7, 7, 7]
 
 
-def test_a_folder_with_other_models_is_no_place_for_shards(tmp_path: Path) -> None:
-    bundle = made(tmp_path / "models", "vector")
-    with pytest.raises(InvalidConfig, match=r"--out: got .*models', expected a folder for shards alone; it holds the model 'm\d+'"):
-        shard(bundle.path, 2, tmp_path / "models")
+@pytest.mark.parametrize(
+    ("out", "reason"),
+    [
+        ("", r"it holds the model '(books|4)'"),
+        ("NAME", "it holds version 7 of a model"),
+        ("NAME/7", ".*/7 is a bundle"),
+        ("NAME/7/shards/4", ".*/7 is a bundle"),
+    ],
+)
+@pytest.mark.parametrize("name", ["books", "4"])
+def test_models_and_bundles_are_no_place_for_shards(tmp_path: Path, out: str, reason: str, name: str) -> None:
+    bundle, models = made(tmp_path / "made", "vector"), tmp_path / "models"
+    shutil.copytree(bundle.path, models / name / "7")
+    before = sorted(models.rglob("*"))
+    with pytest.raises(InvalidConfig, match=rf"--out: got .*, expected a folder for shards alone; {reason}"):
+        shard(bundle.path, 2, models / out.replace("NAME", name))
+    assert sorted(models.rglob("*")) == before
+
+
+def test_shards_among_the_versions_of_a_model_are_not_taken_for_a_folder_of_shards(tmp_path: Path) -> None:
+    bundle = made(tmp_path, "vector")
+    shard(bundle.path, 2, tmp_path / "shards")
+    assert is_folder_of_shards(tmp_path / "shards")
+    shutil.copytree(tmp_path / "shards", bundle.path.parent, dirs_exist_ok=True)
+    assert not is_folder_of_shards(bundle.path.parent)
 
 
 def test_shards_of_which_one_is_missing_or_another_ones_are_not_joined(tmp_path: Path) -> None:
@@ -273,6 +294,22 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, monkeypatch: pytest.Monk
     manifest = json.loads((tmp_path / "shards" / "1" / "7" / "manifest.json").read_text())
     assert manifest["shard"]["count"] == 2
     assert manifest["command"].startswith("python -m training shard --model")
+
+
+def test_a_shard_is_not_evaluated_and_the_bundle_to_measure_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = made(tmp_path, "vector")
+    _, second = shard(bundle.path, 2, tmp_path / "shards")
+    options: list[list[str]] = [[], ["--data", "log.csv"], ["--unseen"]]
+    for given in options:
+        monkeypatch.setattr("sys.argv", [training.__main__.__file__, "evaluate", "--model", str(second.path), *given])
+        with pytest.raises(SystemExit) as ended:
+            training.__main__.main()
+        assert ended.value.code == 1
+        error = capsys.readouterr().err
+        assert error.startswith("error: --model: got '")
+        assert f"shard 1 of 2', expected the whole bundle, {bundle.manifest.name} version 7; " in error
 
 
 def test_inspect_says_which_part_of_what_a_shard_is(tmp_path: Path) -> None:

@@ -1,0 +1,188 @@
+"""Are the engines right on this card under what is built over them: shards, live items, forests?
+
+shard   each of two shards of a bundle, with states that come with the parameters, brings what the reference finds in it, the beam above
+        the leaves included, which a router's live items need
+live    with items that came, went and changed, a search finds what it finds over the reference; live items are in histories and memories,
+        and pass filters
+forest  the trees of a forest one after the other, with live items and without
+
+Weights are small whole numbers, so results are equal in every precision; the three take turns. Trees, beams, masks and exclusions are as in
+`correctness.py`.
+
+Legend: B queries, L levels, S state, R handles.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from benchmarks.gpu.correctness import FIXED_SHAPES, GRAPH_FORMS, checked, labels, made, random_params
+from benchmarks.gpu.lines import Row
+from espalier.bundle import Bundle
+from espalier.checks.engines import differences
+from espalier.checks.random_bundles import Rng, make_linear_bundle, random_queries, random_tree, tree_over
+from espalier.checks.random_live import random_state
+from espalier.engines import open_live_engine
+from espalier.engines.forest import ForestEngine
+from espalier.engines.live.engine import LiveEngine, LiveSearch
+from espalier.engines.live.forest import LiveForestEngine
+from espalier.engines.onnx import engine as onnx_graph
+from espalier.engines.reference import ReferenceEngine
+from espalier.engines.triton.graph_engine import TritonEngine
+from espalier.engines.triton.linear_engine import open_sparse_cuda
+from espalier.live.folded_tables import FoldedRows
+from espalier.live.masks import live_mask
+from espalier.live.overlay import Overlay
+from espalier.manifest import GraphScorer, Ranking
+from espalier.masks.eligibility import forest_mask
+from espalier.queries import HistoryKind, QueryBatch, pad_histories
+from espalier.search import Engine, Precision, SearchParams
+from espalier.shards.cut import Cut
+from espalier.tree import Tree
+
+Device = Literal["cuda", "cpu"]
+PRECISIONS: tuple[Precision, ...] = ("float32", "float16", "bfloat16")
+SHAPES = {"cuda": ((2, 8), (3, 4), (32, 2), (8, 3)), "cpu": ((2, 3), (3, 2))}
+"""Branching and height of the trees."""
+MOST = {"cuda": 65, "cpu": 6}
+"""Beams are smaller than this."""
+SHARDS = 2
+ONNX_SHAPES = onnx_graph.FixedShapes(batches=(2, 4, 64), m_sizes=(64, 256), excluded=64)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One random tree under one engine.
+
+    number  of the case, which says what takes turns
+    open    a bundle → the engine that is checked, in `precision`
+    batch   queries of a call
+    """
+
+    number: int
+    device: Device
+    engine: str
+    form: str
+    precision: Precision
+    open: Callable[[Bundle], Engine]
+    rng: Rng
+    batch: int
+
+    def params(self, trees: Sequence[Tree]) -> SearchParams:
+        """As in `correctness.py`, for a bundle of these trees."""
+        first, *others = trees
+        return random_params(self.rng, first, self.batch, self.number, MOST[self.device], others)[0]
+
+    def row(self, check: str, what: str, run: Callable[[], Sequence[str]]) -> Row:
+        return checked(self.engine, self.form, self.precision, check, f"{what}, batch {self.batch}", run)
+
+    def same(self, bundle: Bundle, queries: QueryBatch, params: SearchParams) -> list[str]:
+        """Where the engine's answers and beams differ from the reference's."""
+        params = replace(params, frontier=True)
+        with closing(self.open(bundle)) as engine:
+            return differences(engine.search(queries, params), ReferenceEngine(bundle).search(queries, params))
+
+
+def catalogues(cases: int, device: Device = "cuda", seed: int = 1) -> Iterator[Row]:
+    """cases: random trees of each form. Case by case, all engines in turn."""
+    onnx_too = device == "cpu" or onnx_graph.cuda_available()
+    if not onnx_too:
+        yield {"case": "onnx-cuda", "ok": None, "note": "not installed: ONNX Runtime here has no CUDA"} | labels("onnx-cuda", "", "float32")
+    for number in range(cases):
+        turn = PRECISIONS[number % len(PRECISIONS)]
+        for form, kind in GRAPH_FORMS.items():
+            # Triton's interpreter cannot multiply matrices of bfloat16.
+            precision: Precision = "float32" if device == "cpu" and turn == "bfloat16" and form.startswith("mlp") else turn
+            triton = partial(TritonEngine, device=device, precision=precision, shapes=FIXED_SHAPES[device])
+            yield from _graphs(_case(number, device, "triton", form, precision, triton, seed), kind)
+            if onnx_too:
+                opened = partial(onnx_graph.OnnxEngine, device=device, shapes=ONNX_SHAPES)
+                yield from _graphs(_case(number, device, f"onnx-{device}", form, "float32", opened, seed), kind)
+        sparse = partial(open_sparse_cuda, device=device, precision=turn, shapes=FIXED_SHAPES[device])
+        yield from _forests(_case(number, device, "sparse-cuda", "forest", turn, sparse, seed))
+
+
+def _case(number: int, device: Device, engine: str, form: str, precision: Precision, opened: Callable[[Bundle], Engine], seed: int) -> Case:
+    rng = np.random.default_rng((seed, number))
+    return Case(number, device, engine, form, precision, opened, rng, int(rng.choice([1, 3])))
+
+
+def _tree(case: Case) -> Tree:
+    branching, height = SHAPES[case.device][case.number % len(SHAPES[case.device])]
+    return random_tree(case.rng, height, branching, bool(case.rng.integers(2)), float(case.rng.choice([0.0, 0.2])))
+
+
+def _graphs(case: Case, kind: str) -> Iterator[Row]:
+    """A bundle of graphs as shards, and with live items."""
+    tree, gamma = _tree(case), float(case.rng.choice([0.0, 0.5, 1.0]))
+    what = f"{tree.item_count} items, γ {gamma:g}"
+    with tempfile.TemporaryDirectory() as folder:
+        whole = made(Path(folder), case.rng, tree, kind, True, gamma=gamma, name="whole")
+        yield case.row("shard", what, partial(_shards, case, whole, Path(folder)))
+        yield case.row("live", what, partial(_live, case, whole))
+
+
+def _forests(case: Case) -> Iterator[Row]:
+    """A forest, each of its shards, and the forest with live items."""
+    tree = _tree(case)
+    others = [tree_over(case.rng, tree.item_count, int(case.rng.integers(2, 6))) for _ in range(1 + case.number % 2)]
+    own: Literal["logit", "log_activation"] = "log_activation" if case.number // 2 % 2 else "logit"
+    ranking = Ranking(activation="l3-hinge", own=own, gamma=(0.0, 0.5, 1.0)[case.number % 3])
+    what = f"{1 + len(others)} trees, {tree.item_count} labels"
+    with tempfile.TemporaryDirectory() as folder:
+        forest = make_linear_bundle(Path(folder), case.rng, tree, ranking, others=others)
+        queries = random_queries(case.rng, forest, case.batch)
+        yield case.row("integer", what, partial(case.same, forest, queries, case.params([tree, *others])))
+        yield case.row("shard", what, partial(_shards, case, forest, Path(folder)))
+        yield case.row("live", what, partial(_live, case, forest))
+
+
+def _shards(case: Case, whole: Bundle, folder: Path) -> list[str]:
+    queries, states_BLS = random_queries(case.rng, whole, case.batch), None
+    if isinstance(whole.manifest.scorer, GraphScorer):
+        states_BLS = ReferenceEngine(whole).states(queries)
+    wrong = []
+    for index in range(SHARDS):
+        shard = Cut(whole, SHARDS).write(folder / "shards" / str(index) / "1", index)
+        params = replace(case.params([alone.tree for alone in shard.alone]), states_BLS=states_BLS)
+        wrong += [f"shard {index}: {line}" for line in case.same(shard, queries, params)]
+    return wrong
+
+
+def _live(case: Case, bundle: Bundle) -> list[str]:
+    touched = min(7, bundle.tree.item_count - 1)
+    overlay = random_state(case.rng, bundle, deleted=touched // 2, changed=touched - touched // 2).overlay()
+    queries, params = _live_queries(case, bundle, overlay), _live_params(case, bundle, overlay)
+    with closing(case.open(bundle)) as inner:
+        searched: LiveSearch = LiveForestEngine(inner) if isinstance(inner, ForestEngine) else LiveEngine(bundle, inner)
+        expected = open_live_engine(bundle, engine="reference")
+        for engine in (searched, expected):
+            engine.set_overlay(overlay)
+        return differences(searched.search(queries, params), expected.search(queries, params))
+
+
+def _live_queries(case: Case, bundle: Bundle, overlay: Overlay) -> QueryBatch:
+    """Histories of trained items that are still there and of live ones; other queries know no items."""
+    kind: Any = bundle.manifest.query
+    if not isinstance(kind, HistoryKind):
+        return random_queries(case.rng, bundle, case.batch)
+    rows = FoldedRows.of(overlay)
+    there = np.concatenate([rows.kept, overlay.items + rows.new])
+    return pad_histories(kind, [case.rng.choice(there, case.rng.integers(1, kind.length + 2)) for _ in range(case.batch)])
+
+
+def _live_params(case: Case, bundle: Bundle, overlay: Overlay) -> SearchParams:
+    """Mixed beams and m; every second query has a mask that passes half of the items, trained and live."""
+    rng, trees, most = case.rng, [alone.tree for alone in bundle.alone], MOST[case.device]
+    passing_R = rng.random(overlay.handles) < 0.5
+    mask = live_mask(trees, overlay, forest_mask(trees, rng.random(bundle.tree.item_count) < 0.5), passing_R)
+    mask_B = tuple(mask if b % 2 else None for b in range(case.batch))
+    return SearchParams(rng.integers(1, most, case.batch), rng.integers(1, 2 * most, case.batch), mask_B=mask_B)
