@@ -30,7 +30,8 @@ NEXT = $(SAMPLE)/$(shell echo $$(( $(or $(LATEST),0) + 1 )))
 COMMA := ,
 SPACE := $(subst ,, )
 # One process a core, at most four, since each imports torch; and one thread of torch in each. The tests of a file share what it trains.
-PARALLEL := -n $(shell nproc) --maxprocesses 4 --dist loadfile
+# A process that crashes is not replaced: with loadfile, the tests that it left would be waited for without end.
+PARALLEL := -n $(shell nproc) --maxprocesses 4 --dist loadfile --max-worker-restart 0
 TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
 
 PIP := $(VENV_PYTHON) -m pip --disable-pip-version-check install

@@ -4,8 +4,9 @@ numba compiles called functions into their callers, but looks for changes in the
 of two releases. And it numbers the files of a function and keeps the numbers in an index: of two processes that compile the function for
 other arguments at the same time, one may later run the other's code, which ends in a crash. Here the name of a file has a digest of the
 function's file and of all files of the project that it imports, directly or not, and one of the arguments' types, the processor and the
-version of numba; there is no index. So releases, processors and processes that share a folder never take each other's code. Files lie where
-numba keeps them: beside the source, in NUMBA_CACHE_DIR, or in the user's cache folder. What cannot be read or written there is
+version of numba; there is no index. Inside the files, numba numbers what it compiled, from 1 in every process; here each process begins
+at a random number, see `number_anew`. So releases, processors and processes that share a folder never take each other's code. Files
+lie where numba keeps them: beside the source, in NUMBA_CACHE_DIR, or in the user's cache folder. What cannot be read or written there is
 compiled, and a warning says so.
 """
 
@@ -13,8 +14,11 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import itertools
 import logging
+import os
 import re
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -23,6 +27,7 @@ from typing import Any
 
 import numba
 from numba import njit
+from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile
 
 log = logging.getLogger(__name__)
@@ -31,6 +36,20 @@ KEPT = 4
 """States of a source file whose compiled code is kept."""
 _NAME = re.compile(r"(?P<source>[^.]+)\..*-(?P<digest>[0-9a-f]{16})(\.[0-9a-f]+)?\.nb[ci]")
 _OWN_PACKAGE = Path(__file__).parent
+
+
+def number_anew() -> None:
+    """Let the numbers in the names of what this process compiles begin at a random one below 2^63.
+
+    numba tells apart functions of one name and other closures, such as the parts of its sort and of its argsort, by a number alone. Code
+    on disk keeps the numbers of the process that compiled it, and of two functions with one name a process links the first that it
+    loads, so equal numbers of two processes make a third one sort where it should order.
+    """
+    FunctionIdentity._unique_ids = itertools.count(secrets.randbits(63))
+
+
+number_anew()
+os.register_at_fork(after_in_child=number_anew)
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -98,6 +99,67 @@ def test_processes_that_compile_for_other_arguments_at_the_same_time_keep_their_
             (shop / "__pycache__" / name).write_bytes(content)
     assert run(shop, monkeypatch, 10, 2.5) == (7.5, 2)
     assert run(shop, monkeypatch, 2.5, 10) == (30, 2)
+
+
+SORTS = """
+import numpy as np
+from espalier.compiled_code import compiled
+
+@compiled()
+def order(x):
+    return np.argsort(x)
+
+@compiled()
+def ascending(x):
+    x = x.copy()
+    x.sort()
+    return x
+"""
+CALLS = """
+import sys
+import numpy as np
+from numba.core.bytecode import FunctionIdentity
+import sorts
+
+for number in range(int(sys.argv[1])):
+    next(FunctionIdentity._unique_ids)
+for name in sys.argv[2:]:
+    print(name, *getattr(sorts, name)(np.array([50, 10, 40, 20, 30] * 4)))
+"""
+
+
+def called(folder: Path, *arguments: str, program: str = CALLS) -> dict[str, list[int]]:
+    """What a new process gets from the functions of SORTS."""
+    (folder / "sorts.py").write_text(SORTS)
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "PYTHONDONTWRITEBYTECODE": "1"}
+    lines = subprocess.run([sys.executable, "-c", program, *arguments], env=environment, check=True, capture_output=True, text=True).stdout
+    return {name: [int(number) for number in numbers] for name, *numbers in map(str.split, lines.splitlines())}
+
+
+def test_sorts_that_processes_compiled_under_one_number_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    """With numba's own numbers the second process gives the parts of its sort those that the first gave its argsort."""
+    called(tmp_path, "2", "order")
+    called(tmp_path, "0", "ascending")
+    for names in (["order", "ascending"], ["ascending", "order"]):
+        found = called(tmp_path, "0", *names)
+        assert found["ascending"] == sorted([50, 10, 40, 20, 30] * 4)
+        assert sorted(found["order"]) == list(range(20))
+
+
+def test_a_process_numbers_what_it_compiles_otherwise_than_the_one_that_it_was_forked_from(tmp_path: Path) -> None:
+    """As processes of one training do."""
+    fork = """
+import os
+from numba.core.bytecode import FunctionIdentity
+import sorts
+
+child = os.fork()
+print("child" if child == 0 else "parent", next(FunctionIdentity._unique_ids), flush=True)
+if child:
+    os.waitpid(child, 0)
+"""
+    numbers = called(tmp_path, program=fork)
+    assert abs(numbers["child"][0] - numbers["parent"][0]) > 1_000_000
 
 
 def test_only_imported_sources_count(shop: Path) -> None:
