@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from espalier.errors import InvalidQuery
 from espalier.items import Items
 from espalier.text.blocks import TextBlock
-from espalier.text.sparse_rows import SparseRows, concatenated
+from espalier.text.sparse_rows import MAX_FEATURES, SparseRows, concatenated
 
 if TYPE_CHECKING:  # numba takes a while to import, and only models of texts need it
     from espalier.text.vectoriser import Vectoriser
@@ -28,9 +28,6 @@ MAX_HISTORY = 4096
 
 MAX_VECTOR_WIDTH = 65_536
 """The widest dense vector that a model may take."""
-
-MAX_FEATURES = 1 << 26
-"""The most features that sparse vectors may have: training and searches keep arrays of a number for each, one a thread."""
 
 PADDING = -1
 """Item row of an empty history slot."""
@@ -69,7 +66,7 @@ class TextKind(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     kind: Literal["text"] = "text"
-    width: int = Field(ge=1, le=2**31 - 1)
+    width: int = Field(ge=1, le=MAX_FEATURES)
     blocks: tuple[TextBlock, ...] = Field(min_length=1)
 
 

@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from espalier.text.sparse_rows import MAX_FEATURES
+
 
 class TextBlock(BaseModel):
     """One kind of n-grams."""
@@ -22,6 +24,6 @@ class TextBlock(BaseModel):
     unknown: int = Field(
         default=0,
         ge=0,
-        le=2**31 - 1,
+        le=MAX_FEATURES,
         description="features of unknown n-grams: 0 none, 1 one that all share, more: one of so many, by a hash of the n-gram",
     )

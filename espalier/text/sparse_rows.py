@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 from espalier.errors import InvalidQuery
 from espalier.read_only import read_only
 
+MAX_FEATURES = 1 << 26
+"""The most features that sparse vectors and texts may have: training and searches keep arrays of a number for each, one a thread."""
+
 
 @dataclass(frozen=True, eq=False)
 class SparseRows:

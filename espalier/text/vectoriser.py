@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQuery
 from espalier.text.blocks import TextBlock
 from espalier.text.ngrams import ALONE, CHARS, SEPARATOR, WORDS, count_ngrams, fill_slots, fill_table, first_letters, gather, weigh
-from espalier.text.sparse_rows import SparseRows, concatenated
+from espalier.text.sparse_rows import MAX_FEATURES, SparseRows, concatenated
 
 Array = NDArray[Any]
 CHUNK = 1 << 18
@@ -100,7 +100,7 @@ class Vectoriser:
             if 0 < block.max_features < size:
                 raise BundleCorrupt(f"vocabulary: {size} n-grams of unit {block.unit}, n {block.n}, expected at most {block.max_features}")
         width = _width(blocks, sizes)
-        if len(idf) != width or width > np.iinfo(np.int32).max:
+        if len(idf) != width or width > MAX_FEATURES:
             raise BundleCorrupt(f"idf: {len(idf)} numbers, expected {width}, one per feature")
         if not ((idf >= 0) & (idf <= LARGEST_IDF)).all():  # NaN fails too
             raise BundleCorrupt(f"idf: from {idf.min()} to {idf.max()}, expected numbers from 0 to {LARGEST_IDF:g}")
@@ -128,8 +128,8 @@ class Vectoriser:
             raise InvalidData("texts", f"{len(texts)} texts without an n-gram within min_count and max_share", "at least one n-gram")
         sizes = np.array([len(entries) for entries in kept], np.int64)
         width = _width(blocks, sizes)
-        if width > np.iinfo(np.int32).max:
-            raise InvalidConfig("blocks", f"{width} features", f"at most {np.iinfo(np.int32).max}; see max_features and unknown")
+        if width > MAX_FEATURES:
+            raise InvalidConfig("blocks", f"{width} features", f"at most {MAX_FEATURES}; see max_features and unknown")
         arrays: dict[str, Array] = {"vocabulary": sizes, "idf": np.ones(width, np.float32), **seen.arrays(np.concatenate(kept))}
         # Features of unknown n-grams stand for many; a second pass counts their documents.
         counting = Vectoriser(blocks, arrays)

@@ -13,17 +13,19 @@ from pydantic import ValidationError
 from espalier.errors import InvalidQuery
 from espalier.items import ItemTable
 from espalier.queries import (
-    MAX_FEATURES,
     PADDING,
     FeaturesKind,
     HistoryKind,
     QueryBatch,
+    TextKind,
     VectorKind,
     blank_queries,
     encode_histories,
     encode_vectors,
     pad_histories,
 )
+from espalier.text.blocks import TextBlock
+from espalier.text.sparse_rows import MAX_FEATURES
 
 IDS = ["apple", "pear", "né", "梨"]
 
@@ -109,6 +111,12 @@ def test_features_are_at_most_so_many_that_an_array_of_them_fits_into_memory() -
     assert FeaturesKind(width=MAX_FEATURES).width == 67_108_864
     with pytest.raises(ValidationError, match="less than or equal to 67108864"):
         FeaturesKind(width=MAX_FEATURES + 1)
+    block = TextBlock(unit="word", n=1, unknown=MAX_FEATURES)
+    assert TextKind(width=MAX_FEATURES, blocks=(block,)).width == MAX_FEATURES
+    with pytest.raises(ValidationError, match="less than or equal to 67108864"):
+        TextKind(width=MAX_FEATURES + 1, blocks=(block,))
+    with pytest.raises(ValidationError, match="less than or equal to 67108864"):
+        TextBlock(unit="word", n=1, unknown=MAX_FEATURES + 1)
 
 
 def test_taking_some_queries_keeps_their_order() -> None:

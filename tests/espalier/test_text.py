@@ -28,7 +28,7 @@ from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQu
 from espalier.text import ngrams
 from espalier.text import vectoriser as text_module
 from espalier.text.blocks import TextBlock
-from espalier.text.sparse_rows import SparseRows
+from espalier.text.sparse_rows import MAX_FEATURES, SparseRows
 from espalier.text.vectoriser import Vectoriser, normalise
 
 WORDS_1, WORDS_2 = TextBlock(unit="word", n=1, unknown=1), TextBlock(unit="word", n=2, unknown=1)
@@ -176,7 +176,18 @@ def test_what_a_word_is(text: str, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"n": 0}, {"n": 9}, {"unit": "line"}, {"max_share": 0}, {"max_share": 1.1}, {"min_count": 0}, {"unknown": -1}, {"nn": 2}]
+    "wrong",
+    [
+        {"n": 0},
+        {"n": 9},
+        {"unit": "line"},
+        {"max_share": 0},
+        {"max_share": 1.1},
+        {"min_count": 0},
+        {"unknown": -1},
+        {"unknown": MAX_FEATURES + 1},
+        {"nn": 2},
+    ],
 )
 def test_blocks_have_limits(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=next(iter(wrong))):
@@ -374,8 +385,8 @@ def test_what_cannot_be_fitted_is_refused() -> None:
         Vectoriser.fit(PRODUCTS, [])
     with pytest.raises(InvalidConfig, match="each unit and n once"):
         Vectoriser.fit(PRODUCTS, [WORDS_1, TextBlock(unit="word", n=1, max_features=3)])
-    with pytest.raises(InvalidConfig, match="2147483647"):
-        Vectoriser.fit(PRODUCTS, [TextBlock(unit="word", n=1, unknown=2**31 - 1)])
+    with pytest.raises(InvalidConfig, match="at most 67108864"):
+        Vectoriser.fit(PRODUCTS, [TextBlock(unit="word", n=1, unknown=MAX_FEATURES)])
 
 
 def test_a_hash_of_two_ngrams_is_noticed() -> None:

@@ -13,7 +13,7 @@ from numpy.testing import assert_array_equal
 from scipy.sparse import csc_array, csr_array, save_npz
 
 from espalier.errors import EspalierError, InvalidData
-from espalier.queries import MAX_FEATURES
+from espalier.text.sparse_rows import MAX_FEATURES
 from training import __main__ as commands
 from training.data.matrix_files import read_by_columns, read_by_rows
 from training.data.query_logs import read_log

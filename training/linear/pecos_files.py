@@ -25,7 +25,7 @@ from scipy.sparse import csc_array
 from espalier.chunks import MAX_CHILDREN
 from espalier.errors import InvalidData
 from espalier.manifest import Activation
-from espalier.queries import MAX_FEATURES
+from espalier.text.sparse_rows import MAX_FEATURES
 from training.data.matrix_files import read_by_columns
 
 Int64 = NDArray[np.int64]

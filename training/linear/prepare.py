@@ -21,8 +21,8 @@ from espalier.bundle import Bundle
 from espalier.checks.heldout import RELEVANCE
 from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData
 from espalier.items import ItemTable
-from espalier.queries import MAX_FEATURES, FeaturesKind, QueryBatch, TextKind
-from espalier.text.sparse_rows import SparseRows
+from espalier.queries import FeaturesKind, QueryBatch, TextKind
+from espalier.text.sparse_rows import MAX_FEATURES, SparseRows
 from espalier.text.vectoriser import Vectoriser
 from training.data.csr import Csr, as_matrix, as_rows, normalised
 from training.data.item_tables import item_table
