@@ -5,9 +5,9 @@ of two releases. And it numbers the files of a function and keeps the numbers in
 other arguments at the same time, one may later run the other's code, which ends in a crash. Here the name of a file has a digest of the
 function's file and of all files of the project that it imports, directly or not, and one of the arguments' types, the processor and the
 version of numba; there is no index. Inside the files, numba numbers what it compiled, from 1 in every process; here each process begins
-at a random number, see `number_anew`. So releases, processors and processes that share a folder never take each other's code. Files
-lie where numba keeps them: beside the source, in NUMBA_CACHE_DIR, or in the user's cache folder. What cannot be read or written there is
-compiled, and a warning says so.
+at a random number, see `number_anew`, and one that compiled something before this module was imported keeps nothing. So releases,
+processors and processes that share a folder never take each other's code. Files lie where numba keeps them: beside the source, in
+NUMBA_CACHE_DIR, or in the user's cache folder. What cannot be read or written there is compiled, and a warning says so.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from numba import njit
+from numba import njit, types
 from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile
 
@@ -41,13 +41,15 @@ _OWN_PACKAGE = Path(__file__).parent
 def number_anew() -> None:
     """Let the numbers in the names of what this process compiles begin at a random one below 2^63.
 
-    numba tells apart functions of one name and other closures, such as the parts of its sort and of its argsort, by a number alone. Code
-    on disk keeps the numbers of the process that compiled it, and of two functions with one name a process links the first that it
-    loads, so equal numbers of two processes make a third one sort where it should order.
+    numba tells apart functions that have one name and the same arguments but close over other things, such as the parts of its sort and
+    of its argsort, by a number alone. Code on disk keeps the numbers of the process that compiled it, and of two functions with one
+    name a process links the first that it loads, so equal numbers of two processes make a third one sort where it should order.
     """
     FunctionIdentity._unique_ids = itertools.count(secrets.randbits(63))
 
 
+KEEPS = next(FunctionIdentity._unique_ids) == 1
+"""Whether nothing was compiled before: numba shares its sort's parts, with their low numbers, among all that it compiles later."""
 number_anew()
 os.register_at_fork(after_in_child=number_anew)
 
@@ -57,6 +59,9 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
     def decorate(function: Callable[..., Any]) -> Any:
         dispatcher: Any = njit(nogil=True, **options)(function)
+        if not KEEPS:
+            warn_once("compiled code is not kept: this process compiled something with numba before it imported espalier")
+            return dispatcher
         try:
             dispatcher._cache = _Cache(function)  # what `cache=True` does, with numba's own class
         except RuntimeError as error:
@@ -120,9 +125,19 @@ class _CodeFiles(IndexDataCacheFile):
         self._save_data(_name_of(self._data_name_pattern, key), data)  # type: ignore[no-untyped-call]
 
 
-def _name_of(pattern: str, key: object) -> str:
-    digest = hashlib.sha256(repr((numba.__version__, key)).encode()).hexdigest()[:24]
-    return pattern.replace("{number:d}", digest)
+def _name_of(pattern: str, key: Any) -> str:
+    """key: the types of the arguments first."""
+    content = numba.__version__, key, [*_named_tuples(key[0])]
+    return pattern.replace("{number:d}", hashlib.sha256(repr(content).encode()).hexdigest()[:24])
+
+
+def _named_tuples(arguments: Any) -> Iterator[str]:
+    """What a type's text leaves out of the named tuples in it: two classes may have one name."""
+    for one in arguments:
+        if isinstance(one, types.BaseNamedTuple):
+            yield f"{one.instance_class.__module__}.{one.instance_class.__qualname__}{one.instance_class._fields}"  # type: ignore[attr-defined]
+        if isinstance(one, types.BaseTuple):
+            yield from _named_tuples(one.types)  # type: ignore[attr-defined]
 
 
 class _Cache(FunctionCache):

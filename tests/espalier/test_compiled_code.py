@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numba
 import pytest
+from numba.core.bytecode import FunctionIdentity
 
 from espalier import compiled_code
 from espalier.compiled_code import KEPT, forget, sources_digest
@@ -125,6 +126,13 @@ for number in range(int(sys.argv[1])):
     next(FunctionIdentity._unique_ids)
 for name in sys.argv[2:]:
     print(name, *getattr(sorts, name)(np.array([50, 10, 40, 20, 30] * 4)))
+    print("hits", sum(getattr(sorts, name).stats.cache_hits.values()))
+"""
+COMPILES_FIRST = """
+import numba
+import numpy as np
+
+numba.njit(lambda x: np.argsort(x))(np.arange(3))
 """
 
 
@@ -136,16 +144,32 @@ def called(folder: Path, *arguments: str, program: str = CALLS) -> dict[str, lis
     return {name: [int(number) for number in numbers] for name, *numbers in map(str.split, lines.splitlines())}
 
 
+def test_numbers_of_what_is_compiled_begin_anywhere() -> None:
+    """numba's own class: were its counter elsewhere, this would be 1 or so."""
+    assert FunctionIdentity.from_function(called).unique_id > 1_000_000  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.slow
+def test_a_process_that_compiled_something_before_keeps_nothing(tmp_path: Path) -> None:
+    found = called(tmp_path, "0", "order", program=COMPILES_FIRST + CALLS)
+    assert sorted(found["order"]) == list(range(20))
+    assert not [*tmp_path.rglob("*.nbc")]
+    assert [called(tmp_path, "0", "order")["hits"] for _ in range(2)] == [[0], [1]]
+
+
+@pytest.mark.slow
 def test_sorts_that_processes_compiled_under_one_number_are_not_taken_for_each_other(tmp_path: Path) -> None:
     """With numba's own numbers the second process gives the parts of its sort those that the first gave its argsort."""
     called(tmp_path, "2", "order")
     called(tmp_path, "0", "ascending")
     for names in (["order", "ascending"], ["ascending", "order"]):
         found = called(tmp_path, "0", *names)
+        assert found["hits"] == [1]
         assert found["ascending"] == sorted([50, 10, 40, 20, 30] * 4)
         assert sorted(found["order"]) == list(range(20))
 
 
+@pytest.mark.slow
 def test_a_process_numbers_what_it_compiles_otherwise_than_the_one_that_it_was_forked_from(tmp_path: Path) -> None:
     """As processes of one training do."""
     fork = """
@@ -153,13 +177,34 @@ import os
 from numba.core.bytecode import FunctionIdentity
 import sorts
 
+def called():
+    pass
+
 child = os.fork()
-print("child" if child == 0 else "parent", next(FunctionIdentity._unique_ids), flush=True)
+print("child" if child == 0 else "parent", FunctionIdentity.from_function(called).unique_id, flush=True)
 if child:
     os.waitpid(child, 0)
 """
     numbers = called(tmp_path, program=fork)
     assert abs(numbers["child"][0] - numbers["parent"][0]) > 1_000_000
+
+
+def test_named_tuples_of_one_name_have_code_of_their_own(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba writes both as `Point(int64 x 2)`."""
+    head = "from typing import NamedTuple\n\n"
+    function = "\n@compiled()\ndef first(point):\n    return point.x\n"
+    (shop / "points.py").write_text(f"from espalier.compiled_code import compiled\n{function}")
+    for name, fields in (("own", "x: int\n    y: int"), ("others", "y: int\n    x: int")):
+        (shop / f"{name}.py").write_text(f"{head}class Point(NamedTuple):\n    {fields}\n")
+    monkeypatch.syspath_prepend(shop.parent)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    importlib.invalidate_caches()
+    for name in ("own", "others"):
+        first = importlib.import_module("shop.points").first
+        assert first(importlib.import_module(f"shop.{name}").Point(x=1, y=2)) == 1
+        assert sum(first.stats.cache_hits.values()) == 0
+        for module in [module for module in sys.modules if module.split(".")[0] == "shop"]:
+            del sys.modules[module]
 
 
 def test_only_imported_sources_count(shop: Path) -> None:
