@@ -88,10 +88,11 @@ install: $(INSTALLED)
 test: check
 	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest $(PARALLEL)
 
-# The console's tests share one service and one browser, so they run in one process, which often waits: the slow tests run beside it. The
-# images' tests run alone, after the rest. What cannot run here is skipped and named in the summary.
+# One after the other: beside the slow tests, waits of the console's tests ran out on a busy machine. What cannot run here is skipped and
+# named in the summary.
 test-all: $(INSTALLED)
-	@$(MAKE) --no-print-directory --jobs=2 slow-test console-test
+	@$(MAKE) --no-print-directory slow-test
+	@$(MAKE) --no-print-directory console-test
 	$(VENV_PYTHON) -m pytest -m stack -v
 
 slow-test: $(INSTALLED)
