@@ -34,8 +34,7 @@ SPACE := $(subst ,, )
 PARALLEL := -n $(shell nproc) --maxprocesses 4 --dist loadfile --max-worker-restart 0
 TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
 
-# Python compiles what is imported when it is: compiling everything takes longer than unpacking it.
-PIP := $(VENV_PYTHON) -m pip --disable-pip-version-check install --no-compile
+PIP := $(VENV_PYTHON) -m pip --disable-pip-version-check install
 # What is installed has a hash in requirements.lock. torch has none, since its index can be chosen.
 HASHED := $(PIP) --require-hashes -c requirements.lock -r
 define INSTALL_TORCH
