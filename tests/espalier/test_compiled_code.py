@@ -18,8 +18,9 @@ from tests import ROOT
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Path:
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package whose function `price` calls one in another file, which takes a constant from a third."""
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     numba.config.reload_config()  # type: ignore[no-untyped-call]  # numba; or it reads what a test before changed at its next compilation
     package = tmp_path / "shop"
     package.mkdir()
@@ -139,7 +140,8 @@ numba.njit(lambda x: np.argsort(x))(np.arange(3))
 def called(folder: Path, *arguments: str, program: str = CALLS) -> dict[str, list[int]]:
     """What a new process gets from the functions of SORTS."""
     (folder / "sorts.py").write_text(SORTS)
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    environment |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "PYTHONDONTWRITEBYTECODE": "1"}
     lines = subprocess.run([sys.executable, "-c", program, *arguments], env=environment, check=True, capture_output=True, text=True).stdout
     return {name: [int(number) for number in numbers] for name, *numbers in map(str.split, lines.splitlines())}
 

@@ -153,6 +153,13 @@ def test_make_test_leaves_out_what_is_slow_and_the_other_targets_run_their_own(c
         assert [own.evaluate(marks_of(marks)) for marks in (["slow", mark], ["slow"], [])] == [True, False, False]
 
 
+@pytest.mark.parametrize("target", ["test", "slow-test"])
+def test_a_process_of_tests_that_crashes_ends_the_run(clone: Path, target: str) -> None:
+    """xdist would wait without end for the tests that it left."""
+    (command,) = [line for line in would_run(target, folder=clone) if "-m pytest" in line]
+    assert "--dist loadfile --max-worker-restart 0" in command
+
+
 def test_bench_runs_the_quick_benchmarks(clone: Path) -> None:
     assert would_run("bench", folder=clone)[-3:] == [
         "mkdir -p benchmarks/results",
