@@ -38,7 +38,7 @@ class TypicalValue(BaseModel):
     value: str | int | float | bool
     count: int = Field(description="Items that have it, of those that were looked at.")
     share: float = Field(description="`count` ÷ `looked_at`.")
-    lift: float = Field(description="`share` ÷ the value's share in the trained catalogue.")
+    lift: float = Field(description="`share` ÷ the value's share in the catalogue.")
 
 
 class ItemBelow(BaseModel):

@@ -1,8 +1,9 @@
 """What values are typical of some items: more frequent among them than in the catalogue.
 
-Knows columns, and how frequent their values are in the catalogue of each version, which is counted once. Does not know trees.
+The trained items of a version are counted once. Live items replace some of them and add others; these are counted for each request. Knows
+columns. Does not know trees.
 
-Legend: V distinct values, S items that are looked at.
+Legend: V distinct values.
 """
 
 from __future__ import annotations
@@ -34,11 +35,18 @@ NAMES = ("id", "title")
 
 
 class Base(NamedTuple):
-    """How many of `items` items of the catalogue have each value: int64[V]."""
+    """How many items of the catalogue have each value, float64[V]; of a catalogue that is looked at in part, an estimate."""
 
     values: pa.Array
-    items_V: NDArray[np.int64]
-    items: int
+    items_V: NDArray[np.float64]
+
+    def with_live(self, gone: pa.Array, came: pa.Array, weight: float) -> Base:
+        """The same with other items. gone: what trained items had; came: what others have, of whom each counts `weight` times."""
+        less, more = count_values(gone), count_values(came)
+        values = pa.concat_arrays([self.values, less.values, more.values])
+        items = np.concatenate([self.items_V, -less.items_V, more.items_V * weight])
+        merged = pa.table({"value": values, "items": items}).group_by("value", use_threads=False).aggregate([("items", "sum")])
+        return Base(merged.column("value").combine_chunks(), np.asarray(merged.column("items_sum")))
 
 
 class TypicalValues:
@@ -48,7 +56,10 @@ class TypicalValues:
         self._bases: WeakKeyDictionary[LoadedModel, dict[str, Base | None]] = WeakKeyDictionary()
 
     def columns(self, model: LoadedModel, check: Check) -> dict[str, Base]:
-        """The columns in which values may be typical. The first request of a version takes a scan. Raises DeadlinePassed."""
+        """The columns in which values may be typical, with the counts of trained items. The first request of a version takes a scan.
+
+        Raises DeadlinePassed.
+        """
         bases = self._bases.setdefault(model, {})
         names = [name for name in model.filters.fields if name not in NAMES][:MAX_COLUMNS]
         for name in names:
@@ -61,14 +72,19 @@ class TypicalValues:
 def typical(base: Base, counts: ValueCounts, looked_at: int, below: int, catalogue: int) -> list[dict[str, Any]]:
     """The LISTED most typical values: of the largest share · log lift, their part of the divergence of the two distributions.
 
+    Of equal ones, those of more items come first: at the root, where every lift is 1, the most frequent values.
+
+    base       of all items of the catalogue
     counts     of the values among `looked_at` items, which stand for `below`
     catalogue  items of the catalogue
-    A value that `base` lacks is rare, or that of live items alone: the catalogue has it at least where it is here.
     """
     share_V = counts.items_V / max(looked_at, 1)
-    at_V = pc.fill_null(pc.index_in(counts.values, base.values), -1)
-    found_V = np.append(base.items_V, 0)[np.asarray(at_V)]
-    base_V = np.where(found_V > 0, found_V / base.items, share_V * below / catalogue)
+    if below == catalogue:
+        base_V = share_V  # the catalogue itself, even where only a part is looked at
+    else:
+        at_V = pc.fill_null(pc.index_in(counts.values, base.values), -1)
+        base_V = np.append(base.items_V, 0)[np.asarray(at_V)] / catalogue
+        base_V = np.maximum(base_V, share_V * (below / catalogue))  # an estimate may be too low; the catalogue has at least what is here
     lift_V = share_V / base_V
     order = pc.sort_indices(
         pa.table({"part": share_V * np.log(lift_V), "items": counts.items_V, "value": counts.values}),
@@ -89,13 +105,12 @@ def summed(kind: pa.DataType, parts: list[pa.Array]) -> ValueCounts:
 
 def _base(column: pa.ChunkedArray) -> Base | None:
     """The counts of a column; None where its values are too many to be typical of anything."""
-    items = min(len(column), BASE_ITEMS)
-    if items < len(column):
-        column = column.take(pa.array(evenly(len(column), items)))
-    counts = summed(column.type, [column.combine_chunks()])
+    rows = evenly(len(column), BASE_ITEMS)
+    looked_at = column if len(rows) == len(column) else column.take(pa.array(rows))
+    counts = summed(column.type, [looked_at.combine_chunks()])
     if not len(counts.values) or counts.items_V.sum() < SHARED_BY * len(counts.values):
         return None
-    return Base(counts.values, counts.items_V, items)
+    return Base(counts.values, counts.items_V * (len(column) / len(rows)))
 
 
 def evenly(count: int, most: int) -> NDArray[np.int64]:

@@ -104,8 +104,10 @@ def agree(running: Running, fields: Mapping[str, Json], **params: int) -> dict[i
             counts = Counter(value for item in below for value in values_of(fields[item][column]))
             assert len(values) == min(len(counts), typical_values.LISTED)
             for value in values:
+                everywhere = sum(value["value"] in values_of(own[column]) for own in fields.values())
                 assert value["count"] == counts[value["value"]]
                 assert value["share"] == pytest.approx(value["count"] / len(below))
+                assert value["lift"] == pytest.approx(value["share"] / (everywhere / len(fields)))
     return nodes
 
 
@@ -131,11 +133,6 @@ def test_every_node_has_below_it_what_the_paths_of_items_say(models: Path) -> No
         assert nodes[0]["values"]["colour"] == [
             {"value": colour, "count": 8, "share": 0.25, "lift": 1.0} for colour in ("blue", "green", "red")
         ]
-        for found in nodes.values():
-            for column, values in found["values"].items():
-                for value in values:
-                    everywhere = sum(value["value"] in values_of(own[column]) for own in fields.values())
-                    assert value["lift"] == pytest.approx(value["share"] / (everywhere / ITEMS))
 
 
 def test_live_items_hang_where_they_were_placed(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +158,7 @@ def test_live_items_hang_where_they_were_placed(models: Path, monkeypatch: pytes
         listed = {item["id"]: item["live"] for item in found[0]["items"]}
         assert {item for item, is_live in listed.items() if is_live} == {"new-0", "new-2", "new-3", "new-4", "item-7"}
         grey = next(value for value in found[0]["values"]["colour"] if value["value"] == "grey")
-        assert (grey["count"], grey["lift"]) == (6, 1.0)  # no trained item has it: its share in the catalogue is that of the live ones
+        assert (grey["count"], grey["lift"]) == (6, 1.0)
         few = node(live.running, 0, limit=4)["items"]
         assert [item["live"] for item in few] == [True, True, False, False]
         removed = {"ids": ["new-0", "item-5"]}
@@ -264,7 +261,8 @@ def test_a_large_node_is_looked_at_in_part(models: Path, monkeypatch: pytest.Mon
         for values in found["values"].values():
             for value in values:
                 assert 0 < value["count"] <= found["looked_at"]
-                assert value["lift"] > 0
+                assert value["lift"] == 1
+            assert [value["count"] for value in values] == sorted((value["count"] for value in values), reverse=True)
         parent = node(live.running, path(live.running, "new-0")[-2])
         assert len(parent["children"]) == 1
         assert parent["child_count"] >= 6
@@ -287,6 +285,16 @@ def test_the_most_typical_value_is_first(tmp_path: Path) -> None:
         assert [value["value"] for value in values["kind"]] == ["x", "y"]
         assert [value["value"] for value in values["colour"]] == ["odd", "blue", "red"]
         assert values["kind"][0] == {"value": "x", "count": 5, "share": 5 / 8, "lift": 2.0}
+
+
+def test_the_most_frequent_values_are_first_at_the_root_whatever_is_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    colours = ["red"] * 15 + ["blue"] * 7 + [f"rare-{i // 2}" for i in range(10)]
+    make_bundle(tmp_path, np.random.default_rng(0), TREES[0], name="books", columns={"colour": colours}, **LIMITS)
+    with live_service(tmp_path, monkeypatch) as live:
+        live.put("new", like=("item-1",), fields={"colour": "green"})
+        values = node(live.running, 0)["values"]["colour"]
+        assert [(value["value"], value["count"]) for value in values[:2]] == [("red", 15), ("blue", 7)]
+        assert {value["lift"] for value in values} == {1.0}
 
 
 @pytest.mark.parametrize("number", ["-1", "63", "64", str(1 << 63), str(1 << 64), "-9223372036854775809", "9" * 40])
