@@ -188,6 +188,12 @@ def test_every_service_is_confined_and_limited(name: str) -> None:
     assert "docker.sock" not in str(service.get("volumes"))
 
 
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_starts_on_a_machine_of_one_core(name: str) -> None:
+    """Docker refuses a limit above the cores that there are; 0 is none."""
+    assert 0 <= float(VARIABLE.sub(r"\2", str(SERVICES[name]["cpus"]))) <= 1
+
+
 @pytest.mark.parametrize("name", [name for name in SERVICES if name not in ONCE])
 def test_every_service_that_stays_publishes_on_one_address_and_is_checked(name: str) -> None:
     service = SERVICES[name]
@@ -253,7 +259,7 @@ def test_the_router_asks_for_every_shard_by_its_name() -> None:
     assert all(shard["deploy"] == {"replicas": 2} for shard in shards.values())
     assert "--shards 2" in SERVICES["sharder"]["command"][-1]
     keys = {name: {variable for variable in SERVICES[name]["environment"] if "KEYS" in variable} for name in (*SHARDS, "router")}
-    assert keys["router"] == {"ESPALIER_ADMIN_KEYS", "ESPALIER_RETRIEVE_KEYS", "ESPALIER_INTERNAL_KEYS"}
+    assert keys["router"] == {f"ESPALIER_{role}_KEYS" for role in ("ADMIN", "INTERNAL", "RETRIEVE", "WRITE")}
     assert keys["shard-0"] == keys["shard-1"] == {"ESPALIER_INTERNAL_KEYS"}
 
 
@@ -351,7 +357,7 @@ def test_the_service_starts_with_the_settings_of_the_compose_file(name: str, mon
     assert all(port.endswith(f":{settings.port}") for port in SERVICES[name].get("ports", []))
     grace_s = int(SERVICES[name]["stop_grace_period"].removesuffix("s"))
     assert grace_s > settings.drain_delay_s + settings.drain_s + 10
-    assert (settings.retrieve_keys, settings.admin_keys) == ((), ())
+    assert (settings.retrieve_keys, settings.write_keys, settings.admin_keys) == ((), (), ())
 
 
 def test_what_is_mounted_is_there_and_read_only() -> None:
