@@ -362,14 +362,14 @@ class WindowConfig(DeepConfig):
 
 
 class OtmRobustConfig(WindowConfig):
-    """The softmax over whole levels, estimated from a training beam. The default."""
+    """The softmax over whole levels, estimated from a training beam. The default where `otm-sequence` is not."""
 
     kind: Literal["otm-robust"]
     objective: RobustObjective = RobustObjective()
 
 
 class SequenceConfig(DeepConfig):
-    """The softmax over levels of `otm-robust` at every place of a list, with a sequence encoder of the history."""
+    """The softmax of `otm-robust` at every place of a list, with a sequence encoder. The default where lists have an order."""
 
     kind: Literal["otm-sequence"]
     instances: SequenceInstances = SequenceInstances()
