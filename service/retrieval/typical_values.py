@@ -110,7 +110,7 @@ def _base(column: pa.ChunkedArray) -> Base | None:
     counts = summed(column.type, [looked_at.combine_chunks()])
     if not len(counts.values) or counts.items_V.sum() < SHARED_BY * len(counts.values):
         return None
-    return Base(counts.values, counts.items_V * (len(column) / len(rows)))
+    return Base(counts.values, np.asarray(counts.items_V * (len(column) / len(rows)), np.float64))
 
 
 def evenly(count: int, most: int) -> NDArray[np.int64]:
