@@ -225,30 +225,14 @@ def _values(
     trees: Trees, trained: Int64, later: Int64, below: int, typical_values: TypicalValues, check: Check
 ) -> dict[str, list[dict[str, Any]]]:
     """The typical values of some items, by column."""
-    overlay, gone, came = trees.overlay, trained[:0], trained[:0]
-    if overlay is not None:
-        changed = overlay.changed[1]  # trained items with other fields
-        gone = np.concatenate([overlay.hidden, changed])
-        came = np.concatenate([overlay.item_R[overlay.trees[trees.place].handle_X], changed])
-        is_changed = np.isin(trained, changed)
-        trained, later = trained[~is_changed], np.concatenate([later, trained[is_changed]])
-    counted = came[evenly(len(came), SAMPLED_ITEMS)]
+    if trees.overlay is not None:  # trained items whose fields were changed
+        changed = np.isin(trained, trees.overlay.changed[1])
+        trained, later = trained[~changed], np.concatenate([later, trained[changed]])
     catalogue, found = int(trees.items_of_children(0, 1, 0)[0]), {}
-    for name, base in typical_values.columns(trees.model, check).items():
+    for name, base in typical_values.columns(trees.model, trees.view, check).items():
         check()
         column = trees.model.bundle.items.column(name)
-        parts = [_trained(column, trained), _live(trees, name, later)]
-        if len(gone) or len(came):
-            base = base.with_live(_trained(column, gone), _live(trees, name, counted), len(came) / max(len(counted), 1))
-        found[name] = typical(base, summed(column.type, parts), len(trained) + len(later), below, catalogue)
+        parts = [column.take(pa.array(trained)).combine_chunks(), pa.array(trees.view.items.values(name, later), column.type)]
+        counts = summed(column.type, parts)
+        found[name] = typical(base, counts, len(trained) + len(later), below, catalogue)
     return found
-
-
-def _trained(column: pa.ChunkedArray, rows: Int64) -> pa.Array:
-    """What trained items have in a column."""
-    return column.take(pa.array(rows)).combine_chunks()
-
-
-def _live(trees: Trees, name: str, rows: Int64) -> pa.Array:
-    """What items have in a column now."""
-    return pa.array(trees.view.items.values(name, rows), trees.model.bundle.items.column(name).type)

@@ -1,7 +1,6 @@
 """What values are typical of some items: more frequent among them than in the catalogue.
 
-The trained items of a version are counted once. Live items replace some of them and add others; these are counted for each request. Knows
-columns. Does not know trees.
+The trained items of a version are counted once, the live ones once for each overlay. Knows columns and views. Does not know trees.
 
 Legend: V distinct values.
 """
@@ -16,6 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from espalier.live.overlay import Overlay
+from service.live.views import LiveView, View
 from service.models.loading import LoadedModel
 from service.retrieval.scans import Check
 from service.retrieval.value_counts import Tally, ValueCounts, count_values
@@ -28,6 +29,8 @@ SHARED_BY = 2
 """Items that have a value, on average over the values of a column, at least: else the column names items, as titles do."""
 BASE_ITEMS = 1 << 18
 """Items that stand for the catalogue; a larger one is looked at at even distances."""
+LIVE_ITEMS = 1 << 14
+"""Live items that stand for all of them; more are looked at at even distances."""
 LISTED = 5
 """Values of a column that are listed."""
 NAMES = ("id", "title")
@@ -40,23 +43,16 @@ class Base(NamedTuple):
     values: pa.Array
     items_V: NDArray[np.float64]
 
-    def with_live(self, gone: pa.Array, came: pa.Array, weight: float) -> Base:
-        """The same with other items. gone: what trained items had; came: what others have, of whom each counts `weight` times."""
-        less, more = count_values(gone), count_values(came)
-        values = pa.concat_arrays([self.values, less.values, more.values])
-        items = np.concatenate([self.items_V, -less.items_V, more.items_V * weight])
-        merged = pa.table({"value": values, "items": items}).group_by("value", use_threads=False).aggregate([("items", "sum")])
-        return Base(merged.column("value").combine_chunks(), np.asarray(merged.column("items_sum")))
-
 
 class TypicalValues:
-    """The counts of every version that serves."""
+    """The counts of every version that serves: of its trained items, and of those that are there with an overlay."""
 
     def __init__(self) -> None:
         self._bases: WeakKeyDictionary[LoadedModel, dict[str, Base | None]] = WeakKeyDictionary()
+        self._live: WeakKeyDictionary[Overlay, dict[str, Base]] = WeakKeyDictionary()
 
-    def columns(self, model: LoadedModel, check: Check) -> dict[str, Base]:
-        """The columns in which values may be typical, with the counts of trained items. The first request of a version takes a scan.
+    def columns(self, model: LoadedModel, view: View, check: Check) -> dict[str, Base]:
+        """The columns in which values may be typical. The first request of a version, and of an overlay, takes a scan.
 
         Raises DeadlinePassed.
         """
@@ -66,7 +62,15 @@ class TypicalValues:
             if name not in bases:
                 check()
                 bases[name] = _base(model.bundle.items.column(name))
-        return {name: base for name in names if (base := bases[name]) is not None}
+        found = {name: base for name in names if (base := bases[name]) is not None}
+        if not isinstance(view, LiveView):
+            return found
+        live = self._live.setdefault(view.overlay, {})
+        for name, base in found.items():
+            if name not in live:
+                check()
+                live[name] = _with_live(base, name, model.bundle.items.column(name), view)
+        return {name: live[name] for name in found}
 
 
 def typical(base: Base, counts: ValueCounts, looked_at: int, below: int, catalogue: int) -> list[dict[str, Any]]:
@@ -111,6 +115,20 @@ def _base(column: pa.ChunkedArray) -> Base | None:
     if not len(counts.values) or counts.items_V.sum() < SHARED_BY * len(counts.values):
         return None
     return Base(counts.values, np.asarray(counts.items_V * (len(column) / len(rows)), np.float64))
+
+
+def _with_live(base: Base, name: str, column: pa.ChunkedArray, view: LiveView) -> Base:
+    """The counts of a column with live items in the place of the trained ones that they replace."""
+    overlay = view.overlay
+    changed = overlay.changed[1]
+    came = np.concatenate([overlay.item_R[overlay.leaf_R], changed])
+    looked_at = came[evenly(len(came), LIVE_ITEMS)]
+    gone = count_values(column.take(pa.array(np.concatenate([overlay.hidden, changed]))).combine_chunks())
+    live = count_values(pa.array(view.items.values(name, looked_at), column.type))
+    values = pa.concat_arrays([base.values, gone.values, live.values])
+    items = np.concatenate([base.items_V, -gone.items_V, live.items_V * (len(came) / max(len(looked_at), 1))])
+    merged = pa.table({"value": values, "items": items}).group_by("value", use_threads=False).aggregate([("items", "sum")])
+    return Base(merged.column("value").combine_chunks(), np.asarray(merged.column("items_sum")))
 
 
 def evenly(count: int, most: int) -> NDArray[np.int64]:
