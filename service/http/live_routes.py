@@ -144,7 +144,7 @@ async def changes(
 
 
 async def _feed(catalogue: Catalogue, after: int, limit: int) -> bytes:
-    end = catalogue.status().sequence
+    end = await catalogue.committed()  # not what this worker has applied: it may be behind the others
     found: list[bytes] = []
     size = 0
     while len(found) < limit and size < CHANGES_BYTES:

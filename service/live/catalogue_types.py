@@ -95,7 +95,7 @@ class StoredItem:
 class CatalogueStatus:
     """How a live catalogue stands.
 
-    sequence    the last operation that is committed
+    sequence    the last operation that all versions of this worker hold; others may have committed more: see `Catalogue.committed`
     applied     the operation up to which this worker's default version answers
     items       live items: put since training, and not deleted
     tombstones  trained items that were deleted

@@ -27,6 +27,7 @@ MAX_WAIT_S = 30.0
 LOCK = ".live.following"
 """A file in a model's folder: who holds its lock follows."""
 ANOTHER = "Was a backup put in place? Then delete live.db here: all of it is copied again."
+BEHIND = "Nothing is copied until it has more. Does a host answer there that itself follows, or was an older copy of its file put in place?"
 
 
 class Copies(Protocol):
@@ -108,8 +109,10 @@ class Following:
         """Copy one page; whether there may be more."""
         after, own = copies.last_sequence(), copies.own_identity()
         page = self._feed.changes(model, after)
-        if page.sequence < after or (after and page.identity is not None and own != page.identity):
+        if after and page.identity is not None and own != page.identity:
             raise FeedFailed(f"The journal of {self._feed.url} is not the one that was copied here up to operation {after}. {ANOTHER}")
+        if page.sequence < after:
+            raise FeedFailed(f"{self._feed.url} has {page.sequence} operations, fewer than the {after} that are here. {BEHIND}")
         if page.operations:
             copies.copy(page.operations, page.identity)
             after = page.operations[-1].sequence

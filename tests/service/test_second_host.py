@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ import pytest
 from espalier.live.journal import Journal
 from espalier.live.journal_file import FILE
 from espalier.live.journal_upkeep import leave_out
+from service.live import notices
+from service.live.writer_feed import WriterFeed
+from tests.espalier.live.journals import appended, put
 from tests.service.live_running import Live, live_service, models
 from tests.service.writers import RealWriter, serving
 from tests.waiting import until
@@ -61,6 +64,24 @@ def test_a_host_that_follows_finds_what_was_put_changed_and_deleted(models: Path
                 assert replace(here, at=None) == replace(there, at=None)
             answer = second.running.retrieve(queries=[{"history": ["item-9"]}], min_sequence=4)
             assert answer["sequence"] == 4
+
+
+def test_a_worker_that_is_behind_says_where_the_feed_ends(
+    models: Path, other: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(notices, "POLL_S", 3600.0)  # it never learns what another process commits
+    with writing(models, monkeypatch) as (first, url):
+        first.put("a", like=("item-1",))
+        assert appended(Journal(models / "books" / FILE), [put("b"), put("c")]) == [2, 3]
+        for after in range(4):
+            page = first.running.client.get(f"/models/books/changes?after={after}&limit=2", headers={"Authorization": f"Bearer {ADMIN}"})
+            assert page.json()["sequence"] == 3
+        assert sequence(first) == 1
+        with follower(other, monkeypatch, url) as second:
+            until(lambda: second.catalogue.last_sequence() == 3)
+            with closing(WriterFeed(url, ADMIN)) as feed:
+                assert feed.changes("books", 3).sequence == 3
+    assert "delete live.db" not in caplog.text
 
 
 def test_an_operation_that_is_here_already_is_not_copied_again(models: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
