@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -17,7 +18,7 @@ from espalier.bundle import find_versions
 from espalier.errors import EspalierError, InvalidInput
 from espalier.live.journal import Journal
 from espalier.live.journal_file import FILE
-from espalier.live.journal_upkeep import backup, compact, erase_user, leave_out
+from espalier.live.journal_upkeep import backup, compact, erase_user, leave_out, versions_on_disk
 from service.settings import Settings, refusals
 
 
@@ -50,9 +51,9 @@ def _run(given: argparse.Namespace, models: Path) -> dict[str, object]:
                 return {"written": str(given.to), "sequence": journal.last_sequence()}
             case "compact":
                 before = journal.file.stat().st_size
-                found = compact(journal, find_versions(models).get(given.model, ()), given.keep_from)
+                found = compact(journal, versions_on_disk(folder), given.keep_from)
                 after = journal.file.stat().st_size
-                return {"operations": found.operations, "placements": found.placements, "bytes_before": before, "bytes_after": after}
+                return asdict(found) | {"bytes_before": before, "bytes_after": after}
             case "erase-user":
                 return {"items": erase_user(journal, given.user)}
             case _:
@@ -69,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
         ("backup", "write a copy, one file, which may be put in the journal's place while no service runs"),
-        ("compact", "drop operations that later ones of the same items have replaced, and places in versions that are gone"),
+        ("compact", "drop operations that later ones of the same items have replaced, old deletes, and places in versions that are gone"),
         ("erase-user", "drop a person's events from all operations; rows that were made of them stay"),
         ("take-over", "leave sequence numbers out, before a copy of a lost host's journal takes writes"),
     ):

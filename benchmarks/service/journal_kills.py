@@ -132,7 +132,7 @@ def work(file: str, role: str, name: str, unlocked: str) -> None:
                 with journal.exclusive() as connection:
                     connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             elif role == "compact":
-                compact(journal, [VERSION], keep_from=max(journal.last_sequence() - 2000, 1))
+                compact(journal, lambda: {VERSION: 0}, keep_from=max(journal.last_sequence() - 2000, 1))
             else:
                 tokens = [f"{name}-{number + extra}" for extra in range(rng.randint(1, GROUP))]
                 number += len(tokens)

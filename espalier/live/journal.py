@@ -1,9 +1,9 @@
 """The journal of a live catalogue: every operation in order, and where each item was placed in each version, in one SQLite file.
 
     ops         sequence, id, kind, body, source version, time; sequences are never given twice
-    latest      the last operation of every id
+    latest      the last operation of every id, but for old deletes (journal_upkeep.py)
     placements  (version, sequence, tree) → parent, slot, row: stored, so that every process and every replay agrees
-    meta        identity of the sequence numbers
+    meta        identity of the sequence numbers; the last delete that was dropped
 
 An operation that `writing` has committed survives the death of the process and of the machine. There is no file until the first one. Knows
 operations and their order; journal_file.py knows SQLite's files and locks. Used by one process with several threads, and by many processes.
@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from espalier.errors import InvalidData, JournalCorrupt, JournalError, JournalFull, JournalReadOnly
+from espalier.errors import InvalidData, JournalBusy, JournalCorrupt, JournalError, JournalFull, JournalReadOnly
 from espalier.live import journal_file, journal_tables
 from espalier.live.journal_file import LOCK_S, errors_of, locked, log_bytes, named, open_reader, open_writer
 from espalier.live.journal_tables import COLUMNS, MAX_TREES
@@ -35,6 +35,8 @@ MAX_ROW_BYTES = 16 << 20
 """Largest row of a leaf."""
 CHECKPOINT_BYTES = 8 << 20
 """Size of the write-ahead log from which a commit is followed by a checkpoint."""
+MAX_LOG_BYTES = 256 << 20
+"""Size of the write-ahead log from which nothing is committed: a process that stands still while it reads keeps it from being emptied."""
 
 
 class Transaction:
@@ -52,9 +54,10 @@ class Transaction:
     def read(self, ids: Sequence[str]) -> dict[str, Operation]:
         return journal_tables.read(self._connection, self._file, ids)
 
-    def identify(self, identity: str) -> None:
-        """Give the sequence numbers another identity: they are those of the journal that this one copies."""
+    def identify(self, identity: str, dropped: int = 0) -> None:
+        """Give the sequence numbers another identity: they are those of the journal that this one copies. dropped: of that journal."""
         self._connection.execute("UPDATE meta SET value = ? WHERE key = 'identity'", (identity,))
+        journal_tables.set_dropped(self._connection, dropped)
 
     def append(self, operation: Operation) -> Operation:
         """Add an operation; returns it with its sequence and time.
@@ -150,6 +153,11 @@ class Journal:
             row = connection.execute("SELECT value FROM meta WHERE key = 'identity'").fetchone()
             return None if row is None else str(row[0])
 
+    def dropped(self) -> int:
+        """The last delete that is missing because no version needed it any more; 0 where none is."""
+        with self.reading() as connection:
+            return 0 if connection is None else journal_tables.dropped(connection)
+
     def since(self, sequence: int, limit: int) -> list[Operation]:
         """Operations after a sequence, ascending, at most `limit`, fewer where they are large; empty where there are none."""
         return self._select("seq > ? ORDER BY seq LIMIT ?", (sequence, limit))
@@ -181,9 +189,16 @@ class Journal:
 
         Raises JournalFull, JournalReadOnly or JournalBusy, after which a later attempt may succeed.
         """
-        with self.exclusive(timeout_s) as connection:
-            connection.execute("BEGIN IMMEDIATE")
+        with self.transaction(timeout_s) as connection:
             yield Transaction(connection, self.file)
+
+    @contextmanager
+    def transaction(self, timeout_s: float = LOCK_S) -> Iterator[sqlite3.Connection]:
+        """As `writing`, with the connection itself: for upkeep."""
+        with self.exclusive(timeout_s) as connection:
+            self._check_log(connection)
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
             connection.execute("COMMIT")
             self._checkpoint(connection)
 
@@ -229,6 +244,16 @@ class Journal:
                     self._close_writer()
             except JournalError as error:
                 log.warning("%s; its log stays for the next process that opens it", error)
+
+    def _check_log(self, connection: sqlite3.Connection) -> None:
+        """Raise JournalBusy where the write-ahead log has reached its bound and cannot be emptied. Holds the lock."""
+        if log_bytes(self.file) < MAX_LOG_BYTES:
+            return
+        self._checkpoint_at = 0
+        self._checkpoint(connection)
+        if (size := log_bytes(self.file)) >= MAX_LOG_BYTES:
+            found = f"its write-ahead log has {size >> 20} MiB, and a process that stands still while it reads keeps it from being emptied"
+            raise JournalBusy(f"{named(self.file)}: {found}. Writes are taken again when that process goes on or ends")
 
     def _checkpoint(self, connection: sqlite3.Connection) -> None:
         """Move a long write-ahead log into the database. Holds the lock. Its failure changes nothing that was committed."""

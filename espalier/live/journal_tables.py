@@ -29,6 +29,17 @@ def last_sequence(connection: sqlite3.Connection) -> int:
     return 0 if row is None else int(row[0])
 
 
+def dropped(connection: sqlite3.Connection) -> int:
+    """The last delete that is missing because no version needed it any more; 0 where none is."""
+    row = connection.execute("SELECT value FROM meta WHERE key = 'dropped'").fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def set_dropped(connection: sqlite3.Connection, sequence: int) -> None:
+    """Note that deletes up to a sequence may be missing."""
+    connection.execute("INSERT OR REPLACE INTO meta VALUES ('dropped', ?)", (str(max(sequence, dropped(connection))),))
+
+
 def operations(connection: sqlite3.Connection, file: Path, where: str, values: tuple[object, ...], whole: bool = False) -> list[Operation]:
     """The operations that a condition selects. whole: all of them, however large."""
     found: list[Operation] = []

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from espalier.errors import InvalidInput, JournalBusy, JournalError
+from espalier.bundle import parse_manifest, versions_in
+from espalier.errors import BundleError, InvalidInput, JournalBusy, JournalError
 from espalier.live.journal import Journal
 from espalier.live.journal_file import BUSY_MS, errors_of, named, new_identity, open_reader, open_writer, os_error
+from espalier.live.journal_tables import set_dropped
 
 BLOCK = 500
 """Operations that one transaction looks at."""
@@ -23,47 +26,83 @@ FREE_PAGES = 2000
 """Pages that one transaction gives back to the disk."""
 LEFT_OUT = 1 << 32
 """Sequence numbers that are left out where some may have been given that the journal does not know of."""
+TOMBSTONES_S = 30 * 86400.0
+"""How long a delete stays that no version needs: for hosts that follow and were away, and for late writes of a lower source version."""
+
+Versions = Callable[[], Mapping[int, int]]
+"""The versions that are on disk now: number → the last operation that each holds. Raises OSError where nobody can say."""
 
 
 @dataclass(frozen=True)
 class Compacted:
-    """What a compaction has dropped: operations, and placements of versions that are gone or of operations dropped."""
+    """What a compaction has dropped: operations that were replaced, tombstones, and placements that nothing needs any more."""
 
     operations: int
+    tombstones: int
     placements: int
 
 
-def compact(journal: Journal, versions: Collection[int], keep_from: int | None = None) -> Compacted:
-    """Drop operations that a later one of the same id has replaced, and placements in versions other than `versions`.
+def compact(journal: Journal, versions: Versions, keep_from: int | None = None) -> Compacted:
+    """Drop operations that a later one of the same id has replaced, old tombstones, and placements in versions that are gone.
 
-    The last operation of every id stays, also of a deleted one, so that any version can be brought to the present state. keep_from: the
-    first sequence of which everything stays; None: everything replaced goes.
+    The last operation of every id stays, so that any version on disk can be brought to the present state; but a delete goes once all of
+    them hold it and it is TOMBSTONES_S old. keep_from: the first sequence of which everything stays; None: there is none. versions: asked
+    under the journal's lock, before anything is dropped that a version may need: one may be published meanwhile. Raises what it raises.
     """
     if not journal.exists():
-        return Compacted(0, 0)
+        return Compacted(0, 0, 0)
     end = journal.last_sequence() + 1 if keep_from is None else keep_from
-    operations = placements = 0
+    operations = tombstones = placements = 0
     after = 0
     while block := journal.since(after, BLOCK):
         first, after = after, block[-1].sequence
-        with journal.exclusive() as connection:
-            connection.execute("BEGIN IMMEDIATE")
+        with journal.transaction() as connection:
             replaced = "seq > ? AND seq <= ? AND seq < ? AND seq <> (SELECT latest.seq FROM latest WHERE latest.id = ops.id)"
             operations += connection.execute(f"DELETE FROM ops WHERE {replaced}", (first, after, end)).rowcount
-            connection.execute("COMMIT")
-    kept = ", ".join(str(int(version)) for version in versions)
+            tombstones += _drop_tombstones(connection, first, min(after, end - 1, min(versions().values(), default=0)))
     while True:
-        with journal.exclusive() as connection:
-            connection.execute("BEGIN IMMEDIATE")
+        with journal.transaction() as connection:
+            kept = ", ".join(str(int(version)) for version in versions())
             unused = f"version NOT IN ({kept}) OR seq NOT IN (SELECT seq FROM ops)"
             some = f"DELETE FROM placements WHERE rowid IN (SELECT rowid FROM placements WHERE {unused} LIMIT {BLOCK})"
             dropped = connection.execute(some).rowcount
-            connection.execute("COMMIT")
         placements += dropped
         if dropped < BLOCK:
             break
     _give_back(journal)
-    return Compacted(operations, placements)
+    return Compacted(operations, tombstones, placements)
+
+
+def versions_on_disk(folder: Path) -> Versions:
+    """Those in the folder of a model. One whose manifest cannot be read needs every operation."""
+    held: dict[int, int] = {}  # a manifest never changes
+
+    def now() -> Mapping[int, int]:
+        found = versions_in(folder)
+        held.update((version, _holds(folder / str(version) / "manifest.json")) for version in found if version not in held)
+        return {version: held[version] for version in found}
+
+    return now
+
+
+def _holds(manifest: Path) -> int:
+    """The last operation that a version holds."""
+    try:
+        live = parse_manifest(manifest.read_bytes(), str(manifest)).live
+    except BundleError:
+        return 0
+    return 0 if live is None else live.through
+
+
+def _drop_tombstones(connection: sqlite3.Connection, first: int, last: int) -> int:
+    """Drop the old deletes after a sequence and up to another, and note up to which they are gone: hosts that follow may lack them."""
+    tombstone = "seq > ? AND seq <= ? AND kind = 'delete' AND at < ?"
+    found = connection.execute(f"SELECT seq, id FROM ops WHERE {tombstone}", (first, last, time.time() - TOMBSTONES_S)).fetchall()
+    if found:
+        connection.executemany("DELETE FROM ops WHERE seq = ?", ((seq,) for seq, _ in found))
+        connection.executemany("DELETE FROM latest WHERE seq = ? AND id = ?", found)
+        set_dropped(connection, max(seq for seq, _ in found))
+    return len(found)
 
 
 def backup(journal: Journal, to: Path) -> None:
@@ -120,13 +159,11 @@ def erase_user(journal: Journal, user: str) -> list[str]:
         found = [operation for operation in block if user in operation.body.users]
         if not found:
             continue
-        with journal.exclusive() as connection:
-            connection.execute("BEGIN IMMEDIATE")
+        with journal.transaction() as connection:
             for operation in found:
                 body = operation.body.without(user).to_bytes()
                 connection.execute("UPDATE ops SET body = ? WHERE seq = ?", (body, operation.sequence))
                 changed[operation.id] = None
-            connection.execute("COMMIT")
     if journal.exists():
         with journal.exclusive() as connection:
             _empty_log(connection, journal.file)

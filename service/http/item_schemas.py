@@ -133,4 +133,8 @@ class Change(BaseModel):
 class ChangesAnswer(BaseModel):
     changes: list[Change] = Field(description="Ascending. Fewer than `limit` do not mean that there are no more.")
     sequence: int = Field(description="The last operation that is committed: the feed's end.")
+    dropped: int = Field(
+        description="Old deletes up to this sequence may be missing. Where it is above `after`, and above what it was when you began with "
+        "after=0, you may lack deletes: begin again with after=0."
+    )
     journal: str | None = Field(description="Names the sequence numbers: another name means that a backup was put in place.")

@@ -145,6 +145,7 @@ async def changes(
 
 async def _feed(catalogue: Catalogue, after: int, limit: int) -> bytes:
     end = await catalogue.committed()  # not what this worker has applied: it may be behind the others
+    dropped = await catalogue.dropped()
     found: list[bytes] = []
     size = 0
     while len(found) < limit and size < CHANGES_BYTES:
@@ -157,8 +158,10 @@ async def _feed(catalogue: Catalogue, after: int, limit: int) -> bytes:
                 break
         if not step:
             break
+    if await catalogue.dropped() != dropped:
+        raise NotReady("The journal was compacted while it was read; ask again.")
     last, journal = max(end, after if found else 0), orjson.dumps(await catalogue.identity())
-    return b'{"changes":[%s],"sequence":%d,"journal":%s}' % (b",".join(found), last, journal)
+    return b'{"changes":[%s],"sequence":%d,"dropped":%d,"journal":%s}' % (b",".join(found), last, dropped, journal)
 
 
 class _FeedAnswer(Response):

@@ -140,6 +140,12 @@ class LiveCatalogue:
         except JournalError as error:
             raise NotWritable(str(error)) from error
 
+    async def dropped(self) -> int:
+        try:
+            return await asyncio.to_thread(self._journal.dropped)
+        except JournalError as error:
+            raise NotWritable(str(error)) from error
+
     async def identity(self) -> str | None:
         try:
             return await asyncio.to_thread(self._journal.identity)
@@ -209,21 +215,25 @@ class LiveCatalogue:
         """Names the sequence numbers that are here; None before the first. Raises JournalError."""
         return self._journal.identity()
 
+    def own_dropped(self) -> int:
+        """The last delete that this host dropped, or that was dropped already when it began to copy. Raises JournalError."""
+        return self._journal.dropped()
+
     def note(self, behind: int | None, failure: str | None = None) -> None:
         """How far this host is behind the one that it follows, and why it does not follow."""
         self._not_following = failure
         if behind is not None:
             self._metrics.lag(behind)
 
-    def copy(self, operations: Sequence[Operation], identity: str | None) -> None:
+    def copy(self, operations: Sequence[Operation], identity: str | None, dropped: int = 0) -> None:
         """Commit operations of the journal that this host follows, under their numbers, and have all workers apply them. Blocks.
 
-        Those that are here already are left out. identity: of that journal. Raises JournalError.
+        Those that are here already are left out. identity, dropped: of that journal. Raises JournalError.
         """
         with self._journal.writing() as transaction:
             last = transaction.last_sequence()
             if not last and identity is not None:
-                transaction.identify(identity)
+                transaction.identify(identity, dropped)
             for operation in operations:
                 if operation.sequence > last:
                     transaction.append(operation)

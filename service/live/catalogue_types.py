@@ -146,6 +146,11 @@ class Catalogue(Protocol):
         """Names the sequence numbers: under another identity they may mean other operations. None where nothing was ever written."""
         ...
 
+    async def dropped(self) -> int:
+        """The last delete that is not kept any more, because it was old and every version holds it; 0 where there is none. A follower that
+        copied an item before, and not its delete, must begin anew."""
+        ...
+
     async def committed(self) -> int:
         """The last operation that this host has committed, whichever worker did. Raises NotWritable where it cannot be read."""
         ...

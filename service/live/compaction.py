@@ -1,4 +1,4 @@
-"""Drops replaced operations from a journal that has grown, beside the writes: an item that is written for ever does not fill the disk.
+"""Compacts a journal that has grown, beside the writes: an item that is written for ever does not fill the disk.
 
 Knows the journal's file. Does not know who writes.
 """
@@ -9,10 +9,9 @@ import logging
 import threading
 from pathlib import Path
 
-from espalier.bundle import find_versions
 from espalier.errors import JournalError
 from espalier.live.journal import Journal
-from espalier.live.journal_upkeep import compact
+from espalier.live.journal_upkeep import compact, versions_on_disk
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +52,12 @@ class Compaction:
         try:
             journal = Journal(self._file)
             try:
-                dropped = compact(journal, find_versions(folder.parent).get(folder.name, ()))
+                dropped = compact(journal, versions_on_disk(folder))
             finally:
                 journal.close()
             self._from = 2 * self._file.stat().st_size + LEAST_BYTES
-            log.info("%s: its journal is compacted; %d operations were replaced by later ones", folder.name, dropped.operations)
+            replaced = "%s: its journal is compacted; %d operations were replaced by later ones, %d deletes are held by all versions"
+            log.info(replaced, folder.name, dropped.operations, dropped.tombstones)
         except (JournalError, OSError) as error:
             self._from = 2 * self._from
             log.warning("%s: its journal is not compacted: %s", folder.name, error)

@@ -27,14 +27,18 @@ MAX_WAIT_S = 30.0
 LOCK = ".live.following"
 """A file in a model's folder: who holds its lock follows."""
 ANOTHER = "Was a backup put in place? Then delete live.db here: all of it is copied again."
+TOO_LATE = "Delete live.db here: all of it is copied again, without what was deleted meanwhile."
 BEHIND = "Nothing is copied until it has more. Does a host answer there that itself follows, or was an older copy of its file put in place?"
 
 
 class Copies(Protocol):
     """What takes copied operations. Its methods raise EspalierError."""
 
-    def copy(self, operations: Sequence[Operation], identity: str | None) -> None:
-        """Commit operations of the journal of that identity, and apply them. Those that are here already are left out."""
+    def copy(self, operations: Sequence[Operation], identity: str | None, dropped: int) -> None:
+        """Commit operations of the journal of that identity, and apply them. Those that are here already are left out.
+
+        dropped  the last delete that is missing in that journal
+        """
         ...
 
     def last_sequence(self) -> int:
@@ -43,6 +47,10 @@ class Copies(Protocol):
 
     def own_identity(self) -> str | None:
         """Names the sequence numbers that are here; None before the first."""
+        ...
+
+    def own_dropped(self) -> int:
+        """The last delete that is missing here, or was missing there when the first operation was copied."""
         ...
 
     def note(self, behind: int | None, failure: str | None = None) -> None:
@@ -113,8 +121,10 @@ class Following:
             raise FeedFailed(f"The journal of {self._feed.url} is not the one that was copied here up to operation {after}. {ANOTHER}")
         if page.sequence < after:
             raise FeedFailed(f"{self._feed.url} has {page.sequence} operations, fewer than the {after} that are here. {BEHIND}")
+        if after and page.dropped > max(after, copies.own_dropped()):
+            raise FeedFailed(f"{self._feed.url} has dropped deletes up to operation {page.dropped}; {after} were copied here. {TOO_LATE}")
         if page.operations:
-            copies.copy(page.operations, page.identity)
+            copies.copy(page.operations, page.identity, page.dropped)
             after = page.operations[-1].sequence
         copies.note(page.sequence - after)
         return bool(page.operations) and after < page.sequence

@@ -33,11 +33,17 @@ class FeedFailed(EspalierError):
 
 @dataclass(frozen=True)
 class Page:
-    """Operations after a sequence, ascending. sequence: the last one that the writer has committed; identity: of its journal."""
+    """Operations after a sequence, ascending.
+
+    sequence  the last one that the writer has committed
+    identity  of its journal
+    dropped   the last delete that is missing there
+    """
 
     operations: tuple[Operation, ...]
     sequence: int
     identity: str | None
+    dropped: int
 
 
 class WriterFeed:
@@ -69,7 +75,8 @@ class WriterFeed:
                 if operation.sequence <= last:
                     raise InvalidData("sequence", operation.sequence, f"above {last}, the one before")
                 last = operation.sequence
-            return Page(operations, _number("sequence", answer["sequence"]), answer.get("journal"))
+            dropped = _number("dropped", answer.get("dropped", 0))  # earlier releases drop none
+            return Page(operations, _number("sequence", answer["sequence"]), answer.get("journal"), dropped)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidData) as error:
             raise FeedFailed(f"{self.url} answers {status} with something else than changes: {error}") from error
 

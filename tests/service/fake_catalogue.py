@@ -90,6 +90,9 @@ class FakeCatalogue:
     async def identity(self) -> str | None:
         return "fake" if self.operations else None
 
+    async def dropped(self) -> int:
+        return 0
+
     async def committed(self) -> int:
         return len(self.operations)
 

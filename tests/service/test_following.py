@@ -54,13 +54,16 @@ class JournalCopies:
     def note(self, behind: int | None, failure: str | None = None) -> None:
         self.notes.append((behind, failure))
 
-    def copy(self, operations: Sequence[Operation], identity: str | None) -> None:
+    def own_dropped(self) -> int:
+        return self.journal.dropped()
+
+    def copy(self, operations: Sequence[Operation], identity: str | None, dropped: int) -> None:
         failure, self.fail = self.fail, None
         if failure is not None:
             raise failure
         with self.journal.writing() as transaction:
             if not transaction.last_sequence() and identity is not None:
-                transaction.identify(identity)
+                transaction.identify(identity, dropped)
             for operation in operations:
                 transaction.append(operation)
 
@@ -180,6 +183,26 @@ def test_another_journal_is_not_followed_nor_one_that_is_behind(
         until(lambda: said in caplog.text)
     assert ids(copies) == ["a", "b"]
     assert ("delete live.db" in caplog.text) == ("identity" in change)  # what is only behind is no reason to delete anything
+
+
+def test_a_host_that_was_away_while_deletes_were_dropped_says_that_it_must_begin_anew(
+    tmp_path: Path, writer: Writer, copies: JournalCopies, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer.put("a", "b", "c", "d")
+    writer.dropped = 9
+    with serving(writer) as url:
+        with following(url, tmp_path, copies):
+            until(lambda: ids(copies) == ["a", "b", "c", "d"])  # two pages: what was dropped before the first lacks nobody
+        writer.operations += [Operation(12, "e", "delete", at=1.7e9)]
+        writer.dropped = 11
+        with following(url, tmp_path, copies):
+            until(lambda: "has dropped deletes up to operation 11; 4 were copied here" in caplog.text)
+        assert ids(copies) == ["a", "b", "c", "d"]
+        copies.journal.close()
+        copies.journal.file.unlink()
+        copies.journal = Journal(copies.journal.file)
+        with following(url, tmp_path, copies):
+            until(lambda: ids(copies) == ["a", "b", "c", "d", "e"])
 
 
 def test_a_model_that_fails_does_not_hold_up_others(tmp_path: Path, writer: Writer, copies: JournalCopies) -> None:

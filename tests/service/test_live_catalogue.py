@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import sqlite3
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 
 from espalier.errors import EspalierError, InvalidInput, JournalFull
+from espalier.live import journal
 from espalier.live.journal import Transaction
 from espalier.live.operations import ItemBody
 from espalier.queries import HistoryKind, encode_histories
@@ -299,6 +302,25 @@ def test_a_journal_that_cannot_be_written_refuses_writes_until_it_can_and_retrie
         assert live.put("newer", like=("item-1",)).sequence == 2
         assert live.catalogue.status().reason is None
         assert {"new", "newer"} < {*live.found("item-1")}
+
+
+def test_writes_are_refused_while_a_reader_pins_a_log_that_has_reached_its_bound(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "CHECKPOINT_BYTES", 1 << 16)
+    monkeypatch.setattr(journal, "MAX_LOG_BYTES", 1 << 18, raising=False)
+    with live_service(models, monkeypatch) as live:
+        live.put("new", like=("item-1",))
+        (file,) = models.rglob("live.db")
+        with closing(sqlite3.connect(file, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT * FROM ops").fetchall()
+            with pytest.raises(NotWritable, match=r"write-ahead log has .* Retrieval goes on"):
+                for number in range(200):
+                    live.put("new", fields={"title": str(number)})
+            assert "write-ahead log" in str(live.catalogue.status().reason)
+            assert "new" in live.found("item-1")
+        live.put("newer", like=("item-1",))
+        assert live.catalogue.status().reason is None
+        assert {"new", "newer"} <= {*live.found("item-1")}
 
 
 def test_a_journal_that_is_damaged_leaves_the_version_as_it_was_trained(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -423,9 +423,10 @@ def test_the_feed_has_every_operation_in_order(shelf: Running) -> None:
             {"sequence": 2, "id": "item-1", "kind": "delete", "at": "2027-01-15T08:00:02Z"},
         ],
         "sequence": 2,
+        "dropped": 0,
         "journal": "fake",
     }
-    assert feed(shelf, after=2) == {"changes": [], "sequence": 2, "journal": "fake"}
+    assert feed(shelf, after=2) == {"changes": [], "sequence": 2, "dropped": 0, "journal": "fake"}
 
 
 def test_the_feed_comes_in_pages(shelf: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,7 @@ class Writer:
         self.status = 200
         self.sequence: int | None = None
         self.identity = "first"
+        self.dropped = 0
         self.asked: list[tuple[int, str | None]] = []
 
     def answer(self, path: str, key: str | None) -> tuple[int, bytes]:
@@ -59,7 +60,8 @@ class Writer:
         new = [operation for operation in self.operations if operation.sequence > after][:2]
         end = max((operation.sequence for operation in self.operations), default=0)
         end = end if self.sequence is None else self.sequence
-        return 200, json.dumps({"changes": list(map(change_of, new)), "sequence": end, "journal": self.identity}).encode()
+        page = {"changes": list(map(change_of, new)), "sequence": end, "dropped": self.dropped, "journal": self.identity}
+        return 200, json.dumps(page).encode()
 
     def put(self, *ids: str) -> None:
         for item_id in ids:

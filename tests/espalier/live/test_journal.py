@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 import threading
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from espalier.live import journal as journal_module
 from espalier.live import journal_file, journal_tables
 from espalier.live.journal import Journal
 from espalier.live.journal_file import locked, log_bytes, open_writer
+from espalier.live.journal_upkeep import compact
 from espalier.live.operations import ItemBody, Operation
 from espalier.live.rows import Placement
 from tests.espalier.live.journals import appended, numbers, placed, put
@@ -222,6 +226,41 @@ def test_a_reader_does_not_hold_up_a_checkpoint_for_long(journal: Journal, monke
         assert log_bytes(journal.file) > 0
     appended(journal, [put("a", 3)])
     assert log_bytes(journal.file) == 0
+
+
+def test_the_log_has_a_bound_while_a_process_that_reads_stands_still(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "CHECKPOINT_BYTES", 50_000)
+    monkeypatch.setattr(journal_module, "MAX_LOG_BYTES", 200_000, raising=False)
+    appended(journal, [put("a")], version=1)
+    with stopped_reader(journal.file) as reader:
+        with pytest.raises(JournalBusy, match="stands still while it reads"):
+            for number in range(1000):
+                appended(journal, [put("a", number)], version=1)
+        assert 200_000 <= log_bytes(journal.file) < 300_000
+        last = journal.last_sequence()
+        with pytest.raises(JournalBusy):
+            compact(journal, lambda: {1: 0})
+        assert journal.since(last - 1, 9)[0].id == "a"  # it is read as before
+        reader.kill()
+        reader.wait()
+        assert appended(journal, [put("b")]) == [last + 1]
+    assert log_bytes(journal.file) < 200_000
+
+
+@contextmanager
+def stopped_reader(file: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that is stopped in the middle of a read."""
+    script = (
+        "import os, signal, sqlite3, sys\nconnection = sqlite3.connect(sys.argv[1], isolation_level=None)\nconnection.execute('BEGIN')\n"
+        "print(connection.execute('SELECT count(*) FROM ops').fetchone(), flush=True)\nos.kill(os.getpid(), signal.SIGSTOP)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(file)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
 
 
 def test_a_journal_that_was_replaced_or_deleted_is_not_written_to(journal: Journal) -> None:

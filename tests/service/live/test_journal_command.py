@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from espalier.checks.random_bundles import make_bundle
 from espalier.live.journal import Journal
 from espalier.live.journal_upkeep import LEFT_OUT
 from espalier.live.operations import ItemBody, Operation
+from espalier.tree import complete_tree
 from service.journal import main
 from tests.espalier.live.journals import appended, put
 
@@ -43,6 +47,65 @@ def test_compact_keeps_places_of_versions_that_are_there(models: Path, capsys: p
     assert (found["operations"], found["placements"]) == (1, 2)
     assert [operation.sequence for operation in journal(models).since(0, 9)] == [2]
     assert journal(models).placements(3, [1, 2]).keys() == {2}
+
+
+def test_compact_keeps_places_of_a_version_that_is_published_meanwhile(
+    models: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    since = Journal.since
+
+    def publish(self: Journal, sequence: int, limit: int) -> list[Operation]:
+        """Another worker loads a version while the compaction reads its first block."""
+        monkeypatch.setattr(Journal, "since", since)
+        (models / "books" / "4").mkdir()
+        (models / "books" / "4" / "manifest.json").touch()
+        with Journal(models / "books" / "live.db").writing() as transaction:
+            transaction.store_placements(4, transaction.placements(3, [2]))
+        return since(self, sequence, limit)
+
+    monkeypatch.setattr(Journal, "since", publish)
+    run(models, capsys, "compact")
+    assert journal(models).placements(4, [1, 2]).keys() == {2}
+
+
+def test_compact_keeps_all_places_where_the_versions_cannot_be_listed(
+    models: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(folder: Path) -> tuple[int, ...]:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr("espalier.live.journal_upkeep.versions_in", fail)
+    assert main(["compact", "--models", str(models), "--model", "books"]) == 1
+    assert "Permission denied" in capsys.readouterr().err
+    assert journal(models).placements(3, [2]).keys() == {2}
+
+
+def test_compact_drops_an_old_delete_once_every_version_holds_it(
+    models: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = Journal(models / "books" / "live.db")
+    appended(live, [put("y"), Operation(0, "y", "delete", at=1e9), Operation(0, "z", "delete", at=1e9), Operation(0, "young", "delete")])
+    assert run(models, capsys, "compact")["tombstones"] == 0  # version 3 was trained without them
+    add_bundle(models, 3, through=4)
+    add_bundle(models, 4, through=5)
+    assert run(models, capsys, "compact")["tombstones"] == 1
+    assert [(operation.sequence, operation.id) for operation in live.since(0, 9)] == [(2, "x"), (5, "z"), (6, "young")]
+    assert (live.latest("y"), live.dropped()) == (None, 4)
+    add_bundle(models, 3, through=6)
+    add_bundle(models, 4, through=6)
+    assert run(models, capsys, "compact", "--keep-from", "5")["tombstones"] == 0
+    assert run(models, capsys, "compact")["tombstones"] == 1
+    assert [operation.id for operation in live.since(0, 9)] == ["x", "young"]  # it is not a month old
+    assert (live.dropped(), live.last_sequence()) == (5, 6)
+    assert appended(live, [put("y")]) == [7]
+
+
+def add_bundle(models: Path, version: int, through: int) -> None:
+    shutil.rmtree(models / "books" / str(version), ignore_errors=True)
+    rng = np.random.default_rng(version)
+    bundle = make_bundle(models, rng, complete_tree(rng.permutation(8), 2), name="books", version=version)
+    file = bundle.path / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"live": {"through": through}}))
 
 
 def test_compact_keeps_what_is_asked_for(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
