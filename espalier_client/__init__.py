@@ -31,7 +31,7 @@ from espalier_client.explanations import (
     Moved,
     Source,
 )
-from espalier_client.items import Change, Changes, Delete, ItemOutcome, LiveItem, Placement, Put
+from espalier_client.items import NEVER, Change, Changes, Delete, ItemOutcome, LiveItem, Placement, Put
 from espalier_client.messages import (
     Answer,
     Completion,
@@ -51,6 +51,7 @@ from espalier_client.messages import (
 from espalier_client.retry import Retry
 
 __all__ = [
+    "NEVER",
     "Answer",
     "AsyncClient",
     "Bin",

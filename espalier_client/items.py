@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from espalier_client.messages import as_tuple, to_bytes
 
+NEVER: Literal["never"] = "never"
+"""A `valid_until` that lifts the one that an item has."""
 Event = Iterable[str] | Iterable[float] | Mapping[int, float] | str
 """A query that led to an item: item ids, oldest first; a vector; feature → value; or a text, as the model's query kind says."""
 
@@ -22,7 +24,7 @@ class ItemOptions(TypedDict, total=False):
     text: str | None
     users: Iterable[str]
     source_version: int | None
-    valid_until: datetime | str | None
+    valid_until: datetime | str | None  # a string is a time as RFC 3339 has it, or NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,8 @@ class Put:
 
     `fields`: all columns that it has, None to leave them. Evidence of where it belongs, which a new item needs: `events` that led to it,
     ids of items that it is `like`, or a `text`. `users`: a tag for each event, saying whose it is. `source_version`: of your own record; a
-    lower one than is stored changes nothing. `valid_until`: a time with its zone, from which on the item counts as deleted.
+    lower one than is stored changes nothing. `valid_until`: a time with its zone, from which on the item counts as deleted; NEVER
+    lifts the one that it has, None leaves it.
     """
 
     id: str
@@ -61,7 +64,8 @@ class Put:
             "source_version": self.source_version,
             "valid_until": until,
         }
-        return {name: value for name, value in document.items() if value is not None}
+        named = {name: value for name, value in document.items() if value is not None}
+        return named | {"valid_until": None} if until == NEVER else named
 
     def to_bytes(self) -> bytes:
         """The JSON of a line of a bulk."""

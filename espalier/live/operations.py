@@ -68,13 +68,14 @@ class ItemBody:
     def over(self, earlier: ItemBody) -> ItemBody:
         """What is known of the item once this body is put over an earlier one.
 
-        Fields replace fields; events, likes and text replace them together; what is not given stays. So the last operation of an id holds
-        all that is known of it, and the earlier ones may be dropped.
+        Fields replace fields; events, likes and text replace them together; what is not given stays, `valid_until` too. So the last
+        operation of an id holds all that is known of it, and the earlier ones may be dropped.
         """
-        kept = self if self.fields is not None else replace(self, fields=earlier.fields)
+        fields = earlier.fields if self.fields is None else self.fields
+        until = earlier.valid_until if self.valid_until is None else self.valid_until
         if self.has_evidence:
-            return kept
-        return replace(kept, text=earlier.text, like=earlier.like, events=earlier.events, users=earlier.users)
+            return replace(self, fields=fields, valid_until=until)
+        return replace(earlier, fields=fields, valid_until=until)
 
     def without(self, user: str) -> ItemBody:
         """Without the events of a person."""

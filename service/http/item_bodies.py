@@ -87,7 +87,7 @@ class ItemReader:
             tuple(request.users),
             None if request.valid_until is None else _unix_time(request.valid_until),
         )
-        return Put(item_id, body, request.source_version)
+        return Put(item_id, body, request.source_version, "valid_until" in request.model_fields_set and request.valid_until is None)
 
     def _check_event(self, field: str, event: Any) -> None:
         """Raise InvalidInput for an event that the model cannot take as a query."""

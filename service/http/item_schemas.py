@@ -62,7 +62,7 @@ class ItemRequest(StrictBody, Generic[E]):
     valid_until: Annotated[str, AfterValidator(_a_time), Field(json_schema_extra={"pattern": TIME})] | None = Field(
         None,
         json_schema_extra={"format": "date-time"},
-        description="From then on the item counts as deleted, as 2027-01-31T12:00:00Z.",
+        description="From then on the item counts as deleted, as 2027-01-31T12:00:00Z. null lifts it; where it is not named, it stays.",
     )
 
 

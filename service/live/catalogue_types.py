@@ -28,11 +28,16 @@ def tag_of(sequence: int) -> str:
 
 
 class Put(NamedTuple):
-    """An item to put. source_version: of the caller's own record; a lower one than is stored is `stale`."""
+    """An item to put.
+
+    source_version  of the caller's own record; a lower one than is stored is `stale`
+    lifts_expiry    whether the item loses the `valid_until` that it has, where the body names none
+    """
 
     id: str
     body: ItemBody
     source_version: int | None = None
+    lifts_expiry: bool = False
 
 
 class Delete(NamedTuple):

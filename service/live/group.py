@@ -115,7 +115,8 @@ class Group:
             return Decided(write, "stale", stored.sequence)
         body, source_version = put.body, put.source_version
         if stored is not None and stored.kind == "put":
-            body = body.over(stored.body)
+            is_kept = exists and not put.lifts_expiry  # an item whose time has passed comes back without it
+            body = body.over(stored.body if is_kept else replace(stored.body, valid_until=None))
             source_version = stored.source_version if source_version is None else source_version
         operation = Operation(0, put.id, "put", body, source_version, self._now)
         if stored is not None and exists and operation.same_state(stored):

@@ -49,6 +49,8 @@ Search = Callable[[QueryBatch, SearchParams], SearchResult]
 NUMBERS = ({float}, {int})
 TRAINED = "trained"
 """What placed an item whose row is that of training."""
+FIELDS = "fields"
+"""What placed an item of which nothing else says where it belongs."""
 
 
 @runtime_checkable
@@ -335,9 +337,9 @@ class LiveVersion:
 
 
 def _evidence_of(operation: Operation) -> int:
-    """Another number for other evidence, in this process."""
+    """Another number for other evidence, in this process. Fields are evidence where there is no other."""
     body = operation.body
-    return hash((body.text, body.like, tuple(map(_hashable, body.events))))
+    return hash((body.text, body.like, tuple(map(_hashable, body.events))) if body.has_evidence else body.to_bytes())
 
 
 def _hashable(event: Any) -> Any:
@@ -355,4 +357,4 @@ def placed_by(operation: Operation) -> str:
     """Which evidence placed an item, in words: some of `events`, `like`, `text`, joined by `+`, else `fields`."""
     body = operation.body
     given: Mapping[str, Any] = {"events": body.events, "like": body.like, "text": body.text}
-    return "+".join(name for name, value in given.items() if value) or "fields"
+    return "+".join(name for name, value in given.items() if value) or FIELDS

@@ -14,7 +14,7 @@ from espalier.live.operations import ItemBody
 from service.errors import NotReady
 from service.live.catalogue_types import Delete, Put
 from service.live.group import Write
-from service.live.live_version import LiveVersion
+from service.live.live_version import FIELDS, LiveVersion
 from service.live.slots import Candidates
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,8 @@ def _evidence(write: Write, default: LiveVersion) -> ItemBody | None:
     if isinstance(write.what, Delete):
         return None
     body = write.what.body
-    by_fields = default.takes_fields and bool(body.fields) and default.placed(write.what.id) is None
+    where = default.placed(write.what.id)
+    by_fields = default.takes_fields and bool(body.fields) and (where is None or where.by == FIELDS)
     return body if body.has_evidence or by_fields else None
 
 

@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from espalier_client import AsyncClient, CatalogueFull, ClientError, Conflict, Delete, ItemOutcome, NotFound, Put, RequestFailed, Retry
+from espalier_client import NEVER, AsyncClient, CatalogueFull, ClientError, Conflict, Delete, ItemOutcome, NotFound, Put, RequestFailed, Retry
 from espalier_client.items import ItemOptions
 from espalier_client.stream import BULK_BYTES, BULK_LINES, CHUNK_BYTES
 from service.http.item_schemas import ItemRequest
@@ -57,6 +57,14 @@ def test_everything_that_the_service_takes_can_be_sent(driver: Driver) -> None:
     assert set(options) == set(ItemRequest.model_fields)
     driver.open(stub).put_item("books", "b9", **options)
     assert stub.bodies == [options | {"events": [["b1", "b2"], ["b3"]], "like": ["b4"], "valid_until": "2030-01-31T12:00:00+00:00"}]
+
+
+def test_a_time_of_expiry_is_left_or_lifted(driver: Driver) -> None:
+    stub = Stub()
+    client = driver.open(stub)
+    client.put_item("books", "b9", fields={})
+    client.put_item("books", "b9", fields={}, valid_until=NEVER)
+    assert stub.bodies == [{"fields": {}}, {"fields": {}, "valid_until": None}]
 
 
 def test_events_of_every_kind_are_written(driver: Driver) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from espalier.errors import EspalierError, InvalidInput
 from espalier.live.operations import NOTHING, ItemBody, Operation
@@ -46,7 +47,8 @@ class FakeCatalogue:
             raise InvalidInput("events", None, "evidence of where the item belongs")
         if before is not None and put.source_version is not None and put.source_version < (before.source_version or 0):
             return Outcome(before.sequence, "stale", self.visible, PLACED)
-        body = put.body.over(before.body) if before else put.body
+        earlier = before.body if before else NOTHING
+        body = put.body.over(replace(earlier, valid_until=None) if put.lifts_expiry else earlier)
         after = Operation(0, put.id, "put", body, put.source_version)
         if before is not None and after.same_state(before):
             return Outcome(before.sequence, "unchanged", self.visible, PLACED)

@@ -24,6 +24,7 @@ from service.http.dependencies import FEEDS
 from service.http.item_bodies import MAX_FIELDS_BYTES, VALUES
 from service.http.item_schemas import MAX_EVENTS, MAX_LIKE
 from tests.service.fake_catalogue import FakeCatalogue, FakeCatalogues
+from tests.service.live_running import live_service
 from tests.service.running import ITEMS, Json, Running, bearer, problem, run
 
 RETRIEVE, WRITE, ADMIN = "retrieve-key-0001", "write-key-00000001", "admin-key-00000001"
@@ -98,6 +99,39 @@ def test_what_is_there_is_200(shelf: Running) -> None:
     ]
     assert [answer.status_code for answer in said] == [200, 200, 200]
     assert [(answer.json()["outcome"], answer.json()["sequence"]) for answer in said] == [("unchanged", 1), ("stale", 1), ("updated", 2)]
+
+
+def test_a_put_that_does_not_name_valid_until_leaves_it_and_null_lifts_it(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    until, later = "2130-01-31T12:00:00Z", "2140-01-31T12:00:00Z"
+    with live_service(models, monkeypatch, write_keys=(WRITE,)) as live:
+        shelf = live.running
+
+        def stored() -> Any:
+            return send(shelf, "GET", "new").json().get("valid_until")
+
+        assert put(shelf, "new", {"like": ["item-1"], "valid_until": until}).status_code == 201
+        assert put(shelf, "new", {"fields": {"title": "b"}}).json()["outcome"] == "updated"
+        assert put(shelf, "new", {"like": ["item-2"]}).json()["outcome"] == "updated"
+        assert put(shelf, "new", {}).json()["outcome"] == "unchanged"
+        assert stored() == until
+        assert put(shelf, "new", {"valid_until": later}).json()["outcome"] == "updated"
+        assert stored() == later
+        assert put(shelf, "new", {"valid_until": None}).json()["outcome"] == "updated"
+        assert stored() is None
+        put(shelf, "new", {"valid_until": until})
+        headers = bearer(WRITE) | {"Content-Type": "application/x-ndjson"}
+        for line, expected in ((b'{"id": "new", "fields": {"title": "c"}}', until), (b'{"id": "new", "valid_until": null}', None)):
+            assert shelf.client.post("/models/books/items", content=line, headers=headers).status_code == 200
+            assert stored() == expected
+
+
+def test_an_item_whose_time_has_passed_comes_back_without_it(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch, write_keys=(WRITE,)) as live:
+        put(live.running, "old", {"like": ["item-1"], "valid_until": "2001-01-31T12:00:00Z"})
+        assert send(live.running, "GET", "old").status_code == 404
+        assert put(live.running, "old", {"fields": {"title": "x"}}).json()["outcome"] == "inserted"
+        assert "valid_until" not in send(live.running, "GET", "old").json()
+        assert "old" in live.found("item-1")
 
 
 def test_a_worker_that_is_behind_makes_it_202(shelf: Running, catalogue: FakeCatalogue) -> None:

@@ -45,7 +45,7 @@ def test_whole_seconds_are_the_same_time_as_numbers_with_a_fraction() -> None:
 def test_a_body_over_an_earlier_one_keeps_what_it_does_not_give(body: ItemBody) -> None:
     earlier = ItemBody({"title": "old"}, "old text", ("a",), (["b"],), ("u",), 7.0)
     merged = body.over(earlier)
-    assert merged.valid_until == body.valid_until
+    assert merged.valid_until == (7.0 if body.valid_until is None else body.valid_until)
     assert merged.fields == ({"title": "old"} if body.fields is None else body.fields)
     evidence = body if body.has_evidence else earlier
     assert (merged.text, merged.like, merged.events, merged.users) == (evidence.text, evidence.like, evidence.events, evidence.users)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +72,12 @@ def test_compact_keeps_places_of_a_version_that_is_published_meanwhile(
 def test_compact_keeps_all_places_where_the_versions_cannot_be_listed(
     models: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(folder: Path) -> tuple[int, ...]:
+    def fail(folder: Path) -> Iterator[Path]:
         raise PermissionError(13, "Permission denied", str(folder))
 
-    monkeypatch.setattr("espalier.live.journal_upkeep.versions_in", fail)
-    assert main(["compact", "--models", str(models), "--model", "books"]) == 1
+    with monkeypatch.context() as unreadable:
+        unreadable.setattr(Path, "iterdir", fail)
+        assert main(["compact", "--models", str(models), "--model", "books"]) == 1
     assert "Permission denied" in capsys.readouterr().err
     assert journal(models).placements(3, [2]).keys() == {2}
 
