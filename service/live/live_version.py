@@ -339,7 +339,7 @@ class LiveVersion:
 def _evidence_of(operation: Operation) -> int:
     """Another number for other evidence, in this process. Fields are evidence where there is no other."""
     body = operation.body
-    return hash((body.text, body.like, tuple(map(_hashable, body.events))) if body.has_evidence else body.to_bytes())
+    return hash((body.text, body.like, tuple(map(_hashable, body.events))) if body.has_evidence else ItemBody(body.fields).to_bytes())
 
 
 def _hashable(event: Any) -> Any:

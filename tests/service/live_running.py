@@ -62,6 +62,13 @@ class Nearest:
         return [[(int(parent), row) for parent in dict.fromkeys(tree.parent[leaves].tolist())]]
 
 
+class ByTitle(Nearest):
+    """Without other evidence it places an item beside the one that its title names, as a model with content does by its fields."""
+
+    def _place(self, body: ItemBody, known: Items) -> Candidates | EspalierError:
+        return super()._place(body if body.has_evidence else ItemBody(like=(str((body.fields or {}).get("title")),)), known)
+
+
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
     """A models folder with `books` in version 1."""
@@ -80,8 +87,8 @@ def open_reference(bundle: Bundle) -> Engine:
 
 
 @contextmanager
-def live_service(models: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Iterator[Live]:
-    monkeypatch.setattr(loading, "Placer", Nearest)
+def live_service(models: Path, monkeypatch: pytest.MonkeyPatch, placer: type[Nearest] = Nearest, **settings: Any) -> Iterator[Live]:
+    monkeypatch.setattr(loading, "Placer", placer)
     settings.setdefault("write_keys", "a-key-that-may-write")  # so that what live items need is compiled before the first request
     with run(models, open_reference, **settings) as running:
         yield Live(running)

@@ -26,7 +26,7 @@ from service.entity_tags import Condition
 from service.errors import CatalogueFull, Conflict, ItemNotFound, NotReady, NotWritable, PreconditionFailed
 from service.live import live_version
 from service.live.catalogue_types import Delete, Outcome, Put, tag_of
-from tests.service.live_running import ALL, ITEMS, Live, Nearest, add_version, live_service, models
+from tests.service.live_running import ALL, ITEMS, ByTitle, Live, Nearest, add_version, live_service, models
 from tests.service.running import run
 from tests.waiting import until
 
@@ -123,6 +123,28 @@ def test_a_put_changes_what_it_names_and_keeps_the_rest(models: Path, monkeypatc
         assert live.get("new").placed == moved.placed
         again = live.running.retrieve(queries=[{"history": ["item-1"]}], m=40, beam_size=64, fields=["title", "colour"])
         assert again["results"] == answer["results"]
+
+
+def test_an_item_that_its_fields_have_placed_is_placed_anew_when_they_change(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_version.LiveVersion, "takes_fields", True)
+    with live_service(models, monkeypatch, ByTitle) as live:
+
+        def parent(item_id: str, by: str, **body: Any) -> int:
+            placed = live.put(item_id, **body).placed
+            assert placed is not None
+            assert placed.by == by
+            return placed.parent
+
+        first = parent("new", "fields", fields={"title": "item-1"})
+        second = parent("new", "fields", fields={"title": "item-9"})
+        assert first != second == parent("other", "like", like=("item-9",))
+        assert parent("new", "fields", valid_until=4e9) == second
+        moved = parent("new", "like", like=("item-5",))
+        assert parent("new", "like", fields={"title": "item-1"}) == moved  # other evidence counts for more
+    with live_service(models, monkeypatch, ByTitle) as live:
+        placed = live.get("new").placed
+        assert placed is not None
+        assert placed.parent == moved
 
 
 def test_conditions_and_source_versions_are_looked_at_before_anything_changes(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,10 @@ import pytest
 from espalier.live.journal import Journal
 from espalier.live.journal_file import FILE
 from espalier.live.journal_upkeep import leave_out
-from service.live import notices
+from service.live import live_version, notices
 from service.live.writer_feed import WriterFeed
 from tests.espalier.live.journals import appended, put
-from tests.service.live_running import Live, live_service, models
+from tests.service.live_running import ByTitle, Live, live_service, models
 from tests.service.writers import RealWriter, serving
 from tests.waiting import until
 
@@ -93,6 +93,19 @@ def test_an_operation_that_is_here_already_is_not_copied_again(models: Path, oth
             second.catalogue.copy([operation, replace(operation, sequence=2, id="b")], None)
             until(lambda: sequence(second) == 2)
             assert {"a", "b"} <= {*second.found("item-1")}
+
+
+def test_an_item_that_its_fields_have_placed_moves_on_both_hosts(models: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_version.LiveVersion, "takes_fields", True)
+    with (
+        live_service(models, monkeypatch, ByTitle, admin_keys=(ADMIN,)) as first,
+        serving(RealWriter(first.running)) as url,
+        follower(other, monkeypatch, url, placer=ByTitle) as second,
+    ):
+        for number, title in enumerate(("item-1", "item-9"), 1):
+            outcome = first.put("new", fields={"title": title})
+            until(lambda number=number: sequence(second) == number)  # type: ignore[misc]
+            assert second.get("new").placed == outcome.placed
 
 
 def test_it_refuses_writes_and_names_the_writer(models: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
