@@ -1,9 +1,10 @@
 """Filters over a catalogue with live items: whether each passes by the fields that it has now, and the masks that follow.
 
-What a filter lets pass of the trained items is kept by `ItemFilters`. Here are kept, for the filters used last, which handles pass; after
-an operation only the handle that it changed is looked at again. Knows fields and overlays. Does not know how filters are parsed.
+What a filter lets pass of the trained items is kept by `ItemFilters`, the fields of live items by `FieldColumn`. A mask is brought forward
+from one snapshot to another: only what is below parents that were touched between the two is looked at again. Knows fields and overlays.
+Does not know how filters are parsed.
 
-Legend: R handles, C handles that are looked at, W rows.
+Legend: R handles, W rows.
 """
 
 from __future__ import annotations
@@ -13,52 +14,50 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.live.field_columns import FieldColumn
 from espalier.live.items import LiveItems
 from espalier.live.masks import live_mask
 from espalier.live.overlay import Overlay
-from espalier.masks.filters import Condition, Filter, ItemFilters, Range, cost_of
+from espalier.live.touched import TouchedParents
+from espalier.masks.filters import Condition, Filter, ItemFilters, cost_of
 from espalier.search import NodeMask
 from espalier.tree import Tree
 
 MOST_FILTERS = 64
-"""Filters of which it is kept which handles pass, the last mask included, if they take no more than the trained items' masks may."""
-LONGEST_LOG = 1 << 20
-"""Changes after which all filters are looked at anew."""
+"""Filters whose last mask is kept, if all take no more than the trained items' masks may."""
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """What is known of a filter.
+    """The last mask of a filter.
 
-    passing_R  bool[R]: which handles pass
-    looked     how many entries of the log it follows
-    overlay    that `mask` was made of; an old one must not stay in memory for it
-    bytes      that this takes
+    overlay  that it was made of; an old one must not stay in memory for it
+    touched  the moment of that overlay
+    bytes    that this takes
     """
 
-    passing_R: NDArray[np.bool_]
-    looked: int
-    overlay: weakref.ref[Overlay]
     mask: NodeMask
+    overlay: weakref.ref[Overlay]
+    touched: int
     bytes: int
 
 
 class LiveFilters:
     """The filters of one version with live items. One thread writes; any may ask for masks."""
 
-    def __init__(self, trees: Sequence[Tree], trained: ItemFilters, table: LiveItems) -> None:
-        self._trees, self._trained, self._table = trees, trained, table
-        self._log: list[int] = []  # handles whose fields may have changed; replaced when it is long
+    def __init__(self, trees: Sequence[Tree], trained: ItemFilters, table: LiveItems, touched: TouchedParents) -> None:
+        self._trees, self._trained, self._table, self._touched = trees, trained, table, touched
+        self._columns: dict[str, FieldColumn] = {}
+        self._reading = threading.Lock()  # guards the columns
         self._removed: frozenset[str] = frozenset()
         self._removed_handles = np.empty(0, np.int64)  # those of removed ids that were ever put or deleted
         self._kept: OrderedDict[Filter, _Kept] = OrderedDict()  # least recently used first
         self._bytes = 0
-        self._lock = threading.Lock()  # guards _kept and _bytes, for moments only
+        self._lock = threading.Lock()  # guards all but the columns, for moments only
 
     # -- the one writer -------------------------------------------------------------------------------------------------
 
@@ -69,11 +68,9 @@ class LiveFilters:
             return
         if item_id in self._removed and entry.handle not in self._removed_handles:
             self._removed_handles = np.append(self._removed_handles, entry.handle)
-        if len(self._log) >= LONGEST_LOG:
-            with self._lock:
-                self._log = []
-                self._forget_all()
-        self._log.append(entry.handle)
+        with self._reading:
+            for field, column in self._columns.items():
+                column.set(entry.handle, self._table.values(field, np.array([entry.item_row]))[0])
 
     def set_removed(self, ids: Collection[str]) -> None:
         """The standing list of removed items, instead of the one before."""
@@ -81,7 +78,8 @@ class LiveFilters:
         handles = np.array([entry.handle for entry in entries if entry is not None], np.int64)
         with self._lock:
             self._removed, self._removed_handles = frozenset(ids), handles
-            self._forget_all()
+            self._kept.clear()
+            self._bytes = 0
 
     # -- readers --------------------------------------------------------------------------------------------------------
 
@@ -95,17 +93,23 @@ class LiveFilters:
             return kept.mask
 
     def mask(self, filter: Filter, overlay: Overlay) -> NodeMask:
-        """The mask of the items that pass a filter, and are not removed. O(N); the first time O(R) in Python."""
+        """The mask of the items that pass a filter, and are not removed.
+
+        A copy of N bytes and O(R), and what was touched since the filter's last mask; where there is none, all live items.
+        """
         with self._lock:
-            before, log, removed, gone = self._kept.get(filter), self._log, self._removed, self._removed_handles
-        passing_R, looked = self._passing(filter, before, log)
-        eligible_R = passing_R.copy()
+            before, removed, gone = self._kept.get(filter), self._removed, self._removed_handles
+        eligible_R = self._passing(filter)
         eligible_R[gone[gone < len(eligible_R)]] = False
-        made = live_mask(self._trees, overlay, self._trained.mask(filter), eligible_R)
+        touched = (
+            None if before is None else self._touched.since(min(before.touched, overlay.touched))
+        )  # also by what came after the overlay
+        since = None if before is None or touched is None else (before.mask, touched)
+        made = live_mask(self._trees, overlay, self._trained.mask(filter), eligible_R, since)
         with self._lock:
-            if removed is self._removed and log is self._log:
+            if removed is self._removed:
                 self._forget(filter)
-                kept = _Kept(passing_R, looked, weakref.ref(overlay), made, cost_of(filter, made) + passing_R.nbytes)
+                kept = _Kept(made, weakref.ref(overlay), overlay.touched, cost_of(filter, made) + overlay.handles)
                 self._kept[filter] = kept
                 self._bytes += kept.bytes
                 while len(self._kept) > MOST_FILTERS or self._bytes > self._trained.max_bytes:
@@ -117,47 +121,49 @@ class LiveFilters:
         before = self._kept.pop(filter, None)
         self._bytes -= 0 if before is None else before.bytes
 
-    def _forget_all(self) -> None:
-        self._kept.clear()
-        self._bytes = 0
-
     def matches(self, filter: Filter, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """bool[W]: whether the items at some rows pass a filter by the fields that they have now, removed or not."""
-        passing_W = np.ones(len(rows), np.bool_)
-        for field, condition in filter.wanted:
-            passing_W &= [_meets(value, condition) for value in self._table.values(field, rows)]
-        for field, condition in filter.barred:
-            passing_W &= [not _meets(value, condition) for value in self._table.values(field, rows)]
+        passing_R = self._passing(filter)
+        entries = [self._table.entry(item_id) for item_id in self._table.ids_of(rows)]
+        handle_W = np.array([-1 if entry is None else entry.handle for entry in entries], np.int64)
+        handle_W[handle_W >= len(passing_R)] = -1
+        passing_W = np.zeros(len(rows), np.bool_)
+        passing_W[handle_W >= 0] = passing_R[handle_W[handle_W >= 0]]
+        trained_W = (handle_W < 0) & (rows < len(self._table.trained))
+        if trained_W.any():
+            passing_W[trained_W] = self._trained.matches(filter, rows[trained_W])
         return passing_W
 
     def is_removed(self, ids: Sequence[str]) -> NDArray[np.bool_]:
         """bool[W]: whether ids are on the standing list."""
         return np.array([item_id in self._removed for item_id in ids], np.bool_)
 
-    def _passing(self, filter: Filter, before: _Kept | None, log: list[int]) -> tuple[NDArray[np.bool_], int]:
-        """bool[R] of the handles that there are now, and how far it follows the log."""
-        looked = len(log)
-        handles = self._table.handles
-        passing_R = np.zeros(handles, np.bool_)
-        if before is None:
-            handle_C = np.arange(handles)
-        else:
-            passing_R[: len(before.passing_R)] = before.passing_R
-            handle_C = np.unique(np.array(log[before.looked : looked], np.int64))
-        entries = [(handle, self._table.entry_at(handle)) for handle in handle_C.tolist()]
-        found = [(handle, entry.item_row) for handle, entry in entries if entry is not None]
-        if found:
-            at, rows = np.array(found, np.int64).T
-            passing_R[at] = self.matches(filter, rows)
-        return passing_R, looked
+    def _passing(self, filter: Filter) -> NDArray[np.bool_]:
+        """bool[R]: which of the handles that there are now have items that pass."""
+        with self._reading:
+            passing_R = np.ones(self._table.handles, np.bool_)
+            for field, condition in filter.wanted:
+                meets_R = np.zeros(len(passing_R), np.bool_)
+                meets_R[self._matching(field, condition)] = True
+                passing_R &= meets_R
+            for field, condition in filter.barred:
+                passing_R[self._matching(field, condition)] = False
+        return passing_R
 
+    def _matching(self, field: str, condition: Condition) -> NDArray[np.int64]:
+        """int64: the handles of the items that meet a condition. Holds the columns' lock."""
+        if field == "id" and isinstance(condition, tuple):
+            entries = [self._table.entry(str(item_id)) for item_id in condition]
+            return np.array([entry.handle for entry in entries if entry is not None], np.int64)
+        if field not in self._columns:
+            self._columns[field] = self._built(field)
+        return self._columns[field].matching(condition)
 
-def _meets(value: Any, condition: Condition) -> bool:
-    """Whether a column's value, or an element of it, meets a condition. Null and NaN meet none."""
-    if isinstance(value, list):
-        return any(_meets(element, condition) for element in value)
-    if value is None or value != value:
-        return False
-    if isinstance(condition, Range):
-        return (condition.low is None or value >= condition.low) and (condition.high is None or value <= condition.high)
-    return value in condition
+    def _built(self, field: str) -> FieldColumn:
+        """The column of all live items. O(R) in Python."""
+        column = FieldColumn(self._table.trained.column(field).type)
+        entries = [entry for handle in range(self._table.handles) if (entry := self._table.entry_at(handle)) is not None]
+        values = self._table.values(field, np.array([entry.item_row for entry in entries], np.int64))
+        for entry, value in zip(entries, values, strict=True):
+            column.set(entry.handle, value)
+        return column

@@ -3,7 +3,7 @@
 A node is eligible if an eligible item lies below it, live ones included: so a parent whose own leaves are all gone stays open for the live
 leaf under it, and its ancestors too. Knows trees and overlays. Does not know filters.
 
-Legend: N nodes, R handles, P parents (nodes of the level above the leaves).
+Legend: N nodes, R handles, P parents (nodes of the level above the leaves), C trained leaves, K keys.
 """
 
 from __future__ import annotations
@@ -55,29 +55,59 @@ def of_handles(eligible_R: Bool, handle_X: Int64) -> Bool:
     return eligible_X
 
 
-def live_mask(trees: Sequence[Tree], overlay: Overlay, trained: NodeMask | None, passing_R: Bool) -> NodeMask:
+def live_mask(
+    trees: Sequence[Tree],
+    overlay: Overlay,
+    trained: NodeMask | None,
+    passing_R: Bool,
+    since: tuple[NodeMask, Sequence[Int64]] | None = None,
+) -> NodeMask:
     """The mask of a query whose filter lets some items pass.
 
     trained    the mask of the trained items that pass and are not removed, by the fields that they were trained with; None: all
     passing_R  bool[R]: the handles whose items pass by the fields that they have now and are not removed
-    O(N) for a copy, and O(live items and changed ones · children · levels).
+    since      the mask of another snapshot and, of each tree, all parents (int64[P]) below which that one differs; None: there is none
+    O(N) for a copy, and O((live items and changed ones, or items below those parents) · levels).
     """
     passing_R = passing_R[: overlay.handles]
     live_R = overlay.eligible_R[: len(passing_R)] & passing_R
-    handle_C, row_C = overlay.changed
-    passes_C = of_handles(passing_R, handle_C)
     masks = []
     for place, tree in enumerate(trees):
-        mask = every_item(tree) if trained is None else trained.of_tree(place)
-        eligible_N = mask.eligible_N.copy()
-        leaf_T = tree.leaf_of_item[np.concatenate([overlay.hidden, row_C])]
-        before = int(np.count_nonzero(eligible_N[leaf_T]))
-        eligible_N[leaf_T] = np.concatenate([np.zeros(len(overlay.hidden), np.bool_), passes_C])
-        opened_P = open_parents(overlay.trees[place], live_R)
-        recompute(tree, eligible_N, np.union1d(tree.parent[leaf_T], opened_P), opened_P)
-        items = mask.items - before + int(np.count_nonzero(passes_C)) + int(np.count_nonzero(live_R))
-        masks.append(NodeMask(eligible_N, items, (), live_R))
+        base, leaves = every_item(tree) if trained is None else trained.of_tree(place), overlay.trees[place]
+        if since is None:
+            start, items = base, base.items
+            leaf_T = tree.leaf_of_item[np.concatenate([overlay.hidden, overlay.changed[1]])]
+            touched_P = np.union1d(tree.parent[leaf_T], leaves.parent_Y)
+        else:
+            start, touched_P = since[0].of_tree(place), since[1][place]
+            items = start.items - (0 if start.live_R is None else int(np.count_nonzero(start.live_R)))
+        children, _ = tree.children(touched_P)
+        own = _own_leaves(tree, overlay, base, passing_R, children)
+        items += int(np.count_nonzero(own)) - int(np.count_nonzero(start.eligible_N[children]))
+        eligible_N = start.eligible_N.copy()
+        eligible_N[children] = own
+        positions, of = leaves.under(touched_P)
+        recompute(tree, eligible_N, touched_P, touched_P[np.unique(of[of_handles(live_R, leaves.handle_X[positions])])])
+        masks.append(NodeMask(eligible_N, items + int(np.count_nonzero(live_R)), (), live_R))
     return replace(masks[0], others=tuple(masks[1:]))
+
+
+def _own_leaves(tree: Tree, overlay: Overlay, base: NodeMask, passing_R: Bool, leaves_C: Int64) -> Bool:
+    """bool[C]: which trained leaves (node numbers) count. base: as if no item had changed."""
+    row_C = tree.leaf_item[leaves_C - tree.leaf_offset]
+    eligible_C = base.eligible_N[leaves_C] & ~_found(overlay.hidden, row_C)[0]
+    handle_K, row_K = overlay.changed
+    changed_C, at_C = _found(row_K, row_C)
+    eligible_C[changed_C] = of_handles(passing_R, handle_K[at_C[changed_C]])
+    return eligible_C
+
+
+def _found(sorted_K: Int64, value_C: Int64) -> tuple[Bool, Int64]:
+    """bool[C] and int64[C]: which values are in an ascending array, and where."""
+    if not len(sorted_K):
+        return np.zeros(len(value_C), np.bool_), np.zeros(len(value_C), np.int64)
+    at_C = np.minimum(np.searchsorted(sorted_K, value_C), len(sorted_K) - 1)
+    return sorted_K[at_C] == value_C, at_C
 
 
 def eligible_rows(tree: Tree, overlay: Overlay, rows: Int64) -> Bool:

@@ -136,6 +136,7 @@ class Overlay:
     standing      the mask of a query without a filter; None where every node of the trained trees is eligible
     eligible      items that a query without a filter may get
     memory        None where the bundle has none
+    touched       the moment, as `TouchedParents` counts them
     """
 
     sequence: int
@@ -151,6 +152,7 @@ class Overlay:
     standing: NodeMask | None
     eligible: int
     memory: LiveMemory | None = None
+    touched: int = 0
 
     @property
     def handles(self) -> int:

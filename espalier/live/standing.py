@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from espalier.live.masks import open_parents, recompute
 from espalier.live.overlay import LiveLeaves
+from espalier.live.touched import TouchedParents
 from espalier.masks.eligibility import unrestricted_mask
 from espalier.search import NodeMask
 from espalier.tree import Tree
@@ -22,15 +23,11 @@ Bool = NDArray[np.bool_]
 class Standing:
     """For the trees of one version. Nothing is kept as long as every node of the trained trees is eligible."""
 
-    def __init__(self, trees: Sequence[Tree]) -> None:
+    def __init__(self, trees: Sequence[Tree], touched: TouchedParents) -> None:
         self._trees = tuple(trees)
         self._unrestricted = [unrestricted_mask(tree) for tree in trees]
         self._eligible: list[Bool] | None = None
-        self._touched: list[set[int]] = [set() for _ in trees]
-
-    def touch(self, tree: int, parent: int) -> None:
-        """A leaf under a parent, trained or live, has changed."""
-        self._touched[tree].add(parent)
+        self._touched, self._moment = touched, 0  # of `_eligible`
 
     def forget(self) -> None:
         """Build all of it anew."""
@@ -43,23 +40,21 @@ class Standing:
         eligible_R  bool[R]: which live items count
         items       how many items are eligible
         """
+        touched, self._moment = self._touched.since(self._moment), self._touched.now
         if not gone_I.any() and not self._opens(leaves, eligible_R):
             self._eligible = None
-            for touched in self._touched:
-                touched.clear()
             return None
-        fresh = self._eligible is None
-        before = [np.zeros(tree.node_count, np.bool_) for tree in self._trees] if self._eligible is None else self._eligible
+        before = self._eligible
+        if before is None or touched is None:
+            before = [np.zeros(tree.node_count, np.bool_) for tree in self._trees]
+            touched = [np.array(tree.level(tree.height - 1), np.int64) for tree in self._trees]
         now = []
-        for tree, eligible_N, touched, own in zip(self._trees, before, self._touched, leaves, strict=True):
-            parents = tree.level(tree.height - 1)
-            touched_P = np.array(parents if fresh else sorted(touched), np.int64)
+        for tree, eligible_N, touched_P, own in zip(self._trees, before, touched, leaves, strict=True):
             if len(touched_P):
                 eligible_N = eligible_N.copy()
                 children, _ = tree.children(touched_P)
                 eligible_N[children] = np.append(~gone_I, False)[tree.leaf_item[children - tree.leaf_offset]]
                 recompute(tree, eligible_N, touched_P, open_parents(own, eligible_R))
-            touched.clear()
             now.append(eligible_N)
         self._eligible = now
         first, *others = (NodeMask(eligible_N, items, (), eligible_R) for eligible_N in now)

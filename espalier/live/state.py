@@ -28,6 +28,7 @@ from espalier.live.overlay import Overlay
 from espalier.live.rows import Placement
 from espalier.live.sorted_arrays import SortedArrays
 from espalier.live.standing import Standing
+from espalier.live.touched import TouchedParents
 from espalier.manifest import LinearScorer
 
 Int64 = NDArray[np.int64]
@@ -62,7 +63,7 @@ class Change:
 
 
 class LiveState:
-    """The live items of one version; see the module. Its `table` may be read by other threads, all else by one."""
+    """The live items of one version; see the module. Its `table` and `touched` may be read by other threads, all else by one."""
 
     def __init__(self, bundle: Bundle) -> None:
         self.bundle = bundle
@@ -85,7 +86,8 @@ class LiveState:
         self._expiry: list[tuple[float, int]] = []
         self._dropped: deque[int] = deque()  # handles of deleted items that still have their fields
         self._overlay: Overlay | None = None
-        self._standing = Standing(trees)
+        self.touched = TouchedParents(len(trees))
+        self._standing = Standing(trees, self.touched)
 
     @property
     def live_items(self) -> int:
@@ -201,6 +203,9 @@ class LiveState:
             self._touch_leaf(placement.tree, tree, handle)
             tree.put(handle, parent, slot, placement.row, own=trained >= 0)
             self._touch_leaf(placement.tree, tree, handle)
+        if not change.placements:  # its fields may be others
+            for place, tree in enumerate(self._trees):
+                self._touch_leaf(place, tree, handle)
         self._leaf_R[handle] = self._trees[0].leaf(handle) is not None
         if change.placements and self._memory is not None:
             row = change.placements[0].row
@@ -295,12 +300,12 @@ class LiveState:
     def _touch_leaf(self, place: int, tree: LiveTree, handle: int) -> None:
         leaf = tree.leaf(handle)
         if leaf is not None:
-            self._standing.touch(place, leaf[0])
+            self.touched.touch(place, leaf[0])
 
     def _touch_trained(self, row: int) -> None:
         self._gone_I[row] = row in self._is_deleted or row in self._is_moved or row in self._removed_rows
         for place, tree in enumerate(self._trees):
-            self._standing.touch(place, tree.trained_leaf(row)[0])
+            self.touched.touch(place, tree.trained_leaf(row)[0])
 
     # -- snapshots ------------------------------------------------------------------------------------------------------
 
@@ -333,4 +338,5 @@ class LiveState:
             standing=self._standing.mask(leaves, self._gone_I, eligible_R, eligible),
             eligible=eligible,
             memory=None if self._memory is None else self._memory.snapshot(),
+            touched=self.touched.now,
         )

@@ -294,7 +294,8 @@ class LiveVersion:
                 state = LiveState(self.bundle)
                 state.skip_to(self.through)
                 state.set_removed(self._removed)
-                self._live_filters = LiveFilters([alone.tree for alone in self.bundle.alone], self._filters, state.table)
+                trees = [alone.tree for alone in self.bundle.alone]
+                self._live_filters = LiveFilters(trees, self._filters, state.table, state.touched)
                 self._live_filters.set_removed(self._removed)
                 self._state = state
             return self._state

@@ -13,7 +13,19 @@ import httpx
 import numpy as np
 import pytest
 
-from espalier_client import NEVER, AsyncClient, CatalogueFull, ClientError, Conflict, Delete, ItemOutcome, NotFound, Put, RequestFailed, Retry
+from espalier_client import (
+    NEVER,
+    AsyncClient,
+    CatalogueFull,
+    ClientError,
+    Conflict,
+    Delete,
+    ItemOutcome,
+    NotFound,
+    Put,
+    RequestFailed,
+    Retry,
+)
 from espalier_client.items import ItemOptions
 from espalier_client.stream import BULK_BYTES, BULK_LINES, CHUNK_BYTES
 from service.http.item_schemas import ItemRequest

@@ -336,13 +336,17 @@ def test_writes_are_refused_while_a_reader_pins_a_log_that_has_reached_its_bound
             reader.execute("BEGIN")
             reader.execute("SELECT * FROM ops").fetchall()
             with pytest.raises(NotWritable, match=r"write-ahead log has .* Retrieval goes on"):
-                for number in range(200):
-                    live.put("new", fields={"title": str(number)})
+                _change(live, "new", 200)
             assert "write-ahead log" in str(live.catalogue.status().reason)
             assert "new" in live.found("item-1")
         live.put("newer", like=("item-1",))
         assert live.catalogue.status().reason is None
         assert {"new", "newer"} <= {*live.found("item-1")}
+
+
+def _change(live: Live, item_id: str, times: int) -> None:
+    for number in range(times):
+        live.put(item_id, fields={"title": str(number)})
 
 
 def test_a_journal_that_is_damaged_leaves_the_version_as_it_was_trained(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

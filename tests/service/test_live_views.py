@@ -24,7 +24,7 @@ def test_the_tail_of_an_item_is_the_one_that_it_has_in_a_fold(tmp_path: Path, fo
     bundle, _ = with_tail(tmp_path, 3, form)
     state = random_state(rng, bundle, integer=False)
     trees = [alone.tree for alone in bundle.alone]
-    view = LiveView(state.table, state.overlay(), LiveFilters(trees, ItemFilters(trees, bundle.items, 1 << 20), state.table))
+    view = LiveView(state.table, state.overlay(), LiveFilters(trees, ItemFilters(trees, bundle.items, 1 << 20), state.table, state.touched))
     fold, rows = write_fold(tmp_path / "folded" / "2", bundle, view.overlay, state.table), FoldedRows.of(view.overlay)
     features = np.array([0, 3, 4, 9], np.int32)
     values = np.array([0.5, 1, 0.25, 2], np.float32)

@@ -234,8 +234,7 @@ def test_the_log_has_a_bound_while_a_process_that_reads_stands_still(journal: Jo
     appended(journal, [put("a")], version=1)
     with stopped_reader(journal.file) as reader:
         with pytest.raises(JournalBusy, match="stands still while it reads"):
-            for number in range(1000):
-                appended(journal, [put("a", number)], version=1)
+            _append_for_ever(journal)
         assert 200_000 <= log_bytes(journal.file) < 300_000
         last = journal.last_sequence()
         with pytest.raises(JournalBusy):
@@ -245,6 +244,11 @@ def test_the_log_has_a_bound_while_a_process_that_reads_stands_still(journal: Jo
         reader.wait()
         assert appended(journal, [put("b")]) == [last + 1]
     assert log_bytes(journal.file) < 200_000
+
+
+def _append_for_ever(journal: Journal) -> None:
+    for number in range(1000):
+        appended(journal, [put("a", number)], version=1)
 
 
 @contextmanager
