@@ -54,7 +54,7 @@ class LiveTree:
         self._place: dict[int, int] = {}
         self._numbers: dict[int, int] = {}  # by handle
         self.numbers = 0
-        self._taken: dict[int, set[int]] = {}  # parent → slots of live leaves that are not a trained item's own
+        self._taken: dict[int, dict[int, int]] = {}  # parent → slot → handle, of live leaves that are not a trained item's own
         self._parents = tree.level(tree.height - 1)
         self._room = max(LEAST_ROOM, math.ceil(ROOM * tree.leaf_count / len(self._parents)))
         self._leaves: LiveLeaves | None = None
@@ -73,7 +73,11 @@ class LiveTree:
         return parent, leaf - int(self.tree.first_child[parent])
 
     def has_room(self, parent: int, beside: Collection[int] = ()) -> bool:
-        return len(self._taken.get(parent, set()).union(beside)) < self._room
+        return len(self._taken.get(parent, {}).keys() | beside) < self._room
+
+    def holder(self, parent: int, slot: int) -> int | None:
+        """The handle of the live leaf at a slot; None where there is none, or a trained item's own."""
+        return self._taken.get(parent, {}).get(slot)
 
     def near(self, parent: int) -> Iterator[int]:
         """All parents, from a node on: those below its nearest ancestors first, then by how far their numbers are."""
@@ -90,7 +94,7 @@ class LiveTree:
 
     def next_slot(self, parent: int, beside: Collection[int] = ()) -> int:
         """The first vacant trained leaf that no live leaf has taken, or the first free slot behind the children."""
-        taken = self._taken.get(parent, set()).union(beside)
+        taken = self._taken.get(parent, {}).keys() | beside
         for slot in np.flatnonzero(self._held(parent) == EMPTY_LEAF).tolist():
             if slot not in taken:
                 return int(slot)
@@ -127,7 +131,7 @@ class LiveTree:
         self._leaf[handle], self._place[handle], self._numbers[handle] = (parent, slot), self._pool.add(row), row.numbers
         self.numbers += row.numbers
         if not own:
-            self._taken.setdefault(parent, set()).add(slot)
+            self._taken.setdefault(parent, {})[slot] = handle
         self._sorted.set(parent * SLOTS + slot, handle, self._place[handle])
         self._leaves = None
         if self._pool.places > 2 * len(self._leaf) + UNUSED or self._pool.numbers > 2 * self.numbers + UNUSED_NUMBERS:
@@ -141,8 +145,8 @@ class LiveTree:
         del self._place[handle]
         self.numbers -= self._numbers.pop(handle)
         self._sorted.discard(parent * SLOTS + slot)
-        taken = self._taken.get(parent, set())
-        taken.discard(slot)
+        taken = self._taken.get(parent, {})
+        taken.pop(slot, None)
         if not taken:
             self._taken.pop(parent, None)
         self._leaves = None

@@ -48,6 +48,7 @@ class Change:
     kind        `put` or `delete`
     fields      the item's columns from now on; None: as they are
     placements  one for each tree; empty: its row stays as it is (of a trained item, as it was trained)
+    valid_until when the item goes, seconds since 1970; of a delete: its time had passed
     at          seconds since 1970
     by          what placed it, for people
     """
@@ -63,7 +64,10 @@ class Change:
 
 
 class LiveState:
-    """The live items of one version; see the module. Its `table` and `touched` may be read by other threads, all else by one."""
+    """The live items of one version; see the module. Its `table` and `touched` may be read by other threads, all else by one.
+
+    expired_until  the latest `valid_until` of items that are out because their time had passed
+    """
 
     def __init__(self, bundle: Bundle) -> None:
         self.bundle = bundle
@@ -84,6 +88,7 @@ class LiveState:
         self._removed: frozenset[str] = frozenset()
         self._removed_rows: frozenset[int] = frozenset()
         self._expiry: list[tuple[float, int]] = []
+        self.expired_until = -math.inf
         self._dropped: deque[int] = deque()  # handles of deleted items that still have their fields
         self._overlay: Overlay | None = None
         self.touched = TouchedParents(len(trees))
@@ -109,20 +114,19 @@ class LiveState:
     def apply(self, changes: Iterable[Change]) -> None:
         """Apply operations, in the order of their sequence numbers; those that were applied before change nothing.
 
-        Items whose time had passed at an operation go first: the operation may have one of their slots. Raises InvalidData where one does
-        not fit the version; those before it have been applied, and nothing of it.
+        An item whose time had passed at an operation goes where the operation has its slot. Raises InvalidData where one does not fit the
+        version; those before it have been applied, and nothing of it.
         """
         changes = list(changes)
         rows = self.bundle.items.rows_of([change.id for change in changes])
         for change, trained in zip(changes, rows.tolist(), strict=True):
             if change.sequence <= self.sequence:
                 continue
-            if self.next_expiry() <= change.at:
-                self.expire(change.at)
             if change.kind == "put":
                 self._put(change, trained)
             else:
                 self._delete(change.id, trained, change.sequence)
+                self.expired_until = max(self.expired_until, change.valid_until or -math.inf)
             self.sequence = change.sequence
             self._overlay = None
 
@@ -156,6 +160,7 @@ class LiveState:
             entry = self.table.entry_at(handle)
             if entry is not None and not entry.is_deleted and entry.valid_until is not None and entry.valid_until <= now:
                 self._delete(entry.id, entry.item_row if entry.item_row < self._items else -1, entry.sequence)
+                self.expired_until = max(self.expired_until, entry.valid_until)
                 expired += 1
         if expired:
             self._overlay = None
@@ -194,6 +199,8 @@ class LiveState:
     def _put(self, change: Change, trained: int) -> None:
         """trained: the row of a trained item, −1 of another."""
         before = self.table.entry(change.id)
+        if trained < 0:
+            self._vacate(change)
         self._check(change, trained, before)
         handle = self._handle(change.id, trained)
         fields = before.fields if change.fields is None and before is not None and not before.is_deleted else change.fields
@@ -235,6 +242,14 @@ class LiveState:
         )
         if change.valid_until is not None:
             self._expires(handle, change.valid_until)
+
+    def _vacate(self, change: Change) -> None:
+        """Take out the items whose slots an operation has because their time had passed when it was decided."""
+        for placement in change.placements:
+            holder = self._trees[placement.tree].holder(placement.parent, placement.slot)
+            entry = None if holder is None else self.table.entry_at(holder)
+            if entry is not None and entry.id != change.id and entry.valid_until is not None and entry.valid_until <= change.at:
+                self._delete(entry.id, -1, entry.sequence)
 
     def _check(self, change: Change, trained: int, before: LiveItem | None) -> None:
         """Raise InvalidData where an operation does not fit, before anything has changed."""

@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 REOPENED_AT = MAX_HANDLES // 8 * 7
 """Ids seen live from which on the version is opened anew, which gives the handles of deleted items back."""
+CLOCK_S = 60.0
+"""A clock that goes back by less is no reason to open a version anew: items that expired meanwhile stay away."""
 Placements = tuple[Placement, ...]
 Search = Callable[[QueryBatch, SearchParams], SearchResult]
 NUMBERS = ({float}, {int})
@@ -146,13 +148,16 @@ class LiveVersion:
         return self._state
 
     @property
-    def wants_reopening(self) -> bool:
-        """Whether it has seen so many ids live that it must be opened anew, which helps where many of them are gone."""
+    def why_reopen(self) -> str:
+        """Why it must be opened anew; empty: it need not. Many ids that it has seen live are gone, or items went before their time."""
         state, view = self._state, self._view
-        if state is None or not isinstance(view, LiveView) or state.table.handles < REOPENED_AT:
-            return False
+        if state is None or not isinstance(view, LiveView):
+            return ""
+        if time.time() < state.expired_until - CLOCK_S:
+            return "the clock went back, and items had been taken out before their time"
         there: int = state.live_items + state.tombstones + view.overlay.changed.shape[1]
-        return bool(state.table.handles - there >= REOPENED_AT // 4)
+        has_seen_many = state.table.handles >= REOPENED_AT and state.table.handles - there >= REOPENED_AT // 4
+        return "it has seen many items come and go" if has_seen_many else ""
 
     def eligible(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """bool[W]: which item rows a request without a filter may get."""
@@ -331,7 +336,7 @@ class LiveVersion:
         """One whose time has passed is a delete: of the many ids of a journal that have expired none takes a handle."""
         body = operation.body
         if operation.has_expired(now):
-            return Change(operation.sequence, operation.id, "delete", at=operation.at)
+            return Change(operation.sequence, operation.id, "delete", valid_until=body.valid_until, at=operation.at)
         fields = None if body.fields is None else self.columns.fitting(body.fields)
         by = placed_by(operation) if placements else TRAINED
         return Change(operation.sequence, operation.id, operation.kind, fields, placements, body.valid_until, operation.at, by)

@@ -158,8 +158,8 @@ class Swapper:
         layout = self._engines.layout(loaded.bundle.path)
         if loaded in self._reopened and self._reopened[loaded] == layout:
             return ""
-        if loaded.live.wants_reopening:
-            return "it has seen many items come and go"
+        if why := loaded.live.why_reopen:
+            return why
         return "" if layout is None or layout == loaded.layout else f"it is cut into {layout} shards now, not {loaded.layout}"
 
     def remove(self, entry: Entry, ids: tuple[str, ...]) -> None:

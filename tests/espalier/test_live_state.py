@@ -114,6 +114,20 @@ def test_a_changed_trained_item_keeps_its_place(bundle: Bundle) -> None:
     assert state.tombstones == 0
 
 
+def test_a_later_operation_takes_out_only_the_expired_item_whose_slot_it_has(bundle: Bundle) -> None:
+    state = LiveState(bundle)
+    put(state, "a", valid_until=10.0)
+    put(state, "b", valid_until=10.0)
+    parent, slot = state.leaf_of("a") or (-1, -1)
+    row = LiveRow(np.zeros(bundle.node_rows_ND.shape[1], np.float32))
+    with pytest.raises(InvalidData, match="a free slot"):
+        state.apply([Change(3, "c", "put", {}, (Placement(0, parent, slot, row),), at=9.0)])
+    state.apply([Change(3, "c", "put", {}, (Placement(0, parent, slot, row),), at=11.0)])
+    assert state.leaf_of("c") == (parent, slot)
+    assert state.leaf_of("a") is None
+    assert state.leaf_of("b") is not None  # whoever wrote the operation may have had a wrong clock
+
+
 def test_expired_items_are_gone(bundle: Bundle) -> None:
     state = LiveState(bundle)
     put(state, "a", valid_until=10.0)

@@ -265,6 +265,20 @@ def test_an_item_is_gone_when_its_time_has_passed(models: Path, monkeypatch: pyt
         assert "short" in live.found("item-1")
 
 
+def test_items_that_a_wrong_clock_took_out_come_back_when_it_is_right(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch) as live:
+        right = time.time
+        live.put("offer", like=("item-1",), valid_until=right() + 3600)
+        live.put("item-5", valid_until=right() + 3600)
+        with monkeypatch.context() as wrong:
+            wrong.setattr(time, "time", lambda: right() + 7200)
+            live.put("other", like=("item-9",))
+            until(lambda: not {"offer", "item-5"} & {*live.found("item-1")})
+        until(lambda: {"offer", "item-5", "other"} <= {*live.found("item-1")}, "they are back")
+        live.put("last", like=("item-1",))
+        assert {"offer", "item-5", "other", "last"} <= {*live.found("item-1")}
+
+
 def test_a_version_that_has_seen_many_ids_is_opened_anew_while_it_serves(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_version, "REOPENED_AT", 12)
     with live_service(models, monkeypatch) as live:
@@ -295,7 +309,7 @@ def test_items_that_have_expired_take_no_room_in_a_version_that_is_opened_anew(m
         state = live.version().live.state
         assert state is not None
         assert (state.table.handles, state.tombstones) == (2, 1)
-        assert not live.version().live.wants_reopening
+        assert not live.version().live.why_reopen
         for i in range(100):  # nor do those that come too late
             live.put(f"late-{i}", like=("item-1",), valid_until=1.0)
         assert state.table.handles == 2
