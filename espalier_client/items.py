@@ -153,11 +153,14 @@ class Changes:
     """Operations, ascending. `sequence`: the catalogue's last one; ask again after the last change until that is it.
 
     `journal` names the sequence numbers: under another name they may mean other operations. None where nothing was ever written.
+    `dropped`: deletes up to this sequence may be missing. Where it is above `after`, and above what it was when you began with after=0, you
+    may lack some: begin again.
     """
 
     changes: tuple[Change, ...]
     sequence: int
     journal: str | None = None
+    dropped: int = 0
 
 
 def outcome(item_id: str) -> Any:
@@ -195,7 +198,8 @@ def live_item(document: Any) -> LiveItem:
 
 
 def changes(document: Any) -> Changes:
-    return Changes(tuple(_change(one) for one in document["changes"]), document["sequence"], document.get("journal"))
+    found = tuple(_change(one) for one in document["changes"])
+    return Changes(found, document["sequence"], document.get("journal"), document.get("dropped", 0))
 
 
 def _change(document: Any) -> Change:

@@ -23,7 +23,7 @@ class Version(BaseModel):
 class LiveCatalogue(BaseModel):
     """The live catalogue of a model, as this worker sees it."""
 
-    sequence: int = Field(description="The last operation that is committed.")
+    sequence: int = Field(description="The last committed operation that this worker has applied to all its versions.")
     applied: int = Field(description="The operation up to which the default version's answers hold everything.")
     items: int = Field(description="Items that were put since training, and not deleted.")
     tombstones: int = Field(description="Trained items that were deleted.")
