@@ -67,8 +67,9 @@ class FieldColumn:
             meets_V = (value_V >= low) & (value_V <= high) if low <= high else np.zeros(len(value_V), np.bool_)
         else:
             meets_V = np.isin(value_V, np.array(self._numbers(condition), value_V.dtype))
-        handle_M: Array = self._handle_V[: self._used][meets_V]
-        return handle_M[handle_M != GONE]
+        handle_V = self._handle_V[: self._used]
+        handle_M: Array = handle_V[meets_V & (handle_V != GONE)]
+        return handle_M
 
     def _numbers(self, values: Sequence[Value]) -> list[Any]:
         """Those of some values that the column can hold, as it keeps them."""

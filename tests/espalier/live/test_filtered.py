@@ -231,7 +231,7 @@ def test_masks_of_any_history_are_those_of_a_loop_over_all_items(catalogue: Cata
 def random_fields(rng: np.random.Generator) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "colour": str(rng.choice(["red", "green", "blue", "odd"])),
-        "price": float(rng.choice([0.5, 2.0, 3.0, np.nan, np.inf, np.float32(0.1)])),
+        "price": float(rng.choice([0.5, 2.0, 3.0, np.nan, np.inf, float(np.float32(0.1))])),
         "tags": [str(tag) for tag in rng.choice(["a", "b", "c"], int(rng.integers(3)))],
         "count": int(rng.choice([7, 2**53, 2**53 + 1, -(2**62)])),
         "sold": bool(rng.integers(2)),
