@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from espalier.errors import InvalidData, JournalBusy, JournalCorrupt, JournalError, JournalFull, JournalReadOnly
+from espalier.errors import EspalierError, InvalidData, JournalBusy, JournalCorrupt, JournalError, JournalFull, JournalReadOnly
 from espalier.live import journal_file, journal_tables
 from espalier.live.journal_file import LOCK_S, errors_of, locked, log_bytes, named, open_reader, open_writer
 from espalier.live.journal_tables import COLUMNS, MAX_TREES
@@ -64,6 +64,7 @@ class Transaction:
 
         Sequence 0 takes the next one. An operation copied from another journal brings its own, which must be above all of this journal.
         """
+        journal_file.show_progress(self._file)
         body = operation.body.to_bytes()
         given = operation.sequence
         if given and given <= self.last_sequence():
@@ -95,6 +96,19 @@ class Transaction:
             if self._connection.execute(stored, (version, sequence)).fetchone() is None:
                 insert = "INSERT OR IGNORE INTO placements(version, seq, tree, parent, slot, row) VALUES (?, ?, ?, ?, ?, ?)"
                 self._connection.executemany(insert, ((version, sequence, *row) for row in rows))
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """What the block does is done as a whole: nothing of it where it raises an EspalierError. What came before it stays."""
+        self._connection.execute("SAVEPOINT whole")
+        try:
+            yield
+        except EspalierError:
+            self._connection.execute("ROLLBACK TO whole")
+            raise
+        finally:
+            if self._connection.in_transaction:  # some of SQLite's errors have ended it
+                self._connection.execute("RELEASE whole")
 
 
 class Journal:

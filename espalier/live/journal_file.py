@@ -40,7 +40,9 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 MAX_VALUE_BYTES = 32 << 20
 """Largest value that SQLite reads or writes."""
 LOCK_S = 5.0
-"""Longest wait for a lock."""
+"""Longest wait for a lock that goes from one process to another."""
+HELD_S = 0.75
+"""Longest wait for a holder that shows no progress. A step of its work takes milliseconds; a process that was stopped holds it for good."""
 LOCK_POLL_S = 0.0005
 BUSY_MS = 5000
 """Longest wait for readers, where they hold up a commit: on network file systems alone."""
@@ -51,24 +53,40 @@ PROBE_BYTES = 64 << 10
 
 @contextmanager
 def locked(file: Path, timeout_s: float = LOCK_S) -> Iterator[None]:
-    """Hold the lock of the journal `file`. Raises JournalBusy, or JournalReadOnly where the lock cannot be made."""
+    """Hold the lock of the journal `file`. Raises JournalBusy, or JournalReadOnly where the lock cannot be made.
+
+    The holder sets the time of the lock's file, so that those who wait see that it is at work, or another one is.
+    """
     try:
         descriptor = os.open(os.path.join(os.path.dirname(file), LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     except OSError as error:
         raise os_error(file, error) from error
     try:
-        deadline = time.monotonic() + timeout_s
+        began = since = time.monotonic()
+        worked_ns = None
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError as error:
-                if time.monotonic() > deadline:
-                    raise JournalBusy(f"{named(file)}: another process has held its lock for {timeout_s:g} s") from error
+                now = time.monotonic()
+                if worked_ns != (worked_ns := os.fstat(descriptor).st_mtime_ns):
+                    since = now
+                if now - since > HELD_S:
+                    raise JournalBusy(f"{named(file)}: another process holds its lock and has done nothing for {HELD_S:g} s") from error
+                if now - began > timeout_s:
+                    raise JournalBusy(f"{named(file)}: other processes have held its lock for {timeout_s:g} s") from error
                 time.sleep(LOCK_POLL_S)
+        show_progress(file)
         yield
     finally:
         os.close(descriptor)
+
+
+def show_progress(file: Path) -> None:
+    """Let those who wait for the lock see that its holder, this process, is at work."""
+    with suppress(OSError):  # a full disk
+        os.utime(os.path.join(os.path.dirname(file), LOCK))
 
 
 def open_writer(file: Path) -> sqlite3.Connection:

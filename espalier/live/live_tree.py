@@ -24,8 +24,8 @@ from espalier.tree import EMPTY_LEAF, Tree
 Array = NDArray[Any]
 LEAST_ROOM, ROOM = 16, 4
 """A parent takes ROOM times the mean number of children as live leaves, and at least LEAST_ROOM: similar new items stay together."""
-SLOTS = 1 << 36
-"""More than any slot. Times the number of a node it is still an int64."""
+KEYS = (1 << 63) - 1
+"""A leaf's key is parent · slots + slot, an int64: each inner node of a tree has as many slots as fit, 2^43 where there are a million."""
 LATE = 1 << 20
 """More than any parent's children and live leaves."""
 UNUSED, UNUSED_NUMBERS = 1024, 1 << 20
@@ -50,7 +50,8 @@ class LiveTree:
         self.tree, self._width, self._features, self._has_tail = tree, width, features, has_tail
         self._pool: DensePool | WeightPool = WeightPool() if width is None else DensePool(width)
         self._leaf: dict[int, tuple[int, int]] = {}  # handle → (parent, slot)
-        self._sorted = SortedArrays(2)  # parent · SLOTS + slot → handle, place
+        self._slots = KEYS // int(tree.level_offset[tree.height])
+        self._sorted = SortedArrays(2)  # parent · slots + slot → handle, place
         self._place: dict[int, int] = {}
         self._numbers: dict[int, int] = {}  # by handle
         self.numbers = 0
@@ -117,7 +118,7 @@ class LiveTree:
             raise InvalidData("placements.row.tail_feature", f"{len(row.tail_feature)} features", "none here: the model has no tail")
         if own:
             return
-        if parent not in self._parents or not 0 <= slot < SLOTS:
+        if parent not in self._parents or not 0 <= slot < self._slots:
             first, last = self._parents[0], self._parents[-1]
             raise InvalidData("placements.parent", f"node {parent}, slot {slot}", f"a node from {first} to {last}")
         if self.leaf(handle) != (parent, slot):
@@ -132,7 +133,7 @@ class LiveTree:
         self.numbers += row.numbers
         if not own:
             self._taken.setdefault(parent, {})[slot] = handle
-        self._sorted.set(parent * SLOTS + slot, handle, self._place[handle])
+        self._sorted.set(parent * self._slots + slot, handle, self._place[handle])
         self._leaves = None
         if self._pool.places > 2 * len(self._leaf) + UNUSED or self._pool.numbers > 2 * self.numbers + UNUSED_NUMBERS:
             self._compact()
@@ -144,7 +145,7 @@ class LiveTree:
         parent, slot = self._leaf.pop(handle)
         del self._place[handle]
         self.numbers -= self._numbers.pop(handle)
-        self._sorted.discard(parent * SLOTS + slot)
+        self._sorted.discard(parent * self._slots + slot)
         taken = self._taken.get(parent, {})
         taken.pop(slot, None)
         if not taken:
@@ -154,7 +155,7 @@ class LiveTree:
     def leaves(self) -> LiveLeaves:
         if self._leaves is None:
             key_X, handle_X, place_X = self._sorted.arrays_KX
-            parent_X, slot_X, parent_Y, begin_Y = _by_parent(key_X, SLOTS)
+            parent_X, slot_X, parent_Y, begin_Y = _by_parent(key_X, self._slots)
             dense = self._pool.rows_PD if isinstance(self._pool, DensePool) else None
             sparse = self._pool.sparse if isinstance(self._pool, WeightPool) else None
             self._leaves = LiveLeaves(parent_X, slot_X, handle_X, place_X, parent_Y, begin_Y, dense, sparse)
@@ -166,7 +167,7 @@ class LiveTree:
         for place, handle in enumerate(handles):
             self._place[handle] = place
             parent, slot = self._leaf[handle]
-            self._sorted.set(parent * SLOTS + slot, handle, place)
+            self._sorted.set(parent * self._slots + slot, handle, place)
 
     def _children(self, parent: int) -> int:
         return int(self.tree.first_child[parent + 1] - self.tree.first_child[parent])

@@ -34,7 +34,8 @@ from espalier.manifest import LinearScorer
 Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 MAX_HANDLES = 1 << 18
-"""Ids that one open version can have seen live. The version is opened anew before that."""
+"""Ids that one open version may have seen live: a writer that has seen as many refuses new ones. It is no limit here, because
+every process applies what was committed, however many ids it has seen itself. The version is opened anew before that."""
 KEPT_FIELDS = 256
 """Items that keep their fields after they were deleted, the last ones, for requests that have found them already."""
 SPARE_EXPIRIES = 1024
@@ -302,8 +303,6 @@ class LiveState:
     def _handle(self, item_id: str, trained: int) -> int:
         if self.table.entry(item_id) is not None:
             return self.table.handle_for(item_id)
-        if self.table.handles >= MAX_HANDLES:
-            raise InvalidData("live items", f"{MAX_HANDLES + 1} ids", f"at most {MAX_HANDLES} in one open version")
         handle = self.table.handle_for(item_id)
         if self._memory is not None:
             self._memory.arrived(item_id, trained if trained >= 0 else self._items + handle)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from typing import TypeVar
 
 from espalier.errors import EspalierError, JournalError
 from espalier.live.journal import Journal
@@ -28,9 +30,15 @@ from service.watch.live_metrics import LiveMetrics
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 MAX_WAITING = 1024
 """Writes of single requests that wait; more are answered 429."""
 RETRY_S = 1
+WRITE_S, BULK_S = 10.0, 60.0
+"""How long a single write, and a group of a bulk's lines, waits for its outcome."""
+READ_S = 2.0
+"""How long a request waits for the journal to be read."""
 
 
 class LiveCatalogue:
@@ -49,6 +57,7 @@ class LiveCatalogue:
         self._follows, self._waiting = follows, 0
         self._not_following: str | None = None
         self._waiters: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}  # those who wait for an operation
+        self._reader = ThreadPoolExecutor(1, f"reads-{model}")  # of its own: a read that hangs keeps no thread from other routes
         notices.subscribe(model, self.thread.look)
 
     # -- writes ---------------------------------------------------------------------------------------------------------
@@ -60,33 +69,38 @@ class LiveCatalogue:
         return await self._one(delete, condition)
 
     async def bulk(self, operations: Sequence[Put | Delete]) -> Sequence[Outcome | EspalierError]:
-        return await self._write(operations, ALWAYS)
+        return await self._write(operations, ALWAYS, BULK_S)
 
     async def _one(self, what: Put | Delete, condition: Condition) -> Outcome:
         if self._waiting >= MAX_WAITING:
             raise QueueFull(f"{self._waiting} writes wait already.", RETRY_S)
         self._waiting += 1
         try:
-            (found,) = await self._write([what], condition)
+            (found,) = await self._write([what], condition, WRITE_S)
         finally:
             self._waiting -= 1
         if isinstance(found, EspalierError):
             raise found
         return found
 
-    async def _write(self, operations: Sequence[Put | Delete], condition: Condition) -> list[Outcome | EspalierError]:
+    async def _write(self, operations: Sequence[Put | Delete], condition: Condition, within_s: float) -> list[Outcome | EspalierError]:
         """What became of each operation, in order. Raises NotReady, Conflict and Follows, where none can be taken.
 
-        What was handed to the journal's thread is finished even when the client hangs up.
+        What the journal's thread has begun is finished even when the client hangs up, or the time is over.
         """
         default = self._check_writable()
         found = [_checked(operation, condition, default) for operation in operations]
         writes = [write for write in found if isinstance(write, Write)]
         self.thread.submit(writes)
-        for write in reversed(writes):  # when the last one is answered the others are, mostly
-            if not write.outcome.done():
-                with suppress(Exception):  # `_outcome` says what became of it
-                    await asyncio.wrap_future(write.outcome)
+        try:
+            async with asyncio.timeout(within_s):
+                for write in reversed(writes):  # when the last one is answered the others are, mostly
+                    if not write.outcome.done():
+                        with suppress(Exception):  # `_outcome` says what became of it
+                            await asyncio.wrap_future(write.outcome)
+        except TimeoutError:
+            for write in writes:
+                write.outcome.cancel()  # unless it has begun
         return [_outcome(write) if isinstance(write, Write) else write for write in found]
 
     def _check_writable(self) -> LiveVersion:
@@ -110,10 +124,7 @@ class LiveCatalogue:
 
     async def get(self, item_id: str) -> StoredItem:
         default = self._check_ready()
-        try:
-            stored = await asyncio.to_thread(self._journal.latest, item_id)
-        except JournalError as error:
-            raise NotWritable(str(error)) from error
+        stored = await self._read(self._journal.latest, item_id)
         if stored is not None and (stored.kind == "delete" or stored.has_expired(time.time())):
             raise ItemNotFound(f"There is no item {item_id!r}: it was deleted.")
         if stored is None and not default.is_trained(item_id):
@@ -127,18 +138,12 @@ class LiveCatalogue:
         return StoredItem(item_id, stored.sequence, body, True, placed, stored.source_version, stored.at)
 
     async def changes(self, after: int, limit: int) -> Sequence[Operation]:
-        try:
-            if after > await self.committed():
-                raise ChangesGone(f"after: there is no operation {after} yet; was a backup put in place?")
-            return await asyncio.to_thread(self._journal.since, after, limit)
-        except JournalError as error:
-            raise NotWritable(str(error)) from error
+        if after > await self.committed():
+            raise ChangesGone(f"after: there is no operation {after} yet; was a backup put in place?")
+        return await self._read(self._journal.since, after, limit)
 
     async def committed(self) -> int:
-        try:
-            return await asyncio.to_thread(self._journal.last_sequence)
-        except JournalError as error:
-            raise NotWritable(str(error)) from error
+        return await self._read(self._journal.last_sequence)
 
     async def dropped(self) -> int:
         try:
@@ -147,10 +152,17 @@ class LiveCatalogue:
             raise NotWritable(str(error)) from error
 
     async def identity(self) -> str | None:
+        return await self._read(self._journal.identity)
+
+    async def _read(self, read: Callable[..., T], *values: object) -> T:
+        """What the journal says. Raises NotWritable where it says nothing, or not in time."""
         try:
-            return await asyncio.to_thread(self._journal.identity)
+            async with asyncio.timeout(READ_S):
+                return await asyncio.get_running_loop().run_in_executor(self._reader, read, *values)
         except JournalError as error:
             raise NotWritable(str(error)) from error
+        except TimeoutError as error:
+            raise NotWritable(f"The journal could not be read within {READ_S:g} s.") from error
 
     def status(self) -> CatalogueStatus:
         default, thread = self._default(), self.thread
@@ -200,7 +212,7 @@ class LiveCatalogue:
         if version.refused is None and self._journal.exists():
             try:
                 self._journal.check()
-                replay(version, self._journal)
+                replay(version, self._journal, store=self.thread.store)
             except JournalError as error:
                 log.error("%s version %d serves without its live items: %s", self.model, version.version, error)
         self.thread.join(version)
@@ -251,6 +263,7 @@ class LiveCatalogue:
     def stop(self) -> None:
         """Finish what was submitted, and close the journal. Blocks."""
         self.thread.stop()
+        self._reader.shutdown(wait=False, cancel_futures=True)
 
 
 def _checked(operation: Put | Delete, condition: Condition, default: LiveVersion) -> Write | EspalierError:
@@ -264,7 +277,11 @@ def _checked(operation: Put | Delete, condition: Condition, default: LiveVersion
 
 
 def _outcome(write: Write) -> Outcome | EspalierError:
-    """What became of a write that is finished. Raises what is nobody's mistake."""
+    """What became of a write that is finished, or was waited for long enough. Raises what is nobody's mistake."""
+    if write.outcome.cancelled():
+        return NotWritable("It waited too long for the writes before it. Nothing was written; retrieval goes on.")
+    if not write.outcome.done():
+        return NotWritable("It takes too long, and whether it will be written is not known; send it again. Retrieval goes on.")
     error = write.outcome.exception()
     if error is None:
         return write.outcome.result()

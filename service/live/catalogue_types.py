@@ -121,7 +121,7 @@ class Catalogue(Protocol):
 
     Writes raise InvalidInput (422: evidence is missing, a column is unknown, a value has a wrong type), PreconditionFailed (412), QueueFull
     (429: too many operations wait), CatalogueFull (507: no room; deletes are still taken), Follows (409: another host writes this
-    catalogue), NotWritable (503: the disk is full, or the folder is read-only) and NotReady (503).
+    catalogue), NotWritable (503: the disk is full, the folder is read-only, or it takes too long) and NotReady (503).
     An operation that has begun is finished even if the caller is cancelled.
     """
 

@@ -121,10 +121,21 @@ class Group:
         operation = Operation(0, put.id, "put", body, source_version, self._now)
         if stored is not None and exists and operation.same_state(stored):
             return Decided(write, "unchanged", stored.sequence)
-        operation.body.to_bytes()  # raises where it is too large, before anything is appended
-        placements = {number: self._placed(write, operation, stored, version) for number, version in self._versions.items()}
-        self._check_room(operation, placements)
-        return self._append(write, operation, "updated" if exists else "inserted", placements)
+        placements: dict[int, tuple[Placement, ...]] = {}
+        try:
+            for number, version in self._versions.items():
+                placements[number] = self._placed(write, operation, stored, version)
+            is_unseen = self._checked_handle(operation.id)
+            characters, numbers, leaves = self._checked_room(operation, placements)
+            decided = self._append(write, operation, "updated" if exists else "inserted", placements)
+        except EspalierError:
+            for number, own in placements.items():
+                self._slots[number].give_back(own)
+            raise
+        self._characters, self._numbers, self._new = self._characters + characters, self._numbers + numbers, self._new + leaves
+        if is_unseen:
+            self._unseen.add(operation.id)
+        return decided
 
     def _delete(self, write: Write, delete: Delete) -> Decided:
         stored, exists = self._now_stored(delete.id)
@@ -135,10 +146,11 @@ class Group:
             return Decided(write, "stale", stored.sequence)
         if stored is not None and not exists:
             return Decided(write, "unchanged", stored.sequence)
+        kept = stored.source_version if stored is not None and delete.source_version is None else delete.source_version
+        decided = self._append(write, Operation(0, delete.id, "delete", source_version=kept, at=self._now), "deleted", {})
         if self._default is not None and self._default.built().live_leaf_of(delete.id) is not None:
             self._new -= 1
-        kept = stored.source_version if stored is not None and delete.source_version is None else delete.source_version
-        return self._append(write, Operation(0, delete.id, "delete", source_version=kept, at=self._now), "deleted", {})
+        return decided
 
     def _now_stored(self, item_id: str) -> tuple[Operation | None, bool]:
         """The last operation of an id, and whether there is such an item now."""
@@ -168,10 +180,10 @@ class Group:
             raise InvalidInput("item", item_id, EVIDENCE)
         return ()
 
-    def _check_room(self, operation: Operation, placements: Mapping[int, tuple[Placement, ...]]) -> None:
-        """Raise CatalogueFull where the default version has no room for one more item, or for its fields."""
+    def _checked_room(self, operation: Operation, placements: Mapping[int, tuple[Placement, ...]]) -> tuple[int, int, int]:
+        """The characters, numbers and live leaves that are added to the default version. Raises CatalogueFull where it has no room."""
         if self._default is None:
-            return
+            return 0, 0, 0
         state, characters = self._default.built(), characters_of(operation.body.fields)
         if characters and state.table.characters + self._characters + characters > MAX_CHARACTERS:
             full = f"The fields of live items have {MAX_CHARACTERS} characters together; fold them into a version. Deletes are taken."
@@ -179,29 +191,27 @@ class Group:
         numbers = sum(placement.row.numbers for placement in placements.get(self._default.version, ()))
         if numbers and state.numbers + self._numbers + numbers > MAX_NUMBERS:
             raise CatalogueFull(f"The rows of live items have {MAX_NUMBERS} numbers together; fold them into a version. Deletes are taken.")
-        if placements.get(self._default.version) and state.live_leaf_of(operation.id) is None:
-            if state.live_items + self._new >= self._most:
-                raise CatalogueFull(f"There are {self._most} live items (ESPALIER_MAX_LIVE); fold them into a version. Deletes are taken.")
-            self._new += 1
-        self._characters += characters
-        self._numbers += numbers
+        leaves = int(bool(placements.get(self._default.version)) and state.live_leaf_of(operation.id) is None)
+        if leaves and state.live_items + self._new >= self._most:
+            raise CatalogueFull(f"There are {self._most} live items (ESPALIER_MAX_LIVE); fold them into a version. Deletes are taken.")
+        return characters, numbers, leaves
 
     def _append(self, write: Write, operation: Operation, outcome: OutcomeKind, placements: Mapping[int, tuple[Placement, ...]]) -> Decided:
-        self._check_handles(operation.id)
         if self._transaction.last_sequence() + 1 < self._first:
             operation = replace(operation, sequence=self._first)
-        stored = self._transaction.append(operation)
-        for version, own in placements.items():
-            self._transaction.store_placements(version, {stored.sequence: own})
+        with self._transaction.whole():  # a place may turn out to be too large when its operation is there
+            stored = self._transaction.append(operation)
+            for version, own in placements.items():
+                self._transaction.store_placements(version, {stored.sequence: own})
         return Decided(write, outcome, stored.sequence, stored, placements)
 
-    def _check_handles(self, item_id: str) -> None:
-        for version in self._versions.values():
-            table = version.built().table
-            if table.entry(item_id) is None:
-                if table.handles + len(self._unseen) >= MAX_HANDLES:
-                    raise CatalogueFull(f"{MAX_HANDLES} ids were put or deleted since the version was trained; fold them into a version.")
-                self._unseen.add(item_id)
+    def _checked_handle(self, item_id: str) -> bool:
+        """Whether an id is new to a version of this process. Raises CatalogueFull where one has seen too many for another."""
+        unseen = [table for version in self._versions.values() if (table := version.built().table).entry(item_id) is None]
+        if any(table.handles + len(self._unseen) >= MAX_HANDLES for table in unseen):
+            full = f"{MAX_HANDLES} ids were put or deleted since the version was trained; fold them into a version. Deletes are taken."
+            raise CatalogueFull(full)
+        return bool(unseen)
 
 
 def _is_stale(source_version: int | None, stored: Operation) -> bool:

@@ -11,24 +11,25 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from espalier.errors import EspalierError, JournalError
+from espalier.errors import EspalierError, JournalBusy, JournalError
 from espalier.live.journal import Journal
 from espalier.live.operations import Operation
 from service.errors import BeingChanged, NotReady, NotWritable
-from service.live.catalogue_types import Outcome, Placed
+from service.live.catalogue_types import Delete, Outcome, Placed
 from service.live.compaction import Compaction
 from service.live.group import Decided, EvidenceNeeded, Group, Write
 from service.live.live_version import LiveVersion
 from service.live.notices import UNKNOWN, UNSEEN, Notices
 from service.live.placing import named_by, placed
-from service.live.replay import Stored, Writing, apply_all, replay
+from service.live.replay import Store, Stored, apply_all, replay, store_by, store_in
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class JournalThread:
         self.reason: str | None = None
         self.applied = 0
         self._waiting: SimpleQueue[Waiting | None] = SimpleQueue()
-        self._held: deque[Waiting | None] = deque()  # taken from the queue, for the next turn
+        self._held: deque[Waiting | None] = deque()  # taken from the queue and put back: it comes before what waits
         self._looks = False
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -82,18 +83,17 @@ class JournalThread:
     # -- from any thread ------------------------------------------------------------------------------------------------
 
     def submit(self, writes: Sequence[Write]) -> None:
-        """Commit writes, soon; their outcomes say what became of them."""
-        self._start()
-        for write in writes:
-            write.outcome.set_running_or_notify_cancel()  # nobody can cancel it any more
-            self._waiting.put(write)
+        """Commit writes, soon, in the order in which they came; their outcomes say what became of them.
+
+        A write whose outcome is cancelled before the thread takes it is not done.
+        """
+        self._enqueue(*writes)
 
     def look(self) -> None:
         """Another process may have committed something."""
         if not self._looks and not self._stopped and (self._thread is not None or self.journal.exists()):
             self._looks = True
-            self._start()
-            self._waiting.put(self._catch_up)
+            self._enqueue(self._catch_up)
 
     def call(self, work: Callable[[], T]) -> T:
         """Do something between two turns of the thread, and return what it returns."""
@@ -105,9 +105,12 @@ class JournalThread:
             except Exception as error:
                 done.set_exception(error)
 
-        self._start()
-        self._waiting.put(job)
+        self._enqueue(job)
         return done.result()
+
+    def store(self, version: int, places: Stored) -> Stored:
+        """A `Store` for a loader: this thread locks the journal, because a loader's low priority could hold up every writer."""
+        return self.call(lambda: store_in(self.journal, version, places))
 
     def join(self, version: LiveVersion) -> None:
         """Apply what is committed to a version from now on. It has been brought almost up to date."""
@@ -124,20 +127,22 @@ class JournalThread:
         """Finish what was submitted, and end."""
         with self._starting:
             self._stopped = True
-        if self._thread is not None:
             self._waiting.put(None)
+        if self._thread is not None:
             self._thread.join()
         self._visible.stop()
         self._compaction.stop()
         self.journal.close()
 
-    def _start(self) -> None:
-        with self._starting:
+    def _enqueue(self, *waiting: Waiting) -> None:
+        with self._starting:  # nothing comes behind the end
             if self._stopped:
                 raise NotReady("The service is shutting down.")
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"live-{self.model}", daemon=True)
                 self._thread.start()
+            for found in waiting:
+                self._waiting.put(found)
 
     # -- the thread -----------------------------------------------------------------------------------------------------
 
@@ -152,62 +157,81 @@ class JournalThread:
     def _turn(self) -> bool:
         """One group of writes, or one call. False after the last."""
         first = self._next()
+        if first is None:
+            return False
         if isinstance(first, Write):
             self._commit(self._group(first))
-        elif callable(first):
+        else:
             first()
-        elif self._stopped:
-            return False
         now = time.time()
         for version in self._joined:
             version.expire(now)
         return True
 
     def _next(self) -> Waiting | None:
-        """What waits; None when nothing did until an item may expire, or at the end."""
-        if self._held:
-            return self._held.popleft()
+        """What waits; a call of nothing when nothing did until an item may expire; None at the end."""
         next_expiry = min((version.next_expiry() for version in self._joined), default=math.inf)
         timeout = None if next_expiry == math.inf else min(max(next_expiry - time.time(), 0.0), IDLE_S)
         try:
-            return self._waiting.get(timeout=timeout)
+            return self._take(timeout)
         except Empty:
-            return None
+            return _nothing
+
+    def _take(self, timeout: float | None = 0.0) -> Waiting | None:
+        """What waits and came first. Raises Empty when nothing does. A write that nobody waits for any more is left out."""
+        while True:
+            found = self._held.popleft() if self._held else self._waiting.get(timeout=timeout)
+            if not isinstance(found, Write) or found.outcome.running() or found.outcome.set_running_or_notify_cancel():
+                return found
 
     def _group(self, first: Write) -> list[Write]:
         """The writes that wait, up to the first of an item of the group, or that such an item places: it must be there first."""
         group, ids = [first], {first.what.id}
         while len(group) < GROUP:
             try:
-                found = self._waiting.get_nowait()
+                found = self._take()
             except Empty:
                 break
-            if not isinstance(found, Write) or found.what.id in ids or not ids.isdisjoint(named_by(found.what)):
-                self._held.append(found)
+            if not isinstance(found, Write) or found.what.id in ids or not ids.isdisjoint(_named_by(found)):
+                self._held.appendleft(found)
                 break
             group.append(found)
             ids.add(found.what.id)
         return group
 
-    def _commit(self, writes: list[Write]) -> None:
+    def _taken(self) -> list[Write]:
+        """All writes that wait; what else waits stays."""
+        waiting: list[Waiting | None] = []
+        with suppress(Empty):
+            while True:
+                waiting.append(self._take())
+        self._held.extend(found for found in waiting if not isinstance(found, Write))
+        return [found for found in waiting if isinstance(found, Write)]
+
+    def _commit(self, group: list[Write]) -> None:
         default = self._default()
-        writes, failed = placed(writes, self.versions.values(), default)
-        for write, error in reversed(failed):
-            if isinstance(error, NotReady) and self._default() is not default:  # it was dropped meanwhile: the next default places it
-                self._held.appendleft(write)
-            else:
-                write.outcome.set_exception(error)
+        writes, failed = placed(group, self.versions.values(), default)
+        if any(isinstance(error, NotReady) for _, error in failed) and self._default() is not default:
+            self._held.extendleft(reversed(group))  # it was dropped meanwhile: the next default places them
+            return
+        for write, error in failed:
+            write.outcome.set_exception(error)
         if not writes:
             return
         try:
+            self._replay()
+            if self._looks:  # others have committed: what they did is applied before the journal is locked, most of it
+                self._catch_up()
             with self.journal.writing() as transaction:
-                self._follow(transaction.last_sequence(), transaction.since, transaction.placements, lambda: nullcontext(transaction))
+                self._follow(transaction.last_sequence(), transaction.since, transaction.placements, partial(store_by, transaction))
                 now = time.time()
                 for version in self._joined:
                     version.expire(now)
                 decided = Group(transaction, self.versions, default, self._most, now).decide(writes)
         except JournalError as error:
             self._remark(str(error))
+            if isinstance(error, JournalBusy):  # nobody waits in turn for a process that does not let go
+                writes += self._taken()
             for write in writes:
                 write.outcome.set_exception(NotWritable(f"{error}. Retrieval goes on."))
             return
@@ -242,7 +266,7 @@ class JournalThread:
         """Apply what this process has committed."""
         operations = [found.operation for found in decided if found.operation is not None]
         stored = {number: {found.sequence: own for found in decided if (own := found.placements.get(number))} for number in self.versions}
-        self._apply(operations, stored, self.journal.writing)
+        self._apply(operations, stored, partial(store_in, self.journal))
 
     def _outcome(self, found: Decided, default: LiveVersion | None) -> Outcome:
         where: Placed | None = None
@@ -262,9 +286,8 @@ class JournalThread:
         try:
             end = self.journal.last_sequence()
             self._on_lag(max(end - self.applied, 0))
-            for version in self._joined:
-                replay(version, self.journal, self.applied)  # what it could not read when it joined
-            self._follow(end, self.journal.since, self.journal.placements, self.journal.writing)
+            self._replay()
+            self._follow(end, self.journal.since, self.journal.placements, partial(store_in, self.journal))
         except JournalError as error:
             self._remark(str(error))
             self._unreadable = True
@@ -272,23 +295,28 @@ class JournalThread:
         if self._unreadable:
             self._remark(None)
 
+    def _replay(self) -> None:
+        """Give each version what it could not read when it joined. Raises JournalError, and then nothing later may be applied to it."""
+        for version in self._joined:
+            replay(version, self.journal, self.applied)
+
     def _follow(
         self,
         end: int,
         since: Callable[[int, int], list[Operation]],
         placements: Callable[[int, Sequence[int]], Stored],
-        writing: Writing,
+        store: Store,
     ) -> None:
         """Apply what was committed up to an operation."""
         while self.applied < end and (operations := since(self.applied, PAGE)):
             sequences = [operation.sequence for operation in operations]
-            self._apply(operations, {number: placements(number, sequences) for number in self.versions}, writing)
+            self._apply(operations, {number: placements(number, sequences) for number in self.versions}, store)
 
-    def _apply(self, operations: Sequence[Operation], stored: Mapping[int, Stored], writing: Writing) -> None:
+    def _apply(self, operations: Sequence[Operation], stored: Mapping[int, Stored], store: Store) -> None:
         """Apply operations, in their order, to all versions, and show them. stored: their places by version."""
         for version in self._joined:
             if version.refused is None:
-                apply_all(version, operations, stored[version.version], writing)
+                apply_all(version, operations, stored[version.version], store)
                 version.publish()
         self._reach(operations[-1].sequence)
 
@@ -332,6 +360,14 @@ class JournalThread:
             self.reason = reason
             self._on_apply()
         self._unreadable = False
+
+
+def _nothing() -> None:
+    """An item may have expired."""
+
+
+def _named_by(write: Write) -> Collection[str]:
+    return () if isinstance(write.what, Delete) else named_by(write.what.body)
 
 
 class _Visible:

@@ -217,24 +217,38 @@ class LiveVersion:
             manifest = self.bundle.manifest
             is_newer = manifest.live is not None or operation.at >= manifest.created.timestamp()
             return is_newer and operation.body.has_evidence and self._evidence.get(operation.id) != _evidence_of(operation)
-        return self.built().live_leaf_of(operation.id) is None or self._evidence.get(operation.id) != _evidence_of(operation)
+        state = self.built()
+        entry = state.table.entry(operation.id)
+        has_expired = entry is not None and entry.valid_until is not None and entry.valid_until <= operation.at
+        return has_expired or state.live_leaf_of(operation.id) is None or self._evidence.get(operation.id) != _evidence_of(operation)
 
-    def place(self, operation: Operation) -> Placements:
-        """The places of an operation by all that is known of its item; none where that does not say."""
+    def places(self, operations: Sequence[Operation]) -> dict[int, Placements]:
+        """Places of operations by all that is known of their items, by sequence; without those of which that says nothing.
+
+        operations  at least one; none names the item of another
+        """
         try:
             if self._state is not None:
-                self.publish()  # it may have been placed by items that came just before it
-            (found,) = self.where([(operation.id, operation.body)])
-            if isinstance(found, EspalierError):
-                raise found
-            return Slots(self.built(), late=operation.sequence).place(operation.id, found)
+                self.publish()  # they may have been placed by items that came just before them
+            found = self.where([(operation.id, operation.body) for operation in operations])
         except NotReady:  # its engine searches no more; where the version is loaded again, it catches up
             self._dropped = True
-            log.info("%s version %d: no operation from %d on: the version is being dropped", self._name, self.version, operation.sequence)
-            return ()
+            first = operations[0].sequence
+            log.info("%s version %d: no operation from %d on: the version is being dropped", self._name, self.version, first)
+            return {}
         except EspalierError as error:
-            log.warning("%s version %d: operation %d is left out: %s", self._name, self.version, operation.sequence, error)
-            return ()
+            if len(operations) > 1:  # so that it fails nobody else's
+                return {sequence: own for operation in operations for sequence, own in self.places([operation]).items()}
+            found = [error]
+        slots, placements = Slots(self.built()), dict[int, Placements]()
+        for operation, candidates in zip(operations, found, strict=True):
+            try:
+                if isinstance(candidates, EspalierError):
+                    raise candidates
+                placements[operation.sequence] = slots.place(operation.id, candidates, late=operation.sequence)
+            except EspalierError as error:
+                log.warning("%s version %d: operation %d is left out: %s", self._name, self.version, operation.sequence, error)
+        return placements
 
     def where(self, items: Sequence[tuple[str, ItemBody]]) -> list[Candidates | EspalierError]:
         """Where items may go, by their evidence; an error for one whose evidence says nothing. From any thread but the event loop's."""
@@ -306,12 +320,16 @@ class LiveVersion:
             return self._state
 
     def placed(self, item_id: str) -> Placed | None:
-        """Where an item's leaf hangs, of a forest in its first tree; None where it has none, or was deleted."""
-        entry = None if self._state is None else self._state.table.entry(item_id)
-        if entry is not None and (entry.is_deleted or self._state is None):
+        """Where an item's leaf hangs in the last snapshot, of a forest in its first tree; None where it has none, or was deleted.
+
+        From any thread: it does not wait for what is being applied.
+        """
+        view = self._newest
+        entry, row = view.entry(item_id), int(view.items.rows_of([item_id])[0])
+        if row < 0 or (entry is not None and entry.is_deleted):
             return None
-        leaf = self.built().leaf_of(item_id)
-        return None if leaf is None else Placed(self.version, leaf[0], TRAINED if entry is None else entry.by)
+        parent = int(view.path_of(self.bundle.tree, 0, row)[-2])
+        return None if parent < 0 else Placed(self.version, parent, TRAINED if entry is None else entry.by)
 
     @property
     def takes_fields(self) -> bool:

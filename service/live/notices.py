@@ -2,8 +2,9 @@
 
 Each worker has a datagram socket `<pid>.sock` in the run folder, and a file `<pid>.live` with the last operation that it answers by, for
 each model that it serves. A datagram only says that there is something to look at, so that a lost one delays and does not harm: whoever is
-told, or was not told for POLL_S, reads the journal and the files. A dead worker is not waited for. A process alone has no socket and looks
-every POLL_S, because commands or another service may write to its journals. Knows sequence numbers by model. Does not know journals.
+told reads the journal and the files, and everybody reads all of them every POLL_S, whatever was told meanwhile: commands or another service
+may write to the journals, too. A dead worker is not waited for. A process alone has no socket. Knows sequence numbers by model. Does not
+know journals.
 """
 
 from __future__ import annotations
@@ -65,7 +66,6 @@ class Notices:
             self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._sender.setblocking(False)
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            self._socket.settimeout(POLL_S)
             try:
                 self._socket.bind(str(own))
             except OSError as error:  # the path is too long, or the disk is full
@@ -150,12 +150,19 @@ class Notices:
                 self._changed.wait(min(left_s, RECHECK_S))
 
     def _listen(self) -> None:
+        look_at = time.monotonic() + POLL_S
         while not self._stopped.is_set():
-            told: bytes | None = None
-            if self._socket is None:
-                self._stopped.wait(POLL_S)
+            told = b""
+            left_s = look_at - time.monotonic()
+            if left_s <= 0:
+                look_at = time.monotonic() + POLL_S
+                for model in self._looks:
+                    self._look(model)
+            elif self._socket is None:
+                self._stopped.wait(left_s)
             else:
                 try:
+                    self._socket.settimeout(left_s)
                     told = self._socket.recv(1024)
                 except TimeoutError:
                     pass
@@ -165,10 +172,7 @@ class Notices:
                     continue
             with self._changed:
                 self._changed.notify_all()
-            if told is None:
-                for model in self._looks:
-                    self._look(model)
-            elif told[:1] == b"c":
+            if told[:1] == b"c":
                 self._look(told[1:].decode(errors="replace"))
 
     def _look(self, model: str) -> None:

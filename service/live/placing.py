@@ -40,12 +40,10 @@ def placed(writes: Sequence[Write], versions: Collection[LiveVersion], default: 
     return found, failed
 
 
-def named_by(what: Put | Delete) -> dict[str, None]:
+def named_by(body: ItemBody) -> dict[str, None]:
     """The ids of items that place an item, each once, in their order."""
-    if isinstance(what, Delete):
-        return {}
-    histories = [event for event in what.body.events if isinstance(event, list | tuple)]
-    return dict.fromkeys([*what.body.like, *(item for history in histories for item in history if isinstance(item, str))])
+    histories = [event for event in body.events if isinstance(event, list | tuple)]
+    return dict.fromkeys([*body.like, *(item for history in histories for item in history if isinstance(item, str))])
 
 
 def _candidates(
@@ -96,7 +94,7 @@ def _evidence(write: Write, default: LiveVersion) -> ItemBody | None:
 
 
 def _unknown(what: Put | Delete, default: LiveVersion) -> tuple[str, ...]:
-    ids = list(named_by(what))
+    ids = [] if isinstance(what, Delete) else list(named_by(what.body))
     if not ids:
         return ()
     return tuple(item_id for item_id, row in zip(ids, default.items.rows_of(ids).tolist(), strict=True) if row < 0)

@@ -1,8 +1,8 @@
 """Applies operations of the journal to a version, with their places.
 
 Places are stored by version. An operation without one was committed when no worker served this version: it is placed now, in the order of
-the journal and under its lock, and its places are stored, so that all workers have the same. Knows operations and versions. Does not know
-when a version is opened.
+the journal, and its places are stored. The journal is locked only to store them. Of workers that place an operation at once the first to
+store its places decides, so all have the same. Knows operations and versions. Does not know when a version is opened.
 """
 
 from __future__ import annotations
@@ -10,29 +10,35 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from functools import partial
 
-from espalier.errors import JournalError
+from espalier.errors import InvalidData, JournalError
 from espalier.live.journal import Journal, Transaction
 from espalier.live.operations import Operation
 from espalier.live.rows import Placement
 from service.live.live_version import LiveVersion
+from service.live.placing import named_by
 
 log = logging.getLogger(__name__)
 
 PAGE = 2000
 """Operations that are read at a time."""
 BLOCK = 16
-"""Operations that are placed while the journal is locked."""
+"""Most operations that are placed together."""
 
 Placements = tuple[Placement, ...]
 Stored = Mapping[int, Placements]
 """Places in one version, by sequence."""
-Writing = Callable[[], AbstractContextManager[Transaction]]
+Store = Callable[[int, Stored], Stored]
+"""Stores places in a version, unless another process did before; returns those that hold. Raises JournalError."""
 
 
-def replay(version: LiveVersion, journal: Journal, until: int | None = None) -> None:
-    """Apply the last operation of each item that a version lacks, up to an operation, and show them. Raises JournalError."""
+def replay(version: LiveVersion, journal: Journal, until: int | None = None, store: Store | None = None) -> None:
+    """Apply the last operation of each item that a version lacks, up to an operation, and show them. Raises JournalError.
+
+    store  None: in transactions of this thread
+    """
     if version.refused is not None or (until is not None and version.applied >= until):
         return
     end = journal.last_sequence() if until is None else until
@@ -40,7 +46,7 @@ def replay(version: LiveVersion, journal: Journal, until: int | None = None) -> 
         while version.applied < end:
             operations = [operation for operation in journal.current(version.applied, PAGE) if operation.sequence <= end]
             stored = journal.placements(version.version, [operation.sequence for operation in operations])
-            apply_all(version, operations, stored, journal.writing)
+            apply_all(version, operations, stored, store or partial(store_in, journal))
             if not operations:
                 version.skip_to(end)  # what is left was replaced by later operations
     version.publish()
@@ -58,10 +64,22 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def apply_all(version: LiveVersion, operations: Sequence[Operation], stored: Stored, writing: Writing) -> None:
-    """Apply operations to a version, in their order.
+def store_in(journal: Journal, version: int, places: Stored) -> Stored:
+    """A `Store`, in a transaction of its own."""
+    with journal.writing() as transaction:
+        return store_by(transaction, version, places)
 
-    writing  opens a transaction, in which places are stored. Where that fails they are used all the same: others find the same ones
+
+def store_by(transaction: Transaction, version: int, places: Stored) -> Stored:
+    """A `Store`, in a transaction that is open."""
+    transaction.store_placements(version, places)
+    return transaction.placements(version, [*places])
+
+
+def apply_all(version: LiveVersion, operations: Sequence[Operation], stored: Stored, store: Store) -> None:
+    """Apply operations to a version, in their order. stored: the places that are known.
+
+    New places that cannot be stored are used all the same: others find the same ones.
     """
     begin = 0
     while begin < len(operations):
@@ -69,26 +87,23 @@ def apply_all(version: LiveVersion, operations: Sequence[Operation], stored: Sto
         while end < len(operations) and (operations[end].sequence in stored or operations[end].kind == "delete"):
             end += 1
         version.apply(operations[begin:end], stored)
-        block = operations[end : end + BLOCK]
-        if any(operation.sequence > version.applied and version.lacks_places(operation) for operation in block):
+        block = _independent(operations[end : end + BLOCK])
+        lacking = [one for one in block if one.sequence > version.applied and one.sequence not in stored and version.lacks_places(one)]
+        places = version.places(lacking) if lacking else {}
+        if places:
             try:
-                with writing() as transaction:
-                    _apply_block(version, block, stored, transaction)
-            except JournalError as error:
+                places = dict(store(version.version, places))
+            except (JournalError, InvalidData) as error:  # InvalidData: a row is too large
                 log.warning("%s version %d: places are not stored: %s", version.bundle.manifest.name, version.version, error)
-        _apply_block(version, block, stored, None)  # those that were applied change nothing
+        version.apply(block, {**stored, **places})
         begin = end + len(block)
 
 
-def _apply_block(version: LiveVersion, block: Sequence[Operation], stored: Stored, transaction: Transaction | None) -> None:
-    if transaction is not None:  # another worker may have been faster
-        stored = transaction.placements(version.version, [operation.sequence for operation in block])
-    for operation in block:
-        if operation.sequence <= version.applied:
-            continue
-        placements = stored.get(operation.sequence, ())
-        if not placements and version.lacks_places(operation):
-            placements = version.place(operation)
-            if placements and transaction is not None:
-                transaction.store_placements(version.version, {operation.sequence: placements})
-        version.apply([operation], {operation.sequence: placements})
+def _independent(operations: Sequence[Operation]) -> Sequence[Operation]:
+    """The first operations, up to one of an item before it, or that such an item places: it must be applied first."""
+    ids: set[str] = set()
+    for count, operation in enumerate(operations):
+        if operation.id in ids or not ids.isdisjoint(named_by(operation.body)):
+            return operations[:count]
+        ids.add(operation.id)
+    return operations

@@ -19,24 +19,22 @@ Candidates = Sequence[Sequence[tuple[int, LiveRow]]]
 
 
 class Slots:
-    """The slots of one version's trees; each is promised once.
+    """The slots of one version's trees, by its state; each is promised once."""
 
-    state  of the version
-    late   sequence of an operation that is placed after later ones may have been; None: of the next one. The state does not know all slots
-           that those have taken, so it gets one that no other operation has
-    """
-
-    def __init__(self, state: LiveState, late: int | None = None) -> None:
-        self._state, self._late = state, late
+    def __init__(self, state: LiveState) -> None:
+        self._state = state
         self._promised: dict[tuple[int, int], set[int]] = {}
 
-    def place(self, item_id: str, candidates: Candidates) -> tuple[Placement, ...]:
+    def place(self, item_id: str, candidates: Candidates, late: int | None = None) -> tuple[Placement, ...]:
         """An item's leaf in each tree: under the best parent with room, at its own slot where it has one there. Raises CatalogueFull.
 
         Where no candidate has room it goes near the best one, with the row that it has there. A trained item keeps its own leaf, and takes
         the row of its best parent.
+
+        late  sequence of an operation that is placed after later ones may have been; None: of the next one. The state does not know all
+              slots that those have taken, so it gets one that no other operation has
         """
-        chosen = [self._choose(item_id, tree, parents) for tree, parents in enumerate(candidates)]
+        chosen = [self._choose(item_id, tree, parents, late) for tree, parents in enumerate(candidates)]
         for placement in chosen:
             self._promised.setdefault((placement.tree, placement.parent), set()).add(placement.slot)
         return tuple(chosen)
@@ -45,7 +43,12 @@ class Slots:
         """The leaves of an item whose row stays. If it has expired, others may have its slots: then new ones, under the same parents."""
         return self.place(item_id, [[(placement.parent, placement.row)] for placement in placements])
 
-    def _choose(self, item_id: str, tree: int, parents: Sequence[tuple[int, LiveRow]]) -> Placement:
+    def give_back(self, placements: Sequence[Placement]) -> None:
+        """Promise an item's leaves no more: its operation is not stored."""
+        for placement in placements:
+            self._promised[placement.tree, placement.parent].discard(placement.slot)
+
+    def _choose(self, item_id: str, tree: int, parents: Sequence[tuple[int, LiveRow]], late: int | None) -> Placement:
         trained = self._state.trained_leaf_of(item_id, tree)
         if trained is not None and parents:
             return Placement(tree, *trained, parents[0][1])
@@ -59,6 +62,6 @@ class Slots:
                 return Placement(tree, *own, parents[of_row][1])
             promised = self._promised.get((tree, parent), set())
             if self._state.has_room(tree, parent, promised):
-                slot = self._state.next_slot(tree, parent, promised) if self._late is None else late_slot(self._late)
+                slot = self._state.next_slot(tree, parent, promised) if late is None else late_slot(late)
                 return Placement(tree, parent, slot, parents[of_row][1])
         raise CatalogueFull(f"No node of the tree has room for {item_id!r}; fold the live catalogue.")

@@ -27,7 +27,7 @@ def test_what_is_placed_late_has_no_slot_that_a_worker_ahead_has_given_away(bund
     taken = Slots(ahead).place("known", candidates)
     ahead.apply([Change(1, "known", "put", {}, taken)])
     # the last operation of "known" is a later one, so a replay does not know it yet
-    late = [Slots(behind, late=sequence).place(f"late-{sequence}", candidates) for sequence in (2, 3)]
+    late = [Slots(behind).place(f"late-{sequence}", candidates, late=sequence) for sequence in (2, 3)]
     for sequence, placements in zip((2, 3), late, strict=True):
         ahead.apply([Change(sequence, f"late-{sequence}", "put", {}, placements)])
     behind.apply([Change(2, "late-2", "put", {}, late[0]), Change(3, "late-3", "put", {}, late[1])])
@@ -40,4 +40,4 @@ def test_an_item_that_is_there_keeps_its_slot(bundle: Bundle) -> None:
     state = LiveState(bundle)
     row = LiveRow(np.zeros(bundle.graph_scorer.node_dim, np.float32))
     state.apply([Change(1, "new", "put", {}, (Placement(0, parent, 5, row),))])
-    assert Slots(state, late=7).place("new", [[(parent, row)]])[0].slot == 5
+    assert Slots(state).place("new", [[(parent, row)]], late=7)[0].slot == 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from espalier.bundle import Bundle
 from espalier.errors import JournalReadOnly
 from espalier.live.journal import Journal
+from espalier.live.journal_upkeep import leave_out
 from espalier.live.operations import ItemBody, Operation
 from espalier.live.rows import Placement
 from espalier.masks.filters import ItemFilters
@@ -126,6 +128,73 @@ def test_places_that_cannot_be_stored_are_used_all_the_same(
     assert parent_of(version, "new") == parent_of(version, "item-1")
 
 
+def test_places_are_found_while_the_journal_is_not_locked(
+    models: Path, version: LiveVersion, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loader searches at a low priority: no writer waits for its searches."""
+    ids = [f"new-{i}" for i in range(40)]
+    written(journal, *((item, ItemBody(like=("item-1",))) for item in ids))
+    searches: list[int] = []
+    place = Nearest.place
+
+    def placed(self: Nearest, items: Sequence[ItemBody], *rest: Any) -> Any:
+        with Journal(journal.file).writing(0.0):  # raises JournalBusy where it is locked
+            searches.append(len(items))
+        return place(self, items, *rest)
+
+    monkeypatch.setattr(Nearest, "place", placed)
+    replay(version, journal)
+    assert sum(searches) == len(ids)
+    assert sorted(journal.placements(1, range(1, 41))) == [*range(1, 41)]
+    assert (version.items.rows_of(ids) >= 0).all()
+
+
+def test_of_two_workers_that_place_an_operation_at_once_the_first_to_store_it_decides(
+    models: Path, version: LiveVersion, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(journal, ("new", ItemBody(like=("item-1",))), ("newer", ItemBody(like=("item-9",))))
+    other, place = opened(models), Nearest.place
+
+    def placed(self: Nearest, items: Sequence[ItemBody], *rest: Any) -> Any:
+        monkeypatch.setattr(Nearest, "place", place)
+        replay(other, Journal(journal.file))  # it is faster, and finds other places
+        return [place(self, [ItemBody(like=("item-5",))], *rest)[0] for _ in items]
+
+    monkeypatch.setattr(Nearest, "place", placed)
+    replay(version, journal)
+    for item in ("new", "newer"):
+        assert version.built().live_leaf_of(item) == other.built().live_leaf_of(item)
+    assert parent_of(version, "new") == parent_of(version, "item-1")
+
+
+def test_items_that_place_others_are_placed_before_them(version: LiveVersion, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    known: dict[str, bool] = {}
+    place = Nearest.place
+
+    def placed(self: Nearest, items: Sequence[ItemBody], catalogue: Any, *rest: Any) -> Any:
+        for body in items:
+            known.update({item: bool(catalogue.rows_of([item])[0] >= 0) for item in body.like})
+        return place(self, items, catalogue, *rest)
+
+    monkeypatch.setattr(Nearest, "place", placed)
+    first = [(f"new-{i}", ItemBody(like=("item-1",))) for i in range(5)]
+    written(journal, *first, ("after", ItemBody(like=("new-3", "item-9"))), ("last", ItemBody(like=("after", "item-1"))))
+    replay(version, journal)
+    assert known == {"item-1": True, "item-9": True, "new-3": True, "after": True}
+
+
+def test_items_are_placed_late_after_any_number_of_take_overs(models: Path, version: LiveVersion, journal: Journal) -> None:
+    """Each leaves 2^32 sequence numbers out, and slots of what is placed late are made of the sequence."""
+    for i in range(20):
+        written(journal, (f"new-{i}", ItemBody(like=("item-1",))))
+        leave_out(journal)
+    replay(version, journal)
+    assert (version.items.rows_of([f"new-{i}" for i in range(20)]) >= 0).all()
+    other = opened(models)
+    replay(other, journal)
+    assert {other.built().live_leaf_of(f"new-{i}") for i in range(20)} == {version.built().live_leaf_of(f"new-{i}") for i in range(20)}
+
+
 def test_a_replay_up_to_an_operation_counts_it_though_later_ones_have_replaced_it(version: LiveVersion, journal: Journal) -> None:
     written(journal, ("a", ItemBody(like=("item-1",))), ("b", ItemBody(like=("item-1",))), ("b", ItemBody(like=("item-9",))))
     replay(version, journal, until=2)
@@ -137,11 +206,11 @@ def test_a_replay_up_to_an_operation_counts_it_though_later_ones_have_replaced_i
 
 def test_a_request_knows_no_item_that_the_engine_does_not_have_yet(version: LiveVersion, journal: Journal) -> None:
     first, second = written(journal, ("new", ItemBody(like=("item-1",))), ("newer", ItemBody(like=("item-1",))))
-    version.apply([first], {1: version.place(first)})
+    version.apply([first], version.places([first]))
     assert version.items.rows_of(["new"]).tolist() == [-1]
     version.publish()
     assert version.items.rows_of(["new"]).tolist() == [32]
-    version.apply([second], {2: version.place(second)})
+    version.apply([second], version.places([second]))
     assert version.items.rows_of(["new", "newer"]).tolist() == [32, -1]
     assert version.items.ids_of(version.items.rows_of(["new"])) == ["new"]
 
@@ -187,7 +256,7 @@ def test_slots_are_promised_once_and_an_item_keeps_its_own_under_its_parent(vers
 def test_a_slot_of_an_expired_item_may_be_taken_also_in_a_replay(models: Path, version: LiveVersion, journal: Journal) -> None:
     with journal.writing() as transaction:
         short = transaction.append(Operation(0, "short", "put", ItemBody(like=("item-1",), valid_until=100.0), at=50.0))
-        places = version.place(short)
+        places = version.places([short])[short.sequence]
         transaction.store_placements(1, {short.sequence: places})
         later = transaction.append(Operation(0, "later", "put", ItemBody(like=("item-1",)), at=200.0))
         transaction.store_placements(1, {later.sequence: (Placement(0, places[0].parent, places[0].slot, places[0].row),)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import subprocess
 import sys
@@ -179,6 +180,47 @@ def test_who_waits_too_long_for_the_lock_is_told(journal: Journal) -> None:
     with locked(journal.file), pytest.raises(JournalBusy, match=r"0\.01 s"), journal.writing(0.01):
         pass
     assert appended(journal, [put("a")]) == [1]
+
+
+class Clock:
+    """Time passes while somebody waits for the lock. holder: the file whose lock is passed on each time; None: nobody lets go."""
+
+    def __init__(self, holder: Path | None) -> None:
+        self.now, self._holder = 100.0, holder
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, _: float) -> None:
+        self.now += 0.1
+        if self._holder is not None:
+            os.utime(self._holder, ns=(0, int(self.now * 1e9)))  # as whoever takes it does
+
+
+def test_a_lock_that_is_not_let_go_is_waited_for_less_than_one_that_is_passed_on(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one process may have stopped; the others are at work."""
+    waited = []
+    for holder in (None, journal.file.with_name(".live.lock")):
+        clock = Clock(holder)
+        with locked(journal.file), monkeypatch.context() as patch:
+            patch.setattr(journal_file, "time", clock)
+            with pytest.raises(JournalBusy), journal.writing():
+                pass
+        waited.append(clock.now - 100)
+    assert 0.5 < waited[0] < 1.0
+    assert 5.0 < waited[1] < 6.0
+
+
+def test_those_who_wait_for_the_lock_see_that_its_holder_is_at_work(journal: Journal) -> None:
+    appended(journal, [put("a")])
+    lock = journal.file.with_name(".live.lock")
+    os.utime(lock, ns=(0, 0))
+    with journal.writing() as transaction:
+        assert lock.stat().st_mtime_ns > 0  # it was taken
+        for item in "bc":
+            os.utime(lock, ns=(0, 0))
+            transaction.append(put(item))
+            assert lock.stat().st_mtime_ns > 0
 
 
 def test_commits_and_checkpoints_happen_under_the_lock_alone(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:

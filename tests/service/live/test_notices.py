@@ -101,6 +101,19 @@ def test_what_no_datagram_said_is_seen_by_looking(service: Service, monkeypatch:
     assert not one.wait_applied("books", 7, 10)
 
 
+def test_a_lost_notice_of_one_model_is_made_good_while_those_of_another_come(service: Service) -> None:
+    one, two = service.worker(11), service.worker(12)
+    looked = threading.Semaphore(0)
+    two.subscribe("books", looked.release)  # of whose commits every notice is lost
+    two.subscribe("films", lambda: None)
+    for number in range(1, 20_000):
+        one.applied("films", number)
+        one.committed("films")
+        if looked.acquire(timeout=0.002):
+            return
+    pytest.fail("it never looked")
+
+
 def test_a_process_alone_looks_by_itself_and_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLL_S", 0.01)
     looked = threading.Event()

@@ -1,0 +1,209 @@
+"""Writes keep their order, versions that were behind lack nothing, and a write that is refused leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from espalier.errors import InvalidData, JournalError
+from espalier.live import journal as journal_module
+from espalier.live import state as state_module
+from espalier.live.journal import Journal
+from espalier.live.operations import ItemBody, Operation
+from espalier.live.state import LiveState
+from service.errors import CatalogueFull, NotReady, NotWritable
+from service.live import group as group_module
+from service.live.catalogue_types import Outcome, Put
+from service.live.group import Write
+from service.live.journal_thread import JournalThread
+from service.live.notices import Notices
+from tests.service.live_running import Live, add_version, live_service, models
+from tests.waiting import until
+
+__all__ = ["models"]
+
+KEY = "an-admin-key-of-a-test"
+LIMIT_S = 20.0
+"""How long a step that is held up waits at most, so that a test fails and does not hang."""
+
+
+def load(live: Live, version: int) -> None:
+    headers = {"Authorization": f"Bearer {KEY}"}
+    answer = live.running.client.post("/models/books/load", json={"version": version, "default": False}, headers=headers)
+    assert answer.status_code == 200, answer.text
+
+
+def test_a_version_that_could_not_read_the_journal_has_all_items_once_it_can(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes later does not hide what it lacks: the write is refused, or the version has the earlier ones first."""
+    with live_service(models, monkeypatch, admin_keys=KEY) as live:
+        live.put("one", like=("item-1",))
+        live.put("two", like=("item-1",))
+        add_version(models, 2, seed=1)
+        with monkeypatch.context() as broken:
+
+            def fail(*_: object) -> list[Operation]:
+                raise JournalError("books/live.db: disk I/O error")
+
+            broken.setattr(Journal, "current", fail)
+            load(live, 2)
+            with suppress(NotWritable):
+                live.put("three", like=("item-1",))
+            assert "one" in live.found("item-1", version=1)
+        live.put("three", like=("item-1",))
+        for version in (1, 2):
+            assert {"one", "two", "three"} < {*live.found("item-1", version=version)}
+
+
+def test_of_two_writes_of_an_item_the_later_wins_though_the_first_was_put_back(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default version is dropped while a group is placed, so that the next one must place it; another write has come meanwhile."""
+    placing, came = threading.Event(), threading.Event()
+    with live_service(models, monkeypatch, admin_keys=KEY) as live:
+        add_version(models, 2, seed=1)
+        load(live, 2)
+        entry = live.running.app.state.service.registry.entries["books"]
+
+        def dropped(items: object) -> None:
+            placing.set()
+            came.wait(LIMIT_S)
+            entry.loaded = entry.ready[2]
+            raise NotReady("The service is shutting down.")
+
+        monkeypatch.setattr(live.catalogue.thread.versions[1], "where", dropped)
+
+        def put(item: str, price: float) -> Put:
+            return Put(item, ItemBody(like=("item-1",), fields={"price": price}))
+
+        async def write() -> None:
+            first = asyncio.create_task(live.catalogue.bulk([put("other", 1), put("new", 2)]))
+            await asyncio.to_thread(placing.wait, LIMIT_S)
+            second = asyncio.create_task(live.catalogue.put(put("new", 3)))
+            await asyncio.sleep(0)  # it is handed over in its first step
+            came.set()
+            await asyncio.gather(first, second)
+
+        live.running.client.runner.run(write())
+        assert live.get("new").body.fields == {"price": 3}
+        (found,) = live.running.retrieve(queries=[{"history": ["item-1"]}], filter={"id": ["new"]}, m=2, beam_size=64, fields=["price"])[
+            "results"
+        ][0]["items"]
+        assert found["fields"] == {"price": 3.0}
+
+
+def test_an_item_is_read_while_others_are_applied(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    applying, read = threading.Event(), threading.Event()
+    in_time: list[bool] = []
+    apply = LiveState.apply
+
+    def held_up(self: LiveState, *rest: Any) -> None:
+        applying.set()
+        in_time.append(read.wait(LIMIT_S))
+        apply(self, *rest)
+
+    with live_service(models, monkeypatch) as live:
+        live.put("before", like=("item-1",))
+        monkeypatch.setattr(LiveState, "apply", held_up)
+
+        async def write_and_read() -> None:
+            writing = asyncio.create_task(live.catalogue.put(Put("new", ItemBody(like=("item-1",)))))
+            await asyncio.to_thread(applying.wait, LIMIT_S)
+            for item in ("item-1", "before"):
+                assert (await live.catalogue.get(item)).placed is not None
+            read.set()
+            await writing
+
+        live.running.client.runner.run(write_and_read())
+    assert in_time == [True]
+
+
+def test_where_a_read_item_hangs_is_what_its_write_said(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch) as live:
+        trained = live.get("item-3").placed
+        assert trained is not None
+        assert (trained.by, trained.version) == ("trained", 1)
+        assert live.put("new", like=("item-9",)).placed == live.get("new").placed
+        moved = live.put("item-3", like=("item-9",)).placed
+        assert moved is not None
+        assert (moved.by, moved.parent) == ("like", trained.parent)
+        assert live.get("item-3").placed == moved
+        live.delete("item-3")
+        back = live.put("item-3").placed
+        assert back is not None
+        assert back.parent == trained.parent
+
+
+def test_workers_that_have_seen_different_ids_agree_when_handles_run_out(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch) as first:
+        for item in "abcd":
+            first.put(item, like=("item-1",))
+            first.delete(item)
+        with live_service(models, monkeypatch) as second:  # to it the four that are gone are no ids
+            for module in (state_module, group_module):
+                monkeypatch.setattr(module, "MAX_HANDLES", 4)
+            with pytest.raises(CatalogueFull, match="Deletes are taken"):
+                first.put("refused", like=("item-1",))
+            assert second.put("new", like=("item-1",)).outcome == "inserted"
+            assert second.delete("item-3").outcome == "deleted"
+            assert first.delete("item-4").outcome == "deleted"
+            expected = {"new", *(f"item-{i}" for i in range(32) if i not in (3, 4))}
+            for live in (first, second):
+                until(lambda live=live: {*live.found("item-1")} == expected, "it has what the other one has")  # type: ignore[misc]
+
+
+def test_a_write_whose_place_cannot_be_stored_leaves_nothing_behind(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch) as live:
+        live.put("new", like=("item-1",))
+        with monkeypatch.context() as small:
+            small.setattr(journal_module, "MAX_ROW_BYTES", 1)
+            with pytest.raises(InvalidData, match="row"):
+                live.put("large", like=("item-1",))
+            outcomes = live.bulk(Put("large", ItemBody(like=("item-1",))), Put("item-2", ItemBody(fields={"price": 1})))
+            assert [type(outcome) for outcome in outcomes] == [InvalidData, Outcome]
+        with Journal(models / "books" / "live.db").writing() as transaction:
+            assert transaction.last_sequence() == 2
+        assert live.put("last", like=("item-1",)).sequence == 3
+        assert {"new", "last"} < {*live.found("item-1")}
+        assert "large" not in live.found("item-1")
+
+
+def test_a_write_that_is_refused_takes_no_room_from_those_after_it(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch, max_live=1) as live:
+        live.put("again", like=("item-1",))
+        live.delete("again")
+        monkeypatch.setattr(group_module, "MAX_HANDLES", 1)
+        refused, taken = live.bulk(Put("new", ItemBody(like=("item-1",))), Put("again", ItemBody(like=("item-1",))))
+        assert isinstance(refused, CatalogueFull)
+        assert isinstance(taken, Outcome), taken
+        assert taken.outcome == "inserted"
+
+
+class StopsMeanwhile(Sequence[Write]):
+    """Writes that are submitted while their thread is being stopped."""
+
+    def __init__(self, thread: JournalThread, write: Write) -> None:
+        self._thread, self._write = thread, write
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, place: Any) -> Any:
+        return [self._write][place]
+
+    def __iter__(self) -> Iterator[Write]:
+        self._thread.stop()
+        return iter([self._write])
+
+
+def test_no_write_is_taken_that_comes_behind_the_end(tmp_path: Path) -> None:
+    thread = JournalThread("books", Journal(tmp_path / "live.db"), Notices(), 10, lambda: None, lambda _: None)
+    write = Write(Put("new", ItemBody(like=("item-1",))))
+    try:
+        thread.submit(StopsMeanwhile(thread, write))
+    except NotReady:
+        return
+    assert write.outcome.done()
