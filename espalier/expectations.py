@@ -27,6 +27,9 @@ def expectation(error: Mapping[str, Any]) -> str:
             return f"at most {_count(about['max_length'], kind)}"
         case "int_parsing_size":
             return "an integer of fewer digits"
+        case "string_type":
+            value = error.get("input")
+            return f'a valid string: "{value}"' if isinstance(value, int | float) and not isinstance(value, bool) else "a valid string"
         case "bool_type" | "bool_parsing":
             return "true or false"
         case "int_parsing" | "float_parsing" | "int_from_float":

@@ -58,7 +58,10 @@ def fit(
         _fit_linear(out, settings, device, resume, earlier)
         return
     if test is not None:
-        raise InvalidConfig("--test", str(test), "no such option: what is measured on is said by data.split")
+        expected = (
+            f"no such option for kind {settings.kind!r}, only for xr-linear and xreg: data.split says what is held out of a log of users"
+        )
+        raise InvalidConfig("--test", str(test), expected)
     _fit_deep(out, settings, data, device, resume, earlier, shard_rows)
 
 
@@ -143,7 +146,12 @@ def fit_ranker(
     features: Annotated[str, typer.Option(help="the features that it uses, comma-separated; the default is all that there are")] = "",
     data: Annotated[Path | None, typer.Option(help="the log, where it is no longer at the configured place")] = None,
     judgements: Annotated[Path | None, typer.Option(help="Parquet with judged items, to learn from instead of the log")] = None,
-    users: Annotated[Literal["training", "validation"], typer.Option(help="whose lists of the log it learns from")] = "training",
+    users: Annotated[
+        Literal["training", "validation"] | None,
+        typer.Option(
+            help="whose lists of the log it learns from; by default validation users, whom the model does not know, if it has users"
+        ),
+    ] = None,
     exclude_seen: Annotated[bool, typer.Option("--exclude-seen", help="the items of the history do not come back")] = False,
     queries: Annotated[int, typer.Option(min=1, help="most queries that it learns from")] = 20_000,
     config: Annotated[Path | None, typer.Option(help="TOML file with other options; `options highway` lists them")] = None,
@@ -153,7 +161,7 @@ def fit_ranker(
     """Train a ranker on what a model retrieves, and add it to a new version of the model."""
     from espalier.engines import open_engine
     from training.rankers.judgements import from_judgements
-    from training.rankers.log_queries import from_log
+    from training.rankers.log_queries import default_users, from_log, query_source
     from training.rankers.second_stage import StageConfig, add_ranker
     from training.specification.ranker import ranker_config
 
@@ -161,12 +169,14 @@ def fit_ranker(
     bundle = Bundle.open(model)
     ranker = ranker_config(config, loss=loss, kind=function, seed=seed)
     if judgements is not None:
-        for option, given, default in (("--data", data, None), ("--users", users, "training"), ("--exclude-seen", exclude_seen, False)):
-            if given != default:
+        for option, given in (("--data", data), ("--users", users), ("--exclude-seen", exclude_seen or None)):
+            if given is not None:
                 raise InvalidConfig(option, given, "no such option with --judgements")
         parts = from_judgements(bundle, judgements, ranker.seed)
     else:
+        users = users or default_users(bundle)
         parts = from_log(bundle, data, users, exclude_seen)
+        log.info("the ranker learns from %d %s, %d choose when it ends", len(parts.train), query_source(bundle, users), len(parts.valid))
     wanted = tuple(filter(None, (name.strip() for name in features.split(","))))
     notes = {"users": users, "exclude_seen": exclude_seen} if judgements is None else {"judgements": judgements.name}
     engine = open_engine(bundle, device)
@@ -265,10 +275,16 @@ def options(
 def _report(bundle: Bundle, begin: float) -> None:
     """Log what was written, how long it took, and the recall on test users or queries."""
     log.info("wrote %s in %.0f s", bundle.path, time.perf_counter() - begin)
-    tested = "test users" if bundle.manifest.query.kind == "history" else "test queries"
+    tested = "test users" if bundle.manifest.query.kind == "history" else f"test queries{_tested(bundle)}"
     for key, rows in bundle.manifest.metrics.get("test", {}).items():
         figures = ", ".join(f"recall@{row['m']} {row['recall']:.4f}" for row in rows)
         log.info("%s, beam %d, %s: %s", tested, bundle.manifest.search.beam_size, key.replace("_", " "), figures)
+
+
+def _tested(bundle: Bundle) -> str:
+    """What the held-out queries of a bundle are, where it says so."""
+    tested = bundle.manifest.data.get("tested")
+    return f" ({tested})" if tested else ""
 
 
 @app.command()
@@ -312,7 +328,7 @@ def evaluate(
         + [", seen items excluded"] * exclude_seen
         + ([] if stage is None else [f", best {stage.depth} re-ranked"])
     )
-    print(f"{name} on {opened.name}, {count} queries{''.join(notes)}")
+    print(f"{name} on {opened.name}, {count} queries{_tested(bundle) if data is None else ''}{''.join(notes)}")
     measure.print_table(rows)
     warnings = [] if rerank or unseen else measure.falls(rows, count)  # a ranker has an order of its own
     for warning in warnings:

@@ -95,7 +95,8 @@ def _nothing(body: ItemBody, kind: Kind, takes_fields: bool) -> InvalidQuery:
         if value and name in useful:
             known = f"something that the model knows{more if name == 'events' else ''}"
             return InvalidQuery(name, value, f"{known}, to place the item by")
-    return InvalidQuery(", ".join(useful), None, "at least one of them, to place the item by")
+    unread = "; this model reads no text" if body.text is not None and "text" not in useful else ""
+    return InvalidQuery(", ".join(useful), None, f"at least one of them, to place the item by{unread}")
 
 
 def _events(bundle: Bundle, events: Sequence[object], known: Items) -> QueryBatch:

@@ -30,7 +30,7 @@ from espalier.live.rows import Entries, LiveRow
 from espalier.manifest import InnerProductForm
 from espalier.placement.evidence import Evidence
 from espalier.placement.graph_rows import Background, RowScale, Trial, best_parent, scale_of, shifts_of, trial_items
-from espalier.placement.memory_rows import MemoryRows
+from espalier.placement.memory_rows import MemoryRows, merged
 from espalier.placement.near_rows import NearRows
 from espalier.placement.parents import Parents, Votes, best_first, summed, votes_of_search
 from espalier.queries import HistoryKind, QueryBatch
@@ -115,7 +115,7 @@ class GraphPlacement:
         parts += [(1.0, (np.array([parent]), np.ones(1))) for parent, _ in like]
         if content_D is not None:
             parts.append((PRIOR, self._nearest(content_D.astype(np.float64), scale)))
-        memory = self._memory_of(item.events, known)
+        memory = self._memory_of(item, known)
         events_D = self._row_of_events(found, scale)
         sum_D = sum((row_D for _, row_D in like), np.zeros(len(scale.row_S))) + len(found) * events_D
         row = partial(self._row, sum_D, len(found) + len(like), len(found), content_D, scale, memory)
@@ -191,11 +191,14 @@ class GraphPlacement:
         memory = NONE if self._memory is None else self._memory.of_like(items, cosine)
         return ByFields(row_D, self._votes_of(items, cosine), memory)
 
-    def _memory_of(self, events: QueryBatch, known: Items) -> Entries:
-        """What lifts an item with these events."""
-        if self._memory is None or not isinstance(events.kind, HistoryKind):
+    def _memory_of(self, item: Evidence, known: Items) -> Entries:
+        """What lifts an item: what its events hold, the items that it is like, and what lifts these."""
+        if self._memory is None or not isinstance(item.events.kind, HistoryKind):
             return ()
-        return self._named(self._memory.of(np.asarray(events.array, np.int64)), known)
+        trained = item.like[item.like < self._tree.item_count]
+        by_events = self._memory.of(np.asarray(item.events.array, np.int64))
+        by_like = self._memory.of(item.like[:, None]), self._memory.of_like(trained, np.ones(len(trained)))
+        return self._named(merged([by_events, *by_like]), known)
 
     @staticmethod
     def _named(memory: tuple[Int64, Floats], known: Items) -> Entries:

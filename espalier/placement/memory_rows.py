@@ -8,14 +8,16 @@ pays to be above the decile as far as that is above the median: of an item with 
 is flat, more than that lifts new items' parents into all beams. No value exceeds those of its row, so folds do not raise them. What led to
 an item says little of what comes after it: with S[new, a] > 0, histories that hold the item lose what their other items ask for.
 
-An item without events goes with what the items like it go with:   S[a, new] = max_k cos_k · S[a, k], k the trained items with the nearest
-rows, cos_k their cosines.
+An item goes with what the items like it go with:   S[a, new] = max_k cos_k · S[a, k]. Of an item that is put with `like`, k are the trained
+ones of these and cos_k = 1; each of these also counts as an event that led to it, with this item alone as its history. Of an item with
+nothing but fields, k are the trained items with the nearest rows, cos_k their cosines. Of several values the largest counts.
 
 Legend: I trained items, E entries.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -65,11 +67,16 @@ class MemoryRows:
         entries = [slice(int(offset[item]), int(offset[item + 1])) for item in items.tolist()]
         if not entries:
             return np.empty(0, np.int64), np.empty(0)
-        rows, at = np.unique(np.concatenate([source[part] for part in entries]), return_inverse=True)
-        values = np.zeros(len(rows))
         lifted = [size * value[part].astype(np.float64) for size, part in zip(cosine.tolist(), entries, strict=True)]
-        np.maximum.at(values, at, np.concatenate(lifted))
-        return _largest(rows.astype(np.int64), values)
+        return merged([(source[part], values) for part, values in zip(entries, lifted, strict=True)])
+
+
+def merged(memories: Sequence[tuple[NDArray[np.integer[Any]], NDArray[np.float64]]]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Item rows, ascending, and the largest S that some memories have of each."""
+    rows, at = np.unique(np.concatenate([rows for rows, _ in memories]), return_inverse=True)
+    values = np.zeros(len(rows))
+    np.maximum.at(values, at, np.concatenate([values for _, values in memories]))
+    return _largest(rows.astype(np.int64), values)
 
 
 def _largest(rows: NDArray[np.int64], values: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

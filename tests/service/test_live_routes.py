@@ -325,7 +325,7 @@ def test_large_bodies_share_their_memory(models: Path, monkeypatch: pytest.Monke
     ("body", "field", "value", "expected"),
     [
         ({"like": "item-1"}, "like", "'item-1'", "a valid array"),
-        ({"events": [["a"], ["b", 5]]}, "events[1][1]", "5", "a valid string"),
+        ({"events": [["a"], ["b", 5]]}, "events[1][1]", "5", 'a valid string: "5"'),
         ({"events": ["a"]}, "events[0]", "'a'", "a valid array"),
         ({"nothing": 1}, "nothing", "1", "only the fields fields, text, like, events, users, source_version, valid_until"),
         ({"fields": {"title": {"en": "x"}}}, "fields.title", "{'en': 'x'}", VALUES),

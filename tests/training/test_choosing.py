@@ -125,18 +125,36 @@ def test_the_climb_goes_on_while_quality_rises() -> None:
 def test_a_trial_learns_from_a_limited_part(monkeypatch: pytest.MonkeyPatch) -> None:
     data = clusters(600, 0.8)
     monkeypatch.setattr(choosing, "MOST_VALUES", data.points.nnz // 2)
-    part = choosing._most_values(data, 0)
+    part = data.take(choosing._most_values(data.points, 0))
     assert data.points.nnz // 2 - 40 < part.points.nnz <= data.points.nnz // 2
     assert 250 < len(part) < 350
 
 
 def test_folds_hold_out_each_point_once_at_most() -> None:
-    folds = list(choosing._folds(2000, 3))
+    folds = list(choosing._folds(np.arange(2000), 2000, 3))
     assert len(folds) == 5
     assert len(np.unique(np.concatenate([held for held, _ in folds]))) == 1000
     for held, kept in folds:
         assert sorted([*held, *kept]) == list(range(2000))
-    assert [len(held) for held, _ in choosing._folds(100_000, 3)] == [2000]
+    assert [len(held) for held, _ in choosing._folds(np.arange(100_000), 100_000, 3)] == [2000]
+
+
+def test_folds_hold_out_unseen_points_alone() -> None:
+    unseen = np.arange(0, 2000, 4)
+    for held, kept in choosing._folds(unseen, 2000, 3):
+        assert np.isin(held, unseen).all()
+        assert sorted([*held, *kept]) == list(range(2000))
+
+
+def test_points_that_the_tree_has_seen_choose_nothing() -> None:
+    data, unseen_B = clusters(600, 0.8), np.zeros(600, np.bool_)
+    unseen_B[:199] = True
+    found = choose(data, features, SHAPE, LinearOptions(), 2, unseen_B=unseen_B)
+    assert found.report is None
+    unseen_B[:400] = True
+    enough = choose(data, features, SHAPE, LinearOptions(), 2, unseen_B=unseen_B)
+    assert enough.report is not None
+    assert enough.report["held_out"] == 200  # five folds of a tenth of these
 
 
 def test_few_items_are_one_node() -> None:

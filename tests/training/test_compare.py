@@ -6,9 +6,11 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -24,7 +26,7 @@ from training.compare.compare import Asked, compare
 from training.compare.contest import checked_names, in_order, parts_of
 from training.compare.figures import Figures, answered, figures_of, paired
 from training.compare.outcome import queries_of
-from training.compare.plot import plot_rows
+from training.compare.plot import Label, plot_rows, write_labels
 from training.compare.report import Key, continued, queries_file, read_figures, save_figures
 from training.compare.table import show
 from training.data.splits import EvaluationPair
@@ -317,6 +319,19 @@ def test_a_log_is_compared_from_end_to_end(log: Path, tmp_path: Path, pictures: 
     assert drawn["recipe"] == [
         (rows["recipe", beam]["ms_per_query"], rows["recipe", beam]["figures"]["recall@5"]["mean"]) for beam in (2, 8)
     ]
+
+
+def test_labels_of_points_that_lie_on_each_other_do_not() -> None:
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    axes.set(xscale="log", xlim=(0.1, 10), ylim=(0, 0.3))
+    points = [(1.0, 0.2), (1.02, 0.2), (1.05, 0.201), (1.0, 0.2), (5.0, 0.1)]
+    labels = [Label(f"method {n}", point, (6, 6), 9) for n, point in enumerate(points)]
+    extents = [text.get_window_extent() for text in write_labels(axes, labels)]
+    pyplot.close(figure)
+    assert not any(one.overlaps(other) for one, other in combinations(extents, 2))
 
 
 def test_methods_of_an_interrupted_run_are_not_run_again(log: Path, tmp_path: Path) -> None:

@@ -365,3 +365,25 @@ def test_a_date_of_toml_is_a_date(tmp_path: Path) -> None:
     split = read_deep_config(tmp_path / "x.toml").data.split
     assert isinstance(split, DateSplit)
     assert split.test_from == "2024-05-01"
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"optimiser": {"setps": 10}}, "optimiser.setps: got 10, expected no such key; did you mean optimiser.steps?"),
+        ({"optimizer": {"steps": 10}}, "optimizer: got .*, expected no such key; did you mean optimiser?"),
+        ({"data": {"format": {"rating": "stars"}}}, "data.format.rating: got 'stars', expected no such key; `python -m training options`"),
+        ({"data": {"format": {"usr": "id"}}}, "data.format.usr: got 'id', expected no such key; did you mean data.format.user?"),
+    ],
+)
+def test_a_misspelt_key_names_the_nearest(sections: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InvalidConfig, match=expected):
+        deep_config(raw(**sections))
+
+
+@pytest.mark.parametrize("steps", [10, 60, 1000, 8000])
+def test_a_short_training_warms_up_for_a_fifth_of_its_steps(steps: int) -> None:
+    config = deep_config(raw(optimiser={"steps": steps}))
+    rates = [config.optimiser.learning_rate_at(step) for step in range(steps)]
+    assert max(rates) >= 0.79 * config.optimiser.learning_rate
+    assert rates.index(max(rates)) <= min(200, steps // 5)

@@ -327,11 +327,12 @@ def test_from_a_log_of_histories(tmp_path: Path, command: Callable[..., tuple[in
     quick = tmp_path / "quick.toml"
     quick.write_text("max_epochs = 2\n")
     common = ("fit-ranker", "--model", model, "--config", quick, "--depth", 30)
-    status, said = command(*common, "--out", out, "--users", "validation")
+    status, said = command(*common, "--out", out)  # whose lists it learns from is not said
     assert status == 0, said
+    assert "the ranker learns from 6 validation users, 6 choose when it ends" in said
     ranked = Bundle.open(out)
     assert ranked.manifest.ranker is not None
-    assert ranked.manifest.ranker.training["users"] == "validation"
+    assert (ranked.manifest.ranker.training["users"], ranked.manifest.ranker.training["queries"]) == ("validation", 6)
     assert len(ranked.golden()) > 0
     assert verify_ranker(ranked, Reranker(ranked)) < 1e-3
     split = from_log(ranked, None, "validation", False)
@@ -367,8 +368,10 @@ def test_from_a_log_of_texts(tmp_path: Path, command: Callable[..., tuple[int, s
     out = model.parent / "2"
     status, said = command("fit-ranker", "--model", model, "--out", out, "--config", quick, "--depth", 12)
     assert status == 0, said
+    assert "training queries, which the model was trained on" in said
     ranker = Bundle.open(out).manifest.ranker
     assert ranker is not None
+    assert ranker.training["users"] == "training"
     assert ranker.features == (*RETRIEVAL, "attribute.size")
     for option, value in (("--users", ["validation"]), ("--exclude-seen", [])):
         status, said = command("fit-ranker", "--model", model, "--out", model.parent / "3", option, *value)

@@ -222,7 +222,7 @@ def test_times_with_and_without_a_zone_are_refused_in_one_log_of_any_blocks(
     log = LOG_FORMAT.checked({"min_user_events": 1, "timestamp_type": "datetime", **TIMED})
     with pytest.raises(InvalidData, match=expected) as error:
         read_interactions(path, log, tmp_path / "work", block_bytes=block_bytes)
-    assert (error.value.field, error.value.value) == (f"log: row {row}, column timestamp", repr(times[-1]))
+    assert (error.value.field, error.value.value) == (f"log: line {row + 1}, column timestamp", repr(times[-1]))
 
 
 def test_quoted_fields_may_hold_the_separator_and_line_ends(tmp_path: Path) -> None:
@@ -390,22 +390,22 @@ def test_tiny_blocks_equal_one_block_and_a_plain_reading(
         ("user,thing\nu,a\n", {}, "log: column item", "'item'", r"one of \['user', 'thing'\]"),
         ("u,a\n", {"header": False, "user": 0, "item": 2}, "log: column item", "2", r"one of \[0, 1\]"),
         ("user::thing\nu::a\n", {"separator": "::"}, "log: column item", "'item'", r"one of \['user', 'thing'\]"),
-        ("user,item,time\nu,a,1\nu,b,soon\n", TIMED, "log: row 2, column timestamp", "'soon'", "an integer in column 'time'"),
-        ("user,item,time\nu,a,1.5\n", TIMED, "log: row 1, column timestamp", "'1.5'", "an integer in column 'time'"),
-        ("user,item,time\nu,a,nan\n", TIMED | {"timestamp_type": "float"}, "log: row 1, column timestamp", "'nan'", "a finite number"),
-        ("user,item,time\nu,a,\n", TIMED | {"timestamp_type": "datetime"}, "log: row 1, column timestamp", "''", "ISO 8601"),
-        ("user,item\nu,a\n,b\n", {}, "log: row 2, column user", "''", "an id in column 'user'"),
-        ("user,item\nu,a\nu,\n", {}, "log: row 2, column item", "''", "an id in column 'item'"),
-        ("user,item\nu,a\nu\n", {}, "log: row 2", "'u'", "2 fields, not 1"),
-        ("u::a\nu::b::c\n", {"separator": "::", "header": False, "user": 0, "item": 1}, "log: row 2", "'u::b::c'", "2 fields, not 3"),
-        ("h,i\nu,a\nu\n", {"user": 0, "item": 1}, "log: row 2", "'u'", "2 fields, not 1"),
+        ("user,item,time\nu,a,1\nu,b,soon\n", TIMED, "log: line 3, column timestamp", "'soon'", "an integer in column 'time'"),
+        ("user,item,time\nu,a,1.5\n", TIMED, "log: line 2, column timestamp", "'1.5'", "an integer in column 'time'"),
+        ("user,item,time\nu,a,nan\n", TIMED | {"timestamp_type": "float"}, "log: line 2, column timestamp", "'nan'", "a finite number"),
+        ("user,item,time\nu,a,\n", TIMED | {"timestamp_type": "datetime"}, "log: line 2, column timestamp", "''", "ISO 8601"),
+        ("user,item\nu,a\n,b\n", {}, "log: line 3, column user", "''", "an id in column 'user'"),
+        ("user,item\nu,a\nu,\n", {}, "log: line 3, column item", "''", "an id in column 'item'"),
+        ("user,item\nu,a\nu\n", {}, "log: line 3", "'u'", "2 fields, not 1"),
+        ("u::a\nu::b::c\n", {"separator": "::", "header": False, "user": 0, "item": 1}, "log: line 2", "'u::b::c'", "2 fields, not 3"),
+        ("h,i\nu,a\nu\n", {"user": 0, "item": 1}, "log: line 3", "'u'", "2 fields, not 1"),
         ("", {}, "log", "'no events'", "at least one event"),
         ("user,item\n", {}, "log", "'no events'", "at least one event"),
         ("user,item\nu,a\nv,b\n", {"min_item_events": 2}, "min_item_events", "2", "the most frequent one has 1 events"),
         ("user,item\nu,a\nu,b\n", {"min_user_events": 3}, "min_user_events", "3", "the longest list has 2 events"),
     ],
 )
-def test_bad_text_is_refused_with_file_row_column_and_value(
+def test_bad_text_is_refused_with_file_line_column_and_value(
     tmp_path: Path, content: str, options: dict[str, Any], field: str, value: str, expected: str
 ) -> None:
     with pytest.raises(InvalidData, match=expected) as error:
@@ -413,12 +413,36 @@ def test_bad_text_is_refused_with_file_row_column_and_value(
     assert (error.value.field, error.value.value) == (field, value)
 
 
-def test_the_row_of_a_bad_value_counts_from_the_start_of_the_file_not_of_the_block(tmp_path: Path) -> None:
+def test_the_line_of_a_bad_value_counts_from_the_start_of_the_file_not_of_the_block(tmp_path: Path) -> None:
     path = write(tmp_path, "log", "user,item,time\n" + "u,a,1\n" * 50 + "u,a,x\n")
     log_format = LOG_FORMAT.checked(TIMED)
     with pytest.raises(InvalidData) as error:
         read_interactions(path, log_format, tmp_path / "work", block_bytes=32)
-    assert error.value.field == "log: row 51, column timestamp"
+    assert error.value.field == "log: line 52, column timestamp"
+
+
+@pytest.mark.parametrize("wrong", ["u,b,x", "u,b"])
+def test_the_line_of_a_bad_value_is_that_of_an_editor(tmp_path: Path, wrong: str) -> None:
+    """Empty lines and line ends in quotes count, too, zipped or not."""
+    text = f'user,item,time\n\nu,"a\nb",1\r\n\nu,"say ""a""",1\n\n{wrong}\nu,c,2\n'
+    path = write(tmp_path, "log", text)
+    with gzip.open(tmp_path / "log.gz", "wt", newline="") as file:
+        file.write(text)
+    for each in (path, tmp_path / "log.gz"):
+        with pytest.raises(InvalidData, match=f"^{each.name}: line 8"):
+            read(each, **TIMED)
+
+
+@pytest.mark.parametrize("value", ["2025-05-01T07:45:00Z", "2025-05-01 07:45:00"])
+def test_a_time_where_a_number_is_expected_names_the_option(tmp_path: Path, value: str) -> None:
+    with pytest.raises(InvalidData, match=r'expected an integer, or data.format.timestamp_type = "datetime" for dates and times as ISO'):
+        read(write(tmp_path, "log", f"user,item,time\nu,a,{value}\n"), **TIMED)
+
+
+def test_a_log_with_a_timestamp_column_is_read_in_its_order(tmp_path: Path) -> None:
+    found = read(write(tmp_path, "log", "user,item,time\nu,b,2\nu,a,1\nu,c,3\n"), timestamp="time")
+    assert found.order == "timestamp"
+    assert [found.item_ids[row].as_py() for row in found.of(0).tolist()] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -458,7 +482,7 @@ def test_files_that_are_not_what_they_should_be_are_refused(tmp_path: Path) -> N
         ({"header": False}, r"expected columns by position \(0, 1, …\) where there is no header, not \['user', 'item'\]$"),
         ({"user": 0, "item": -1}, r"expected columns at positions from 0, not \[0, -1\]$"),
         ({"order": "timestamp"}, "expected a timestamp column, since"),
-        ({"timestamp": "time"}, "expected order 'timestamp', since"),
+        ({"timestamp": "time", "order": "file"}, "expected order 'timestamp', since"),
         ({"separator": "\n"}, "separator"),
         ({"min_user_events": 0}, "min_user_events"),
     ],

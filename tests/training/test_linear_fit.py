@@ -80,14 +80,15 @@ def test_a_model_of_texts_finds_what_was_bought(shop: Path, capsys: pytest.Captu
     assert bundle.manifest.query.kind == "text"
     assert bundle.manifest.metrics["golden_overlap"] == 1
     assert bundle.manifest.metrics["test"]["raw"][0]["recall"] > 0.9
-    assert len(bundle.heldout()) == bundle.manifest.data["test_queries"] == 24  # a tenth of 48 · 5
-    assert bundle.manifest.data["queries"] == 216  # the others
+    assert len(bundle.heldout()) == bundle.manifest.data["test_queries"] == 14  # a tenth of the log's 48 · 4 less 48 titles
+    assert bundle.manifest.data["queries"] == 226  # the others, and the items' own texts
     assert sorted(path.name for path in (shop / "models" / "shop").iterdir()) == ["1"]
     evaluate(model=bundle.path, data=None, beam="1,10", m="1,10", engine=None, device="cpu", precision="float32", exclude_seen=False,
              batch=1, json_file=shop / "rows.json", plot=shop / "plot.svg")  # fmt: skip
     rows = json.loads((shop / "rows.json").read_text())["rows"]
     assert [(row["beam_size"], row["m"]) for row in rows] == [(1, 1), (1, 10), (10, 1), (10, 10)]
-    assert rows[3]["recall"] >= rows[2]["recall"] > 0.7
+    assert rows[3]["recall"] > 0.9
+    assert rows[3]["recall"] >= rows[2]["recall"] > 0.4
     evaluate(model=bundle.path, data=shop / "log.csv", beam="10", m="10", engine="reference", device="cpu", precision="float32",
              exclude_seen=False, batch=1, json_file=None, plot=None)  # fmt: skip
     assert "shop version 1 on reference, 192 queries" in capsys.readouterr().out
@@ -174,7 +175,7 @@ def test_the_features_that_are_told_are_what_made_the_rank(shop: Path) -> None:
 def test_held_out_texts_go_to_load_tests_and_to_the_probe(shop: Path) -> None:
     bundle = Bundle.open(shop / "models" / "shop" / "1")
     queries = held_out(bundle)
-    assert len(queries) == 24
+    assert len(queries) == 14
     assert queries[0].body() == {"text": bundle.heldout().column("text")[0].as_py()}
     assert Replay(bundle).expected[10] == pytest.approx(np.mean(bundle.heldout().column("recall@10").to_pylist()))
 
@@ -355,15 +356,15 @@ def test_a_wrong_configuration_says_which_key(tmp_path: Path, text: str, message
     ("rows", "message"),
     [
         ("query,item\nred lamp,red-lamp\n", "columns: .* expected a column 'bought'"),
-        ("query,bought,times\n,red-lamp,1\n", "row 1, query: got None, expected a text"),
-        ("query,bought,times\nx,red-lamp,1\ny,,1\n", "row 2, bought: got None, expected an item id"),
-        ("query,bought,times\nx,red-lamp,1\ny,red-lamp,-2\n", "row 2, times: got '-2', expected 0, or a number from 1e-09 to 1e.09"),
-        ("query,bought,times\nx,red-lamp,1\ny,red-lamp,nan\n", "row 2, times: got 'nan', expected 0, or a number from 1e-09 to 1e.09"),
-        ("query,bought,times\nx,red-lamp,1\ny,red-lamp,many\n", "row 2, times: got 'many', expected 0, or a number from 1e-09 to 1e.09"),
+        ("query,bought,times\n,red-lamp,1\n", "line 2, query: got None, expected a text"),
+        ("query,bought,times\nx,red-lamp,1\ny,,1\n", "line 3, bought: got None, expected an item id"),
+        ("query,bought,times\nx,red-lamp,1\ny,red-lamp,-2\n", "line 3, times: got '-2', expected 0, or a number from 1e-09 to 1e.09"),
+        ("query,bought,times\nx,red-lamp,1\ny,red-lamp,nan\n", "line 3, times: got 'nan', expected 0, or a number from 1e-09 to 1e.09"),
+        ("query,bought,times\nx,red-lamp,1\ny,red-lamp,many\n", "line 3, times: got 'many', expected 0, or a number from 1e-09 to 1e.09"),
         ("query,bought,times\nx,red-lamp,1\ny,red-lump,1\n", "item: got 'red-lump', expected an id of the item table"),
     ],
 )
-def test_a_wrong_log_says_which_row(shop: Path, tmp_path: Path, rows: str, message: str) -> None:
+def test_a_wrong_log_says_which_line(shop: Path, tmp_path: Path, rows: str, message: str) -> None:
     (tmp_path / "log.csv").write_text(rows)
     with pytest.raises(InvalidData, match=message):
         fit(config=shop / "shop.toml", out=tmp_path / "m" / "1", data=tmp_path / "log.csv", test=None, device="cpu", resume=False)

@@ -109,17 +109,17 @@ def test_rates_lie_between_the_pair_and_the_log(counts: list[tuple[int, float]],
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ("q,x,0,0", "row 2, views: got '0', expected a number above 0"),
-        ("q,x,-1,0", "row 2, views: got '-1', expected a number above 0"),
-        ("q,x,2,3", "row 2, clicks: got '3', expected a number from 0 to that of the views"),
-        ("q,x,2,-1", "row 2, clicks: got '-1', expected a number from 0 to"),
-        ("q,x,2,nan", "row 2, clicks: got 'nan', expected a number from 0 to"),
-        ("q,x,many,1", "row 2, views: got 'many', expected a number above 0"),
-        ("q,x,1e10,1", "row 2, views: got '1e10', expected a number above 0, at most 1e.09"),
-        ("q,x,,1", "row 2, views: got None, expected a number above 0"),
+        ("q,x,0,0", "line 3, views: got '0', expected a number above 0"),
+        ("q,x,-1,0", "line 3, views: got '-1', expected a number above 0"),
+        ("q,x,2,3", "line 3, clicks: got '3', expected a number from 0 to that of the views"),
+        ("q,x,2,-1", "line 3, clicks: got '-1', expected a number from 0 to"),
+        ("q,x,2,nan", "line 3, clicks: got 'nan', expected a number from 0 to"),
+        ("q,x,many,1", "line 3, views: got 'many', expected a number above 0"),
+        ("q,x,1e10,1", "line 3, views: got '1e10', expected a number above 0, at most 1e.09"),
+        ("q,x,,1", "line 3, views: got None, expected a number above 0"),
     ],
 )
-def test_wrong_counts_say_which_row(tmp_path: Path, row: str, expected: str) -> None:
+def test_wrong_counts_say_which_line(tmp_path: Path, row: str, expected: str) -> None:
     file = write(tmp_path / "log.csv", f"query,item,views,clicks\nq,y,1,1\n{row}\n")
     with pytest.raises(InvalidData, match=expected):
         read_log(file, "query", "item", {"views": "views", "clicks": "clicks"})

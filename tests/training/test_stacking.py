@@ -121,7 +121,7 @@ def test_trees_stay_alone_where_nothing_is_gained(tmp_path: Path, caplog: pytest
     data = written(tmp_path / "easy", easy, easy.take(np.arange(50)))
     with caplog.at_level(logging.INFO, "training.linear.stacking"):
         assert fitted(tmp_path, data, "easy-work").stacking is None
-        assert "'gain': 0.0" in caplog.text
+        assert "gain 0.0000, standard error 0.0000: left out" in caplog.text
         few = written(tmp_path / "few", parity(300), parity(20, seed=2))
         assert fitted(tmp_path, few, "few-work").stacking is None
         assert "300 points with labels, it takes 2000" in caplog.text

@@ -149,7 +149,9 @@ def ease(task: Task, most_bytes: int | None = None) -> Fitted:
     refuse_too_many(interactions, min(MOST_BYTES, available_bytes() // 2) if most_bytes is None else most_bytes)
     inversion_s = inversion_seconds(interactions.item_count)
     if inversion_s > deadline.left_s():
-        raise InvalidConfig("seconds", task.seconds, f"at least {inversion_s:.0f} for EASE's inversion of {interactions.item_count} items")
+        raise InvalidConfig(
+            "seconds", round(task.seconds, 1), f"at least {inversion_s:.0f} for EASE's inversion of {interactions.item_count} items"
+        )
     ordered = interactions.order != "none"
     cheap, longest = WITHOUT_INVERSION[0 if ordered else 1 :], LONGEST if ordered else LONGEST_WITHOUT_ORDER
     log.info("ease: %s", "; ".join(map(str, (*cheap, *WITH_INVERSION))))

@@ -98,7 +98,7 @@ def read_interactions(path: Path, log: LogFormat, work_dir: Path, *, block_bytes
 
     block_bytes   how much text is parsed at a time; at least the longest line
 
-    Raises InvalidData, naming the file, the row (1 = the first event) and the column, for a missing column, a value that cannot be
+    Raises InvalidData, naming the file, the line (of Parquet the row) and the column, for a missing column, a value that cannot be
     read, an empty id, a line with too few or too many fields, an empty log, or filters that leave nothing.
     """
     log = read_as(path, log)

@@ -1,9 +1,10 @@
-"""Item tables: the columns of a Parquet file for the items of a log."""
+"""Item tables: the columns of a Parquet, CSV or TSV file for the items of a log."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -11,17 +12,33 @@ import pyarrow.parquet as pq
 from espalier.errors import InvalidConfig
 from espalier.items import ItemTable
 
+TEXT_NAMES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+"""How names of tables that are text end."""
+
+
+def is_text(file: Path) -> bool:
+    """Whether a table is CSV or TSV."""
+    return file.name.endswith(TEXT_NAMES)
+
+
+def separator_of(file: Path) -> str:
+    return "\t" if file.name.removesuffix(".gz").endswith(".tsv") else ","
+
 
 def item_table(file: Path | None, ids: pa.Array) -> ItemTable:
-    """The table of these items: its columns from a Parquet file with a column `id`, null where the file lacks an item."""
+    """The table of these items: its columns from a file with a column `id`, null where the file lacks an item.
+
+    Columns of text are whole numbers, fractions or `true` and `false` where all their values are, else strings; empty fields are null.
+    """
     if file is None:
         return ItemTable.build(pa.table({"id": ids}))
     if not file.is_file():
-        raise InvalidConfig("data.items", str(file), "a Parquet file that exists")
+        raise InvalidConfig("data.items", str(file), "a Parquet, CSV or TSV file that exists")
     try:
-        table = pq.read_table(file)
-    except (pa.ArrowException, OSError) as error:
-        raise InvalidConfig("data.items", str(file), f"a Parquet file ({error})") from error
+        table = _read_text(file) if is_text(file) else pq.read_table(file)
+    except (pa.ArrowException, pl.exceptions.PolarsError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise InvalidConfig("data.items", str(file), f"a Parquet file, or text named .csv or .tsv ({reason})") from error
     if "id" not in table.column_names:
         raise InvalidConfig("data.items", table.column_names, "a column named 'id'")
     try:
@@ -36,3 +53,8 @@ def item_table(file: Path | None, ids: pa.Array) -> ItemTable:
     if rows.null_count == len(rows):
         raise InvalidConfig("data.items", known.slice(0, 3).to_pylist(), f"ids of the log's items, such as {ids[0].as_py()!r}")
     return ItemTable.build(table.take(rows).set_column(table.column_names.index("id"), "id", ids))
+
+
+def _read_text(file: Path) -> pa.Table:
+    frame = pl.read_csv(file, separator=separator_of(file), infer_schema_length=None, schema_overrides={"id": pl.String})
+    return frame.to_arrow(compat_level=pl.CompatLevel.oldest())

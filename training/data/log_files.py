@@ -18,6 +18,7 @@ import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
+from training.data.line_numbers import line_of
 from training.data.log_values import Place, Stamps, Timestamps
 from training.data.parquet_logs import parquet_batches
 from training.specification.log_format import UNIT_SEPARATOR, CsvFormat, EventFormat, ListsFormat, LogFormat, ParquetFormat
@@ -69,9 +70,9 @@ def read_log(path: Path, log: EventFormat, scratch: Path, *, block_bytes: int) -
     scratch       a folder for the plain copy of a gzipped Parquet file
     block_bytes   how much text is parsed at a time; at least the longest line
 
-    Raises InvalidData, naming the file, the row (1 = the first event) and the column, for a missing column, a value that cannot be read,
-    an empty id, a time with a zone where the first has none or without one where it has, or a line with too few or too many fields. Of
-    lists it names the file and the line, of Parquet the file, the row group and the row in it.
+    Raises InvalidData, naming the file, the line and the column, for a missing column, a value that cannot be read, an empty id, a time
+    with a zone where the first has none or without one where it has, or a line with too few or too many fields. Of Parquet it names the
+    file, the row group and the row in it.
     """
     if isinstance(log, ListsFormat):
         yield from _lists(path, log.separator, block_bytes)
@@ -94,8 +95,13 @@ def read_log(path: Path, log: EventFormat, scratch: Path, *, block_bytes: int) -
 def _placed(path: Path, log: CsvFormat, block_bytes: int) -> Iterator[tuple[Place, pa.RecordBatch]]:
     rows = 0
     for batch in _text_columns(path, log, block_bytes):
-        yield Place(path.name, rows, log.columns), batch
+        yield Place(path.name, rows, log.columns, line_of=lambda row: _line_of(path, log, row)), batch
         rows += batch.num_rows
+
+
+def _line_of(path: Path, log: CsvFormat, row: int) -> int:
+    """The line of an event, from 0."""
+    return line_of(path, row + int(log.header), log.quoted and len(log.separator.encode()) == 1)
 
 
 def _text_columns(path: Path, log: CsvFormat, block_bytes: int) -> Iterator[pa.RecordBatch]:
@@ -129,9 +135,9 @@ def _text_columns(path: Path, log: CsvFormat, block_bytes: int) -> Iterator[pa.R
         if bad_rows:
             _first_line(path, log.separator)  # of UTF-16 the parser sees other rows
             row = bad_rows[0]
-            number = row.number - int(log.header)
+            line = _line_of(path, log, row.number - 1 - int(log.header))
             text = row.text.replace(UNIT_SEPARATOR, log.separator)
-            raise InvalidData(f"{path.name}: row {number}", text, f"{row.expected_columns} fields, not {row.actual_columns}") from None
+            raise InvalidData(f"{path.name}: line {line}", text, f"{row.expected_columns} fields, not {row.actual_columns}") from None
         if "Empty CSV file" in str(error):
             return
         if "UTF8" in str(error):

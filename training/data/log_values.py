@@ -26,17 +26,19 @@ class Place:
 
     first_row  rows before the block, in the file or in its row group
     group      number of the row group (1 = the first), of Parquet
+    line_of    the line of a row (0 = the first), of text
     """
 
     file: str
     first_row: int
     columns: Mapping[str, Column]
     group: int | None = None
+    line_of: Callable[[int], int] | None = None
 
     def wrong(self, role: str, row: int, value: object, expected: str) -> InvalidData:
-        group = "" if self.group is None else f"row group {self.group}, "
-        field = f"{self.file}: {group}row {self.first_row + row + 1}, column {role}"
-        return InvalidData(field, value, f"{expected} in column {self._column(role)}")
+        group, row = "" if self.group is None else f"row group {self.group}, ", self.first_row + row
+        where = f"row {row + 1}" if self.line_of is None else f"line {self.line_of(row)}"
+        return InvalidData(f"{self.file}: {group}{where}, column {role}", value, f"{expected} in column {self._column(role)}")
 
     def _column(self, role: str) -> str:
         return repr(self.columns[role])
@@ -84,7 +86,13 @@ class Timestamps:
         if stamps is not None:
             return stamps
         row = _first_where(lambda n: _cast(values[:n], to) is None, len(values)) - 1
+        if self._kind != "datetime" and Timestamps("datetime").can_read(values[row : row + 1]):
+            expected = f'{expected}, or data.format.timestamp_type = "datetime" for dates and times as ISO 8601,'
         raise place.wrong("timestamp", row, values[row].as_py(), expected)
+
+    def can_read(self, values: pa.Array) -> bool:
+        """Whether values of a log's column are dates and times."""
+        return _cast(values, self._date_and_time(values)[0]) is not None
 
     def _date_and_time(self, values: pa.Array) -> tuple[pa.DataType, str]:
         """The type that dates and times are read as, and what is expected of each."""

@@ -18,6 +18,8 @@ from scipy.sparse import csr_array
 
 from espalier.errors import InvalidData
 from training.data.csr import Csr
+from training.data.item_tables import is_text, separator_of
+from training.data.line_numbers import line_of
 from training.data.relevance import LARGEST, WEIGHTS, Smoothing, are_weights
 
 
@@ -75,17 +77,14 @@ def _cast(file: Path, column: pl.Series, dtype: type[pl.DataType]) -> pl.Series:
 def _refuse(file: Path, column: str, values: pl.Series, wrong: NDArray[np.bool_], expected: str) -> None:
     if wrong.any():
         row = int(wrong.argmax())
-        raise InvalidData(f"{file}, row {row + 1}, {column}", values[row], expected)
+        where = f"line {line_of(file, row + 1)}" if is_text(file) else f"row {row + 1}"
+        raise InvalidData(f"{file}, {where}, {column}", values[row], expected)
 
 
 def read_table(file: Path, columns: Sequence[str]) -> pl.DataFrame:
     """Some columns of a CSV, TSV or Parquet file. Raises InvalidData naming a column that is not there."""
-    plain = file.name.removesuffix(".gz")
     try:
-        if plain.endswith((".csv", ".tsv")):
-            frame = pl.read_csv(file, separator="\t" if plain.endswith(".tsv") else ",", infer_schema=False)
-        else:
-            frame = pl.read_parquet(file)
+        frame = pl.read_csv(file, separator=separator_of(file), infer_schema=False) if is_text(file) else pl.read_parquet(file)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise InvalidData(str(file), str(error).splitlines()[0], "a readable .csv, .tsv or Parquet file") from error
     for column in columns:

@@ -1,6 +1,7 @@
 """C and γ of linear scorers, chosen on held-out training points by the search that will serve.
 
-A tenth of the points is held out, several times where that is little. Scorers learn from the rest, and for each γ the held-out points are
+A tenth of the points is held out, several times where that is little; never texts of items, which the tree has seen in another form.
+Scorers learn from the rest, and for each γ the held-out points are
 searched with the beam that will serve and with one five times as wide. Quality is the geometric mean of nDCG@5 and recall@10, each as the
 worse of both beams finds it. Precision@1 is in it only as a part of nDCG@5: alone it is one draw a point, and noise decides. Recall@100 is
 not, since a smaller C raises it at the expense of the first results. A γ with which quality falls as the beam widens is not taken if
@@ -103,17 +104,27 @@ class Trial:
 
 
 def choose(
-    data: LabelledPoints, features: LabelFeatures, shape: Shape, options: LinearOptions, beam_size: int, threads: int = 1, seed: int = 0
+    data: LabelledPoints,
+    features: LabelFeatures,
+    shape: Shape,
+    options: LinearOptions,
+    beam_size: int,
+    threads: int = 1,
+    seed: int = 0,
+    unseen_B: NDArray[np.bool_] | None = None,
 ) -> Choice:
     """The options with C and γ chosen where they are "auto".
 
     features   of labels, from the points that a trial learns from: held-out points must not shape its tree
     beam_size  that will serve by default
+    unseen_B   bool[B]: the points that may be held out, see `Prepared`; None: all
     """
     if AUTO not in (options.cost, options.gamma):
         return Choice(options, None)
-    data = _most_values(data.take(np.flatnonzero(np.diff(data.labels.indptr)).astype(np.int64)), seed)
-    folds = list(_folds(len(data), seed))
+    known_B = np.flatnonzero(np.diff(data.labels.indptr)).astype(np.int64)
+    taken_B = known_B[_most_values(data.points[known_B], seed)]
+    data = data.take(taken_B)
+    folds = list(_folds(np.arange(len(data)) if unseen_B is None else np.flatnonzero(unseen_B[taken_B]), len(data), seed))
     held_out = sum(len(held) for held, _ in folds)
     if held_out < LEAST_HELD_OUT:
         known = {"cost": options.known_cost, "gamma": options.ranking.gamma}
@@ -198,19 +209,20 @@ def _logs(figures: NDArray[np.float64]) -> NDArray[np.float64]:
     return logs
 
 
-def _most_values(data: LabelledPoints, seed: int) -> LabelledPoints:
-    """The points, or a random part of them."""
-    if data.points.nnz <= MOST_VALUES:
-        return data
-    order = np.random.default_rng([seed, 0xFA1F]).permutation(len(data))
-    counts = np.diff(data.points.indptr)[order]
-    return data.take(np.sort(order[: int(np.searchsorted(np.cumsum(counts), MOST_VALUES, side="right"))]))
+def _most_values(points: Csr, seed: int) -> NDArray[np.int64]:
+    """The positions of all points, or of a random part of them, ascending."""
+    count = points.shape[0]
+    if points.nnz <= MOST_VALUES:
+        return np.arange(count)
+    order = np.random.default_rng([seed, 0xFA1F]).permutation(count)
+    counts = np.diff(points.indptr)[order]
+    return np.sort(order[: int(np.searchsorted(np.cumsum(counts), MOST_VALUES, side="right"))])
 
 
-def _folds(count: int, seed: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Positions that are held out, and the others, both ascending. No position is held out twice."""
-    order = np.random.default_rng([seed, 0xF01D]).permutation(count)
-    size = min(int(SHARE * count), MOST_HELD_OUT)
+def _folds(unseen: NDArray[np.int64], count: int, seed: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Positions that are held out, of `unseen` alone, and all others below `count`, both ascending. No position is held out twice."""
+    order = np.random.default_rng([seed, 0xF01D]).permutation(unseen)
+    size = min(int(SHARE * len(unseen)), MOST_HELD_OUT)
     for fold in range(min(MOST_FOLDS, math.ceil(HELD_OUT / size)) if size else 0):
         held = np.zeros(count, np.bool_)
         held[order[fold * size : (fold + 1) * size]] = True

@@ -39,6 +39,9 @@ from training.specification.linear import LinearConfig, LinearOptions, LogData, 
 from training.specification.models import config_of
 
 log = logging.getLogger(__name__)
+OF_TEST, OF_TRAINING, OF_LOG = "of data.test", "training points held out", "queries of the log, held out"
+OF_ITEMS = "texts of items, which the tree has seen"
+"""What test queries are."""
 MAX_LABELS = 1 << 26
 """Every label is an item, whether or not a point has it, so that a number in a file's first line costs memory."""
 
@@ -59,6 +62,9 @@ class Prepared:
     centroids  rows [I, F] of length 1: the same in the features of queries
     own        what of labels' features comes from their own texts; None: nothing
     written    the test queries as clients write them: an Arrow array of texts, or of structs of `indices` and `values`
+    unseen_B   bool[B], of `train`: the points that a tree which did not learn from them has not seen in any form, so that it may be chosen
+               by them: all but texts of items, which other points and `own` repeat
+    tested     what `test` is: OF_TEST, OF_TRAINING, OF_LOG or OF_ITEMS
     relevance  what made the relevance in `train.labels` and `test.labels` of the weights that were read
     smoothing  what made the weights of clicks; None where they were read
     along      what a journal brought; None: nothing
@@ -73,6 +79,8 @@ class Prepared:
     own: OwnFeatures | None
     kind: FeaturesKind | TextKind
     vectoriser: Vectoriser | None
+    unseen_B: NDArray[np.bool_]
+    tested: str
     fingerprint: str
     relevance: LabelRelevance
     smoothing: Smoothing | None = None
@@ -202,7 +210,9 @@ def _from_points(config: LinearConfig, data: XmcData | NpzData, along: TakenAlon
     _check_something_is_left(config, train.labels)
     kind = FeaturesKind(width=train.points.shape[1], unit=data.unit)
     centroids, _ = label_features(train, None, config.linear)
-    return Prepared(train, test, written, items, centroids, centroids, None, kind, None, _fingerprint(config), relevance, along=along)
+    all_B, tested = np.ones(len(train), np.bool_), OF_TRAINING if data.test is None else OF_TEST
+    rest = _fingerprint(config), relevance
+    return Prepared(train, test, written, items, centroids, centroids, None, kind, None, all_B, tested, *rest, along=along)
 
 
 def _check_size(data: XmcData | NpzData, train: LabelledPoints) -> None:
@@ -227,12 +237,15 @@ def _from_texts(config: LinearConfig, data: LogData, along: TakenAlong | None, v
         items = ItemTable.build(pa.table({"id": pairs["item"].unique(maintain_order=True).to_arrow()}))
     else:
         items = _table(data.items)
+    queries = pairs.select(pl.col("query").unique(maintain_order=True))
+    searched = _searched(config, data, queries)
     if data.test is not None:
-        test_pairs = _read_pairs(data, data.test)
+        test_pairs, tested = _read_pairs(data, data.test), OF_TEST
     else:
-        queries = pairs.select(pl.col("query").unique(maintain_order=True))
-        held, kept = _split(len(queries), data.test_share, config.seed)
-        test_pairs, pairs = (pairs.join(queries[part], on="query", how="semi", maintain_order="left") for part in (held, kept))
+        tested = OF_LOG if len(searched) == len(queries) or round(data.test_share * len(searched)) else OF_ITEMS
+        queries = searched if tested == OF_LOG else queries
+        held = queries[_split(len(queries), data.test_share, config.seed)[0]]
+        test_pairs, pairs = (pairs.join(held, on="query", how=how, maintain_order="left") for how in ("semi", "anti"))
     new: list[str] = []
     if along is not None:
         before, items = items, joined_items(items, along.items, along.held)
@@ -245,7 +258,9 @@ def _from_texts(config: LinearConfig, data: LogData, along: TakenAlong | None, v
     training, testing = (labelled(part, _rows_of(items), smoothing) for part in (pairs, test_pairs))
     if along is not None:
         training = LabelledTexts(training.texts, with_likes(training.labels, new, along.items, items))
-    log.info("%d queries to learn from, %d to measure on, %d items", len(training), len(testing), len(items))
+    log.info("%d queries to learn from, %d items; %d queries to measure on: %s", len(training), len(items), len(testing), tested)
+    if tested == OF_ITEMS:
+        log.warning("figures will be of %s: people's queries find less. Give some in data.test or data.train", tested)
     relevance = LabelRelevance.of_training(config.relevance, training.labels)
     training, testing = (LabelledTexts(part.texts, relevance.of(part.labels)) for part in (training, testing))
     _check_something_is_left(config, training.labels)
@@ -258,9 +273,21 @@ def _from_texts(config: LinearConfig, data: LogData, along: TakenAlong | None, v
         own = OwnFeatures(as_matrix(vectoriser.transform(texts_of_items)), config.labels.kind == "both")
     rows, centroids = label_features(train, own, config.linear)
     kind = TextKind(width=vectoriser.width, blocks=config.blocks)
-    test = _vectorised(vectoriser, testing)
-    written, fingerprint = pa.array(testing.texts, pa.string()), _fingerprint(config)
-    return Prepared(train, test, written, items, rows, centroids, own, kind, vectoriser, fingerprint, relevance, smoothing, along)
+    test, written = _vectorised(vectoriser, testing), pa.array(testing.texts, pa.string())
+    unseen_B = pl.Series(training.texts, dtype=pl.String).is_in(searched["query"].implode()).to_numpy()
+    rest = _fingerprint(config), relevance, smoothing, along
+    return Prepared(train, test, written, items, rows, centroids, own, kind, vectoriser, unseen_B, tested, *rest)
+
+
+def _searched(config: LinearConfig, data: LogData, queries: pl.DataFrame) -> pl.DataFrame:
+    """The queries, a column of different texts, that are no text of an item: what is made of `data.items`, in the same words."""
+    columns = {*data.own_texts, *((config.labels.columns,) if isinstance(config.labels, TextLabels) else ())}
+    frames = [(read_table(_named(data.items), own), own) for own in columns]
+    texts = [pl.Series("query", texts_of(frame, own), dtype=pl.String).to_frame() for frame, own in frames]
+    if not texts:
+        return queries
+    words = pl.col("query").str.to_lowercase().str.extract_all(r"\w+").list.join(" ")
+    return queries.join(pl.concat(texts), on=words, how="anti", maintain_order="left")
 
 
 def _frame_of(items: ItemTable, columns: tuple[str, ...]) -> pl.DataFrame:

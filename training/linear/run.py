@@ -77,7 +77,8 @@ def _stacking(config: LinearConfig, choice: Choice, prepared: Prepared, shape: S
     inverse = prepared.relevance.inverse_propensity_I if config.relevance.source == "inverse-propensity" else None
     weighing = Weighing.of(prepared.train.labels, inverse)
     beam = config.search.beam_size
-    return learn(prepared.train, weighing, train, choice.options.ranking, config.stacking, beam, config.seed, work)
+    ranking = choice.options.ranking
+    return learn(prepared.train, weighing, train, ranking, config.stacking, beam, config.seed, work, prepared.unseen_B)
 
 
 def seed_of_tree(seed: int, place: int) -> int:
@@ -101,7 +102,8 @@ def _choice(config: LinearConfig, prepared: Prepared, shape: Shape, threads: int
     def features(points: LabelledPoints) -> tuple[Csr, Csr]:
         return label_features(points, prepared.own, config.linear)
 
-    choice = choose(prepared.train, features, shape, config.linear, config.search.beam_size, threads, config.seed)
+    beam = config.search.beam_size
+    choice = choose(prepared.train, features, shape, config.linear, beam, threads, config.seed, prepared.unseen_B)
     chosen = {"cost": choice.options.cost, "gamma": choice.options.gamma}
     unfinished = file.with_suffix(".part")
     unfinished.write_text(json.dumps({"options": chosen, "report": choice.report}))

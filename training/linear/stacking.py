@@ -1,7 +1,8 @@
 """Learns a bundle's stacking (espalier.stacking): tables of training points, and a network that learns from points held out.
 
 Trees are trained on a part of the points, and the network learns from what they find for the others: for a fifth of the points at a time,
-until about 20,000 were held out.
+until about 20,000 were held out. Texts of items are never held out: a tree has seen them in another form, and the network would learn to
+look for items whose whole text is the query.
 
 Knows what is held out, and whether a network is kept. Does not know files of bundles.
 
@@ -50,21 +51,25 @@ def learn(
     beam_size: int,
     seed: int,
     work: Path,
+    unseen_B: NDArray[np.bool_] | None = None,
 ) -> Stacking | None:
     """The stacking of trees as `train` makes them; None where none is wanted, or it finds no more.
 
-    data  all training points
-    work  a folder; what a fold gave is kept there, for a run that was killed
+    data      all training points
+    work      a folder; what a fold gave is kept there, for a run that was killed
+    unseen_B  bool[B]: the points that may be held out, see `Prepared`; None: all
     Raises InvalidConfig where a network is wanted of fewer than LEAST_WANTED points with labels.
     """
     if options.model == "none":
         return None
-    known = np.flatnonzero(np.diff(data.labels.indptr)).astype(np.int64)
+    known_B = np.diff(data.labels.indptr) > 0
+    known = np.flatnonzero(known_B if unseen_B is None else known_B & unseen_B).astype(np.int64)
+    others = "" if unseen_B is None or unseen_B.all() else " that are not texts of items"
     if options.model == "auto" and len(known) < LEAST_POINTS:
-        log.info("no stacking: %d points with labels, it takes %d", len(known), LEAST_POINTS)
+        log.info("no stacking: %d points with labels%s, it takes %d", len(known), others, LEAST_POINTS)
         return None
     if len(known) < LEAST_WANTED:
-        expected = f"none: {len(known)} training points have labels, a network takes {LEAST_WANTED}"
+        expected = f"none: {len(known)} training points have labels{others}, a network takes {LEAST_WANTED}"
         raise InvalidConfig("stacking.model", options.model, expected)
     depth = min(options.candidates, data.labels.shape[1])
     parts = []
@@ -78,15 +83,20 @@ def learn(
             unfinished.replace(file)
         with np.load(file) as stored:
             parts.append(Examples(**stored))
-        log.info("stacking: %d points held out", len(parts[-1].points))
+        log.info("stacking: %d points held out so far", sum(len(part.points) for part in parts))
     examples = Examples.together(parts)
     parts.clear()
     order = np.random.default_rng([seed, 0x57AC]).permutation(len(examples.points))
     judged, learned = np.sort(order[: len(order) // 5]), np.sort(order[len(order) // 5 :])
     weight_I = weighing.weights(data.labels.shape[1])
     report = gain_of(fitted(examples.take(learned), seed), examples.take(judged), data, weight_I, options.power)
-    log.info("stacking: %s", report)
-    if options.model == "auto" and not report["gain"] > report["standard_error"]:
+    is_kept = options.model == "network" or report["gain"] > report["standard_error"]
+    log.info(
+        "stacking: nDCG@5 %.4f instead of %.4f, recall@10 %.4f instead of %.4f on %d points held out, gain %.4f, standard error %.4f: %s",
+        *(figure for name in ("ndcg@5", "recall@10") for figure in (report["stacked"][name], report["trees"][name])),
+        *(report["held_out"], report["gain"], report["standard_error"], "kept" if is_kept else "left out"),
+    )
+    if not is_kept:
         return None
     tables = tables_of(data, weighing, options.points, seed)
     info = StackingInfo(candidates=options.candidates, power=options.power, points=tables.points, training=report)

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,12 +32,27 @@ VECTOR_NUMBERS = 1 << 27
 """Of more numbers of training vectors so many are kept, of queries at even distances."""
 
 
-def from_log(bundle: Bundle, data: Path | None, users: str, exclude_seen: bool) -> QuerySplit:
+Users = Literal["training", "validation"]
+
+
+def default_users(bundle: Bundle) -> Users:
+    """Whose lists a ranker learns from if nobody says: of a model with users, of those that it was not trained on. What the model retrieves
+    for its training users is better than what it retrieves for others, and a ranker would trust it too much."""
+    return "validation" if isinstance(bundle.manifest.query, HistoryKind | VectorKind) else "training"
+
+
+def query_source(bundle: Bundle, users: Users) -> str:
+    """What the queries of `from_log` are, for people."""
+    known = "" if users == "validation" else ", which the model was trained on"
+    return (f"{users} users" if isinstance(bundle.manifest.query, HistoryKind) else f"{users} queries") + known
+
+
+def from_log(bundle: Bundle, data: Path | None, users: Users, exclude_seen: bool) -> QuerySplit:
     """The queries of the log that a model was trained on, split as then.
 
     data   the log, if it is no longer at the configured path
     users  of models of histories and vectors: whose lists the ranker learns from. `training`, or `validation`, which the model was not
-           trained on: then half of the validation users choose the weights
+           trained on: then half of the validation users choose the weights. Of other models: `training`
 
     Raises InvalidConfig for a bundle that was not trained here, InvalidData for another log than the one it was trained on.
     """
@@ -51,7 +67,7 @@ def from_log(bundle: Bundle, data: Path | None, users: str, exclude_seen: bool) 
     return _from_points(bundle, data)
 
 
-def _from_lists(bundle: Bundle, data: Path | None, users: str, exclude_seen: bool) -> QuerySplit:
+def _from_lists(bundle: Bundle, data: Path | None, users: Users, exclude_seen: bool) -> QuerySplit:
     from training.data.interactions import read_interactions
     from training.data.splits import halves, split_log, whole_lists, without_seen
 
@@ -78,6 +94,9 @@ def _from_lists(bundle: Bundle, data: Path | None, users: str, exclude_seen: boo
         train = in_rows(pairs)
         valid, test = in_rows(split.validation), in_rows(split.test)
     if users == "validation":
+        if len(valid) < 2:
+            found = f"validation, and {len(valid)} validation users of the model have a query"
+            raise InvalidConfig("--users", found, "at least 2 of them, or training")
         order = np.random.default_rng(config.seed).permutation(len(valid))
         train, valid = [valid[i] for i in order[len(order) // 2 :]], [valid[i] for i in order[: len(order) // 2]]
     return QuerySplit(*(_of_pairs(bundle, part, exclude_seen) for part in (train, valid, test)))

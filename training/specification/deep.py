@@ -30,7 +30,7 @@ class DataConfig(Section):
     """The log, the item table, and what is held out for measuring."""
 
     log: Path = Field(description="the log; `--data` reads another one")
-    items: Path | None = Field(default=None, description="Parquet table of the items, with a column `id`")
+    items: Path | None = Field(default=None, description="table of the items, with a column `id`: Parquet, or text named .csv or .tsv")
     format: LogFormat = CsvFormat()
     split: SplitConfig = UserSplit()
 

@@ -23,9 +23,14 @@ AUTO: Literal["auto"] = "auto"
 
 
 class _Data(Section):
-    test: Path | None = Field(default=None, description="what is measured on, in the same format")
-    items: Path | None = Field(default=None, description="Parquet table of the items, with a column `id`")
-    test_share: float = Field(default=0.1, ge=0, lt=1, description="without `data.test`: share of the training queries that is held out")
+    test: Path | None = Field(default=None, description="what is measured on, in the same format; nothing is chosen by it")
+    items: Path | None = Field(default=None, description="table of the items, with a column `id`: Parquet, or text named .csv or .tsv")
+    test_share: float = Field(
+        default=0.1,
+        ge=0,
+        lt=1,
+        description="without `data.test`: share of the training queries that is held out, of a log that of its own queries",
+    )
 
 
 class XmcData(_Data):
@@ -187,7 +192,9 @@ class LinearOptions(Section):
         description='of a classifier; `"relevance"` is the logistic loss of a regressor of weights divided by their maximum (XReg)',
     )
     cost: Literal["auto"] | float = Field(
-        default=AUTO, description='C, the cost of a unit of loss against ½‖w‖², above 0, or `"auto"`: chosen on training points held out'
+        default=AUTO,
+        description='C, the cost of a unit of loss against ½‖w‖², above 0, or `"auto"`: chosen on training points held out, '
+        "which are never texts of items",
     )
     weighted: bool = Field(default=False, description="a positive costs C times its weight over the mean weight")
     threshold: float = Field(default=0.05, ge=0, le=LARGEST, description="drop smaller weights: the larger, the smaller and faster a model")

@@ -26,7 +26,7 @@ class TableFormat(_Format):
 
     user: Column = Field(default="user", description="column of the user id: a name, or a position from 0; all columns the same way")
     item: Column = Field(default="item", description="column of the item id")
-    timestamp: Column | None = Field(default=None, description='column of the time; goes with `order = "timestamp"`')
+    timestamp: Column | None = Field(default=None, description="column of the time: the log is then read in its order")
     timestamp_type: Literal["integer", "float", "datetime"] = Field(
         default="integer", description='`"integer"` of any unit, `"float"`, or `"datetime"` (ISO 8601)'
     )
@@ -35,7 +35,8 @@ class TableFormat(_Format):
     )
     order: Order = Field(
         default="file",
-        description='`"timestamp"`: oldest first, ties in file order; `"file"`: the log is in order; `"none"`: items have no order',
+        description='`"timestamp"`: oldest first, ties in file order, and what it is where there is a timestamp column; `"file"`: the log '
+        'is in order; `"none"`: items have no order',
     )
 
     @property
@@ -47,6 +48,12 @@ class TableFormat(_Format):
     @property
     def by_name(self) -> bool:
         return isinstance(self.user, str)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _ordered_by_time(cls, raw: object) -> object:
+        has_time = isinstance(raw, dict) and raw.get("timestamp") is not None and "order" not in raw
+        return {**raw, "order": "timestamp"} if isinstance(raw, dict) and has_time else raw
 
     @model_validator(mode="after")
     def _columns_fit_together(self) -> TableFormat:

@@ -10,6 +10,8 @@ from training.specification.sections import Section, auto_or_number
 
 MAX_PLACES = 1 << 20
 """Of an update: what its encoder computes is in memory at once."""
+WARM_SHARE = 5
+"""A learning rate that rises during more than a fifth of the steps is too low for too long: a short trial says nothing then."""
 MAX_EPOCHS = 1_000_000
 """Of a training: `steps` ends it long before."""
 
@@ -50,7 +52,9 @@ class SequenceOptimiser(_Optimiser):
         description="places of an update's sequences, padding included; `\"auto\"`: 1 in 400 of the log's events, from 1,024 to 4,096",
     )
     learning_rate: float = Field(default=2e-3, gt=0, description="after `warm_steps`; it falls linearly to 0 at `steps`")
-    warm_steps: int = Field(default=200, ge=0, description="steps in which the learning rate rises linearly")
+    warm_steps: int = Field(
+        default=200, ge=0, description=f"steps in which the learning rate rises linearly, at most one in {WARM_SHARE} of `steps`"
+    )
     weight_decay: float = Field(default=0.0, ge=0, description="of all weights, decoupled from the gradient")
     average: int = Field(default=300, ge=1, description="steps over which weights are averaged, exponentially; 1: no average")
     validate_every: int = Field(
@@ -70,4 +74,5 @@ class SequenceOptimiser(_Optimiser):
         return auto_or_number(places, MAX_PLACES)
 
     def learning_rate_at(self, step: int) -> float:
-        return self.learning_rate * min((step + 1) / (self.warm_steps + 1), 1 - step / self.steps)
+        warm_steps = min(self.warm_steps, self.steps // WARM_SHARE)
+        return self.learning_rate * min((step + 1) / (warm_steps + 1), 1 - step / self.steps)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
@@ -89,11 +90,18 @@ class Form(Generic[T]):
 
     def kinds_at(self, key: str) -> list[str]:
         """The kinds of the sections that a dotted key can hold; of the configuration itself for ""."""
+        return list(dict.fromkeys(kind for section in self._sections_at(key) for kind in kinds_of(section)))
+
+    def keys_at(self, key: str) -> list[str]:
+        """The keys of the sections that a dotted key can hold; of the configuration itself for ""."""
+        return list(dict.fromkeys(name for section in self._sections_at(key) for name in section.model_fields))
+
+    def _sections_at(self, key: str) -> tuple[type[BaseModel], ...]:
         sections = self.sections
         for name in filter(None, key.split(".")):
             fields = [section.model_fields[name] for section in sections if name in section.model_fields]
             sections = tuple(inner for field in fields for inner in sections_in(field.annotation))
-        return list(dict.fromkeys(kind for section in sections for kind in kinds_of(section)))
+        return sections
 
     def owners(self, key: str) -> dict[str, list[str]]:
         """Which kinds have a dotted key: the dotted key of the kind → its values. Empty where none has."""
@@ -105,7 +113,10 @@ class Form(Generic[T]):
     def _where_it_belongs(self, key: str) -> str:
         owners = self.owners(key)
         if not owners:
-            return "no such key; `python -m training options` lists all"
+            section, _, name = key.rpartition(".")
+            nearest = get_close_matches(name, self.keys_at(section), 1)
+            meant = f"did you mean {_joined(section, nearest[0])}?" if nearest else "`python -m training options` lists all"
+            return f"no such key; {meant}"
         return "no such key here: it is one of " + ", ".join(
             f"{name} {_with_or(', '.join(map(repr, kinds)))}" for name, kinds in owners.items()
         )

@@ -15,7 +15,8 @@ class StackingOptions(Section):
 
     model: Literal["auto", "none", "network"] = Field(
         default="auto",
-        description='`"network"`; or `"auto"`: a network where it finds more on training points held out, and there are at least 2,000',
+        description='`"network"`; or `"auto"`: a network where it finds more on training points held out, and there are at least 2,000 '
+        "that are not texts of items",
     )
     candidates: int = Field(default=64, ge=1, le=1024, description="items of a search that are ordered anew")
     points: int = Field(default=MOST_POINTS, ge=1, le=MOST_POINTS, description="most training points that vote")

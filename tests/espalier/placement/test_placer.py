@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +113,39 @@ def test_an_item_like_another_has_its_parent_and_nearly_its_row(tmp_path: Path) 
     siblings = np.arange(tree.first_child[parent], tree.first_child[parent + 1])
     expected = (bundle.node_rows_ND[leaf] + bundle.node_rows_ND[siblings].mean(0)) / 2
     assert_allclose(row.values, expected, rtol=1e-5)
+
+
+def test_an_item_like_others_goes_with_them_and_with_what_goes_with_them(tmp_path: Path) -> None:
+    """Its memory is that of the items that it is like; a live one is one of them, too."""
+    bundle = product_bundle(tmp_path, with_memory=True)
+    memory, state = bundle.memory, LiveState(bundle)
+    assert memory is not None
+    rows = [dict(zip(memory.item[a:b].tolist(), memory.value[a:b].tolist(), strict=True)) for a, b in pairwise(memory.offset.tolist())]
+    far = LiveRow(np.full(6, 3, np.float32))
+    state.apply([Change(1, "live", "put", None, (Placement(0, 10, state.next_slot(0, 10), far),))])
+    lifted = dict(first(placed(bundle, ItemBody(like=("item-3", "item-9", "live")), state=state)[0])[1].memory_from)
+    assert {"item-3", "item-9", "live"} <= lifted.keys()
+    for row, own in enumerate(rows):
+        most = max(own.get(3, 0), own.get(9, 0))
+        assert lifted.get(f"item-{row}", 0) >= most if row in (3, 9) else lifted.get(f"item-{row}", 0) == pytest.approx(most)
+    without = first(placed(bundle, ItemBody(events=(("item-5",),)))[0])[1].memory_from
+    both = dict(first(placed(bundle, ItemBody(events=(("item-5",),), like=("item-3",)))[0])[1].memory_from)
+    assert dict(without).keys() | {"item-3"} <= both.keys()
+
+
+def test_an_item_like_others_is_found_by_who_has_them() -> None:
+    """In the sample, whose memory weighs as much as its tree."""
+    bundle = Bundle.open(Path(__file__).parents[3] / "models/debian-depends/1")
+    like = ("libsdl2-2.0-0", "libsdl2-image-2.0-0", "libsdl2-mixer-2.0-0")
+    state, engine = LiveState(bundle), open_live_engine(bundle, "cpu")
+    parent, row = first(placed(bundle, ItemBody(like=like))[0])
+    state.apply([Change(1, "new", "put", None, (Placement(0, parent, state.next_slot(0, parent), row),))])
+    engine.set_overlay(state.overlay())
+    kind = bundle.manifest.query
+    assert isinstance(kind, HistoryKind)
+    queries = encode_histories(kind, bundle.items, [like, like[:1], like[:2], like[1:]])[0]
+    rows_BM = engine.search(queries, SearchParams.uniform(4, bundle.manifest.search.beam_size, 5)).item_rows_BM
+    assert (rows_BM == len(bundle.items)).any(1).all()
 
 
 def test_a_row_of_many_events_is_their_own_and_that_of_few_near_its_parents_mean(tmp_path: Path) -> None:
@@ -312,7 +346,7 @@ def test_rows_are_made_when_they_are_asked_for() -> None:
         (ItemBody(like=("nowhere",)), "like: got .* expected something that the model knows"),
         (ItemBody(events=(("item-1",), "item-2")), r"events\[1\]: got 'item-2', expected a list of item ids, oldest first"),
         (ItemBody(events=((1, 2),)), r"events\[0\]: got .* expected a list of item ids"),
-        (ItemBody(text="a lamp"), "events, like: got None, expected at least one"),
+        (ItemBody(text="a lamp"), "events, like: got None, expected at least one .*; this model reads no text"),
     ],
 )
 def test_evidence_that_says_nothing_is_named(tmp_path: Path, body: ItemBody, message: str) -> None:
