@@ -254,19 +254,20 @@ class Readiness:
 class Removal:
     """What setting a model's removed items did: how many are removed now, and which ids the catalogue does not have.
 
-    `etag` names the list as it is now, None where the service does not tell.
+    `etag` names the list as it is now, None where the service does not tell. `behind`: process ids of workers that do not answer by it yet.
     """
 
     removed: int
     unknown: tuple[str, ...]
     etag: str | None = None
+    behind: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RemovedItem:
     """What became of one item: whether it is removed now, whether that has `changed`, and whether the catalogue has it (`known`).
 
-    `total`: ids on the model's list now; `etag` names that list.
+    `total`: ids on the model's list now; `etag` names that list. `behind`: process ids of workers that do not answer by it yet.
     """
 
     id: str
@@ -275,6 +276,7 @@ class RemovedItem:
     known: bool
     total: int
     etag: str
+    behind: tuple[int, ...] = ()
 
 
 class RemovedIds(tuple[str, ...]):
@@ -337,11 +339,12 @@ def readiness(document: Any) -> Readiness:
 
 
 def removal(document: Any) -> Removal:
-    return Removal(document["removed"], tuple(document["unknown"]), document.get("etag"))
+    return Removal(document["removed"], tuple(document["unknown"]), document.get("etag"), tuple(document.get("behind", ())))
 
 
 def removed_item(document: Any) -> RemovedItem:
-    return RemovedItem(**{name: document[name] for name in RemovedItem.__dataclass_fields__})
+    found = {name: document[name] for name in RemovedItem.__dataclass_fields__ if name != "behind"}
+    return RemovedItem(**found, behind=tuple(document.get("behind", ())))
 
 
 def removed_ids(document: Any) -> RemovedIds:

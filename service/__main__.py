@@ -15,6 +15,7 @@ from espalier.engines import gpu_usable, runs_on_gpu
 from espalier.errors import BundleNotFound, DeviceUnavailable
 from service.app import create_app
 from service.models.registry import Registry
+from service.processes.descriptors import check_descriptors
 from service.processes.server import Server
 from service.processes.supervisor import Supervisor
 from service.settings import Settings, refusals, warn_of_unknown_settings
@@ -40,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logs.configure(settings.log_level, settings.log_format)
     warn_of_unknown_settings(settings)
     try:
+        check_descriptors(settings)
         if settings.workers > 1:
             check_workers(settings)
             Registry(settings, Metrics())  # says what is wrong with the models folder, before every worker does

@@ -19,6 +19,7 @@
         ├── PreconditionFailed    412   the list or the item is not the one that the client has read
         ├── BodyTooLarge          413
         ├── NotJson               415
+        ├── Encoded               415   the body is compressed
         ├── InvalidRequest        422   a body with wrong values
         ├── QueueFull             429   too many queries wait already
         ├── ClientGone            499   the client hung up; only the metrics see this
@@ -171,6 +172,13 @@ class NotJson(ServiceError):
     """The content type is not JSON's."""
 
     status = 415
+
+
+class Encoded(ServiceError):
+    """The body is compressed; the header of the answer says what is taken."""
+
+    status = 415
+    headers = (("Accept-Encoding", "identity"),)
 
 
 class InvalidRequest(ServiceError):

@@ -29,11 +29,12 @@ from espalier.shards.results import result_arrays, result_of
 from espalier.text.sparse_rows import SparseRows
 
 MEDIA_TYPE = "application/vnd.espalier.search"
-FORMAT = 1
+FORMAT = 2
 """Of the messages. A router and a shard of other formats refuse each other."""
 MAX_QUERIES = 4096
 MAX_TREES = 16
 MAX_TIMEOUT_MS = 3_600_000.0
+MAX_NUMBER = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class ShardQuery:
     masks       by query the digest of its mask, None: all items are eligible
     sent_masks  masks by their digests. A shard that lacks one of `masks` and does not get it here asks for it
     timeout_ms  the answer is worth nothing after that time
+    number      of the question, from 0 to MAX_NUMBER; its answer repeats it
     memory      instead of what the shard would add up for the histories: global numbers of leaves and nodes above leaves, ascending for
                 each query, and their mem; nodes of other shards are ignored, higher levels are made of these. None: as the shard adds up
     """
@@ -99,6 +101,7 @@ class ShardQuery:
     sent_masks: Mapping[str, MaskBits] = field(default_factory=dict)
     timeout_ms: float = 1000.0
     memory: MemoryLists | None = None
+    number: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +111,7 @@ class ShardAnswer:
     engine     which engine of the shard searched
     engine_ms  wall time of the engine calls that the queries were in
     batch      queries in those calls, other requests' included
+    number     of the question
     """
 
     pin: Pin
@@ -115,13 +119,14 @@ class ShardAnswer:
     engine: str
     engine_ms: float
     batch: int
+    number: int = 0
 
 
 def encode_query(query: ShardQuery) -> bytes:
     """The body of a query."""
     arrays: dict[str, Array] = {"beam_size": query.beam_size_B, "m": query.m_B}
     message: dict[str, Any] = {"format": FORMAT, "pin": _values(query.pin), "frontier": query.frontier, "trace": query.trace}
-    message["timeout_ms"] = query.timeout_ms
+    message |= {"timeout_ms": query.timeout_ms, "number": query.number}
     kind = query.queries.kind
     if isinstance(kind, HistoryKind):
         message["kind"], message["width"] = "history", kind.length
@@ -174,6 +179,7 @@ def decode_query(body: bytes) -> ShardQuery:
         _sent_masks(message, arrays),
         message.number("timeout_ms", 0, MAX_TIMEOUT_MS),
         _memory(arrays, batch) if "memory.offset" in arrays else None,
+        message.integer("number", 0, MAX_NUMBER),
     )
     message.check_all_taken()
     arrays.check_all_taken()
@@ -189,6 +195,7 @@ def encode_answer(answer: ShardAnswer) -> bytes:
         "engine": answer.engine,
         "engine_ms": answer.engine_ms,
         "batch": answer.batch,
+        "number": answer.number,
         **described,
     }
     return framed(message, arrays)
@@ -207,6 +214,7 @@ def decode_answer(body: bytes) -> ShardAnswer:
         message.take("engine", str),
         message.number("engine_ms", 0, math.inf),
         message.integer("batch", 0, 1 << 40),
+        message.integer("number", 0, MAX_NUMBER),
     )
     message.check_all_taken()
     arrays.check_all_taken()

@@ -59,7 +59,7 @@ async def set_default(request: Request, name: Name, body: VersionRequest) -> Res
 async def set_removed(
     request: Request, name: Name, body: RemovedRequest, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
 ) -> Response:
-    """Replace the list of items that no answer of this model may hold. Takes effect without a reload.
+    """Replace the list of items that no answer of this model may hold. Takes effect without a reload; 202 where a worker is behind.
 
     With the ETag that was read in `If-Match`, no other client's change is lost: 412 says that there was one.
     """
@@ -73,9 +73,10 @@ async def set_removed(
         return listed
 
     change = service.registry.changes.edit_removed(name, replace, replace=not condition.given)
-    await _audited(request, "set_removed", name, change, _lists)
+    edited = await _audited(request, "set_removed", name, change, _lists)
     unknown = await service.registry.unknown(name, listed)
-    return await _tagged({"removed": len(listed) - len(unknown), "unknown": unknown}, listed)
+    answer = {"removed": len(listed) - len(unknown), "unknown": unknown, "behind": edited.behind}
+    return await _tagged(answer, listed, 202 if edited.behind else 200)
 
 
 async def removed(request: Request, name: Name, if_none_match: IfChanged = None) -> Response:
@@ -124,8 +125,9 @@ async def _edit_item(
         "changed": edited.before != edited.after,
         "known": not unknown,
         "total": len(edited.after),
+        "behind": edited.behind,
     }
-    return await _tagged(answer, edited.after)
+    return await _tagged(answer, edited.after, 202 if edited.behind else 200)
 
 
 async def _audited(
@@ -145,7 +147,7 @@ def _lists(change: RemovedChange) -> BeforeAfter:
     return BeforeAfter(summary(change.before), summary(change.after))
 
 
-async def _tagged(document: dict[str, Any], ids: Sequence[str]) -> Response:
+async def _tagged(document: dict[str, Any], ids: Sequence[str], status: int = 200) -> Response:
     """An answer about a list of removed ids."""
     tag = await asyncio.to_thread(etag, ids)
-    return Response(orjson.dumps(document | {"etag": tag}), headers={"ETag": tag}, media_type="application/json")
+    return Response(orjson.dumps(document | {"etag": tag}), status, {"ETag": tag}, "application/json")

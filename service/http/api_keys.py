@@ -74,7 +74,7 @@ class Keys:
             raise Forbidden(f"{_OFF[role]} (ESPALIER_{role.upper()}_KEYS).", role, "off")
         scheme, _, key = (authorization or b"").partition(b" ")
         if scheme.lower() != b"bearer" or not key:
-            raise Unauthorized("Expected a header `Authorization: Bearer KEY`.", role, "malformed" if authorization else "missing")
+            raise Unauthorized("Expected one header `Authorization: Bearer KEY`.", role, "malformed" if authorization else "missing")
         digest = _digest(key.strip())
         names = {own: name for own, keys in self._keys.items() if (name := _among(digest, keys)) is not None}
         if not names:

@@ -18,7 +18,7 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from espalier.errors import InvalidInput
-from service.errors import BodyTooLarge, ClientGone, Denied
+from service.errors import BodyTooLarge, ClientGone, Denied, Encoded
 from service.http.api_keys import Keys
 from service.http.background import BACKGROUND
 from service.http.direct import RETRIEVE, DirectRoutes
@@ -41,10 +41,16 @@ _WITH_BODY = re.compile(r"/models/[^/]+/(?:load|unload|default|removed)")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
+SEVERAL = b"several"
+"""In place of several Authorization headers: whatever stands before the service may have looked at another one."""
+
+
 class RequestInfo:
     """A request's headers that matter here, and what its route found out for the log, the metrics and the trace.
 
+    authorization   as the header says; of several, one value that no key has
     content_length  as the header says; 0 without one
+    encoding        of the body, as the headers say; empty without one
     by_client       whether only a deadline or a condition of the client's own made the answer an error (decision 0055)
     priority        what the header Espalier-Priority says; None without one
     """
@@ -57,6 +63,7 @@ class RequestInfo:
         "by_client",
         "content_length",
         "content_type",
+        "encoding",
         "key",
         "m",
         "model",
@@ -70,6 +77,7 @@ class RequestInfo:
 
     def __init__(self, began: float, request_id: bytes = b"", headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         self.began, self.request_id, self.content_type, self.content_length = began, request_id, b"", 0
+        self.encoding = b""
         self.authorization: bytes | None = None
         self.key: str | None = None
         self.traceparent: bytes | None = None
@@ -88,7 +96,9 @@ class RequestInfo:
                 case b"content-length" if value.isdigit():
                     self.content_length = int(value[:19])
                 case b"authorization":
-                    self.authorization = value
+                    self.authorization = value if self.authorization is None else SEVERAL
+                case b"content-encoding":
+                    self.encoding += value.strip().lower()
                 case b"x-request-id" if _REQUEST_ID.fullmatch(value):
                     self.request_id = value
                 case b"traceparent":
@@ -158,6 +168,9 @@ class Edge:
         direct = self.direct.find(scope)
         most = self.max_body_bytes if direct is None or direct.max_body_bytes is None else direct.max_body_bytes
         try:
+            if info.encoding not in (b"", b"identity"):
+                given = info.encoding.decode("latin-1")
+                raise Encoded(f"Content-Encoding: got {given!r}, expected none: bodies are sent as they are.")
             if direct is not None:
                 await direct.application(scope, receive if direct.streams else receive_limited, send_marked)
             else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -82,9 +82,13 @@ class RemovedRequest(StrictBody):
     ids: Ids = Field(description="All standing exclusions of the model, in place of the former ones.")
 
 
+Behind = Annotated[list[int], Field(description="Process ids of the workers that do not answer by this list yet; without any, 200.")]
+
+
 class Removed(BaseModel):
     removed: int = Field(description="Items that are excluded now.")
     unknown: list[str] = Field(description="Ids that the default version's catalogue does not have; they are kept.")
+    behind: Behind
     etag: str = Field(description="Entity tag of the list, as in the header ETag, which a proxy may change; for If-Match.")
 
 
@@ -96,6 +100,7 @@ class RemovedId(BaseModel):
     changed: bool = Field(description="Whether the request changed that.")
     known: bool = Field(description="Whether the default version's catalogue has it; an id that it lacks is kept.")
     total: int = Field(description="Ids that are on the model's list now.")
+    behind: Behind
     etag: str = Field(description="Entity tag of the list, as in the header ETag, which a proxy may change; for If-Match.")
 
 

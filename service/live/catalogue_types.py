@@ -65,7 +65,7 @@ class Outcome:
     sequence  of the item's last operation: this one's, or where nothing changed (`unchanged`, `stale`) the one that is stored
     outcome   `inserted`: there was no such item, or it was deleted; `updated` and `deleted`: there was one; `unchanged`: it was like that
               already, deleted included; `stale`: what is stored has a higher source_version
-    visible   whether every worker of this host answers by it; False: it is durable, and a worker was still behind after a second
+    visible   whether every worker of this service answers by it; False: it is durable, and a worker was still behind after a second
     placed    None of a deleted item, and while no version serves
     unknown   ids of the evidence that the catalogue does not have, which were skipped
     """

@@ -1,7 +1,8 @@
 """Changes of what is served, by an admin: versions, the default one, and standing exclusions.
 
-A change is written to the models folder (desired_state.py) and followed by every worker (follower.py). It is answered when all have
-followed; when one of them cannot, the former state is written again. Knows models and versions, not HTTP.
+A change is written to the models folder (desired_state.py) and followed by every worker (follower.py). A change of versions is answered
+when all have followed; when one of them cannot, the former state is written again. A change of removals stays: its answer says which
+workers are behind. Knows models and versions, not HTTP.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from espalier.errors import InvalidData
@@ -31,6 +33,8 @@ CHECK_S = 0.02
 """Between two looks at the progress of the workers."""
 REMOVALS_WAIT_S = 5.0
 """How long a change of removals waits for other changes of removals. A change of versions does not wait: loading can take minutes."""
+REMOVALS_VISIBLE_S = 1.0
+"""How long a change of removals waits for workers to follow, before its answer names those that are behind."""
 
 
 class ServedVersions(NamedTuple):
@@ -41,10 +45,11 @@ class ServedVersions(NamedTuple):
 
 
 class RemovedChange(NamedTuple):
-    """The removed ids before a change and after it."""
+    """The removed ids before a change and after it. behind: process ids of workers that do not answer by them yet."""
 
     before: tuple[str, ...]
     after: tuple[str, ...]
+    behind: tuple[int, ...]
 
 
 class Changes:
@@ -53,10 +58,11 @@ class Changes:
     def __init__(self, settings: Settings, metrics: Metrics, follower: Follower, workers: Workers) -> None:
         self._settings, self._metrics, self._follower, self._workers = settings, metrics, follower, workers
         self._stopped = False
+        self._given_up: dict[str, dict[int, int]] = {}  # by model the workers that a change of removals has waited for in vain
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def stop(self) -> None:
-        """End the changes that wait for workers: they raise NotReady, and are taken back."""
+        """End the changes that wait for workers. Those of versions raise NotReady, and are taken back."""
         self._stopped = True
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -82,7 +88,7 @@ class Changes:
     async def edit_removed(
         self, name: str, edit: Callable[[tuple[str, ...]], tuple[str, ...] | None], replace: bool = False
     ) -> RemovedChange:
-        """Change the removed ids of a model, on all workers. Nobody else changes them meanwhile, in whatever process.
+        """Change the removed ids of a model. Nobody else changes them meanwhile, in whatever process. Workers that are behind follow later.
 
         edit     called in a thread with the current list; returns the new one, None to leave it. What it raises ends the change
         replace  whether `edit` ignores the current list, so that a malformed file can be replaced
@@ -117,6 +123,7 @@ class Changes:
             before = _served(entry, now)
             versions, answers = before
             if version not in versions or version not in entry.ready:
+                await asyncio.to_thread(self._follower.openings.forgive, entry.disk.folder / str(version))
                 answers = answers if answers in entry.ready else version
                 now = await self._serve(entry, now, {version}, set(), answers)
             if default and (now is None or answers != version):
@@ -165,52 +172,71 @@ class Changes:
                 before = None  # the file is replaced
             ids = entry.removed if before is None else before.ids  # without a file, the list that was read last is in force
             after = await asyncio.to_thread(edit, ids)
-            if after is None:
-                return RemovedChange(ids, ids)
-            generation = max(entry.progress.removed, before.generation if before else 0) + 1
-            if before is None:  # what is in force, to be written should the change be taken back
-                before = Removed(generation=generation, ids=ids)
-            await self._change(entry, before, Removed(generation=generation, ids=after))
-            return RemovedChange(ids, after)
+            generation = before.generation if before else 0
+            if after is not None:
+                generation = max(entry.progress.removed, generation) + 1
+                await asyncio.to_thread(entry.disk.write, Removed(generation=generation, ids=after))
+        return RemovedChange(ids, ids if after is None else after, await self._behind(entry, generation))
 
-    # -- both -----------------------------------------------------------------------------------------------------------
+    async def _behind(self, entry: Entry, generation: int) -> tuple[int, ...]:
+        """The living workers that serve a model and do not answer by these removals within REMOVALS_VISIBLE_S.
 
-    async def _change(self, entry: Entry, before: Serving | Removed | None, after: Serving | Removed) -> None:
-        """Write a state and wait until all workers have followed; take it back when one cannot."""
-        await asyncio.to_thread(entry.disk.write, after)
+        Who was waited for in vain is not waited for again until it has followed anything. Who begins to serve has read the removals before.
+        """
+        self._follower.wake()
+        until = time.monotonic() + REMOVALS_VISIBLE_S
+        while True:
+            progress = await asyncio.to_thread(self._workers.progress, entry.name)
+            behind = {pid: found.removed for pid, found in progress.items() if found.versions and found.removed < generation}
+            if behind.items() <= self._given_up.get(entry.name, {}).items() or time.monotonic() >= until or self._stopped:
+                break
+            await asyncio.sleep(CHECK_S)
+        self._given_up[entry.name] = behind
+        if behind:
+            log.warning("%s: a change of removals holds, but not yet in worker %s", entry.name, ", ".join(map(str, behind)))
+        return tuple(behind)
+
+    # -- following ------------------------------------------------------------------------------------------------------
+
+    async def _change(self, entry: Entry, before: Serving | None, after: Serving) -> None:
+        """Write what should serve and wait until all workers have followed; take it back when one cannot, or ends meanwhile."""
+        opened = [entry.disk.folder / str(version) for version in after.versions if version not in entry.ready]
+        await asyncio.to_thread(entry.disk.begin_change, before, after)
         try:
-            problems = await self._followed(
-                entry, lambda progress: _generation(progress, after) >= after.generation, isinstance(after, Serving)
-            )
+            problems = await self._followed(entry, lambda progress: progress.serving >= after.generation, opened)
         except NotReady:  # nobody will see whether it could be followed
-            await self._take_back(entry, before, after)
+            await self._take_back(entry)
             raise
         if not problems:
+            await asyncio.to_thread(entry.disk.end_change)
             return
         log.error("%s: a change is taken back: %s", entry.name, "; ".join(problems))
-        await self._take_back(entry, before, after)
-        await self._followed(entry, lambda progress: _generation(progress, after) != after.generation, False)
+        await self._take_back(entry)
+        await self._followed(entry, lambda progress: progress.serving != after.generation)
         raise Conflict(f"Nothing was changed, because not every worker could follow: {'; '.join(problems)}")
 
-    async def _take_back(self, entry: Entry, before: Serving | Removed | None, after: Serving | Removed) -> None:
-        """Write the former state, as a newer one. Removals always have a former state: without a file they would stay in force."""
+    async def _take_back(self, entry: Entry) -> None:
         self._metrics.reload(entry.name, "rolled_back")
-        if before is None:
-            await asyncio.to_thread(entry.disk.delete, type(after))
-        else:
-            await asyncio.to_thread(entry.disk.write, before.model_copy(update={"generation": after.generation + 1}))
+        await asyncio.to_thread(entry.disk.take_back)
 
-    async def _followed(self, entry: Entry, done: Callable[[WorkerProgress], bool], loads: bool) -> list[str]:
+    async def _followed(self, entry: Entry, done: Callable[[WorkerProgress], bool], opened: Sequence[Path] | None = None) -> list[str]:
         """Wait until every living worker is done. Returns the problems, one line per worker.
 
-        loads  whether a version that a worker could not load is a problem. It does not keep the worker from removing items
+        opened  folders of the versions that workers open now; None: what they cannot load is no problem
         """
         self._follower.wake()
         until = time.monotonic() + self._settings.load_timeout_s
         while True:
             progress = await asyncio.to_thread(self._workers.progress, entry.name)
             behind = [pid for pid, found in progress.items() if not done(found)]
-            failed = [f"worker {pid}: {found.failed}" for pid, found in progress.items() if loads and found.failed and pid not in behind]
+            failed = [
+                f"worker {pid}: {found.failed}"
+                for pid, found in progress.items()
+                if opened is not None and found.failed and pid not in behind
+            ]
+            for version in opened or ():
+                if await asyncio.to_thread(self._follower.openings.ended, version):
+                    return [*failed, f"a worker ended while it opened version {version.name}"]
             if not behind:
                 return failed
             if time.monotonic() >= until:
@@ -248,7 +274,3 @@ def _served(entry: Entry, serving: Serving | None) -> ServedVersions:
     """What should serve; without a serving.json what does."""
     versions, default = (entry.ready, entry.version) if serving is None else (serving.versions, serving.default)
     return ServedVersions(tuple(sorted(versions)), default)
-
-
-def _generation(progress: WorkerProgress, state: Serving | Removed) -> int:
-    return progress.serving if isinstance(state, Serving) else progress.removed

@@ -3,16 +3,19 @@
     models/<name>/serving.json   {"generation": 4, "versions": [2, 3], "default": 3}; absent: the highest version alone
     models/<name>/removed.json   {"generation": 2, "ids": ["b12"]}; absent from the start: nothing is removed
     models/<name>/.lock, .removed.lock   held by whoever changes serving.json, removed.json
+    models/<name>/.serving.before  what serving.json said before the change that is under way
 
 Every worker process follows these files; a generation says which state a worker has reached. They are replaced as a whole (written
-beside their place, flushed, renamed), so that a reader never sees half of one. followed_file.py says what becomes of a state whose file is
-gone. Knows files, not engines.
+beside their place, flushed, renamed), so that a reader never sees half of one. A change of serving.json whose lock nobody holds was left by
+a process that ended: whoever finds it takes it back. followed_file.py says what becomes of a state whose file is gone. Knows files, not
+engines.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -20,13 +23,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from espalier.durable import flush
 from espalier.errors import InvalidData
 from espalier.expectations import expectation
 from espalier.serving import DesiredFile, Serving
 from service.errors import BeingChanged, Conflict
+
+log = logging.getLogger(__name__)
 
 MAX_BYTES = 256 << 20
 """Largest file that is read."""
@@ -41,6 +46,13 @@ class Removed(DesiredFile):
     ids: tuple[str, ...]
 
 
+class Former(BaseModel):
+    """What serving.json said before a change; None: there was no file. generation: of the state that the change writes."""
+
+    generation: int
+    serving: Serving | None
+
+
 class InvalidState(InvalidData):
     """A file of desired state says nothing that can be followed. readable: its content is wrong; otherwise the system does not give it."""
 
@@ -52,6 +64,7 @@ class InvalidState(InvalidData):
 State = TypeVar("State", Serving, Removed)
 _FILES: dict[type[DesiredFile], str] = {Serving: "serving.json", Removed: "removed.json"}
 _LOCKS: dict[type[DesiredFile], str] = {Serving: ".lock", Removed: ".removed.lock"}
+_FORMER = ".serving.before"
 
 
 class DesiredState:
@@ -101,7 +114,45 @@ class DesiredState:
 
     def write(self, state: Serving | Removed) -> None:
         """Replace the file. Raises Conflict where the folder cannot be written to."""
-        file = self._file(type(state))
+        self._replace(self._file(type(state)), state)
+
+    def begin_change(self, before: Serving | None, after: Serving) -> None:
+        """Write what should serve, so that it can be taken back until `end_change`. Holds the lock. Raises Conflict."""
+        self._replace(self.folder / _FORMER, Former(generation=after.generation, serving=before))
+        self.write(after)
+
+    def end_change(self) -> None:
+        """The change stays. Holds the lock. Raises Conflict."""
+        with self._writable():
+            (self.folder / _FORMER).unlink(missing_ok=True)
+            flush(self.folder)
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether a change of serving.json has begun and not ended."""
+        return os.path.exists(self.folder / _FORMER)  # False where the folder cannot be read
+
+    def take_back(self) -> bool:
+        """Write what serving.json said before the change that has not ended, as a newer state. Holds the lock. Raises Conflict.
+
+        False where there is no such change, or the file is another one by now: then it stays.
+        """
+        with self._writable():
+            content = (self.folder / _FORMER).read_bytes()
+        try:
+            former, now = Former.model_validate_json(content), self.read(Serving)
+        except (InvalidData, ValidationError):  # one of the files was written by hand
+            found = False
+        else:
+            found = now is not None and now.generation == former.generation
+            if found and former.serving is None:
+                self.delete(Serving)
+            elif found and former.serving is not None:
+                self.write(former.serving.model_copy(update={"generation": former.generation + 1}))
+        self.end_change()
+        return found
+
+    def _replace(self, file: Path, state: BaseModel) -> None:
         with self._writable():
             descriptor, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=self.folder)
             try:
@@ -126,7 +177,10 @@ class DesiredState:
 
     @contextmanager
     def locked(self, kind: type[Serving] | type[Removed]) -> Iterator[None]:
-        """Nobody else changes this file meanwhile. Raises BeingChanged when somebody does, Conflict where the folder cannot be written."""
+        """Nobody else changes this file meanwhile. A change whose author has ended is taken back first.
+
+        Raises BeingChanged when somebody changes it, Conflict where the folder cannot be written.
+        """
         with self._writable():
             descriptor = os.open(self.folder / _LOCKS[kind], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -134,6 +188,8 @@ class DesiredState:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise BeingChanged(f"Another change of {self.folder.name!r} is under way; try again when it is done.") from error
+            if kind is Serving and self.is_changing and self.take_back():
+                log.error("%s: a change of versions is taken back: the process that made it has ended", self.folder.name)
             yield
         finally:
             os.close(descriptor)

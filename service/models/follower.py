@@ -19,11 +19,12 @@ from queue import SimpleQueue
 
 from espalier.bundle import find_versions
 from espalier.serving import Serving
-from service.errors import ModelNotFound, ShardsMissing
+from service.errors import BeingChanged, Conflict, ModelNotFound, ShardsMissing
 from service.live.catalogues import LiveCatalogues
 from service.models.desired_state import DesiredState, Removed
 from service.models.followed_file import FollowedFile
 from service.models.loading import EngineSource, LoadFailed, lower_priority, relative_paths, short_switch_interval
+from service.models.openings import Openings
 from service.models.registry_entry import Entry
 from service.models.swapping import SHARD_VERSIONS, Swapper, known_bad
 from service.models.worker_progress import Workers
@@ -36,24 +37,30 @@ TICK_S = 0.25
 """Between two looks at the files of desired state."""
 SCAN_S = 1.0
 """Between two looks at which versions there are."""
+STALE_S = 1.0
+"""A process that has not looked for so long was stopped, or is very busy: before it answers again it looks for removals."""
+LOOK_WAIT_S = 0.1
+"""How long a request waits for a look that is under way: on a folder that hangs, it may never end."""
 
 
 class Follower:
     """The entries of a models folder, and the two threads that keep them.
 
     entries   by model name; replaced as a whole, so that it can be walked at any time
+    openings  which versions ended the process that opened them
     starting  whether models that the service has waited for since its start are still to appear
     """
 
     def __init__(self, settings: Settings, metrics: Metrics, engines: EngineSource, workers: Workers, catalogues: LiveCatalogues) -> None:
         self._settings, self._metrics, self._workers = settings, metrics, workers
         self._catalogues = catalogues
-        self._swapper = Swapper(settings, metrics, engines, self.wake)
+        self.openings = Openings(settings.run_folder)
+        self._swapper = Swapper(settings, metrics, engines, workers, self.openings, self.wake)
         self._removed: dict[str, FollowedFile[Removed]] = {}
         self._serving: dict[str, FollowedFile[Serving]] = {}
         self.starting: Callable[[], bool] = lambda: False
         self.entries = {name: self._entry(name, versions) for name, versions in self.find_versions().items()}
-        self._adding = threading.Lock()
+        self._adding, self._looking = threading.Lock(), threading.Lock()
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._queued: set[str] = set()
         self._reopening: set[str] = set()
@@ -78,6 +85,7 @@ class Follower:
     def stop(self) -> None:
         """Follow no more; a version that is being loaded is finished and dropped."""
         self._stopped.set()
+        self.openings.stop()
         self._wake.set()
         self._jobs.put(None)
 
@@ -168,7 +176,11 @@ class Follower:
             self._metrics.measure_process()
 
     def _look(self, entry: Entry) -> None:
-        if self._observe(entry):
+        if entry.disk.is_changing:
+            self._take_back(entry)
+        with self._looking:
+            observed = self._observe(entry)
+        if observed:
             if self._loads_nothing(entry):
                 self._apply(entry)
             else:
@@ -185,6 +197,32 @@ class Follower:
                 self._swapper.close(entry, retired)
         self._report_default(entry)
         self._report(entry)
+
+    def look_if_stale(self, entry: Entry) -> None:
+        """Before a request is answered: read what is removed, unless that was done within STALE_S. From the event loop's thread."""
+        now = time.monotonic()
+        if now - entry.looked_at <= STALE_S:
+            return
+        if not self._looking.acquire(timeout=LOOK_WAIT_S):
+            entry.looked_at = now  # what was read last stays in force
+            return
+        try:
+            if self._observe(entry):
+                self._apply_soon(entry)
+        finally:
+            self._looking.release()
+
+    def _take_back(self, entry: Entry) -> None:
+        """Take back a change of versions, unless its author lives."""
+        try:
+            with entry.disk.locked(Serving):  # which takes it back
+                pass
+        except BeingChanged:
+            return
+        except Conflict as error:
+            if str(error) != self._waits.get(entry.name):
+                log.error("%s: a change whose author has ended cannot be taken back: %s", entry.name, error)
+            self._waits[entry.name] = str(error)
 
     def _report_default(self, entry: Entry) -> None:
         """Set the metric of the default version; not while other workers answer until this one can."""
@@ -204,8 +242,10 @@ class Follower:
     def _observe(self, entry: Entry) -> bool:
         """Read the files of desired state. True where another state is in force than before, or the first one may be."""
         removed, serving = self._removed[entry.name], self._serving[entry.name]
-        before = removed.state, serving.state
-        if not (removed.look() | serving.look()):
+        before, now = (removed.state, serving.state), time.monotonic()
+        changed = removed.look() | serving.look()
+        if not changed:
+            entry.looked_at = now
             return False
         if removed.state != before[0]:
             self._remove(entry, removed.state)
@@ -222,6 +262,7 @@ class Follower:
             log.info("%s: its files of desired state say again what is in force", entry.name)
         entry.wrong = wrong
         self._metrics.state_wrong(entry.name, bool(wrong))
+        entry.looked_at = now
         return entry.loaded is None or (removed.state, serving.state) != before
 
     def _remove(self, entry: Entry, removed: Removed | None) -> None:
@@ -239,7 +280,7 @@ class Follower:
     def _report(self, entry: Entry) -> None:
         """Report this worker's progress, where it has changed."""
         with entry.lock:
-            entry.progress = replace(entry.progress, serves=entry.loaded is not None)
+            entry.progress = replace(entry.progress, serves=entry.loaded is not None, versions=tuple(sorted(entry.ready)))
         self._workers.report(entry.name, entry.progress)
 
     def _scan(self) -> None:
@@ -259,10 +300,17 @@ class Follower:
                     self.add(name, versions, late=not served and not self.starting())
                 continue
             entry.versions = versions
-            if entry.waiting and entry.tried:
+            if entry.tried and (entry.waiting or self._may_be_repaired(entry)):
                 self._apply_soon(entry)
             if poll and entry.tried and entry.serving is None and self._newer(entry):
                 self._apply_soon(entry)
+
+    def _may_be_repaired(self, entry: Entry) -> bool:
+        """Whether the default does not serve and the files of a version that failed have changed since."""
+        if entry.loaded is not None:
+            return False
+        versions = entry.versions if entry.serving is None else entry.serving.versions
+        return any(version in entry.bad_files and not known_bad(entry, version) for version in versions)
 
     def _newer(self, entry: Entry) -> list[int]:
         """Versions above the one that serves, highest first; without those that failed and have not changed since.

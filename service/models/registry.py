@@ -139,6 +139,7 @@ class Registry:
         if self.draining:
             raise NotReady("The service is shutting down.")
         if found is not None:
+            self._follower.look_if_stale(entry)
             return found
         if version is not None and version not in entry.desired:
             serving = ", ".join(f"version {number}" for number in sorted(entry.ready)) or "none"

@@ -64,6 +64,7 @@ class Entry:
     waiting    what versions that could not be opened yet wait for
     wrong      what is wrong with serving.json or removed.json, by file name
     tried      whether everything that should serve was tried once
+    looked_at  when its files of desired state were read last, of time.monotonic()
     late       found while the service was running, so that /readyz does not wait for it
     lock       held while `ready` or `removed` changes
     """
@@ -83,6 +84,7 @@ class Entry:
     retired: tuple[Retired, ...] = ()
     loading: int | None = None
     tried: bool = False
+    looked_at: float = 0.0
     progress: WorkerProgress = field(default_factory=WorkerProgress)
     bad_files: Mapping[int, Files] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)

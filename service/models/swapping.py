@@ -26,7 +26,9 @@ from service.models.loading import (
     load_version,
     lower_priority,
 )
+from service.models.openings import Openings
 from service.models.registry_entry import Entry, Retired
+from service.models.worker_progress import Workers
 from service.settings import Settings
 from service.watch.metrics import Metrics
 
@@ -35,6 +37,9 @@ log = logging.getLogger(__name__)
 SHARD_VERSIONS = 2
 """Versions of a shard that serve where no serving.json says which: routers change to the higher one when all shards have it, and not at
 once."""
+ENDED_BESIDE_OTHERS = 2
+"""Processes that may end while they open a version that other workers serve, until it is left out: who kills workers may hit one that has
+just begun."""
 COMPARE_PAUSE = 10
 """Contents are compared for at most 1/COMPARE_PAUSE of the time."""
 
@@ -42,11 +47,21 @@ COMPARE_PAUSE = 10
 class Swapper:
     """Changes entries.
 
-    on_free  called, from any thread, when the last reference to a retired version has gone
+    openings  which versions ended the process that opened them
+    on_free   called, from any thread, when the last reference to a retired version has gone
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics, engines: EngineSource, on_free: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        engines: EngineSource,
+        workers: Workers,
+        openings: Openings,
+        on_free: Callable[[], None],
+    ) -> None:
         self._settings, self._metrics, self._engines, self._on_free = settings, metrics, engines, on_free
+        self._workers, self._openings = workers, openings
         self._warned: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
         self._reopened: weakref.WeakKeyDictionary[LoadedModel, int | None] = weakref.WeakKeyDictionary()  # with the layout then
         self._differs: weakref.WeakSet[LoadedModel] = weakref.WeakSet()
@@ -65,13 +80,17 @@ class Swapper:
             tried = tuple(version for version in entry.versions if version > serves and version in entry.waiting)
         entry.waiting = {}
         found: dict[int, LoadedModel] = {}
-        failed: list[int] = []
-        for version in (*reversed(tried), *(() if serves is None or serves in tried else (serves,))):
+        deadly = [version for version in reversed(tried) if self._is_deadly(entry, version)]
+        failed = deadly[:]
+        order = [version for version in reversed(tried) if version not in deadly]
+        for version in (*order, *(() if serves is None or serves in tried else (serves,)), *deadly):
             loaded = entry.ready.get(version)
-            if loaded is None and not known_bad(entry, version):
+            if loaded is None and (version in deadly or not known_bad(entry, version)):
+                if version in deadly and (found or entry.waiting):
+                    break  # only where nothing else serves
                 loaded = self._open(entry, version)
             if loaded is None:
-                failed += [] if found or version in entry.waiting else [version]
+                failed += [] if found or version in entry.waiting or version in deadly else [version]
                 continue
             found[version] = loaded
             if len(found) == 1 and failed:
@@ -116,7 +135,8 @@ class Swapper:
         for version in (serving.default, *(v for v in serving.versions if v != serving.default)):
             if version in entry.ready or version in fresh:
                 continue
-            loaded = self._open(entry, version)
+            left_out = not (first and version == serving.default) and self._is_deadly(entry, version)
+            loaded = None if left_out else self._open(entry, version)
             if loaded is None and version in entry.waiting and first:
                 continue
             if loaded is None:
@@ -224,16 +244,38 @@ class Swapper:
             entry.waiting = {**entry.waiting, version: text}
         return text is not None
 
+    def _is_deadly(self, entry: Entry, version: int) -> bool:
+        """Whether opening a version ends processes, so that it is not opened again by itself; the entry says so."""
+        if version in entry.ready:
+            return False
+        folder = entry.disk.folder / str(version)
+        ended = self._openings.ended(folder)
+        if ended <= (ENDED_BESIDE_OTHERS if ended and self._workers.others_have(entry.name, version) else 0):
+            return False
+        reason = (
+            f"a process ended while it opened the version, as where memory has no room for it. It is not opened again by itself: "
+            f"POST /models/{entry.name}/load asks for it"
+        )
+        with entry.lock:
+            entry.reasons = {**entry.reasons, version: reason}
+            entry.bad_files = {**entry.bad_files, version: files_of(folder)}
+        self._metrics.reload(entry.name, "failed")
+        log.error("%s version %d is left out: %s", entry.name, version, reason)
+        return True
+
     def _open(self, entry: Entry, version: int) -> LoadedModel | None:
         """A version ready to serve; None when it failed or must wait, and the entry says why. (An exception would keep its engine.)"""
         if self._waits(entry, version):
             return None
         entry.loading = version
         loaded, reason = None, ""
-        files = files_of(entry.disk.folder / str(version))
+        folder = entry.disk.folder / str(version)
+        files = files_of(folder)
         try:
             join = partial(self._join, entry)
-            loaded = load_version(self._settings, self._metrics, self._engines, entry.name, version, join)
+            with self._openings.noted(folder):
+                loaded = load_version(self._settings, self._metrics, self._engines, entry.name, version, join)
+            self._openings.forgive(folder)
         except LoadFailed as error:
             reason = str(error)
         except ShardsMissing as error:

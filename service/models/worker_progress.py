@@ -37,6 +37,8 @@ class WorkerProgress:
     """Why the worker does not serve what serving.json says."""
     serves: bool = False
     """Whether its default version answers."""
+    versions: tuple[int, ...] = ()
+    """All that answer."""
 
 
 @dataclass
@@ -129,6 +131,10 @@ class Workers:
         served = {model for found in self._others() for model, progress in found.items() if progress.serves}
         return {model for model in served if not self._progress.get(model, WorkerProgress()).serves}
 
+    def others_have(self, model: str, version: int) -> bool:
+        """Whether a version answers in another living worker."""
+        return any(version in found[model].versions for found in self._others() if model in found)
+
     def progress(self, model: str) -> dict[int, WorkerProgress]:
         """The progress of every living worker with a model."""
         if self.folder is None:
@@ -145,7 +151,8 @@ def _read(folder: Path, pid: int) -> dict[str, WorkerProgress]:
     for _ in range(READS):
         try:
             content = (folder / f"{pid}.json").read_bytes().strip()
-            return {name: WorkerProgress(**found) for name, found in json.loads(content or b"{}").items()}
+            found = json.loads(content or b"{}")
+            return {name: WorkerProgress(**one | {"versions": tuple(one["versions"])}) for name, one in found.items()}
         except FileNotFoundError:
             return {}
         except ValueError:  # it is being written

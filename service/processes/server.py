@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import resource
 import signal
 import socket
 import threading
@@ -25,16 +24,16 @@ import uvicorn
 from fastapi import FastAPI
 
 from service.http.connection import Connection
-from service.http.connections import RESERVE, Connections
+from service.http.connections import Connections
 from service.models.registry import Registry
+from service.processes.descriptors import SPARE, most_connections, needed
 from service.settings import Settings
 from service.watch.metrics import Metrics
+from service.watch.process_usage import open_descriptors
 
 log = logging.getLogger(__name__)
 
 CLOSE = (b"connection", b"close")
-OTHER_DESCRIPTORS = 192
-"""Descriptors for everything but connections: bundles, logs, pipes, metrics."""
 
 
 class Server(uvicorn.Server):
@@ -46,9 +45,11 @@ class Server(uvicorn.Server):
     def __init__(self, app: FastAPI, settings: Settings, alone: bool = True) -> None:
         self._registry: Registry = app.state.service.registry
         self._metrics: Metrics = app.state.service.metrics
-        most = most_connections(settings.max_connections)
+        self._requested, self._others = settings.max_connections, needed(settings)
+        self._told = self._requested
         times_s = settings.head_timeout_s, settings.keep_alive_s, settings.write_timeout_s
-        self._connections = Connections(most, *times_s, self._metrics.connection_refused)
+        self._connections = Connections(self._requested, *times_s, self._metrics.connection_refused)
+        self._make_room()
         super().__init__(
             uvicorn.Config(
                 app,
@@ -97,6 +98,7 @@ class Server(uvicorn.Server):
         """Whether to stop; called ten times a second."""
         stop = await super().on_tick(counter)
         if counter % 10 == 0:
+            self._make_room()
             self._connections.check(asyncio.get_running_loop().time())
             self._metrics.connections(len(self._connections.open))
         if self._leave_at is None:
@@ -105,25 +107,16 @@ class Server(uvicorn.Server):
             self.server_state.default_headers = [*self.server_state.default_headers, CLOSE]
         return stop or time.monotonic() >= self._leave_at
 
-
-def most_connections(requested: int) -> int:
-    """`requested`, or as many connections as the process has descriptors for. Raises the process's limit of descriptors where allowed."""
-    needed = requested + 2 * RESERVE + OTHER_DESCRIPTORS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
-    if soft != resource.RLIM_INFINITY and soft < allowed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-        soft = allowed
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return requested
-    room = soft - min(OTHER_DESCRIPTORS, soft // 2)
-    most = max(
-        min(requested, room - 2 * RESERVE if room >= 6 * RESERVE else room * 2 // 3), 1
-    )  # with a reserve of a quarter at most, twice
-    log.warning(
-        "the process may have %d descriptors, so that at most %d connections are taken (ESPALIER_MAX_CONNECTIONS: %d)",
-        soft,
-        most,
-        requested,
-    )
-    return most
+    def _make_room(self) -> None:
+        """Take as many connections as there are descriptors for beside those that are open for something else."""
+        others = max((open_descriptors() or 0) - len(self._connections.open) + SPARE, self._others)
+        self._connections.most = most = most_connections(self._requested, others)
+        if most < self._told:
+            self._told = most
+            log.warning(
+                "of the open files that the process may have (ulimit -n), %d are for other things: at most %d connections are taken "
+                "(ESPALIER_MAX_CONNECTIONS: %d)",
+                others,
+                most,
+                self._requested,
+            )

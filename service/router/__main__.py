@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from espalier.errors import BundleNotFound, InvalidConfig
 from service.__main__ import environment, listen_on, settings_of
+from service.processes.descriptors import check_descriptors
 from service.processes.server import Server
 from service.router.app import create_router
 from service.router.config import RouterConfig, invalid_config, read_config
@@ -53,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logs.configure(settings.log_level, settings.log_format)
     warn_of_unknown_settings(settings)
     try:
+        check_descriptors(settings)
         app = create_router(settings, config)
         Server(app, settings).serve_on(listen_on(settings))
     except (BundleNotFound, InvalidConfig, TracingUnavailable, OSError) as error:

@@ -2,13 +2,14 @@
 
 A replica that fails is followed by another one, once. One that takes longer than the shard's 95th percentile gets company, where the budget
 allows it, and the first answer counts; one that does not even answer a look is followed, too. An answer of another shard or version than
-was asked for never counts. Knows replicas and messages. Does not know what an answer is for.
+was asked for, or to another question, never counts. Knows replicas and messages. Does not know what an answer is for.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,13 +32,13 @@ PAUSE_S = 0.1
 class Question:
     """What one shard is asked.
 
-    body    of the digests of masks that the shard wants the bits of, and the seconds that are left
+    body    of the digests of masks that the shard wants the bits of, the seconds that are left, and a number that its answer repeats
     most    bytes that the answer may have
     check   raises InvalidMessage where a result cannot be the answer
     """
 
     pin: Pin
-    body: Callable[[Sequence[str], float], bytes]
+    body: Callable[[Sequence[str], float, int], bytes]
     most: int
     check: Callable[[ShardAnswer], None]
     headers: Mapping[str, str]
@@ -112,15 +113,17 @@ class Asking:
 
     async def _answer_of(self, replica: Replica) -> ShardAnswer:
         """A replica's answer, checked. Raises ReplicaFailed."""
-        question = self._question
+        question, number = self._question, secrets.randbits(63)
         try:
             try:
-                body = await self._sent(replica, ())
+                body = await self._sent(replica, (), number)
             except MasksWanted as wanted:
-                body = await self._sent(replica, wanted.digests)
+                body = await self._sent(replica, wanted.digests, number)
             answer = decode_answer(body)
             if answer.pin != question.pin:
                 raise ReplicaFailed("mixed", f"it answered as {_shown(answer.pin)}, asked as {_shown(question.pin)}")
+            if answer.number != number:
+                raise ReplicaFailed("mixed", f"it answered question {answer.number}, asked was {number}")
             question.check(answer)
         except InvalidMessage as error:
             raise ReplicaFailed("garbage", str(error)) from None
@@ -128,9 +131,9 @@ class Asking:
             raise ReplicaFailed("garbage", f"it was sent all masks that it lacked: {error}") from None
         return answer
 
-    async def _sent(self, replica: Replica, wanted: Sequence[str]) -> bytes:
+    async def _sent(self, replica: Replica, wanted: Sequence[str], number: int) -> bytes:
         left_s = self._deadline - time.perf_counter()
-        body = self._question.body(wanted, left_s)
+        body = self._question.body(wanted, left_s, number)
         return await self._fleet.transport.send(replica.address, body, self._question.most, left_s, self._question.headers)
 
     def _overtaken(self) -> None:

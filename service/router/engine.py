@@ -147,7 +147,7 @@ class ShardedEngine:
         masks_B: Sequence[Masks],
         exclude_BE: NDArray[np.int64] | None,
     ) -> list[partial[bytes]]:
-        """For each shard what makes its body, of the digests that it wants and of the seconds that are left."""
+        """For each shard what makes its body, of the digests that it wants, the seconds that are left and a number."""
         bits_B = [self._layout.bits(masks) for masks in masks_B]
         excluded = self._layout.exclusions(exclude_BE)
         memory = self._memory(queries, params)
@@ -235,10 +235,10 @@ class ShardedEngine:
         return SearchResult(rows_BM, np.zeros(shape, np.float32), none, none, count_B, np.zeros(batch, np.bool_), frontiers=frontiers)
 
 
-def _body(query: ShardQuery, bits: Mapping[str, MaskBits], wanted: Sequence[str], left_s: float) -> bytes:
-    """A query with the masks that a shard wants, and the time that is left."""
+def _body(query: ShardQuery, bits: Mapping[str, MaskBits], wanted: Sequence[str], left_s: float, number: int) -> bytes:
+    """A query with the masks that a shard wants, the time that is left, and the number of the question."""
     sent = {digest: bits[digest] for digest in wanted if digest in bits}
-    return encode_query(replace(query, sent_masks=sent, timeout_ms=max(left_s * 1e3, 0.0)))
+    return encode_query(replace(query, sent_masks=sent, timeout_ms=max(left_s * 1e3, 0.0), number=number))
 
 
 def _masks(params: SearchParams, b: int, trees: int) -> Masks:

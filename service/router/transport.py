@@ -21,7 +21,7 @@ Reason = Literal["connection", "late", "full", "not_served", "refused", "broken"
 
 connection  nobody listens, or the connection broke · late  no answer in time · full  it has too much to do, or is not ready
 not_served  it does not serve that shard of that version · refused  it finds the question wrong · broken  another status
-garbage     bytes that are no right answer · mixed  an answer of another shard or version than was asked for
+garbage     bytes that are no right answer · mixed  an answer of another shard or version than was asked for, or to another question
 """
 MAX_LISTED = 4096
 """Most shards that one replica may say it has."""

@@ -97,7 +97,7 @@ async def _search(registry: Registry, body: bytes, began: float) -> Searched:
 
 def _written(query: ShardQuery, model: LoadedModel, shard: ShardVersion, answer: Answer) -> bytes:
     result = shard.local.whole(answer.result)
-    return encode_answer(ShardAnswer(query.pin, result, model.engine.name, answer.engine_s * 1e3, answer.batch))
+    return encode_answer(ShardAnswer(query.pin, result, model.engine.name, answer.engine_s * 1e3, answer.batch, query.number))
 
 
 def _count(registry: Registry, model: LoadedModel, answer: Answer, stages_s: tuple[float, ...], seconds: float) -> None:

@@ -28,19 +28,28 @@ class Usage:
     cpu_s: float
 
 
+def open_descriptors(proc: Path = PROC) -> int | None:
+    """Of this process, now; as many as it may have where none is left to count them with, None where the system does not say."""
+    try:
+        return len(os.listdir(proc / "self" / "fd")) - 1  # without the one that lists them
+    except OSError as error:
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0] if error.errno == errno.EMFILE else None
+
+
 def usage(proc: Path = PROC) -> Usage | None:
     """Of this process, now; None where the system does not say."""
     if sys.platform != "linux":
         return None
     used = resource.getrusage(resource.RUSAGE_SELF)
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    most, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0], open_descriptors(proc)
     try:
         status = _fields(proc / "self" / "status")
-        descriptors = len(os.listdir(proc / "self" / "fd")) - 1  # without the one that lists them
     except OSError as error:
         if error.errno != errno.EMFILE:
             return None
         return Usage(0, 0, most, most, used.ru_utime + used.ru_stime)
+    if descriptors is None:
+        return None
     anonymous = status.get("RssAnon", 0) + status.get("RssShmem", 0)
     return Usage(status.get("VmRSS", 0), anonymous, descriptors, most, used.ru_utime + used.ru_stime)
 

@@ -81,6 +81,18 @@ def test_operation_and_documentation_need_no_key(guarded: Running, path: str) ->
     assert guarded.client.get(path).status_code == 200
 
 
+@pytest.mark.parametrize("second", [ADMIN, "no-such-key-at-all"])
+@pytest.mark.parametrize(("method", "path", "body", "role"), ROUTES)
+def test_two_keys_are_none(guarded: Running, method: str, path: str, body: Json | None, role: str, second: str) -> None:
+    """Who checks requests before the service may have looked at the other one."""
+    for keys in ((ADMIN, second), (second, ADMIN)):
+        headers = [("Authorization", f"Bearer {key}") for key in keys]
+        headers += [("Content-Type", "application/x-ndjson")] if "stream" in path else []
+        answer = guarded.client.request(method, path, json=body, headers=headers)
+        assert answer.status_code == 401
+        assert "one header" in answer.json()["detail"]
+
+
 def test_an_unauthorised_answer_says_how_to_authorise(guarded: Running) -> None:
     answer = guarded.client.post("/retrieve", json={"queries": [COLD]})
     assert answer.headers["www-authenticate"] == "Bearer"

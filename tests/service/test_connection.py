@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from service.http.chunked_body import MAX_LINE, SMALL_BYTES, SMALL_CHUNKS, ChunkedBody, MalformedChunk
 from service.http.connection import MAX_HEAD_BYTES, MAX_HEADERS, SKIPPED_BYTES, Connection
 from service.http.connections import RESERVE
-from service.processes.server import most_connections
 from tests.service.listening import Listening, direct, get, listening, post, retrieval
 from tests.waiting import until
 
@@ -515,13 +514,3 @@ def test_a_long_name_does_not_come_back(service: Listening) -> None:
     reply = service.ask(retrieval(model="x" * 1_000_000))
     assert reply.problem["status"] == 422
     assert len(reply.body) < 2000
-
-
-def test_connections_leave_descriptors_for_the_rest(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    limits = {"soft": 256, "hard": 1024}
-    monkeypatch.setattr("resource.getrlimit", lambda _: (limits["soft"], limits["hard"]))
-    monkeypatch.setattr("resource.setrlimit", lambda _, wanted: limits.update(soft=wanted[0]))
-    assert most_connections(512) == 512
-    assert 512 < limits["soft"] <= 1024
-    assert most_connections(5000) < 1024
-    assert "1024 descriptors" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import logging
 import re
@@ -264,6 +265,21 @@ def test_a_body_over_the_limit_is_413(shared: Running) -> None:
 def test_a_body_that_is_not_said_to_be_json_is_415(shared: Running, headers: dict[str, str]) -> None:
     answer = shared.client.post("/retrieve", content=b'{"queries": []}', headers=headers)
     assert answer.status_code == problem(answer)["status"] == 415
+
+
+@pytest.mark.parametrize(
+    ("path", "content_type"), [("/retrieve", "application/json"), ("/retrieve/stream", "application/x-ndjson"), ("/nowhere", "text/plain")]
+)
+def test_a_compressed_body_is_415_and_the_answer_says_what_is_taken(shared: Running, path: str, content_type: str) -> None:
+    body = b'{"model": "books", "queries": [{"history": ["item-1"]}]}'
+    headers = {"Content-Type": content_type}
+    for encoding in ("gzip", "br", "zstd", "identity, gzip"):
+        answer = shared.client.post(path, content=gzip.compress(body), headers=headers | {"Content-Encoding": encoding})
+        assert answer.status_code == problem(answer)["status"] == 415
+        assert encoding in answer.json()["detail"]
+        assert answer.headers["accept-encoding"] == "identity"
+    plain = shared.client.post(path, content=body, headers=headers | {"Content-Encoding": "Identity"})
+    assert plain.status_code == (404 if path == "/nowhere" else 200)
 
 
 def test_concurrent_requests_share_one_engine_call(models: Path) -> None:

@@ -22,6 +22,8 @@ from espalier.queries import FeaturesKind, HistoryKind, Kind, QueryBatch, Vector
 from espalier.search import Frontier, LevelTrace, SearchParams, SearchResult
 from espalier.shards.framing import MAX_HEADER_BYTES, framed, unframed
 from espalier.shards.messages import (
+    FORMAT,
+    MAX_NUMBER,
     MAX_QUERIES,
     MaskBits,
     Pin,
@@ -97,6 +99,7 @@ def shard_queries(draw: st.DrawFn) -> ShardQuery:
         {bits.digest: bits for bits in known},
         draw(st.floats(0, 1e6)),
         memory,
+        draw(st.integers(0, MAX_NUMBER)),
     )
 
 
@@ -132,7 +135,7 @@ def shard_answers(draw: st.DrawFn) -> ShardAnswer:
         tuple(traces[1:]),
         tuple(frontiers),
     )
-    return ShardAnswer(PIN, result, "compiled-cpu", draw(st.floats(0, 1e6)), draw(st.integers(0, 1000)))
+    return ShardAnswer(PIN, result, "compiled-cpu", draw(st.floats(0, 1e6)), draw(st.integers(0, 1000)), draw(st.integers(0, MAX_NUMBER)))
 
 
 def a_query(**changed: Any) -> ShardQuery:
@@ -236,7 +239,7 @@ def edited(body: bytes, edit: Callable[[dict[str, Any], dict[str, Any]], None]) 
 @pytest.mark.parametrize(
     ("field", "value", "named"),
     [
-        ("format", 2, "format"),
+        ("format", FORMAT + 1, "format"),
         ("format", True, "format"),
         ("pin", ["sample", 3, "a", 1], "pin"),
         ("pin", ["sample", "3", "a", 1, 4], "pin"),

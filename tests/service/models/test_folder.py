@@ -110,6 +110,27 @@ def test_a_bundle_that_is_touched_serves_on(models: Path, name: str, caplog: pyt
         until(lambda: running.books.loaded is None, "it is watched as before")
 
 
+@pytest.mark.parametrize("pinned", [True, False])
+@pytest.mark.parametrize("late", [True, False])
+def test_what_is_whole_again_serves_again_where_nothing_else_does(models: Path, pinned: bool, late: bool) -> None:
+    """late: cut and restored while it serves; otherwise at the start, as where a cut file has ended the process."""
+    file = models / "books" / "1" / "nodes.safetensors"
+    whole = file.read_bytes()
+    if pinned:
+        DesiredState(models / "books").write(Serving(generation=3, versions=(1,), default=1))
+    if not late:
+        file.write_bytes(whole[:100])
+    with run(models) as running:
+        if late:
+            file.write_bytes(whole[:100])
+        until(lambda: running.states() == {1: "failed"}, "it does not serve")
+        assert running.registry.not_ready() != []
+        file.write_bytes(whole)
+        until(lambda: running.states() == {1: "ready"}, "it serves")
+        assert running.registry.not_ready() == []
+        assert running.served() == 1
+
+
 def test_a_bundle_serves_while_its_contents_are_compared(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reading, let_go = threading.Event(), threading.Event()
 

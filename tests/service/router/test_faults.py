@@ -216,6 +216,22 @@ def test_an_answer_of_another_version_or_shard_is_counted_and_never_used(shards:
     assert shards.metric("espalier_router_mixed_total") >= 1
 
 
+def test_an_answer_to_another_question_is_counted_and_never_used(shards: Cluster) -> None:
+    """One that comes late on a connection that is used again, or by a proxy that confuses two."""
+    questions = [QUERY | {"queries": [{"history": [f"item-{i}"]}]} for i in range(6)]
+    expected = [shards.retrieve(**question)["results"] for question in questions]
+    assert len({str(results) for results in expected}) == len(expected)
+    before: list[bytes] = []
+
+    async def the_last_one(body: bytes) -> bytes:
+        before.append(await answer_search(shards.transport.registries[A], body))
+        return before[max(len(before) - 2, 0)]
+
+    shards.transport.faults[A] = the_last_one
+    assert [shards.retrieve(**question)["results"] for _ in range(5) for question in questions] == expected * 5
+    assert shards.metric("espalier_router_mixed_total") >= 1
+
+
 def test_without_a_shard_answers_go_on_and_say_what_they_cover(shards: Cluster) -> None:
     whole = {item["id"] for item in shards.retrieve(**QUERY)["results"][0]["items"]}
     shards.transport.dead |= {A, B}
