@@ -57,7 +57,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from espalier.bundle_files import map_safetensors, read_parquet, sha256_of
+from espalier.bundle_files import map_safetensors, read_parquet, read_safetensors, sha256_of
 from espalier.chunks import ARRAYS as CHUNK_ARRAYS
 from espalier.chunks import Chunks, TreeChunks
 from espalier.errors import BundleCorrupt, BundleNotFound, InvalidTree, UnsupportedSchema
@@ -104,7 +104,8 @@ MAX_MANIFEST_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Bundle:
-    """An opened bundle. Node rows and items are mapped, not read; trees are copied.
+    """An opened bundle. Node rows and items are mapped, not read; trees are copied, as are other tables where they are small
+    (`read_safetensors`): a file that is overwritten in place cannot send a search out of its arrays.
 
     place  which tree of a forest `tree` and `chunks` are, from 0; above 0 in what `alone` gives
     """
@@ -197,13 +198,13 @@ class Bundle:
 
     @cached_property
     def chunks(self) -> Chunks:
-        """The weights of a bundle of linear scorers, of a forest those of the first tree, mapped and checked."""
+        """The weights of a bundle of linear scorers, of a forest those of the first tree, read and checked."""
         if self.manifest.trees:
             return self.alone[0].chunks
         scorer, file = self.manifest.scorer, self.path / (FOREST_PARTS[self.place - 1][1] if self.place else CHUNKS)
         if not isinstance(scorer, LinearScorer):
             raise BundleCorrupt(f"{self.path}: {scorer.kind} scorers, expected linear ones")
-        arrays = map_safetensors(file)
+        arrays = read_safetensors(file)
         try:
             if scorer.dtype == "float16":
                 chunks = unpacked(arrays, scorer.features)
@@ -218,45 +219,45 @@ class Bundle:
 
     @cached_property
     def memory(self) -> Memory | None:
-        """The memory, mapped and checked; None where the bundle has none."""
+        """The memory, read and checked; None where the bundle has none."""
         info, file = self.manifest.memory, self.path / MEMORY
         if info is None:
             return None
         try:
-            return Memory.of_arrays(map_safetensors(file), info, self.manifest.tree.items, self.manifest.history_items)
+            return Memory.of_arrays(read_safetensors(file), info, self.manifest.tree.items, self.manifest.history_items)
         except BundleCorrupt as error:
             raise BundleCorrupt(f"{file}: {error}") from error
 
     @cached_property
     def shard(self) -> ShardParts | None:
-        """Which items and nodes of the bundle that was cut this one holds, mapped and checked; None where this one is whole."""
+        """Which items and nodes of the bundle that was cut this one holds, read and checked; None where this one is whole."""
         info, file = self.manifest.shard, self.path / SHARD
         if info is None:
             return None
         try:
-            return ShardParts.of_arrays(map_safetensors(file), info, [alone.manifest.tree for alone in self.alone])
+            return ShardParts.of_arrays(read_safetensors(file), info, [alone.manifest.tree for alone in self.alone])
         except BundleCorrupt as error:
             raise BundleCorrupt(f"{file}: {error}") from error
 
     @cached_property
     def tail(self) -> Tail | None:
-        """What else enters the scores of a forest, mapped and checked; None where the bundle has no such part."""
+        """What else enters the scores of a forest, read and checked; None where the bundle has no such part."""
         info, scorer, file = self.manifest.tail, self.manifest.scorer, self.path / TAIL
         if info is None or not isinstance(scorer, LinearScorer):
             return None
         try:
-            return Tail.of_arrays(map_safetensors(file), info, self.manifest.tree.items, scorer.features)
+            return Tail.of_arrays(read_safetensors(file), info, self.manifest.tree.items, scorer.features)
         except BundleCorrupt as error:
             raise BundleCorrupt(f"{file}: {error}") from error
 
     @cached_property
     def stacking(self) -> Stacking | None:
-        """What orders the best candidates anew, mapped and checked; None where the bundle has no such part."""
+        """What orders the best candidates anew, read and checked; None where the bundle has no such part."""
         info, scorer, file = self.manifest.stacking, self.manifest.scorer, self.path / STACKING
         if info is None or not isinstance(scorer, LinearScorer):
             return None
         try:
-            return Stacking.of_arrays(map_safetensors(file), info, self.manifest.tree.items, scorer.features)
+            return Stacking.of_arrays(read_safetensors(file), info, self.manifest.tree.items, scorer.features)
         except BundleCorrupt as error:
             raise BundleCorrupt(f"{file}: {error}") from error
 
@@ -268,7 +269,7 @@ class Bundle:
         kind = self.manifest.query
         if not isinstance(kind, TextKind):
             raise BundleCorrupt(f"{self.path}: {kind.kind} queries, expected texts")
-        vectoriser = Vectoriser.from_arrays(kind.blocks, map_safetensors(self.path / TEXT))
+        vectoriser = Vectoriser.from_arrays(kind.blocks, read_safetensors(self.path / TEXT))
         if vectoriser.width != kind.width:
             raise BundleCorrupt(f"{self.path / TEXT}: {vectoriser.width} features, the manifest says {kind.width}")
         return vectoriser

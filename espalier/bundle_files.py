@@ -23,6 +23,8 @@ DTYPES = {"U64": "<u8", "I64": "<i8", "F32": "<f4", "I32": "<i4", "F16": "<f2", 
 """The types that bundles have, by their names in safetensors, in the order in which a file has its arrays: widest first."""
 BLOCK_BYTES = 8 << 20
 """Of an array that are copied at once: what is written need not fit into memory."""
+COPIED_BYTES = 64 << 20
+"""Tables below this size are copied when they are opened."""
 MAX_QUERY_ROWS, MAX_QUERY_BYTES = 1 << 20, 1 << 30
 """Most golden or held-out queries, and their largest size once unpacked: a small Parquet file can unpack to any size."""
 
@@ -54,6 +56,19 @@ def map_safetensors(file: Path) -> dict[str, NDArray[Any]]:
         return arrays
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError, OSError) as error:
         raise BundleCorrupt(f"{file}: not a readable safetensors file ({error})") from error
+
+
+def read_safetensors(file: Path) -> dict[str, NDArray[Any]]:
+    """The same, with a copy in memory of every array of less than COPIED_BYTES; larger ones are maps.
+
+    For tables that compiled code follows without checking again: what was checked is searched with, whatever becomes of the file.
+    """
+    arrays = map_safetensors(file)
+    for name, array in arrays.items():
+        if array.nbytes < COPIED_BYTES:
+            arrays[name] = np.array(array)
+            arrays[name].flags.writeable = False
+    return arrays
 
 
 @dataclass(frozen=True, eq=False)

@@ -85,8 +85,8 @@ class GraphContent:
     """Everything that goes into a bundle of graphs besides the manifest.
 
     node_rows_ND  float32[N, D] or float16[N, D]
-    golden        table with the query column (named as the query kind), `beam_size`, `m`, `item_rows`, `ranks`, `margin`, and `keys`
-                  where there is a memory
+    golden        table with the query column (named as the query kind), `beam_size`, `m`, `item_rows`, `ranks`, `margin`, `keys`
+                  where there is a memory, and `candidate_rows` and `candidate_ranks` where there is stacking
     heldout       table with the query column and `relevant` (item ids)
     weights       float32 arrays of the network, without the node rows; empty: no such file
     form          what scorer_onnx computes; None: not declared

@@ -105,8 +105,8 @@ class Memory:
             array = getattr(self, name)
             if array.dtype != dtype or array.shape != sizes[name]:
                 raise BundleCorrupt(f"{name}: {array.dtype}{list(array.shape)}, expected {np.dtype(dtype)}{list(sizes[name])}")
-        counts = np.diff(self.offset)
-        if self.offset[0] != 0 or self.offset[-1] != entries or counts.min() < 0 or counts.max() > MAX_ROW:
+        counts, falls = np.diff(self.offset), np.any(self.offset[1:] < self.offset[:-1])  # differences could wrap
+        if self.offset[0] != 0 or self.offset[-1] != entries or falls or counts.max() > MAX_ROW:
             raise BundleCorrupt(f"offset: expected to rise from 0 to {entries}, by at most {MAX_ROW} entries an item")
         if not len(self.weight) or not np.all((self.weight >= 0) & np.isfinite(self.weight)):
             raise BundleCorrupt("weight: expected at least one, finite and at least 0")
@@ -128,7 +128,7 @@ class Memory:
             raise BundleCorrupt(f"item: expected item rows from 0 to {items - 1}")
         if not np.all((value >= 0) & np.isfinite(value)):
             raise BundleCorrupt("value: expected finite numbers of at least 0")
-        falls = begin + 1 + np.flatnonzero(np.diff(item) <= 0)  # only where another item's entries begin
+        falls = begin + 1 + np.flatnonzero(item[1:] <= item[:-1])  # only where another item's entries begin
         if not np.all(self.offset[np.searchsorted(self.offset, falls)] == falls):
             raise BundleCorrupt("item: expected ascending and distinct item rows in the entries of an item")
 

@@ -8,7 +8,6 @@ X excluded leaves.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from espalier.memory import Memory
 from espalier.memory_sums import add_up, in_order
 from espalier.read_only import read_only
 from espalier.search import NodeMask
+from espalier.thread_scratch import ThreadScratch
 from espalier.tree import Tree
 
 Array = NDArray[Any]
@@ -77,11 +77,10 @@ class MemoryTree:
 
     def __init__(self, memory: Memory, tree: Tree) -> None:
         self.trained = read_only(memory.offset, memory.item, memory.value, memory.weight)
-        self._leaf_of_item, self._leaf_item, *others = read_only(
-            tree.leaf_of_item, tree.leaf_item, tree.parent, np.diff(tree.level_offset)[1:]
-        )
-        self._tree = self._leaf_of_item, self._leaf_item, *others, tree.leaf_offset, tree.height
-        self._own = threading.local()  # float64[#leaves] and [R], all 0 between calls
+        arrays = read_only(tree.leaf_of_item, tree.leaf_item, tree.parent, np.diff(tree.level_offset)[1:])
+        self._tree = *arrays, tree.leaf_offset, tree.height
+        self.sums = ThreadScratch(lambda handles: (np.zeros(tree.leaf_count), np.zeros(handles)))
+        """float64[#leaves], and of at least so many handles."""
 
     @property
     def item_count(self) -> int:
@@ -101,20 +100,13 @@ class MemoryTree:
             excluded_BX = np.empty((end - begin, 0), np.int64) if eligible.excluded is None else eligible.excluded.leaves_BX[begin:end]
             arrays = read_only(history_BT[begin:end], EVERY_NODE if mask is None else mask.eligible_N, excluded_BX)
             leaves = leaves_of(mask)
-            sums = self.sums(len(leaves[0]))
-            parts.append(MemoryLists(*memory_lists(*arrays, self.trained, live, leaves, self._tree, *sums)))
+            with self.sums.of(len(leaves[0])) as sums:
+                parts.append(MemoryLists(*memory_lists(*arrays, self.trained, live, leaves, self._tree, *sums)))
         if len(parts) == 1:
             return parts[0]
         offset_B = np.append(0, np.cumsum(np.concatenate([NO_NODES, *(np.diff(part.offset_B) for part in parts)])))
         nodes, values = [NO_NODES, *(part.nodes for part in parts)], [NO_VALUES, *(part.values for part in parts)]
         return MemoryLists(offset_B, np.concatenate(nodes), np.concatenate(values))
-
-    def sums(self, handles: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """This thread's arrays: one number for each leaf, and at least one for each handle."""
-        sums: tuple[NDArray[np.float64], NDArray[np.float64]] | None = getattr(self._own, "sums", None)
-        if sums is None or len(sums[1]) < handles:
-            sums = self._own.sums = np.zeros(len(self._leaf_item)), np.zeros(2 * handles)
-        return sums
 
 
 def _runs(mask_B: tuple[NodeMask | None, ...]) -> Iterator[tuple[int, int, NodeMask | None]]:

@@ -90,12 +90,13 @@ def add_up(history_T: Array, trained: Any, live: Any, leaf_of_item: Array, leaf_
 
 
 @compiled()
-def of_live_leaves(history_BT: Array, begin_B: Array, row_C: Array, trained: Any, live: Any, sum_R: Array) -> Array:
+def of_live_leaves(history_BT: Array, begin_B: Array, row_C: Array, items: int, trained: Any, live: Any, sum_R: Array) -> Array:
     """float32[C]: mem of the item rows of live leaves. Those of query b, begin_B[b] … begin_B[b + 1] − 1, are for its history.
 
+    items  I of the tree: `trained` may have sources that the tree does not hold
     sum_R  float64, 0 before and afterwards
     """
-    items, weight, target, live_value = len(trained[0]) - 1, trained[3], live[4], live[5]
+    weight, target, live_value = trained[3], live[4], live[5]
     mem_C = np.empty(len(row_C), np.float32)
     for b in range(len(history_BT)):
         for is_gone in (False, True):  # add up, then clear what was added up

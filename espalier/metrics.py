@@ -190,7 +190,7 @@ def _ranked(
     if scores_R.shape != (rows,) or grades_R.shape != (rows,):
         raise InvalidData("scores_R", f"shapes {list(scores_R.shape)}, {list(grades_R.shape)}", "as many scores as grades")
     starts = query_offset.ndim == 1 and len(query_offset) >= 2 and query_offset[0] == 0 and query_offset[-1] == rows
-    if not starts or np.diff(query_offset).min() < 1:
+    if not starts or np.any(query_offset[1:] <= query_offset[:-1]):  # differences could wrap
         raise InvalidData("query_offset", query_offset[:8].tolist(), f"ascending from 0 to {rows}, at least one row a query")
     if np.isnan(scores_R).any() or not (grades_R >= 0).all():
         raise InvalidData("scores_R, grades_R", "NaN, or a grade below 0", "scores that are numbers, and grades of at least 0")

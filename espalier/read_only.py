@@ -11,12 +11,17 @@ Array = NDArray[Any]
 
 
 def read_only(*arrays: Array) -> tuple[Array, ...]:
-    """Contiguous read-only views. Mapped arrays are read-only, and numba would compile again for arrays that are not."""
+    """Contiguous read-only views. Mapped arrays are read-only, and numba would compile again for arrays that are not.
+
+    Raises ValueError for a mapped array that is not contiguous: a copy of it could need more memory than there is.
+    """
     views = []
     for array in arrays:
         if type(array) is np.ndarray and array.flags.c_contiguous and not array.flags.writeable:
             views.append(array)
             continue
+        if isinstance(array, np.memmap) and not array.flags.c_contiguous:
+            raise ValueError(f"a mapped array of {array.shape} with strides {array.strides}: expected a contiguous one")
         view = np.ascontiguousarray(array).view(np.ndarray)
         view.flags.writeable = False
         views.append(view)

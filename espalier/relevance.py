@@ -42,7 +42,8 @@ class Relevance:
 
     def __post_init__(self) -> None:
         entries = len(self.column_E)
-        ascending = len(self.offset_B) >= 1 and self.offset_B[0] == 0 and not (np.diff(self.offset_B) < 0).any()
+        offset_B = self.offset_B  # differences could wrap
+        ascending = len(offset_B) >= 1 and offset_B[0] == 0 and not (offset_B[1:] < offset_B[:-1]).any()
         if not ascending or self.offset_B[-1] != entries or self.value_E.shape != (entries,):
             raise InvalidData("offset_B", self.offset_B[:8].tolist(), f"ascending from 0 to {entries}, the number of columns and of values")
         if entries and not (self.column_E.min() >= 0 and self.column_E.max() < self.width):

@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.checks.golden import columns_of_golden
+from espalier.checks.golden import CANDIDATE_RANKS, CANDIDATE_ROWS, columns_of_golden
 from espalier.engines.reference import Found, ReferenceEngine
 from espalier.errors import BundleCorrupt
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
@@ -20,17 +20,22 @@ from espalier.search import SearchParams
 
 
 def golden_answers(bundle: Bundle, queries: QueryBatch, written: pa.Array, params: SearchParams) -> pa.Table:
-    """The golden table of some queries; `written` holds the queries as clients write them. With `keys` where the bundle has a memory."""
-    reference = ReferenceEngine(bundle)
-    rows, ranks, keys, margins = [], [], [], []
+    """The golden table of some queries; `written` holds the queries as clients write them. `keys` are stored where the bundle has a memory,
+    candidates where it has stacking.
+    """
+    reference, stacking = ReferenceEngine(bundle), bundle.manifest.stacking
+    rows, ranks, keys, margins, candidates = [], [], [], [], []
     for b in range(len(queries)):
         found, m = reference.found(queries, params, b), int(params.m_B[b])
+        if stacking is not None and found.before is not None:
+            candidates.append((found.before.item_rows[: max(m, stacking.candidates)], found.before.ranks[: max(m, stacking.candidates)]))
         rows.append(found.item_rows[:m])
         ranks.append(found.ranks[:m])
         keys.append(found.keys[:m])
         margins.append(_margin(found, m))
     values = {"beam_size": params.beam_size_B, "m": params.m_B, "item_rows": rows, "ranks": ranks, "keys": keys, "margin": margins}
-    columns = {name: pa.array(values[name], kind) for name, kind in columns_of_golden(bundle.manifest.memory).items()}
+    values |= {CANDIDATE_ROWS: [found for found, _ in candidates], CANDIDATE_RANKS: [found for _, found in candidates]}
+    columns = {name: pa.array(values[name], kind) for name, kind in columns_of_golden(bundle.manifest.memory, stacking).items()}
     return pa.table({bundle.manifest.query.kind: written} | columns)
 
 

@@ -1,11 +1,13 @@
 """Golden queries: what every engine must answer before it serves.
 
-Knows how a result is compared with the expected one. Does not know how golden queries are chosen; training does.
+Knows what of them is stored, and how an engine is asked; `golden_answers.py` compares results. Does not know how golden queries are chosen;
+training does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
+from espalier.checks.golden_answers import GoldenAnswers, check_same, check_shards
 from espalier.engines.given_states import states_shape
 from espalier.errors import BundleCorrupt
 from espalier.items import Items
@@ -32,10 +35,6 @@ from espalier.queries import (
 )
 from espalier.search import Engine, SearchParams
 
-MIN_MEAN_OVERLAP = 0.99
-MIN_SHARDED_OVERLAP = 0.95
-"""The same where several shards answer. Each keeps a whole beam, so that together they find better items than were expected: an expected
-item may be missing where all that came have at least its key."""
 GOLDEN_COLUMNS = {
     "beam_size": pa.int64(),
     "m": pa.int64(),
@@ -48,14 +47,42 @@ GOLDEN_COLUMNS = {
 Where the bundle has a memory, a column `keys`, as `ranks`, says what the items are ordered by.
 """
 KEYS = "keys"
+CANDIDATE_ROWS, CANDIDATE_RANKS = "candidate_rows", "candidate_ranks"
+"""Columns where the bundle has stacking, as `item_rows` and `ranks`: the best max(m, candidates) items of the trees, before stacking orders
+them anew. Several shards may find better candidates, after which stacking gives other keys: they are checked on these."""
+STACKING_ROUNDING = 1e-4
+"""Of keys that stacking makes of the same candidates."""
 HISTORY_ROWS, STATES = "history_rows", "states"
 """Columns of a shard of graphs, which can encode no history of items that it lacks: each history's item rows in the whole bundle, where
 queries are histories, and each query's states, flattened."""
 
 
-def columns_of_golden(memory: object) -> dict[str, pa.DataType]:
-    """The columns beside the query's of a bundle with this memory; None: without one."""
-    return GOLDEN_COLUMNS if memory is None else GOLDEN_COLUMNS | {KEYS: GOLDEN_COLUMNS["ranks"]}
+def columns_of_golden(memory: object, stacking: object = None) -> dict[str, pa.DataType]:
+    """The columns beside the query's of a bundle with this memory and this stacking; None: without one."""
+    more = {} if memory is None else {KEYS: GOLDEN_COLUMNS["ranks"]}
+    if stacking is not None:
+        more |= {CANDIDATE_ROWS: GOLDEN_COLUMNS["item_rows"], CANDIDATE_RANKS: GOLDEN_COLUMNS["ranks"]}
+    return GOLDEN_COLUMNS | more
+
+
+def golden_candidates(bundle: Bundle, table: pa.Table) -> GoldenAnswers:
+    """The candidates of a golden table of a bundle with stacking.
+
+    Raises BundleCorrupt where it has none, or they are no item rows and finite ranks.
+    """
+    file = bundle.path / "golden.parquet"
+    if missing := {CANDIDATE_ROWS, CANDIDATE_RANKS} - set(table.column_names):
+        raise BundleCorrupt(
+            f"{file}: no columns {', '.join(sorted(missing))}: an earlier release wrote the bundle, and its stacking can be checked on one "
+            "shard alone. Train it anew (`fit`), or fold its live items (`fold`): what this release writes has them"
+        )
+    rows, ranks = table.column(CANDIDATE_ROWS).to_pylist(), table.column(CANDIDATE_RANKS).to_pylist()
+    found = GoldenAnswers.of(rows, ranks, ranks)
+    for b, (rows_C, ranks_C) in enumerate(zip(found.rows, found.ranks, strict=True)):
+        is_right = len(rows_C) == len(ranks_C) and np.isfinite(ranks_C).all() and bool(np.all((rows_C >= 0) & (rows_C < len(bundle.items))))
+        if not is_right:
+            raise BundleCorrupt(f"{file}: golden query {b}: expected candidates from 0 to {len(bundle.items) - 1}, each with a finite rank")
+    return found
 
 
 def golden_ranks(table: pa.Table) -> tuple[list[list[float]], list[list[float]]]:
@@ -109,43 +136,34 @@ def verify_golden(bundle: Bundle, engine: Engine, table: pa.Table | None = None)
     must reach MIN_MEAN_OVERLAP; over those with smaller margins alone, a tie in the only one of them would be a fault. Items that were
     expected and came must have their ranks, and their order where ranks differ, both up to twice the rounding (of a query's largest rank,
     where that exceeds 1). A sequence encoder must have a state for a history without an item, too, which need not be among the golden
-    queries. Where several shards answer (`SearchResult.coverage`), better items may have come, see MIN_SHARDED_OVERLAP.
+    queries. Where several shards answer (`SearchResult.coverage`), better items may have come, see MIN_SHARDED_OVERLAP; of a bundle with
+    stacking, the candidates that they find are compared, and what stacking makes of the stored ones.
     Raises BundleCorrupt otherwise.
     """
     _check_empty_history(bundle, engine)
     table = bundle.golden() if table is None else table
     try:
         beam_size_B, m_B, margin_B = (np.asarray(table.column(name)) for name in ("beam_size", "m", "margin"))
-        expected = [np.asarray(rows, np.int64) for rows in table.column("item_rows").to_pylist()]
         if bundle.manifest.memory is not None:
             table.column(KEYS)
-        expected_ranks, expected_keys = ([np.asarray(row, np.float32) for row in column] for column in golden_ranks(table))
+        expected = GoldenAnswers.of(table.column("item_rows").to_pylist(), *golden_ranks(table))
         queries, states_BLS = golden_queries(bundle, table)
     except KeyError as error:
         raise BundleCorrupt(f"{bundle.path / 'golden.parquet'}: {error}") from error
-    result = engine.search(queries, SearchParams(beam_size_B.astype(np.int64), m_B.astype(np.int64), states_BLS=states_BLS))
-    is_sharded = result.coverage is not None and len(result.coverage.items_S) > 1
-    wide, least = margin_B > 2 * engine.rounding, MIN_SHARDED_OVERLAP if is_sharded else MIN_MEAN_OVERLAP
-    if is_sharded:
-        kept = zip(expected, expected_keys, result.item_rows_BM, result.keys_BM, strict=True)
-        overlap_B = np.array([_kept(*of_query, 2 * engine.rounding) for of_query in kept])
-    else:
-        overlap_B = np.array([_overlap(rows, got) for rows, got in zip(expected, result.item_rows_BM, strict=True)])
-    if not is_sharded and bool(np.any(overlap_B[wide] < 1)):
-        first = int(np.flatnonzero(wide & (overlap_B < 1))[0])
-        raise BundleCorrupt(f"{bundle.path}: golden query {first} gave other items on {engine.name} than when the model was trained")
-    overlap = float(overlap_B.mean()) if len(overlap_B) else 1.0
-    if overlap < least:
-        raise BundleCorrupt(f"{bundle.path}: golden queries overlap by {overlap:.4f} on {engine.name}, at least {least} expected")
-    for b, (rows, ranks, keys) in enumerate(zip(expected, expected_ranks, expected_keys, strict=True)):
-        got_rows, tolerance = result.item_rows_BM[b], 2 * engine.rounding
-        fault = _rank_fault("rank", rows, ranks, got_rows, result.ranks_BM[b], tolerance)
-        fault = (
-            fault or _rank_fault("key", rows, keys, got_rows, result.keys_BM[b], tolerance) or _order_fault(rows, keys, got_rows, tolerance)
-        )
-        if fault:
-            raise BundleCorrupt(f"{bundle.path}: golden query {b} on {engine.name}: {fault}")
-    return overlap
+    params = SearchParams(beam_size_B.astype(np.int64), m_B.astype(np.int64), states_BLS=states_BLS)
+    result, rounding = engine.search(queries, params), engine.rounding
+    if result.coverage is None or len(result.coverage.items_S) == 1:
+        return check_same(bundle, engine.name, expected, result, margin_B, rounding)
+    if bundle.stacking is not None:
+        from espalier.engines.stacked import STRETCH, Stacker, widened  # numba takes a while to import
+
+        candidates = golden_candidates(bundle, table)
+        stored = candidates.as_result(bundle.manifest.result_ranking, int(params.m_B.max(initial=0)))
+        ordered = Stacker(bundle, bundle.stacking).ordered(queries, stored, params.m_B)
+        check_same(bundle, "stacking of the stored candidates", expected, ordered, margin_B, STACKING_ROUNDING)
+        unstacked = replace(widened(params, bundle.stacking, bundle.manifest.tree.items), unstacked=True)
+        expected, result, rounding = candidates, engine.search(queries, unstacked), engine.rounding / STRETCH
+    return check_shards(bundle, engine.name, expected, result, rounding)
 
 
 def _check_empty_history(bundle: Bundle, engine: Engine) -> None:
@@ -157,59 +175,3 @@ def _check_empty_history(bundle: Bundle, engine: Engine) -> None:
             raise BundleCorrupt(
                 f"{bundle.path}: query.onnx: a history without an item finds nothing on {engine.name}: expected a finite state"
             )
-
-
-def _rank_fault(
-    name: str,
-    expected: NDArray[np.int64],
-    expected_ranks: NDArray[np.float32],
-    got: NDArray[np.int64],
-    got_ranks: NDArray[np.float32],
-    tolerance: float,
-) -> str:
-    """What is wrong with the ranks, or keys, of the items that were expected and came; empty where nothing is."""
-    if len(expected_ranks) != len(expected):
-        return f"{len(expected_ranks)} {name}s are stored for {len(expected)} items"
-    rows, place, got_place = np.intersect1d(expected, got, return_indices=True)
-    stored, computed = expected_ranks[place].astype(np.float64), got_ranks[got_place].astype(np.float64)
-    tolerance *= _scale(stored)
-    wrong = np.flatnonzero(~(np.abs(computed - stored) <= tolerance))  # also where one is NaN
-    if not len(wrong):
-        return ""
-    i = wrong[0]
-    return f"item row {rows[i]} has {name} {computed[i]:.6g}, expected {stored[i]:.6g} ± {tolerance:.2g}"
-
-
-def _order_fault(expected: NDArray[np.int64], expected_keys: NDArray[np.float32], got: NDArray[np.int64], tolerance: float) -> str:
-    """What is wrong with the order of the items that were expected and came; empty where nothing is."""
-    rows, place, got_place = np.intersect1d(expected, got, return_indices=True)
-    order = np.argsort(got_place)
-    in_answer = expected_keys[place][order].astype(np.float64)
-    late = np.flatnonzero(in_answer[1:] > np.minimum.accumulate(in_answer)[:-1] + tolerance * _scale(in_answer))
-    return f"item row {rows[order[late[0] + 1]]} comes after items of lower rank" if len(late) else ""
-
-
-def _scale(ranks: NDArray[np.float64]) -> float:
-    """What a tolerance is multiplied by: the largest rank, where it exceeds 1."""
-    return max(1.0, float(np.abs(ranks).max(initial=0)))
-
-
-def _overlap(expected: NDArray[np.int64], got: NDArray[np.int64]) -> float:
-    got = got[got >= 0]
-    return len(np.intersect1d(expected, got)) / max(len(expected), len(got), 1)
-
-
-def _kept(
-    expected: NDArray[np.int64],
-    expected_keys: NDArray[np.float32],
-    got: NDArray[np.int64],
-    got_keys: NDArray[np.float32],
-    tolerance: float,
-) -> float:
-    """The share of the expected items that came, or are missing where all that came are at least as good."""
-    if not len(expected) or len(expected_keys) != len(expected):  # the latter is told as a fault of the keys
-        return 1.0
-    full = len(got[got >= 0]) >= len(expected)
-    worst = float(got_keys[got >= 0].min()) if full else np.inf
-    displaced = expected_keys.astype(np.float64) <= worst + tolerance * _scale(expected_keys.astype(np.float64))
-    return float(np.mean(np.isin(expected, got) | displaced))

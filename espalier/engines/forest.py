@@ -9,9 +9,9 @@ Legend: B queries, C leaves that a tree scored, X scored (item, tree) pairs of a
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,6 +26,8 @@ from espalier.frontier import joined
 from espalier.queries import QueryBatch, blank_queries
 from espalier.scores import finish, log_scores
 from espalier.search import NO_ITEM, Engine, Frontier, LevelTrace, SearchParams, SearchResult
+from espalier.tail import Tail
+from espalier.thread_scratch import ThreadScratch
 
 Array = NDArray[Any]
 NEAR = 1e-6
@@ -71,14 +73,14 @@ class LiveParts(Protocol):
     An item that is live has the number I + its handle here, in all trees, so that its row of the tail is found.
 
     arrays   of `best_means`
-    place_I  likewise, for the numbers of all items
+    handles  R, those in use
     """
 
     @property
     def arrays(self) -> tuple[Any, ...]: ...
 
     @property
-    def place_I(self) -> NDArray[np.int32]: ...
+    def handles(self) -> int: ...
 
     def of_tree(
         self, place: int, queries: QueryBatch, members: NDArray[np.int64], found: ScoredLeaves
@@ -100,9 +102,7 @@ class ForestEngine:
         ranking, self.result_ranking = bundle.manifest.ranking, bundle.manifest.result_ranking
         self.by_rank = ranking.own == "log_activation" and ranking.calibration is None
         self.items = bundle.manifest.tree.items
-        self.place_I = np.full(self.items, -1, np.int32)
-        self.tail = tuple(TailArrays.of(bundle.tail)), np.zeros(0 if bundle.tail is None else bundle.tail.width)
-        self.lock = threading.Lock()
+        self.means_scratch = ThreadScratch(partial(_means_scratch, bundle.tail, tuple(TailArrays.of(bundle.tail)), self.items))
 
     @property
     def name(self) -> str:
@@ -186,10 +186,15 @@ class ForestEngine:
             for b, count in enumerate(count_B.tolist()):  # places past the count are not initialised
                 ranks_BX[b, count:] = -np.inf
             logs_BX = log_scores(self.bundle.manifest.ranking, ranks_BX)
-        arrays, place_I = (None, self.place_I) if live is None else (live.arrays, live.place_I)
+        handles, arrays = (0, None) if live is None else (live.handles, live.arrays)
         features = queries.features.arrays
-        with self.lock:
-            best_means(items_BX, logs_BX, count_B, len(leaves), m_B, features, self.tail, place_I, rows_BM, ranks_BM, arrays)
+        with self.means_scratch.of(handles) as (tail, place_I):
+            best_means(items_BX, logs_BX, count_B, len(leaves), m_B, features, tail, place_I, rows_BM, ranks_BM, arrays)
+
+
+def _means_scratch(tail: Tail | None, arrays: tuple[Any, ...], items: int, handles: int) -> tuple[tuple[Any, Array], Array]:
+    """`tail` and `place_I` of `best_means`, for so many trained items and handles of live ones. arrays: the fields of TailArrays."""
+    return (arrays, np.zeros(0 if tail is None else tail.width)), np.full(items + handles, -1, np.int32)
 
 
 def refuse_forest(bundle: Bundle) -> None:

@@ -55,6 +55,7 @@ class Found:
 
     steps  of each tree
     gap    between the ranks of the trees' last item that stacking takes and of the next; inf where there is none
+    before  what the trees found, where stacking has ordered it anew
     """
 
     item_rows: NDArray[np.int64]
@@ -62,6 +63,7 @@ class Found:
     keys: NDArray[np.float32]
     steps: list[list[Step]]
     gap: float = np.inf
+    before: Found | None = None
 
 
 class ReferenceEngine:
@@ -142,7 +144,7 @@ class ReferenceEngine:
         rows, own = queries.features, slice(int(queries.features.indptr[b]), int(queries.features.indptr[b + 1]))
         items, keys = stacked(self.bundle.stacking, rows.indices[own], rows.values[own], found.item_rows, found.ranks)
         depth, ranks = self.bundle.stacking.info.candidates, found.ranks
-        return Found(items, keys, keys, found.steps, float(ranks[depth - 1] - ranks[depth]) if depth < len(ranks) else np.inf)
+        return Found(items, keys, keys, found.steps, float(ranks[depth - 1] - ranks[depth]) if depth < len(ranks) else np.inf, found)
 
     def _found(self, queries: QueryBatch, params: SearchParams, b: int) -> Found:
         """Those of the trees."""

@@ -8,6 +8,8 @@ Legend: B queries, T history, R handles, W trained items that are live.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -53,7 +55,8 @@ class LiveMemoryTree:
         parent_R, _, row_W, handle_W = self._leaves
         return parent_R, *read_only(mask.live_R), row_W, handle_W
 
-    @property
-    def arrays(self) -> tuple[Any, ...]:
+    @contextmanager
+    def arrays(self) -> Iterator[tuple[Any, ...]]:
         """trained, live and sum_R, as `of_live_leaves` of `memory_sums.py` takes them on this thread."""
-        return self._trained.trained, self._live, self._trained.sums(self._overlay.handles)[1]
+        with self._trained.sums.of(self._overlay.handles) as (_, sum_R):
+            yield self._trained.trained, self._live, sum_R

@@ -113,7 +113,7 @@ class LiveRow:
 
 
 def _check_ascending(name: str, feature: NDArray[np.int32]) -> None:
-    if len(feature) and (feature[0] < 0 or bool(np.any(np.diff(feature) <= 0))):
+    if len(feature) and (feature[0] < 0 or bool(np.any(feature[1:] <= feature[:-1]))):
         raise InvalidData(name, feature[:8].tolist(), "ascending feature numbers")
 
 

@@ -283,13 +283,13 @@ def _sent_masks(message: Fields, arrays: Arrays) -> Mapping[str, MaskBits]:
 def _memory(arrays: Arrays, batch: int) -> MemoryLists:
     nodes = arrays.take("memory.nodes", np.int64, (None,))
     lists = MemoryLists(arrays.take("memory.offset", np.int64, (batch + 1,)), nodes, arrays.finite("memory.values", (len(nodes),)))
-    counts = np.diff(lists.offset_B)
-    if lists.offset_B[0] != 0 or lists.offset_B[-1] != len(nodes) or counts.min() < 0:
+    offset_B = lists.offset_B
+    if offset_B[0] != 0 or offset_B[-1] != len(nodes) or np.any(offset_B[1:] < offset_B[:-1]):  # differences could wrap
         raise InvalidMessage("memory.offset", lists.offset_B[:8].tolist(), f"from 0 to {len(nodes)}, never decreasing")
     if np.any(lists.values < 0):
         raise InvalidMessage("memory.values", float(lists.values.min()), "numbers of at least 0")
     begins = lists.offset_B[1:-1]
-    falls = 1 + np.flatnonzero(np.diff(nodes) <= 0)
+    falls = 1 + np.flatnonzero(nodes[1:] <= nodes[:-1])
     if not np.isin(falls, begins).all():
         raise InvalidMessage("memory.nodes", "numbers that do not ascend", "ascending and distinct numbers for each query")
     return lists

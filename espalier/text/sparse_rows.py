@@ -42,7 +42,8 @@ class SparseRows:
             array = getattr(self, name)
             if array.ndim != 1 or array.dtype != dtype:
                 raise InvalidQuery(f"features.{name}", f"{array.dtype}{list(array.shape)}", f"a one-dimensional {np.dtype(dtype)} array")
-        if len(self.indptr) < 1 or self.indptr[0] != 0 or np.any(np.diff(self.indptr) < 0) or self.indptr[-1] != len(self.indices):
+        rows, entries = self.indptr, len(self.indices)
+        if len(rows) < 1 or rows[0] != 0 or np.any(rows[1:] < rows[:-1]) or rows[-1] != entries:  # differences could wrap
             raise InvalidQuery("features.indptr", self.indptr.tolist()[:8], f"from 0 to {len(self.indices)}, never decreasing")
         if len(self.values) != len(self.indices):
             raise InvalidQuery("features.values", f"{len(self.values)} numbers", f"{len(self.indices)}, one per index")

@@ -164,6 +164,7 @@ class Replay:
         self._golden = encode_table(bundle, golden)
         _, keys = golden_ranks(golden)
         self._golden_scores = [scores_of_ranks(ranking, np.asarray(keys_M, np.float32)) for keys_M in keys]
+        self._of_shards: dict[int, NDArray[np.float32]] = {}  # by golden query, the scores of its first answer by several shards
         beam_size_B, m_B = (np.asarray(golden.column(name), np.int64) for name in ("beam_size", "m"))
         self._golden_params = SearchParams(beam_size_B, m_B, frozen_B=np.ones(len(m_B), np.bool_))
         places = [((row + 0.5) / len(self._heldout), "heldout", row) for row in range(len(self._heldout))]
@@ -193,7 +194,12 @@ class Replay:
         """The answer to it."""
         kind, row = self.questions[self._asked]
         if kind == "golden":
-            self._drifts.append(_drift(self._golden_scores[row], result.scores_BM[0]))
+            expected_M, coverage = self._golden_scores[row], result.coverage
+            if coverage is not None and len(coverage.items_S) > 1:  # which find other items than the bundle, and so other scores
+                if not coverage.answered_BS.all():
+                    return
+                expected_M = self._of_shards.setdefault(row, result.scores_BM[0])
+            self._drifts.append(_drift(expected_M, result.scores_BM[0]))
             return
         found_M = [precision_recall_f(result.item_rows_BM, [self._relevant[row]], m)[1][0] for m in self._ms]
         self._gains.append(np.array(found_M) - self._at_export_BM[row])

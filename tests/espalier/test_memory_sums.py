@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from espalier.memory_sums import add_up, of_live_leaves
 from espalier.read_only import read_only
@@ -22,7 +23,10 @@ def test_of_two_entries_of_a_pair_the_larger_one_counts() -> None:
     assert {leaf: sum_L[leaf] for leaf in leaves.tolist()} | {LIVE_ROW + handle: sum_R[handle] for handle in handles.tolist()} == EXPECTED
 
 
-def test_live_leaves_have_the_same_sums() -> None:
+@pytest.mark.parametrize("more_sources", [0, 4])
+def test_live_leaves_have_the_same_sums(more_sources: int) -> None:
+    """Those of a shard, too: its memory has the entries of all items of the whole, of which the shard holds some."""
+    trained = *read_only(np.append(TRAINED[0], [2] * more_sources)), *TRAINED[1:]
     arrays, sum_R = read_only(np.array([[-1, 0, 0]]), np.array([0, 3]), np.array(list(EXPECTED))), np.zeros(1)
-    assert of_live_leaves(*arrays, TRAINED, LIVE, sum_R).tolist() == list(EXPECTED.values())
+    assert of_live_leaves(*arrays, LIVE_ROW, trained, LIVE, sum_R).tolist() == list(EXPECTED.values())
     assert not sum_R.any()

@@ -45,7 +45,7 @@ class RankingSet:
             raise InvalidData("grades_R", f"{grades.dtype}{list(grades.shape)}", f"float32[{rows}], one per row of features_RF")
         if offset.dtype != np.int64 or offset.ndim != 1 or len(offset) < 2:
             raise InvalidData("query_offset", f"{offset.dtype}{list(offset.shape)}", "int64[Q + 1] of at least one query")
-        if offset[0] != 0 or offset[-1] != rows or (np.diff(offset) < 1).any():
+        if offset[0] != 0 or offset[-1] != rows or np.any(offset[1:] <= offset[:-1]):  # differences could wrap
             raise InvalidData("query_offset", offset[:8].tolist(), f"ascending from 0 to {rows}, at least one row a query")
         if width == 0 or len(self.feature_names) != width or len(set(self.feature_names)) != width:
             raise InvalidData("feature_names", list(self.feature_names[:8]), f"{width} different names, at least one")

@@ -45,7 +45,7 @@ class SparseForestEngine(ForestEngine):
         unrestricted = all(engine.unrestricted is None for engine in engines)
         self.joint: JointSearch | None = None
         if is_plain and unrestricted:
-            self.joint = JointSearch([alone.tree for alone in bundle.alone], searches, self.tail, self.place_I)
+            self.joint = JointSearch([alone.tree for alone in bundle.alone], searches)
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
         if self.joint is None or len(queries) != 1 or params.trace or params.frontier or params.mask_B or params.exclude_BE is not None:
@@ -54,8 +54,8 @@ class SparseForestEngine(ForestEngine):
         params.check(1, self.items)
         shape = 1, int(params.m_B[0])
         rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
-        with self.lock:
-            self.joint.search(queries.features, params.beam_size_B, params.m_B, rows_BM, ranks_BM)
+        with self.means_scratch.of() as scratch:
+            self.joint.search(queries.features, params.beam_size_B, params.m_B, *scratch, (rows_BM, ranks_BM))
         return finish(self.result_ranking, params.m_B, np.full(1, self.items), rows_BM, ranks_BM, None)
 
 

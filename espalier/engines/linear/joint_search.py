@@ -29,14 +29,10 @@ Array = NDArray[Any]
 
 
 class JointSearch:
-    """Searches all trees; one search at a time.
+    """Searches all trees; one search at a time."""
 
-    tail     of `best_means`
-    place_I  likewise
-    """
-
-    def __init__(self, trees: Sequence[Tree], searches: Sequence[ChunkSearch], tail: tuple[Any, Array], place_I: Array) -> None:
-        self._searches, self._tail, self._place_I, self.width = searches, tail, place_I, searches[0].width
+    def __init__(self, trees: Sequence[Tree], searches: Sequence[ChunkSearch]) -> None:
+        self._searches, self.width = searches, searches[0].width
         together, alone = FeatureTables.joined([search.tables for search in searches], self.width)
         for search, tables in zip(searches, alone, strict=True):
             search.tables = tables
@@ -47,10 +43,15 @@ class JointSearch:
         self._beam_size, self._most, self._frontier_width = 0, 0, 0
         self._work: tuple[Array, ...] = ()
 
-    def search(self, query: SparseRows, beam_size_B: Array, m_B: Array, rows_BM: Array, ranks_BM: Array) -> None:
-        """Write the best items of one query, and their ranks. Raises InvalidQuery as `ChunkSearch.search`."""
+    def search(
+        self, query: SparseRows, beam_size_B: Array, m_B: Array, tail: tuple[Any, Array], place_I: Array, out: tuple[Array, Array]
+    ) -> None:
+        """Write the best items of one query, and their ranks. Raises InvalidQuery as `ChunkSearch.search`.
+
+        tail, place_I  of `best_means` · out  rows_BM and ranks_BM
+        """
         arguments = self.arguments(query, beam_size_B)
-        wrong = _search(*arguments, ALL_NODES, m_B, self._tail, self._place_I, rows_BM, ranks_BM)
+        wrong = _search(*arguments, ALL_NODES, m_B, tail, place_I, *out)
         if wrong >= 0:
             refuse(query, wrong, self.width)
 

@@ -143,7 +143,8 @@ def joined(found: Any, scored: Any, leaves: Any, tree: Any, m_B: Array, memory: 
     key_weight, history_BT, trained, live_entries, sum_R = memory
     keys_C = ranks_C
     if key_weight > 0:
-        keys_C = ranks_C + key_weight * of_live_leaves(history_BT, begin_B, row_X[position_C], trained, live_entries, sum_R)
+        items, row_C = len(leaf_of_item), row_X[position_C]
+        keys_C = ranks_C + key_weight * of_live_leaves(history_BT, begin_B, row_C, items, trained, live_entries, sum_R)
     new_rows_BM, new_count_B = np.full(rows_BM.shape, -1, np.int64), count_B.copy()
     new_ranks_BM, new_keys_BM = np.full(rows_BM.shape, -np.inf, np.float32), np.full(rows_BM.shape, -np.inf, np.float32)
     best_C = np.empty(len(keys_C), np.int64)

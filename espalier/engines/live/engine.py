@@ -209,10 +209,12 @@ class LiveEngine:
         if len(scored.position_C):
             of_found = read_only(found.item_rows_BM, found.ranks_BM, found.keys_BM, found.count_B)
             of_scored = read_only(scored.begin_B, scored.position_C, scored.ranks_C)
-            memory = NO_MEMORY
-            if now.memory is not None:
-                memory = self._key_weight, *read_only(queries.array), *now.memory.arrays
-            new = joined(of_found, of_scored, now.leaves, self._arrays, *read_only(params.m_B), memory)
+            given = of_found, of_scored, now.leaves, self._arrays, *read_only(params.m_B)
+            if now.memory is None:
+                new = joined(*given, NO_MEMORY)
+            else:
+                with now.memory.arrays() as arrays:
+                    new = joined(*given, (self._key_weight, *read_only(queries.array), *arrays))
             rows_BM, ranks_BM, keys_BM, count_B, keys_C = new
             scores_BM = scores_of_ranks(self.bundle.manifest.result_ranking, keys_BM)
             found = replace(found, item_rows_BM=rows_BM, scores_BM=scores_BM, ranks_BM=ranks_BM, keys_BM=keys_BM, count_B=count_B)

@@ -47,7 +47,6 @@ class LiveForestEngine:
         self._visibility = [Visibility(tree, place) for place, tree in enumerate(self._trees)]
         width = inner.bundle.chunks.width
         self._leaves = [LinearLeaves(alone.manifest.ranking, width) for alone in inner.bundle.alone]
-        self._place_I = np.full(inner.items, -1, np.int32)
         self._joint = inner.joint if isinstance(inner, SparseForestEngine) else None
         self._live: _Now | None = None
         self._is_ready = False
@@ -99,7 +98,7 @@ class LiveForestEngine:
         seen_T = [seen.of(overlay, knobs) for seen, knobs in zip(self._visibility, knobs_T, strict=True)]
         for place, seen in enumerate(seen_T):
             knobs_T[place] = replace(params, mask_B=seen.mask_B, exclude_BE=seen.exclude_BE, frozen_B=None, frontier=True)
-        parts = _Parts(overlay, live.of_items, self._places(overlay), self._leaves, seen_T, [])
+        parts = _Parts(overlay, live.of_items, self._leaves, seen_T, [])
         result = self.inner.search_trees(queries, params, knobs_T, parts)
         complete_B = result.count_B >= np.minimum(params.m_B, seen_T[0].eligible_B)
         result = replace(result, complete_B=complete_B)
@@ -111,18 +110,11 @@ class LiveForestEngine:
         """The search of a single query; see `joint_forest`."""
         shape = 1, int(params.m_B[0])
         rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
-        knobs, place_I = (params.beam_size_B, params.m_B), self._places(live.overlay)
-        with self.inner.lock:
-            together.search(joint, queries.features, knobs, self.inner.tail, place_I, (rows_BM, ranks_BM))
+        knobs = params.beam_size_B, params.m_B
+        with self.inner.means_scratch.of(live.overlay.handles) as scratch:
+            together.search(joint, queries.features, knobs, *scratch, (rows_BM, ranks_BM))
         eligible_B = np.full(1, live.overlay.eligible)
         return finish(self.inner.result_ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None)
-
-    def _places(self, overlay: Overlay) -> NDArray[np.int32]:
-        """int32 of −1, one for each item, live ones included."""
-        needed = overlay.items + overlay.handles
-        if len(self._place_I) < needed:
-            self._place_I = np.full(max(needed, overlay.items + 2 * (len(self._place_I) - overlay.items)), -1, np.int32)
-        return self._place_I
 
     def _traced(self, result: SearchResult, overlay: Overlay, scored_T: Sequence[ScoredLive]) -> SearchResult:
         """With the live leaves in the last level of each tree, as candidates that are all kept."""
@@ -158,10 +150,14 @@ class _Parts(NamedTuple):
 
     overlay: Overlay
     arrays: tuple[Any, ...]
-    place_I: NDArray[np.int32]
     leaves: Sequence[LinearLeaves]
     seen_T: Sequence[Visible]
     scored: list[ScoredLive]
+
+    @property
+    def handles(self) -> int:
+        """See `LiveParts`."""
+        return self.overlay.handles
 
     def of_tree(self, place: int, queries: QueryBatch, members: Int64, found: ScoredLeaves) -> tuple[Int64, Int64, NDArray[np.float32]]:
         """See `LiveParts`."""

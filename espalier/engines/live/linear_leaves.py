@@ -23,18 +23,19 @@ from espalier.manifest import Ranking
 from espalier.queries import QueryBatch
 from espalier.read_only import read_only
 from espalier.search import Frontier
+from espalier.thread_scratch import ThreadScratch
 
 Array = NDArray[Any]
 
 
 class LinearLeaves:
-    """Scores the live leaves of one tree of `width` features. One call at a time."""
+    """Scores the live leaves of one tree of `width` features. Any number of threads may call it."""
 
     def __init__(self, ranking: Ranking, width: int) -> None:
         power = POWERS[ranking.activation] if ranking.own == "log_activation" else -1
         self._ranker = np.float32(ranking.gamma), power
-        self._query_F = np.zeros(width, np.float32)
-        self._leaves: tuple[LiveLeaves, tuple[Array, ...]] | None = None
+        self._scratch = ThreadScratch(lambda size: np.zeros(width, np.float32))
+        self._known: tuple[LiveLeaves, tuple[Array, ...]] | None = None
 
     def scored(
         self, leaves: LiveLeaves, queries: QueryBatch, frontier: Frontier, live_BR: Sequence[NDArray[np.bool_] | None]
@@ -44,11 +45,13 @@ class LinearLeaves:
         live_BR  bool[R] of each query: its eligible handles, later ones are not; None: no live leaf. Queries of one mask share an array
         Raises InvalidQuery nowhere: the search that made the frontier has checked the features.
         """
-        if self._leaves is None or self._leaves[0] is not leaves:
-            self._leaves = leaves, arrays_of(leaves)
+        known = self._known  # read once: another thread may put those of other leaves there
+        if known is None or known[0] is not leaves:
+            known = self._known = leaves, arrays_of(leaves)
         beams = read_only(frontier.nodes_BK, frontier.ranks_BK)
         masks = masks_of(live_BR)
-        return ScoredLive(*score(queries.features.arrays, beams, self._leaves[1], masks, self._ranker, self._query_F))
+        with self._scratch.of() as query_F:
+            return ScoredLive(*score(queries.features.arrays, beams, known[1], masks, self._ranker, query_F))
 
 
 def arrays_of(leaves: LiveLeaves) -> tuple[Array, ...]:

@@ -376,6 +376,7 @@ def test_a_digest_tells_masks_apart_by_bits_nodes_and_trees() -> None:
         ([0, 1, 3], [1, 5, 2], [1, 1, 1], "memory.nodes"),
         ([0, 1, 2], [1, 5, 7], [1, 1, 1], "memory.offset"),
         ([0, 3, 2], [1, 5, 7], [1, 1, 1], "memory.offset"),
+        ([0, 0, 2], [2**63 - 1, -(2**63)], [1, 1], "memory.nodes"),
         ([1, 1, 3], [1, 5, 7], [1, 1, 1], "memory.offset"),
         ([0, 1, 3], [1, 5, 7], [1, -1, 1], "memory.values"),
         ([0, 1, 3], [1, 5, 7], [1, np.nan, 1], "memory.values"),
@@ -386,6 +387,21 @@ def test_memory_that_cannot_be_is_refused(offset: list[int], nodes: list[int], v
     lists = MemoryLists(np.array(offset), np.array(nodes), np.array(values, np.float32))
     with pytest.raises(InvalidMessage, match=f"^{named}"):
         decode_query(encode_query(replace(a_query(), memory=lists)))
+
+
+WRAPPED = [0, 2**63 - 1, -(2**63), -1, 4]
+"""Offsets whose differences, in 64 bits, are never below 0."""
+
+
+def test_offsets_whose_differences_wrap_are_refused() -> None:
+    queries = QueryBatch(FeaturesKind(width=9), SparseRows(np.arange(5), np.arange(4, dtype=np.int32), np.ones(4, np.float32), 9))
+    body = encode_query(ShardQuery(PIN, queries, np.full(4, 10), np.full(4, 5)))
+    assert decode_query(body).queries.features.indptr.tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(InvalidMessage, match=r"features\.indptr: got .*never decreasing"):
+        decode_query(body.replace(np.arange(5).tobytes(), np.array(WRAPPED).tobytes()))
+    lists = MemoryLists(np.array(WRAPPED), np.arange(1, 5), np.ones(4, np.float32))
+    with pytest.raises(InvalidMessage, match=r"^memory\.offset.*never decreasing"):
+        decode_query(encode_query(ShardQuery(PIN, queries, np.full(4, 10), np.full(4, 5), memory=lists)))
 
 
 @pytest.mark.parametrize("states", [None, 24])

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from espalier.memory_lists import MemoryLists
 from espalier.queries import HistoryKind, QueryBatch, VectorKind
 from espalier.search import SearchParams
 from espalier.shards.messages import MEDIA_TYPE, MaskBits, ShardQuery, encode_query
+from espalier.text.sparse_rows import SparseRows
 from service.shards import search as search_module
 from tests.service.running import Json, Running, problem, run
 from tests.service.shards.cutting import cut, pin_of, post, queries_of, query_for, search, whole_bundle
@@ -223,3 +225,24 @@ def test_random_bytes_in_a_message_are_never_an_error_of_the_service(service: Ru
         logging.disable(logging.NOTSET)
     assert 422 in statuses
     assert statuses <= {200, 409, 410, 422, 504}
+
+
+WRAPPED = [0, 2**63 - 1, -(2**63), -1, 4]
+"""Offsets whose differences, in 64 bits, are never below 0."""
+
+
+def test_a_memory_whose_offsets_wrap_is_refused(service: Running, whole: Bundle, shards: list[Bundle]) -> None:
+    lists = MemoryLists(np.array(WRAPPED), np.arange(1, 5), np.ones(4, np.float32))
+    assert refused(service, a_query(whole, shards[0], 4, memory=lists))["errors"][0]["field"] == "memory.offset"
+
+
+def test_features_whose_offsets_wrap_are_refused(tmp_path: Path) -> None:
+    linear = whole_bundle(tmp_path / "models", "linear")
+    shard = cut(linear, tmp_path / "shards")[0]
+    rows = SparseRows(np.arange(5), np.arange(4, dtype=np.int32), np.ones(4, np.float32), linear.chunks.width)
+    queries = QueryBatch(linear.manifest.query, rows)
+    good = encode_query(query_for(linear, shard, queries, SearchParams.uniform(4, 3, 4)))
+    with run(tmp_path / "shards", partial(open_engine, device="cpu")) as running:
+        assert post(running, good).status_code == 200
+        answer = refused(running, good.replace(np.arange(5).tobytes(), np.array(WRAPPED).tobytes()))
+        assert "features.indptr" in str(answer["errors"][0])

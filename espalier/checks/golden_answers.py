@@ -1,0 +1,161 @@
+"""What golden queries should find, and how a result is compared with it: one engine's by its rounding, several shards' by what is missing.
+
+Knows answers and results. Does not know where the expected ones are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.errors import BundleCorrupt
+from espalier.manifest import Ranking
+from espalier.scores import finish
+from espalier.search import NO_ITEM, SearchResult
+
+MIN_MEAN_OVERLAP = 0.99
+MIN_SHARDED_OVERLAP = 0.95
+"""The same where several shards answer. Each keeps a whole beam, so that together they find better items than were expected: an expected
+item may be missing where all that came have at least its key."""
+
+
+class GoldenAnswers(NamedTuple):
+    """Of each golden query the item rows, int64, best first; their ranks, float32; and what they are ordered by, float32."""
+
+    rows: Sequence[NDArray[np.int64]]
+    ranks: Sequence[NDArray[np.float32]]
+    keys: Sequence[NDArray[np.float32]]
+
+    @staticmethod
+    def of(rows: Sequence[Any], ranks: Sequence[Any], keys: Sequence[Any]) -> GoldenAnswers:
+        """From lists of numbers."""
+        as_ranks = ([np.asarray(row or (), np.float32) for row in column] for column in (ranks, keys))
+        return GoldenAnswers([np.asarray(row or (), np.int64) for row in rows], *as_ranks)
+
+    def as_result(self, ranking: Ranking, least: int) -> SearchResult:
+        """Of a search that found these, with at least so many places for each query."""
+        count_B = np.array([len(rows) for rows in self.rows], np.int64)
+        shape = len(self.rows), max(int(count_B.max(initial=0)), least)
+        rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
+        for b, (rows, ranks) in enumerate(zip(self.rows, self.ranks, strict=True)):
+            rows_BM[b, : len(rows)], ranks_BM[b, : len(rows)] = rows, ranks
+        return finish(ranking, count_B, count_B, rows_BM, ranks_BM, None)
+
+
+def check_same(
+    bundle: Bundle, source: str, expected: GoldenAnswers, result: SearchResult, margin_B: NDArray[np.float64], rounding: float
+) -> float:
+    """The mean overlap of the expected answers and a result. source: what the result is of. Raises BundleCorrupt, see `verify_golden`."""
+    overlap_B = np.array([_overlap(rows, got) for rows, got in zip(expected.rows, result.item_rows_BM, strict=True)])
+    other = np.flatnonzero((margin_B > 2 * rounding) & (overlap_B < 1))
+    if len(other):
+        raise BundleCorrupt(f"{bundle.path}: golden query {other[0]} gave other items on {source} than when the model was trained")
+    overlap = _mean_overlap(bundle, source, overlap_B, MIN_MEAN_OVERLAP)
+    for b, (rows, ranks, keys) in enumerate(zip(*expected, strict=True)):
+        got_rows, tolerance = result.item_rows_BM[b], 2 * rounding
+        fault = (
+            _rank_fault("rank", rows, ranks, got_rows, result.ranks_BM[b], tolerance)
+            or _rank_fault("key", rows, keys, got_rows, result.keys_BM[b], tolerance)
+            or _order_fault(rows, keys, got_rows, tolerance)
+        )
+        if fault:
+            raise BundleCorrupt(f"{bundle.path}: golden query {b} on {source}: {fault}")
+    return overlap
+
+
+def check_shards(bundle: Bundle, source: str, expected: GoldenAnswers, result: SearchResult, rounding: float) -> float:
+    """The same of a result of several shards. Items of a forest may have larger ranks than expected there: more of its trees reach them."""
+    tolerance, is_forest = 2 * rounding, bool(bundle.manifest.trees)
+    overlap_B = np.empty(len(expected.rows))
+    for b, (rows, ranks, keys) in enumerate(zip(*expected, strict=True)):
+        got_rows, got_ranks, got_keys = result.item_rows_BM[b], result.ranks_BM[b], result.keys_BM[b]
+        fault = _length_fault("rank", rows, ranks) or _length_fault("key", rows, keys)
+        if not is_forest:
+            fault = (
+                fault
+                or _rank_fault("rank", rows, ranks, got_rows, got_ranks, tolerance)
+                or _rank_fault("key", rows, keys, got_rows, got_keys, tolerance)
+                or _order_fault(rows, keys, got_rows, tolerance)
+            )
+        if fault:
+            raise BundleCorrupt(f"{bundle.path}: golden query {b} on {source}: {fault}")
+        overlap_B[b] = _kept(rows, keys, got_rows, got_keys, tolerance)
+    return _mean_overlap(bundle, source, overlap_B, MIN_SHARDED_OVERLAP)
+
+
+def _mean_overlap(bundle: Bundle, source: str, overlap_B: NDArray[np.float64], least: float) -> float:
+    """Raises BundleCorrupt where it is lower."""
+    overlap = float(overlap_B.mean()) if len(overlap_B) else 1.0
+    if overlap < least:
+        raise BundleCorrupt(f"{bundle.path}: golden queries overlap by {overlap:.4f} on {source}, at least {least} expected")
+    return overlap
+
+
+def _length_fault(name: str, expected: NDArray[np.int64], expected_ranks: NDArray[np.float32]) -> str:
+    """Which numbers are not stored, or are too many; empty where every item has one."""
+    is_right = len(expected_ranks) == len(expected)
+    return "" if is_right else f"{len(expected_ranks)} {name}s are stored for {len(expected)} items"
+
+
+def _rank_fault(
+    name: str,
+    expected: NDArray[np.int64],
+    expected_ranks: NDArray[np.float32],
+    got: NDArray[np.int64],
+    got_ranks: NDArray[np.float32],
+    tolerance: float,
+) -> str:
+    """What is wrong with the ranks, or keys, of the items that were expected and came; empty where nothing is."""
+    if fault := _length_fault(name, expected, expected_ranks):
+        return fault
+    rows, place, got_place = np.intersect1d(expected, got, return_indices=True)
+    stored, computed = expected_ranks[place].astype(np.float64), got_ranks[got_place].astype(np.float64)
+    tolerance *= _scale(stored)
+    wrong = np.flatnonzero(~(np.abs(computed - stored) <= tolerance))  # also where one is NaN
+    if not len(wrong):
+        return ""
+    i = wrong[0]
+    return f"item row {rows[i]} has {name} {computed[i]:.6g}, expected {stored[i]:.6g} ± {tolerance:.2g}"
+
+
+def _order_fault(expected: NDArray[np.int64], expected_keys: NDArray[np.float32], got: NDArray[np.int64], tolerance: float) -> str:
+    """What is wrong with the order of the items that were expected and came; empty where nothing is."""
+    rows, place, got_place = np.intersect1d(expected, got, return_indices=True)
+    order = np.argsort(got_place)
+    in_answer = expected_keys[place][order].astype(np.float64)
+    late = np.flatnonzero(in_answer[1:] > np.minimum.accumulate(in_answer)[:-1] + tolerance * _scale(in_answer))
+    return f"item row {rows[order[late[0] + 1]]} comes after items of lower rank" if len(late) else ""
+
+
+def _scale(ranks: NDArray[np.float64]) -> float:
+    """What a tolerance is multiplied by: the largest rank, where it exceeds 1."""
+    return max(1.0, float(np.abs(ranks).max(initial=0)))
+
+
+def _overlap(expected: NDArray[np.int64], got: NDArray[np.int64]) -> float:
+    got = got[got >= 0]
+    return len(np.intersect1d(expected, got)) / max(len(expected), len(got), 1)
+
+
+def _kept(
+    expected: NDArray[np.int64],
+    expected_keys: NDArray[np.float32],
+    got: NDArray[np.int64],
+    got_keys: NDArray[np.float32],
+    tolerance: float,
+) -> float:
+    """The share of the expected items that came with at least their key, or are missing where all that came are at least as good."""
+    if not len(expected):
+        return 1.0
+    least = expected_keys.astype(np.float64)
+    least -= tolerance * _scale(least)
+    full = len(got[got >= 0]) >= len(expected)
+    displaced = least <= (float(got_keys[got >= 0].min()) if full else -np.inf)
+    _, place, got_place = np.intersect1d(expected, got, return_indices=True)
+    came = np.zeros(len(expected), np.bool_)
+    came[place] = got_keys[got_place] >= least[place]
+    return float(np.mean(came | displaced))
