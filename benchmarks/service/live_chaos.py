@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ BETWEEN_S = 0.5
 """Mean time from the first answer after a kill to the next kill."""
 WHOLE = 0.25
 """Share of kills that end the whole service."""
-READY_S = 120.0
+READY_S = 300.0
 DISK = "40m"
 ASKS = 4
 """How often each item is asked for in the end, on connections of its own, so that both workers are asked."""
@@ -48,20 +48,20 @@ ASKS = 4
 class Victim:
     """A service that can be killed and started again."""
 
-    def __init__(self, models: Path, log: Path) -> None:
+    def __init__(self, models: Path, log: Path, workers: int = WORKERS, settings: Mapping[str, str] | None = None) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = int(free.getsockname()[1])
-        self._models, self._log = models, log
+        self._log, self._count = log, workers
+        self._settings = {"ESPALIER_MODELS": str(models), "ESPALIER_DEVICE": "cpu", "ESPALIER_WRITE_KEYS": KEY} | dict(settings or {})
         self._process: subprocess.Popen[bytes] | None = None
         self.starts = 0
 
     def start(self) -> None:
         """Start, and wait until it answers."""
-        settings = {"ESPALIER_MODELS": str(self._models), "ESPALIER_DEVICE": "cpu", "ESPALIER_WRITE_KEYS": KEY}
-        command = [sys.executable, "-m", "service", "--port", str(self.port), "--workers", str(WORKERS)]
+        command = [sys.executable, "-m", "service", "--port", str(self.port), "--workers", str(self._count)]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, cwd=ROOT, env=os.environ | settings, stderr=log, start_new_session=True)
+            self._process = subprocess.Popen(command, cwd=ROOT, env=os.environ | self._settings, stderr=log, start_new_session=True)
         self.starts += 1
         self.wait_until_ready()
 
@@ -91,12 +91,22 @@ class Victim:
                 os.kill(rng.choice(workers), signal.SIGKILL)
         return bool(workers)
 
-    def kill(self) -> None:
-        """Kill the service with all its workers."""
+    def stop_worker(self, rng: random.Random, stopped_s: float) -> None:
+        """Let a worker stand still for a time."""
+        worker = rng.choice(self.workers())
+        with suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGSTOP)
+            try:
+                time.sleep(stopped_s)
+            finally:
+                os.kill(worker, signal.SIGCONT)
+
+    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
+        """End the service with all its workers."""
         if self._process is not None:
             with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+                os.killpg(self._process.pid, how)
+            self._process.wait(READY_S)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -210,15 +210,21 @@ def found_by_evidence(port: int, file: Path, expected: dict[str, str | None], mo
     return hits / max(asked, 1)
 
 
-def request(port: int, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-    """Status and JSON on a connection of its own; status 0 where there was no whole answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+def request(
+    port: int, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S
+) -> tuple[int, Any]:
+    """Status and JSON, of lines a list, on a connection of its own; status 0 where there was no whole answer. body: JSON, or bytes."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     try:
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {KEY}"} if "/items/" in path else {})
-        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        given = (
+            {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {KEY}"} if "/items/" in path else {}) | dict(headers or {})
+        )
+        connection.request(method, path, body if body is None or isinstance(body, bytes) else json.dumps(body), given)
         answer = connection.getresponse()
-        content = answer.read()
-        return answer.status, json.loads(content) if "json" in str(answer.headers["content-type"]) else content.decode()
+        content, kind = answer.read(), str(answer.headers["content-type"])
+        if "ndjson" in kind:
+            return answer.status, [json.loads(line) for line in content.splitlines()]
+        return answer.status, json.loads(content) if "json" in kind else content.decode()
     except (OSError, http.client.HTTPException, ValueError):
         return 0, None
     finally:

@@ -1,0 +1,406 @@
+"""Random writes, reads and failures of a service with live items for some minutes, judged against one dictionary.
+
+    python -m benchmarks.live_history --minutes 10 --json FILE [--seed 0]
+
+Three workers serve two versions of a copy of the sample. Clients put, delete and read few items, so that they meet; an administrator
+publishes versions, changes the default to and fro, and removes items from answers; workers are killed and stopped, and the whole service is
+killed or restarted. After each round, with nothing written for a second, every worker is asked for every item of every version. What all
+saw is judged (history_judge.py). Everything random comes from the seed; how threads and processes meet does not. Knows HTTP and processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import itertools
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from benchmarks.service.history_judge import TRANSIENT, WRITTEN, Event, Logged, Violation, judged, state_of
+from benchmarks.service.live_chaos import SAMPLE, Victim, copied, held_out
+from benchmarks.service.live_clients import request
+from benchmarks.service.live_prober import connections_to, exchange
+from espalier.bundle import find_versions
+from espalier.hardware import hardware
+
+ADMIN = "a-key-of-an-administrator"
+WORKERS, CLIENTS = 3, 6
+ROUND_S = 10.0
+QUIET_S = 1.0
+"""Within which all workers agree."""
+TIMEOUT_S, CHANGE_S, STOPPED_S = 15.0, 120.0, 3.0
+"""Of a request; of one that changes what serves; longest that a worker is stopped, which must be less than both."""
+WAIT_S = 300.0
+"""Until all workers are there."""
+PAUSE_S = 0.2
+"""After a request that was not answered, and between two looks at the feed."""
+NEW, OLD = 40, 20
+"""Items that come and go, and trained ones."""
+LINES = 30
+SECTION = "history"
+"""By which one retrieval finds all of these items."""
+STEPS = {"put": 34, "delete": 10, "bulk": 6, "get": 24, "retrieve": 14, "read own": 12}
+CHANGES = ("publish", "unload", "default", "default", "hide", "show", "hide", "show")
+FAILURES = ("kill", "stop", "stop", "restart")
+Ask = Callable[[str, str, Any, Mapping[str, str]], tuple[int, Any]]
+
+
+class Run:
+    """A service, and what all threads know of it.
+
+    events, log  what was asked and answered, what the feed has
+    tags         the last sequence that was seen of an item; 0: as it was trained, None: there is none
+    """
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.name, self.models = SAMPLE.name, copied(SAMPLE, folder)
+        self.victim = Victim(self.models, folder / "service.log", WORKERS, {"ESPALIER_ADMIN_KEYS": ADMIN})
+        self.histories = [history[-8:] for history in held_out(self.models / self.name)]
+        self.trained = random.Random(seed).sample(sorted({item for history in self.histories for item in history}), OLD)
+        self.items = [*self.trained, *(f"new/{number}" for number in range(NEW))]
+        self.tags: dict[str, int | None] = dict.fromkeys(self.items) | dict.fromkeys(self.trained, 0)
+        self.events: list[Event] = []
+        self.log: list[Logged] = []
+        self.kinds: Counter[str] = Counter()
+        self.statuses: Counter[str] = Counter()
+        self.slowest_s: dict[str, float] = {}
+        self.highest = 0
+        self.began, self.numbers, self.over = time.monotonic(), itertools.count(1), threading.Event()
+        self.calm = threading.Event()  # the failures of the round are through
+        self._seed, self._pages, self._versions = seed, 0, list[int]()
+        self._hidden: list[str] = []
+
+    def ask(
+        self, kind: str, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None, via: Ask | None = None
+    ) -> tuple[Event, Any]:
+        """Its times and status, and the document. via: another connection than one of its own."""
+        known = {"Content-Type": "application/json", "Authorization": f"Bearer {ADMIN}"} | dict(headers or {})
+        sent = time.monotonic() - self.began
+        timeout_s = CHANGE_S if kind in CHANGES else TIMEOUT_S
+        of_its_own: Ask = partial(request, self.victim.port, timeout_s=timeout_s)
+        status, document = (via or of_its_own)(method, f"/models/{self.name}{path}" if path != "/retrieve" else path, body, known)
+        answered = time.monotonic() - self.began
+        self.kinds[kind] += status not in (0, 503)
+        self.statuses[f"{kind} {status}"] += 1
+        self.slowest_s[kind] = max(self.slowest_s.get(kind, 0.0), round(answered - sent, 2))
+        gave_up = status == 0 and answered - sent >= timeout_s
+        if status in (0, 503) and not gave_up:
+            self.over.wait(PAUSE_S)
+        text = "" if isinstance(document, list) or status == 200 else str(document)[:200]
+        return Event(kind, "", sent, math.inf if gave_up else answered, status, outcome=text), document
+
+    # -- clients --------------------------------------------------------------------------------------------------------
+
+    def client(self, rng: random.Random, name: str) -> None:
+        while not self.over.is_set():
+            (kind,) = rng.choices(list(STEPS), list(STEPS.values()))
+            item = rng.choice(self.items)
+            if kind in ("put", "delete"):
+                tag = self.tags[item]
+                if_match = tag if tag and rng.random() < 0.2 else None
+                body = self._body(rng, item, if_match) if kind == "put" else {}
+                if kind == "delete" and rng.random() < 0.3:
+                    body = {"source_version": next(self.numbers)}
+                wanted = Event(kind, item, 0, 0, 0, name, body=body, if_match=if_match, if_new=if_match is None and rng.random() < 0.1)
+                if self.write(wanted) in TRANSIENT and rng.random() < 0.5:
+                    self.write(wanted)
+            elif kind == "bulk":
+                few = rng.sample(self.items, rng.randint(1, len(self.items)))
+                lines = [(rng.choice(few), rng.random() < 0.8) for _ in range(rng.randint(1, LINES))]
+                self.bulk([(one, self._body(rng, one) if is_put else None) for one, is_put in lines], name)
+            elif kind == "get":
+                self.get(item, name)
+            else:
+                self.retrieve(kind, rng.choice([None, *self._versions]), self.highest if kind == "read own" else 0, name)
+
+    def _body(self, rng: random.Random, item: str, if_match: int | None = None) -> dict[str, Any]:
+        """A put of fields, and perhaps evidence; or of evidence alone, where it fails if there is no such item."""
+        number = next(self.numbers)
+        body: dict[str, Any] = {"fields": {"title": f"t{number}", "section": SECTION}}
+        needs_evidence = self.tags[item] is None and item not in self.trained
+        if rng.random() < (0.95 if needs_evidence else 0.3):
+            if rng.random() < 0.3:
+                body["like"] = rng.sample(rng.choice(self.histories), 1)
+            else:
+                body["events"] = rng.sample(self.histories, rng.randint(1, 3))
+                body["users"] = [f"t{number}"] * len(body["events"])
+                if if_match is not None:
+                    del body["fields"]
+        if rng.random() < 0.3:
+            body["source_version"] = max(number - rng.choice((0, 0, 50)), 0)
+        if rng.random() < 0.02:
+            body["valid_until"] = f"{rng.randint(2100, 2900)}-01-01T00:00:00Z"
+        return body
+
+    def write(self, wanted: Event) -> int:
+        headers = {} if wanted.if_match is None else {"If-Match": f'"{wanted.if_match}"'}
+        headers |= {"If-None-Match": "*"} if wanted.if_new else {}
+        is_put = wanted.kind == "put"
+        query = "" if is_put or not wanted.body else f"?source_version={wanted.body['source_version']}"
+        event, answer = self.ask(wanted.kind, wanted.kind.upper(), self._path(wanted.id) + query, wanted.body if is_put else None, headers)
+        self._note(replace(wanted, sent=event.sent, answered=event.answered, status=event.status, outcome=event.outcome), answer)
+        return event.status
+
+    def bulk(self, lines: Sequence[tuple[str, dict[str, Any] | None]], by: str) -> None:
+        """Lines of an id and a body; None: a delete."""
+        content = "\n".join(json.dumps({"id": item} | ({"delete": True} if body is None else body)) for item, body in lines).encode()
+        event, answers = self.ask("bulk", "POST", "/items", content, {"Content-Type": "application/x-ndjson"})
+        number = next(self.numbers)
+        for (item, body), answer in itertools.zip_longest(lines, answers if isinstance(answers, list) else ()):
+            status = answer["status"] if answer else 0 if event.status == 200 else event.status
+            wanted = replace(event, kind="delete" if body is None else "put", id=item, status=status, by=by, body=body or {}, bulk=number)
+            self._note(wanted, answer)
+
+    def _note(self, event: Event, answer: Any) -> None:
+        if event.status in WRITTEN:
+            event = replace(event, sequence=answer["sequence"], outcome=answer["outcome"])
+            self.tags[event.id] = event.sequence if event.kind == "put" else None
+            self.highest = max(self.highest, event.sequence)
+        self.events.append(event)
+
+    def get(self, item: str, by: str, floor: int = 0, agreement: int = 0, via: Ask | None = None) -> None:
+        event, answer = self.ask("get", "GET", self._path(item), via=via)
+        state = state_of(answer) if event.status == 200 else None
+        self.events.append(replace(event, id=item, by=by, floor=floor, agreement=agreement, state=state))
+        if event.status in (200, 404):
+            self.tags[item] = state.sequence if state else None
+
+    def retrieve(self, kind: str, version: int | None, floor: int, by: str, agreement: int = 0, via: Ask | None = None) -> None:
+        """All items, by their section."""
+        count = len(self.items)
+        query = {"model": self.name, "queries": [{"history": []}], "m": count, "beam_size": count, "timeout_ms": 500 * TIMEOUT_S}
+        query |= {"filter": {"section": [SECTION]}, "fields": ["title"], "min_sequence": floor}
+        event, answer = self.ask(kind, "POST", "/retrieve", query | ({"version": version} if version else {}), via=via)
+        event = replace(event, kind="retrieve", by=f"{by} of version {version}", floor=floor, agreement=agreement)
+        if event.status == 200:
+            shown = {entry["id"]: entry["fields"]["title"] for entry in answer["results"][0]["items"]}
+            event = replace(event, sequence=answer.get("sequence", 0), shown=shown)
+        self.events.append(event)
+
+    def _path(self, item: str) -> str:
+        return f"/items/{quote(item, safe='')}"
+
+    def follower(self) -> None:
+        while not self.over.is_set():
+            self.pull()
+            self.over.wait(PAUSE_S)
+
+    def pull(self) -> int:
+        """Read the feed to its end, as another host does; -1 where it cannot be read."""
+        while True:
+            after = self.log[-1].state.sequence if self.log else 0
+            event, answer = self.ask("feed", "GET", f"/changes?after={after}")
+            self._pages += 1
+            changes = answer["changes"] if event.status == 200 else []
+            self.log += [Logged(change["id"], state_of(change), self._pages) for change in changes]
+            if not changes:
+                end = max(int(answer["sequence"]), after) if event.status == 200 else -1
+                self.events.append(replace(event, by="follower", sequence=max(end, 0)))
+                return end
+
+    # -- the administrator, and failures --------------------------------------------------------------------------------
+
+    def admin(self, rng: random.Random) -> None:
+        """Everything once, and again until the failures are through."""
+        steps: list[str] = []
+        while steps or not self.calm.is_set():
+            steps = steps or rng.sample(CHANGES, len(CHANGES))
+            time.sleep(rng.uniform(0, ROUND_S / len(CHANGES)))
+            if served := self.served():
+                self._step(rng, steps.pop(), served)
+
+    def _step(self, rng: random.Random, step: str, served: list[int]) -> None:
+        if step == "publish":
+            self._change(step, self.publish_copy(), "load", default=rng.random() < 0.5)
+        elif step == "default":
+            self._change(step, rng.choice(served[1:] or served))
+        elif step == "unload":
+            for version in served[1:-1]:  # two are left
+                if self._change(step, version) == 200 and version != 1:
+                    shutil.rmtree(self.models / self.name / str(version))
+        else:
+            item = rng.choice(self._hidden if step == "show" and self._hidden else self.items)
+            event, _ = self.ask(step, "PUT" if step == "hide" else "DELETE", f"/removed/{quote(item, safe='')}")
+            self.events.append(replace(event, id=item, by="admin"))
+            self._hidden = [*({*self._hidden} | {item} if step == "hide" else {*self._hidden} - {item})]
+
+    def served(self) -> list[int]:
+        """Versions that serve, the default first."""
+        event, answer = self.ask("models", "GET", "")
+        if event.status == 200:
+            ready = [info["version"] for info in answer["versions"] if info["state"] == "ready"]
+            self._versions = sorted(ready, key=lambda version: (version != answer["version"], version))
+        return self._versions if event.status == 200 else []
+
+    def publish_copy(self) -> int:
+        """The first version's bundle as the next version."""
+        number, folder = max(find_versions(self.models)[self.name]) + 1, self.models / self.name
+        hidden = shutil.copytree(folder / "1", folder / f".{number}", copy_function=os.link)
+        manifest = json.loads((hidden / "manifest.json").read_text())
+        (hidden / "manifest.json").unlink()  # it is the first version's file
+        (hidden / "manifest.json").write_text(json.dumps(manifest | {"version": number}))
+        hidden.rename(folder / str(number))
+        return number
+
+    def _change(self, kind: str, version: int, route: str | None = None, **more: bool) -> int:
+        return self.ask(kind, "POST", f"/{route or kind}", {"version": version, **more})[0].status
+
+    def fail(self, rng: random.Random) -> None:
+        try:
+            for failure in rng.sample(FAILURES, len(FAILURES)):
+                time.sleep(rng.uniform(0, ROUND_S / len(FAILURES)))
+                workers = self.victim.workers()
+                self.kinds[failure] += failure == "restart" or bool(workers)
+                if failure == "restart":
+                    self.victim.kill(rng.choice((signal.SIGKILL, signal.SIGTERM)))
+                    self.victim.start()
+                elif failure == "kill":
+                    self.victim.kill_worker(rng)
+                elif workers:
+                    self.victim.stop_worker(rng, rng.uniform(0.1, STOPPED_S))
+        finally:
+            self.calm.set()
+
+    # -- rounds ---------------------------------------------------------------------------------------------------------
+
+    def round(self, number: int) -> None:
+        """Everything at once for ROUND_S, and until the administrator and the failures are through. Raises what a thread raises."""
+        until = time.monotonic() + ROUND_S
+        self.over.clear()
+        self.calm.clear()
+        with ThreadPoolExecutor(CLIENTS + 3) as pool:
+            rngs = [random.Random(f"{self._seed} {number} {one}") for one in range(CLIENTS + 2)]
+            ending = [pool.submit(self.admin, rngs.pop()), pool.submit(self.fail, rngs.pop())]
+            going = [pool.submit(self.follower), *(pool.submit(self.client, rng, f"c{one}") for one, rng in enumerate(rngs))]
+            try:
+                for one in ending:
+                    one.result()
+                time.sleep(max(until - time.monotonic(), 0))
+            finally:
+                self.over.set()
+        for one in going:
+            one.result()
+
+    def agree(self, number: int) -> None:
+        """Ask every worker for every item of every version. Raises RuntimeError where they are not there."""
+        connections = self._workers()
+        time.sleep(QUIET_S)
+        for _ in range(5):
+            first, end, versions = len(self.events), self.pull(), self.served()
+            for worker, connection in enumerate(connections):
+                via: Ask = partial(exchange, connection)
+                for version in versions:
+                    self.retrieve("agree", version, end, f"worker {worker}", number, via)
+                for item in self.items:
+                    self.get(item, f"worker {worker}", end, number, via)
+            if self.pull() == end and versions:
+                break
+            del self.events[first:]  # a write came late
+        else:
+            raise RuntimeError(f"after the feed's {end} more is written though nobody writes, or no version serves: {versions}")
+        for connection in connections:
+            connection.close()
+
+    def _workers(self) -> list[http.client.HTTPConnection]:
+        """A connection to each worker, once all are ready."""
+        give_up = time.monotonic() + WAIT_S
+        while True:
+            try:
+                (found,) = connections_to(("127.0.0.1", self.victim.port), WORKERS, 1)
+                if all(exchange(connection, "GET", "/readyz", None, {})[0] == 200 for connection in found):
+                    return found
+            except (OSError, http.client.HTTPException, RuntimeError):
+                pass
+            if time.monotonic() > give_up:
+                raise RuntimeError(f"{WORKERS} workers are not ready after {WAIT_S:g} s")
+            time.sleep(PAUSE_S)
+
+
+def live_history(folder: Path, seconds: float, seed: int) -> dict[str, Any]:
+    """The whole run, in rounds until the time is over."""
+    run, violations, failure, number = Run(folder, seed), list[Violation](), "", 0
+    try:
+        run.publish_copy()
+        run.victim.start()
+        run.began = time.monotonic()
+        run._change("publish", 1, "load", default=False)
+        run.bulk([(item, {"fields": {"title": f"t-{item}", "section": SECTION}}) for item in run.trained], "setup")
+        while time.monotonic() - run.began < seconds:
+            number += 1
+            run.round(number)
+            run.agree(number)
+            violations = judged(run.events, run.log, run.trained)
+            rules = Counter(violation.rule for violation in violations)
+            print(
+                f"{time.monotonic() - run.began:5.0f} s: {run.kinds.total()} operations, {len(run.log)} writes in the feed, {dict(rules)}"
+            )
+    except (RuntimeError, OSError, http.client.HTTPException, subprocess.TimeoutExpired) as error:
+        failure = f"{type(error).__name__}: {error}"
+    finally:
+        run.victim.kill()
+    took_s = time.monotonic() - run.began
+    return {
+        "minutes": round(took_s / 60, 2),
+        "rounds": number,
+        "operations": run.kinds.total(),
+        "operations_per_minute": round(60 * run.kinds.total() / took_s),
+        "writes": sum(run.kinds[kind] for kind in ("put", "delete", "bulk")),
+        "writes_in_feed": len(run.log),
+        "kinds": dict(sorted(run.kinds.items())),
+        "statuses": dict(sorted(run.statuses.items())),
+        "slowest_s": run.slowest_s,
+        "violations": len(violations) + bool(failure),
+        "rules": Counter(violation.rule for violation in violations),
+        "failure": failure,
+        "first": [violation._asdict() for violation in violations[:10]],
+        "history": _history(run, violations[0]) if violations else [],
+        "seed": seed,
+    }
+
+
+def _history(run: Run, violation: Violation, most: int = 50) -> list[dict[str, Any]]:
+    """What was asked of an item before a violation, and what the feed has of it."""
+    events = [event for event in run.events if event.sent <= violation.at and (event.id == violation.id or event.shown is not None)]
+    found: list[dict[str, Any]] = []
+    for event in sorted(events, key=lambda event: event.sent)[-most:]:
+        said = {name: value for name, value in asdict(event).items() if value and value != math.inf and name not in ("id", "shown")}
+        said |= {"state": event.state._asdict()} if event.state else {}
+        found.append(said if event.shown is None else said | {"shown": event.shown.get(violation.id)})
+    return [*found, *({"feed": entry.state._asdict()} for entry in [entry for entry in run.log if entry.id == violation.id][-most:])]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.live_history", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long (default %(default)g)")
+    parser.add_argument("--seed", type=int, default=0, help="of everything random (default %(default)s)")
+    parser.add_argument("--json", type=Path, help="write the result here")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        row = live_history(Path(name), 60 * given.minutes, given.seed)
+    found = {"rows": [row], "hardware": hardware(), "date": datetime.now(UTC).date().isoformat()}
+    print(json.dumps(row, indent=1))
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
+    sys.exit(1 if row["violations"] else 0)
+
+
+if __name__ == "__main__":
+    main()

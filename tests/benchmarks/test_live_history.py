@@ -1,0 +1,241 @@
+"""The judge of histories sees each thing that may not be; a short run of the real service."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.service.history_judge import Event, Logged, State, judged, state_of
+from benchmarks.service.live_history import live_history
+
+TRAINED = ("old",)
+
+
+def put(sequence: int, sent: float, item: str = "a", token: str | None = None, **more: Any) -> Event:
+    """A put that was answered after half a second."""
+    body = {"fields": {"title": token or f"t{sequence}"}, "like": ["old"]} | more.pop("body", {})
+    known: dict[str, Any] = {"status": 201, "outcome": "inserted", "by": "c0"} | more
+    return Event("put", item, sent, sent + 0.5, sequence=sequence, body=body, **known)
+
+
+def delete(sequence: int, sent: float, item: str = "a") -> Event:
+    return Event("delete", item, sent, sent + 0.5, 200, "c0", sequence, "deleted")
+
+
+def unanswered(event: Event, status: int = 503) -> Event:
+    return replace(event, status=status, sequence=0, outcome="")
+
+
+def get(sent: float, state: State | None, item: str = "a", **more: Any) -> Event:
+    return Event("get", item, sent, sent + 0.3, 404 if state is None else 200, "c1", state=state, **more)
+
+
+def retrieve(sent: float, sequence: int, shown: Mapping[str, str | None], **more: Any) -> Event:
+    return Event("retrieve", "", sent, sent + 0.3, 200, more.pop("by", "c1"), sequence, shown=shown, **more)
+
+
+def edit(kind: str, sent: float, status: int = 200) -> Event:
+    return Event(kind, "a", sent, sent + 0.5, status, "admin")
+
+
+def logged(*events: Event, page: int = 1) -> list[Logged]:
+    """The feed of a service that did what it acknowledged."""
+    found: list[Logged] = []
+    for event in sorted(events, key=lambda event: event.sequence):
+        before = [entry.state for entry in found if entry.id == event.id] or [State(0, event.id in TRAINED)]
+        found.append(Logged(event.id, event.applied(before[-1], event.sequence), page))
+    return found
+
+
+def rules(events: list[Event], log: list[Logged]) -> set[str]:
+    return {violation.rule for violation in judged(events, log, TRAINED)}
+
+
+FIRST = put(1, 1.0)
+SECOND = put(2, 2.0, status=200, outcome="updated")
+GONE = delete(3, 3.0)
+ALL = [FIRST, SECOND, GONE]
+T1, T2 = (entry.state for entry in logged(FIRST, SECOND))
+
+
+def test_a_history_of_a_right_service_is_clean() -> None:
+    lost = unanswered(put(9, 4.0, token="t9"))
+    came = unanswered(put(4, 5.0, token="t4"), 0)  # it was done although nobody was told
+    back = put(5, 7.0, body={"source_version": 7, "valid_until": "2100-01-01T00:00:00Z"}, status=200, outcome="updated")
+    kept = put(6, 8.0, if_match=5, status=202, outcome="updated", bulk=1)  # keeps the number and the time
+    twin = put(7, 8.0, item="b", bulk=1)
+    old = put(8, 9.0, item="old", status=200, outcome="updated")
+    writes = [*ALL, came, back, kept, twin, old]
+    log = logged(FIRST, SECOND, GONE, replace(came, sequence=4), back, kept, twin, old)
+    answers = [
+        replace(put(6, 9.0), outcome="stale", status=200, body={"fields": {"title": "late"}, "source_version": 3}),
+        replace(kept, sent=9.0, answered=9.5, status=200, outcome="unchanged", if_match=None),
+        replace(put(0, 9.0), status=412, outcome="", if_match=5),
+        replace(put(0, 9.0, item="c"), status=422, outcome="", body={"fields": {"title": "c"}}),
+        replace(delete(0, 9.0, "c"), status=404, outcome=""),
+    ]
+    reads = [
+        get(1.2, None),
+        get(1.2, T1),
+        get(2.2, T2),
+        get(3.6, None),
+        retrieve(1.2, 0, {}),
+        retrieve(2.2, 1, {"a": "t2"}),  # what came after its sequence may be there already
+        retrieve(8.2, 5, {"a": "t5"}),
+        retrieve(9.9, 8, {"a": "t6", "b": "t7", "old": "t8"}, floor=8),
+        Event("feed", "", 9.9, 9.95, 200, "follower", 8),
+    ]
+    removals = [edit("hide", 11.0), retrieve(11.2, 8, {"a": "t6", "b": "t7", "old": "t8"}), retrieve(12.0, 8, {"b": "t7", "old": "t8"})]
+    removals += [
+        edit("show", 13.0, 0),
+        *(retrieve(14.0, 8, shown) for shown in ({"b": "t7", "old": "t8"}, {"a": "t6", "b": "t7", "old": "t8"})),
+    ]
+    assert judged([*writes, lost, *answers, *reads, *removals], log, TRAINED) == []
+
+
+def test_a_write_that_the_feed_lacks_is_lost_unless_compaction_may_have_dropped_it() -> None:
+    other = put(4, 4.0, item="b")
+    log = logged(*ALL, other)
+    assert rules([*ALL, other], log) == set()
+    assert rules([*ALL, other], log[:3]) == {"lost"}
+    assert rules([*ALL, other], [log[0], *log[2:]]) == set()  # it was replaced before the feed was read
+    seen = [entry._replace(page=entry.state.sequence) for entry in log]
+    assert rules([*ALL, other], [seen[0], *seen[2:]]) == set()
+    assert rules([FIRST, SECOND, put(4, 4.0)], [seen[0], *logged(put(3, 3.0, "b"), page=3), seen[3]._replace(id="a")]) >= {"lost"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        (get(2.6, T1), "stale"),  # the second write was answered
+        (get(2.6, None), "lost"),
+        (get(3.6, T2), "stale"),  # deleted, and back
+        (get(2.2, T2._replace(title="t7")), "value"),
+        (retrieve(2.6, 1, {"a": "t1"}), "stale"),
+        (retrieve(1.6, 1, {"a": "t1"}, floor=2), "stale"),  # min_sequence
+        (retrieve(2.2, 1, {}), "torn"),
+        (retrieve(2.2, 1, {"a": None}), "torn"),
+        (retrieve(3.6, 3, {"a": "t2"}), "torn"),
+        (retrieve(3.6, 3, {"b": "t9"}), "torn"),
+        (Event("feed", "", 3.6, 3.7, 200, "follower", 2), "stale"),
+        (replace(get(2.6, T2), status=500, state=None), "status"),
+        (replace(put(0, 3.6), status=400, outcome=""), "status"),
+    ],
+)
+def test_an_answer_that_may_not_be_is_reported_with_its_item(wrong: Event, rule: str) -> None:
+    assert rules([*ALL, wrong], logged(*ALL)) == {rule}
+
+
+def test_a_write_that_only_some_workers_have_may_be_missing_in_answers() -> None:
+    late = replace(SECOND, status=202)
+    assert rules([FIRST, late, retrieve(2.6, 1, {"a": "t1"})], logged(FIRST, SECOND)) == set()
+    assert rules([FIRST, late, retrieve(2.6, 1, {"a": "t1"}, floor=2)], logged(FIRST, SECOND)) == {"stale"}
+
+
+def test_two_writes_with_one_sequence_are_reported() -> None:
+    assert "sequence" in rules([FIRST, put(1, 1.0, item="b")], logged(FIRST))
+    assert "sequence" in rules([FIRST], logged(put(1, 1.0, item="b")))
+    assert "sequence" in rules([FIRST], logged(replace(FIRST, body={"fields": {"title": "t8"}})))
+    assert "sequence" in rules(ALL, logged(*ALL)[::-1])
+
+
+def test_sequences_follow_the_order_of_writes_and_of_the_lines_of_a_bulk() -> None:
+    early, late = put(2, 1.0, item="b"), put(1, 2.0)
+    assert rules([early, late], logged(early, late)) == {"order"}
+    lines = [put(2, 1.0, bulk=1, token="x", outcome="updated", status=200), put(1, 1.0, bulk=1, token="y")]
+    assert rules(lines, logged(*lines)) == {"order"}
+    assert rules([replace(line, bulk=0) for line in lines], logged(*lines)) == set()
+
+
+@pytest.mark.parametrize("status", [0, 503])
+def test_a_write_without_an_answer_comes_once_or_not_and_not_after_a_later_one(status: int) -> None:
+    asked = unanswered(put(9, 0.0, token="x"), status)
+    before, after = put(1, 0.0, token="x"), put(2, 0.0, token="x")
+    updated = replace(FIRST, sequence=2, status=200, outcome="updated")
+    assert rules([asked, updated], logged(before, updated)) == set()
+    assert rules([asked, FIRST], logged(FIRST)) == set()
+    assert rules([asked, FIRST], logged(FIRST, after)) == {"order"}
+    assert rules([replace(asked, answered=math.inf), FIRST], logged(FIRST, after)) == set()
+    assert rules([asked, replace(FIRST, sequence=3, outcome="updated", status=200)], logged(before, after, replace(FIRST, sequence=3))) == {
+        "unasked"
+    }
+
+
+@pytest.mark.parametrize("status", [412, 422, 507])
+def test_a_write_that_was_refused_is_not_done(status: int) -> None:
+    refused = replace(put(0, 2.0, token="x"), status=status, outcome="", if_match=7)
+    assert "unasked" in rules([FIRST, refused], logged(FIRST, put(2, 2.0, token="x")))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        put(2, 2.0),  # it was there
+        put(2, 2.0, status=200, outcome="updated", if_match=7),
+        put(2, 2.0, status=200, outcome="updated", if_new=True),
+        put(0, 2.0, status=412, outcome="", if_match=1),
+        put(0, 2.0, status=422, outcome=""),  # it has evidence
+        put(1, 2.0, status=200, outcome="unchanged", token="x"),
+        put(1, 2.0, status=200, outcome="stale"),
+        replace(delete(0, 2.0), status=404, outcome=""),
+    ],
+)
+def test_an_outcome_that_the_state_does_not_explain_is_reported(wrong: Event) -> None:
+    done = [FIRST, wrong] if wrong.sequence == 2 else [FIRST]
+    assert rules([FIRST, wrong], logged(*done)) == {"outcome"}
+
+
+def test_a_state_that_is_not_the_dictionarys_is_reported() -> None:
+    log = logged(FIRST, SECOND)
+    assert rules([FIRST, SECOND], [log[0], log[1]._replace(state=log[1].state._replace(user="t0"))]) == {"value"}
+
+
+def test_an_item_that_was_removed_from_all_answers_is_reported() -> None:
+    shown = retrieve(3.0, 1, {"a": "t1"})
+    assert rules([FIRST, edit("hide", 2.0), shown], logged(FIRST)) == {"hidden"}
+    assert rules([FIRST, edit("hide", 2.0, 202), shown], logged(FIRST)) == set()
+    assert rules([FIRST, edit("hide", 2.0, 202), replace(shown, floor=1, agreement=1)], logged(FIRST)) == {"disagree"}
+
+
+def test_workers_that_disagree_are_reported() -> None:
+    right = retrieve(4.0, 2, {"a": "t2"}, floor=2, agreement=1)
+    for wrong in (replace(right, sequence=1, shown={"a": "t1"}), replace(right, shown={}), get(4.0, T1, floor=2, agreement=1)):
+        assert rules([FIRST, SECOND, right, wrong], logged(FIRST, SECOND)) == {"disagree"}
+    unsure = [FIRST, SECOND, edit("hide", 3.0, 0), right]  # either, but the same everywhere
+    assert rules(unsure, logged(FIRST, SECOND)) == set()
+    assert rules([*unsure, replace(right, shown={})], logged(FIRST, SECOND)) == {"disagree"}
+    assert rules([FIRST, SECOND, replace(right, status=503, shown=None)], logged(FIRST, SECOND)) == {"disagree"}
+
+
+def test_items_are_read_from_get_and_from_the_feed() -> None:
+    document = {"sequence": 4, "fields": {"title": "t1"}, "users": ["t2", "t2"], "source_version": 3}
+    assert state_of(document) == State(4, True, "t1", "t2", 3)
+    assert state_of({"sequence": 5, "kind": "delete", "source_version": 6}) == State(5, False, source_version=6)
+
+
+@pytest.mark.slow
+def test_a_service_under_failures_does_every_kind_of_operation(tmp_path: Path) -> None:
+    found = live_history(tmp_path, seconds=20, seed=3)
+    assert found["failure"] == ""
+    assert {
+        "put",
+        "delete",
+        "bulk",
+        "get",
+        "retrieve",
+        "read own",
+        "feed",
+        "publish",
+        "default",
+        "hide",
+        "show",
+        "kill",
+        "stop",
+        "restart",
+    } <= {kind for kind, count in found["kinds"].items() if count}
+    assert found["violations"] == 0, found["first"]
