@@ -65,7 +65,7 @@ RUN --mount=type=cache,id=pip,target=/var/cache/pip --mount=type=secret,id=pip.c
     /opt/pip/bin/pip install --require-hashes -r loadtest.txt -c requirements.lock \
     && /opt/espalier/bin/python sbom.py espalier-loadtest > /opt/espalier/sbom.cdx.json && sh slim.sh
 
-# -- our own code, compiled here: a read-only file system cannot keep what Python would compile at the start -----------------------------
+# -- our own code, compiled here: a read-only file system cannot keep what Python and numba would compile at the start --------------------
 
 FROM ${BASE_IMAGE} AS code
 WORKDIR /app
@@ -85,14 +85,30 @@ COPY espalier_client espalier_client/
 COPY loadtest loadtest/
 RUN python3 -m compileall -q --invalidation-mode checked-hash . && chmod -R a+rX .
 
+# Compiled code for all usual processors of the machine's kind (`espalier/processors.py`). amd64 is what has been tried; the same lines are
+# meant for arm64.
+FROM dependencies-service-cpu AS compiled-service-cpu
+COPY --from=code-service /app /app
+WORKDIR /app
+RUN /opt/espalier/bin/python -m espalier.compile --write --baseline espalier && chmod -R a+rX .
+
+FROM dependencies-service-gpu AS compiled-service-gpu
+COPY --from=code-service /app /app
+WORKDIR /app
+RUN /opt/espalier/bin/python -m espalier.compile --write --baseline espalier && chmod -R a+rX .
+
+FROM dependencies-trainer AS compiled-trainer
+COPY --from=code-trainer /app /app
+WORKDIR /app
+RUN /opt/espalier/bin/python -m espalier.compile --write --baseline && chmod -R a+rX .
+
 # -- what runs ---------------------------------------------------------------------------------------------------------------------------
 
 FROM ${BASE_IMAGE} AS runtime
 RUN groupadd --gid 10001 espalier \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin espalier \
     && install --directory --owner 10001 --group 10001 /models /cache
-# Everything that is written at run time goes to /models or below /tmp, so the root file system can be read-only. /cache is for a volume
-# that keeps compiled code, with XDG_CACHE_HOME=/cache; without one it is below /tmp.
+# Everything that is written at run time goes to /models or below /tmp, so the root file system can be read-only. /cache is the GPU image's.
 ENV PATH=/opt/espalier/bin:${PATH} \
     HOME=/tmp \
     MPLCONFIGDIR=/tmp/matplotlib \
@@ -134,13 +150,12 @@ ENV CUDA_CACHE_PATH=/cache/cuda \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     NVIDIA_VISIBLE_DEVICES=all \
     TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
-    TRITON_CACHE_DIR=/cache/triton \
-    XDG_CACHE_HOME=/cache
+    TRITON_CACHE_DIR=/cache/triton
 VOLUME /cache
 LABEL org.opencontainers.image.title="espalier-service-gpu" \
       org.opencontainers.image.description="Serves Espalier's models over HTTP, on an NVIDIA GPU"
 COPY --from=dependencies-service-gpu /opt/espalier /opt/espalier
-COPY --from=code-service /app /app
+COPY --from=compiled-service-gpu /app /app
 USER 10001:10001
 
 FROM runtime AS trainer
@@ -148,7 +163,7 @@ VOLUME /models
 LABEL org.opencontainers.image.title="espalier-trainer" \
       org.opencontainers.image.description="Trains Espalier's models on a CPU, with the embedded sample"
 COPY --from=dependencies-trainer /opt/espalier /opt/espalier
-COPY --from=code-trainer /app /app
+COPY --from=compiled-trainer /app /app
 USER 10001:10001
 CMD ["python", "-m", "training", "--help"]
 
@@ -166,5 +181,5 @@ FROM service AS service-cpu
 LABEL org.opencontainers.image.title="espalier-service-cpu" \
       org.opencontainers.image.description="Serves Espalier's models over HTTP, on a CPU"
 COPY --from=dependencies-service-cpu /opt/espalier /opt/espalier
-COPY --from=code-service /app /app
+COPY --from=compiled-service-cpu /app /app
 USER 10001:10001

@@ -1,206 +1,162 @@
-"""`@compiled()`: numba's `njit` with a cache on disk that knows which sources the code was made of, and for which arguments.
+"""`@compiled()`: numba's `njit`, with code that was compiled beforehand and is only read here.
 
-numba compiles called functions into their callers, but looks for changes in the caller's own file alone: after an update it would run code
-of two releases. And it numbers the files of a function and keeps the numbers in an index: of two processes that compile the function for
-other arguments at the same time, one may later run the other's code, which ends in a crash. Here the name of a file has a digest of the
-function's file and of all files of the project that it imports, directly or not, and one of the arguments' types, the processor and the
-version of numba; there is no index. Inside the files, numba numbers what it compiled, from 1 in every process; here each process begins
-at a random number, see `number_anew`, and one that compiled something before this module was imported keeps nothing. So releases,
-processors and processes that share a folder never take each other's code. Files lie where numba keeps them: beside the source, in
-NUMBA_CACHE_DIR, or in the user's cache folder. What cannot be read or written there is compiled, and a warning says so.
+`python -m espalier.compile --write` compiles the signatures that a package has written down (`signatures.py`) into one file
+(`code_files.py`). The first call of a function with types of such a signature loads its code from there. Other types, and packages without
+a file, are compiled in memory, or refused, as `when_missing` says. Nothing is written here. A package's file is the one for the sources as
+they were when its first compiled function was imported.
 """
 
 from __future__ import annotations
 
-import ast
-import hashlib
-import itertools
 import logging
-import os
-import re
-import secrets
-from collections.abc import Callable, Iterator
+import pickle
+import sys
+from collections.abc import Callable
 from contextlib import suppress
+from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numba
-from numba import njit, types
-from numba.core.bytecode import FunctionIdentity
-from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile
+from numba import njit
+from numba.core.caching import NullCache
+from numba.core.compiler import CompileResult
+
+from espalier.code_files import CodeFile, DamagedFile, find, names_of
+from espalier.errors import NotCompiled
+from espalier.signatures import FILE, accepts, text_of
 
 log = logging.getLogger(__name__)
 
-KEPT = 4
-"""States of a source file whose compiled code is kept."""
-_NAME = re.compile(r"(?P<source>[^.]+)\..*-(?P<digest>[0-9a-f]{16})(\.[0-9a-f]+)?\.nb[ci]")
-_OWN_PACKAGE = Path(__file__).parent
+
+Accepting = Callable[[str, str], bool]
+"""`accepts`, or a stricter one."""
 
 
-def number_anew() -> None:
-    """Let the numbers in the names of what this process compiles begin at a random one below 2^63.
+class Missing(Enum):
+    """What happens to a call for which there is no code."""
 
-    numba tells apart functions that have one name and the same arguments but close over other things, such as the parts of its sort and
-    of its argsort, by a number alone. Code on disk keeps the numbers of the process that compiled it, and of two functions with one
-    name a process links the first that it loads, so equal numbers of two processes make a third one sort where it should order.
-    """
-    FunctionIdentity._unique_ids = itertools.count(secrets.randbits(63))
+    COMPILE = "it is compiled in memory, which takes seconds"
+    REFUSE = "it raises NotCompiled"
 
 
-KEEPS = next(FunctionIdentity._unique_ids) == 1
-"""Whether nothing was compiled before: numba shares its sort's parts, with their low numbers, among all that it compiles later."""
-number_anew()
-os.register_at_fork(after_in_child=number_anew)
+_policy = Missing.COMPILE
+_files: dict[Path, CodeFile | None] = {}
+"""The open file of each package that was asked for one."""
+_compiling: set[Path] = set()
+"""Packages that this process compiles, to write them down."""
+
+
+def when_missing(policy: Missing) -> None:
+    """What calls without code do from now on, in this process."""
+    global _policy
+    _policy = policy
 
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """`njit(nogil=True)` with a cache on disk; options as njit's."""
+    """`njit(nogil=True)`, whose code is loaded if it was compiled beforehand; options as njit's."""
 
     def decorate(function: Callable[..., Any]) -> Any:
         dispatcher: Any = njit(nogil=True, **options)(function)
-        if not KEEPS:
-            warn_once("compiled code is not kept: this process compiled something with numba before it imported espalier")
-            return dispatcher
-        try:
-            dispatcher._cache = _Cache(function)  # what `cache=True` does, with numba's own class
-        except RuntimeError as error:
-            warn_once(f"compiled code is not kept, name a folder that may be written in NUMBA_CACHE_DIR: {error}")
-        else:
-            forget(Path(dispatcher._cache.cache_path))
+        package = package_of(function)
+        if package is not None:
+            names_of(package)
+            dispatcher._cache = _Reader(dispatcher, package)  # numba looks there before it compiles
         return dispatcher
 
     return decorate
 
 
-@cache
-def sources_digest(file: Path) -> str:
-    """16 hex digits of a source file and of those that it imports from its own top package and from this one, directly or not."""
-    top = _top_package(file)
-    found, waiting = {file}, [file]
-    while waiting:
-        for imported in _imported(waiting.pop(), (top, _OWN_PACKAGE)):
-            if imported not in found:
-                found.add(imported)
-                waiting.append(imported)
-    contents = sorted((one.name, one.read_bytes()) for one in found)
-    return hashlib.sha256(repr(contents).encode()).hexdigest()[:16]
+def package_of(function: Callable[..., Any]) -> Path | None:
+    """The folder of a function's top package; None where that has no signatures."""
+    return _with_signatures(function.__module__.split(".")[0])
 
 
-@cache
-def forget(folder: Path) -> None:
-    """Delete the code of old states of sources from a folder of numba's cache, all but the newest KEPT of each source file.
-
-    Processes that use them go on: numba compiles what it does not find.
-    """
-    states: dict[str, dict[str, list[Path]]] = {}
-    for path in folder.iterdir():
-        if name := _NAME.match(path.name):
-            states.setdefault(name["source"], {}).setdefault(name["digest"], []).append(path)
-    for of_source in states.values():
-        for paths in sorted(of_source.values(), key=lambda paths: max(map(_modified, paths)))[:-KEPT]:
-            for path in paths:
-                with suppress(OSError):  # another process deletes it, or it is another user's
-                    path.unlink()
+def open_file(package: Path) -> CodeFile | None:
+    """Look for the file of a package's code, again. Functions that are loaded already stay."""
+    found, wrong = find(package, names_of(package))
+    for reason in wrong:
+        log.warning("compiled code is not used: %s", reason)
+    _files[package] = found
+    return found
 
 
-class _CacheFiles(CompileResultCacheImpl):
-    """Names of a function's files."""
-
-    def get_filename_base(self, fullname: str, abiflags: str) -> str:
-        base = super().get_filename_base(fullname, abiflags)  # type: ignore[no-untyped-call]
-        return f"{base}-{sources_digest(Path(self.locator._py_file))}"
+def ignore_file(package: Path) -> None:
+    """Load nothing of a package, which this process compiles."""
+    _compiling.add(package)
+    _files[package] = None
 
 
-class _CodeFiles(IndexDataCacheFile):
-    """The code of a function, a file for each key: the types of the arguments, the processor and the function's own bytes."""
+class _Reader(NullCache):
+    """numba's cache of one function, which is never written to."""
 
-    def load(self, key: Any) -> Any:
-        try:
-            return self._load_data(_name_of(self._data_name_pattern, key))  # type: ignore[no-untyped-call]
-        except FileNotFoundError:
-            return None
-
-    def save(self, key: Any, data: Any) -> None:
-        self._save_data(_name_of(self._data_name_pattern, key), data)  # type: ignore[no-untyped-call]
-
-
-def _name_of(pattern: str, key: Any) -> str:
-    """key: the types of the arguments first."""
-    content = numba.__version__, key, [*_named_tuples(key[0])]
-    return pattern.replace("{number:d}", hashlib.sha256(repr(content).encode()).hexdigest()[:24])
-
-
-def _named_tuples(arguments: Any) -> Iterator[str]:
-    """What a type's text leaves out of the named tuples in it: two classes may have one name."""
-    for one in arguments:
-        if isinstance(one, types.BaseNamedTuple):
-            yield f"{one.instance_class.__module__}.{one.instance_class.__qualname__}{one.instance_class._fields}"  # type: ignore[attr-defined]
-        if isinstance(one, types.BaseTuple):
-            yield from _named_tuples(one.types)  # type: ignore[attr-defined]
-
-
-class _Cache(FunctionCache):
-    """Numba's, for which a damaged file or a full disk would end the program."""
-
-    _impl_class = _CacheFiles
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function)  # type: ignore[no-untyped-call]
-        kept = self._cache_file
-        self._cache_file = _CodeFiles(kept._cache_path, self._impl.filename_base, kept._source_stamp)  # type: ignore[no-untyped-call]
+    def __init__(self, dispatcher: Any, package: Path) -> None:
+        self._dispatcher, self._package = dispatcher, package
+        self._name = f"{dispatcher.py_func.__module__}:{dispatcher.py_func.__qualname__}"
+        self._listed: tuple[CodeFile, list[str]] | None = None
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        try:
-            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
-        except Exception as error:  # of a file that a crash of the machine has torn, almost anything
-            log.warning("%s is compiled anew: its code on disk cannot be read (%s: %s)", self._name, type(error).__name__, error)
-            return None  # what is compiled takes the file's place
+        """The code for a tuple of types; None: numba compiles it. Raises NotCompiled."""
+        called = str(sig)
+        with suppress(ValueError):  # one that has no text of ours, and no code
+            called = text_of(sig)
+        accepting = _is if self._dispatcher.typingctx.callstack else accepts  # compiled code can only call what has its very types
+        result = self._compiled_already(called, accepting)
+        if result is None and (content := self._read(called, accepting)) is not None:
+            target_context.refresh()
+            result = CompileResult._rebuild(target_context, *pickle.loads(content))  # type: ignore[no-untyped-call]
+        if result is not None and called != text_of(result.signature.args):
+            result = result._replace(
+                signature=result.signature.replace(args=sig), metadata=None
+            )  # which numba finds for the next such call
+        if result is not None:
+            return result
+        if _policy is Missing.REFUSE:
+            raise NotCompiled(f"no compiled code for {self._name} {called}: it belongs into {self._package / FILE}")
+        if self._package not in _compiling and _files[self._package] is None:
+            _say_once(
+                f"{self._package.name} is compiled in memory, function by function, which takes seconds each: "
+                "`python -m espalier.compile --write` would keep the code"
+            )
+        return None
 
-    def save_overload(self, sig: Any, data: Any) -> None:
-        try:
-            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
-        except OSError as error:
-            warn_once(f"compiled code is not kept: {error}")
+    def _compiled_already(self, called: str, accepting: Accepting) -> Any:
+        """What is loaded or compiled for types that accept others."""
+        for types, result in self._dispatcher.overloads.items():
+            with suppress(ValueError):
+                if accepting(text_of(types), called):
+                    return result
+        return None
+
+    def _read(self, called: str, accepting: Accepting) -> bytes | None:
+        """The content of a section for types that accept others."""
+        if self._package not in _files:
+            open_file(self._package)
+        file = _files[self._package]
+        if file is None:
+            return None
+        if self._listed is None or self._listed[0] is not file:
+            self._listed = file, [types for function, _, types in (key.partition(" ") for key in file.keys) if function == self._name]
+        for types in self._listed[1]:
+            if accepting(types, called):
+                try:
+                    return file.read(f"{self._name} {types}")
+                except (DamagedFile, OSError) as error:  # since it was opened
+                    log.error("compiled code is not used: %s", error)
+        return None
+
+
+def _is(listed: str, called: str) -> bool:
+    return listed == called
 
 
 @cache
-def warn_once(message: str) -> None:
+def _say_once(message: str) -> None:
     log.warning("%s", message)
 
 
-def _modified(path: Path) -> float:
-    """Seconds; 0 where another process has deleted it meanwhile."""
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
-
-
-def _top_package(file: Path) -> Path:
-    folder = file.parent
-    while (folder.parent / "__init__.py").is_file():
-        folder = folder.parent
-    return folder
-
-
 @cache
-def _imported(file: Path, packages: tuple[Path, ...]) -> frozenset[Path]:
-    """The files of some top packages that a file imports, wherever in it."""
-    found: list[Path] = []
-    for node in ast.walk(ast.parse(file.read_bytes())):
-        if isinstance(node, ast.Import):
-            found += [path for alias in node.names for path in _files_of(alias.name, packages)]
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            for alias in node.names:
-                module = [*_files_of(f"{node.module}.{alias.name}", packages)]
-                found += module or _files_of(node.module, packages)
-    return frozenset(found)
-
-
-def _files_of(module: str, packages: tuple[Path, ...]) -> Iterator[Path]:
-    for package in packages:
-        top, *names = module.split(".")
-        path = package.joinpath(*names)
-        if top == package.name:
-            yield from (one for one in (path.with_suffix(".py"), path / "__init__.py") if one.is_file())
+def _with_signatures(top: str) -> Path | None:
+    file = getattr(sys.modules.get(top), "__file__", None)
+    folder = None if file is None else Path(file).resolve().parent
+    return folder if folder is not None and (folder / FILE).is_file() else None

@@ -25,6 +25,7 @@
     │   ├── StoreDamaged      what is stored is not what its manifest says
     │   └── CacheFull         the disk has no room for the version
     ├── UnsupportedGraph      an engine does not know an operator of a bundle's graphs; others may
+    ├── NotCompiled           a compiled function was called with types that it was not compiled for, where nothing may compile
     └── DeviceUnavailable     the device or the engine that was asked for is not there
 
 Nothing in this file knows about HTTP; the service maps these classes to status codes.
@@ -140,6 +141,10 @@ class CacheFull(StoreError):
 
 class UnsupportedGraph(EspalierError):
     """An engine does not know an operator of a bundle's graphs, or a use of one; the message names it. Others may."""
+
+
+class NotCompiled(EspalierError):
+    """A compiled function was called with types that it was not compiled for, where nothing may compile."""
 
 
 class DeviceUnavailable(EspalierError):

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from espalier.compile import make_ready
 from espalier.engines import gpu_usable, runs_on_gpu
 from espalier.errors import BundleNotFound, DeviceUnavailable
 from service.app import create_app
@@ -45,7 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if settings.workers > 1:
             check_workers(settings)
             Registry(settings, Metrics())  # says what is wrong with the models folder, before every worker does
+            make_ready()  # once for all workers
             return Supervisor(settings, listen_on(settings)).run()
+        make_ready()
         app = create_app(settings)
         Server(app, settings).serve_on(listen_on(settings))
     except (BundleNotFound, DeviceUnavailable, TracingUnavailable, OSError) as error:

@@ -11,6 +11,7 @@ from hypothesis import settings
 
 from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
+from tests import signatures
 from tests.pictures import Pictures
 from tests.service.running import ITEMS, LIMITS
 
@@ -24,6 +25,11 @@ settings.load_profile("fast")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--data", help="a folder of public data sets, for the slow tests that measure on one; they are skipped without it")
+    parser.addoption("--signatures", choices=signatures.MODES, help="what becomes of calls of compiled functions that are not written down")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    signatures.configure(config)
 
 
 @pytest.fixture

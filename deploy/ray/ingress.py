@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from deploy.ray.arguments import settings_of
 from deploy.ray.handles import Handle, HandleTransport
+from espalier.compile import make_ready
 from service.router.app import create_router
 from service.router.config import RouterConfig
 from service.settings import warn_of_unknown_settings
@@ -31,6 +32,7 @@ class Ingress:
         logs.configure(settings.log_level, settings.log_format)
         warn_of_unknown_settings(settings)
         config = RouterConfig(**self._router).model_copy(update={"shards": tuple(self._shards)})  # which are no URLs
+        make_ready()
         self._app = create_router(settings, config, HandleTransport(self._shards))
         return self._app
 

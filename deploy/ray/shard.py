@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from deploy.ray.arguments import settings_of
+from espalier.compile import make_ready
 from espalier.errors import EspalierError, InvalidInput
 from service.errors import ServiceError, UnknownMasks
 from service.models.registry import Registry
@@ -42,6 +43,7 @@ class Shard:
         self._settings = settings_of(settings)
         logs.configure(self._settings.log_level, self._settings.log_format)
         warn_of_unknown_settings(self._settings)
+        await asyncio.to_thread(make_ready)
         self._registry = Registry(self._settings, Metrics())
         self._registry.start_loading()
         self.__del__ = self.stop  # Ray looks here for what to await at the end; as a method Python's collector would call it, too

@@ -24,6 +24,7 @@ from espalier.engines.tail_ranks import TailArrays, add_tail
 from espalier.errors import BundleCorrupt
 from espalier.frontier import joined
 from espalier.queries import QueryBatch, blank_queries
+from espalier.read_only import read_only
 from espalier.scores import finish, log_scores
 from espalier.search import NO_ITEM, Engine, Frontier, LevelTrace, SearchParams, SearchResult
 from espalier.tail import Tail
@@ -34,6 +35,8 @@ NEAR = 1e-6
 """More than the relative difference of two float32 numbers that are beside each other."""
 BLOCK = 1 << 20
 """Scored leaves that are held at a time, unless one query has more."""
+NOTHING_LIVE = np.iinfo(np.int64).max, *read_only(*(np.empty(0, dtype) for dtype in (np.int64, np.int64, np.int64, np.int32, np.float32)))
+"""`live` of `best_means` where no item is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +116,7 @@ class ForestEngine:
         return self._engines[0].rounding
 
     def warm_up(self) -> None:
-        """Build what each tree's search needs, and compile the mean."""
+        """Build what each tree's search needs, and load the mean."""
         for engine in self._engines:
             engine.warm_up()
         self.search(blank_queries(self.bundle.manifest.query, 1), SearchParams.uniform(1, 1, 1))
@@ -186,7 +189,7 @@ class ForestEngine:
             for b, count in enumerate(count_B.tolist()):  # places past the count are not initialised
                 ranks_BX[b, count:] = -np.inf
             logs_BX = log_scores(self.bundle.manifest.ranking, ranks_BX)
-        handles, arrays = (0, None) if live is None else (live.handles, live.arrays)
+        handles, arrays = (0, NOTHING_LIVE) if live is None else (live.handles, live.arrays)
         features = queries.features.arrays
         with self.means_scratch.of(handles) as (tail, place_I):
             best_means(items_BX, logs_BX, count_B, len(leaves), m_B, features, tail, place_I, rows_BM, ranks_BM, arrays)
@@ -242,7 +245,7 @@ def best_means(
     place_I: Array,
     rows_BM: Array,
     ranks_BM: Array,
-    live: tuple[Any, ...] | None,
+    live: tuple[Any, ...],
 ) -> None:
     """The best m of each query's items by log((Σ_t e^log_t) / trees) and the tail, rounded to float32; ties go to the lower item row.
 
@@ -250,7 +253,7 @@ def best_means(
     features  of the queries: indptr, indices, values
     tail      the fields of TailArrays, and scratch for `add_tail`
     place_I   int32[I] of −1, before and after: where an item is among those of the current query
-    live      None, or I; int64[R]: item rows of the items from I on; and what `add_tail` takes of them
+    live      I; int64[R]: item rows of the items from I on; and what `add_tail` takes of them
 
     Sums are relative to an item's largest log, its top, so that scores too small for float64 keep their order. A mean is at most e^top and
     at least e^top / trees: without a tail, an item whose top is below the m-th largest top − log trees is not among the best m, and
@@ -305,7 +308,7 @@ def best_means(
             bits = np.float32(top_of[place]).view(np.int32)
             bits ^= (bits >> 31) & 0x7FFFFFFF  # integers in the order of the ranks; −0, which equals 0, would be −1
             row = item_of[place]
-            if live is not None and row >= live[0]:
+            if row >= live[0]:
                 row = live[1][row - live[0]]
             key = (np.int64(bits + (bits == -1)) << 32) | (np.int64(0xFFFFFFFF) - row)
             if size < m_B[b]:

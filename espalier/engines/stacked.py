@@ -94,7 +94,7 @@ class StackedEngine:
         return STRETCH * self._trees.rounding
 
     def warm_up(self) -> None:
-        """Build what the trees' search needs, and compile."""
+        """Build what the trees' search needs, and load what orders candidates anew."""
         self._trees.warm_up()
         self.search(blank_queries(self.bundle.manifest.query, 1), SearchParams.uniform(1, 1, 1))
 

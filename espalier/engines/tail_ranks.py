@@ -39,12 +39,12 @@ class TailArrays(NamedTuple):
 
 @compiled()
 def add_tail(
-    ranks: Array, items: Array, count: int, features: Array, values: Array, tail: Any, query_F: Array, live: tuple[Any, ...] | None
+    ranks: Array, items: Array, count: int, features: Array, values: Array, tail: Any, query_F: Array, live: tuple[Any, ...]
 ) -> None:
     """Replace the first `count` ranks, of some items, by those with the tail's part.
 
     features, values  the query's · query_F: float64[F] of zeros, before and after
-    live  None, or I, nothing of use here, and the rows of the items from I on: int64[R] where each begins and ends, features, values
+    live  I, nothing of use here, and the rows of the items from I on: int64[R] where each begins and ends, features, values
     """
     alpha, gamma, row_begin, feature, value, square_I = tail
     square = 0.0
@@ -53,7 +53,7 @@ def add_tail(
         square += np.float64(values[j]) * np.float64(values[j])
     for x in range(count):
         item, product, own_square = items[x], 0.0, 0.0
-        if live is not None and item >= live[0]:
+        if item >= live[0]:
             for e in range(live[2][item - live[0]], live[3][item - live[0]]):
                 product += query_F[live[4][e]] * live[5][e]
                 own_square += np.float64(live[5][e]) * np.float64(live[5][e])

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
+from espalier.compile import make_ready
 from service.app import create_app
 from service.processes.server import Server
 from service.run_folder import forget, make, remove_dead
@@ -189,6 +190,7 @@ def work(settings: Settings, listening: socket.socket, pipe: Connection, number:
     logs.configure(settings.log_level, settings.log_format)
     if settings.run_folder is not None:
         count_in(metrics_folder(settings.run_folder))
+    make_ready()
     app = create_app(settings)
     app.state.service.metrics.begin(number, restarted)
     server = Server(app, settings, alone=False)

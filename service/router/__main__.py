@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from espalier.compile import make_ready
 from espalier.errors import BundleNotFound, InvalidConfig
 from service.__main__ import environment, listen_on, settings_of
 from service.processes.descriptors import check_descriptors
@@ -55,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warn_of_unknown_settings(settings)
     try:
         check_descriptors(settings)
+        make_ready()
         app = create_router(settings, config)
         Server(app, settings).serve_on(listen_on(settings))
     except (BundleNotFound, InvalidConfig, TracingUnavailable, OSError) as error:

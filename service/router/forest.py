@@ -37,7 +37,7 @@ class ShardedForest(ForestEngine):
         return self._shards.rounding
 
     def warm_up(self) -> None:
-        """One search, which compiles the mean of live items."""
+        """One search, which loads the mean of live items."""
         self.search(blank_queries(self.bundle.manifest.query, 1), SearchParams.uniform(1, 1, 1))
 
     def prepare(self, params: SearchParams) -> None:

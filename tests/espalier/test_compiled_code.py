@@ -1,257 +1,365 @@
-"""Compiled code on disk follows the sources that it was made of, and does not pile up."""
+"""Compiled code is made by one command and read by everyone else: it follows its sources, and damage costs time alone.
+
+Most tests compile a small package of their own, which takes some seconds.
+"""
 
 from __future__ import annotations
 
-import importlib
 import os
+import random
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-import numba
+import numpy as np
 import pytest
-from numba.core.bytecode import FunctionIdentity
+from numba import typeof
 
-from espalier import compiled_code
-from espalier.compiled_code import KEPT, forget, sources_digest
+from espalier import compile as command
+from espalier.code_files import FOLDER, CodeFile, DamagedFile, content_of, sources, sources_digest
+from espalier.processors import baseline
+from espalier.signatures import accepts, read_signatures, text_of, types_of
 from tests import ROOT
+
+HEAD = "import numpy as np\nfrom espalier.compiled_code import compiled\n"
+SOURCES = {
+    "__init__.py": "",
+    "rates.py": "RATE = 2\n",
+    "tax.py": f"{HEAD}from shop.rates import RATE\n\n\n@compiled()\ndef tax(x):\n    return RATE * x\n",
+    "price.py": f"{HEAD}from .tax import tax\n\n\n@compiled()\ndef price(x):\n    return x + tax(x)\n",
+    "orders.py": f"{HEAD}\n\n@compiled()\ndef order(x):\n    return np.argsort(x)\n",
+    "sorts.py": f"{HEAD}\n\n@compiled()\ndef ascending(x):\n    y = x.copy()\n    y.sort()\n    return y\n",
+    "unrelated.py": "X = 1\n",
+    "signatures.txt": "shop.price:price int64\nshop.orders:order int64[:]r\nshop.sorts:ascending int64[:]r\n",
+}
+READ = """
+import numpy as np
+from shop.orders import order
+from shop.price import price
+from shop.sorts import ascending
+
+x = np.array([50, 10, 40, 20, 30] * 4)
+assert list(x[order(x)]) == list(ascending(x)) == sorted(x)
+print(price(10), sum(sum(one.stats.cache_hits.values()) for one in (order, price, ascending)))
+"""
+
+
+class Shop:
+    """A package with compiled functions in a folder of its own: `price` calls one in another file, which has a constant of a third."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.package, self.kept = folder, folder / "shop", folder / "kept" / FOLDER
+
+    def environment(self, **more: str) -> dict[str, str]:
+        path = f"{ROOT}{os.pathsep}{self.folder}"
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+        return clean | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "NUMBA_CACHE_DIR": str(self.folder / "kept")} | more
+
+    def start(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
+        arguments = (sys.executable, *arguments)
+        return subprocess.Popen(arguments, env=self.environment(**more), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def run(self, *arguments: str, **more: str) -> tuple[int, str]:
+        """Exit code and output of a Python."""
+        process = self.start(*arguments, **more)
+        said, _ = process.communicate()
+        return process.returncode, said
+
+    def compile(self, *options: str, **more: str) -> tuple[int, str]:
+        return self.run("-m", "espalier.compile", *options, "shop", **more)
+
+    def read(self, program: str = READ, **more: str) -> list[int]:
+        """The price of 10, and how many functions came from the disk, in a new process."""
+        code, said = self.run("-c", program, **more)
+        assert code == 0, said
+        return [int(number) for number in said.split("\n")[-2].split()]
+
+    @property
+    def file(self) -> Path:
+        (file,) = self.kept.glob("shop-*")
+        return file
+
+
+@pytest.fixture(scope="module")
+def compiled_shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
+    shop = Shop(tmp_path_factory.mktemp("compiled"))
+    shop.package.mkdir()
+    for name, text in SOURCES.items():
+        (shop.package / name).write_text(text)
+    code, said = shop.compile("--write")
+    assert code == 0, said
+    return shop
 
 
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package whose function `price` calls one in another file, which takes a constant from a third."""
-    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    numba.config.reload_config()  # type: ignore[no-untyped-call]  # numba; or it reads what a test before changed at its next compilation
-    package = tmp_path / "shop"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "rates.py").write_text("RATE = 2\n")
-    head = "from espalier.compiled_code import compiled\n"
-    (package / "tax.py").write_text(f"{head}from shop.rates import RATE\n\n@compiled()\ndef tax(x):\n    return RATE * x\n")
-    (package / "price.py").write_text(f"{head}from shop.tax import tax\n\n@compiled()\ndef price(x):\n    return x + tax(x)\n")
-    return package
+def shop(compiled_shop: Shop, tmp_path: Path) -> Shop:
+    """A copy, whose code is complete: files are named by what is in the sources, not by where these are."""
+    shutil.copytree(compiled_shop.folder, tmp_path / "copy")
+    return Shop(tmp_path / "copy")
 
 
-def run(shop: Path, monkeypatch: pytest.MonkeyPatch, *numbers: float) -> tuple[float, int]:
-    """The price of 10, or of the last of some numbers, as a new process has it, and how often compiled code came from the disk."""
-    monkeypatch.syspath_prepend(shop.parent)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    importlib.invalidate_caches()
-    for cached in (compiled_code.sources_digest, compiled_code.forget, compiled_code._imported):
-        cached.cache_clear()
-    price = importlib.import_module("shop.price").price
-    found = [price(number) for number in numbers or (10,)][-1]
-    for name in [name for name in sys.modules if name.split(".")[0] == "shop"]:
-        del sys.modules[name]
-    return found, sum(price.stats.cache_hits.values())
+# -- who compiles, and who reads ----------------------------------------------------------------------------------------------
 
 
-def test_a_change_of_a_called_function_or_of_its_constant_recompiles_the_caller(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(shop, monkeypatch) == (30, 0)
-    assert run(shop, monkeypatch) == (30, 1)
-    (shop / "tax.py").write_text((shop / "tax.py").read_text().replace("RATE * x", "RATE * x + 1"))
-    assert run(shop, monkeypatch) == (31, 0)
-    (shop / "rates.py").write_text("RATE = 5\n")
-    assert run(shop, monkeypatch) == (61, 0)
-    (shop / "rates.py").write_text("RATE = 2\n")
-    assert run(shop, monkeypatch) == (31, 1)  # the code of a state that comes back is still there
+def test_what_was_compiled_is_read_and_nothing_is_written(shop: Shop) -> None:
+    before = {path: path.stat().st_mtime_ns for path in shop.kept.iterdir()}
+    assert shop.compile("--check")[0] == 0
+    assert shop.compile("--write")[0] == 0
+    assert shop.read() == [30, 3]
+    assert {path: path.stat().st_mtime_ns for path in shop.kept.iterdir()} == before
 
 
-def test_a_folder_that_the_user_names_is_used_and_guarded_likewise(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path / "mine"))
-    assert run(shop, monkeypatch) == (30, 0)
-    (shop / "rates.py").write_text("RATE = 3\n")
-    assert run(shop, monkeypatch) == (40, 0)
-    assert run(shop, monkeypatch) == (40, 1)
-    assert not [*shop.glob("__pycache__/*.nbc")]
+def test_a_call_that_is_not_written_down_is_compiled_in_memory_or_refused(shop: Shop) -> None:
+    assert shop.read("from shop.price import price\nprint(int(price(2.5) * 2), sum(price.stats.cache_hits.values()))") == [15, 0]
+    code, said = shop.run("-c", "from espalier.compile import make_ready\nmake_ready('shop')\nfrom shop.price import price\nprice(2.5)")
+    assert code != 0
+    assert "NotCompiled: no compiled code for shop.price:price float64" in said
+    assert len([*shop.kept.glob("shop-*")]) == 1
 
 
-def test_code_of_the_newest_states_is_kept_and_that_of_older_ones_deleted(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process keeps KEPT states of those that it finds, and adds its own."""
-    for rate in range(3, 5 + KEPT):
-        (shop / "rates.py").write_text(f"RATE = {rate}\n")
-        assert run(shop, monkeypatch) == (10 + 10 * rate, 0)
-    digests = {path.name.rsplit("-", 1)[1][:16] for path in shop.glob("__pycache__/price.*.nbc")}
-    assert len(digests) == KEPT + 1
-    assert run(shop, monkeypatch)[1] == 1
-
-
-def test_files_of_others_stay(tmp_path: Path) -> None:
-    others = ["price.price-4.py311.nbi", "price.cpython-311.pyc", "price.price-4.py311-0123.nbi"]
-    own = [f"price.price-4.py311-{number:016x}{end}" for number in range(KEPT + 2) for end in (".nbi", ".1.nbc")]
-    for age, name in enumerate(others + own):
-        (tmp_path / name).touch()
-        os.utime(tmp_path / name, (age, age))
-    forget(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {*others, *own[4:]}
-
-
-def test_processes_that_compile_for_other_arguments_at_the_same_time_keep_their_own_code(
-    shop: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each knows nothing of the other's file. Numba would give both the same number, and one would later run the other's code."""
-    made = {}
-    for number in (10, 2.5):
-        assert run(shop, monkeypatch, number) == (3 * number, 0)
-        made[number] = {path.name: path.read_bytes() for path in shop.glob("__pycache__/*.nb?")}
-        for name in made[number]:
-            (shop / "__pycache__" / name).unlink()
-    for files in made.values():
-        for name, content in files.items():
-            (shop / "__pycache__" / name).write_bytes(content)
-    assert run(shop, monkeypatch, 10, 2.5) == (7.5, 2)
-    assert run(shop, monkeypatch, 2.5, 10) == (30, 2)
-
-
-SORTS = """
-import numpy as np
-from espalier.compiled_code import compiled
-
-@compiled()
-def order(x):
-    return np.argsort(x)
-
-@compiled()
-def ascending(x):
-    x = x.copy()
-    x.sort()
-    return x
-"""
-CALLS = """
-import sys
-import numpy as np
-from numba.core.bytecode import FunctionIdentity
-import sorts
-
-for number in range(int(sys.argv[1])):
-    next(FunctionIdentity._unique_ids)
-for name in sys.argv[2:]:
-    print(name, *getattr(sorts, name)(np.array([50, 10, 40, 20, 30] * 4)))
-    print("hits", sum(getattr(sorts, name).stats.cache_hits.values()))
-"""
-COMPILES_FIRST = """
+def test_code_compiled_beside_what_was_read_shares_nothing_with_it(shop: Shop) -> None:
+    """numba's sort and argsort have parts of one name, which only a number tells apart."""
+    own = """
 import numba
 import numpy as np
 
-numba.njit(lambda x: np.argsort(x))(np.arange(3))
+y = np.array([5, 1, 4, 2, 3] * 9)
+assert list(y[numba.njit(lambda y: np.argsort(y))(y)]) == list(numba.njit(lambda y: np.sort(y))(y)) == sorted(y)
 """
-
-
-def called(folder: Path, *arguments: str, program: str = CALLS) -> dict[str, list[int]]:
-    """What a new process gets from the functions of SORTS."""
-    (folder / "sorts.py").write_text(SORTS)
-    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
-    environment |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "PYTHONDONTWRITEBYTECODE": "1"}
-    lines = subprocess.run([sys.executable, "-c", program, *arguments], env=environment, check=True, capture_output=True, text=True).stdout
-    return {name: [int(number) for number in numbers] for name, *numbers in map(str.split, lines.splitlines())}
-
-
-def test_numbers_of_what_is_compiled_begin_anywhere() -> None:
-    """numba's own class: were its counter elsewhere, this would be 1 or so."""
-    assert FunctionIdentity.from_function(called).unique_id > 1_000_000  # type: ignore[no-untyped-call]
+    assert shop.read(own + READ) == [30, 3]
+    assert shop.read(READ.replace("print(", f"{own}\nprint(")) == [30, 3]
 
 
 @pytest.mark.slow
-def test_a_process_that_compiled_something_before_keeps_nothing(tmp_path: Path) -> None:
-    found = called(tmp_path, "0", "order", program=COMPILES_FIRST + CALLS)
-    assert sorted(found["order"]) == list(range(20))
-    assert not [*tmp_path.rglob("*.nbc")]
-    assert [called(tmp_path, "0", "order")["hits"] for _ in range(2)] == [[0], [1]]
+def test_of_three_that_start_at_once_one_compiles_and_the_others_wait(shop: Shop) -> None:
+    shutil.rmtree(shop.kept)
+    started = [shop.start("-m", "espalier.compile", "--write", "shop") for _ in range(3)]
+    said = [process.communicate()[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0]
+    assert sum("compiled in" in text for text in said) == 1
+    assert shop.read() == [30, 3]
 
 
 @pytest.mark.slow
-def test_sorts_that_processes_compiled_under_one_number_are_not_taken_for_each_other(tmp_path: Path) -> None:
-    """With numba's own numbers the second process gives the parts of its sort those that the first gave its argsort."""
-    called(tmp_path, "2", "order")
-    called(tmp_path, "0", "ascending")
-    for names in (["order", "ascending"], ["ascending", "order"]):
-        found = called(tmp_path, "0", *names)
-        assert found["hits"] == [1]
-        assert found["ascending"] == sorted([50, 10, 40, 20, 30] * 4)
-        assert sorted(found["order"]) == list(range(20))
+@pytest.mark.parametrize("seed", range(4))
+def test_a_kill_at_any_moment_leaves_nothing_that_is_taken_for_code(shop: Shop, seed: int) -> None:
+    shutil.rmtree(shop.kept)
+    writer = shop.start("-m", "espalier.compile", "--write", "shop")
+    with suppress(subprocess.TimeoutExpired):
+        writer.wait(random.Random(seed).uniform(0.1, 2.5))
+    writer.kill()
+    writer.communicate()
+    assert shop.read()[0] == 30
+    assert shop.compile("--write")[0] == 0
+    assert shop.read() == [30, 3]
 
 
-@pytest.mark.slow
-def test_a_process_numbers_what_it_compiles_otherwise_than_the_one_that_it_was_forked_from(tmp_path: Path) -> None:
-    """As processes of one training do."""
-    fork = """
-import os
-from numba.core.bytecode import FunctionIdentity
-import sorts
+# -- sources, processors, switches --------------------------------------------------------------------------------------------
 
-child = os.fork()
-if child:
-    assert os.waitpid(child, 0)[1] == 0
-print("parent" if child else "child", next(FunctionIdentity._unique_ids), flush=True)
+
+def test_code_is_named_by_all_that_it_was_made_of(shop: Shop) -> None:
+    before = sources_digest(shop.package)
+    found = {Path(name).name for name in sources(shop.package) if name.startswith("shop/")}
+    assert found == {"price.py", "tax.py", "rates.py", "orders.py", "sorts.py", "signatures.txt"}
+    (shop.package / "unrelated.py").write_text("X = 2\n")
+    assert sources_digest(shop.package) == before
+    for name in sorted(found):
+        former = (shop.package / name).read_text()
+        (shop.package / name).write_text(f"{former}# changed\n")
+        assert sources_digest(shop.package) != before, name
+        (shop.package / name).write_text(former)
+
+
+def test_a_changed_constant_of_another_file_counts_at_once(shop: Shop) -> None:
+    (shop.package / "rates.py").write_text("RATE = 5\n")
+    code, said = shop.compile("--check")
+    assert code == 1
+    assert "shop: no complete and sound file" in said
+    assert shop.read() == [60, 0]
+    assert shop.compile("--write")[0] == 0
+    assert shop.read() == [60, 3]
+
+
+def test_a_process_whose_sources_change_leaves_nothing_stale_behind(shop: Shop) -> None:
+    """It imported `tax` before the change and `price` after it; a process after it has the new one of both."""
+    program = """
+import pathlib, shop.tax
+pathlib.Path(shop.tax.__file__).with_name("tax.py").write_text(pathlib.Path(shop.tax.__file__).read_text().replace("RATE *", "5 + RATE *"))
+from shop.price import price
+print(price(10))
 """
-    numbers = called(tmp_path, program=fork)
-    assert abs(numbers["child"][0] - numbers["parent"][0]) > 1_000_000
+    shop.read(program)
+    assert shop.read() == [35, 0]
+    assert shop.compile("--write")[0] == 0
+    assert shop.read() == [35, 3]
 
 
-def test_named_tuples_of_one_name_have_code_of_their_own(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """numba writes both as `Point(int64 x 2)`."""
-    head = "from typing import NamedTuple\n\n"
-    function = "\n@compiled()\ndef first(point):\n    return point.x\n"
-    (shop / "points.py").write_text(f"from espalier.compiled_code import compiled\n{function}")
-    for name, fields in (("own", "x: int\n    y: int"), ("others", "y: int\n    x: int")):
-        (shop / f"{name}.py").write_text(f"{head}class Point(NamedTuple):\n    {fields}\n")
-    monkeypatch.syspath_prepend(shop.parent)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    importlib.invalidate_caches()
-    for name in ("own", "others"):
-        first = importlib.import_module("shop.points").first
-        assert first(importlib.import_module(f"shop.{name}").Point(x=1, y=2)) == 1
-        assert sum(first.stats.cache_hits.values()) == 0
-        for module in [module for module in sys.modules if module.split(".")[0] == "shop"]:
-            del sys.modules[module]
+def test_bounds_checks_and_other_processors_have_code_of_their_own(shop: Shop) -> None:
+    for more in ({"NUMBA_BOUNDSCHECK": "1"}, {"NUMBA_OPT": "1"}, {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}):
+        assert shop.read(**more) == [30, 0]
 
 
-def test_only_imported_sources_count(shop: Path) -> None:
-    before = sources_digest(shop / "price.py")
-    (shop / "unrelated.py").write_text("X = 1\n")
-    sources_digest.cache_clear()
-    assert sources_digest(shop / "price.py") == before
-    assert sources_digest(shop / "tax.py") != before
+def test_code_of_the_baseline_is_taken_where_there_is_none_of_the_processor(shop: Shop) -> None:
+    shop.file.unlink()
+    code, said = shop.compile("--write", "--baseline")
+    usual = baseline()
+    if usual is None:
+        pytest.skip("no baseline for this kind of machine")
+    assert code == 0, said
+    assert usual.name in shop.file.name
+    if shop.compile("--check")[0] != 0:
+        pytest.skip("this machine's processor is older")
+    assert shop.read() == [30, 3]
 
 
-def test_all_compiled_functions_of_the_project_are_cached_so() -> None:
+# -- damage -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_with_any_damaged_page_is_not_read(shop: Shop) -> None:
+    """Truncated anywhere, a page of zeros anywhere, or under another name."""
+    whole = shop.file.read_bytes()
+    CodeFile(shop.file)
+    damaged = [whole[:size] for size in (0, 7, 40, 200, len(whole) // 2, len(whole) - 1)]
+    for begin in range(0, len(whole), 4096):
+        page = whole[begin : begin + 4096]
+        if page.strip(b"\0"):
+            damaged.append(whole[:begin] + bytes(len(page)) + whole[begin + len(page) :])
+    for content in damaged:
+        shop.file.write_bytes(content)
+        with pytest.raises(DamagedFile):
+            CodeFile(shop.file)
+    shop.file.write_bytes(content_of("shop-another", {}))
+    with pytest.raises(DamagedFile, match="it was written as shop-another"):
+        CodeFile(shop.file)
+
+
+@pytest.mark.parametrize("where", [0.0, 0.5, 0.99])
+def test_a_damaged_file_is_said_and_compiled_anew(shop: Shop, where: float) -> None:
+    whole = shop.file.read_bytes()
+    begin = int(where * len(whole)) // 4096 * 4096
+    shop.file.write_bytes(whole[:begin] + bytes(len(whole[begin : begin + 4096])) + whole[begin + 4096 :])
+    assert "is damaged" in shop.compile("--check")[1]
+    assert shop.read("import logging\n" + READ) == [30, 0]
+    assert shop.compile("--write")[0] == 0
+    assert shop.read() == [30, 3]
+
+
+def test_an_open_file_is_read_to_its_end_after_another_took_its_place(shop: Shop) -> None:
+    opened = CodeFile(shop.file)
+    key = next(iter(opened.keys))
+    before = opened.read(key)
+    command._keep(shop.kept, shop.file.name, content_of(shop.file.name, {key: b"another"}))
+    assert opened.read(key) == before
+    assert CodeFile(shop.file).read(key) == b"another"
+
+
+def test_the_newest_files_of_a_package_are_kept(shop: Shop) -> None:
+    for number in range(command.KEPT + 2):
+        command._keep(shop.kept, f"shop-{number}", b"")
+        os.utime(shop.kept / f"shop-{number}", (10**9 + number, 10**9 + number))
+    command._keep(shop.kept, "other-1", b"")
+    kept = {path.name for path in shop.kept.iterdir()}
+    assert {"other-1", f"shop-{command.KEPT + 1}"} <= kept
+    assert "shop-0" not in kept
+
+
+@pytest.mark.parametrize("reason", ["No space left on device", "Read-only file system"])
+def test_where_the_first_folder_takes_nothing_the_next_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    before = command.os.fsync
+
+    def refuse(descriptor: int) -> None:
+        if str(first) in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(28, reason)
+        before(descriptor)
+
+    monkeypatch.setattr("espalier.compile.os.fsync", refuse)
+    monkeypatch.setattr("espalier.code_files.folders", lambda _: iter((first, second)))
+    monkeypatch.setattr("espalier.compile._compile", lambda _: {"a": b"code"})
+    assert command._write(ROOT / "espalier")
+    (file,) = second.glob("espalier-*")
+    assert CodeFile(file).read("a") == b"code"
+    assert [path.name for path in first.iterdir()] == ["lock"]
+
+
+def test_a_service_that_can_keep_nothing_compiles_before_it_is_ready(shop: Shop) -> None:
+    program = "import logging\nlogging.basicConfig(level=20)\nfrom espalier.compile import make_ready\nmake_ready('shop')\n" + READ
+    code, said = shop.run("-c", program, NUMBA_CACHE_DIR="/proc/nowhere")
+    assert code == 0, said
+    assert "this process compiles in memory" in said
+    assert said.splitlines()[-1].startswith("30 ")
+
+
+# -- signatures ---------------------------------------------------------------------------------------------------------------
+
+
+def test_types_are_written_as_they_are_read() -> None:
+    array = np.zeros((2, 3), np.float32)
+    constant = np.zeros(3, np.int16)
+    constant.flags.writeable = False
+    arguments = 1, 2.5, True, None, array, constant, (array, 1), (constant, constant), np.uint16(3)
+    types = tuple(typeof(one) for one in arguments)
+    assert text_of(types) == "int64 float64 bool none float32[:,:] int16[:]r (float32[:,:],int64) (int16[:]r,int16[:]r) uint16"
+    assert types_of(text_of(types)) == types
+    for package in ("espalier", "training"):
+        for function, text in read_signatures(ROOT / package):
+            assert text_of(types_of(text)) == text, function
+    with pytest.raises(ValueError, match="expected a scalar"):
+        text_of([typeof(array.T)])
+
+
+def test_code_that_only_reads_an_array_takes_one_that_can_be_written_to() -> None:
+    assert accepts("int64[:]r (float32[:]r,int64)", "int64[:] (float32[:]r,int64)")
+    assert not accepts("int64[:] int64", "int64[:]r int64")
+    assert not accepts("int64[:]r", "int32[:]r")
+
+
+def test_all_compiled_functions_of_the_project_are_compiled_so() -> None:
     for package in ("espalier", "training"):
         for file in (ROOT / package).rglob("*.py"):
             assert file.name == "compiled_code.py" or "njit" not in file.read_text(), f"{file}: use espalier.compiled_code"
 
 
-# -- what cannot be read or written -------------------------------------------------------------------------------------------
+def run_tests(files: Sequence[str], *options: str, **environment: str) -> None:
+    """Tests of the project, in a process of their own."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *options, *files]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=1500)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" in done.stdout
 
 
-@pytest.mark.parametrize("left", [0, 40])
-def test_code_that_a_crash_has_torn_is_compiled_anew_and_then_kept(
-    shop: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, left: int
-) -> None:
-    assert run(shop, monkeypatch) == (30, 0)
-    for path in (shop / "__pycache__").glob("price.*.nbc"):
-        path.write_bytes(path.read_bytes()[:left])
-    assert run(shop, monkeypatch) == (30, 0)
-    assert "is compiled anew: its code on disk cannot be read" in caplog.text
-    assert run(shop, monkeypatch) == (30, 1)
+KERNELS = (
+    "tests/espalier/live",
+    "tests/espalier/placement",
+    "tests/espalier/test_compiled_engine.py",
+    "tests/espalier/test_compiled_mlp.py",
+    "tests/espalier/test_finite_ranks.py",
+    "tests/espalier/test_forest.py",
+    "tests/espalier/test_memory_search.py",
+    "tests/espalier/test_memory_sums.py",
+    "tests/espalier/test_packed_chunks.py",
+    "tests/espalier/test_sparse_engine.py",
+    "tests/espalier/test_stacking.py",
+    "tests/espalier/test_tail.py",
+    "tests/espalier/test_text.py",
+)
 
 
-def test_a_disk_that_is_full_costs_time_alone(shop: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+@pytest.mark.slow
+@pytest.mark.timeout(1600)
+def test_nothing_that_engines_call_is_missing_from_the_list() -> None:
+    subprocess.run([sys.executable, "-m", "espalier.compile", "--write", "espalier"], cwd=ROOT, check=True)
+    # These call parts of compiled functions, as Python never does otherwise.
+    calling_parts = "compiled_mlp or the_selection or larger_one_counts or live_leaves_have_the_same_sums"
+    files = [*KERNELS, "tests/espalier/shards", "tests/service/shards", "tests/service/router"]
+    run_tests(files, "--signatures", "refuse", "-k", f"not ({calling_parts})")
 
-    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile._save_data", full)
-    compiled_code.warn_once.cache_clear()
-    assert run(shop, monkeypatch) == (30, 0)
-    assert caplog.text.count("compiled code is not kept: [Errno 28]") == 1
 
-
-def test_without_a_folder_that_may_be_written_nothing_is_kept(
-    shop: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refused(_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("numba.core.caching._CacheLocator.ensure_cache_path", refused)
-    compiled_code.warn_once.cache_clear()
-    assert run(shop, monkeypatch) == (30, 0)
-    assert "name a folder that may be written in NUMBA_CACHE_DIR" in caplog.text
+@pytest.mark.slow
+@pytest.mark.timeout(1600)
+def test_compiled_code_stays_within_its_arrays(tmp_path: Path) -> None:
+    """The tests of all compiled loops once more, in a process in which numba checks every index."""
+    run_tests(KERNELS, NUMBA_BOUNDSCHECK="1", NUMBA_CACHE_DIR=str(tmp_path))

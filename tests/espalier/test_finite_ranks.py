@@ -8,9 +8,6 @@ included. Queries of many numbers overflow in an order of each engine's own: of 
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +38,6 @@ from espalier.queries import QueryBatch, VectorKind
 from espalier.search import Engine, SearchParams, SearchResult
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import complete_tree, tree_from_children
-from tests import ROOT
 from tests.espalier.bundle.parts import content_of, draft_of
 from tests.espalier.test_signature import SMALL_SHAPES, assert_same
 from tests.service.running import problem, run
@@ -351,17 +347,6 @@ def test_products_that_cancel_to_no_number_are_no_candidates(activation: Activat
     assert (found.leaves_BM[0] >= 0).all()
     again = search.search(replace(queries, values=np.ones(2, np.float32)), BeamParams.uniform(1, 2, 6))
     assert sorted(again.leaves_BM[0].tolist()) == [1, 2, 3, 4, 5, 6], "nothing of a search is left for the next"
-
-
-@pytest.mark.slow
-def test_the_compiled_search_stays_within_its_arrays(tmp_path: Path) -> None:
-    """The tests of it above once more, in a process in which numba checks every index."""
-    environment = os.environ | {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path / "compiled")}
-    chosen = "((SparseCpuEngine or CompiledEngine) and (of_one_number or any_features)) or the_selection or cancel_to_no_number"
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", chosen, __file__]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert " passed" in done.stdout
 
 
 # -- refused queries ------------------------------------------------------------------------------------------------------

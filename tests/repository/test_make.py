@@ -21,6 +21,7 @@ from _pytest.mark.expression import Expression, ExpressionMatcher
 from tests import ROOT
 
 PYTHON = ".venv/bin/python"
+COMPILE = f"{PYTHON} -m espalier.compile --write"
 
 
 def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -59,7 +60,7 @@ def test_run_installs_the_service_alone_and_serves_every_new_version(clone: Path
     lines = would_run("run", "PORT=9000", folder=clone)
     install = next(i for i, line in enumerate(lines) if "-e '.[cpu,service]' -c constraints.txt" in line)
     serve = lines.index(f"ESPALIER_POLL_S=${{ESPALIER_POLL_S-10}} {PYTHON} -m service --host 127.0.0.1 --port 9000")
-    assert install < serve
+    assert install < lines.index(COMPILE) < serve
     assert not any("torch" in line or "training" in line for line in lines)
 
 
@@ -99,6 +100,13 @@ def test_test_is_check_and_then_the_tests(clone: Path) -> None:
     *before, tests = would_run("test", folder=clone)
     assert before[-6:] == checks
     assert f"{PYTHON} -m pytest " in tests
+
+
+@pytest.mark.parametrize("target", ["run", "train", "install", "check", "test", "slow-test"])
+def test_what_is_compiled_is_compiled_before_anything_runs(target: str, clone: Path) -> None:
+    lines = would_run(target, folder=clone)
+    after = [line for line in lines if f"{PYTHON} -m " in line and " pip " not in line]
+    assert after[0] == COMPILE
 
 
 def test_everything_but_torch_is_installed_by_its_hash(clone: Path) -> None:

@@ -81,7 +81,7 @@ class CompiledEngine:
         self._pool = ThreadPoolExecutor(threads, "compiled-search") if threads > 1 else None
 
     def warm_up(self) -> None:
-        """Compile the search, unless it is cached, and run it."""
+        """Search once, which loads the compiled search."""
         self.search(blank_queries(self.bundle.manifest.query, 1), SearchParams.uniform(1, 1, 1))
 
     def prepare(self, params: SearchParams) -> None:

@@ -82,7 +82,7 @@ class SparseCpuEngine:
         self.unrestricted = unrestricted_mask(self._tree)
 
     def warm_up(self) -> None:
-        """Compile the search, unless it is cached."""
+        """Search once, which loads the compiled search."""
         self.search(blank_queries(self.bundle.manifest.query, 1), SearchParams.uniform(1, 1, 1))
 
     def prepare(self, params: SearchParams) -> None:

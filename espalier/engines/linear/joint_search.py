@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
-from espalier.engines.forest import best_means
+from espalier.engines.forest import NOTHING_LIVE, best_means
 from espalier.engines.linear.beam import search_queries
 from espalier.engines.linear.chunk_search import ALL_NODES, NO_NODES, NO_TRACE, ChunkSearch, refuse
 from espalier.engines.linear.feature_tables import FeatureTables
@@ -51,7 +51,7 @@ class JointSearch:
         tail, place_I  of `best_means` · out  rows_BM and ranks_BM
         """
         arguments = self.arguments(query, beam_size_B)
-        wrong = _search(*arguments, ALL_NODES, m_B, tail, place_I, *out)
+        wrong = _search(*arguments, ALL_NODES, m_B, tail, place_I, *out, NOTHING_LIVE)
         if wrong >= 0:
             refuse(query, wrong, self.width)
 
@@ -81,14 +81,14 @@ class JointSearch:
 def _search(
     positions_T: Array, queries: tuple[Array, ...], tables: tuple[Array, ...], ranker: tuple[Any, int], work: tuple[Array, ...],
     found: tuple[Array, ...], item_N: Array, eligible_N: Array, m_B: Array, tail: tuple[Any, Array], place_I: Array, rows_BM: Array,
-    ranks_BM: Array,
+    ranks_BM: Array, live: tuple[Any, ...],
 ) -> int:  # fmt: skip
     """`search_queries` of one query in every tree, then `best_means`; what the first returns."""
     wrong: int = search_queries(positions_T, queries, tables, eligible_N, ranker, work, found)
     if wrong >= 0:
         return wrong
     items_BX, logs_BX, count_B = scored_items(found, item_N, 0)
-    best_means(items_BX, logs_BX, count_B, len(positions_T), m_B, queries[:3], tail, place_I, rows_BM, ranks_BM, None)
+    best_means(items_BX, logs_BX, count_B, len(positions_T), m_B, queries[:3], tail, place_I, rows_BM, ranks_BM, live)
     return -1
 
 

@@ -130,7 +130,7 @@ class LiveEngine:
         self._now = now
 
     def _get_ready(self, now: Now) -> None:
-        """Open and compile what searches with live items need beside the wrapped engine, so that the first one does not wait for it."""
+        """Open and load what searches with live items need beside the wrapped engine, so that the first one does not wait for it."""
         manifest, scorer = self.bundle.manifest, self.bundle.manifest.scorer
         if isinstance(manifest.query, HistoryKind):
             self._encoder = opened_encoder(self.bundle)

@@ -60,7 +60,7 @@ class LiveForestEngine:
         return self.inner.rounding
 
     def warm_up(self) -> None:
-        """Build what the trees' search needs, and compile what live items add to it."""
+        """Build what the trees' search needs, and load what live items add to it."""
         self.inner.warm_up()
         search_with_live_items(self.bundle, self.set_overlay, self.search)
 

@@ -1,4 +1,4 @@
-"""All trees of a forest with live items in two compiled calls, for a single query without a filter of its own, exclusions and a trace.
+"""All trees of a forest with live items in few compiled calls, for a single query without a filter of its own, exclusions and a trace.
 
 What `linear/joint_search.py` is without live items. The beams above the leaves come with the search of the trees; live leaves under them
 are scored tree by tree, and join the mean.
@@ -30,7 +30,7 @@ Array = NDArray[Any]
 
 
 class JointOverlay:
-    """An overlay as one compiled call for all trees takes it.
+    """An overlay as these calls take it.
 
     of_items  `live` of `best_means`
     """
@@ -56,32 +56,28 @@ class JointOverlay:
         wrong = search_queries(positions_T, queries, tables, self._eligible_N, ranker, work, found)
         if wrong >= 0:
             refuse(query, wrong, joint.width)
-        live = self._leaves_T, self._masks, self._of_items
-        _means(queries[:3], ranker, found, item_N, self._root_T, knobs[1], tail, place_I, *out, work[0], live)
+        items_T, ranks_T, sparse = [], [], queries[:3]
+        nodes_TK, kept_ranks_TK = found[5][:, 0], found[6][:, 0]
+        nodes_TK = np.where(nodes_TK < 0, nodes_TK, nodes_TK - self._root_T[:, None])
+        for t, leaves in enumerate(self._leaves_T):
+            beams = read_only(nodes_TK[t : t + 1], kept_ranks_TK[t : t + 1])
+            _, position_C, ranks_C = score(sparse, beams, leaves, self._masks, ranker, work[0])
+            items_T.append(self._of_items[0] + leaves[2][position_C])
+            ranks_T.append(ranks_C)
+        live = np.concatenate(items_T), np.concatenate(ranks_T)
+        _means(found, item_N, live, sparse, knobs[1], tail, place_I, *out, self._of_items)
 
 
 @compiled()
 def _means(
-    queries: tuple[Array, ...], ranker: tuple[Any, int], found: tuple[Array, ...], item_N: Array, root_T: Array, m_B: Array,
-    tail: tuple[Any, Array], place_I: Array, rows_BM: Array, ranks_BM: Array, query_F: Array, live: Any,
+    found: tuple[Array, ...], item_N: Array, live: tuple[Array, Array], queries: tuple[Array, ...], m_B: Array, tail: tuple[Any, Array],
+    place_I: Array, rows_BM: Array, ranks_BM: Array, of_items: tuple[Any, ...],
 ) -> None:  # fmt: skip
-    """`score` of the live leaves of every tree, then `best_means` of these and of what the trees found."""
-    leaves_T, masks, of_items = live
-    nodes_TK, ranks_TK = found[5][:, 0], found[6][:, 0]
-    lists, more = [], 0
-    for t in range(len(root_T)):
-        for k in range(nodes_TK.shape[1]):
-            if nodes_TK[t, k] >= 0:
-                nodes_TK[t, k] -= root_T[t]
-        leaves = leaves_T[t]
-        _, position_C, ranks_C = score(queries, (nodes_TK[t : t + 1], ranks_TK[t : t + 1]), leaves, masks, ranker, query_F)
-        lists.append((leaves[2], position_C, ranks_C))
-        more += len(position_C)
-    items_BX, logs_BX, count_B = scored_items(found, item_N, more)
+    """`best_means` of what the trees found, and of the items and ranks of live leaves in them."""
+    items_C, ranks_C = live
+    items_BX, logs_BX, count_B = scored_items(found, item_N, len(items_C))
     at = count_B[0]
-    for handle_X, position_C, ranks_C in lists:
-        for c in range(len(position_C)):
-            items_BX[0, at], logs_BX[0, at] = of_items[0] + handle_X[position_C[c]], ranks_C[c]
-            at += 1
-    count_B[0] = at
-    best_means(items_BX, logs_BX, count_B, len(root_T), m_B, queries, tail, place_I, rows_BM, ranks_BM, of_items)
+    for c in range(len(items_C)):
+        items_BX[0, at + c], logs_BX[0, at + c] = items_C[c], ranks_C[c]
+    count_B[0] = at + len(items_C)
+    best_means(items_BX, logs_BX, count_B, len(found[2]), m_B, queries, tail, place_I, rows_BM, ranks_BM, of_items)

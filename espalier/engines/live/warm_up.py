@@ -1,4 +1,4 @@
-"""Compiles and opens what live items add to a search, before the first of them comes: a request would wait for seconds.
+"""Loads and opens what live items add to a search, before the first of them comes; what is not compiled is found out here.
 
 Knows states and searches. Does not know engines.
 """

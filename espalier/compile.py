@@ -1,0 +1,261 @@
+"""`python -m espalier.compile --check | --write`: compiles the installed packages' functions beforehand, and says whether that was done.
+
+The signatures of a package are shared among as many processes as there are cores; each is compiled by one. All code of a package goes into
+one file (`code_files.py`), under a lock: who comes second waits, and finds it. `make_ready` does this for a service before it serves.
+numba is imported only after `--baseline` told it of its processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import fcntl
+import gc
+import importlib.util
+import itertools
+import logging
+import os
+import pickle
+import secrets
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from espalier.processors import baseline, compile_for
+
+log = logging.getLogger("espalier.compile")
+
+PACKAGES = ("espalier", "training")
+KEPT = 4
+"""Files of a package that stay in a folder, the newest. A process that has an older one open can read it all the same."""
+PR_SET_PDEATHSIG = 1
+
+Signatures = Sequence[tuple[str, str]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0 if the compiled code of all packages is complete and sound."""
+    parser = argparse.ArgumentParser(prog="python -m espalier.compile", description=(__doc__ or "").splitlines()[0])
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--check", action="store_true", help="say what is missing")
+    what.add_argument("--write", action="store_true", help="compile what is missing")
+    parser.add_argument("--baseline", action="store_true", help="for all usual processors of this kind of machine, as images are")
+    parser.add_argument("packages", nargs="*", help=f"default: those of {' and '.join(PACKAGES)} that can be imported")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    if options.baseline:
+        processor = baseline()
+        if processor is None:
+            print("--baseline: there is none for this kind of machine", file=sys.stderr)
+            return 1
+        compile_for(processor)
+    packages = [package for name in options.packages or PACKAGES if (package := _installed(name)) is not None]
+    missing = [package for package in packages if not (_has_code(package) or (options.write and _write(package)))]
+    for package in missing:
+        print(f"{package.name}: no complete and sound file of compiled code", file=sys.stderr)
+    return 1 if missing else 0
+
+
+def make_ready(name: str = "espalier") -> None:
+    """Have the compiled code of a package, or compile it, and refuse to compile anything from then on. For a process that will serve."""
+    from espalier.compiled_code import Missing, open_file, when_missing
+    from espalier.signatures import function_of, read_signatures, types_of
+
+    package = _installed(name)
+    if package is None:
+        raise ModuleNotFoundError(f"no package {name!r} with signatures")
+    if open_file(package) is None:
+        log.info("compiling %s for this processor, which takes about a minute and is kept", name)
+        started = time.monotonic()
+        subprocess.run([sys.executable, "-m", "espalier.compile", "--write", name], check=False, preexec_fn=_end_with_parent)
+        if open_file(package) is None:
+            log.warning("no folder can keep compiled code, so this process compiles in memory: see NUMBA_CACHE_DIR in docs/running.md")
+            for function, types in read_signatures(package):
+                function_of(function).compile(types_of(types))
+        log.info("compiled %s in %.0f s", name, time.monotonic() - started)
+    when_missing(Missing.REFUSE)
+
+
+def _installed(name: str) -> Path | None:
+    """The folder of a package; None where it has no signatures, or their modules cannot be imported."""
+    from espalier.signatures import FILE, read_signatures
+
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None or not (Path(spec.origin).parent / FILE).is_file():
+        return None
+    package = Path(spec.origin).resolve().parent
+    try:
+        for module in sorted({function.partition(":")[0] for function, _ in read_signatures(package)}):
+            importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        log.info("%s is left out: %s", name, error)
+        return None
+    return package
+
+
+def _has_code(package: Path) -> bool:
+    """Whether there is a complete and sound file that this process could use."""
+    from espalier.code_files import find, names_of
+
+    found, wrong = find(package, names_of(package))
+    for reason in wrong:
+        log.info("%s", reason)
+    if found is not None:
+        log.info("%s: %s", package.name, found.path)
+    return found is not None
+
+
+def _write(package: Path) -> bool:
+    """Compile a package and keep its code in the first folder that takes it. Returns whether one did."""
+    from espalier.code_files import CodeFile, DamagedFile, content_of, folders, names_of, sources_digest
+
+    name, content = names_of(package)[0], b""
+    for folder in folders(package):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with _locked(folder / "lock"):
+                with suppress(DamagedFile, OSError):
+                    CodeFile(folder / name)
+                    return True  # another process has written it meanwhile
+                if not content:
+                    digest, started = sources_digest(package), time.monotonic()
+                    content = content_of(name, _compile(package))
+                    if sources_digest(package) != digest:
+                        log.error("%s: the sources changed while they were compiled; nothing is kept", package.name)
+                        return False
+                    log.info("%s: compiled in %.0f s, %.1f MB", package.name, time.monotonic() - started, len(content) / 1e6)
+                _keep(folder, name, content)
+                log.info("%s: %s", package.name, folder / name)
+                return True
+        except OSError as error:
+            log.warning("%s: compiled code cannot be kept: %s", package.name, error)
+    return False
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("another process compiles, it is waited for")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _keep(folder: Path, name: str, content: bytes) -> None:
+    """Put a file into its place, synced, and delete the oldest of its package. Under the lock."""
+    temporary = folder / "unfinished"
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(folder / name)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    directory = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+    package = name.partition("-")[0]
+    ours = sorted(folder.glob(f"{package}-*"), key=lambda path: path.stat().st_mtime)
+    for path in ours[:-KEPT]:
+        path.unlink()
+
+
+def _compile(package: Path) -> Mapping[str, bytes]:
+    """The code of all signatures of a package, compiled by processes that each take the next module when they are done with one."""
+    from espalier.compiled_code import ignore_file
+    from espalier.signatures import function_of, read_signatures
+
+    ignore_file(package)
+    by_module: dict[str, list[tuple[str, str]]] = {}
+    for function, types in read_signatures(package):
+        function_of(function)  # imported here, once for all processes
+        by_module.setdefault(function.partition(":")[0], []).append((function, types))
+    parts = sorted(by_module.values(), key=lambda part: -sum(len(types) for _, types in part))  # the longest, roughly, first
+    numbers, todo = os.pipe()
+    os.write(todo, bytes(range(len(parts))))
+    os.close(todo)
+    gc.freeze()
+    children = [_start(parts, numbers) for _ in range(min(len(os.sched_getaffinity(0)), len(parts)))]
+    os.close(numbers)
+    code: dict[str, bytes] = {}
+    ended_well = True
+    for pid, pipe in children:
+        with os.fdopen(pipe, "rb") as result:
+            made = result.read()
+        ended_well &= os.waitpid(pid, 0)[1] == 0
+        if ended_well:
+            code |= pickle.loads(made)
+    if not ended_well:
+        raise RuntimeError(f"{package.name}: a process that compiles ended early")
+    return code
+
+
+def _start(parts: Sequence[Signatures], numbers: int) -> tuple[int, int]:
+    """A process that compiles parts whose numbers it takes from a pipe, and the pipe that its code comes from."""
+    result, out = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(out)
+        return pid, result
+    try:
+        _end_with_parent()
+        os.close(result)
+        code: dict[str, bytes] = {}
+        begin_numbers()
+        while number := os.read(numbers, 1):
+            code |= {f"{function} {types}": _code_of(function, types) for function, types in parts[number[0]]}
+        with os.fdopen(out, "wb") as file:
+            file.write(pickle.dumps(code))
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def begin_numbers() -> None:
+    """Let numba number what this process compiles from a random number between 2^62 and 2^63 on.
+
+    numba tells apart functions that have one name and the same arguments but close over other things, such as the parts of its sort and of
+    its argsort, by a number that it counts from 1 in every process, and of weak symbols with one name a process links the first that it
+    loads. So what a reader of the code compiles itself must not share these numbers, and no two processes that compile may.
+    """
+    from numba.core.bytecode import FunctionIdentity
+
+    gc.disable()
+    FunctionIdentity._unique_ids = itertools.count(2**62 + secrets.randbits(61))
+
+
+def _code_of(function: str, types: str) -> bytes:
+    from numba.core.serialize import dumps
+
+    from espalier.signatures import function_of, types_of
+
+    dispatcher, arguments = function_of(function), types_of(types)
+    dispatcher.compile(arguments)
+    result = dispatcher.overloads[arguments]
+    if result.lifted or result.library.has_dynamic_globals:
+        raise ValueError(f"{function}: it has addresses of this process in it, and cannot be kept")
+    content: bytes = dumps(result._reduce())  # type: ignore[no-untyped-call]
+    return content
+
+
+def _end_with_parent() -> None:
+    """Let the system end this process when its parent ends. Linux alone."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""The signatures of a package's compiled functions: what Python calls, and with arguments of which types.
+
+They are written down in the package's `signatures.txt`, one a line: `module:function`, then the type of each argument, separated by spaces.
+
+    float32  none            a scalar, None
+    int64[:,:]  int64[:]r    a contiguous array that may be written to; one that is read-only
+    (int64,float32[:]r)      a tuple
+    module:Class(int64)      a named tuple
+
+Functions that compiled code alone calls are not listed: they are compiled into their callers. Knows numba's types; knows no folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from numba import types
+
+FILE = "signatures.txt"
+_TOKEN = re.compile(r"[\w.:]+(?:\[[:,]+\]r?)?|[(),]")
+_ARRAY = re.compile(r"(\w+)\[([:,]+)\](r?)")
+
+
+def read_signatures(package: Path) -> list[tuple[str, str]]:
+    """(`module:function`, types) of each line of a package's file."""
+    lines = (package / FILE).read_text().splitlines()
+    return [(line.partition(" ")[0], line.partition(" ")[2]) for line in lines if line and not line.startswith("#")]
+
+
+def function_of(name: str) -> Any:
+    """The function that `module:function` names. Imports its module."""
+    module, _, function = name.partition(":")
+    found: Any = getattr(importlib.import_module(module), function)
+    return found
+
+
+def text_of(arguments: Any) -> str:
+    """The text of numba's types of some arguments. Raises ValueError where one has none."""
+    return " ".join(map(_text, arguments))
+
+
+def types_of(text: str) -> tuple[Any, ...]:
+    """numba's types of what `text_of` wrote."""
+    return tuple(_type(deque(_TOKEN.findall(argument))) for argument in text.split())
+
+
+def accepts(listed: str, called: str) -> bool:
+    """Whether code for some types takes others: where it only reads an array, the array may be one that can be written to."""
+    if listed.replace("]r", "]") != called.replace("]r", "]"):
+        return False
+    pairs = zip(listed.split("]"), called.split("]"), strict=True)
+    return all(ours.startswith("r") or not theirs.startswith("r") for ours, theirs in pairs)
+
+
+def _text(one: Any) -> str:
+    if type(one) is types.Array and one.layout == "C" and one.aligned:
+        return f"{_text(one.dtype)}[{','.join(':' * one.ndim)}]{'' if one.mutable else 'r'}"
+    if isinstance(one, types.BaseTuple):
+        named = getattr(one, "instance_class", None)
+        name = "" if named is None else f"{named.__module__}:{named.__qualname__}"
+        return f"{name}({','.join(map(_text, one))})"  # type: ignore[call-overload]  # all kinds of tuples are iterable
+    if type(one) in (types.Boolean, types.Integer, types.Float, types.NoneType):
+        return str(one)
+    raise ValueError(f"{one!r}: expected a scalar, None, a contiguous array or a tuple of these")
+
+
+def _type(tokens: deque[str]) -> Any:
+    name = tokens.popleft()
+    if name == "(":
+        return types.BaseTuple.from_types(_members(tokens))  # type: ignore[no-untyped-call]
+    if array := _ARRAY.fullmatch(name):
+        return types.Array(getattr(types, array[1]), array[2].count(":"), "C", readonly=array[3] == "r")  # type: ignore[no-untyped-call]
+    if ":" in name and tokens.popleft() == "(":
+        return types.BaseTuple.from_types(_members(tokens), function_of(name))  # type: ignore[no-untyped-call]
+    return getattr(types, name)
+
+
+def _members(tokens: deque[str]) -> tuple[Any, ...]:
+    """The types up to the closing parenthesis."""
+    members = []
+    while tokens[0] != ")":
+        members.append(_type(tokens))
+        if tokens[0] == ",":
+            tokens.popleft()
+    tokens.popleft()
+    return tuple(members)
