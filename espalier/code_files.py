@@ -22,9 +22,10 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-import llvmlite
-import llvmlite.binding as llvm
+import llvmlite  # type: ignore[import-untyped]  # it has no types
+import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numba
 import numpy as np
 from numba.core.codegen import get_host_cpu_features
@@ -37,6 +38,8 @@ FOLDER = "__compiled__"
 SWITCHES = ("BOUNDSCHECK", "DEBUGINFO_DEFAULT", "DISABLE_INTEL_SVML", "EXTEND_VARIABLE_LIFETIMES", "LOOP_VECTORIZE", "OPT", "SLP_VECTORIZE")
 """What changes numba's code besides the processor, as numba.config calls it."""
 _START = 8 + 32
+CONFIG: Any = numba.config
+"""numba's switches and folders, as the environment has them."""
 
 
 class DamagedFile(ValueError):
@@ -95,7 +98,7 @@ def content_of(name: str, sections: Mapping[str, bytes]) -> bytes:
 
 def find(package: Path, names: Sequence[str]) -> tuple[CodeFile | None, list[str]]:
     """The first sound file of these names in a package's folders, and what is wrong with those that come before it."""
-    wrong = []
+    wrong: list[str] = []
     for name in names:
         for folder in folders(package):
             try:
@@ -111,8 +114,8 @@ def folders(package: Path) -> Iterator[Path]:
     """Where a package's file may lie, best first: NUMBA_CACHE_DIR alone if it is set, else beside the package, in the user's cache folder,
     in a folder for temporary files that nobody else can write to.
     """
-    if numba.config.CACHE_DIR:
-        yield Path(numba.config.CACHE_DIR) / FOLDER
+    if CONFIG.CACHE_DIR:
+        yield Path(CONFIG.CACHE_DIR) / FOLDER
         return
     yield package / FOLDER
     yield Path(AppDirs(appname="espalier", appauthor=False).user_cache_dir) / FOLDER  # type: ignore[no-untyped-call]
@@ -131,7 +134,7 @@ def names_of(package: Path) -> tuple[str, ...]:
     They are those of the sources at the first call, which is when the package's first compiled function is imported.
     """
     features = llvm.get_host_cpu_features()
-    name, wanted = numba.config.CPU_NAME, numba.config.CPU_FEATURES
+    name, wanted = CONFIG.CPU_NAME, CONFIG.CPU_FEATURES
     own = Processor(name or llvm.get_host_cpu_name(), get_host_cpu_features() if wanted is None else wanted)  # type: ignore[no-untyped-call]
     usable, common = [own], baseline()
     if common is not None and all(features.get(feature[1:], False) for feature in common.features.split(",")):
@@ -141,7 +144,7 @@ def names_of(package: Path) -> tuple[str, ...]:
 
 
 def _name_of(package: Path, processor: Processor, digest: str) -> str:
-    switches = [str(getattr(numba.config, switch, None)) for switch in SWITCHES]
+    switches = [str(getattr(CONFIG, switch, None)) for switch in SWITCHES]
     versions = sys.implementation.cache_tag, numba.__version__, llvmlite.__version__, np.__version__, llvm.get_process_triple()
     hashed = hashlib.sha256(repr((versions, tuple(processor), switches, digest)).encode()).hexdigest()
     return f"{package.name}-{sys.implementation.cache_tag}-{processor.name}-{hashed[:16]}"

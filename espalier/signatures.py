@@ -73,7 +73,7 @@ def _type(tokens: deque[str]) -> Any:
     if name == "(":
         return types.BaseTuple.from_types(_members(tokens))  # type: ignore[no-untyped-call]
     if array := _ARRAY.fullmatch(name):
-        return types.Array(getattr(types, array[1]), array[2].count(":"), "C", readonly=array[3] == "r")  # type: ignore[no-untyped-call]
+        return types.Array(getattr(types, array[1]), array[2].count(":"), "C", readonly=array[3] == "r")
     if ":" in name and tokens.popleft() == "(":
         return types.BaseTuple.from_types(_members(tokens), function_of(name))  # type: ignore[no-untyped-call]
     return getattr(types, name)

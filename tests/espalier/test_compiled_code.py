@@ -352,7 +352,7 @@ KERNELS = (
 @pytest.mark.timeout(1600)
 def test_nothing_that_engines_call_is_missing_from_the_list() -> None:
     subprocess.run([sys.executable, "-m", "espalier.compile", "--write", "espalier"], cwd=ROOT, check=True)
-    # These call parts of compiled functions, as Python never does otherwise.
+    # These call parts of compiled functions, as Python never does.
     calling_parts = "compiled_mlp or the_selection or larger_one_counts or live_leaves_have_the_same_sums"
     files = [*KERNELS, "tests/espalier/shards", "tests/service/shards", "tests/service/router"]
     run_tests(files, "--signatures", "refuse", "-k", f"not ({calling_parts})")
