@@ -13,10 +13,11 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from numba import typeof
+from numba import typeof as typeof_untyped
 
 from espalier import compile as command
 from espalier.code_files import FOLDER, CodeFile, DamagedFile, content_of, sources, sources_digest
@@ -24,6 +25,7 @@ from espalier.processors import baseline
 from espalier.signatures import accepts, read_signatures, text_of, types_of
 from tests import ROOT
 
+typeof: Any = typeof_untyped
 HEAD = "import numpy as np\nfrom espalier.compiled_code import compiled\n"
 SOURCES = {
     "__init__.py": "",
@@ -269,7 +271,7 @@ def test_the_newest_files_of_a_package_are_kept(shop: Shop) -> None:
 @pytest.mark.parametrize("reason", ["No space left on device", "Read-only file system"])
 def test_where_the_first_folder_takes_nothing_the_next_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    before = command.os.fsync
+    before = os.fsync
 
     def refuse(descriptor: int) -> None:
         if str(first) in os.readlink(f"/proc/self/fd/{descriptor}"):
