@@ -26,7 +26,7 @@ def test_of_two_entries_of_a_pair_the_larger_one_counts() -> None:
 @pytest.mark.parametrize("more_sources", [0, 4])
 def test_live_leaves_have_the_same_sums(more_sources: int) -> None:
     """Those of a shard, too: its memory has the entries of all items of the whole, of which the shard holds some."""
-    trained = *read_only(np.append(TRAINED[0], [2] * more_sources)), *TRAINED[1:]
+    trained = *read_only(np.pad(TRAINED[0], (0, more_sources), mode="edge")), *TRAINED[1:]
     arrays, sum_R = read_only(np.array([[-1, 0, 0]]), np.array([0, 3]), np.array(list(EXPECTED))), np.zeros(1)
     assert of_live_leaves(*arrays, LIVE_ROW, trained, LIVE, sum_R).tolist() == list(EXPECTED.values())
     assert not sum_R.any()
