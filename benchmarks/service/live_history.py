@@ -340,10 +340,10 @@ def live_history(folder: Path, seconds: float, seed: int) -> dict[str, Any]:
     try:
         run.publish_copy()
         run.victim.start()
-        run.began = time.monotonic()
         run._change("publish", 1, "load", default=False)
+        run.began = time.monotonic()
         run.bulk([(item, {"fields": {"title": f"t-{item}", "section": SECTION}}) for item in run.trained], "setup")
-        while time.monotonic() - run.began < seconds:
+        while not number or time.monotonic() - run.began < seconds:
             number += 1
             run.round(number)
             run.agree(number)
