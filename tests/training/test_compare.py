@@ -329,7 +329,7 @@ def test_labels_of_points_that_lie_on_each_other_do_not() -> None:
     axes.set(xscale="log", xlim=(0.1, 10), ylim=(0, 0.3))
     points = [(1.0, 0.2), (1.02, 0.2), (1.05, 0.201), (1.0, 0.2), (5.0, 0.1)]
     labels = [Label(f"method {n}", point, (6, 6), 9) for n, point in enumerate(points)]
-    extents = [text.get_window_extent() for text in write_labels(axes, labels)]
+    extents = [text.get_window_extent() for text in write_labels(figure, axes, labels)]
     pyplot.close(figure)
     assert not any(one.overlaps(other) for one, other in combinations(extents, 2))
 

@@ -150,7 +150,7 @@ def ease(task: Task, most_bytes: int | None = None) -> Fitted:
     inversion_s = inversion_seconds(interactions.item_count)
     if inversion_s > deadline.left_s():
         raise InvalidConfig(
-            "seconds", round(task.seconds, 1), f"at least {inversion_s:.0f} for EASE's inversion of {interactions.item_count} items"
+            "seconds", round(task.seconds or 0, 1), f"at least {inversion_s:.0f} for EASE's inversion of {interactions.item_count} items"
         )
     ordered = interactions.order != "none"
     cheap, longest = WITHOUT_INVERSION[0 if ordered else 1 :], LONGEST if ordered else LONGEST_WITHOUT_ORDER

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from matplotlib.text import Annotation
 
 
@@ -15,7 +16,7 @@ class Label(NamedTuple):
     """A text at a point of the data; the offset and the size in typographic points."""
 
     text: str
-    point: Sequence[float]
+    point: tuple[float, float]
     offset: tuple[float, float]
     size: float
 
@@ -41,21 +42,21 @@ def plot_rows(rows: Sequence[dict[str, Any]], early: Collection[str], metric: st
         place = max(range(len(line)), key=lambda at: ms[at])
         labels.append(Label(f"{name} *" if name in early else name, (ms[place], found[place]), (6, 6), 9))
         if len(line) > 1:
-            labels += [Label(str(row["beam_size"]), at, (-4, -13), 7) for row, *at in zip(line, ms, found, strict=True)]
+            labels += [Label(str(row["beam_size"]), (x, y), (-4, -13), 7) for row, x, y in zip(line, ms, found, strict=True)]
     note = "; *: ended early" if early else ""
     axes.set(xscale="log", xlabel=f"ms per query, one at a time on one thread (numbers: serving beam{note})", ylabel=metric, title=title)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.margins(x=0.12)
     axes.set_ylim(0, 1.12 * max(row["figures"][metric]["mean"] for row in rows))
     axes.grid(alpha=0.3, which="both")
-    write_labels(axes, labels)
+    write_labels(figure, axes, labels)
     figure.savefig(file, dpi=150)
     pyplot.close(figure)
 
 
-def write_labels(axes: Axes, labels: Sequence[Label]) -> list[Annotation]:
+def write_labels(figure: Figure, axes: Axes, labels: Sequence[Label]) -> list[Annotation]:
     """Annotate points, each label below those that it would lie on."""
-    axes.figure.draw_without_rendering()
+    figure.draw_without_rendering()
     written: list[Annotation] = []
     for label in labels:
         text = axes.annotate(label.text, label.point, textcoords="offset points", xytext=label.offset, fontsize=label.size)
