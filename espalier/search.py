@@ -7,7 +7,7 @@ Legend: B queries, E excluded items, M results, K beam, C candidates, N nodes, L
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -32,12 +32,15 @@ class NodeMask:
     others  what it leaves of a forest's other trees: the masks of the second, the third …
     live_R  bool[R]: which live items it lets pass, by handle (espalier.live.overlay), items with later handles not; None: none of them.
             Then `eligible_N` counts live items as items below, and `items` too
+    at      the mask of another snapshot of the live catalogue (espalier.live.overlay.Overlay), None if this mask is of that snapshot;
+            None: it is the same for all of them
     """
 
     eligible_N: NDArray[np.bool_]
     items: int
     others: tuple[NodeMask, ...] = ()
     live_R: NDArray[np.bool_] | None = None
+    at: Callable[[Any], NodeMask | None] | None = None
 
     def of_tree(self, place: int) -> NodeMask:
         """The mask of a forest's tree, counted from 0. Raises InvalidQuery where it was made for fewer trees."""

@@ -46,7 +46,7 @@ from training.rankers.candidates import Candidates
 from training.rankers.export import ranker_onnx
 from training.rankers.fit import PAPER, Descent
 from training.rankers.graded_queries import GradedQueries
-from training.rankers.log_queries import from_log
+from training.rankers.log_queries import Users, from_log
 from training.rankers.second_stage import StageConfig, collect, fit
 from training.specification.ranker import HighwayConfig, ranker_config
 
@@ -116,7 +116,7 @@ def best_lambdamart(train: Candidates, valid: Candidates) -> tuple[NDArray[np.fl
     return valid.ranking.features_RF, trees, named, cpu_s
 
 
-def measured(bundle: Bundle, data: Path | None, users: str, exclude_seen: bool, depth: int, queries: int) -> dict[str, Any]:
+def measured(bundle: Bundle, data: Path | None, users: Users, exclude_seen: bool, depth: int, queries: int) -> dict[str, Any]:
     parts = from_log(bundle, data, users, exclude_seen)
     engine = open_engine(bundle, "cpu")
     stage = StageConfig(depth, (), queries, HighwayConfig())
@@ -151,7 +151,9 @@ def measured(bundle: Bundle, data: Path | None, users: str, exclude_seen: bool, 
     return {"queries": counts, "features": list(train.ranking.feature_names), "rows": rows, "p": p}
 
 
-def choose(bundle: Bundle, data: Path | None, users: str, exclude_seen: bool, depth: int, queries: int, most_epochs: int) -> dict[str, Any]:
+def choose(
+    bundle: Bundle, data: Path | None, users: Users, exclude_seen: bool, depth: int, queries: int, most_epochs: int
+) -> dict[str, Any]:
     parts = from_log(bundle, data, users, exclude_seen)
     train, valid, _ = collect(bundle, open_engine(bundle, "cpu"), parts, StageConfig(depth, (), queries, HighwayConfig()))
     rows = [row_of("retrieval", quality(valid, None), 0, None)]

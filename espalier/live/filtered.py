@@ -13,7 +13,8 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,16 +106,22 @@ class LiveFilters:
             None if before is None else self._touched.since(min(before.touched, overlay.touched))
         )  # also by what came after the overlay
         since = None if before is None or touched is None else (before.mask, touched)
+        own = weakref.ref(overlay)
         made = live_mask(self._trees, overlay, self._trained.mask(filter), eligible_R, since)
+        made = replace(made, at=partial(self._at, filter, own))
         with self._lock:
             if removed is self._removed:
                 self._forget(filter)
-                kept = _Kept(made, weakref.ref(overlay), overlay.touched, cost_of(filter, made) + overlay.handles)
+                kept = _Kept(made, own, overlay.touched, cost_of(filter, made) + overlay.handles)
                 self._kept[filter] = kept
                 self._bytes += kept.bytes
                 while len(self._kept) > MOST_FILTERS or self._bytes > self._trained.max_bytes:
                     self._forget(next(iter(self._kept)))
         return made
+
+    def _at(self, filter: Filter, own: weakref.ref[Overlay], overlay: Overlay) -> NodeMask | None:
+        """The mask of a filter for another snapshot than its own, None for that one: `NodeMask.at`."""
+        return None if own() is overlay else self.cached(filter, overlay) or self.mask(filter, overlay)
 
     def _forget(self, filter: Filter) -> None:
         """Drop what is kept of a filter, if anything is. Holds the lock."""

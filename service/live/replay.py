@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from espalier.errors import InvalidData, JournalError
+from espalier.errors import InvalidData, JournalBusy, JournalError
 from espalier.live.journal import Journal, Transaction
 from espalier.live.operations import Operation
 from espalier.live.rows import Placement
@@ -79,7 +79,8 @@ def store_by(transaction: Transaction, version: int, places: Stored) -> Stored:
 def apply_all(version: LiveVersion, operations: Sequence[Operation], stored: Stored, store: Store) -> None:
     """Apply operations to a version, in their order. stored: the places that are known.
 
-    New places that cannot be stored are used all the same: others find the same ones.
+    Raises JournalBusy where new places cannot be stored now: another process may store other ones, so the version waits for these. Where
+    nobody can store any, because the disk is full or must not be written to, they are used all the same.
     """
     begin = 0
     while begin < len(operations):
@@ -93,6 +94,8 @@ def apply_all(version: LiveVersion, operations: Sequence[Operation], stored: Sto
         if places:
             try:
                 places = dict(store(version.version, places))
+            except JournalBusy:
+                raise
             except (JournalError, InvalidData) as error:  # InvalidData: a row is too large
                 log.warning("%s version %d: places are not stored: %s", version.bundle.manifest.name, version.version, error)
         version.apply(block, {**stored, **places})

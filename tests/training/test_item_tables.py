@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,7 +14,13 @@ from espalier.errors import InvalidConfig
 from training.data.item_tables import item_table
 
 TEXT = '\ufeffid,title,year,price,live\r\n1,"Toy, ""Story""",1995,2.5,true\r\n02,Heat,,3,false\r\n'
-COLUMNS = {"id": ["1", "02"], "title": ['Toy, "Story"', "Heat"], "year": [1995, None], "price": [2.5, 3.0], "live": [True, False]}
+COLUMNS: dict[str, list[Any]] = {
+    "id": ["1", "02"],
+    "title": ['Toy, "Story"', "Heat"],
+    "year": [1995, None],
+    "price": [2.5, 3.0],
+    "live": [True, False],
+}
 
 
 @pytest.mark.parametrize("name", ["items.csv", "items.csv.gz", "items.tsv", "items.parquet"])

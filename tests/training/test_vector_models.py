@@ -350,7 +350,7 @@ search = {{ m = 10 }}
 
 
 @pytest.mark.parametrize("users", ["training", "validation"])
-def test_a_ranker_learns_from_vectors(trained: Bundle, log: Path, users: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ranker_learns_from_vectors(trained: Bundle, log: Path, users: log_queries.Users, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = from_log(trained, log, users, False)
     assert [len(part) for part in (parts.train, parts.valid, parts.test)] == ([320, 40, 40] if users == "training" else [20, 20, 40])
     queries = {tuple(row.tolist()) for part in (parts.train, parts.valid, parts.test) for row in part.queries.array}

@@ -24,7 +24,7 @@ from espalier.engines.live.histories import histories_of
 from espalier.engines.live.linear_leaves import LinearLeaves
 from espalier.engines.live.parts import Part, together
 from espalier.engines.live.traces import Candidates, with_live
-from espalier.engines.live.visible import Visibility, Visible
+from espalier.engines.live.visible import Visibility, Visible, masks_of
 from espalier.engines.live.warm_up import search_with_live_items
 from espalier.live.memory import LiveMemoryTree
 from espalier.live.overlay import LiveLeaves, Overlay
@@ -157,7 +157,7 @@ class LiveEngine:
         now, batch = self._now, len(queries)
         if now is None:
             return self.inner.search(queries, params)
-        overlay = now.overlay
+        overlay, params = now.overlay, masks_of(now.overlay, params)
         params.check(batch, overlay.items + overlay.handles, self._tree.node_count)
         if params.frozen_B is not None and params.exclude_BE is None and params.frozen_B.all() and _knows(overlay, queries):
             return self.inner.search(queries, replace(params, frozen_B=None))

@@ -23,7 +23,7 @@ from espalier.engines.live.candidates import ScoredLive
 from espalier.engines.live.joint_forest import JointOverlay
 from espalier.engines.live.linear_leaves import LinearLeaves
 from espalier.engines.live.traces import Candidates, with_live
-from espalier.engines.live.visible import Visibility, Visible
+from espalier.engines.live.visible import Visibility, Visible, masks_of
 from espalier.engines.live.warm_up import search_with_live_items
 from espalier.live.overlay import Overlay
 from espalier.queries import QueryBatch
@@ -89,7 +89,7 @@ class LiveForestEngine:
         return _Now(overlay, of_items, together)
 
     def _search(self, live: _Now, queries: QueryBatch, params: SearchParams) -> SearchResult:
-        overlay = live.overlay
+        overlay, params = live.overlay, masks_of(live.overlay, params)
         params.check(len(queries), overlay.items + overlay.handles)
         if self._joint is not None and live.together is not None and len(queries) == 1 and not _is_restricted(params):
             check_kind(queries, self.bundle)

@@ -40,6 +40,19 @@ class Visible(NamedTuple):
     exclude_BE: Int64 | None
 
 
+def masks_of(overlay: Overlay, params: SearchParams) -> SearchParams:
+    """Parameters with masks of the overlay that is searched: a request's masks are of the one with which it came, which may be older.
+
+    An item that moved in between has left its old place, and an older mask does not open its new one.
+    """
+    if params.mask_B is None:
+        return params
+    found = {id(mask): None if mask is None or mask.at is None else mask.at(overlay) for mask in params.mask_B}
+    if not any(found.values()):
+        return params
+    return replace(params, mask_B=tuple(found[id(mask)] or mask for mask in params.mask_B))
+
+
 class Visibility:
     """For one tree, the only one or a forest's, counted from 0; the overlay may change from call to call."""
 

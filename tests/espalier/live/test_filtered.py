@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,17 @@ import numpy as np
 import pytest
 
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import make_bundle, random_tree
+from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_queries, random_tree
+from espalier.checks.random_live import random_row
+from espalier.engines import open_live_engine
 from espalier.live import masks
 from espalier.live.filtered import LiveFilters
 from espalier.live.items import LiveItems
 from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import Change, LiveState
+from espalier.manifest import Ranking
 from espalier.masks.filters import ItemFilters
-from espalier.search import NodeMask
+from espalier.search import NodeMask, SearchParams
 
 WIDTH = 4
 
@@ -121,6 +125,36 @@ def test_live_items_pass_by_their_own_fields(catalogue: Catalogue) -> None:
     everything = catalogue.passing({}, {"price": {"min": 1e9}})
     assert catalogue.passing({}, {"colour": ["red"]}) == everything - trained - {"red"}
     assert {"red", "blue", "bare"} < everything
+
+
+@pytest.mark.parametrize("trees", [1, 2])
+def test_an_item_that_moves_after_the_filter_was_applied_is_found_where_it_is(tmp_path: Path, trees: int) -> None:
+    """A request's mask is of the catalogue with which it came; the engine searches the newest one."""
+    rng = np.random.default_rng(trees)
+    tree = random_tree(rng, 3, 3)
+    others = [tree] * (trees - 1)
+    columns = {"colour": ["red"] * tree.item_count}
+    bundle = make_linear_bundle(tmp_path, rng, tree, Ranking(own="log_activation", gamma=1), others=others, columns=columns)
+    state, passing = LiveState(bundle), ItemFilters([alone.tree for alone in bundle.alone], bundle.items, 1 << 20)
+    filters = LiveFilters([alone.tree for alone in bundle.alone], passing, state.table, state.touched)
+    engine = open_live_engine(bundle, "cpu")
+
+    def put(item_id: str, colour: str, child: int) -> None:
+        """Under a parent of its own in each tree: the first, or the last."""
+        parents = [alone.tree.level(alone.tree.height - 1)[child] for alone in bundle.alone]
+        placements = tuple(Placement(t, parent, state.next_slot(t, parent), random_row(rng, bundle)) for t, parent in enumerate(parents))
+        state.apply([Change(state.sequence + 1, item_id, "put", {"colour": colour}, placements, None)])
+        filters.touch(item_id)
+
+    put("moves", "blue", 0)
+    mask = filters.mask(passing.parse({"colour": ["blue"]}, {}), state.overlay())
+    put("moves", "blue", -1)
+    put("comes", "blue", -1)
+    put("other", "red", -1)
+    engine.set_overlay(state.overlay())
+    found = engine.search(random_queries(rng, bundle, 1), replace(SearchParams.uniform(1, 100, 5), mask_B=(mask,)))
+    assert {*state.table.ids_of(found.item_rows_BM[0, : found.count_B[0]])} == {"moves", "comes"}
+    assert found.complete_B.tolist() == [True]
 
 
 def test_a_trained_item_passes_by_its_changed_fields_with_its_own_row_or_another(catalogue: Catalogue) -> None:
