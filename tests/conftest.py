@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from espalier.checks.random_bundles import make_bundle
+from espalier.compiled_code import when_missing
 from espalier.tree import complete_tree
 from tests import signatures
 from tests.pictures import Pictures
@@ -30,6 +32,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     signatures.configure(config)
+
+
+@pytest.fixture(autouse=True)
+def _policy_of_compiled_code(pytestconfig: pytest.Config) -> Iterator[None]:
+    """A service that a test starts in this process would refuse to compile what later tests call."""
+    yield
+    when_missing(signatures.policy_of(pytestconfig))
 
 
 @pytest.fixture

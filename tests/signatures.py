@@ -44,12 +44,14 @@ class Recorder(event.Listener):
             (package / FILE).write_text("".join(f"{name} {types}\n" for name, types in sorted(kept)))
 
 
+def policy_of(config: pytest.Config) -> Missing:
+    return Missing.REFUSE if config.getoption("--signatures") == "refuse" else Missing.COMPILE
+
+
 def configure(config: pytest.Config) -> None:
     """Do what the option says."""
-    mode = config.getoption("--signatures")
-    if mode == "refuse":
-        when_missing(Missing.REFUSE)
-    elif mode == "record":
+    when_missing(policy_of(config))
+    if config.getoption("--signatures") == "record":
         recorder = Recorder()
         event.register("numba:compile", recorder)  # type: ignore[no-untyped-call]
         config.add_cleanup(recorder.write)
