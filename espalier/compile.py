@@ -149,7 +149,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _keep(folder: Path, name: str, content: bytes) -> None:
-    """Put a file into its place, synced, and delete the oldest of its package. Under the lock."""
+    """Put a file into its place, synced, and delete the oldest others of its package. Under the lock."""
     temporary = folder / "unfinished"
     try:
         with temporary.open("wb") as file:
@@ -167,8 +167,8 @@ def _keep(folder: Path, name: str, content: bytes) -> None:
     finally:
         os.close(directory)
     package = name.partition("-")[0]
-    ours = sorted(folder.glob(f"{package}-*"), key=lambda path: path.stat().st_mtime)
-    for path in ours[:-KEPT]:
+    others = sorted((path for path in folder.glob(f"{package}-*") if path.name != name), key=lambda path: path.stat().st_mtime)
+    for path in others[: 1 - KEPT]:  # whatever a clock says, never the new one
         path.unlink()
 
 

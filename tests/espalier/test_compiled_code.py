@@ -268,6 +268,16 @@ def test_the_newest_files_of_a_package_are_kept(shop: Shop) -> None:
     assert "shop-0" not in kept
 
 
+def test_a_file_is_kept_beside_those_of_a_clock_that_was_ahead(shop: Shop) -> None:
+    for number in range(command.KEPT):
+        other = shop.kept / f"shop-{number}"
+        other.write_bytes(b"")
+        os.utime(other, (10**10 + number, 10**10 + number))
+    command._keep(shop.kept, "shop-new", b"code")
+    assert (shop.kept / "shop-new").read_bytes() == b"code"
+    assert len([*shop.kept.glob("shop-*")]) == command.KEPT
+
+
 @pytest.mark.parametrize("reason", ["No space left on device", "Read-only file system"])
 def test_where_the_first_folder_takes_nothing_the_next_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
