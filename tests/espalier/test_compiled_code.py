@@ -199,6 +199,22 @@ print(price(10))
     assert shop.read() == [35, 3]
 
 
+def test_sources_that_change_while_they_are_imported_are_not_kept(shop: Shop) -> None:
+    """`price` would have the new rate under the name of the old one, to which the sources return."""
+    program = """
+import pathlib, shop.orders, shop
+from espalier.compile import main
+rates = pathlib.Path(shop.__file__).with_name("rates.py")
+rates.write_text("RATE = 5\\n")
+print(main(["--write", "shop"]))
+"""
+    shop.file.unlink()
+    code, said = shop.run("-c", program)
+    assert (code, said.splitlines()[-1]) == (0, "1"), said
+    (shop.package / "rates.py").write_text("RATE = 2\n")
+    assert shop.read() == [30, 0]
+
+
 def test_bounds_checks_and_other_processors_have_code_of_their_own(shop: Shop) -> None:
     for more in ({"NUMBA_BOUNDSCHECK": "1"}, {"NUMBA_OPT": "1"}, {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}):
         assert shop.read(**more) == [30, 0]
