@@ -35,7 +35,15 @@ KEPT = 4
 """Files of a package that stay in a folder, the newest. A process that has an older one open can read it all the same."""
 PR_SET_PDEATHSIG = 1
 
+PATIENCE_S = 600.0
+"""How long another process is waited for that compiles into the same folder: it may be stopped, or on a host that is gone."""
+POLL_S = 0.2
+
 Signatures = Sequence[tuple[str, str]]
+
+
+class NotMade(Exception):
+    """A process that compiles ended early."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,11 +62,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("--baseline: there is none for this kind of machine", file=sys.stderr)
             return 1
         compile_for(processor)
-    packages = [package for name in options.packages or PACKAGES if (package := _installed(name)) is not None]
+    found = {name: _installed(name) for name in options.packages or PACKAGES}
+    unknown = [name for name in options.packages if found[name] is None]
+    for name in unknown:
+        print(f"{name}: no package with signatures that can be imported", file=sys.stderr)
+    packages = [package for package in found.values() if package is not None]
     missing = [package for package in packages if not (_has_code(package) or (options.write and _write(package)))]
     for package in missing:
         print(f"{package.name}: no complete and sound file of compiled code", file=sys.stderr)
-    return 1 if missing else 0
+    return 1 if missing or unknown else 0
 
 
 def make_ready(name: str = "espalier") -> None:
@@ -74,7 +86,7 @@ def make_ready(name: str = "espalier") -> None:
         started = time.monotonic()
         subprocess.run([sys.executable, "-m", "espalier.compile", "--write", name], check=False, preexec_fn=_end_with_parent)
         if open_file(package) is None:
-            log.warning("no folder can keep compiled code, so this process compiles in memory: see NUMBA_CACHE_DIR in docs/running.md")
+            log.warning("no compiled code was kept, for the reasons above, so this process compiles in memory: see docs/running.md")
             for function, types in read_signatures(package):
                 function_of(function).compile(types_of(types))
         log.info("compiled %s in %.0f s", name, time.monotonic() - started)
@@ -134,17 +146,28 @@ def _write(package: Path) -> bool:
                 return True
         except OSError as error:
             log.warning("%s: compiled code cannot be kept: %s", package.name, error)
+        except NotMade as error:
+            log.error("%s", error)
+            return False
     return False
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
+    """Raises OSError where there can be no lock, or another process has it for too long."""
+    deadline, is_said = time.monotonic() + PATIENCE_S, False
     with path.open("wb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("another process compiles, it is waited for")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{path}: another process has had the lock for {PATIENCE_S:.0f} s") from None
+            if not is_said:
+                log.info("another process compiles, it is waited for")
+            is_said = True
+            time.sleep(POLL_S)
         yield
 
 
@@ -198,7 +221,7 @@ def _compile(package: Path) -> Mapping[str, bytes]:
         if ended_well:
             code |= pickle.loads(made)
     if not ended_well:
-        raise RuntimeError(f"{package.name}: a process that compiles ended early")
+        raise NotMade(f"{package.name}: a process that compiles ended early")
     return code
 
 

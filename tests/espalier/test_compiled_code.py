@@ -5,6 +5,7 @@ Most tests compile a small package of their own, which takes some seconds.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import shutil
@@ -311,6 +312,33 @@ def test_where_the_first_folder_takes_nothing_the_next_one_does(tmp_path: Path, 
     (file,) = second.glob("espalier-*")
     assert CodeFile(file).read("a") == b"code"
     assert [path.name for path in first.iterdir()] == ["lock"]
+
+
+def test_a_folder_that_a_stopped_process_has_locked_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    monkeypatch.setattr("espalier.code_files.folders", lambda _: iter((first, second)))
+    monkeypatch.setattr("espalier.compile._compile", lambda _: {"a": b"code"})
+    monkeypatch.setattr("espalier.compile.PATIENCE_S", 0.0)
+    first.mkdir()
+    with (first / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert command._write(ROOT / "espalier")
+    assert [path.name for path in first.iterdir()] == ["lock"]
+    assert len([*second.glob("espalier-*")]) == 1
+
+
+def test_a_package_without_signatures_is_not_complete() -> None:
+    for option in ("--check", "--write"):
+        assert command.main([option, "no_such_package"]) == 1
+        assert command.main([option, "espalier_client"]) == 1
+
+
+def test_code_that_cannot_be_compiled_is_said_and_no_folder_is_blamed(shop: Shop) -> None:
+    (shop.package / "signatures.txt").write_text(f"{SOURCES['signatures.txt']}shop.price:price (int64,int64)\n")
+    code, said = shop.compile("--write")
+    assert code == 1
+    assert "shop: a process that compiles ended early" in said
+    assert said.splitlines()[-1] == "shop: no complete and sound file of compiled code"
 
 
 def test_a_service_that_can_keep_nothing_compiles_before_it_is_ready(shop: Shop) -> None:
