@@ -63,10 +63,10 @@ class MemoryRows:
 
     def of_like(self, items: NDArray[np.int64], cosine: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Item rows, ascending, and S between them and an item that is like these trained ones."""
+        if not len(items):
+            return np.empty(0, np.int64), np.empty(0)
         offset, source, value = self._columns
         entries = [slice(int(offset[item]), int(offset[item + 1])) for item in items.tolist()]
-        if not entries:
-            return np.empty(0, np.int64), np.empty(0)
         lifted = [size * value[part].astype(np.float64) for size, part in zip(cosine.tolist(), entries, strict=True)]
         return merged([(source[part], values) for part, values in zip(entries, lifted, strict=True)])
 

@@ -93,6 +93,18 @@ def test_the_same_evidence_gives_the_same_rows_alone_and_among_others_and_whatev
         assert one.to_bytes() == two.to_bytes()
 
 
+def test_events_alone_need_no_second_copy_of_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the item that is lifted it is as large as the memory itself."""
+
+    def refuse(*arrays: object) -> None:
+        raise AssertionError("the memory is transposed")
+
+    monkeypatch.setattr("espalier.placement.memory_rows._transposed", refuse)
+    bundle = product_bundle(tmp_path, with_memory=True)
+    (found,) = placed(bundle, ItemBody(events=(("item-3", "item-8"),)))
+    assert first(found)[1].memory_from
+
+
 def test_a_live_item_in_an_event_is_in_the_memory(tmp_path: Path) -> None:
     bundle = product_bundle(tmp_path, with_memory=True)
     state = LiveState(bundle)
