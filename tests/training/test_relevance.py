@@ -107,6 +107,20 @@ def test_rates_lie_between_the_pair_and_the_log(counts: list[tuple[int, float]],
 
 
 @pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("query,item\nq,x\n\nq,y\n", 3),
+        ("query,item\n\nq,x\n", 2),
+        ('\nquery,item\n"q\nq",x\nq,y\n\n', 6),
+        ("query,item\r\nq,x\r\n,y\r\n", 3),
+    ],
+)
+def test_a_row_without_a_query_has_the_line_of_an_editor(tmp_path: Path, text: str, line: int) -> None:
+    with pytest.raises(InvalidData, match=f"line {line}, query: got None"):
+        read_log(write(tmp_path / "log.csv", text), "query", "item", {})
+
+
+@pytest.mark.parametrize(
     ("row", "expected"),
     [
         ("q,x,0,0", "line 3, views: got '0', expected a number above 0"),

@@ -9,15 +9,16 @@ import gzip
 from pathlib import Path
 
 
-def line_of(file: Path, record: int, quoted: bool = True) -> int:
+def line_of(file: Path, record: int, quoted: bool = True, empty: bool = False) -> int:
     """The line, from 1, on which a record begins; the header is record 0, or the first event where there is none.
 
     quoted  whether fields may be in quotes, with line ends in them
+    empty   whether an empty line after the header is a record, as polars has it
     """
     inside, records = False, 0
     with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
         for line, text in enumerate(lines, 1):
-            if not inside and text.strip(b"\r\n"):
+            if not inside and (text.strip(b"\r\n") or (empty and records)):
                 if records == record:
                     return line
                 records += 1

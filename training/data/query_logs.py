@@ -77,7 +77,7 @@ def _cast(file: Path, column: pl.Series, dtype: type[pl.DataType]) -> pl.Series:
 def _refuse(file: Path, column: str, values: pl.Series, wrong: NDArray[np.bool_], expected: str) -> None:
     if wrong.any():
         row = int(wrong.argmax())
-        where = f"line {line_of(file, row + 1)}" if is_text(file) else f"row {row + 1}"
+        where = f"line {line_of(file, row + 1, empty=True)}" if is_text(file) else f"row {row + 1}"
         raise InvalidData(f"{file}, {where}, {column}", values[row], expected)
 
 
