@@ -146,25 +146,26 @@ class LiveFilters:
         return np.array([item_id in self._removed for item_id in ids], np.bool_)
 
     def _passing(self, filter: Filter) -> NDArray[np.bool_]:
-        """bool[R]: which of the handles that there are now have items that pass."""
+        """bool[R]: which of the handles that there are now have items that pass; others may come meanwhile."""
         with self._reading:
             passing_R = np.ones(self._table.handles, np.bool_)
             for field, condition in filter.wanted:
                 meets_R = np.zeros(len(passing_R), np.bool_)
-                meets_R[self._matching(field, condition)] = True
+                meets_R[self._matching(field, condition, len(passing_R))] = True
                 passing_R &= meets_R
             for field, condition in filter.barred:
-                passing_R[self._matching(field, condition)] = False
+                passing_R[self._matching(field, condition, len(passing_R))] = False
         return passing_R
 
-    def _matching(self, field: str, condition: Condition) -> NDArray[np.int64]:
-        """int64: the handles of the items that meet a condition. Holds the columns' lock."""
+    def _matching(self, field: str, condition: Condition, handles: int) -> NDArray[np.int64]:
+        """int64: those of the first handles whose items meet a condition. Holds the columns' lock."""
         if field == "id" and isinstance(condition, tuple):
             entries = [self._table.entry(str(item_id)) for item_id in condition]
-            return np.array([entry.handle for entry in entries if entry is not None], np.int64)
+            return np.array([entry.handle for entry in entries if entry is not None and entry.handle < handles], np.int64)
         if field not in self._columns:
             self._columns[field] = self._built(field)
-        return self._columns[field].matching(condition)
+        found = self._columns[field].matching(condition)
+        return found[found < handles]
 
     def _built(self, field: str) -> FieldColumn:
         """The column of all live items. O(R) in Python."""

@@ -127,6 +127,32 @@ def test_live_items_pass_by_their_own_fields(catalogue: Catalogue) -> None:
     assert {"red", "blue", "bare"} < everything
 
 
+@pytest.mark.parametrize("other", [{"price": {"min": 1e6}}, {"id": ["old", "new"]}])
+@pytest.mark.parametrize("barred", [False, True])
+def test_an_item_that_comes_while_a_filter_is_applied_is_left_to_the_next(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch, other: dict[str, Any], barred: bool
+) -> None:
+    """Another thread puts it, between the filter's first column and its second."""
+    catalogue.put("old", {"colour": "green", "price": 1e6})
+    build, overlay = LiveFilters._built, catalogue.state.overlay()
+
+    def put_after(filters: LiveFilters, field: str) -> Any:
+        column = build(filters, field)
+        if catalogue.state.table.entry("new") is None:
+            parent = catalogue.parents[1]
+            placement = Placement(0, parent, catalogue.state.next_slot(0, parent), LiveRow(np.ones(WIDTH, np.float32)))
+            catalogue.state.apply([Change(2, "new", "put", {"colour": "green", "price": 1e6}, (placement,))])
+        return column
+
+    monkeypatch.setattr(LiveFilters, "_built", put_after)
+    conditions = {"colour": ["green"], **other}
+    mask = catalogue.filters.mask(catalogue.trained.parse({}, conditions) if barred else catalogue.trained.parse(conditions, {}), overlay)
+    assert mask.live_R is not None
+    assert mask.live_R.tolist() == [not barred]
+    catalogue.filters.touch("new")
+    assert catalogue.passing(conditions) == {"old", "new"}
+
+
 @pytest.mark.parametrize("trees", [1, 2])
 def test_an_item_that_moves_after_the_filter_was_applied_is_found_where_it_is(tmp_path: Path, trees: int) -> None:
     """A request's mask is of the catalogue with which it came; the engine searches the newest one."""
