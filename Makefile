@@ -34,7 +34,8 @@ SPACE := $(subst ,, )
 PARALLEL := -n $(shell nproc) --maxprocesses 4 --dist loadfile --max-worker-restart 0
 TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
 
-# About a minute of a core for each package, once for each state of what it compiles; afterwards a second.
+# About a minute of a core for each package, once for each state of what it compiles; afterwards a second. Where no folder can keep it, the
+# service and the trainer compile in memory.
 COMPILE := $(VENV_PYTHON) -m espalier.compile --write
 PIP := $(VENV_PYTHON) -m pip --disable-pip-version-check install
 # What is installed has a hash in requirements.lock. torch has none, since its index can be chosen.
@@ -75,12 +76,12 @@ help:
 
 # It looks for new versions, so that what `make train` writes in another terminal is served at once.
 run: $(SERVICE)
-	@$(COMPILE)
+	-@$(COMPILE)
 	ESPALIER_POLL_S=$${ESPALIER_POLL_S-10} $(VENV_PYTHON) -m service --host $(HOST) --port $(PORT)
 
 # A run that was stopped has left no version, so that the same command goes on with it.
 train: $(TRAINING)
-	@$(COMPILE)
+	-@$(COMPILE)
 	$(VENV_PYTHON) -m training fit --config $(CONFIG) --out $(NEXT) --resume
 	@echo 'A service that `make run` has started serves $(NEXT) within ten seconds, another one from its next start.'
 	@echo 'Its recall and latency, and those of the version before:'

@@ -109,6 +109,20 @@ def test_what_is_compiled_is_compiled_before_anything_runs(target: str, clone: P
     assert after[0] == COMPILE
 
 
+@pytest.mark.parametrize(("target", "command"), [("run", "-m service"), ("train", "-m training fit")])
+def test_what_compiled_code_cannot_be_kept_of_runs_all_the_same(target: str, command: str, clone: Path) -> None:
+    """A full disk, or folders that are read-only: it is compiled in memory."""
+    python = clone / PYTHON
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\ncase "$*" in *espalier.compile*) exit 1 ;; *) echo "$*" ;; esac\n')
+    python.chmod(0o755)
+    for part in ("service", "training"):
+        (clone / f".venv/installed-cpu-{part}").touch()
+    done = make(target, folder=clone)
+    assert done.returncode == 0, done.stderr
+    assert any(line.startswith(command) for line in done.stdout.splitlines())
+
+
 def test_everything_but_torch_is_installed_by_its_hash(clone: Path) -> None:
     torch = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
     pip = f"{PYTHON} -m pip --disable-pip-version-check install "
