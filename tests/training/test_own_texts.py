@@ -17,6 +17,7 @@ from espalier.errors import InvalidConfig
 from espalier.queries import TextKind, encode_texts
 from espalier.search import SearchParams
 from training.linear.run import fit_and_export
+from training.rankers.log_queries import from_log
 from training.specification.linear import LinearConfig
 from training.specification.models import SPECIFICATION
 
@@ -87,6 +88,18 @@ def test_queries_of_the_log_are_held_out_and_texts_of_items_are_not(tmp_path: Pa
     assert bundle.manifest.metrics["validation"]["held_out"] == 5 * 27
     texts = set(bundle.items.column("title").to_pylist())
     assert not texts & set(bundle.heldout().column("text").to_pylist())
+
+
+def test_a_ranker_learns_from_queries_of_the_log_and_not_from_texts_of_items(tmp_path: Path) -> None:
+    bundle = fitted(write_shop(tmp_path, 120, 300, train=str(tmp_path / "log.csv")), tmp_path)
+    parts = from_log(bundle, None, "training", False)
+    assert (len(parts.train), len(parts.valid), len(parts.test)) == (243, 27, 30)
+
+
+def test_texts_of_items_alone_teach_no_ranker(tmp_path: Path) -> None:
+    bundle = fitted(write_shop(tmp_path, 60, 0), tmp_path)
+    with pytest.raises(InvalidConfig, match="0 training queries that are not texts of items"):
+        from_log(bundle, None, "training", False)
 
 
 def test_a_log_of_the_items_own_texts_chooses_nothing(tmp_path: Path) -> None:

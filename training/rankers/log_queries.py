@@ -52,9 +52,10 @@ def from_log(bundle: Bundle, data: Path | None, users: Users, exclude_seen: bool
 
     data   the log, if it is no longer at the configured path
     users  of models of histories and vectors: whose lists the ranker learns from. `training`, or `validation`, which the model was not
-           trained on: then half of the validation users choose the weights. Of other models: `training`
+           trained on: then half of the validation users choose the weights. Of other models: `training`, without texts of items
 
-    Raises InvalidConfig for a bundle that was not trained here, InvalidData for another log than the one it was trained on.
+    Raises InvalidConfig for a bundle that was not trained here, or of which the log has nothing but texts of items; InvalidData for another
+    log than the one it was trained on.
     """
     if not was_trained_here(bundle.manifest):
         raise InvalidConfig("--model", bundle.manifest.name, "a model that was trained here, or --judgements")
@@ -131,7 +132,10 @@ def _from_points(bundle: Bundle, data: Path | None) -> QuerySplit:
         queries = QueryBatch(bundle.manifest.query, as_rows(points.points[rows[kept]]))
         return equally_relevant(queries, [labels[k] for k in kept.tolist()])
 
-    order = np.random.default_rng(config.seed).permutation(len(prepared.train))
+    order = np.random.default_rng(config.seed).permutation(np.flatnonzero(prepared.unseen_B))
+    if len(order) < 2:
+        found = f"{len(order)} training queries that are not texts of items"
+        raise InvalidConfig("--model", found, "at least 2, for a ranker would learn to look for whole texts of items; or --judgements")
     cut = max(1, len(order) // 10)
     return QuerySplit(
         graded(prepared.train, np.sort(order[cut:])),
