@@ -55,6 +55,7 @@ class LiveCatalogue:
         self._journal, self._notices = journal, notices
         self.thread = JournalThread(model, journal, notices, capacity, self._applied_more, metrics.lag)
         self._follows, self._waiting = follows, 0
+        self._stuck_at = -1  # where the thread stood when a write came that it did not take in time
         self._not_following: str | None = None
         self._waiters: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}  # those who wait for an operation
         self._reader = ThreadPoolExecutor(1, f"reads-{model}")  # of its own: a read that hangs keeps no thread from other routes
@@ -86,9 +87,13 @@ class LiveCatalogue:
     async def _write(self, operations: Sequence[Put | Delete], condition: Condition, within_s: float) -> list[Outcome | EspalierError]:
         """What became of each operation, in order. Raises NotReady, Conflict and Follows, where none can be taken.
 
-        What the journal's thread has begun is finished even when the client hangs up, or the time is over.
+        What the journal's thread has begun is finished even when the client hangs up, or the time is over. Raises NotWritable where it has
+        taken nothing since a write came that has waited for so long: more would gather behind that one, without a bound.
         """
         default = self._check_writable()
+        taken = self.thread.taken
+        if taken == self._stuck_at:
+            raise NotWritable("The writes before it do not end. Nothing was written; retrieval goes on.")
         found = [_checked(operation, condition, default) for operation in operations]
         writes = [write for write in found if isinstance(write, Write)]
         self.thread.submit(writes)
@@ -101,6 +106,7 @@ class LiveCatalogue:
         except TimeoutError:
             for write in writes:
                 write.outcome.cancel()  # unless it has begun
+            self._stuck_at = max(self._stuck_at, taken)
         return [_outcome(write) if isinstance(write, Write) else write for write in found]
 
     def _check_writable(self) -> LiveVersion:

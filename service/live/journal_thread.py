@@ -58,6 +58,7 @@ class JournalThread:
     default   the number of the version that decides what an item may be
     reason    why the journal takes no writes, or cannot be followed; None where it does
     applied   the last operation that all versions of this process answer by
+    taken     how much of what waited it has begun, or left out
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class JournalThread:
         self.versions: dict[int, LiveVersion] = {}
         self.default: Callable[[], int | None] = lambda: None
         self.reason: str | None = None
-        self.applied = 0
+        self.applied = self.taken = 0
         self._waiting: SimpleQueue[Waiting | None] = SimpleQueue()
         self._held: deque[Waiting | None] = deque()  # taken from the queue and put back: it comes before what waits
         self._looks = False
@@ -181,7 +182,9 @@ class JournalThread:
         """What waits and came first. Raises Empty when nothing does. A write that nobody waits for any more is left out."""
         while True:
             found = self._held.popleft() if self._held else self._waiting.get(timeout=timeout)
-            if not isinstance(found, Write) or found.outcome.running() or found.outcome.set_running_or_notify_cancel():
+            is_wanted = not isinstance(found, Write) or found.outcome.running() or found.outcome.set_running_or_notify_cancel()
+            self.taken += 1
+            if is_wanted:
                 return found
 
     def _group(self, first: Write) -> list[Write]:

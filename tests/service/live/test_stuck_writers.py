@@ -95,6 +95,48 @@ def test_a_write_that_has_not_begun_in_time_is_not_done(models: Path, monkeypatc
         assert not {"waits", "line"} & {*live.found("item-1")}
 
 
+def test_behind_a_write_that_does_not_end_no_others_gather(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their clients have long been answered, so nothing else would bound them."""
+    placing, go_on = threading.Event(), threading.Event()
+    place = Nearest.place
+
+    def held_up(self: Nearest, *rest: Any) -> Any:
+        placing.set()
+        go_on.wait(3 * LIMIT_S)
+        return place(self, *rest)
+
+    with live_service(models, monkeypatch) as live:
+
+        async def write() -> list[Any]:
+            monkeypatch.setattr(module, "WRITE_S", 0.2)
+            first = asyncio.create_task(live.catalogue.put(Put("begun", ItemBody(like=("item-1",)))))
+            await asyncio.to_thread(placing.wait, LIMIT_S)
+            found = await asyncio.gather(first, live.catalogue.put(Put("waits", ItemBody(like=("item-1",)))), return_exceptions=True)
+            monkeypatch.setattr(module, "WRITE_S", LIMIT_S)
+            monkeypatch.setattr(module, "BULK_S", LIMIT_S)
+            refused = live.catalogue.put(Put("later", ItemBody(like=("item-1",)))), live.catalogue.bulk([Delete("item-1")])
+            async with asyncio.timeout(LIMIT_S / 2):
+                return found + await asyncio.gather(*refused, return_exceptions=True)
+
+        monkeypatch.setattr(Nearest, "place", held_up)
+        try:
+            outcomes = live.running.client.runner.run(write())
+        finally:
+            go_on.set()
+        assert {type(outcome) for outcome in outcomes} == {NotWritable}
+        assert "do not end" in str(outcomes[-1])
+        until(lambda: "begun" in live.found("item-1"), "what was begun is done")
+        until(lambda: _is_written(live), "writes are taken again")
+        assert live.get("newer").sequence == 2
+
+
+def _is_written(live: Any) -> bool:
+    try:
+        return bool(live.put("newer", like=("item-1",)))
+    except NotWritable:
+        return False
+
+
 def test_a_journal_that_does_not_answer_holds_up_no_get_for_ever(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "READ_S", 0.2, raising=False)
     answers = threading.Event()
