@@ -1,6 +1,6 @@
 """Which versions a process was opening when it ended: where memory has no room for another version, the system kills who opens it.
 
-    models/<name>/.opening.<name>.<version>.<random>   in the run folder where the model's folder cannot be written to
+    models/<name>/.opening.<name>.<version>.<random>   in the run folder where the model's folder takes none
 
 A process holds a lock on its note until the version is open or has failed, and then deletes the note. The system releases the lock however
 the process ends. So a note that nobody holds was left by a process that ended while it opened the version. A note holds for one boot of the
@@ -34,7 +34,7 @@ class Openings:
 
     @contextmanager
     def noted(self, version: Path) -> Iterator[None]:
-        """Keep a note while the version in this folder is opened. Without a folder that can be written to there is none."""
+        """Keep a note while the version in this folder is opened. Without a folder that takes one there is none."""
         descriptor = self._note(version)
         try:
             yield
@@ -68,7 +68,12 @@ class Openings:
                 descriptor, name = tempfile.mkstemp(prefix=_prefix(version), dir=folder)
             except OSError:
                 continue
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            except OSError:  # the file system has no locks: what nobody can hold says nothing
+                os.close(descriptor)
+                Path(name).unlink(missing_ok=True)
+                continue
             self._notes[descriptor] = Path(name)
             with suppress(OSError):  # the disk is full
                 os.write(descriptor, _stamp(version))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import shutil
 import tempfile
 import threading
@@ -46,6 +48,18 @@ def test_a_version_whose_opening_ended_a_process_waits_until_it_is_asked_for(two
         assert (running.served(), running.books.reason) == (2, None)
     with run(two) as running:
         assert running.served() == 2
+
+
+def test_where_the_models_folder_has_no_locks_versions_are_opened_without_a_note(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on some file systems that several hosts share."""
+
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("service.models.openings.fcntl.flock", unsupported)
+    with run(models) as running:
+        assert running.served() == 1
+    assert [*models.glob("books/.opening.*")] == []
 
 
 def test_the_pinned_versions_serve_but_for_the_one_whose_opening_ended_a_process(two: Path) -> None:
