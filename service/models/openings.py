@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,11 +32,13 @@ class Openings:
     def __init__(self, run_folder: Path | None) -> None:
         self._run_folder = run_folder
         self._notes: dict[int, Path] = {}
+        self._stopped, self._lock = False, threading.Lock()
 
     @contextmanager
     def noted(self, version: Path) -> Iterator[None]:
         """Keep a note while the version in this folder is opened. Without a folder that takes one there is none."""
-        descriptor = self._note(version)
+        with self._lock:
+            descriptor = None if self._stopped else self._note(version)
         try:
             yield
         finally:
@@ -55,7 +58,9 @@ class Openings:
                     note.unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """This process ends on purpose: it leaves no note."""
+        """This process ends on purpose: it leaves no note, also of a version that it begins to open in the meantime."""
+        with self._lock:
+            self._stopped = True
         for descriptor in tuple(self._notes):
             self._forget(descriptor)
 

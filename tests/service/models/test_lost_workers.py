@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import shutil
+import signal
 import tempfile
 import threading
 from pathlib import Path
@@ -16,7 +17,8 @@ from espalier.serving import Serving
 from service.errors import Conflict, NotReady
 from service.models import follower as follower_module
 from service.models.desired_state import DesiredState, Removed
-from tests.service.models.lost import STOPPED, killed_while_changing, killed_while_opening, run_folder_of, say
+from service.models.openings import Openings
+from tests.service.models.lost import STOPPED, killed, killed_while_changing, killed_while_opening, run_folder_of, say
 from tests.service.models.registry import add_version, held_back, run, search, set_removed
 from tests.waiting import until
 
@@ -46,6 +48,20 @@ def test_a_version_whose_opening_ended_a_process_waits_until_it_is_asked_for(two
     with run(two) as running:
         running.run(running.registry.changes.set_default("books", 2))
         assert (running.served(), running.books.reason) == (2, None)
+    with run(two) as running:
+        assert running.served() == 2
+
+
+def test_a_process_that_ends_on_purpose_leaves_no_note_of_what_it_was_about_to_open(two: Path) -> None:
+    """Its loader goes from version to version while the service drains, until the process is gone."""
+
+    def leave() -> None:
+        openings = Openings(None)
+        openings.stop()
+        with openings.noted(two / "books" / "2"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    killed(leave)
     with run(two) as running:
         assert running.served() == 2
 
