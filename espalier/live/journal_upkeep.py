@@ -24,6 +24,8 @@ BLOCK = 500
 """Operations that one transaction looks at."""
 FREE_PAGES = 2000
 """Pages that one transaction gives back to the disk."""
+READERS_S, PAUSE_S = 5.0, 0.02
+"""How long an erasure waits for readers, and between two looks."""
 LEFT_OUT = 1 << 32
 """Sequence numbers that are left out where some may have been given that the journal does not know of."""
 TOMBSTONES_S = 30 * 86400.0
@@ -164,9 +166,14 @@ def erase_user(journal: Journal, user: str) -> list[str]:
                 body = operation.body.without(user).to_bytes()
                 connection.execute("UPDATE ops SET body = ? WHERE seq = ?", (body, operation.sequence))
                 changed[operation.id] = None
-    if journal.exists():
+    until = time.monotonic() + READERS_S
+    while journal.exists():
         with journal.exclusive() as connection:
-            _empty_log(connection, journal.file)
+            if _empties_log(connection, journal.file):
+                break
+        if time.monotonic() >= until:
+            raise JournalBusy(f"{named(journal.file)}: readers kept its write-ahead log in use; try again")
+        time.sleep(PAUSE_S)  # without the lock: whoever holds it and does nothing is taken for a process that has stopped
     return [*changed]
 
 
@@ -190,11 +197,12 @@ def _give_back(journal: Journal) -> None:
             return
 
 
-def _empty_log(connection: sqlite3.Connection, file: Path) -> None:
-    connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+def _empties_log(connection: sqlite3.Connection, file: Path) -> bool:
+    """Empty the write-ahead log, unless somebody reads it now. Holds the lock."""
     try:
+        connection.execute("PRAGMA busy_timeout = 0")
         (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
     except sqlite3.Error as error:
         raise JournalError(f"{named(file)}: its write-ahead log cannot be emptied: {error}") from error
-    if busy:
-        raise JournalBusy(f"{named(file)}: readers kept its write-ahead log in use; try again")
+    return not busy

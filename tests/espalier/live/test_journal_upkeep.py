@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import threading
+import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -184,6 +187,25 @@ def test_erasure_beside_a_service_empties_the_log(journal: Journal) -> None:
     found = b"".join(file.read_bytes() for file in journal.file.parent.iterdir())
     assert b"secret" not in found
     assert service.since(0, 9)[0].body == ItemBody({"n": 1})
+
+
+def test_while_an_erasure_waits_for_readers_writes_go_on(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Journal(journal.file)
+    appended(service, [events("a", "u1")])
+    with closing(sqlite3.connect(journal.file, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM ops").fetchone()
+
+        def pause(_: float) -> None:
+            monkeypatch.undo()
+            with service.writing(timeout_s=0.0) as transaction:
+                transaction.append(put("b"))
+            reader.execute("ROLLBACK")
+
+        monkeypatch.setattr(time, "sleep", pause)
+        assert erase_user(journal, "u1") == ["a"]
+    assert service.last_sequence() == 2
+    assert b"secret" not in b"".join(file.read_bytes() for file in journal.file.parent.iterdir())
 
 
 def test_erasure_of_a_person_that_is_not_there_changes_nothing(journal: Journal) -> None:
