@@ -168,6 +168,8 @@ class Group:
         """The item's leaves in a version; none where its row is the trained one, or is not known yet."""
         slots, item_id = self._slots[version.version], operation.id
         candidates = write.candidates.get(version.version)
+        if candidates is not None and operation.body.has_evidence and not _has_evidence(write):
+            raise EvidenceNeeded(operation)  # its new fields have placed it, but more is stored of it
         if candidates is not None:
             return slots.place(item_id, candidates)
         if not write.candidates and stored is not None and stored.kind == "put":
@@ -212,6 +214,12 @@ class Group:
             full = f"{MAX_HANDLES} ids were put or deleted since the version was trained; fold them into a version. Deletes are taken."
             raise CatalogueFull(full)
         return bool(unseen)
+
+
+def _has_evidence(write: Write) -> bool:
+    """Whether more than fields has placed a write."""
+    body = write.what.body if write.evidence is None and isinstance(write.what, Put) else write.evidence
+    return body is not None and body.has_evidence
 
 
 def _is_stale(source_version: int | None, stored: Operation) -> bool:

@@ -147,6 +147,21 @@ def test_an_item_that_its_fields_have_placed_is_placed_anew_when_they_change(mod
         assert placed.parent == moved
 
 
+def test_an_item_that_comes_back_goes_where_its_stored_evidence_says_and_not_its_new_fields(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_version.LiveVersion, "takes_fields", True)
+    with live_service(models, monkeypatch, ByTitle) as live:
+        by_like = live.put("other", like=("item-5",)).placed
+        assert by_like is not None
+        live.put("back", like=("item-5",), valid_until=time.time() - 1)
+        back = live.put("back", fields={"title": "item-1"})
+        assert back.outcome == "inserted"
+        assert live.get("back").body.like == ("item-5",)
+        assert back.placed is not None
+        assert (back.placed.parent, back.placed.by) == (by_like.parent, "like")
+
+
 def test_conditions_and_source_versions_are_looked_at_before_anything_changes(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with live_service(models, monkeypatch) as live:
         only_new = Condition(if_none_match="*")
