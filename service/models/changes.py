@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -122,7 +123,7 @@ class Changes:
             now = await self._serving(entry)
             before = _served(entry, now)
             versions, answers = before
-            if version not in versions or version not in entry.ready:
+            if version not in versions or not await asyncio.to_thread(self._is_everywhere, entry, version):
                 await asyncio.to_thread(self._follower.openings.forgive, entry.disk.folder / str(version))
                 answers = answers if answers in entry.ready else version
                 now = await self._serve(entry, now, {version}, set(), answers)
@@ -130,6 +131,11 @@ class Changes:
                 now = await self._serve(entry, now, {version}, set(), version)
             log.info("%s: version %d is loaded%s", entry.name, version, " and the default" if default else "")
             return before, _served(entry, now)
+
+    def _is_everywhere(self, entry: Entry, version: int) -> bool:
+        """Whether a version answers in all living workers. One may have left out what had ended processes."""
+        others = self._workers.progress(entry.name)
+        return version in entry.ready and all(version in found.versions for pid, found in others.items() if pid != os.getpid())
 
     async def _unload(self, entry: Entry, version: int) -> tuple[ServedVersions, ServedVersions]:
         with entry.disk.locked(Serving):

@@ -9,6 +9,7 @@ import shutil
 import signal
 import tempfile
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,18 @@ def test_what_other_workers_serve_is_tried_again_but_not_for_ever(two: Path, tmp
             killed_while_opening(two / "books" / "2")
         with run(two, run_folder=folder) as running:
             assert running.served() == 1
+
+
+@pytest.mark.parametrize("lacking", [True, False])
+def test_a_version_that_another_worker_has_left_out_is_opened_there_when_it_is_asked_for(two: Path, tmp_path: Path, lacking: bool) -> None:
+    """Whichever worker is asked. The one that lacks it does nothing, so that the change is taken back."""
+    DesiredState(two / "books").write(Serving(generation=4, versions=(1, 2), default=1))
+    has = [1] if lacking else [1, 2]
+    with run_folder_of(tmp_path / "run", serving=4, versions=has) as folder, run(two, run_folder=folder, load_timeout_s=0.2) as running:
+        assert running.states() == {1: "ready", 2: "ready"}
+        with pytest.raises(Conflict, match="did not follow") if lacking else nullcontext():
+            running.run(running.registry.changes.load("books", 2))
+        assert running.states() == {1: "ready", 2: "ready"}
 
 
 def test_where_the_folder_cannot_be_written_to_the_run_folder_has_the_note(
