@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from time import monotonic
 
 from espalier.serving import Serving
@@ -302,6 +303,8 @@ class Swapper:
     def _publish(self, entry: Entry, ready: dict[int, LoadedModel], default: int) -> None:
         """Serve these versions from now on, and no others. Holds the entry's lock."""
         before = entry.ready
+        if not before:
+            entry.looked_at = -inf  # nobody waited for this worker before: it looks for removals before its first answer
         for version, loaded in ready.items():
             if before.get(version) is not loaded:
                 if entry.removed:

@@ -14,11 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from espalier.bundle import Bundle
+from espalier.search import Engine
 from espalier.serving import Serving
 from service.errors import Conflict, NotReady
 from service.models import follower as follower_module
 from service.models.desired_state import DesiredState, Removed
 from service.models.openings import Openings
+from tests.service.fake_engine import FakeEngine
 from tests.service.models.lost import STOPPED, killed, killed_while_changing, killed_while_opening, run_folder_of, say
 from tests.service.models.registry import add_version, held_back, run, search, set_removed
 from tests.waiting import until
@@ -277,3 +280,16 @@ def test_who_was_stopped_reads_what_is_removed_before_it_answers(models: Path, m
         assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
         DesiredState(models / "books").write(Removed(generation=1, ids=("item-0",)))
         until(lambda: running.run(search(running.registry.choose("books", None))) == [1, 2, 3], "it has read the list", within_s=10)
+
+
+def test_who_begins_to_serve_answers_by_what_was_removed_while_it_loaded(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for it before, so no answer said that it is behind."""
+    monkeypatch.setattr(follower_module, "TICK_S", 1e6)  # the thread that looks comes to it too late
+    monkeypatch.setattr(follower_module, "STALE_S", 1e6)
+
+    def removed_meanwhile(bundle: Bundle) -> Engine:
+        DesiredState(models / "books").write(Removed(generation=1, ids=("item-0",)))
+        return FakeEngine(bundle.tree.item_count, bundle.tree.leaf_of_item)
+
+    with run(models, removed_meanwhile) as running:
+        assert running.run(search(running.registry.choose("books", None))) == [1, 2, 3]
