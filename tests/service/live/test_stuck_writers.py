@@ -116,7 +116,7 @@ def test_behind_a_write_that_does_not_end_no_others_gather(models: Path, monkeyp
             monkeypatch.setattr(module, "BULK_S", LIMIT_S)
             refused = live.catalogue.put(Put("later", ItemBody(like=("item-1",)))), live.catalogue.bulk([Delete("item-1")])
             async with asyncio.timeout(LIMIT_S / 2):
-                return found + await asyncio.gather(*refused, return_exceptions=True)
+                return [*found, *await asyncio.gather(*refused, return_exceptions=True)]
 
         monkeypatch.setattr(Nearest, "place", held_up)
         try:
