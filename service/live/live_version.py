@@ -48,7 +48,6 @@ CLOCK_S = 60.0
 """A clock that goes back by less is no reason to open a version anew: items that expired meanwhile stay away."""
 Placements = tuple[Placement, ...]
 Search = Callable[[QueryBatch, SearchParams], SearchResult]
-NUMBERS = ({float}, {int})
 TRAINED = "trained"
 """What placed an item whose row is that of training."""
 FIELDS = "fields"
@@ -101,7 +100,6 @@ class LiveVersion:
         self._state: LiveState | None = None
         self._live_filters: LiveFilters | None = None
         self._removed: Sequence[str] = ()
-        self._evidence: dict[str, int] = {}  # by item id, of what was applied last
         self._trained = TrainedView(bundle.items, filters)
         self._frozen = TrainedView(bundle.items, filters, is_frozen=True)
         self._view: View = self._trained
@@ -180,7 +178,6 @@ class LiveVersion:
         with self._lock:
             state, now = self.built(), time.time()
             changes = [self._change(operation, placements.get(operation.sequence, ()), now) for operation in operations]
-            is_put_of = [change.kind == "put" for change in changes]
             left_out: list[str] = []
             while changes:
                 try:
@@ -192,11 +189,7 @@ class LiveVersion:
                     state.skip_to(changes[0].sequence)
             if left_out:
                 log.warning("%s version %d: %d operations are left out; first %s", self._name, self.version, len(left_out), left_out[0])
-            for operation, is_put in zip(operations, is_put_of, strict=True):
-                if is_put:
-                    self._evidence[operation.id] = _evidence_of(operation)
-                else:
-                    self._evidence.pop(operation.id, None)
+            for operation in operations:
                 self._touch(operation.id)
             self.recent.note(operations)
 
@@ -207,20 +200,19 @@ class LiveVersion:
                 self.built().skip_to(sequence)
 
     def lacks_places(self, operation: Operation) -> bool:
-        """Whether an operation without places needs some, by what was applied before it.
+        """Whether an operation without places needs some.
 
-        A trained item keeps its row where the evidence may be older than the version: training knew more.
+        Not by what was applied before it: who follows the journal has seen the item's earlier operations, who begins with the last ones has
+        not, and both must have the same places. A trained item keeps its row where the evidence may be older than the version: training
+        knew more.
         """
         if operation.kind != "put" or self.refused is not None or self._dropped or operation.has_expired(time.time()):
             return False
         if self.is_trained(operation.id):
             manifest = self.bundle.manifest
             is_newer = manifest.live is not None or operation.at >= manifest.created.timestamp()
-            return is_newer and operation.body.has_evidence and self._evidence.get(operation.id) != _evidence_of(operation)
-        state = self.built()
-        entry = state.table.entry(operation.id)
-        has_expired = entry is not None and entry.valid_until is not None and entry.valid_until <= operation.at
-        return has_expired or state.live_leaf_of(operation.id) is None or self._evidence.get(operation.id) != _evidence_of(operation)
+            return is_newer and operation.body.has_evidence
+        return True
 
     def places(self, operations: Sequence[Operation]) -> dict[int, Placements]:
         """Places of operations by all that is known of their items, by sequence; without those of which that says nothing.
@@ -358,23 +350,6 @@ class LiveVersion:
         fields = None if body.fields is None else self.columns.fitting(body.fields)
         by = placed_by(operation) if placements else TRAINED
         return Change(operation.sequence, operation.id, operation.kind, fields, placements, body.valid_until, operation.at, by)
-
-
-def _evidence_of(operation: Operation) -> int:
-    """Another number for other evidence, in this process. Fields are evidence where there is no other."""
-    body = operation.body
-    return hash((body.text, body.like, tuple(map(_hashable, body.events))) if body.has_evidence else ItemBody(body.fields).to_bytes())
-
-
-def _hashable(event: Any) -> Any:
-    """The same of equal events; of lists of numbers their bytes, because text of them takes long."""
-    if isinstance(event, Mapping):
-        return tuple((name, _hashable(value)) for name, value in event.items())
-    if isinstance(event, list) and set(map(type, event)) in NUMBERS:
-        array = np.array(event)
-        if array.dtype != np.object_:  # as of numbers beyond 64 bits
-            return array.dtype.char, array.tobytes()
-    return repr(event)
 
 
 def placed_by(operation: Operation) -> str:

@@ -17,7 +17,7 @@ from espalier.live.operations import ItemBody, Operation
 from espalier.live.rows import Placement
 from espalier.masks.filters import ItemFilters
 from service.errors import CatalogueFull, NotReady
-from service.live.live_version import LiveVersion, _evidence_of
+from service.live.live_version import LiveVersion
 from service.live.replay import replay
 from service.live.slots import Slots
 from tests.service.live_running import Nearest, models, open_reference
@@ -81,14 +81,18 @@ def test_other_evidence_moves_an_item_and_the_same_does_not(version: LiveVersion
     assert parent_of(version, "new") == parent_of(version, "item-9") != parent_of(version, "item-1")
 
 
-def test_equal_evidence_is_known_as_equal_and_other_evidence_as_other() -> None:
-    def known(*events: object) -> int:
-        return _evidence_of(Operation(1, "new", "put", ItemBody(events=events)))
-
-    vectors: tuple[list[object], ...] = [-1.0, 0.5], [-2.0, 0.5], [0.5, -1.0], [-1, 0.5], ["a", 0.5], []
-    features = [{"indices": [1, 2], "values": list(values)} for values in vectors]
-    assert len({*(known(event) for event in (*vectors, *features, "text")), known(*vectors)}) == 14
-    assert known({"indices": [1], "values": [-1.0]}, [0.5]) == known({"indices": [1], "values": [-1.0]}, [0.5])
+@pytest.mark.parametrize("follower_first", [True, False])
+def test_who_follows_and_who_begins_with_the_last_operations_have_the_same_places(
+    models: Path, version: LiveVersion, journal: Journal, follower_first: bool
+) -> None:
+    """A worker without this version may write a change of an item: no place in it is stored."""
+    written(journal, ("new", ItemBody(like=("item-1",))))
+    replay(version, journal)
+    written(journal, ("new", ItemBody(like=("item-1",), fields={"colour": "red"})))
+    other = opened(models)
+    for one in (version, other) if follower_first else (other, version):
+        replay(one, journal)
+    assert version.built().live_leaf_of("new") == other.built().live_leaf_of("new")
 
 
 def test_what_says_nothing_of_its_place_is_left_out_and_the_rest_is_applied(version: LiveVersion, journal: Journal) -> None:
