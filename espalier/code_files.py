@@ -160,7 +160,8 @@ def sources(package: Path) -> dict[str, bytes]:
     """The files that the functions of a package's signatures depend on, by `package/path`: from definition to definition, through imports
     from this package and from espalier.
     """
-    packages = {folder.name: folder for folder in (Path(__file__).parent, package)}
+    own = Path(__file__).resolve()  # as packages are: a checkout may have links
+    packages = {folder.name: folder for folder in (own.parent, package)}
     modules: dict[Path, _Module] = {}
     waiting = [tuple(function.split(":")) for function, _ in read_signatures(package)]
     seen = set(waiting)
@@ -176,7 +177,7 @@ def sources(package: Path) -> dict[str, bytes]:
                 seen.add(found)
                 waiting.append(found)
     contents = {file: module.content for file, module in modules.items()}
-    contents |= {file: file.read_bytes() for file in (package / FILE, Path(__file__).with_name("compiled_code.py"))}
+    contents |= {file: file.read_bytes() for file in (package / FILE, own.with_name("compiled_code.py"))}
     roots = sorted(packages.values(), key=lambda folder: -len(folder.parts))
     root_of = {file: next(folder.parent for folder in roots if file.is_relative_to(folder)) for file in contents}
     return {str(file.relative_to(root_of[file])): content for file, content in contents.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -36,9 +35,8 @@ def item_table(file: Path | None, ids: pa.Array) -> ItemTable:
         raise InvalidConfig("data.items", str(file), "a Parquet, CSV or TSV file that exists")
     try:
         table = _read_text(file) if is_text(file) else pq.read_table(file)
-    except (pa.ArrowException, pl.exceptions.PolarsError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise InvalidConfig("data.items", str(file), f"a Parquet file, or text named .csv or .tsv ({reason})") from error
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(file, error) from error
     if "id" not in table.column_names:
         raise InvalidConfig("data.items", table.column_names, "a column named 'id'")
     try:
@@ -56,5 +54,14 @@ def item_table(file: Path | None, ids: pa.Array) -> ItemTable:
 
 
 def _read_text(file: Path) -> pa.Table:
-    frame = pl.read_csv(file, separator=separator_of(file), infer_schema_length=None, schema_overrides={"id": pl.String})
+    import polars as pl  # histories train without it, where it is not installed
+
+    try:
+        frame = pl.read_csv(file, separator=separator_of(file), infer_schema_length=None, schema_overrides={"id": pl.String})
+    except pl.exceptions.PolarsError as error:
+        raise _unreadable(file, error) from error
     return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+
+
+def _unreadable(file: Path, error: Exception) -> InvalidConfig:
+    return InvalidConfig("data.items", str(file), f"a Parquet file, or text named .csv or .tsv ({str(error).splitlines()[0]})")
