@@ -191,7 +191,7 @@ def test_queries_of_a_ranker_have_the_rows_of_the_new_version(shop: Path) -> Non
     kind = bundle.manifest.query
     assert isinstance(kind, TextKind)
     (red,) = bundle.items.rows_of(["red-spoon"])  # behind the item that is gone, so its row is another one now
-    wanted = encode_texts(kind, bundle.vectoriser, ["red spoon"]).features
+    wanted = encode_texts(kind, bundle.vectoriser, ["buy a red spoon"]).features
     split = from_log(bundle, None, "training", False)
     parts = [(part.queries.features, part.items) for part in (split.train, split.valid, split.test)]
     rows = np.concatenate([items for _, own in parts for items in own])
