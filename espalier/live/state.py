@@ -139,16 +139,15 @@ class LiveState:
     def set_removed(self, ids: Sequence[str]) -> None:
         """The ids of the standing list of removed items, instead of those before."""
         rows = self.bundle.items.rows_of(list(ids))
-        before, self._removed = self._removed_rows, frozenset(ids)
-        self._removed_rows = frozenset(rows[rows >= 0].tolist())
-        self._removed_R[:] = False
-        for item_id in ids:
+        rows_before, self._removed_rows = self._removed_rows, frozenset(rows[rows >= 0].tolist())
+        ids_before, self._removed = self._removed, frozenset(ids)
+        for item_id in ids_before ^ self._removed:
             entry = self.table.entry(item_id)
             if entry is not None:
-                self._removed_R[entry.handle] = True
+                self._removed_R[entry.handle] = item_id in self._removed
                 for place, tree in enumerate(self._trees):
                     self._touch_leaf(place, tree, entry.handle)
-        for row in before ^ self._removed_rows:
+        for row in rows_before ^ self._removed_rows:
             self._touch_trained(row)
         self._standing.forget()
         self._overlay = None

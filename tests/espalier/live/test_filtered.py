@@ -127,6 +127,17 @@ def test_live_items_pass_by_their_own_fields(catalogue: Catalogue) -> None:
     assert {"red", "blue", "bare"} < everything
 
 
+def test_an_item_that_may_be_found_again_is_found_though_a_mask_was_made_of_the_snapshot_before(catalogue: Catalogue) -> None:
+    """A request that came before the list was changed makes its mask after that, and before the next snapshot."""
+    catalogue.put("new", {"colour": "violet"})
+    catalogue.remove(["new"])
+    violet = catalogue.trained.parse({"colour": ["violet"]}, {})
+    before = catalogue.state.overlay()
+    catalogue.remove([])
+    assert not catalogue.filters.mask(violet, before).items
+    assert catalogue.passing({"colour": ["violet"]}) == {"new"}
+
+
 @pytest.mark.parametrize("other", [{"price": {"min": 1e6}}, {"id": ["old", "new"]}])
 @pytest.mark.parametrize("barred", [False, True])
 def test_an_item_that_comes_while_a_filter_is_applied_is_left_to_the_next(
