@@ -307,8 +307,7 @@ class Swapper:
             entry.looked_at = -inf  # nobody waited for this worker before: it looks for removals before its first answer
         for version, loaded in ready.items():
             if before.get(version) is not loaded:
-                if entry.removed:
-                    loaded.live.set_removed(entry.removed)
+                loaded.live.set_removed(entry.removed)  # while it was opened, the list may have changed, or become empty
                 self._metrics.model_state(entry.name, version, loaded.engine.name, ready=True)
         entry.ready, entry.loaded = ready, ready.get(default)
         gone = [loaded for version, loaded in before.items() if ready.get(version) is not loaded]

@@ -14,6 +14,8 @@ import pytest
 from espalier.bundle import Bundle, find_versions
 from espalier.search import Engine
 from espalier.serving import Serving
+from service.live.catalogue import LiveCatalogue
+from service.live.live_version import LiveVersion
 from service.models.desired_state import DesiredState, Removed
 from service.models.registry_entry import Entry
 from tests.service.fake_engine import FakeEngine
@@ -59,6 +61,27 @@ def test_removals_apply_while_a_version_is_loading(models: Path) -> None:
         let_go.set()
         until(lambda: running.served() == 2, "version 2 serves")
         assert running.run(search(running.registry.choose("books", None))) == [1, 2, 3]
+
+
+def test_what_may_be_shown_again_while_a_version_is_loading_is_shown_by_it(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    joining, let_go, join = threading.Event(), threading.Event(), LiveCatalogue.join
+
+    def join_late(catalogue: LiveCatalogue, live: LiveVersion) -> None:
+        if live.version == 2:
+            joining.set()
+            assert let_go.wait(10)
+        join(catalogue, live)
+
+    monkeypatch.setattr(LiveCatalogue, "join", join_late)
+    with run(models) as running:
+        running.run(set_removed(running.registry, "books", ["item-0"]))
+        add_version(models, 2)
+        DesiredState(models / "books").write(Serving(generation=1, versions=(1, 2), default=2))
+        until(joining.is_set, "version 2 has read what is removed")
+        running.run(set_removed(running.registry, "books", []))
+        let_go.set()
+        until(lambda: running.served() == 2, "version 2 serves")
+        assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
 
 
 class Taken:
