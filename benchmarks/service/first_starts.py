@@ -106,11 +106,12 @@ class Stall:
 
     def at_once(self, rounds: int, processes: int) -> dict[str, Any]:
         wrong, compiled = [], []
-        for _ in range(rounds):
+        for number in range(rounds):
             self.empty()
             found = self.answer(*[self.start() for _ in range(processes)])
             wrong.append(found[0])
             compiled.append(found[1])
+            print(f"{number + 1} of {rounds} simultaneous starts: {sum(wrong)} wrong", flush=True)
         return {"what": "at once", "rounds": rounds, "processes": processes, "wrong": sum(wrong), "most_that_compiled": max(compiled)}
 
     def killed(self, rounds: int, seed: int) -> dict[str, Any]:
@@ -120,7 +121,7 @@ class Stall:
         wrong, _ = self.answer(self.start())
         whole_s, moments = time.monotonic() - began, random.Random(seed)
         early = 0
-        for _ in range(rounds):
+        for number in range(rounds):
             self.empty()
             process = self.start()
             try:
@@ -130,6 +131,7 @@ class Stall:
             process.kill()
             process.communicate()
             wrong += self.answer(self.start())[0]
+            print(f"{number + 1} of {rounds} kills, {early} while compiling: {wrong} wrong", flush=True)
         return {"what": "killed", "rounds": rounds, "killed_before_the_end": early, "wrong": wrong, "whole_s": round(whole_s, 2)}
 
     def damaged(self) -> dict[str, Any]:
@@ -142,6 +144,7 @@ class Stall:
             file.write_bytes(content)
             found = self.answer(self.start())
             wrong, unnoticed, rounds = wrong + found[0], unnoticed + (found[1] != 1), rounds + 1
+            print(f"{rounds} damages: {wrong} wrong, {unnoticed} unnoticed", flush=True)
         return {"what": "damaged", "rounds": rounds, "wrong": wrong, "unnoticed": unnoticed}
 
 
@@ -176,6 +179,7 @@ def _services(root: Path, folder: Path, rounds: int) -> dict[str, Any]:
             began = time.monotonic()
             with serving(["service"], environment, timeout_s=1800) as port:
                 taken.append(round(time.monotonic() - began, 2))
+                print(f"ready after {taken[-1]:.1f} s, {'cold' if taken is cold_s else 'warm'}", flush=True)
                 request = urllib.request.Request(f"http://127.0.0.1:{port}/retrieve", json.dumps(QUERY).encode())
                 request.add_header("Content-Type", "application/json")
                 with urllib.request.urlopen(request) as answer:

@@ -58,8 +58,8 @@ LINES = 30
 SECTION = "history"
 """By which one retrieval finds all of these items."""
 STEPS = {"put": 34, "delete": 10, "bulk": 6, "get": 24, "retrieve": 14, "read own": 12}
-CHANGES = ("publish", "unload", "default", "default", "hide", "show", "hide", "show")
-FAILURES = ("kill", "stop", "stop", "restart")
+CHANGES = ("publish", "publish", "unload", "unload", "default", "default", "hide", "show", "hide", "show")
+FAILURES = ("kill", "kill", "stop", "stop", "restart", "restart")
 Ask = Callable[[str, str, Any, Mapping[str, str]], tuple[int, Any]]
 
 
