@@ -219,28 +219,33 @@ class Run:
     # -- the administrator, and failures --------------------------------------------------------------------------------
 
     def admin(self, rng: random.Random) -> None:
-        """Everything once, and again until the failures are through."""
+        """Everything once, and again until the failures are through. What is not answered is asked for again."""
         steps: list[str] = []
         while steps or not self.calm.is_set():
             steps = steps or rng.sample(CHANGES, len(CHANGES))
             time.sleep(rng.uniform(0, ROUND_S / len(CHANGES)))
-            if served := self.served():
-                self._step(rng, steps.pop(), served)
+            if (served := self.served()) and self._step(rng, steps[-1], served):
+                steps.pop()
 
-    def _step(self, rng: random.Random, step: str, served: list[int]) -> None:
+    def _step(self, rng: random.Random, step: str, served: list[int]) -> bool:
+        """Whether it was answered."""
+        if step == "default":
+            return self._change(step, rng.choice(served[1:] or served)) not in TRANSIENT
         if step == "publish":
-            self._change(step, self.publish_copy(), "load", default=rng.random() < 0.5)
-        elif step == "default":
-            self._change(step, rng.choice(served[1:] or served))
-        elif step == "unload":
-            for version in served[1:-1]:  # two are left
-                if self._change(step, version) == 200 and version != 1:
-                    shutil.rmtree(self.models / self.name / str(version))
-        else:
-            item = rng.choice(self._hidden if step == "show" and self._hidden else self.items)
-            event, _ = self.ask(step, "PUT" if step == "hide" else "DELETE", f"/removed/{quote(item, safe='')}")
-            self.events.append(replace(event, id=item, by="admin"))
-            self._hidden = [*({*self._hidden} | {item} if step == "hide" else {*self._hidden} - {item})]
+            return self._change(step, self.publish_copy(), "load", default=rng.random() < 0.5) not in TRANSIENT
+        if step == "unload":
+            if len(served) < 3:  # two are left
+                self._change("publish", self.publish_copy(), "load", default=False)
+                return False
+            status = self._change(step, served[1])
+            if status == 200 and served[1] != 1:
+                shutil.rmtree(self.models / self.name / str(served[1]))
+            return status not in TRANSIENT
+        item = rng.choice(self._hidden if step == "show" and self._hidden else self.items)
+        event, _ = self.ask(step, "PUT" if step == "hide" else "DELETE", f"/removed/{quote(item, safe='')}")
+        self.events.append(replace(event, id=item, by="admin"))
+        self._hidden = [*({*self._hidden} | {item} if step == "hide" else {*self._hidden} - {item})]
+        return event.status not in TRANSIENT
 
     def served(self) -> list[int]:
         """Versions that serve, the default first."""
