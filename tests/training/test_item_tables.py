@@ -51,3 +51,17 @@ def test_text_that_is_no_table_is_refused(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(InvalidConfig, match=expected):
             item_table(file, pa.array(["1"]))
+
+
+def test_columns_of_codes_and_of_numbers_that_are_too_large_stay_text(tmp_path: Path) -> None:
+    file = tmp_path / "items.csv"
+    file.write_text("id,postcode,long,mixed,small,none\n1,01067,9223372036854775808,1,-1e-3,\n2,80331,2,x,2.50,\n")
+    table = item_table(file, pa.array(["1", "2"])).to_table()
+    found = {name: table.column(name).to_pylist() for name in table.column_names[1:]}
+    assert found == {
+        "postcode": ["01067", "80331"],
+        "long": ["9223372036854775808", "2"],
+        "mixed": ["1", "x"],
+        "small": [-0.001, 2.5],
+        "none": [None, None],
+    }

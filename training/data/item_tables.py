@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,8 +12,20 @@ import pyarrow.parquet as pq
 from espalier.errors import InvalidConfig
 from espalier.items import ItemTable
 
+if TYPE_CHECKING:
+    import polars as pl
+
 TEXT_NAMES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 """How names of tables that are text end."""
+
+WHOLE = "0|[1-9][0-9]*"
+"""A number as it is written again: 007 is a code."""
+FORMS = {
+    "Int64": f"^-?(?:{WHOLE})$",
+    "Float64": f"^-?(?:{WHOLE})(?:\\.[0-9]+)?(?:[eE][+-]?[0-9]+)?$",
+    "Boolean": "^(?:true|false)$",
+}
+"""Polars' types of columns of text, by what all their values look like."""
 
 
 def is_text(file: Path) -> bool:
@@ -57,10 +70,24 @@ def _read_text(file: Path) -> pa.Table:
     import polars as pl  # histories train without it, where it is not installed
 
     try:
-        frame = pl.read_csv(file, separator=separator_of(file), infer_schema_length=None, schema_overrides={"id": pl.String})
+        frame = pl.read_csv(file, separator=separator_of(file), infer_schema=False)
     except pl.exceptions.PolarsError as error:
         raise _unreadable(file, error) from error
+    frame = frame.with_columns(_typed(column) for column in frame if column.name != "id")
     return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+
+
+def _typed(column: pl.Series) -> pl.Series:
+    """A column of strings as numbers or truth values where all of them are some, and none is lost."""
+    import polars as pl
+
+    for name, form in FORMS.items():
+        if column.str.contains(form).all() and column.null_count() < len(column):
+            if name == "Boolean":
+                return column == "true"
+            typed = column.cast(getattr(pl, name), strict=False)
+            return typed if typed.null_count() == column.null_count() else column
+    return column
 
 
 def _unreadable(file: Path, error: Exception) -> InvalidConfig:
