@@ -51,7 +51,10 @@ def node_mask(tree: Tree, eligible_I: NDArray[np.bool_]) -> NodeMask:
 
 
 def forest_mask(trees: Sequence[Tree], eligible_I: NDArray[np.bool_]) -> NodeMask:
-    """The nodes above eligible items (bool[I]) in each tree of a forest, or in the only tree. O(N) for each."""
+    """The nodes above eligible items (bool[I]) in each tree of a forest, or in the only tree. O(N) for each.
+
+    Made where a filter is: made by an engine, masks would hold up its thread, and the cache would not count their bytes.
+    """
     first, *others = (node_mask(tree, eligible_I) for tree in trees)
     return replace(first, others=tuple(others))
 

@@ -51,7 +51,7 @@ class RequestInfo:
     authorization   as the header says; of several, one value that no key has
     content_length  as the header says; 0 without one
     encoding        of the body, as the headers say; empty without one
-    by_client       whether only a deadline or a condition of the client's own made the answer an error (decision 0055)
+    by_client       whether only a deadline or a condition of the client's own made the answer an error
     priority        what the header Espalier-Priority says; None without one
     """
 

@@ -164,7 +164,8 @@ class Replay:
         self._golden = encode_table(bundle, golden)
         _, keys = golden_ranks(golden)
         self._golden_scores = [scores_of_ranks(ranking, np.asarray(keys_M, np.float32)) for keys_M in keys]
-        self._of_shards: dict[int, NDArray[np.float32]] = {}  # by golden query, the scores of its first answer by several shards
+        # By golden query, the scores of its first answer by several shards: the stored ones are of another search.
+        self._of_shards: dict[int, NDArray[np.float32]] = {}
         beam_size_B, m_B = (np.asarray(golden.column(name), np.int64) for name in ("beam_size", "m"))
         self._golden_params = SearchParams(beam_size_B, m_B, frozen_B=np.ones(len(m_B), np.bool_))
         places = [((row + 0.5) / len(self._heldout), "heldout", row) for row in range(len(self._heldout))]

@@ -76,7 +76,8 @@ class TypicalValues:
 def typical(base: Base, counts: ValueCounts, looked_at: int, below: int, catalogue: int) -> list[dict[str, Any]]:
     """The LISTED most typical values: of the largest share · log lift, their part of the divergence of the two distributions.
 
-    Of equal ones, those of more items come first: at the root, where every lift is 1, the most frequent values.
+    By lift alone the rarest values would come first, by count those that are frequent everywhere. Of equal ones, those of more items come
+    first: at the root, where every lift is 1, the most frequent values.
 
     base       of all items of the catalogue
     counts     of the values among `looked_at` items, which stand for `below`

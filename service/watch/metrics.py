@@ -32,7 +32,7 @@ REFUSALS = ("too_many", "crowded_out", "head_too_large", "head_too_slow", "malfo
 Outcome = Literal["loaded", "failed", "rolled_back", "unloaded"]
 ProbeOutcome = Literal["answered", "late", "failed"]
 BY_CLIENT = "-client"
-"""Behind the status, in the label, of an error that a deadline or a condition of the client's own alone has caused (decision 0055)."""
+"""Behind the status, in the label, of an error that the client's own deadline or condition alone has caused. No error budget counts it."""
 MEASURE_S = 1.0
 """Between two measurements of this process."""
 
