@@ -1,4 +1,4 @@
-"""docs/reference.md, from what checks and counts: `python -m service.reference > docs/reference.md`."""
+"""The page of settings, routes and metrics, from the code that defines them: `python -m service.reference > docs/reference.md`."""
 
 from __future__ import annotations
 
@@ -73,23 +73,27 @@ def _answers() -> Iterator[tuple[str, str, str, str]]:
     for route in _routes():
         description = inspect.getdoc(route.function) or ""
         answer = re.split(r"[.:;](?:\s|$)", description, maxsplit=1)[0]
-        yield route.method, route.path.replace(":item_id", ""), route.access or "none", f"{answer}."
+        yield route.method, re.sub(r":\w+}", "}", route.path), route.access or "none", f"{answer}."
 
 
 def _setting(name: str, schema: dict[str, Any]) -> str:
     """A row of the table of settings."""
     field = Settings.model_fields[name]
-    default = field.default
-    if default is None or default == ():
-        shown = "none"
-    else:
-        shown = f"`{str(default).lower() if isinstance(default, bool) else f'{default:g}' if isinstance(default, float) else default}`"
     limits = schema.get("anyOf", [schema])[0]
     allowed = f" One of {', '.join(f'`{value}`' for value in limits['enum'])}." if "enum" in limits else ""
     most = limits.get("maximum")
     if most is not None and most not in COMMON_MAXIMA:
         allowed += f" At most {most:,}."
-    return f"| `{PREFIX}{name.upper()}` | {shown} | {field.description}{allowed} |"
+    return f"| `{PREFIX}{name.upper()}` | {_default(field.default)} | {field.description}{allowed} |"
+
+
+def _default(value: object) -> str:
+    """A default as the environment has it."""
+    if value is None or value == ():
+        return "none"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
 if __name__ == "__main__":
