@@ -108,128 +108,135 @@ class Settings(BaseSettings):
 
     store: Annotated[str, AfterValidator(check_url)] | None = Field(
         default=None,
-        description="Where models come from, s3://BUCKET/PATH, gs://, az:// or file:///FOLDER; `models` is then a cache (docs/storage.md).",
+        description="Where models come from: s3://BUCKET/PATH, gs://…, az://… or file:///FOLDER. `models` is then a cache.",
     )
     store_poll_s: Seconds = Field(default=10.0, gt=0, description="Seconds between looks at the store; after failures up to a minute.")
     store_keep: int = Field(
-        default=2, ge=1, description="Highest versions of a model that stay on disk although nobody needs them; of those from the store."
+        default=2, ge=1, description="Highest versions of a model that stay on disk although nobody needs them, of those from the store."
     )
-    models: Path = Field(default=Path("models"), description="Folder of the models: <models>/<name>/<version>/.")
+    models: Path = Field(default=Path("models"), description="Folder of the models, each version in `NAME/VERSION/`.")
     device: Device = Field(default="auto", description="`auto` takes a GPU where there is one; `cuda` without a GPU is an error.")
     engine: Annotated[str, AfterValidator(_known_engine)] | None = Field(
-        default=None, description="Engine by name, instead of the choice by device."
+        default=None, description=f"Engine by name, instead of the choice by device: {', '.join(ENGINES)}."
     )
     precision: Precision = Field(
         default="float32",
-        description="Of node rows and products in `triton`, of weights in `sparse-cuda`; float16 and bfloat16 are faster and smaller.",
+        description="Of node rows in `triton`, of weights in `sparse-cuda`. Halves are faster and smaller, and round ranks.",
     )
     threads: int = Field(
-        default=1, ge=1, le=MAX_THREADS, description="Threads inside one CPU search. One process per core with one thread each scales best."
+        default=1, ge=1, le=MAX_THREADS, description="Threads inside one CPU search. One worker per core with one thread each scales best."
     )
     host: Annotated[str, AfterValidator(_host)] = Field(default="127.0.0.1", description="Address to listen on.")
     port: Annotated[int, BeforeValidator(_no_link)] = Field(
         default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one."
     )
-    max_batch: int | None = Field(default=None, ge=1, description="Most queries in one engine call. Default: 16 on a CPU, 512 on a GPU.")
-    max_wait_us: int = Field(default=0, ge=0, le=100_000, description="Microseconds that a free engine waits for more queries than it has.")
+    max_batch: int | None = Field(default=None, ge=1, description="Most queries in one engine call. None: 16 on a CPU, 512 on a GPU.")
+    max_wait_us: int = Field(default=0, ge=0, le=100_000, description="Microseconds that a free engine waits for more queries.")
     max_queue: int = Field(default=1024, ge=1, description="Most queries that wait for one model's engine; more are answered 429.")
     max_queue_ms: Milliseconds = Field(
-        default=100.0, gt=0, description="Longest expected wait in a burst; a standing queue is kept far shorter."
+        default=100.0, gt=0, description="Longest expected wait in a burst; in overload the queue is far shorter."
     )
     timeout_ms: Milliseconds = Field(default=1000.0, gt=0, description="Deadline of a request that names none.")
     max_timeout_ms: Milliseconds = Field(default=60_000.0, gt=0, description="Longest deadline that a request may name.")
     max_queries: int = Field(default=256, ge=1, le=4096, description="Most queries in one request.")
-    max_body_bytes: int = Field(default=1 << 20, ge=1, description="Largest request body.")
+    max_body_bytes: int = Field(default=1 << 20, ge=1, description="Largest request body, and longest line of a stream.")
     max_search_bytes: int = Field(default=16 << 20, ge=1, description="Largest body of a router's search of a shard.")
     max_search_values: int = Field(
         default=2_000_000,
         ge=1,
-        description="Most results in one answer to a router: queries × the largest m. All answers under way together hold four times that.",
+        description="Most results in one answer to a router: queries × the largest m. All answers under way hold four times that.",
     )
     max_history: int = Field(default=1000, ge=1, description="Most ids in one history, and in one list of exclusions.")
     max_features: int = Field(default=10_000, ge=1, description="Most features in one query.")
     max_text: int = Field(default=4096, ge=1, description="Most characters in one query's text.")
-    max_filter_values: int = Field(default=1000, ge=1, description="Most values in a request's filter, and in its exclude_filter.")
+    max_filter_values: int = Field(default=1000, ge=1, description="Most values in a request's `filter`, and in its `exclude_filter`.")
     max_explained: int = Field(default=8, ge=1, description="Most queries in a request with `explain`, and most ids in `explain_items`.")
     widen: float = Field(
         default=4.0,
         ge=1,
         le=1_000_000,
-        description="How many times the beam may grow where a filter leaves few items, see docs/service.md; 1: never.",
+        description="Factor by which the beam may grow where a filter leaves few items; 1: never.",
     )
     max_answer_values: int = Field(
         default=200_000,
         ge=1,
-        description="Most values in one answer: queries × m × (2 + fields). All answers under way together hold four times that.",
+        description="Most values in one answer: queries × m × (2 + fields). All answers under way hold four times that.",
     )
     max_connections: int = Field(
-        default=1024, ge=1, description="Most connections per worker. Above it an idle one is closed; where none is, a request gets 503."
+        default=1024,
+        ge=1,
+        description="Most connections per worker. Beyond it an idle one is closed; if all are busy, the new one gets 503.",
     )
     head_timeout_s: Seconds = Field(default=10.0, gt=0, description="Seconds in which the head of a request must have arrived.")
-    keep_alive_s: Seconds = Field(default=75.0, gt=0, description="Seconds that a connection may be idle between two requests.")
+    keep_alive_s: Seconds = Field(
+        default=75.0, gt=0, description="Seconds that a connection may be idle between requests; more than your load balancer's."
+    )
     write_timeout_s: Seconds = Field(
-        default=30.0, gt=0, description="Seconds that a client may take nothing of its answer before its connection is cut off."
+        default=30.0, gt=0, description="Seconds that a client may take nothing of its answer before it is cut off."
     )
     body_timeout_s: Seconds = Field(default=10.0, gt=0, description="Seconds in which a request body must have arrived.")
-    stream_idle_s: Seconds = Field(default=60.0, gt=0, description="Seconds that a stream may be silent before it ends.")
+    stream_idle_s: Seconds = Field(
+        default=60.0, gt=0, description="Seconds that a stream may be silent, or leave answers unread, before it ends."
+    )
     stream_window: int = Field(default=32, ge=1, description="Lines of one stream that are read ahead of the answers.")
-    max_removed: int = Field(default=100_000, ge=1, le=1_000_000, description="Most standing exclusions of one model.")
+    max_removed: int = Field(default=100_000, ge=1, le=1_000_000, description="Most ids on a model's list of removals.")
     max_live: int = Field(
-        default=65_536, ge=1, le=1 << 18, description="Most live items of one model; more are answered 507 until a fold. Deletes are taken."
+        default=65_536,
+        ge=1,
+        le=1 << 18,
+        description="Most live items of one model; more are answered 507 until a fold. Deletes are still taken.",
     )
     follow: Annotated[str, AfterValidator(service_address)] | None = Field(
         default=None,
-        description="Another host's service, https://HOST, whose live catalogues this one follows; writes here are answered 409.",
+        description="Another host's service, https://HOST, whose live items this one follows. Writes here are then answered 409.",
     )
     follow_key: SecretStr | None = Field(default=None, description="Key of that service's role `admin`.")
     max_bulk: int = Field(default=4, ge=1, description="Most bulk requests that one worker reads at a time; more are answered 429.")
     retrieve_keys: Keys = Field(
-        default=(), description="API keys, comma-separated, KEY or NAME:KEY, of which a retrieval must bring one. None: all may."
+        default=(), description="Keys, comma-separated, KEY or NAME:KEY, of which a retrieval must bring one. None: everybody may retrieve."
     )
     write_keys: Keys = Field(
         default=(),
-        description="API keys, comma-separated, KEY or NAME:KEY, that may put and delete items, and neither retrieve nor administer. "
-        "None: nobody may.",
+        description="Keys that may put and delete items, and do nothing else. None: nobody may.",
     )
-    admin_keys: Keys = Field(
-        default=(), description="API keys, comma-separated, KEY or NAME:KEY, that may change what is served. None: nobody may."
-    )
+    admin_keys: Keys = Field(default=(), description="Keys that may change what is served, retrieve and write. None: nobody may.")
     internal_keys: Keys = Field(
         default=(),
-        description="API keys, comma-separated, KEY or NAME:KEY, with which routers search shards. None: all may where the service has no "
-        "keys at all, and nobody where it has some.",
+        description="Keys with which routers search shards. None: everybody may if the service has no keys at all, else nobody.",
     )
     cors_origins: Names = Field(default=(), description="Web origins, comma-separated, whose pages may call the service.")
-    console: bool = Field(default=True, description="Serve the console, a page at `/`; its routes are there either way.")
+    console: bool = Field(default=True, description="Serve the console at `/`; its routes are there either way.")
     workers: int = Field(default=1, ge=1, le=MAX_WORKERS, description="Processes that serve, on a CPU; a GPU takes one.")
     poll_s: Seconds | None = Field(
-        default=None, gt=0, description="Seconds between looks for new models and versions in the models folder. None: only when told."
+        default=None,
+        gt=0,
+        description="Seconds between looks for new versions in the models folder. None: only by admin request; with a store each second.",
     )
-    shard: int | None = Field(
-        default=None, ge=0, description="Serve one shard of a folder of shards alone: <models>/<this number>/. None: all models there."
-    )
+    shard: int | None = Field(default=None, ge=0, description="Serve this shard alone of a folder of shards. None: all models there.")
     shard_linger_s: Seconds = Field(
         default=30.0,
         ge=0,
-        description="Seconds for which a version of a shard, below the two highest, serves on after a router searched it last.",
+        description="Seconds that a shard's version below the two highest serves on after its last search.",
     )
     probe_per_s: float | None = Field(
         default=None,
         ge=0,
         le=1000,
-        description="Held-out and golden queries replayed per second, version and worker, to watch recall. None, or 0: no probe.",
+        description="Held-out and golden queries replayed per second, version and worker, to watch recall. None or 0: no probe.",
     )
     sample_queries: int = Field(
         default=0,
         ge=0,
         le=MAX_SAMPLES,
-        description="Most recent queries of customers that each worker keeps in memory, for admins. 0: none are kept.",
+        description="Most recent queries of customers that each worker keeps in memory for admins; 0: none.",
     )
     load_timeout_s: Seconds = Field(
-        default=600.0, gt=0, description="Seconds that an admin request waits for every worker to follow; then it is taken back."
+        default=600.0, gt=0, description="Seconds that a change of versions waits for every worker; then it is reverted."
     )
     mask_cache_bytes: int = Field(
-        default=256 << 20, ge=0, description="Memory for the masks of filters, per loaded version; as much again where items are live."
+        default=256 << 20,
+        ge=0,
+        description="Memory for the masks of filters, per loaded version; as much again with live items. A mask takes a byte per node.",
     )
     drain_delay_s: Seconds = Field(
         default=0.0, ge=0, description="Seconds between the signal to stop and the end of listening; /readyz says 503 meanwhile."
@@ -238,16 +245,14 @@ class Settings(BaseSettings):
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(_upper)] = Field(
         default="INFO", description="Least severe messages that are logged."
     )
-    log_format: Literal["text", "json"] = Field(default="text", description="One line of text, or one JSON object, per message.")
+    log_format: Literal["text", "json"] = Field(default="text", description="A line of text, or a JSON object, per message.")
     log_requests: Literal["none", "failed", "all"] = Field(
         default="failed", description="Which retrievals are logged with model, m, beam and timings; `failed` are those answered 5xx."
     )
     otlp_endpoint: str | None = Field(
         default=None, description="Where OpenTelemetry spans go, as http://HOST:4318/v1/traces; needs the extra `otel`."
     )
-    run_folder: Path | None = Field(
-        default=None, description="Set by the service for its own workers: where they tell each other how far they are."
-    )
+    run_folder: Path | None = Field(default=None, description="Set by the service for its own workers: where they share their state.")
     verify: bool = Field(default=True, description="Compare every file of a bundle with its checksum before it serves.")
 
     @field_validator("max_timeout_ms")

@@ -43,6 +43,7 @@ from espalier_client import (
     catalogue,
     explanations,
 )
+from espalier_client.errors import from_problem
 from espalier_client.messages import Options
 from tests import ROOT
 from tests.client.stub import FACETS, KEY, NODE, URL, Driver, Json, Stub, answer_to, refuse, serving
@@ -281,18 +282,23 @@ def test_a_503_that_says_nothing_of_readiness_is_an_error(driver: Driver) -> Non
         driver.open(lambda _: refuse(503), retries=0).ready()
 
 
-PAGE = (ROOT / "docs" / "client.md").read_text()
+PAGE = (ROOT / "docs" / "serve.md").read_text()
+
+
+def section(title: str) -> str:
+    """A section of the page, its subsections included."""
+    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
 def test_the_code_of_the_documentation_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("RETRIEVAL_KEY", KEY)
-    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```python\n(.*?)^```$", section("Python client"), re.MULTILINE | re.DOTALL)
     assert len(blocks) >= 6
     stub = Stub()
     with serving(stub) as url:
         for block in blocks:
             assert "http://localhost:8000" in block
-            exec(compile(block.replace("http://localhost:8000", url), "docs/client.md", "exec"), {"__name__": "docs"})
+            exec(compile(block.replace("http://localhost:8000", url), "docs/serve.md", "exec"), {"__name__": "docs"})
     printed = capsys.readouterr().out
     for expected in (
         "libsdl2-2.0-0 0.5",
@@ -308,9 +314,17 @@ def test_the_code_of_the_documentation_runs(monkeypatch: pytest.MonkeyPatch, cap
 
 
 def test_every_error_and_every_option_is_described() -> None:
-    described = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (.*?) \|", PAGE, re.MULTILINE))))
+    raised = dict(re.findall(r"^\| (\d{3}) \| .* \| (?:`(\w+)`)? ?\|$", section("Errors"), re.MULTILINE))
+    assert raised.pop("499") == ""  # the client has hung up
+    for status, name in raised.items():
+        refusal = from_problem(int(status), {}, None)
+        assert type(refusal).__name__ == name, status
+    client = section("Python client")
+    described = set(re.findall(r"^\| `(\w+)` \|", client, re.MULTILINE)) | set(raised.values()) | {"ClientError"}
     public = [(name, getattr(espalier_client, name)) for name in espalier_client.__all__]
-    errors = {name for name, one in public if isinstance(one, type) and issubclass(one, Exception)}
-    assert described == errors | set(Options.__annotations__)
+    assert described == {name for name, one in public if isinstance(one, type) and issubclass(one, Exception)}
+    assert "`ClientError`" in client
+    fields = section("Retrieve").partition("| field |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", fields, re.MULTILINE)) == set(Options.__annotations__)
     for name in (*Retry.__dataclass_fields__, *(name for name in vars(Client) if not name.startswith("_"))):
-        assert name in {"clock", "draw", "close"} or name in PAGE, name
+        assert name in {"clock", "draw", "close"} or name in client, name

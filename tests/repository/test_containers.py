@@ -414,13 +414,13 @@ def test_docker_compose_accepts_the_file_with_every_profile_and_override(tmp_pat
     assert set(yaml.safe_load(run.stdout)["services"]) == set(SERVICES)
 
 
-# -- docs/running.md ---------------------------------------------------------------------------------------------------------------------
+# -- docs/operate.md ---------------------------------------------------------------------------------------------------------------------
 
-RUNNING = (ROOT / "docs/running.md").read_text()
+GUIDE = (ROOT / "docs/operate.md").read_text()
 
 
 def test_the_page_says_where_each_service_is() -> None:
-    described = dict(re.findall(r"^\| `([\w-]+)` \| (?:`http://localhost:(\d+)`)? ?\| ", RUNNING, re.MULTILINE))
+    described = dict(re.findall(r"^\| `([\w-]+)` \| (?:`http://localhost:(\d+)`)? ?\| ", GUIDE, re.MULTILINE))
     published = {name: VARIABLE.sub(r"\2", "".join(service.get("ports", []))) for name, service in SERVICES.items()}
     assert {name: described.get(name) for name in SERVICES} == {
         name: port.split(":")[1] if port else "" for name, port in published.items()
@@ -428,7 +428,7 @@ def test_the_page_says_where_each_service_is() -> None:
 
 
 def test_commands_of_the_page_name_services_profiles_and_targets_that_exist() -> None:
-    commands = [line for block in re.findall(r"^```sh\n(.*?)^```$", RUNNING, re.MULTILINE | re.DOTALL) for line in block.splitlines()]
+    commands = [line for block in re.findall(r"^```sh\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL) for line in block.splitlines()]
     profiles = {profile for service in SERVICES.values() for profile in service.get("profiles", [])}
     named = [found for line in commands for found in re.findall(r"--(profile|target|scale) ([\w-]+)", line)]
     assert {kind for kind, _ in named} == {"profile", "target", "scale"}

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from service.app import create_app
 from service.errors import ServiceError
 from service.http.routes import _PROBLEMS
+from service.reference import as_markdown, main
 from service.retrieval.schemas import RetrieveRequest
 from service.settings import Settings
 from service.watch.metrics import Metrics
@@ -53,8 +54,17 @@ def table(document: str, first_cell: str) -> dict[str, tuple[str, ...]]:
 # -- what can be set, asked and watched -----------------------------------------------------------------------------------
 
 
+def test_the_reference_is_its_commands_output(capsys: pytest.CaptureFixture[str]) -> None:
+    page = text("docs/reference.md")
+    assert page == as_markdown(), "python -m service.reference > docs/reference.md"
+    main([])
+    assert capsys.readouterr().out == page
+
+
 def test_every_setting_is_described_with_its_default() -> None:
-    described = {name: cells[0] for name, cells in table("docs/service.md", "ESPALIER_[A-Z_]+").items()}
+    rows = table("docs/reference.md", "ESPALIER_[A-Z_]+")
+    assert all(meaning for _, meaning in rows.values())
+    described = {name: default for name, (default, _) in rows.items()}
     assert described == {f"ESPALIER_{name.upper()}": env(field.default) for name, field in Settings.model_fields.items()}
 
 
@@ -71,19 +81,19 @@ def test_every_route_is_described(tmp_path: Path) -> None:
     routes = [route for route in create_app(Settings(models=tmp_path)).routes if isinstance(route, APIRoute | Route)]
     served = {f"{method} {route.path_format}" for route in routes for method in route.methods or ()}
     meant = {name for name in served if not name.startswith(("HEAD ", "GET /console/"))}
-    assert set(table("docs/service.md", "(GET|POST|PUT|DELETE) /.*")) == meant
+    assert set(table("docs/reference.md", "(GET|POST|PUT|DELETE) /.*")) == meant
 
 
 def test_every_metric_is_described_with_its_labels() -> None:
     families = [family for family in text_string_to_metric_families(every_metric()) if family.samples]
     scraped = {family.name + "_total" * (family.type == "counter"): set(family.samples[0].labels) - {"le"} for family in families}
-    described = {name: cells[0] for name, cells in table("docs/service.md", "espalier_[a-z_]+").items()}
+    described = {name: cells[0] for name, cells in table("docs/reference.md", "espalier_[a-z_]+").items()}
     assert {name: set(labels.split(", ")) - {"none"} for name, labels in described.items()} == scraped
     assert set(scraped) == set(re.findall(r"^# TYPE (\S+)", Metrics().render().decode(), re.MULTILINE))
 
 
 def test_every_error_status_is_described() -> None:
-    described = set(re.findall(r"^\| (\d{3}) \|", text("docs/service.md"), re.MULTILINE))
+    described = set(re.findall(r"^\| (\d{3}) \|", text("docs/serve.md"), re.MULTILINE))
     raised = {error.status for error in ServiceError.__subclasses__()} | set(_PROBLEMS) | {422, 405}
     assert described == {str(status) for status in raised}
 
@@ -145,7 +155,7 @@ def test_requests_in_the_documents_are_valid_and_about_packages_of_the_sample() 
         for _, command in COMMANDS
         if command.startswith("curl") and "/retrieve" in command
     ]
-    bodies += [block for block in blocks("docs/service.md", "json") if '"queries"' in block]
+    bodies += [block for block in blocks("docs/serve.md", "json") if '"queries"' in block]
     assert len(bodies) >= 2
     known = set(pq.read_table(ROOT / "data/debian-bookworm/depends.parquet").column("dependency").to_pylist())
     for body in bodies:
