@@ -171,7 +171,7 @@ def test_requests_in_the_documents_are_valid_and_about_packages_of_the_sample() 
             assert set(query.history) | set(query.exclude) <= known
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/training.md", "docs/text-search.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/train.md", "docs/text-search.md"])
 def test_configurations_in_the_documents_are_valid(document: str) -> None:
     assert blocks(document, "toml")
     for block in blocks(document, "toml"):
@@ -180,7 +180,7 @@ def test_configurations_in_the_documents_are_valid(document: str) -> None:
 
 
 def test_every_log_format_in_the_documents_is_valid() -> None:
-    formats = re.findall(r"^\| [^|]* \| `(\{ .* \})`", text("docs/training.md"), re.MULTILINE)
+    formats = re.findall(r"^\| [^|]* \| `(\{ .* \})`", text("docs/train.md"), re.MULTILINE)
     assert len(formats) >= 5
     for written in formats:
         parsed: dict[str, Any] = tomllib.loads(f"format = {written}")
@@ -195,10 +195,19 @@ def python_files() -> set[str]:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_and_paths_lead_somewhere(document: str) -> None:
-    links = [link for link in re.findall(r"\[[^\]]*\]\(([^)]+)\)", text(document)) if "://" not in link]
-    assert [link for link in links if not leads_somewhere(document, link)] == []
+    defined = dict(re.findall(r"^\[([^\]]+)\]: (\S+)$", text(document), re.MULTILINE))
+    links = [*re.findall(r"\[[^\]]*\]\(([^)]+)\)", text(document)), *defined.values()]
+    assert [link for link in links if "://" not in link and not leads_somewhere(document, link)] == []
+    outside_of_blocks = re.sub(r"^```.*?^```$|`[^`]*`", "", text(document), flags=re.MULTILINE | re.DOTALL)
+    used = {label or shown for shown, label in re.findall(r"\[([^\[\]]+)\]\[([^\]]*)\]", outside_of_blocks)}
+    assert used == set(defined)
     written = set(re.findall(r"[a-z_]+\.py\b", text(document))) - {"utils.py"}  # named as what is not wanted
     assert written <= python_files()
+
+
+def test_the_index_of_the_documentation_lists_every_page_once() -> None:
+    listed = re.findall(r"^\| \[[^\]]+\]\(([^)#]+\.md)\) \|", text("docs/README.md"), re.MULTILINE)
+    assert sorted(listed) == sorted([*(page.name for page in (ROOT / "docs").glob("[!R]*.md")), "decisions/README.md"])
 
 
 def test_the_index_lists_every_decision_once() -> None:

@@ -33,7 +33,7 @@ from training.specification.models import read_deep_config
 pytestmark = pytest.mark.slow
 
 README = (ROOT / "README.md").read_text()
-PAGES = README + "\n".join((ROOT / f"docs/{page}.md").read_text() for page in ("benchmarks", "trees", "serve", "re-ranking"))
+PAGES = README + "\n".join((ROOT / f"docs/{page}.md").read_text() for page in ("judge", "train", "serve"))
 """README.md and the pages that go on with its sample."""
 CONFIG = Path("training/configs/debian-depends.toml")
 STEPS = 40

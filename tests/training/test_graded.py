@@ -265,13 +265,13 @@ def test_a_file_that_could_be_read_either_way_is_read_as_the_training_file(weigh
         assert [values.tolist() for values in queries.grades.relevance] == [[4.0], [0.5]]
 
 
-# -- docs/relevance.md ----------------------------------------------------------------------------------------------------
+# -- docs/text-search.md --------------------------------------------------------------------------------------------------
 
 
 def test_the_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ads that belong to a word, clicked at rates of their own by users whose text has it."""
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "relevance.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "text-search.md").read_text()
     (tmp_path / "ads.toml").write_text(re.findall(r'```toml\n(kind = "xreg".*?)```', page, re.DOTALL)[0])
     rng = np.random.default_rng(6)
     words = ["running", "cooking", "travel", "garden", "chess", "sailing"]

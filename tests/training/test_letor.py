@@ -185,7 +185,7 @@ def test_the_documented_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     lines = [f"{place % 3} qid:{query} 1:{place % 3 + query / 10} 2:NULL" for query in range(20) for place in range(6)]
     written(tmp_path, "\n".join(lines), "train.txt.gz")
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "re-ranking.md").read_text()
+    page = (ROOT / "docs" / "train.md").read_text()
     (example,) = [block for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) if "read_letor" in block]
     exec(example, {})
     assert (tmp_path / "ranker.onnx").stat().st_size > 1000

@@ -6,7 +6,7 @@ Knows sections, fields and their descriptions. Has no text about keys of its own
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
@@ -15,12 +15,20 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from espalier.errors import InvalidConfig
+from training.specification.linear import LinearConfig
 from training.specification.models import SPECIFICATION
 from training.specification.ranker import RANKER_CONFIG
 from training.specification.sections import kind_key, kinds_of, sections_in
 
 PYTHON_NAMES = {"int": "integer", "float": "number", "bool": "true or false", "str": "string", "Path": "path"}
 FAMILIES = (("Models (`fit --config`)", SPECIFICATION.sections), ("Rankers (`fit-ranker --config`)", RANKER_CONFIG.sections))
+TEXTS = tuple(section for section in SPECIFICATION.sections if issubclass(section, LinearConfig))
+HISTORIES = tuple(section for section in SPECIFICATION.sections if section not in TEXTS)
+PAGE_PARTS = (
+    ("Histories and vectors", HISTORIES),
+    ("Texts and sparse features", TEXTS),
+    ("Rankers (`fit-ranker --config`)", RANKER_CONFIG.sections),
+)
 
 
 @dataclass(frozen=True)
@@ -112,36 +120,105 @@ def as_markdown() -> str:
     lines = [
         "# Options",
         "",
-        "All keys of all kinds. This page is generated: `python -m training options --markdown > docs/options.md`.",
-        "`python -m training options KIND` prints the keys of one kind, with `--format toml` as a file to begin with.",
-        "A key of another kind is refused with the kinds that have it.",
+        "All keys of all kinds, with the first sentence of each description. `python -m training options KIND` prints the whole,",
+        "with types and limits; with `--format toml` it prints a file to begin with. Words in italics restrict a row to kinds, or",
+        "to values of the section's own kind. This page is generated: `python -m training options --markdown > docs/options.md`.",
+        "",
+        "kind | meaning",
+        "---|---",
     ]
-    for title, sections in FAMILIES:
-        lines += ["", f"## {title}", "", "| kind | |", "|---|---|"]
-        lines += [f"| `{kind}` | {_first_line(section)} |" for section in sections for kind in kinds_of(section)]
-        lines += _tables(sections)
+    for _, sections in FAMILIES:
+        lines += [f"`{kind}` | {_first_line(section)}" for section in sections for kind in kinds_of(section)]
+    shared = _shared_keys(SPECIFICATION.sections)
+    lines += ["", "## All models (`fit --config`)", *_table(shared, _every_kind(SPECIFICATION.sections))]
+    for title, sections in PAGE_PARTS:
+        lines += ["", f"## {title}", *_tables(sections, shared)]
     return "\n".join(lines) + "\n"
 
 
-def _tables(sections: tuple[type[BaseModel], ...]) -> list[str]:
-    """A table for each top-level section: keys that all kinds share once, the others by kind."""
-    rows: dict[str, dict[tuple[str, str], list[str]]] = {}
+@dataclass(frozen=True)
+class _Variant:
+    """A key as some kinds have it: its default and its meaning there."""
+
+    kinds: tuple[str, ...]
+    only: str
+    default: str
+    meaning: str
+
+    def label(self, every: tuple[str, ...]) -> str:
+        """Where it holds, in italics; empty where it holds everywhere."""
+        others = [kind for kind in every if kind not in self.kinds]
+        named = [f"not {', '.join(others)}" if len(others) < len(self.kinds) else ", ".join(self.kinds)] if others else []
+        return f"*{': '.join([*named, *([self.only] if self.only else [])])}*" if named or self.only else ""
+
+
+Variants = Mapping[str, Sequence[_Variant]]
+"""The name of each key, with its variants."""
+
+
+def _every_kind(sections: Sequence[type[BaseModel]]) -> tuple[str, ...]:
+    return tuple(kind for section in sections for kind in kinds_of(section))
+
+
+def _shared_keys(sections: Sequence[type[BaseModel]]) -> Variants:
+    """The keys that all kinds have with the same meaning."""
+    every = _every_kind(sections)
+    return {
+        name: variants
+        for name, variants in _by_name(sections).items()
+        if len({variant.meaning for variant in variants}) == 1
+        and not any(variant.only for variant in variants)
+        and sum(len(variant.kinds) for variant in variants) == len(every)
+    }
+
+
+def _tables(sections: Sequence[type[BaseModel]], shared: Variants) -> list[str]:
+    """A table for each section of the file, without the keys that are described already."""
+    tables: dict[str, dict[str, Sequence[_Variant]]] = {}
+    for name, variants in _by_name(sections).items():
+        if name not in shared:
+            table = name.split(".")[0].removesuffix("[]") if "." in name else ""
+            tables.setdefault(table, {})[name] = variants
+    lines = []
+    for table, keys in tables.items():
+        lines += [*(["", f"### {table}"] if table else []), *_table(keys, _every_kind(sections))]
+    return lines
+
+
+def _table(keys: Variants, every: tuple[str, ...]) -> list[str]:
+    """One row a key."""
+    return ["", "key | default | meaning", "---|---|---", *(_row(name, variants, every) for name, variants in keys.items())]
+
+
+def _by_name(sections: Sequence[type[BaseModel]]) -> dict[str, list[_Variant]]:
+    """The variants of every key; kinds that have a key alike share one."""
+    found: dict[str, dict[tuple[str, str, str], list[str]]] = {}
     for section in sections:
         for option in options(section):
-            if option.name == "kind":
-                continue
-            table = option.name.split(".")[0].removesuffix("[]") if "." in option.name else ""
-            cells = f"`{option.name}`", f"{_default(option, None)} | {option.only and f'*{option.only}*: '}{option.meaning}"
-            rows.setdefault(table, {}).setdefault(cells, []).extend(kinds_of(section))
-    every = [kind for section in sections for kind in kinds_of(section)]
-    lines = []
-    for table, keys in rows.items():
-        of_table = list(dict.fromkeys(kind for found in keys.values() for kind in found))
-        shared = "" if len(of_table) == len(every) else f" ({', '.join(of_table)})"
-        lines += ["", f"### {table or 'Top'}{shared}", "", "| key | kinds | default | meaning |", "|---|---|---|---|"]
-        for (name, rest), found in keys.items():
-            lines.append(f"| {name} | {'all' if len(found) >= len(of_table) else ', '.join(dict.fromkeys(found))} | {rest} |")
-    return lines
+            if option.name != "kind":
+                alike = option.only, _default(option, None), _first_sentence(option.meaning)
+                found.setdefault(option.name, {}).setdefault(alike, []).extend(kinds_of(section))
+    return {name: [_Variant(tuple(dict.fromkeys(kinds)), *alike) for alike, kinds in alikes.items()] for name, alikes in found.items()}
+
+
+def _row(name: str, variants: Sequence[_Variant], every: tuple[str, ...]) -> str:
+    """The row of a key: one default and one meaning where all variants agree, else each with where it holds."""
+    labels = [variant.label(every) for variant in variants]
+    defaults = [variant.default for variant in variants]
+    meanings = [variant.meaning for variant in variants]
+    differ = len(set(defaults)) > 1
+    default = ", ".join(map("{} {}".format, defaults, labels)) if differ else defaults[0]
+    if len(set(meanings)) > 1:
+        meaning = ". ".join(map("{}: {}".format, labels, meanings))
+    elif differ or not all(labels):
+        meaning = meanings[0]
+    else:
+        meaning = f"{', '.join(labels)}: {meanings[0]}"
+    return f"`{name}` | {default} | {meaning}"
+
+
+def _first_sentence(description: str) -> str:
+    return description.split(". ")[0].removesuffix(".")
 
 
 def _merged(prefix: str, field: FieldInfo, sections: tuple[type[BaseModel], ...]) -> Iterator[Option]:
@@ -155,7 +232,8 @@ def _merged(prefix: str, field: FieldInfo, sections: tuple[type[BaseModel], ...]
     every = [kind for section in sections for kind in kinds_of(section)]
     if name is not None:
         default = getattr(field.default, name, None)
-        meaning = " ".join(f"`{json.dumps(kind)}`: {_first_line(section)}" for section in sections for kind in kinds_of(section))
+        described = [(kind, _first_sentence(_first_line(section))) for section in sections for kind in kinds_of(section)]
+        meaning = "; ".join(f"`{json.dumps(kind)}`: {text}" for kind, text in described)
         of = " or ".join(json.dumps(kind) for kind in every)
         yield Option(prefix + name, "", of, default is None, None if default is None else json.dumps(default), meaning)
     for of_kinds in found.values():

@@ -1,4 +1,4 @@
-"""The run of docs/relevance.md on the sample: its commands, its request over HTTP, its numbers."""
+"""The run of docs/text-search.md on the sample: its commands, its request over HTTP, its numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.service.running import run as serving
 
 pytestmark = pytest.mark.slow
 
-SECTION = (ROOT / "docs" / "relevance.md").read_text().partition("## The same on the sample\n")[2].partition("\n## ")[0]
+SECTION = (ROOT / "docs" / "text-search.md").read_text().partition("## The same on the sample\n")[2].partition("\n## ")[0]
 
 
 def run(folder: Path, command: str) -> None:
@@ -70,7 +70,7 @@ def test_the_scale_is_one_and_no_kind_of_the_log_is_the_one_asked_for(checkout: 
 def test_assign_finds_the_kinds_that_the_page_names(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(checkout)
     names: dict[str, Any] = {"__name__": "docs", "print": lambda table: names.update(table=table)}
-    exec(compile(re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)[0], "docs/relevance.md", "exec"), names)
+    exec(compile(re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)[0], "docs/text-search.md", "exec"), names)
     table = names["table"]
     assert table.group_by("item").len().rows_by_key("item").keys() == {"libsdl2-2.0-0", "python3"}
     first = {row["item"]: row["kind"] for row in table.filter(pl.col("place") == 1).iter_rows(named=True)}
