@@ -21,18 +21,13 @@ class MemoryConfig(Section):
 
     neighbours: Literal["auto"] | int = Field(
         default="auto",
-        description=(
-            'neighbours kept per item, 1 to 4096, or `"auto"`. `"auto"`: of 32 to 4096 the fewest within a standard error of the best'
-        ),
+        description='most neighbours kept of an item, 1 to 4096, or `"auto"`: of 32 to 4096 the fewest within a standard error of the best',
     )
     weight: Literal["auto"] | float = Field(
         default="auto",
-        description=(
-            'λ, the weight of the memory, or `"auto"`. From 0.001 to 1,000,000, in units of the mean difference '
-            "between the first and the last of the 200 items that a history's memory ranks highest. 0: no memory."
-            ' `"auto"`: the best for validation users, or no memory where they do not gain more than a standard '
-            "error"
-        ),
+        description="by how much memory parts the first of the 200 items that a history remembers most from the last, on average, 0.001 "
+        "to 1,000,000; 0: no memory. "
+        '`"auto"`: the best of validation users, or no memory where they do not gain by it more than a standard error',
     )
 
     @field_validator("neighbours", mode="before")

@@ -14,10 +14,7 @@ class TailOptions(Section):
 
     form: Literal["none", "product", "gaussian"] = Field(
         default="none",
-        description=(
-            '`"none"`, `"product"` (XReg-t) or `"gaussian"` (PfastreXML). The product of the query and the mean '
-            "of the item's points, or a gaussian of their distance"
-        ),
+        description='`"product"` of the query and the mean of the item\'s points (XReg-t), or `"gaussian"` of their distance (PfastreXML)',
     )
     alpha: float = Field(default=0.5, gt=0, lt=1, description="α: rank = α · log score + (1 − α) · log nearness")
-    gamma: float = Field(default=30.0, ge=0, le=1000, description="steepness of the gaussian. Without effect on the product")
+    gamma: float = Field(default=30.0, ge=0, le=1000, description="how steep the gaussian is; without effect on the product")
