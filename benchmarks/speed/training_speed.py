@@ -183,7 +183,8 @@ def main() -> None:
             real = real_logs.load(args)
             name, config, prepared = real.name, real.config, prepare(real.config, real.log, Path(folder))
         else:
-            name, config = f"synthetic, {args.items} items", deep_config({"name": "synthetic", "data": {"log": "none"}})
+            name = f"synthetic, {args.items} items"
+            config = deep_config({"kind": "otm-robust", "name": "synthetic", "data": {"log": "none"}})
             prepared = synthetic(args.items, args.users)
         rows = measure(config, prepared, device, args)
     processor = torch.cuda.get_device_name() if device.type == "cuda" else hardware()

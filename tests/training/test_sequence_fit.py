@@ -61,6 +61,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(log: Path, **sections: dict[str, Any]) -> dict[str, Any]:
     plain: dict[str, Any] = {
+        "kind": "otm-sequence",
         "name": "planted",
         "data": {"log": str(log), "format": {"order": "file"}, "split": {"kind": "last"}},
         "tree": {"branching": 3},

@@ -34,19 +34,6 @@ class DataConfig(Section):
     format: LogFormat = CsvFormat()
     split: SplitConfig = UserSplit()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _shares_of_earlier_releases(cls, raw: object) -> object:
-        """`data.test_share` and `data.validation_share` are `data.split.test_share` and `data.split.validation_share` now."""
-        if not isinstance(raw, dict) or not raw.keys() & set(SHARES):
-            return raw
-        if "split" in raw:
-            name = next(name for name in SHARES if name in raw)
-            raise InvalidConfig(f"data.{name}", raw[name], f"no such key beside data.split: write data.split.{name}")
-        return {key: value for key, value in raw.items() if key not in SHARES} | {
-            "split": {"kind": "users"} | {key: raw[key] for key in SHARES if key in raw}
-        }
-
     @model_validator(mode="after")
     def _log_can_be_split(self) -> DataConfig:
         if isinstance(self.split, LastSplit) and self.format.order == "none":
@@ -72,10 +59,6 @@ class DataConfig(Section):
                     microseconds(value)
                 except ValueError as error:
                     raise InvalidConfig(f"data.split.{name}", value, "an ISO 8601 date and time") from error
-
-
-SHARES = ("test_share", "validation_share")
-"""Keys of `data` in earlier releases."""
 
 
 class InstanceConfig(Section):
@@ -362,14 +345,14 @@ class WindowConfig(DeepConfig):
 
 
 class OtmRobustConfig(WindowConfig):
-    """The softmax over whole levels, estimated from a training beam. The default where `otm-sequence` is not."""
+    """The softmax over whole levels, estimated from a training beam: for lists without an order, and for query vectors."""
 
     kind: Literal["otm-robust"]
     objective: RobustObjective = RobustObjective()
 
 
 class SequenceConfig(DeepConfig):
-    """The softmax of `otm-robust` at every place of a list, with a sequence encoder. The default where lists have an order."""
+    """The softmax of `otm-robust` at every place of a list, with a sequence encoder: the recipe for lists with an order."""
 
     kind: Literal["otm-sequence"]
     instances: SequenceInstances = SequenceInstances()

@@ -79,7 +79,8 @@ class Form(Generic[T]):
             return InvalidConfig(_joined(key, about["discriminator"].strip("'")), about["tag"], _with_or(about["expected_tags"]))
         if kind == "union_tag_not_found" and isinstance(value, dict):
             name = about["discriminator"].strip("'").split("(")[0]
-            return InvalidConfig(_joined(key, name), None, _with_or(", ".join(map(repr, self.kinds_at(key)))))
+            kinds = _with_or(", ".join(map(repr, self.kinds_at(key))))
+            return InvalidConfig(_joined(key, name), None, f"this key, which is required: {kinds}")
         if kind in ("union_tag_not_found", "model_type", "model_attributes_type", "dict_type"):
             return InvalidConfig(key or "configuration", value, "a table of keys")
         if kind == "extra_forbidden":

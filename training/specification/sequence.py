@@ -11,7 +11,7 @@ from espalier.queries import MAX_HISTORY
 from training.specification.scorers import NodeRows
 from training.specification.sections import Section, auto_or_number
 
-TARGETS, MAX_TARGETS = 20, 1000
+MAX_TARGETS = 1000
 """Of a place."""
 MAX_NEARNESS = 10
 """Beyond it all targets are the next item."""
@@ -21,7 +21,7 @@ class SequenceInstances(Section):
     """What is predicted at each place of a list."""
 
     targets: int = Field(
-        default=TARGETS,
+        default=20,
         ge=1,
         le=MAX_TARGETS,
         description="targets of a place: 1 is the next item, several are drawn from all that follow in the list",
@@ -34,12 +34,6 @@ class SequenceInstances(Section):
     cold_share: float = Field(
         default=0.02, ge=0, lt=1, description="share of the places that stand before the first item of a list, for users without a history"
     )
-
-    @field_validator("targets", mode="before")
-    @classmethod
-    def _earlier_rule(cls, targets: object) -> object:
-        """Files of an earlier version may say `"auto"`."""
-        return TARGETS if targets == "auto" else targets
 
     @field_validator("nearness", mode="before")
     @classmethod
