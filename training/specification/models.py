@@ -19,6 +19,7 @@ from training.specification.xreg import XRegConfig
 
 Specification = Annotated[DeepKinds | LinearConfig | XRegConfig, Field(discriminator="kind")]
 SPECIFICATION: Form[DeepConfig | LinearConfig] = Form(Specification)
+LINEAR_KINDS = (*kinds_of(LinearConfig), *kinds_of(XRegConfig))
 
 Family = TypeVar("Family", bound=DeepConfig | LinearConfig)
 
@@ -42,7 +43,7 @@ def read_config(file: Path, earlier: Path | None = None, **files: Path | None) -
     raw = read_toml(file)
     if earlier is not None and raw.get("earlier_model") is not None:
         raw["earlier_model"] = str(earlier)
-    if raw.get("kind") in (*kinds_of(LinearConfig), *kinds_of(XRegConfig)) and isinstance(raw.get("data"), dict):
+    if raw.get("kind") in LINEAR_KINDS and isinstance(raw.get("data"), dict):
         raw["data"] |= {key: path for key, path in files.items() if path is not None}
     return SPECIFICATION.checked(raw)
 
