@@ -209,7 +209,7 @@ def fold(
     out: Annotated[Path, typer.Option(help="models/NAME/VERSION, another version of it, which must not exist yet")],
 ) -> None:
     """Write a model with its live items in it as its next version, without training."""
-    from training.live.fold import fold as fold_model
+    from training.live.publish_fold import fold as fold_model
 
     begin = time.perf_counter()
     _report(fold_model(model, out), begin)

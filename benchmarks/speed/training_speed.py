@@ -46,7 +46,7 @@ from training.deep.topology import Topology
 from training.specification.deep import DeepConfig, WindowConfig
 from training.specification.models import deep_config, window_config
 from training.specification.splits import UserSplit
-from training.trees.random import random_tree
+from training.trees.balanced import random_tree
 
 PAPER_PLT = 0.184
 PAPER = {"plt": PAPER_PLT, "tdm": None, "tdm-2k": 0.332, "otm": 0.671, "otm-robust": None}

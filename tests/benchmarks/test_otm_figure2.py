@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks.papers import otm_figure2
 from tests.pictures import Pictures
-from training.trees.random import random_tree
+from training.trees.balanced import random_tree
 
 
 @given(

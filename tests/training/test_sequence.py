@@ -31,7 +31,7 @@ from training.deep.topology import Topology
 from training.specification.deep import SequenceConfig
 from training.specification.models import deep_config
 from training.specification.sequence import SequenceScorer
-from training.trees.random import random_tree
+from training.trees.balanced import random_tree
 
 ITEMS, WIDTH = 21, 8
 TREE = random_tree(ITEMS, 3, seed=1)

@@ -5,6 +5,7 @@ Knows files and columns. Does not know users, catalogues or orders: see `interac
 
 from __future__ import annotations
 
+import gzip
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
-from training.data.line_numbers import line_of
 from training.data.log_values import Place, Stamps, Timestamps
 from training.data.parquet_logs import parquet_batches
 from training.specification.log_format import UNIT_SEPARATOR, CsvFormat, EventFormat, ListsFormat, LogFormat, ParquetFormat
@@ -260,3 +260,22 @@ class _Lines(io.RawIOBase):
         buffer[:size] = self._lines[:size]
         self._lines = self._lines[size:]
         return size
+
+
+def line_of(file: Path, record: int, quoted: bool = True, empty: bool = False) -> int:
+    """The line, from 1 as an editor shows it, on which a record begins; record 0 is the header, or the first event where there is none.
+
+    Reads the file from its beginning, so only errors ask.
+
+    quoted  whether fields may be in quotes, with line ends in them
+    empty   whether an empty line after the header is a record, as polars has it
+    """
+    inside, records = False, 0
+    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
+        for line, text in enumerate(lines, 1):
+            if not inside and (text.strip(b"\r\n") or (empty and records)):
+                if records == record:
+                    return line
+                records += 1
+            inside ^= quoted and text.count(b'"') % 2 == 1
+    return record + 1

@@ -15,8 +15,7 @@ from espalier.manifest import MAX_TREES, Activation, ModelName, Ranking
 from espalier.text.blocks import TextBlock
 from training.specification.relevance import RelevanceOptions
 from training.specification.sections import SearchLimits, Section, default_kind
-from training.specification.stacking import StackingOptions
-from training.specification.tail import TailOptions
+from training.specification.stacking import StackingOptions, TailOptions
 
 Columns = tuple[str, ...]
 AUTO: Literal["auto"] = "auto"
