@@ -75,7 +75,7 @@ def test_a_memory_may_have_no_weight_or_one_that_counts(weight: object) -> None:
 @pytest.mark.parametrize("weight", [-1, 0.0009, 1e-50, 5e-324, 2e6, 1e300, float("nan"), float("inf"), True, "much"])
 def test_a_weight_of_a_memory_has_a_limit(weight: object) -> None:
     error = refused({"memory": {"weight": weight}})
-    assert (error.field, error.expected) == ("memory.weight", '"auto", 0 or a number from 0.001 to 1000000')
+    assert (error.field, error.expected) == ("memory.weight", '"auto" or 0, or a number from 0.001 to 1000000')
 
 
 def test_one_column_of_content_is_a_list_too() -> None:

@@ -18,7 +18,7 @@ from training.specification.log_format import CsvFormat, LogFormat, TableFormat,
 from training.specification.memory import MemoryConfig
 from training.specification.optimiser import OptimiserConfig, SequenceOptimiser
 from training.specification.scorers import ProductScorer, Scorer
-from training.specification.sections import SearchLimits, Section, default_kind
+from training.specification.sections import SHARE, SearchLimits, Section, default_kind
 from training.specification.sequence import SequenceInstances, SequenceObjective, SequenceScorer
 from training.specification.splits import DateSplit, LastSplit, SplitConfig, UserSplit, microseconds
 
@@ -203,19 +203,12 @@ Objective = RobustObjective | OtmObjective | SampledObjective | TdmObjective | P
 class SearchConfig(SearchLimits):
     """Search defaults and limits of the exported model, and γ."""
 
-    gamma: Literal["auto"] | float = Field(
+    gamma: Annotated[Literal["auto"] | float, SHARE] = Field(
         default="auto", description='γ of the ranks, 0 to 1, or `"auto"`: the one that finds most for validation users'
     )
     exclude_seen: bool = Field(
         default=True, description="whether the choice of γ and the calibration of scores leave out the items of the history"
     )
-
-    @field_validator("gamma", mode="before")
-    @classmethod
-    def _auto_or_share(cls, gamma: object) -> object:
-        if gamma != "auto" and (isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0 <= gamma <= 1):
-            raise ValueError('"auto" or a number from 0 to 1')
-        return gamma
 
 
 class DeepConfig(Section):
