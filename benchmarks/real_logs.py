@@ -76,7 +76,8 @@ def _other(options: argparse.Namespace) -> RealLog:
         raise InvalidConfig("--log", str(options.log), "no --data and --set beside it")
     if not options.log.is_file():
         raise InvalidConfig("--log", str(options.log), "a file that exists")
-    config = deep_config({"name": "log", "data": {"log": options.log}}) if options.config is None else read_deep_config(options.config)
+    recipe = {"kind": "otm-sequence", "name": "log", "data": {"log": options.log}}
+    config = deep_config(recipe) if options.config is None else read_deep_config(options.config)
     return RealLog(config.name, config, options.log)
 
 

@@ -64,8 +64,9 @@ from espalier.errors import BundleCorrupt, BundleNotFound, InvalidTree, Unsuppor
 from espalier.items import ItemTable
 from espalier.label_counts import LabelCounts
 from espalier.manifest import (
+    FORMAT,
     MAX_TREES,
-    READ_VERSIONS,
+    SCHEMA_VERSION,
     GraphScorer,
     LinearScorer,
     Manifest,
@@ -366,9 +367,12 @@ def parse_manifest(content: bytes, file: str) -> Manifest:
         raw = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise BundleCorrupt(f"{file}: not JSON ({error})") from error
-    schema = raw.get("schema_version") if isinstance(raw, dict) else None
-    if type(schema) is not int or schema not in READ_VERSIONS:
-        raise UnsupportedSchema(f"{file}: schema version {schema!r}, this software reads {' and '.join(map(str, READ_VERSIONS))}")
+    written, schema = (raw.get("format"), raw.get("schema_version")) if isinstance(raw, dict) else (None, None)
+    if written != FORMAT or type(schema) is not int or schema != SCHEMA_VERSION:
+        raise UnsupportedSchema(
+            f"{file}: format {written!r} with schema_version {schema!r}; expected format {FORMAT!r} with schema_version {SCHEMA_VERSION}. "
+            "Another generation of this software wrote it: train or import the model again with this one"
+        )
     try:
         return Manifest.model_validate(raw)
     except ValidationError as error:

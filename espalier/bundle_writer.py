@@ -44,7 +44,6 @@ from espalier.items import ItemTable
 from espalier.label_counts import LabelCounts
 from espalier.manifest import (
     MAX_TREES,
-    SCHEMA_VERSION,
     FileInfo,
     ForestTree,
     GraphScorer,
@@ -159,7 +158,7 @@ def write_bundle(path: Path, draft: ManifestDraft, content: GraphContent | Linea
         pq.write_table(content.golden, folder / "golden.parquet")
         pq.write_table(content.heldout, folder / "heldout.parquet")
         info = content.content.info if isinstance(content, GraphContent) and content.content is not None else None
-        made = {"schema_version": SCHEMA_VERSION, "tree": TreeInfo.of(tree), "scorer": scorer, "memory": memory, "content": info}
+        made = {"tree": TreeInfo.of(tree), "scorer": scorer, "memory": memory, "content": info}
         trees = () if isinstance(content, GraphContent) else _write_forest(folder, content)
         tail = content.tail.info if isinstance(content, LinearContent) and content.tail is not None else None
         stacking = content.stacking.info if isinstance(content, LinearContent) and content.stacking is not None else None
@@ -183,12 +182,7 @@ def with_parts(bundle: Bundle, path: Path, fields: Mapping[str, Any], parts: Map
                 (folder / name).write_bytes(part)
             else:
                 pq.write_table(part, folder / name)
-        named = {
-            "schema_version": SCHEMA_VERSION,
-            "name": path.absolute().parent.name,
-            "version": int(path.name),
-            "created": datetime.now(UTC),
-        }
+        named = {"name": path.absolute().parent.name, "version": int(path.name), "created": datetime.now(UTC)}
         _write_manifest(folder, manifest.model_dump() | named | dict(fields))
     return Bundle.open(path, verify=False)
 

@@ -14,7 +14,7 @@
     │   └── UnsupportedSchema written by another generation of this software
     ├── JournalError          the journal of a live catalogue
     │   ├── JournalCorrupt    damaged, or no journal
-    │   ├── UnsupportedJournal  written by a later release
+    │   ├── UnsupportedJournal  written by another generation of this software
     │   ├── JournalFull       the disk or a quota has no room for the commit; nothing of it was kept
     │   ├── JournalReadOnly   the folder or the file cannot be written to
     │   └── JournalBusy       another process held the lock for too long
@@ -100,7 +100,7 @@ class JournalCorrupt(JournalError):
 
 
 class UnsupportedJournal(JournalError):
-    """Written by a later release."""
+    """The journal was written by another generation of this software."""
 
 
 class JournalFull(JournalError):

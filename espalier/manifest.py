@@ -17,13 +17,11 @@ from espalier.queries import FeaturesKind, HistoryKind, QueryKind, TextKind
 from espalier.rank_features import HISTORY, check_names, needs_node_rows
 from espalier.tree import Tree
 
-SCHEMA_VERSION: Literal[2] = 2
-"""What is written. Version 2 adds `scorer.form`, `scorer.encoder`, `memory`, `trees`, `tail`, `stacking`, `live`, `shard`, `command`
-and knots."""
-READ_VERSIONS = (1, 2)
+FORMAT: Literal["espalier-bundle"] = "espalier-bundle"
+SCHEMA_VERSION: Literal[1] = 1
+"""What is written, and all that is read."""
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
-
 
 PartName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 """A file of a bundle, in its folder: no path."""
@@ -332,7 +330,8 @@ class Manifest(ManifestDraft):
     stacking  what orders the best candidates of linear scorers anew; likewise
     """
 
-    schema_version: Literal[1, 2]
+    format: Literal["espalier-bundle"] = FORMAT
+    schema_version: Literal[1] = SCHEMA_VERSION
     tree: TreeInfo
     scorer: Scorer
     ranker: RankerInfo | None = None
@@ -357,31 +356,12 @@ class Manifest(ManifestDraft):
     def _shard_fits(self) -> Manifest:
         if self.shard is None:
             return self
-        if self.schema_version == 1:
-            raise ValueError("schema version 1 has no shards")
         for name in ("ranker", "content", "stacking", "live"):
             if getattr(self, name) is not None:
                 raise ValueError(f"a shard has no {name}: it belongs to the whole bundle")
         if self.tree.items > self.shard.items or self.tree.nodes > self.shard.nodes:
             held, whole = f"{self.tree.items} items on {self.tree.nodes} nodes", f"{self.shard.items} on {self.shard.nodes}"
             raise ValueError(f"a shard of {held} cannot be part of {whole}")
-        return self
-
-    @model_validator(mode="after")
-    def _version_has_parts(self) -> Manifest:
-        if self.schema_version == 1 and self.live is not None:
-            raise ValueError("schema version 1 has no live items")
-        form, encoder = (self.scorer.form, self.scorer.encoder) if isinstance(self.scorer, GraphScorer) else (None, "levels")
-        if self.schema_version == 1 and (self.command, form, encoder, self.memory) != (None, None, "levels", None):
-            raise ValueError("schema version 1 has neither a command nor a memory nor a scorer's form or sequence encoder")
-        if self.schema_version == 1 and self.ranking.calibration is not None and self.ranking.calibration.knots:
-            raise ValueError("schema version 1 has no knots in its calibration")
-        return self
-
-    @model_validator(mode="after")
-    def _version_has_float16(self) -> Manifest:
-        if self.schema_version == 1 and isinstance(self.scorer, LinearScorer) and self.scorer.dtype != "float32":
-            raise ValueError("schema version 1 has linear scorers in float32")
         return self
 
     @model_validator(mode="after")
@@ -409,8 +389,6 @@ class Manifest(ManifestDraft):
     def _stacking_fits(self) -> Manifest:
         if self.stacking is None:
             return self
-        if self.schema_version == 1:
-            raise ValueError("schema version 1 has no stacking")
         if not isinstance(self.scorer, LinearScorer) or self.ranking.own != "log_activation":
             raise ValueError(f"stacking orders candidates by scores of linear scorers, got {self.scorer.kind} with {self.ranking.own}")
         if self.tail is not None:
@@ -438,8 +416,6 @@ class Manifest(ManifestDraft):
             raise ValueError("a tail enters the scores of a forest, got one tree")
         if not self.trees:
             return self
-        if self.schema_version == 1:
-            raise ValueError("schema version 1 has one tree")
         if not isinstance(self.scorer, LinearScorer):
             raise ValueError(f"a forest has linear scorers, got {self.scorer.kind}")
         for number, other in enumerate(self.trees, start=2):
@@ -453,8 +429,6 @@ class Manifest(ManifestDraft):
     def _content_fits(self) -> Manifest:
         if self.content is None:
             return self
-        if self.schema_version == 1:
-            raise ValueError("schema version 1 has no content")
         if not isinstance(self.scorer, GraphScorer) or not isinstance(self.query, HistoryKind):
             raise ValueError(f"content enters rows of graphs over histories, got {self.scorer.kind} scorers of {self.query.kind} queries")
         return self

@@ -1,5 +1,5 @@
-"""`python -m training COMMAND`: fit, relearn, fold, place, assign, import-pecos, fit-ranker, evaluate, compare, inspect, options; and for
-models on object storage publish, versions, set-default.
+"""`python -m training COMMAND`: new, fit, relearn, fold, place, assign, import-pecos, fit-ranker, evaluate, compare, inspect, options; and
+for models on object storage publish, versions, set-default.
 """
 
 from __future__ import annotations
@@ -34,6 +34,25 @@ ShardRows = Annotated[
     bool | None,
     typer.Option(help="under torchrun: each process holds its share of the node rows; by default where they are large"),
 ]
+
+
+@app.command()
+def new(
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="events of users, or query texts with the items that they led to")],
+    out: Annotated[Path | None, typer.Option(help="the file to write; by default it is named after the log")] = None,
+    user: Annotated[str | None, typer.Option(help="column of the users: a name, or a position from 0 where no line names them")] = None,
+    item: Annotated[str | None, typer.Option(help="column of the items")] = None,
+    at: Annotated[
+        str | None, typer.Option("--time", help="column of the times; `file`: the file is in order; `none`: there is no order")
+    ] = None,
+    query: Annotated[str | None, typer.Option(help="column of the query texts")] = None,
+    kind: Annotated[str | None, typer.Option(help="what is trained, instead of what suits the log; `options` lists the kinds")] = None,
+    force: Annotated[bool, typer.Option("--force", help="write over a file that is there")] = False,
+) -> None:
+    """Look at a log and write a first configuration, which `fit` trains as it is."""
+    from training.new_configuration import write_configuration
+
+    print(write_configuration(log, out, force, kind, {"user": user, "item": item, "time": at, "query": query}).read_text(), end="")
 
 
 @app.command()
@@ -190,7 +209,7 @@ def fold(
     out: Annotated[Path, typer.Option(help="models/NAME/VERSION, another version of it, which must not exist yet")],
 ) -> None:
     """Write a model with its live items in it as its next version, without training."""
-    from training.live.fold import fold as fold_model
+    from training.live.publish_fold import fold as fold_model
 
     begin = time.perf_counter()
     _report(fold_model(model, out), begin)

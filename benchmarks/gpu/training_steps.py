@@ -31,7 +31,7 @@ def training(
     """
     yield from rankers(queries, depth, device)
     prepared = training_speed.synthetic(items, users)
-    config = deep_config({"name": "synthetic", "data": {"log": "none"}})
+    config = deep_config({"kind": "otm-robust", "name": "synthetic", "data": {"log": "none"}})
     for batch in batches:
         given = Namespace(beam=beam, batch=batch, rounds=rounds, steps=3)
         for row in training_speed.measure(config, prepared, torch.device(device), given):

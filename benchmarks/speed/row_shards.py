@@ -35,7 +35,7 @@ from training.deep.parallel import average, joined, process, processes
 from training.deep.scorers.model import NodeScorer
 from training.deep.sequence.rules import with_rules
 from training.specification.models import deep_config
-from training.trees.random import random_tree
+from training.trees.balanced import random_tree
 
 CPU = torch.device("cpu")
 WARM_STEPS = 3

@@ -46,7 +46,7 @@ from training.deep.topology import Topology
 from training.specification.deep import DeepConfig, WindowConfig
 from training.specification.models import deep_config, window_config
 from training.specification.splits import UserSplit
-from training.trees.random import random_tree
+from training.trees.balanced import random_tree
 
 PAPER_PLT = 0.184
 PAPER = {"plt": PAPER_PLT, "tdm": None, "tdm-2k": 0.332, "otm": 0.671, "otm-robust": None}
@@ -183,7 +183,8 @@ def main() -> None:
             real = real_logs.load(args)
             name, config, prepared = real.name, real.config, prepare(real.config, real.log, Path(folder))
         else:
-            name, config = f"synthetic, {args.items} items", deep_config({"name": "synthetic", "data": {"log": "none"}})
+            name = f"synthetic, {args.items} items"
+            config = deep_config({"kind": "otm-robust", "name": "synthetic", "data": {"log": "none"}})
             prepared = synthetic(args.items, args.users)
         rows = measure(config, prepared, device, args)
     processor = torch.cuda.get_device_name() if device.type == "cuda" else hardware()

@@ -72,10 +72,7 @@ def golden_candidates(bundle: Bundle, table: pa.Table) -> GoldenAnswers:
     """
     file = bundle.path / "golden.parquet"
     if missing := {CANDIDATE_ROWS, CANDIDATE_RANKS} - set(table.column_names):
-        raise BundleCorrupt(
-            f"{file}: no columns {', '.join(sorted(missing))}: an earlier release wrote the bundle, and its stacking can be checked on one "
-            "shard alone. Train it anew (`fit`), or fold its live items (`fold`): what this release writes has them"
-        )
+        raise BundleCorrupt(f"{file}: no columns {', '.join(sorted(missing))}: expected both, since the bundle has stacking")
     rows, ranks = table.column(CANDIDATE_ROWS).to_pylist(), table.column(CANDIDATE_RANKS).to_pylist()
     found = GoldenAnswers.of(rows, ranks, ranks)
     for b, (rows_C, ranks_C) in enumerate(zip(found.rows, found.ranks, strict=True)):

@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from espalier.bundle import WEIGHTS, Bundle
+from espalier.bundle import Bundle
 from espalier.engines.onnx.graphs import read_graph
 from espalier.errors import UnsupportedGraph
 from espalier.manifest import DenseLayer, InnerProductForm, ScorerForm
-from espalier.scorer_form import mlp_form
 
 Floats = NDArray[np.float32]
 MAX_HIDDEN = 4
@@ -66,23 +65,11 @@ class ScorerWeights:
 
 def scorer_weights(bundle: Bundle) -> ScorerWeights:
     """The weights of a bundle's scorer. Raises UnsupportedGraph, with the reason, where no form is declared or it is not the graph's."""
-    model = read_graph("scorer.onnx", bundle.graph("scorer.onnx"))
     scorer = bundle.graph_scorer
-    form = scorer.form or _form_of_version_1(bundle, model)
-    if form is None:
+    if scorer.form is None:
         raise UnsupportedGraph("the manifest declares no form of scorer.onnx (scorer.form)")
-    return verified_weights(model, form, scorer.state_dim, scorer.node_dim)
-
-
-def _form_of_version_1(bundle: Bundle, model: onnx.ModelProto) -> ScorerForm | None:
-    """The form of a bundle from before forms were declared, by what its manifest says of its training."""
-    recorded = bundle.manifest.training.get("scorer")
-    kind = recorded.get("kind") if isinstance(recorded, dict) else None
-    if kind == "product":
-        return InnerProductForm()
-    if kind == "mlp" and WEIGHTS in bundle.manifest.files:
-        return mlp_form(model, {name.removeprefix("head."): array for name, array in bundle.weights().items()})
-    return None
+    model = read_graph("scorer.onnx", bundle.graph("scorer.onnx"))
+    return verified_weights(model, scorer.form, scorer.state_dim, scorer.node_dim)
 
 
 def verified_weights(model: onnx.ModelProto, form: ScorerForm, state_dim: int, node_dim: int) -> ScorerWeights:

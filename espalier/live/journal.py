@@ -125,10 +125,9 @@ class Journal:
 
     @staticmethod
     def open(file: Path, mode: Literal["read", "write"] = "write") -> Journal:
-        """The journal of a file that need not be there yet. Migrates one of an earlier release, and reads all of it.
+        """The journal of a file that need not be there yet. Reads all of it.
 
-        Raises JournalCorrupt where it is damaged, UnsupportedJournal where a later release wrote it, or an earlier one and it cannot be
-        migrated, because the folder is read-only.
+        Raises JournalCorrupt where it is damaged, UnsupportedJournal where it has another schema.
         """
         journal = Journal(file, mode)
         journal.check()

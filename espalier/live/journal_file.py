@@ -26,17 +26,17 @@ FILE = "live.db"
 LOCK = ".live.lock"
 APPLICATION = 0x4573704A
 """SQLite's application_id of a journal: "EspJ"."""
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL)",
-        "CREATE TABLE ops(seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL, "
-        "source_version INTEGER, at REAL NOT NULL)",
-        "CREATE TABLE latest(id TEXT PRIMARY KEY, seq INTEGER NOT NULL)",
-        "CREATE TABLE placements(version INTEGER NOT NULL, seq INTEGER NOT NULL, tree INTEGER NOT NULL, parent INTEGER NOT NULL, "
-        "slot INTEGER NOT NULL, row BLOB NOT NULL, PRIMARY KEY(version, seq, tree))",
-    ),
+SCHEMA_VERSION = 1
+"""SQLite's user_version of a journal: what is written, and all that is read."""
+TABLES = (
+    "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    "CREATE TABLE ops(seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL, "
+    "source_version INTEGER, at REAL NOT NULL)",
+    "CREATE TABLE latest(id TEXT PRIMARY KEY, seq INTEGER NOT NULL)",
+    "CREATE TABLE placements(version INTEGER NOT NULL, seq INTEGER NOT NULL, tree INTEGER NOT NULL, parent INTEGER NOT NULL, "
+    "slot INTEGER NOT NULL, row BLOB NOT NULL, PRIMARY KEY(version, seq, tree))",
 )
-"""The statements that lead from each schema version to the next, from 0 (no tables). SQLite's user_version is the version of a file."""
+"""The statements of its tables; SQLite stores their text."""
 MAX_VALUE_BYTES = 32 << 20
 """Largest value that SQLite reads or writes."""
 LOCK_S = 5.0
@@ -90,7 +90,7 @@ def show_progress(file: Path) -> None:
 
 
 def open_writer(file: Path) -> sqlite3.Connection:
-    """A connection that writes, to a file that is made or migrated where it must be. The caller holds the lock.
+    """A connection that writes, to a file that is made where there is none. The caller holds the lock.
 
     Raises JournalError and its kinds.
     """
@@ -102,16 +102,16 @@ def open_writer(file: Path) -> sqlite3.Connection:
     with errors_of(file):
         connection = _connect(file, "rw")
         try:
-            found = _schema_of(connection, file)
+            is_made = _has_tables(connection, file)
             mode = "TRUNCATE" if on_network(file) else "WAL"
-            if not found:
+            if not is_made:
                 connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute(f"PRAGMA journal_mode = {mode}")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA wal_autocheckpoint = 0")
             connection.execute("PRAGMA secure_delete = ON")
-            if found < len(MIGRATIONS):
-                _migrate(connection, found)
+            if not is_made:
+                _make_tables(connection)
                 flush(file.parent)
             connection.execute("BEGIN IMMEDIATE")  # raises where nothing can be written
             connection.execute("ROLLBACK")
@@ -142,20 +142,18 @@ def open_reader(file: Path) -> tuple[sqlite3.Connection, bool] | None:
                 raise
             connection, keep = _connect(file, "ro", "&immutable=1"), False
         try:
-            found = _schema_of(connection, file)
+            is_made = _has_tables(connection, file)
         except BaseException:
             connection.close()
             raise
-    if found == len(MIGRATIONS):
+    if is_made:
         return connection, keep
     connection.close()
-    if found:
-        raise UnsupportedJournal(f"{named(file)}: it is of an earlier release (schema {found}); the first write migrates it")
     return None
 
 
 def check(file: Path) -> None:
-    """Read all of a journal. Raises JournalCorrupt where it is damaged, UnsupportedJournal where a later release wrote it."""
+    """Read all of a journal. Raises JournalCorrupt where it is damaged, UnsupportedJournal where it has another schema."""
     found = open_reader(file)
     if found is None:
         return
@@ -226,8 +224,11 @@ def _connect(file: Path, mode: str, more: str = "") -> sqlite3.Connection:
     return connection
 
 
-def _schema_of(connection: sqlite3.Connection, file: Path) -> int:
-    """The schema version of a file, 0 for an empty one. Raises JournalCorrupt for other files, UnsupportedJournal for later ones."""
+def _has_tables(connection: sqlite3.Connection, file: Path) -> bool:
+    """Whether a file has the tables of a journal; False for an empty one. Changes nothing.
+
+    Raises JournalCorrupt for other files, UnsupportedJournal for journals of another schema.
+    """
     connection.execute("BEGIN")  # of one moment: a writer may be making the file
     try:
         (application,) = connection.execute("PRAGMA application_id").fetchone()
@@ -237,34 +238,27 @@ def _schema_of(connection: sqlite3.Connection, file: Path) -> int:
         if connection.in_transaction:  # some errors end it
             connection.execute("ROLLBACK")
     if not application and not version and not tables:
-        return 0
+        return False
     if application != APPLICATION:
         raise JournalCorrupt(f"{named(file)}: it is a database of something else; put a backup in its place, or move it away")
-    if version > len(MIGRATIONS):
-        raise UnsupportedJournal(f"{named(file)}: it has schema {version}, and this release reads schemas up to {len(MIGRATIONS)}")
-    if version == len(MIGRATIONS) and tables != _tables():
+    if version != SCHEMA_VERSION:
+        raise UnsupportedJournal(
+            f"{named(file)}: it has schema {version}, expected schema {SCHEMA_VERSION}. Another generation of this software wrote it, and "
+            "it is left as it is: serve the model with that one, or move the file away and put its items again"
+        )
+    if tables != set(TABLES):
         raise JournalCorrupt(f"{named(file)}: its tables are not those of schema {version}; put a backup in its place")
-    return int(version)
+    return True
 
 
-def _tables() -> set[str]:
-    """The statements of the tables of the newest schema."""
-    with closing(sqlite3.connect(":memory:")) as connection:
-        for statement in (statement for step in MIGRATIONS for statement in step):
-            connection.execute(statement)
-        return {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name <> 'sqlite_sequence'")}
-
-
-def _migrate(connection: sqlite3.Connection, found: int) -> None:
-    """Bring a file to the newest schema, in one transaction."""
+def _make_tables(connection: sqlite3.Connection) -> None:
+    """Make an empty file a journal, in one transaction."""
     connection.execute("BEGIN IMMEDIATE")
-    for step in MIGRATIONS[found:]:
-        for statement in step:
-            connection.execute(statement)
-    if not found:
-        connection.execute("INSERT INTO meta VALUES ('identity', ?)", (new_identity(),))
+    for statement in TABLES:
+        connection.execute(statement)
+    connection.execute("INSERT INTO meta VALUES ('identity', ?)", (new_identity(),))
     connection.execute(f"PRAGMA application_id = {APPLICATION}")
-    connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     connection.execute("COMMIT")
 
 

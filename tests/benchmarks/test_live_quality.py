@@ -24,7 +24,7 @@ def hidden() -> HiddenItems:
     log = log_of([rng.permutation(ITEMS)[:8].tolist() for _ in range(60)], items=ITEMS)
     items = pa.table({"id": log.item_ids, "title": [None, *(f"book {row}" for row in range(1, ITEMS))]})
     whole = Prepared(split_of(log, 40, 10, 10), ItemTable.build(items))
-    return hide(deep_config({"name": "books", "data": {"log": "log.csv"}}), whole, 0.25, 3, seed=1)
+    return hide(deep_config({"kind": "otm-sequence", "name": "books", "data": {"log": "log.csv"}}), whole, 0.25, 3, seed=1)
 
 
 def test_training_knows_nothing_of_hidden_items(hidden: HiddenItems) -> None:

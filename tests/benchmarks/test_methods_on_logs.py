@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 
 USERS, ITEMS = 150, 20
 CONFIG = """
+kind = "otm-robust"
 name = "cycle"
 [data]
 log = "elsewhere"

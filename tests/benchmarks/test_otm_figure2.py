@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks.papers import otm_figure2
 from tests.pictures import Pictures
-from training.trees.random import random_tree
+from training.trees.balanced import random_tree
 
 
 @given(
@@ -49,7 +49,10 @@ def test_the_more_concentrated_log_comes_first(
 ) -> None:
     rng = np.random.default_rng(0)
     config = tmp_path / "log.toml"
-    config.write_text('name = "log"\n[data]\nlog = "any"\nformat = { format = "lists", separator = " " }\n[tree]\nkind = "random"\n')
+    config.write_text(
+        'kind = "otm-sequence"\nname = "log"\n'
+        '[data]\nlog = "any"\nformat = { format = "lists", separator = " " }\n[tree]\nkind = "random"\n'
+    )
     studies = []
     for name, power in (("even", 1.0), ("uneven", 6.0)):
         items = (40 * rng.random((60, 12)) ** power).astype(int)

@@ -69,7 +69,7 @@ def test_rows_are_written_after_every_method_and_not_made_twice(
     (tmp_path / "log.csv").write_text("user,item\n" + "\n".join(lines) + "\n")
     config = tmp_path / "small.toml"
     config.write_text(
-        'name = "small"\n[data]\nlog = "elsewhere"\nformat = { min_user_events = 5 }\n[instances]\nwindows = [4, 2]\n'
+        'kind = "otm-robust"\nname = "small"\n[data]\nlog = "elsewhere"\nformat = { min_user_events = 5 }\n[instances]\nwindows = [4, 2]\n'
         "[scorer]\nnode_dim = 6\nhidden = [8]\n[optimiser]\nsteps = 3\nbatch = 20\n"
     )
     out, plot = tmp_path / "rows.json", tmp_path / "curves.png"

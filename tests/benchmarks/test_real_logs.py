@@ -44,7 +44,8 @@ def test_several_sets_keep_their_order(tmp_path: Path) -> None:
 def test_another_log_is_read_as_its_configuration_says_or_by_default(tmp_path: Path) -> None:
     log, config = tmp_path / "clicks.csv", tmp_path / "books.toml"
     log.touch()
-    config.write_text('name = "books"\n[data]\nlog = "elsewhere.csv"\nformat = { user = "reader", item = "book" }\n')
+    data = 'log = "elsewhere.csv"\nformat = { user = "reader", item = "book" }\n'
+    config.write_text(f'kind = "otm-sequence"\nname = "books"\n[data]\n{data}')
     real = real_logs.load(options("--log", str(log), "--config", str(config)))
     assert (real.name, real.log, real.config.data.format.model_dump()["user"]) == ("books", log, "reader")
     real = real_logs.load(options("--log", str(log)))

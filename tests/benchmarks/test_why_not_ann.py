@@ -38,6 +38,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bundle(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """Three steps of training on the log."""
     raw: dict[str, object] = {
+        "kind": "otm-robust",
         "name": "small",
         "data": {"log": log, "format": {"min_user_events": 5}},
         "instances": {"windows": [4, 2]},

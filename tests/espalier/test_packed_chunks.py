@@ -22,7 +22,7 @@ from espalier.engines.linear.engine import open_sparse_cpu
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.triton.chunk_tiles import ChunkTiles, TileSizes, laid_out
 from espalier.errors import BundleCorrupt
-from espalier.manifest import Manifest, ManifestDraft, Ranking
+from espalier.manifest import ManifestDraft, Ranking
 from espalier.packed_chunks import packed, rounded, unpacked, widened
 from espalier.search import SearchParams
 from espalier.tree import tree_from_children
@@ -119,12 +119,6 @@ def test_weights_that_float16_cannot_hold_stay_float32() -> None:
     for factor in (1e6, 1e-7):
         assert rounded(replace(chunks, entry_weight=chunks.entry_weight * np.float32(factor))) is None
     assert rounded(chunks) is not None
-
-
-def test_the_first_schema_has_no_float16(tmp_path: Path) -> None:
-    raw = stored_in_float16(tmp_path).manifest.model_dump()
-    with pytest.raises(ValueError, match="schema version 1 has linear scorers in float32"):
-        Manifest.model_validate(raw | {"schema_version": 1})
 
 
 def _damaged(arrays: dict[str, Any], name: str) -> dict[str, Any]:

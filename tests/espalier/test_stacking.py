@@ -318,7 +318,6 @@ def test_a_manifest_without_stacking_says_nothing_of_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 1}, "schema version 1"),
         ({"ranking": {"own": "logit", "gamma": 0}}, "logit"),
         ({"stacking": {"candidates": 0, "power": 1, "points": 3}}, "candidates"),
         ({"stacking": {"candidates": 9, "power": 1.5, "points": 3}}, "power"),

@@ -55,7 +55,7 @@ import triton.language as tl
 from espalier.engines.onnx import engine as onnx_engine
 from espalier.engines.onnx.graphs import read_graph
 from espalier.engines.reference import ReferenceEngine
-from espalier.engines.scorer_weights import scorer_weights, verified_weights
+from espalier.engines.scorer_weights import verified_weights
 from espalier.engines.triton import cells as gpu_cells
 from espalier.engines.triton import gpu_engine
 from espalier.engines.triton import graph_engine as gpu
@@ -332,24 +332,6 @@ def test_a_wrong_declaration_of_a_scorer_is_refused(nodes: list[onnx.NodeProto],
     constants: dict[str, Any] = {name: array.astype(np.float32) for name, array in floats.items()}
     with pytest.raises(UnsupportedGraph, match=reason):
         verified_weights(scorer_graph(*nodes, one=np.array([1]), two=np.array([2]), **constants), form, 4, 4)
-
-
-@pytest.mark.parametrize("kind", ["product", "mlp"])
-def test_a_bundle_from_before_forms_were_declared_runs_by_what_its_training_says(tmp_path: Path, kind: str) -> None:
-    bundle = trained_kind(tmp_path, kind, (32, 16), np.random.default_rng(5))
-    declared = scorer_weights(bundle)
-    manifest = json.loads((bundle.path / "manifest.json").read_text())
-    del manifest["scorer"]["form"], manifest["command"]
-    manifest |= {"schema_version": 1, "training": {"scorer": {"kind": kind}}}
-    (bundle.path / "manifest.json").write_text(json.dumps(manifest))
-    derived = scorer_weights(Bundle.open(bundle.path))
-    assert_array_equal(derived.out, declared.out)
-    for mine, other in zip(derived.layers, declared.layers, strict=True):
-        assert_array_equal(mine.weight, other.weight)
-        assert_array_equal(mine.slope, other.slope)
-    (bundle.path / "manifest.json").write_text(json.dumps(manifest | {"training": {}}))
-    with pytest.raises(UnsupportedGraph, match=r"declares no form of scorer\.onnx"):
-        scorer_weights(Bundle.open(bundle.path))
 
 
 def test_attention_is_left_to_another_engine_and_says_so(tmp_path: Path) -> None:

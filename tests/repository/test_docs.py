@@ -25,7 +25,7 @@ from service.watch.metrics import Metrics
 from tests import ROOT
 from tests.helps import help_of
 from tests.service.running import every_metric
-from training.specification.models import check_config
+from training.specification.models import SPECIFICATION
 
 DOCUMENTS = [
     *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "models/README.md", "data/debian-bookworm/README.md"),
@@ -176,7 +176,7 @@ def test_configurations_in_the_documents_are_valid(document: str) -> None:
     assert blocks(document, "toml")
     for block in blocks(document, "toml"):
         raw = tomllib.loads(block)
-        assert check_config(raw)
+        assert SPECIFICATION.checked(raw)
 
 
 def test_every_log_format_in_the_documents_is_valid() -> None:
@@ -184,7 +184,7 @@ def test_every_log_format_in_the_documents_is_valid() -> None:
     assert len(formats) >= 5
     for written in formats:
         parsed: dict[str, Any] = tomllib.loads(f"format = {written}")
-        check_config({"name": "any", "data": {"log": "log", **parsed}})
+        SPECIFICATION.checked({"kind": "otm-robust", "name": "any", "data": {"log": "log", **parsed}})
 
 
 @cache

@@ -16,7 +16,8 @@ from espalier.manifest import GraphScorer
 from espalier.metrics import precision_recall_f
 from espalier.search import SearchParams
 from tests import ROOT
-from training.specification.models import check_config, read_deep_config
+from training.specification.deep import DeepConfig
+from training.specification.models import config_of, read_deep_config
 
 FOLDER = ROOT / "models/debian-depends/1"
 CONFIG = "training/configs/debian-depends.toml"
@@ -38,7 +39,7 @@ def test_the_sample_is_small_and_holds_the_files_of_its_manifest_alone(sample: B
 
 def test_the_sample_is_trained_on_the_data_of_the_repository_by_its_configuration(sample: Bundle) -> None:
     config = read_deep_config(ROOT / CONFIG)
-    assert check_config(sample.manifest.training) == config
+    assert config_of(sample.manifest, DeepConfig) == config
     assert sample.manifest.data["sha256"] == hashlib.sha256((ROOT / config.data.log).read_bytes()).hexdigest()
 
 

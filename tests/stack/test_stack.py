@@ -202,7 +202,7 @@ def offline_stack(images: Images, pulled: dict[str, bool], folder: Path) -> Stac
     text = (ROOT / "training/configs/debian-depends.toml").read_text()
     for pattern, few in (
         ("steps = 2000", "steps = 5"),
-        ("[data]", "[data]\ntest_share = 0.01\nvalidation_share = 0.01"),
+        ("[data]", "[data]\nsplit = { test_share = 0.01, validation_share = 0.01 }"),
         ("[search]", "[memory]\nweight = 0\n\n[search]\ngamma = 0.3"),
     ):
         assert text.count(f"\n{pattern}\n") == 1

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from training.rankers import elimination, plackett_luce
 from training.rankers.elimination import elimination_loss, staged_elimination
-from training.rankers.losses import query_losses
+from training.rankers.fit import query_losses
 from training.rankers.plackett_luce import plackett_luce_loss
 from training.rankers.ties import log_group_first, random_order, tied_elimination_loss, tied_plackett_luce_loss
 from training.specification.ranker import ChoiceModel, LinearRankerConfig

@@ -57,12 +57,13 @@ def write_log(file: Path, missing: Sequence[int] = (), new: int = 0) -> Path:
 
 def settings(log: Path, **sections: Any) -> dict[str, Any]:
     plain: dict[str, Any] = {
+        "kind": "tdm",
         "name": "planted",
         "data": {"log": str(log)},
         "instances": {"windows": [8, 4, 2], "targets": 20},
         "tree": {"kind": "random"},
         "scorer": {"kind": "mlp", "node_dim": 8, "hidden": [32, 16]},
-        "objective": {"kind": "tdm", "beam_size": 10, "negatives": 40, "random_nodes": 10},
+        "objective": {} if sections.get("kind") == "plt" else {"negatives": 40},
         "optimiser": {"steps": 100, "batch": 60, "learning_rate": 0.015, "average": 1},
         "search": {"beam_size": 20, "m": 10, "max_beam_size": 32, "max_m": 64, "gamma": 0.0},
     }
@@ -88,7 +89,7 @@ def command(*arguments: object) -> int:
 def trained(log: Path, folder: Path, **changed: Any) -> Bundle:
     raw = settings(log, **changed)
     sections = {name: value for name, value in raw.items() if isinstance(value, dict)}
-    lines = ['name = "planted"']
+    lines = [f'kind = "{raw["kind"]}"', 'name = "planted"']
     for name, section in sections.items():
         lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items())]
     (folder / "planted.toml").write_text("\n".join(lines) + "\n")
@@ -104,8 +105,8 @@ def bundle(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 @pytest.fixture(scope="module")
 def softmax_bundle(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """Trained by otm-robust with γ 0.5; its search ranks with 0.9, so that the two cannot be taken for each other."""
-    objective = {"kind": "otm-robust", "beam_size": 10, "random_nodes": 10, "gamma": 0.5}
-    return trained(log, tmp_path_factory.mktemp("softmax"), objective=objective, search={"gamma": 0.9})
+    objective = {"beam_size": 10, "random_nodes": 10, "gamma": 0.5}
+    return trained(log, tmp_path_factory.mktemp("softmax"), kind="otm-robust", objective=objective, search={"gamma": 0.9})
 
 
 def going_on(bundle: Bundle, log: Path, **sections: Any) -> DeepConfig:
@@ -145,7 +146,8 @@ def test_training_starts_with_the_tree_and_the_weights_of_the_bundle(bundle: Bun
 
 @pytest.mark.parametrize("kind", ["tdm", "plt", "otm"])
 def test_a_few_steps_of_any_objective_keep_what_the_earlier_model_knew(bundle: Bundle, log: Path, tmp_path: Path, kind: str) -> None:
-    few: dict[str, Any] = {"objective": {"kind": kind}, "optimiser": {"steps": 5, "learning_rate": 1e-3}, "search": {"gamma": "auto"}}
+    few: dict[str, Any] = {"kind": kind, "optimiser": {"steps": 5, "learning_rate": 1e-3}, "search": {"gamma": "auto"}}
+    few |= {"objective": {"beam_size": 10, "random_nodes": 10}} if kind == "otm" else {}
     found = {}
     for config in (going_on(bundle, log, **few), deep_config(settings(log, scorer={"init": "random"}, **few))):
         work = tmp_path / config.scorer.init
@@ -352,7 +354,7 @@ def test_the_tree_of_a_softmax_model_is_learned_from_the_ranks_that_it_was_train
     ("kind", "likelihood"), [("otm-robust", "softmax"), ("otm", "sigmoid"), ("tdm", "sigmoid"), ("plt", "path"), ("hsm", "path")]
 )
 def test_the_likelihood_of_a_rank_is_that_of_the_objective(kind: str, likelihood: str) -> None:
-    assert likelihood_of(deep_config({"name": "any", "data": {"log": "log.csv"}, "objective": {"kind": kind}})) == likelihood
+    assert likelihood_of(deep_config({"kind": kind, "name": "any", "data": {"log": "log.csv"}})) == likelihood
 
 
 def test_relearn_of_a_softmax_model_writes_one_that_finds_about_as_much(softmax_bundle: Bundle, tmp_path: Path) -> None:

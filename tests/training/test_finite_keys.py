@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from espalier.errors import InvalidConfig
-from training.specification.models import check_config
+from training.specification.models import SPECIFICATION
 from training.specification.options import kinds
 from training.specification.sections import sections_in
 
@@ -64,5 +64,5 @@ def test_every_number_has_to_be_finite(value: float) -> None:
 def test_the_refusal_names_key_value_and_what_was_expected(table: str, key: str) -> None:
     raw = tomllib.loads(f'kind = "otm-sequence"\nname = "books"\n[data]\nlog = "log.csv"\n[{table}]\n{key} = inf\n')
     with pytest.raises(InvalidConfig) as caught:
-        check_config(raw)
+        SPECIFICATION.checked(raw)
     assert (caught.value.field, caught.value.value, caught.value.expected) == (f"{table}.{key}", "inf", "a finite number")

@@ -395,27 +395,6 @@ def test_a_checkpoint_of_another_configuration_is_refused(short: Run, tmp_path: 
         changed(short, seed=2).fit(tmp_path / "work", resume=True)
 
 
-@pytest.mark.parametrize("seed", [None, 9])
-def test_a_checkpoint_with_the_keys_of_an_earlier_release_is_resumed_where_its_configuration_is_the_same(
-    short: Run, tmp_path: Path, seed: int | None
-) -> None:
-    whole = weights(short.fit(tmp_path / "whole"))
-    killed(short, tmp_path / "work")
-    file = tmp_path / "work" / "checkpoint.pt"
-    content = torch.load(file, weights_only=True)
-    config = json.loads(content["identity"]["config"])
-    config["objective"] |= {"kind": config.pop("kind"), "beam_schedule": "fixed"}
-    config["optimiser"]["checkpoint_every"] = 5
-    config["seed"] = config["seed"] if seed is None else seed
-    content["identity"]["config"] = json.dumps(config)
-    torch.save(content, file)
-    if seed is None:
-        assert_array_equal(weights(short.fit(tmp_path / "work", resume=True))["node_rows"], whole["node_rows"])
-    else:
-        with pytest.raises(InvalidConfig, match="same configuration"):
-            short.fit(tmp_path / "work", resume=True)
-
-
 def test_a_checkpoint_of_another_log_is_refused(short: Run, tmp_path: Path) -> None:
     killed(short, tmp_path / "work")
     lists = dataclasses.replace(short.prepared.interactions, fingerprint="0" * 64)

@@ -57,6 +57,7 @@ def config_under(kind: str, folder: Path, log: Path) -> DeepConfig:
     split = {"kind": kind} | SPLITS[kind] | ({"test": str(folder / "test.csv")} if kind == "file" else {})
     return deep_config(
         {
+            "kind": "otm-robust",
             "name": "shop",
             "data": {"log": str(log), "format": {"timestamp": "time", "order": "timestamp", "min_user_events": 1}, "split": split},
             "instances": {"windows": [4, 2]},

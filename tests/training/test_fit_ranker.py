@@ -317,7 +317,7 @@ def test_from_a_log_of_histories(tmp_path: Path, command: Callable[..., tuple[in
     log.write_text("\n".join(lines) + "\n")
     config = tmp_path / "model.toml"
     config.write_text(
-        f'name = "any"\n[data]\nlog = "{log}"\n[instances]\nwindows = [8]\n[scorer]\nkind = "product"\nnode_dim = 8\n'
+        f'kind = "otm-robust"\nname = "any"\n[data]\nlog = "{log}"\n[instances]\nwindows = [8]\n[scorer]\nkind = "product"\nnode_dim = 8\n'
         "[optimiser]\nsteps = 20\nbatch = 30\n[search]\nbeam_size = 48\nm = 10\nmax_beam_size = 64\nmax_m = 48\n"
     )
     model = tmp_path / "models" / "songs" / "1"
@@ -357,7 +357,7 @@ def test_from_a_log_of_texts(tmp_path: Path, command: Callable[..., tuple[int, s
     pl.DataFrame(rows, schema=["query", "item"], orient="row").write_csv(tmp_path / "log.csv")
     config = tmp_path / "texts.toml"
     config.write_text(
-        f'algorithm = "xr-linear"\nname = "any"\nthreads = 1\n[data]\nformat = "log"\ntrain = "{tmp_path}/log.csv"\n'
+        f'kind = "xr-linear"\nname = "any"\n[data]\nformat = "log"\ntrain = "{tmp_path}/log.csv"\n'
         f'items = "{tmp_path}/items.parquet"\n[tree]\nbranching = 3\nmax_leaf = 4\n[search]\nmax_m = 18\n'
     )
     model = tmp_path / "models" / "things" / "1"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from training.__main__ import main
-from training.specification.models import check_config
+from training.specification.models import SPECIFICATION
 from training.specification.options import as_markdown, as_text, as_toml, kinds, options, section_of
 from training.specification.ranker import RANKER_CONFIG
 
@@ -61,7 +61,7 @@ def test_keys_are_printed_with_type_default_and_meaning(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_template_loads_and_its_comments_are_the_defaults(kind: str) -> None:
     template = as_toml(kind)
-    given = check_config(tomllib.loads(template))
+    given = SPECIFICATION.checked(tomllib.loads(template))
     assert given.kind == kind
     every = tomllib.loads(uncommented(template))
     plain = leaves(given.model_dump(mode="json"))

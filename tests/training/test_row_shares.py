@@ -24,7 +24,7 @@ from training.deep import checkpoint
 from training.deep import fit as fit_module
 from training.deep.checkpoint import Checkpoint, RunState
 from training.deep.row_shares import FEW_BYTES, shares_rows
-from training.trees.random import random_tree
+from training.trees.balanced import random_tree
 from training.versions import clear
 
 pytestmark = pytest.mark.slow

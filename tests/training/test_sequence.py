@@ -29,14 +29,14 @@ from training.deep.sequence.places import _drawn, trained_places
 from training.deep.sequence.rules import dropout_of, epochs_of, nearness_of, steps_of
 from training.deep.topology import Topology
 from training.specification.deep import SequenceConfig
-from training.specification.models import check_config, deep_config
+from training.specification.models import deep_config
 from training.specification.sequence import SequenceScorer
-from training.trees.random import random_tree
+from training.trees.balanced import random_tree
 
 ITEMS, WIDTH = 21, 8
 TREE = random_tree(ITEMS, 3, seed=1)
 TOPOLOGY = Topology(TREE, torch.device("cpu"))
-RAW = {"name": "books", "data": {"log": "log.csv"}}
+RAW = {"kind": "otm-sequence", "name": "books", "data": {"log": "log.csv"}}
 
 
 def encoder(length: int = 6, layers: int = 2, encoders: tuple[str, ...] = ("transformer",)) -> tuple[SequenceQuery, torch.Tensor]:
@@ -327,11 +327,10 @@ def test_an_exported_encoder_of_a_long_history_is_run_by_onnx_own_evaluator() ->
 # -- configuration --------------------------------------------------------------------------------------------------------
 
 
-def test_the_scorer_says_the_kind() -> None:
-    config = deep_config(RAW | {"scorer": {"kind": "sequence", "heads": 4}})
+def test_the_kind_has_a_sequence_encoder() -> None:
+    config = deep_config(RAW | {"scorer": {"heads": 4}})
     assert isinstance(config, SequenceConfig)
-    assert (config.kind, config.scorer.heads, config.scorer.node_dim) == ("otm-sequence", 4, 256)
-    assert deep_config(RAW | {"kind": "otm-sequence"}).scorer.kind == "sequence"
+    assert (config.scorer.kind, config.scorer.heads, config.scorer.node_dim) == ("sequence", 4, 256)
 
 
 @pytest.mark.parametrize(
@@ -345,6 +344,6 @@ def test_the_scorer_says_the_kind() -> None:
 )
 def test_what_does_not_fit_a_sequence_is_refused(changed: dict[str, object], field: str, expected: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
-        check_config(RAW | changed)
+        deep_config(RAW | changed)
     assert caught.value.field == field
     assert expected in caught.value.expected

@@ -46,6 +46,7 @@ def one_thread() -> Iterator[None]:
 def raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     log, items = write_log(tmp_path_factory.mktemp("sequences"))
     return {
+        "kind": "otm-sequence",
         "name": "with",
         "data": {"log": str(log), "items": str(items), "format": {"order": "file"}, "split": {"kind": "users", "unseen_items": 0.2}},
         "instances": {"targets": 5},

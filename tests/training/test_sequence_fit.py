@@ -19,11 +19,10 @@ from espalier.search import SearchParams
 from training.data.interactions import Interactions
 from training.data.user_item_matrix import events_of_items
 from training.deep import fit as fit_module
-from training.deep.first_model import build_model
+from training.deep.first_model import build_model, popularity_biases
 from training.deep.fit import fit
 from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.run import fit_and_export
-from training.deep.scorers.initial_rows import popularity_biases
 from training.deep.scorers.sequence import SequenceQuery
 from training.deep.sequence.batches import SequenceBatch
 from training.deep.sequence.places import Places, trained_places
@@ -61,6 +60,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(log: Path, **sections: dict[str, Any]) -> dict[str, Any]:
     plain: dict[str, Any] = {
+        "kind": "otm-sequence",
         "name": "planted",
         "data": {"log": str(log), "format": {"order": "file"}, "split": {"kind": "last"}},
         "tree": {"branching": 3},

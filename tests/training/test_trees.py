@@ -15,11 +15,9 @@ from espalier.errors import InvalidConfig, InvalidData
 from espalier.tree import EMPTY_LEAF, Tree
 from tests.training.logs import log_of
 from training.trees import embeddings as embeddings_module
-from training.trees.balanced import balanced_tree
-from training.trees.category import category_tree
+from training.trees.balanced import balanced_tree, category_tree, random_tree
 from training.trees.embeddings import item_embeddings, spread_unseen
 from training.trees.kmeans import kmeans_tree
-from training.trees.random import random_tree
 
 
 def vectors(items: int, width: int = 4, seed: int = 0) -> np.ndarray:

@@ -25,7 +25,8 @@ def prepared(folder: Path, **sections: Any) -> tuple[DeepConfig, Prepared]:
         items = rng.permutation(30)[:11]
         lines += [f"u{user},i{item}" for item in [*items[:6], items[0], *items[6:]]]
     (folder / "log.csv").write_text("\n".join(lines) + "\n")
-    base: dict[str, Any] = {"name": "x", "data": {"log": str(folder / "log.csv"), "test_share": 0.1, "validation_share": 0.5}}
+    data = {"log": str(folder / "log.csv"), "split": {"test_share": 0.1, "validation_share": 0.5}}
+    base: dict[str, Any] = {"kind": "otm-robust", "name": "x", "data": data}
     config = deep_config(base | {"scorer": {"node_dim": 4, "hidden": [4]}} | sections)
     return config, prepare(config, None, folder / "work")
 

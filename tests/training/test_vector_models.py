@@ -331,7 +331,8 @@ def test_item_means_have_a_limit_and_need_vectors(log: Path, tmp_path: Path, mon
 def test_compare_measures_the_tree_beside_item_means_and_says_what_needs_histories(log: Path, tmp_path: Path) -> None:
     config = tmp_path / "planted.toml"
     config.write_text(
-        f"""name = "planted"
+        f"""kind = "otm-robust"
+name = "planted"
 data = {{ log = "{log}", format = {{ format = "vectors" }} }}
 instances = {{ targets = 20 }}
 scorer = {{ node_dim = 12, hidden = [24] }}

@@ -5,6 +5,7 @@ Knows files and columns. Does not know users, catalogues or orders: see `interac
 
 from __future__ import annotations
 
+import gzip
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
-from training.data.line_numbers import line_of
 from training.data.log_values import Place, Stamps, Timestamps
 from training.data.parquet_logs import parquet_batches
 from training.specification.log_format import UNIT_SEPARATOR, CsvFormat, EventFormat, ListsFormat, LogFormat, ParquetFormat
@@ -124,7 +124,7 @@ def _text_columns(path: Path, log: CsvFormat, block_bytes: int) -> Iterator[pa.R
     )
     convert = pa_csv.ConvertOptions(include_columns=names, column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False)
     try:
-        with _open_text(path, None if one_byte else log.separator) as file, pa_csv.open_csv(file, read, parse, convert) as reader:
+        with open_text(path, None if one_byte else log.separator) as file, pa_csv.open_csv(file, read, parse, convert) as reader:
             yield from reader
     except KeyError:
         first = _first_line(path, log.separator)
@@ -141,7 +141,7 @@ def _text_columns(path: Path, log: CsvFormat, block_bytes: int) -> Iterator[pa.R
         if "Empty CSV file" in str(error):
             return
         if "UTF8" in str(error):
-            raise _not_utf8(path) from None
+            raise not_utf8(path) from None
         raise InvalidData(path.name, str(error), "readable text with one event a line") from error
 
 
@@ -189,7 +189,7 @@ def _whole_lines(path: Path, block_bytes: int) -> Iterator[str]:
     """The unzipped text in pieces of about `block_bytes`, cut at line ends, which are left out there."""
     lines_before = 0
     try:
-        with _open_text(path, None) as file:
+        with open_text(path, None) as file:
             while block := file.read(block_bytes):
                 block += file.readline()
                 text = block.removesuffix(b"\n").decode("utf-8-sig" if lines_before == 0 else "utf-8")
@@ -202,7 +202,7 @@ def _whole_lines(path: Path, block_bytes: int) -> Iterator[str]:
         raise InvalidData(path.name, str(error), "readable text with one user a line") from error
 
 
-def _open_text(path: Path, separator: str | None) -> io.BufferedReader:
+def open_text(path: Path, separator: str | None) -> io.BufferedReader:
     """The unzipped text; with `separator`, each occurrence replaced by UNIT_SEPARATOR."""
     stream = pa.input_stream(str(path), compression="gzip" if path.suffix == ".gz" else None)
     return io.BufferedReader(_Lines(stream, separator), 1 << 20)
@@ -210,17 +210,17 @@ def _open_text(path: Path, separator: str | None) -> io.BufferedReader:
 
 def _first_line(path: Path, separator: str) -> list[str]:
     """The names of a header. Raises InvalidData where the line is not UTF-8."""
-    with _open_text(path, None) as file:
+    with open_text(path, None) as file:
         try:
             line = file.readline().decode("utf-8-sig")
         except UnicodeDecodeError:
-            raise _not_utf8(path) from None
+            raise not_utf8(path) from None
     return [name.strip('"') for name in line.rstrip("\r\n").split(separator)]
 
 
-def _not_utf8(path: Path) -> InvalidData:
+def not_utf8(path: Path) -> InvalidData:
     """Names the first line that is not UTF-8, of a file that has one."""
-    with _open_text(path, None) as file:
+    with open_text(path, None) as file:
         line, text = next((line, text) for line, text in enumerate(file, 1) if not _is_utf8(text))
     return InvalidData(f"{path.name}: line {line}", text, "UTF-8")
 
@@ -260,3 +260,22 @@ class _Lines(io.RawIOBase):
         buffer[:size] = self._lines[:size]
         self._lines = self._lines[size:]
         return size
+
+
+def line_of(file: Path, record: int, quoted: bool = True, empty: bool = False) -> int:
+    """The line, from 1 as an editor shows it, on which a record begins; record 0 is the header, or the first event where there is none.
+
+    Reads the file from its beginning, so only errors ask.
+
+    quoted  whether fields may be in quotes, with line ends in them
+    empty   whether an empty line after the header is a record, as polars has it
+    """
+    inside, records = False, 0
+    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
+        for line, text in enumerate(lines, 1):
+            if not inside and (text.strip(b"\r\n") or (empty and records)):
+                if records == record:
+                    return line
+                records += 1
+            inside ^= quoted and text.count(b'"') % 2 == 1
+    return record + 1

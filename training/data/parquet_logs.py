@@ -63,7 +63,7 @@ def parquet_batches(path: Path, columns: Mapping[str, Column], scratch: Path, ro
     if len(files) > 1:
         for file in files:
             name = _name(file, path)
-            with _opened(file, name, scratch) as parquet:
+            with opened(file, name, scratch) as parquet:
                 found = _found(parquet.schema_arrow, file, path, columns)
             if first is None:
                 first = name, found
@@ -77,7 +77,7 @@ def parquet_batches(path: Path, columns: Mapping[str, Column], scratch: Path, ro
 
 def _batches(file: Path, log: Path, columns: Mapping[str, Column], scratch: Path, rows: int) -> Generator[tuple[Place, pa.RecordBatch]]:
     name = _name(file, log)
-    with _opened(file, name, scratch) as parquet:
+    with opened(file, name, scratch) as parquet:
         found = _found(parquet.schema_arrow, file, log, columns)
         of_path = _partitions(file, log)
         have = parquet.schema_arrow.names
@@ -97,7 +97,7 @@ def _batches(file: Path, log: Path, columns: Mapping[str, Column], scratch: Path
 
 
 @contextmanager
-def _opened(file: Path, name: str, scratch: Path) -> Iterator[pa_parquet.ParquetFile]:
+def opened(file: Path, name: str, scratch: Path) -> Iterator[pa_parquet.ParquetFile]:
     """Raises InvalidData for a file that is not Parquet."""
     source = file
     try:

@@ -19,7 +19,7 @@ from scipy.sparse import csr_array
 from espalier.errors import InvalidData
 from training.data.csr import Csr
 from training.data.item_tables import is_text, separator_of
-from training.data.line_numbers import line_of
+from training.data.log_files import line_of
 from training.data.relevance import LARGEST, WEIGHTS, Smoothing, are_weights
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import logging
 import math
 import os
@@ -25,7 +24,6 @@ from training.deep.prepare import Prepared
 from training.deep.row_shares import gather_rows, map_rows, own_rows_of
 from training.deep.scorers.model import NodeScorer
 from training.specification.deep import DeepConfig
-from training.specification.models import earlier_config
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +107,7 @@ class Checkpoint:
             return RunState()
         try:
             content: dict[str, Any] = torch.load(self.file, map_location="cpu", weights_only=True, mmap=self.nodes is not None)
-            identity = _of_today(content["identity"])
+            identity = content["identity"]
         except Exception as error:  # a damaged file raises almost anything
             expected = f"a readable checkpoint ({type(error).__name__}); delete it to start anew"
             raise InvalidConfig("--resume", str(self.file), expected) from error
@@ -129,8 +127,3 @@ def identity_of(config: DeepConfig, prepared: Prepared, tree: Tree) -> dict[str,
     """The configuration, log and tree of a run."""
     nodes = hashlib.sha256(tree.first_child.tobytes() + tree.leaf_item.tobytes()).hexdigest()
     return {"config": config.model_dump_json(), "log": prepared.interactions.fingerprint, "tree": nodes}
-
-
-def _of_today(identity: Mapping[str, str]) -> dict[str, str]:
-    """The identity in a file, whose configuration may have the keys of an earlier release."""
-    return {**identity, "config": earlier_config(json.loads(identity["config"])).model_dump_json()}

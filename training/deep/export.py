@@ -5,16 +5,19 @@ Legend: B queries, M results, T history, C candidates.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx.numpy_helper
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from espalier.bundle import Bundle
@@ -22,10 +25,9 @@ from espalier.bundle_writer import ContentParts, GraphContent, write_bundle
 from espalier.engines.onnx.runtime import ort
 from espalier.errors import BundleCorrupt
 from espalier.items import ItemTable
-from espalier.manifest import InnerProductForm, ManifestDraft, Ranking, ScorerForm, SearchDefaults
+from espalier.manifest import DenseLayer, InnerProductForm, ManifestDraft, MlpForm, Ranking, ScorerForm, SearchDefaults
 from espalier.memory import Memory
 from espalier.queries import HistoryKind, Kind, QueryBatch, VectorKind
-from espalier.scorer_form import mlp_form
 from espalier.search import Engine, SearchParams
 from espalier.tree import Tree
 from training.data.item_content import ItemContent
@@ -44,6 +46,7 @@ from training.golden import golden_answers
 from training.publish import GOLDEN_QUERIES, HELD_OUT_QUERIES, golden_beams, publish, reported_ms, unanswered
 from training.specification.deep import DeepConfig
 
+Floats = NDArray[np.float32]
 PARITY_TOLERANCE = 1e-3
 MOST_NUMBERS = 1 << 22
 """Numbers of the vectors that golden and held-out queries hold, at most."""
@@ -158,10 +161,44 @@ def scorer_form(model: NodeScorer, scorer_onnx: bytes) -> ScorerForm | None:
         return InnerProductForm()
     if not isinstance(model.head, MlpHead):
         return None
-    form = mlp_form(onnx.load_from_string(scorer_onnx), {name: tensor.numpy() for name, tensor in model.head.state_dict().items()})
-    if form is None:
-        raise BundleCorrupt("scorer.onnx does not hold the weights of the network that it was exported from")
-    return form
+    weights = {name: tensor.numpy() for name, tensor in model.head.state_dict().items()}
+    try:
+        return mlp_form(onnx.load_from_string(scorer_onnx), weights)
+    except KeyError as error:
+        raise BundleCorrupt("scorer.onnx does not hold the weights of the network that it was exported from") from error
+
+
+def mlp_form(model: onnx.ModelProto, weights: Mapping[str, Floats]) -> MlpForm:
+    """Which initialisers of scorer.onnx hold the weights of its network, whose arrays are named as `MlpHead` names them.
+
+    An exporter is free to name, transpose and share what it writes, so arrays are found by their values.
+    Raises KeyError where one is not there.
+    """
+    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    layers = ["node_part", *takewhile(lambda name: f"{name}.weight" in weights, (f"layers.{i}" for i in count()))]
+    hidden = [_dense_layer(arrays, weights, name, f"slopes.{i}.weight") for i, name in enumerate(layers)]
+    return MlpForm(layers=tuple(hidden), out=_dense_layer(arrays, weights, "out", None))
+
+
+def _dense_layer(arrays: Mapping[str, Floats], weights: Mapping[str, Floats], name: str, slope: str | None) -> DenseLayer:
+    weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
+    for transposed, values in ((False, weight.T), (True, weight)):  # torch has [out, in]
+        stored = next((key for key, array in arrays.items() if np.array_equal(array, values)), None)
+        if stored is not None:
+            return DenseLayer(
+                weight=stored,
+                transposed=transposed,
+                bias=None if bias is None else _vector_name(arrays, bias),
+                slope=None if slope is None else _vector_name(arrays, weights[slope]),
+            )
+    raise KeyError(name)
+
+
+def _vector_name(arrays: Mapping[str, Floats], values: Floats) -> str:
+    for name, array in arrays.items():
+        if np.array_equal(array.reshape(-1), values.reshape(-1)):
+            return name
+    raise KeyError("vector")
 
 
 def query_input(model: NodeScorer, kind: Kind) -> str:

@@ -1,13 +1,20 @@
 """The model at the start of training: from a seed, from training users' co-occurrence, or an earlier one's weights.
 
 Knows where first rows come from, and which process makes them. Does not know how they are trained.
+
+Every node may start as the mean of the embeddings of the items below it: a factorisation of the training users' lists already holds which
+items co-occur, which random rows must learn first. On dense logs this only shortens the start of a run.
+
+Legend: N nodes, I items, D node row, K columns at a time.
 """
 
 from __future__ import annotations
 
 import logging
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from espalier.queries import VectorKind
@@ -19,7 +26,6 @@ from training.deep.prepare import Prepared, item_embeddings
 from training.deep.queries import query_kind
 from training.deep.row_shares import share_rows, share_weights
 from training.deep.scorers.heads import ProductHead
-from training.deep.scorers.initial_rows import popularity_biases, rows_from_embeddings
 from training.deep.scorers.model import NodeScorer, new_model
 from training.deep.scorers.sequence import SequenceQuery
 from training.deep.validation import ranked_by
@@ -27,6 +33,10 @@ from training.deep.vector_start import start_model
 from training.specification.deep import DeepConfig
 
 log = logging.getLogger(__name__)
+
+Float32 = NDArray[np.float32]
+COLUMNS = 16
+"""Of rows that are summed at a time, in float64."""
 
 
 def first_model(config: DeepConfig, tree: Tree, prepared: Prepared, device: torch.device, shared: bool) -> NodeScorer:
@@ -80,3 +90,50 @@ def build_model(config: DeepConfig, tree: Tree, prepared: Prepared) -> NodeScore
     if prepared.content is not None:
         add_content(model, prepared.content.rows, tree, prepared.seen_I, fitted=scorer.init != "random")
     return model
+
+
+def rows_from_embeddings(tree: Tree, embeddings_ID: Float32, std: float) -> Float32:
+    """float32[N, D]: means over the items below of unit-length embeddings, scaled to root mean square `std` on each level.
+
+    Nodes without items get zero rows.
+    """
+    length_I = np.linalg.norm(embeddings_ID, axis=1)
+    scale_I = np.divide(1, length_I, out=np.zeros(len(length_I)), where=length_I > 0)
+    rows_ND = np.empty((tree.node_count, embeddings_ID.shape[1]), np.float32)
+    squares_L = np.zeros(tree.height + 1)
+    for start in range(0, embeddings_ID.shape[1], COLUMNS):
+        columns = slice(start, start + COLUMNS)
+        means_NK = _means_below(tree, embeddings_ID[:, columns] * scale_I[:, None])
+        squares_L += [np.square(means_NK[tree.level(h).start : tree.level(h).stop]).sum() for h in range(tree.height + 1)]
+        rows_ND[:, columns] = means_NK
+    for h in range(tree.height + 1):
+        size = np.sqrt(squares_L[h] / (tree.level_size(h) * embeddings_ID.shape[1]))
+        rows_ND[tree.level(h).start : tree.level(h).stop] *= std / size if size > 0 else 0
+    return rows_ND
+
+
+def _means_below(tree: Tree, values_IK: NDArray[np.float64]) -> NDArray[np.float64]:
+    """float64[N, K]: means over the items below."""
+    means_NK = np.zeros((tree.node_count, values_IK.shape[1]))
+    means_NK[tree.leaf_of_item] = values_IK
+    for h in range(tree.height - 1, -1, -1):
+        span = tree.level(h)
+        below = means_NK[: tree.level_offset[h + 2]]
+        means_NK[span.start : span.stop] = np.add.reduceat(below, tree.first_child[span.start : span.stop])
+    means_NK /= np.maximum(tree.items_below, 1)[:, None]
+    return means_NK
+
+
+def popularity_biases(tree: Tree, events_I: NDArray[np.float64], gamma: float) -> Float32:
+    """float32[N]: biases with which every node ranks by the log of the events below it; one event more for every item.
+
+    rank(n) = b(n) + γ · rank(parent(n)), so b(n) = log p(n) − γ · log p(parent(n)), p the share of all events; 0 for nodes without items.
+    A softmax has to learn popularity first, and a slow learning rate takes long over it.
+    """
+    share_N = np.zeros(tree.node_count)
+    share_N[tree.leaf_of_item] = (events_I + 1) / (events_I + 1).sum()
+    for h in range(tree.height - 1, -1, -1):
+        span = tree.level(h)
+        share_N[span.start : span.stop] = np.add.reduceat(share_N[: tree.level_offset[h + 2]], tree.first_child[span.start : span.stop])
+    rank_N = np.log(share_N, out=np.zeros_like(share_N), where=share_N > 0)
+    return np.asarray(rank_N - gamma * np.where(share_N > 0, rank_N[tree.parent], 0), np.float32)

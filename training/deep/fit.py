@@ -39,8 +39,7 @@ from training.deep.queries import model_input
 from training.deep.row_shares import shares_rows, unshare_rows
 from training.deep.scorers.model import NodeScorer
 from training.deep.sequence.steps import SequenceSteps
-from training.deep.topology import Topology
-from training.deep.transfer import on_device
+from training.deep.topology import Topology, on_device
 from training.deep.validation import validation_pairs, validation_recall
 from training.specification.deep import DeepConfig, Objective, PathObjective, SequenceConfig, TdmObjective, WindowConfig
 from training.specification.sequence import SequenceObjective

@@ -31,11 +31,10 @@ from training.deep.vector_start import start_of
 from training.live.joined_log import with_journal, with_live_fields
 from training.live.taken_along import TakenAlong, take_along, with_live_items
 from training.specification.deep import DeepConfig, JtmTree, TreeOfEarlierModel
-from training.trees.category import category_tree
+from training.trees.balanced import category_tree, random_tree
 from training.trees.embeddings import item_embeddings as embeddings_of
 from training.trees.embeddings import spread_unseen
 from training.trees.kmeans import kmeans_tree
-from training.trees.random import random_tree
 
 log = logging.getLogger(__name__)
 

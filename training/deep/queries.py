@@ -18,8 +18,7 @@ from training.data.splits import EvaluationPair
 from training.deep.instances import QueryRows
 from training.deep.scorers.model import NodeScorer
 from training.deep.scorers.sequence import SequenceQuery
-from training.deep.topology import Topology
-from training.deep.transfer import on_device
+from training.deep.topology import Topology, on_device
 from training.specification.deep import DeepConfig
 
 

@@ -5,6 +5,8 @@ Legend: B queries, T history, P positives of a query, C candidates, K beam, N no
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -92,3 +94,9 @@ def _distinct(nodes: Tensor, padding: int) -> Tensor:
     repeat = torch.zeros_like(nodes, dtype=torch.bool)
     repeat[:, 1:] = nodes[:, 1:] == nodes[:, :-1]
     return torch.where(repeat, padding, nodes).sort(1).values
+
+
+def on_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """The array as a tensor on the device. A GPU copies it from pinned memory, so that the copy does not wait for the one before."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -1,4 +1,4 @@
-"""The next version of a model: its bundle with live items in it, published without training.
+"""`python -m training fold`: the next version of a model is its bundle with live items in it, published without training.
 
 Golden queries are those of the version before, answered anew; held-out queries and what they measure too. A ranker goes along. What is
 learned again only by training stays as it was: γ, the calibration, stacking, the ranker.
@@ -7,6 +7,7 @@ learned again only by training stays as it was: γ, the calibration, stacking, t
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from espalier.bundle_writer import GraphContent, LinearContent, with_parts, writ
 from espalier.checks.golden import encode_table
 from espalier.checks.heldout import read_heldout
 from espalier.chunks import Chunks, TreeChunks
+from espalier.errors import InvalidConfig
 from espalier.live.fold import Folded, fold_draft, folded
 from espalier.live.state import LiveState
 from espalier.memory import MAX_ROW, MAX_VISITS, Memory
@@ -27,8 +29,11 @@ from espalier.search import Engine, SearchParams
 from training.evaluate import LabelledQueries, measure
 from training.golden import golden_answers
 from training.graded import grades_of
+from training.live.catalogue import journal_of, read_items
+from training.live.replay import held_by, replayed
 from training.live.splitting import split_for_padding
 from training.publish import publish, reported_ms
+from training.versions import new_version
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +41,24 @@ MS = (10, 50, 100)
 """Numbers of results that a version reports its figures for."""
 CROWDED = 0.1
 """Share of the parents of leaves that are split, from which training anew is advised."""
+
+
+def fold(model: Path, out: Path) -> Bundle:
+    """Write models/NAME/VERSION (`out`), a version with all items of its journal in it, verified and measured on its held-out queries.
+
+    Raises InvalidConfig where `out` is of another model, or the journal has nothing that the version does not hold.
+    """
+    new_version(out)
+    bundle, now = Bundle.open(model), time.time()
+    if out.absolute().parent != model.absolute().parent:
+        raise InvalidConfig("--out", str(out), f"another version of {model.absolute().parent.name}: a journal is one model's")
+    items, held = read_items(journal_of(model), now), held_by(bundle)
+    if items is None or items.through <= held:
+        found = "no journal" if items is None else f"a journal through operation {items.through}, all of which it holds"
+        raise InvalidConfig("--model", f"{model} with {found}", "a version with live items that it does not hold")
+    state = replayed(bundle, journal_of(model), items.operations, now)
+    log.info("%d live items and %d tombstones, through operation %d", state.live_items, state.tombstones, state.sequence)
+    return publish_fold(bundle, state, out)
 
 
 def publish_fold(bundle: Bundle, state: LiveState, out: Path) -> Bundle:

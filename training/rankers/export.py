@@ -7,7 +7,6 @@ any number of items, of any number of queries: an item's score depends on its ow
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -37,11 +36,6 @@ def ranker_onnx(ranker: Ranker) -> bytes:
         if not worst <= limit:
             raise ArithmeticError(f"scores: got a difference of {worst} between ONNX Runtime and torch, expected at most {limit}")
     return serialised
-
-
-def export_ranker(ranker: Ranker, path: Path) -> None:
-    """Write `ranker_onnx` to a file."""
-    path.write_bytes(ranker_onnx(ranker))
 
 
 class _Scores(nn.Module):

@@ -1,4 +1,8 @@
-"""`python -m training shard`: a bundle, or the shards that one was cut into, as so many shards."""
+"""`python -m training shard`: a bundle, or the shards that one was cut into, as so many shards OUT/INDEX/VERSION.
+
+A layout is complete when every index has its shard. Shards are written hidden and renamed when all of them are verified, so a run that is
+killed leaves either nothing or some of the shards, which the next run completes.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from espalier.bundle import Bundle
+from espalier.bundle import Bundle, find_versions, versions_in
 from espalier.bundle_writer import make_folder
-from espalier.errors import InvalidConfig
+from espalier.durable import flush
+from espalier.errors import BundleExists, InvalidConfig
+from espalier.manifest import ShardInfo
 from espalier.shards.cut import Cut
 from training.publish import publish, scratch
 from training.shard.golden import ShardGolden
 from training.shard.join import check_version_option, is_folder_of_shards, joined, shards_in
-from training.shard.layout import check_place, missing_shards, put
 
 log = logging.getLogger(__name__)
 
@@ -68,3 +73,63 @@ def _whole(model: Path, version: int | None, folder: Path) -> Iterator[Bundle]:
         yield joined(shards_in(model, version), folder)
     else:
         yield Bundle.open(model)
+
+
+def check_place(out: Path) -> None:
+    """Raise InvalidConfig where a folder is no place for shards: it is or lies in a bundle, or holds bundles that are no shards."""
+    for folder in (out.resolve(), *out.resolve().parents):
+        if folder.name.isdecimal() and (folder / "manifest.json").is_file():
+            raise _no_place(out, f"{folder} is a bundle")
+    if out.is_dir() and (versions := versions_in(out)):
+        raise _no_place(out, f"it holds version {versions[-1]} of a model")
+    for name, numbers in find_versions(out).items():
+        is_index = name.isdecimal() and str(int(name)) == name
+        if not is_index or Bundle.open(out / name / str(numbers[-1]), verify=False).manifest.shard is None:
+            raise _no_place(out, f"it holds the model {name!r}")
+
+
+def _no_place(out: Path, what: str) -> InvalidConfig:
+    return InvalidConfig("--out", str(out), f"a folder for shards alone; {what}")
+
+
+def missing_shards(out: Path, cut: Cut) -> list[int]:
+    """Which shards of a layout a folder lacks.
+
+    out  as `check_place` lets it pass
+    Raises BundleExists where it has all of them, or this version in another layout.
+    """
+    version, there = cut.info(0).version, set[int]()
+    for name, versions in find_versions(out).items():
+        if version in versions:
+            path = out / name / str(version)
+            _check_same(path, Bundle.open(path, verify=False).manifest.shard, cut, int(name))
+            there.add(int(name))
+    missing = [index for index in range(cut.count) if index not in there]
+    if not missing:
+        raise BundleExists(f"{out}: version {version} is there already, in {cut.count} shards")
+    return missing
+
+
+def _check_same(path: Path, found: ShardInfo | None, cut: Cut, index: int) -> None:
+    if index >= cut.count or found != cut.info(index):
+        wanted = cut.info(0)
+        what = "no shard" if found is None else f"shard {found.index} of {found.count} of {found.of} ({found.digest[:12]}…)"
+        raise BundleExists(
+            f"{path}: {what}, which is not of the layout in {cut.count} shards of {wanted.of} version {wanted.version} "
+            f"({wanted.digest[:12]}…). Choose another folder, or delete the folders of this version in all shards"
+        )
+
+
+def put(hidden: Path, out: Path, version: int, indices: list[int]) -> list[Bundle]:
+    """Rename shards hidden/INDEX/VERSION to out/INDEX/VERSION, in this order. Raises BundleExists where another run was quicker."""
+    bundles = []
+    for index in indices:
+        path = out / str(index) / str(version)
+        make_folder(path.parent)
+        try:
+            (hidden / str(index) / str(version)).rename(path)
+        except OSError as error:
+            raise BundleExists(f"{path}: appeared while the shards were being written") from error
+        flush(path.parent)
+        bundles.append(Bundle.open(path, verify=False))
+    return bundles

@@ -18,7 +18,7 @@ from training.specification.log_format import CsvFormat, LogFormat, TableFormat,
 from training.specification.memory import MemoryConfig
 from training.specification.optimiser import OptimiserConfig, SequenceOptimiser
 from training.specification.scorers import ProductScorer, Scorer
-from training.specification.sections import SearchLimits, Section, default_kind
+from training.specification.sections import SHARE, SearchLimits, Section, default_kind
 from training.specification.sequence import SequenceInstances, SequenceObjective, SequenceScorer
 from training.specification.splits import DateSplit, LastSplit, SplitConfig, UserSplit, microseconds
 
@@ -33,19 +33,6 @@ class DataConfig(Section):
     items: Path | None = Field(default=None, description="table of the items, with a column `id`: Parquet, or text named .csv or .tsv")
     format: LogFormat = CsvFormat()
     split: SplitConfig = UserSplit()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _shares_of_earlier_releases(cls, raw: object) -> object:
-        """`data.test_share` and `data.validation_share` are `data.split.test_share` and `data.split.validation_share` now."""
-        if not isinstance(raw, dict) or not raw.keys() & set(SHARES):
-            return raw
-        if "split" in raw:
-            name = next(name for name in SHARES if name in raw)
-            raise InvalidConfig(f"data.{name}", raw[name], f"no such key beside data.split: write data.split.{name}")
-        return {key: value for key, value in raw.items() if key not in SHARES} | {
-            "split": {"kind": "users"} | {key: raw[key] for key in SHARES if key in raw}
-        }
 
     @model_validator(mode="after")
     def _log_can_be_split(self) -> DataConfig:
@@ -72,10 +59,6 @@ class DataConfig(Section):
                     microseconds(value)
                 except ValueError as error:
                     raise InvalidConfig(f"data.split.{name}", value, "an ISO 8601 date and time") from error
-
-
-SHARES = ("test_share", "validation_share")
-"""Keys of `data` in earlier releases."""
 
 
 class InstanceConfig(Section):
@@ -220,19 +203,12 @@ Objective = RobustObjective | OtmObjective | SampledObjective | TdmObjective | P
 class SearchConfig(SearchLimits):
     """Search defaults and limits of the exported model, and γ."""
 
-    gamma: Literal["auto"] | float = Field(
+    gamma: Annotated[Literal["auto"] | float, SHARE] = Field(
         default="auto", description='γ of the ranks, 0 to 1, or `"auto"`: the one that finds most for validation users'
     )
     exclude_seen: bool = Field(
         default=True, description="whether the choice of γ and the calibration of scores leave out the items of the history"
     )
-
-    @field_validator("gamma", mode="before")
-    @classmethod
-    def _auto_or_share(cls, gamma: object) -> object:
-        if gamma != "auto" and (isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0 <= gamma <= 1):
-            raise ValueError('"auto" or a number from 0 to 1')
-        return gamma
 
 
 class DeepConfig(Section):
@@ -362,14 +338,14 @@ class WindowConfig(DeepConfig):
 
 
 class OtmRobustConfig(WindowConfig):
-    """The softmax over whole levels, estimated from a training beam. The default where `otm-sequence` is not."""
+    """The softmax over whole levels, estimated from a training beam: for lists without an order, and for query vectors."""
 
     kind: Literal["otm-robust"]
     objective: RobustObjective = RobustObjective()
 
 
 class SequenceConfig(DeepConfig):
-    """The softmax of `otm-robust` at every place of a list, with a sequence encoder. The default where lists have an order."""
+    """The softmax of `otm-robust` at every place of a list, with a sequence encoder: the recipe for lists with an order."""
 
     kind: Literal["otm-sequence"]
     instances: SequenceInstances = SequenceInstances()

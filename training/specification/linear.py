@@ -8,15 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from espalier.errors import InvalidConfig
 from espalier.manifest import MAX_TREES, Activation, ModelName, Ranking
 from espalier.text.blocks import TextBlock
 from training.specification.relevance import RelevanceOptions
-from training.specification.sections import SearchLimits, Section, default_kind
-from training.specification.stacking import StackingOptions
-from training.specification.tail import TailOptions
+from training.specification.sections import SHARE, SearchLimits, Section, auto_or, auto_or_integer, default_kind
+from training.specification.stacking import StackingOptions, TailOptions
 
 Columns = tuple[str, ...]
 AUTO: Literal["auto"] = "auto"
@@ -133,12 +132,14 @@ ITEMS_OF_A_LEAF, ITEMS_OF_ONE_NODE, WEIGHTS_OF_ONE_NODE = 32, 1024, 1 << 26
 """What `tree.max_leaf = "auto"` means, and up to how many items, and items times features, it means one node: one-versus-all, which is
 exact. A node's weights are dense while they are trained, here at most 256 MB."""
 
+LeafItems = Annotated[Literal["auto"] | int, auto_or_integer(2, 1 << 15)]
+
 
 class LinearTree(Section):
     """Balanced hierarchical k-means."""
 
     branching: int = Field(default=128, ge=2, le=1 << 15, description="most children of a node above the leaf clusters")
-    max_leaf: Literal["auto"] | int = Field(
+    max_leaf: LeafItems = Field(
         default=AUTO,
         description='most items of a leaf cluster, at least 2, or `"auto"`: 32, but no clusters for at most 1024 items '
         "(and 2^26 items times features) and one tree: one node scores them as fast",
@@ -150,13 +151,6 @@ class LinearTree(Section):
         description="trees of a forest, from different seeds. An item's score is the mean over them; time and size grow with it",
     )
 
-    @field_validator("max_leaf", mode="before")
-    @classmethod
-    def _auto_or_items(cls, value: object) -> object:
-        if value != AUTO and (isinstance(value, bool) or not isinstance(value, int) or not 2 <= value <= 1 << 15):
-            raise ValueError(f'"auto" or an integer from 2 to {1 << 15}')
-        return value
-
     def leaf_of(self, items: int, features: int) -> int:
         """Most items of a leaf cluster of a tree over so many items."""
         if self.max_leaf != AUTO:
@@ -167,6 +161,7 @@ class LinearTree(Section):
 
 LARGEST = 1e9
 """Of numbers that scale weights: products of larger ones are no 32-bit numbers."""
+COST = auto_or(f"a number greater than 0, at most {LARGEST:g}", lambda cost: 0 < cost <= LARGEST)
 UNCHOSEN_COST, UNCHOSEN_GAMMA = 1.0, 0.5
 """C and γ of too few points to choose them by, and of what is trained without choosing."""
 
@@ -191,7 +186,7 @@ class LinearOptions(Section):
         default="squared-hinge",
         description='of a classifier; `"relevance"` is the logistic loss of a regressor of weights divided by their maximum (XReg)',
     )
-    cost: Literal["auto"] | float = Field(
+    cost: Annotated[Literal["auto"] | float, COST] = Field(
         default=AUTO,
         description='C, the cost of a unit of loss against ½‖w‖², above 0, or `"auto"`: chosen on training points held out, '
         "which are never texts of items",
@@ -227,25 +222,11 @@ class LinearOptions(Section):
         description='of a scorer\'s product v: `"sigmoid"`, or `"l1-hinge"` … `"l4-hinge"`, exp(−max(0, 1 − v)^p). The default is '
         '`"l3-hinge"` for the squared hinge, `"sigmoid"` for the others',
     )
-    gamma: Literal["auto"] | float = Field(
+    gamma: Annotated[Literal["auto"] | float, SHARE] = Field(
         default=AUTO,
         description="γ of the ranks, 0 to 1: log activation + γ · the parent's rank; 1 is the product along the path (XR-Linear). "
         '`"auto"`: chosen on training points held out',
     )
-
-    @field_validator("cost", mode="before")
-    @classmethod
-    def _auto_or_cost(cls, value: object) -> object:
-        if value != AUTO and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST):
-            raise ValueError(f'"auto" or a number greater than 0, at most {LARGEST:g}')
-        return value
-
-    @field_validator("gamma", mode="before")
-    @classmethod
-    def _auto_or_share(cls, value: object) -> object:
-        if value != AUTO and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1):
-            raise ValueError('"auto" or a number from 0 to 1')
-        return value
 
     @property
     def known_cost(self) -> float:

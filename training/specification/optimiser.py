@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from training.specification.sections import Section, auto_or_number
+from training.specification.sections import Section, auto_or, auto_or_integer
 
 MAX_PLACES = 1 << 20
 """Of an update: what its encoder computes is in memory at once."""
@@ -14,6 +14,7 @@ WARM_SHARE = 5
 """A learning rate that rises during more than a fifth of the steps is too low for too long: a short trial says nothing then."""
 MAX_EPOCHS = 1_000_000
 """Of a training: `steps` ends it long before."""
+EPOCHS = auto_or(f"a number above 0 and at most {MAX_EPOCHS:,}", lambda epochs: 0 < epochs <= MAX_EPOCHS)
 
 
 class _Optimiser(Section):
@@ -42,12 +43,12 @@ class SequenceOptimiser(_Optimiser):
     """AdamW. The learning rate rises, then falls linearly to 0; the averaged weights with the best recall of validation users are kept."""
 
     steps: int = Field(default=8000, ge=1, description="updates, at most")
-    epochs: Literal["auto"] | float = Field(
+    epochs: Annotated[Literal["auto"] | float, EPOCHS] = Field(
         default="auto",
         description='passes over the lists, at most, and at least 1,000 updates: `steps` is lowered to them. `"auto"`: 4 for logs of fewer '
         "than 50 events an item, else 8",
     )
-    places: Literal["auto"] | int = Field(
+    places: Annotated[Literal["auto"] | int, auto_or_integer(1, MAX_PLACES)] = Field(
         default="auto",
         description="places of an update's sequences, padding included; `\"auto\"`: 1 in 400 of the log's events, from 1,024 to 4,096",
     )
@@ -60,18 +61,6 @@ class SequenceOptimiser(_Optimiser):
     validate_every: int = Field(
         default=250, ge=1, description="steps between two measurements of recall@`search.m` on at most 1,000 validation users"
     )
-
-    @field_validator("epochs", mode="before")
-    @classmethod
-    def _auto_or_epochs(cls, epochs: object) -> object:
-        if epochs != "auto" and (isinstance(epochs, bool) or not isinstance(epochs, int | float) or not 0 < epochs <= MAX_EPOCHS):
-            raise ValueError(f'"auto" or a number above 0 and at most {MAX_EPOCHS:,}')
-        return epochs
-
-    @field_validator("places", mode="before")
-    @classmethod
-    def _auto_or_places(cls, places: object) -> object:
-        return auto_or_number(places, MAX_PLACES)
 
     def learning_rate_at(self, step: int) -> float:
         warm_steps = min(self.warm_steps, self.steps // WARM_SHARE)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
 from espalier.errors import InvalidConfig
-from training.specification.legacy import ANY, Legacy, RemovedKey
 from training.specification.sections import Form, Section, default_kind, read_toml
 
 Function = Literal["linear", "highway"]
@@ -71,29 +69,7 @@ RankerConfig = HighwayConfig | LinearRankerConfig
 RANKER_CONFIG: Form[RankerConfig] = Form(Annotated[RankerConfig, Field(discriminator="kind"), default_kind("highway")])
 
 
-LEGACY = Legacy(
-    RANKER_CONFIG.sections,
-    default_kind="highway",
-    removed={
-        "visible_dropout": RemovedKey(0.0),
-        "max_norm": RemovedKey(1.0),
-        "layers": RemovedKey(3),
-        "init_std": RemovedKey(0.1),
-        "optimizer": RemovedKey("adam"),
-        "least_rate": RemovedKey(1e-4),
-        "weight_decay": RemovedKey(0.0),
-        "average": RemovedKey(0.0),
-        "batch_queries": RemovedKey(16),
-        "validate_at": RemovedKey(10),
-    },
-    unused=dict.fromkeys(("hidden", "dropout"), ANY),
-)
-"""What became of the keys of files without a `kind`."""
-
-
 def ranker_config(file: Path | None = None, **given: Any) -> RankerConfig:
     """The configuration in a file, or the default one. Keys given beside it win, unless they are None. Raises InvalidConfig."""
     given = {key: value for key, value in given.items() if value is not None}
-    raw = {} if file is None else read_toml(file)
-    old = replace(LEGACY, default_kind=given.get("kind", LEGACY.default_kind))
-    return RANKER_CONFIG.checked(old.modernised(raw, "file") | given)
+    return RANKER_CONFIG.checked(({} if file is None else read_toml(file)) | given)

@@ -7,10 +7,11 @@ discriminated by that key, so a key of another kind is an error that says which 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
+from types import UnionType
+from typing import Any, Generic, Literal, TypeVar, cast, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -50,11 +51,24 @@ class SearchLimits(Section):
         return self
 
 
-def auto_or_number(value: object, most: int) -> object:
-    """A value that is "auto" or an integer from 1 to `most`. Raises ValueError for another."""
-    if value != "auto" and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
-        raise ValueError(f'"auto" or an integer from 1 to {most}')
-    return value
+def auto_or(expected: str, fits: Callable[[float], bool], kind: type[int] | UnionType = int | float) -> BeforeValidator:
+    """Of a key that is "auto" or a number of a kind that fits; any other value is told what is expected."""
+
+    def checked(value: object) -> object:
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        if value != "auto" and not (is_number and fits(cast(float, value))):
+            raise ValueError(f'"auto" or {expected}')
+        return value
+
+    return BeforeValidator(checked)
+
+
+SHARE = auto_or("a number from 0 to 1", lambda value: 0 <= value <= 1)
+
+
+def auto_or_integer(least: int, most: int) -> BeforeValidator:
+    """Of a key that is "auto" or an integer from `least` to `most`."""
+    return auto_or(f"an integer from {least} to {most}", lambda value: least <= value <= most, int)
 
 
 class Form(Generic[T]):
@@ -79,7 +93,8 @@ class Form(Generic[T]):
             return InvalidConfig(_joined(key, about["discriminator"].strip("'")), about["tag"], _with_or(about["expected_tags"]))
         if kind == "union_tag_not_found" and isinstance(value, dict):
             name = about["discriminator"].strip("'").split("(")[0]
-            return InvalidConfig(_joined(key, name), None, _with_or(", ".join(map(repr, self.kinds_at(key)))))
+            kinds = _with_or(", ".join(map(repr, self.kinds_at(key))))
+            return InvalidConfig(_joined(key, name), None, f"this key, which is required: {kinds}")
         if kind in ("union_tag_not_found", "model_type", "model_attributes_type", "dict_type"):
             return InvalidConfig(key or "configuration", value, "a table of keys")
         if kind == "extra_forbidden":

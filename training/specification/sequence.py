@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from espalier.errors import InvalidConfig
 from espalier.queries import MAX_HISTORY
 from training.specification.scorers import NodeRows
-from training.specification.sections import Section, auto_or_number
+from training.specification.sections import Section, auto_or, auto_or_integer
 
-TARGETS, MAX_TARGETS = 20, 1000
+MAX_TARGETS = 1000
 """Of a place."""
 MAX_NEARNESS = 10
 """Beyond it all targets are the next item."""
+NEARNESS = auto_or(f"a number from 0 to {MAX_NEARNESS}", lambda nearness: 0 <= nearness <= MAX_NEARNESS)
 
 
 class SequenceInstances(Section):
     """What is predicted at each place of a list."""
 
     targets: int = Field(
-        default=TARGETS,
+        default=20,
         ge=1,
         le=MAX_TARGETS,
         description="targets of a place: 1 is the next item, several are drawn from all that follow in the list",
     )
-    nearness: Literal["auto"] | float = Field(
+    nearness: Annotated[Literal["auto"] | float, NEARNESS] = Field(
         default="auto",
         description="how much likelier near items are as targets, where there are several: the chance of the d-th that follows falls as "
         'd^−nearness; 0: all alike; at most 10. `"auto"`: 1 where validation queries have two relevant items or more, on average, else 2',
@@ -34,21 +35,6 @@ class SequenceInstances(Section):
     cold_share: float = Field(
         default=0.02, ge=0, lt=1, description="share of the places that stand before the first item of a list, for users without a history"
     )
-
-    @field_validator("targets", mode="before")
-    @classmethod
-    def _earlier_rule(cls, targets: object) -> object:
-        """Files of an earlier version may say `"auto"`."""
-        return TARGETS if targets == "auto" else targets
-
-    @field_validator("nearness", mode="before")
-    @classmethod
-    def _auto_or_nearness(cls, nearness: object) -> object:
-        if nearness != "auto" and (
-            isinstance(nearness, bool) or not isinstance(nearness, int | float) or not 0 <= nearness <= MAX_NEARNESS
-        ):
-            raise ValueError(f'"auto" or a number from 0 to {MAX_NEARNESS}')
-        return nearness
 
 
 class SequenceScorer(NodeRows):
@@ -70,26 +56,14 @@ class SequenceScorer(NodeRows):
     )
     layers: int = Field(default=2, ge=1, le=32, description="blocks of the transformer")
     heads: int = Field(default=2, ge=1, description="heads of its attention")
-    dropout: Literal["auto"] | float = Field(
+    dropout: Annotated[Literal["auto"] | float, auto_or("a number from 0 to below 1", lambda value: 0 <= value < 1)] = Field(
         default="auto",
         description='share of the transformer\'s inputs, and of what each of its blocks adds, that is 0 in training; `"auto"`: 0.5 for '
         "logs of fewer than 50 events an item, else 0.2",
     )
-    length: Literal["auto"] | int = Field(
+    length: Annotated[Literal["auto"] | int, auto_or_integer(1, MAX_HISTORY)] = Field(
         default="auto", description='most items of a history, the last ones; `"auto"`: as many as 99 of 100 lists hold, from 50 to 200'
     )
-
-    @field_validator("length", mode="before")
-    @classmethod
-    def _auto_or_places(cls, length: object) -> object:
-        return auto_or_number(length, MAX_HISTORY)
-
-    @field_validator("dropout", mode="before")
-    @classmethod
-    def _auto_or_share(cls, dropout: object) -> object:
-        if dropout != "auto" and (isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1):
-            raise ValueError('"auto" or a number from 0 to below 1')
-        return dropout
 
     @model_validator(mode="after")
     def _divided_by_heads(self) -> SequenceScorer:

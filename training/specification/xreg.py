@@ -6,12 +6,13 @@ relevance, so that scores estimate it.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from espalier.manifest import MAX_TREES, Activation
-from training.specification.linear import LARGEST, LinearConfig, LinearOptions, LinearTree
+from training.specification.linear import COST, LARGEST, LeafItems, LinearConfig, LinearOptions, LinearTree
+from training.specification.sections import SHARE
 from training.specification.stacking import XRegStackingOptions
 
 
@@ -19,9 +20,7 @@ class XRegTree(LinearTree):
     """Balanced hierarchical 2-means over relevance-weighted sums of points (§4.1)."""
 
     branching: int = Field(default=2, ge=2, le=1 << 15, description="most children of a node above the leaf clusters")
-    max_leaf: Literal["auto"] | int = Field(
-        default=100, description='most items of a leaf cluster, at least 2, or `"auto"` as for xr-linear'
-    )
+    max_leaf: LeafItems = Field(default=100, description='most items of a leaf cluster, at least 2, or `"auto"` as for xr-linear')
     count: int = Field(default=3, ge=1, le=MAX_TREES, description="trees of the forest; an item's score is the mean over them")
 
 
@@ -37,7 +36,7 @@ class XRegOptions(LinearOptions):
     loss: Literal["squared-hinge", "logistic", "relevance"] = Field(
         default="relevance", description="of a regressor: the logistic loss with fractional targets, weighted by the parent's relevance"
     )
-    cost: float = Field(default=10.0, gt=0, le=LARGEST, description="C, the mean cost of a node's points against ½‖w‖²")
+    cost: Annotated[float, COST] = Field(default=10.0, gt=0, le=LARGEST, description="C, the mean cost of a node's points against ½‖w‖²")
     threshold: float = Field(default=0.0, ge=0, le=LARGEST, description="drop smaller weights: the larger, the smaller and faster a model")
     relative_threshold: float = Field(default=0.05, ge=0, lt=1, description="drop weights smaller than this share of a scorer's largest")
     prior: float = Field(
@@ -47,7 +46,7 @@ class XRegOptions(LinearOptions):
         description="β: regularise weights towards β times the node's centroid, and biases towards −β / 2, instead of 0",
     )
     activation: Activation | None = Field(default=None, description='of a scorer\'s product; the default is `"sigmoid"`')
-    gamma: float = Field(
+    gamma: Annotated[float, SHARE] = Field(
         default=1.0, ge=0, le=1, description="γ of the ranks: 1 multiplies along the path, so that scores estimate relevance"
     )
 

@@ -1,11 +1,11 @@
-"""The balanced tree over items in a given order. Random, category and k-means trees differ in the order alone."""
+"""Balanced trees over items in a given order, in random order and by category. A k-means tree (kmeans.py) differs in the order alone."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.errors import InvalidConfig
+from espalier.errors import InvalidConfig, InvalidData
 from espalier.tree import Tree, tree_from_children
 
 Int64 = NDArray[np.int64]
@@ -41,3 +41,21 @@ def level_edges(items: int, nodes: int) -> Int64:
     ⌊k · I / nodes⌋: sizes differ by at most one, and the edges of a level are among those of every level below it.
     """
     return np.arange(nodes + 1, dtype=np.int64) * items // nodes
+
+
+def random_tree(items: int, branching: int, *, seed: int) -> Tree:
+    """Items in random order: the tree of the synthetic studies (OTM §5.1), and the floor for all others. A seed gives one tree."""
+    return balanced_tree(np.random.default_rng(seed).permutation(items).astype(np.int64), branching)
+
+
+def category_tree(category_of_item_I: NDArray[np.int32], branching: int, *, seed: int) -> Tree:
+    """The first tree of TDM (§3.5): items of one category fill consecutive leaves, in random order inside; categories are in random order.
+
+    category_of_item_I   int32[I], −1 for an item without a category; those form one category of their own
+    """
+    if category_of_item_I.ndim != 1 or len(category_of_item_I) == 0 or category_of_item_I.min() < -1:
+        raise InvalidData("category_of_item_I", category_of_item_I, "int32[I], at least one item, each −1 or more")
+    rng = np.random.default_rng(seed)
+    shuffled = rng.permutation(len(category_of_item_I)).astype(np.int64)
+    place_of_category = rng.permutation(int(category_of_item_I.max()) + 2)
+    return balanced_tree(shuffled[np.argsort(place_of_category[category_of_item_I[shuffled] + 1], kind="stable")], branching)

@@ -135,15 +135,11 @@ def test_a_shard_of_numbers_that_cannot_be_is_refused(damaged: Path, change: dic
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"schema_version": 1, "command": None, "memory": None}, "schema version 1 has"),
         ({"live": {"through": 3}}, "a shard has no live"),
         ({"ranker": {"features": ["retrieval.rank"], "depth": 1, "max_depth": 1}}, "a shard has no ranker"),
     ],
 )
 def test_what_belongs_to_the_whole_bundle_is_refused_in_a_shard(damaged: Path, change: dict[str, Any], reason: str) -> None:
-    manifest = json.loads((damaged / "manifest.json").read_text())
-    if "schema_version" in change:
-        change = change | {"scorer": {name: value for name, value in manifest["scorer"].items() if name not in ("form", "encoder")}}
     reseal(damaged, **change)
     with pytest.raises(BundleCorrupt, match=reason):
         Bundle.open(damaged)

@@ -36,7 +36,7 @@ from espalier.live.fold import content_of, fold_draft, folded, write_fold
 from espalier.live.folded_tables import FoldedRows
 from espalier.live.items import LiveItem, LiveItems
 from espalier.live.overlay import LiveLeaves, LiveMemory, Overlay, SparsePool
-from espalier.manifest import Manifest, Ranking
+from espalier.manifest import Ranking
 from espalier.packed_chunks import rounded
 from espalier.search import SearchParams
 from espalier.tree import EMPTY_LEAF, Tree
@@ -441,9 +441,6 @@ def test_a_fold_without_live_items_is_the_bundle(bundle: Bundle) -> None:
 
 def test_a_manifest_without_live_items_does_not_mention_them(bundle: Bundle) -> None:
     assert "live" not in (bundle.path / "manifest.json").read_text()
-    raw = bundle.manifest.model_dump() | {"memory": None, "schema_version": 1, "live": {"through": 3}}
-    with pytest.raises(ValueError, match="schema version 1 has no live items"):
-        Manifest(**raw)
 
 
 def test_rows_of_a_fold_without_live_items_are_those_of_the_bundle(bundle: Bundle) -> None:

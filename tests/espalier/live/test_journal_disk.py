@@ -116,30 +116,22 @@ def test_values_beyond_the_limit_are_not_read(tmp_path: Path) -> None:
         journal.since(0, 1)
 
 
-def test_a_journal_of_a_later_release_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("schema", [0, 2, 99])
+def test_a_journal_of_another_schema_is_refused_and_left_as_it_is(tmp_path: Path, schema: int) -> None:
     file = tmp_path / "live.db"
-    appended(Journal(file), [put("a")])
+    with closing(Journal(file)) as journal:
+        appended(journal, [put("a")])
     with closing(sqlite3.connect(file)) as connection:
-        connection.execute("PRAGMA user_version = 99")
-    with pytest.raises(UnsupportedJournal, match="schema 99"):
-        Journal.open(file)
-    with pytest.raises(UnsupportedJournal, match="schema 99"):
-        appended(Journal(file), [put("b")])
-
-
-def test_a_journal_of_an_earlier_release_is_migrated_when_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "live.db"
-    appended(Journal(file), [put("a", 1)])
-    identity = Journal(file).identity()
-    monkeypatch.setattr(journal_file, "MIGRATIONS", (*journal_file.MIGRATIONS, ("CREATE TABLE notes(text TEXT)",)))
-    with pytest.raises(UnsupportedJournal, match="schema 1"):
-        Journal.open(file, "read")
-    journal = Journal.open(file)
-    assert journal.since(0, 9)[0].id == "a"
-    assert journal.identity() == identity
-    with closing(sqlite3.connect(file)) as connection:
-        assert connection.execute("SELECT count(*) FROM notes").fetchone() == (0,)
-        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        connection.execute(f"PRAGMA user_version = {schema}")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    before = file.read_bytes()
+    refused = rf"live\.db: it has schema {schema}, expected schema 1\. .* it is left as it is: .* move the file away"
+    for mode in ("read", "write"):
+        with pytest.raises(UnsupportedJournal, match=refused):
+            Journal.open(file, mode)
+    with closing(Journal(file)) as journal, pytest.raises(UnsupportedJournal, match=refused):
+        appended(journal, [put("b")])
+    assert file.read_bytes() == before
 
 
 def test_a_journal_that_nobody_finished_making_is_made(tmp_path: Path) -> None:

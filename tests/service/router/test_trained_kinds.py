@@ -24,7 +24,7 @@ from training.__main__ import fit_ranker
 from training.deep.run import fit_and_export as fit_deep
 from training.linear.run import fit_and_export as fit_linear
 from training.specification.linear import LinearConfig
-from training.specification.models import SPECIFICATION, check_config
+from training.specification.models import SPECIFICATION
 from training.specification.sections import kinds_of
 
 pytestmark = pytest.mark.slow
@@ -99,7 +99,7 @@ MADE: Mapping[str, Callable[[Path], Raw]] = {
 
 
 def fitted(raw: Raw, folder: Path) -> Bundle:
-    config = check_config(raw | {"name": NAME})
+    config = SPECIFICATION.checked(raw | {"name": NAME})
     out = folder / "models" / NAME / "1"
     if isinstance(config, LinearConfig):
         (folder / "work").mkdir()

@@ -34,7 +34,7 @@ from tests.espalier.shards import test_cut_linear
 from tests.espalier.shards.merging import answers_of, merged, with_states
 from training.golden import golden_answers
 from training.inspect import inspect
-from training.shard import command, layout
+from training.shard import command
 from training.shard.command import shard
 from training.shard.join import is_folder_of_shards, shards_in
 
@@ -141,7 +141,7 @@ def test_a_layout_that_is_there_is_not_written_again_and_one_that_is_not_whole_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle, out = made(tmp_path, "vector"), tmp_path / "shards"
-    put = layout.put
+    put = command.put
 
     def killed(hidden: Path, out: Path, version: int, indices: list[int]) -> list[Bundle]:
         put(hidden, out, version, indices[:2])

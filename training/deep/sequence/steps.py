@@ -28,8 +28,7 @@ from training.deep.sequence.batches import SequenceBatch, SequenceSource
 from training.deep.sequence.columns import ColumnSource
 from training.deep.sequence.level_softmax import level_softmax_loss
 from training.deep.sequence.places import trained_places
-from training.deep.topology import Topology
-from training.deep.transfer import on_device
+from training.deep.topology import Topology, on_device
 from training.specification.deep import SequenceConfig
 
 MAX_NORM = 1.0

@@ -1,0 +1,216 @@
+"""`python -m training new`: what a log looks like is found in it, said, and written as a configuration that trains."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+import tomllib
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from espalier.bundle import Bundle
+from espalier.errors import InvalidConfig, InvalidData
+from training.__main__ import main
+from training.new_configuration import write_configuration
+from training.specification.models import SPECIFICATION
+
+USERS, EVENTS, ITEMS = 40, 12, 30
+Rows = list[tuple[str, str, int]]
+
+
+def rows(events: int = EVENTS, seed: int = 1) -> Rows:
+    """Users with so many items of one of three groups each: (user, item, seconds since 1970), oldest first."""
+    rng = np.random.default_rng(seed)
+    return [
+        (f"u{user}", f"i{item * 3 + user % 3}", 1_500_000_000 + 100 * place + user)
+        for place in range(events)
+        for user, item in enumerate(rng.integers(0, ITEMS // 3, USERS))
+    ]
+
+
+def text(separator: str, events: Rows, header: str | None, time: Callable[[int], object] = int) -> str:
+    lines = [separator.join([user, item, "4.5", str(time(at))]) for user, item, at in events]
+    return "\n".join(([] if header is None else [header]) + lines) + "\n"
+
+
+def iso(at: int) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat()
+
+
+def written(log: Path, kind: str | None = None, **given: str) -> dict[str, Any]:
+    """The configuration for a log, as it stands in the file."""
+    roles = dict.fromkeys(("user", "item", "time", "query")) | given
+    file = write_configuration(log, log.with_name("new.toml"), True, kind, roles)
+    raw = tomllib.loads(file.read_text())
+    SPECIFICATION.checked(raw)
+    return raw
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "form"),
+    [
+        (
+            "clicks.csv",
+            text(",", rows(), "user_id,movieId,rating,timestamp"),
+            {"separator": ",", "header": True, "user": "user_id", "item": "movieId", "timestamp": "timestamp", "timestamp_type": "integer"},
+        ),
+        (
+            "clicks.tsv",
+            text("\t", rows(), "Visitor\tProduct ID\trating\tbegin", iso),
+            {"separator": "\t", "user": "Visitor", "item": "Product ID", "timestamp": "begin", "timestamp_type": "datetime"},
+        ),
+        (
+            "clicks.txt",
+            text(";", rows(), "session;sku;rating;ts", lambda at: at + 0.5),
+            {"separator": ";", "user": "session", "item": "sku", "timestamp": "ts", "timestamp_type": "float"},
+        ),
+        (
+            "ratings.dat",
+            text("::", rows(), None),
+            {"separator": "::", "header": False, "user": 0, "item": 1, "timestamp": 3, "timestamp_type": "integer"},
+        ),
+    ],
+)
+def test_a_table_is_known_by_its_separator_its_first_line_and_its_values(
+    tmp_path: Path, name: str, content: str, form: dict[str, object]
+) -> None:
+    (tmp_path / name).write_text(content)
+    raw = written(tmp_path / name)
+    assert raw["kind"] == "otm-sequence"
+    assert form.items() <= raw["data"]["format"].items()
+    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(content.encode()))
+    assert written(tmp_path / f"{name}.gz")["data"]["format"] == raw["data"]["format"]
+
+
+def test_a_user_a_line_are_lists(tmp_path: Path) -> None:
+    items: dict[str, list[str]] = {}
+    for place, (user, item, _) in enumerate(rows()):
+        if place % 7:  # lists of several lengths
+            items.setdefault(user, []).append(item)
+    (tmp_path / "lists.txt").write_text("".join(" ".join([user, *row]) + "\n" for user, row in items.items()))
+    raw = written(tmp_path / "lists.txt")
+    assert raw["data"]["format"] == {"format": "lists", "separator": " ", "min_user_events": 10}
+    raw = written(tmp_path / "lists.txt", time="none")
+    assert (raw["kind"], raw["data"]["format"]["order"], len(raw["instances"]["windows"])) == ("otm-robust", "none", 1)
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_parquet_has_names_and_types(tmp_path: Path, folder: bool) -> None:
+    user, item, at = zip(*rows(), strict=True)
+    times = pa.array(np.array(at) * 1_000_000, pa.timestamp("us"))
+    table = pa.table({"customer": user, "asin": item, "stars": [4] * len(user), "when": times})
+    log = tmp_path / ("events" if folder else "events.parquet")
+    (log if folder else tmp_path).mkdir(exist_ok=True)
+    pq.write_table(table, log / "part-0.parquet" if folder else log)
+    named = {"user": "customer", "item": "asin", "timestamp": "when", "timestamp_type": "datetime"}
+    assert written(log)["data"]["format"] == {"format": "parquet", "min_user_events": 10} | named
+    assert "timestamp" not in written(log, time="file")["data"]["format"]
+
+
+def test_texts_that_lead_to_items_are_learned_by_xr_linear(tmp_path: Path) -> None:
+    log = tmp_path / "searches.csv"
+    log.write_text("query,product\n" + "".join(f'"find {item}, please",{item}\n' for _, item, _ in rows()))
+    raw = written(log)
+    assert (raw["kind"], raw["name"]) == ("xr-linear", "searches")
+    assert raw["data"] == {"format": "log", "train": str(log), "query": "query", "item": "product"}
+    assert written(log, kind="xreg")["kind"] == "xreg"
+
+
+def test_a_log_of_users_who_search_needs_a_kind_or_a_column(tmp_path: Path) -> None:
+    log = tmp_path / "both.csv"
+    log.write_text("user,query,item\n" + "".join(f"{user},find {item},{item}\n" for user, item, _ in rows()))
+    with pytest.raises(InvalidConfig, match=r"--kind: .* xr-linear for texts, or otm-sequence for lists of users, since both.csv has both"):
+        written(log)
+    assert written(log, kind="xr-linear")["data"]["query"] == "query"
+    assert written(log, query="query")["kind"] == "xr-linear"
+    assert written(log, kind="otm-robust")["data"]["format"]["user"] == "user"
+
+
+def test_options_say_what_names_do_not(tmp_path: Path) -> None:
+    log = tmp_path / "odd.csv"
+    log.write_text("who,what,n\n" + "".join(f"{user},{item},{at}\n" for user, item, at in rows()))
+    with pytest.raises(InvalidData, match=r"odd\.csv: first line: got \['who', 'what', 'n'\], expected names .* --user and --item"):
+        written(log)
+    with pytest.raises(InvalidData, match=r"column item: got None, expected one of \['who', 'what', 'n'\]: say which with --item"):
+        written(log, user="who")
+    raw = written(log, user="who", item="what", time="n", kind="otm")
+    assert raw["kind"] == "otm"
+    named = {"user": "who", "item": "what", "timestamp": "n", "timestamp_type": "integer"}
+    assert named.items() <= raw["data"]["format"].items()
+
+
+@pytest.mark.parametrize(
+    ("content", "given", "message"),
+    [
+        ("", {}, "log.csv: first line: got None, expected as many fields"),
+        ("one\ntwo\n", {}, "first line: got 'one', expected as many fields"),
+        ("user,item\na,b\nc\n", {}, "first line: got 'user,item', expected as many fields"),
+        ("user,item\na,b\nc,d,e\n", {}, "first line: got 'user,item', expected as many fields"),
+        ("user,item\na\xff,b\n", {}, "line 2: .* expected UTF-8"),
+        ("user_id,userid,item\n1,2,3\n", {}, r"column user: got \['user_id', 'userid'\], expected one of .*: say which with --user"),
+        ("user,item\n1,2\n", {"user": "users"}, r"column user: got 'users', expected one of \['user', 'item'\]: say which with --user"),
+        ("user,item,date\n1,2,May\n", {}, "column 'date': got 'May', expected a time: name another column with --time, or say --time file"),
+        ("user,item\n1,2\n,3\n", {}, "line 3, column user: got '', expected an id"),
+        ("user,item\n1,2\n", {"kind": "xr-linear"}, r"column query: got None, expected one of \['user', 'item'\]: say which with --query"),
+        ("user,item\n1,2\n", {"kind": "tree"}, "kind: got 'tree', expected 'otm-robust'"),
+        ("user,item\n1,2\n", {"kind": "otm-sequence", "time": "none"}, "order is none: a set is no sequence"),
+    ],
+)
+def test_a_log_that_cannot_be_read_or_says_too_little_is_refused(tmp_path: Path, content: str, given: dict[str, str], message: str) -> None:
+    (tmp_path / "log.csv").write_bytes(content.encode("latin-1"))
+    with pytest.raises((InvalidData, InvalidConfig), match=message):
+        written(tmp_path / "log.csv", **given)
+    assert not (tmp_path / "new.toml").exists()
+
+
+@pytest.mark.parametrize(("events", "least"), [(12, 10), (7, 5), (4, 3), (2, 2)])
+def test_short_lists_are_kept(tmp_path: Path, events: int, least: int) -> None:
+    (tmp_path / "log.csv").write_text(text(",", rows(events), "user,item,rating,time"))
+    assert written(tmp_path / "log.csv")["data"]["format"]["min_user_events"] == least
+
+
+def command(*arguments: object) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["training", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            main()
+    return int(left.value.code or 0)
+
+
+def test_a_file_that_is_there_is_only_written_over_by_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("My clicks.csv").write_text(text(",", rows(), "user,item,rating,time"))
+    assert command("new", "My clicks.csv") == 0
+    first = Path("my-clicks.toml").read_text()
+    assert capsys.readouterr().out == first
+    assert "# - user: column 'user', by its name\n" in first
+    assert command("new", "My clicks.csv", "--kind", "otm") == 1
+    assert "--out: got 'my-clicks.toml', expected a file that does not exist yet, or --force" in capsys.readouterr().err
+    assert Path("my-clicks.toml").read_text() == first
+    assert command("new", "My clicks.csv", "--kind", "otm", "--force") == 0
+    assert 'kind = "otm"\n' in Path("my-clicks.toml").read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {"My clicks.csv", "my-clicks.toml"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["otm-sequence", "otm-robust", "xr-linear"])
+def test_what_it_writes_is_trained_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    log, options = Path("shop.csv"), ["--time", "none"] if kind == "otm-robust" else []
+    if kind == "xr-linear":
+        log.write_text("query,item\n" + "".join(f"find {item} number {at},{item}\n" for _, item, at in rows()))
+    else:
+        log.write_text(text(",", rows(), "user,item,rating,time"))
+    assert command("new", log, *options) == 0
+    assert command("fit", "--config", "shop.toml", "--out", "models/shop/1", "--device", "cpu") == 0
+    bundle = Bundle.open(tmp_path / "models" / "shop" / "1")
+    assert (bundle.manifest.algorithm, len(bundle.items)) == (kind, ITEMS)
