@@ -31,11 +31,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypedDict
 
-from benchmarks.service.attacked import ROOT, Attacked, attacked
-from benchmarks.service.attacks import ATTACKS, Attack, Limits, Seen, Target
-from benchmarks.service.attacks.connections import DESCRIPTORS
-from benchmarks.service.attacks.wire import post
-from benchmarks.service.livez import TIMEOUT_S, Liveness, watched
+from tests.hostile.attacked import ROOT, Attacked, attacked
+from tests.hostile.attacks import ATTACKS, Attack, Limits, Seen, Target
+from tests.hostile.attacks.connections import DESCRIPTORS
+from tests.hostile.attacks.wire import post
+from tests.hostile.livez import TIMEOUT_S, Liveness, watched
 from espalier.hardware import hardware
 
 GUARD_MB = 3000.0

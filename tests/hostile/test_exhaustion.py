@@ -15,9 +15,9 @@ from typing import IO, NoReturn
 
 import pytest
 
-from benchmarks.service.attacked import Attacked, attacked
-from benchmarks.service.attacks import Target
-from benchmarks.service.attacks.wire import LIVEZ, Answer, Wire, post
+from tests.hostile.attacked import Attacked, attacked
+from tests.hostile.attacks import Target
+from tests.hostile.attacks.wire import LIVEZ, Answer, Wire, post
 from tests.hostile.conftest import LIMITS, books
 from tests.waiting import until
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from benchmarks.service.attacks import Target, framing
-from benchmarks.service.attacks.framing import EITHER, RIGHT, WRONG
-from benchmarks.service.attacks.wire import LIVEZ, Wire, parsed
+from tests.hostile.attacks import Target, framing
+from tests.hostile.attacks.framing import EITHER, RIGHT, WRONG
+from tests.hostile.attacks.wire import LIVEZ, Wire, parsed
 
 pytestmark = [pytest.mark.slow, pytest.mark.hostile]
 

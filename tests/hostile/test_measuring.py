@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.service import hostile
-from benchmarks.service.attacked import Attacked, attacked
-from benchmarks.service.attacks import Attack, Seen, Target
+from tests.hostile.attacked import Attacked, attacked
+from tests.hostile.attacks import Attack, Seen, Target
 from benchmarks.service.hostile import measure
-from benchmarks.service.livez import watched
+from tests.hostile.livez import watched
 from tests.hostile.conftest import LIMITS, books
 from tests.waiting import until
 
