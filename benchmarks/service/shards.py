@@ -24,9 +24,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.service.serving import get, serving
+from benchmarks.service.serving import Process, get, serving
 from benchmarks.service.shard_answers import Load, M, Seen, all_answered, is_mixed, kept, recall, requests_of, went_back
-from benchmarks.service.shard_fleet import Process, Running, first_version, next_version, running
+from benchmarks.service.shard_fleet import Running, first_version, next_version, running
 from espalier.bundle import Bundle
 from espalier.hardware import hardware
 from loadtest.loops import Answered, closed_loop, each_once, open_loop, request_bytes

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import socket
 import subprocess
 import sys
 import time
@@ -18,10 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.service.serving import get
+from benchmarks.service.serving import free_port, get
+from tests import ROOT
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass
@@ -100,9 +99,7 @@ def attacked(
     inside       a command that becomes the service's, which follows as its arguments
     Raises RuntimeError where it does not become ready.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
+    port = free_port()
     with log.open("wb") as written:
         process = subprocess.Popen(
             [*inside, sys.executable, "-m", "service", "--port", str(port), "--workers", str(workers)],

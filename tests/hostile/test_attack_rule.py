@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from benchmarks.service import hostile
+from benchmarks.service.hostile import main
 from tests.hostile.attacks import ATTACKS, Attack, Limits, Seen, Target, framing
 from tests.hostile.attacks.heads import endless_header
 from tests.hostile.attacks.target import flood, tally
 from tests.hostile.attacks.wire import LIVEZ, parsed
-from benchmarks.service.hostile import Row, judge, main
 from tests.hostile.livez import Requests, liveness
+from tests.hostile.measuring import Row, judge
 
 QUIET: Row = {
     "attack": "nothing",

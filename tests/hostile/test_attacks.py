@@ -15,8 +15,8 @@ import pytest
 from tests.hostile.attacked import Attacked, attacked
 from tests.hostile.attacks import ATTACKS, Attack
 from tests.hostile.attacks.connections import DESCRIPTORS
-from benchmarks.service.hostile import line, measure
 from tests.hostile.conftest import LIMITS, books
+from tests.hostile.measuring import line, measure
 
 pytestmark = [pytest.mark.slow, pytest.mark.hostile]
 SMALL_MB = 40

@@ -1,4 +1,4 @@
-"""What hostile clients do to a service over HTTP, for `python -m benchmarks.hostile` and tests/hostile.
+"""What hostile clients do to a service over HTTP, for tests/hostile and `python -m benchmarks.hostile`.
 
 An attack is a function of a Target that says whether the service did what it should. How the service was meanwhile, others measure.
 """

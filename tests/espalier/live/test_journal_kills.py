@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.service.journal_kills import VERSION, Role, _judged, run
 from espalier.live.journal import Journal
 from espalier.live.operations import ItemBody, Operation
+from tests.espalier.live.journal_kills import VERSION, Role, judged, run
 from tests.espalier.live.journals import placed
 
 
@@ -24,7 +24,7 @@ def committed(file: Path, tokens: list[str]) -> str:
 
 def test_what_is_kept_is_neither_lost_nor_twice(tmp_path: Path) -> None:
     lines = [committed(tmp_path / "live.db", ["a", "b"]), committed(tmp_path / "live.db", ["c"])]
-    found = _judged(tmp_path / "live.db", 3, [*lines, lines[0][:-3]], 1.0)  # the last was cut off
+    found = judged(tmp_path / "live.db", 3, [*lines, lines[0][:-3]], 1.0)  # the last was cut off
     assert (found.commits, found.acknowledged, found.lost, found.twice, found.damaged, found.unguarded) == (2, 3, 0, 0, "", 0)
 
 
@@ -40,22 +40,22 @@ def test_an_acknowledged_operation_that_is_not_there_as_it_was_is_lost(tmp_path:
     line = committed(tmp_path / "live.db", ["a", "b"])
     with Journal(tmp_path / "live.db").exclusive() as connection:
         connection.execute(statement)
-    assert _judged(tmp_path / "live.db", 0, [line], 1.0).lost == 1
+    assert judged(tmp_path / "live.db", 0, [line], 1.0).lost == 1
 
 
 def test_numbers_and_operations_that_come_twice_are_counted(tmp_path: Path) -> None:
     line = committed(tmp_path / "live.db", ["a"])
     other = json.dumps([(1, "other", "b")]) + "\n"
-    assert _judged(tmp_path / "live.db", 0, [line, other], 1.0).twice == 1
+    assert judged(tmp_path / "live.db", 0, [line, other], 1.0).twice == 1
     again = committed(tmp_path / "live.db", ["a"])
-    assert _judged(tmp_path / "live.db", 0, [line, again], 1.0).twice == 1
+    assert judged(tmp_path / "live.db", 0, [line, again], 1.0).twice == 1
 
 
 def test_a_table_that_does_not_fit_the_operations_is_damage(tmp_path: Path) -> None:
     line = committed(tmp_path / "live.db", ["a"])
     with Journal(tmp_path / "live.db").exclusive() as connection:
         connection.execute("UPDATE latest SET seq = 7")
-    assert "latest" in _judged(tmp_path / "live.db", 0, [line], 1.0).damaged
+    assert "latest" in judged(tmp_path / "live.db", 0, [line], 1.0).damaged
 
 
 @pytest.mark.slow

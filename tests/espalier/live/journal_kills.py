@@ -1,27 +1,22 @@
 """A journal that several processes write, checkpoint and compact at once, each killed at random: what was acknowledged must be there, once.
 
-    python -m benchmarks.journal_kills --kills 200 --json journal_kills.json
-
 SQLite 3.7.0 to 3.51.2 can lose commits when one connection checkpoints while another one commits. Every commit here is followed by a
 checkpoint, and other processes do nothing but checkpoint. That bug is so rare that SQLite's authors could not provoke it, so what makes it
-possible is counted as well: commits and checkpoints that nobody's lock guarded. `--unlocked` leaves out the lock, to see them. Knows a
-journal and processes. Does not know a service (live_chaos.py).
+possible is counted as well: commits and checkpoints that nobody's lock guarded. `unlocked` leaves out the lock, to see them.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -34,10 +29,10 @@ from espalier.live.journal import Journal
 from espalier.live.journal_upkeep import compact
 from espalier.live.operations import ItemBody, Operation
 from espalier.live.rows import LiveRow, Placement
+from tests import ROOT
 
 Role = Literal["write", "checkpoint", "compact"]
 ROLES: tuple[Role, ...] = ("write", "write", "write", "checkpoint", "checkpoint", "compact")
-ROOT = Path(__file__).parents[2]
 GROUP = 4
 """Most operations of a commit."""
 SHARED = 0.3
@@ -81,7 +76,7 @@ def run(folder: Path, kills: int, seed: int = 0, roles: tuple[Role, ...] = ROLES
     finally:
         for process in processes:
             process.kill()
-    return _judged(file, kills, [line for process in processes for line in process.lines], time.perf_counter() - began)
+    return judged(file, kills, [line for process in processes for line in process.lines], time.perf_counter() - began)
 
 
 class _Process:
@@ -97,7 +92,7 @@ class _Process:
     def start(self) -> None:
         self._lives += 1
         what = [str(self._file), self._role, f"{self._name}-{self._lives}", str(int(self._unlocked))]
-        command = [sys.executable, "-c", "import sys; from benchmarks.service.journal_kills import work; work(*sys.argv[1:])", *what]
+        command = [sys.executable, "-c", "import sys; from tests.espalier.live.journal_kills import work; work(*sys.argv[1:])", *what]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         stream = process.stdout
         if stream is None:
@@ -168,7 +163,7 @@ def _commit(journal: Journal, rng: random.Random, tokens: list[str]) -> list[tup
     return done
 
 
-def _judged(file: Path, kills: int, lines: list[str], seconds: float) -> Found:
+def judged(file: Path, kills: int, lines: list[str], seconds: float) -> Found:
     """Compare what was acknowledged with what the journal holds. A line that a kill cut off acknowledges nothing."""
     whole = [line for line in lines if line.endswith("]\n")]
     acknowledged = [(int(sequence), str(item), str(token)) for line in whole for sequence, item, token in json.loads(line)]
@@ -206,21 +201,3 @@ def _judged(file: Path, kills: int, lines: list[str], seconds: float) -> Found:
         unguarded=lines.count("unguarded\n"),
         seconds=round(seconds, 1),
     )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.journal_kills", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--unlocked", action="store_true", help="leave out the journal's own lock")
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        found = asdict(run(Path(folder), given.kills, given.seed, unlocked=given.unlocked)) | {"sqlite": sqlite3.sqlite_version}
-    print(json.dumps(found))
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()

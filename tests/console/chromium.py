@@ -1,4 +1,4 @@
-"""Debian's Chromium without a window, as the tests and the benchmark of the console start it.
+"""Debian's Chromium without a window, as the tests of the console start it.
 
 Knows Playwright. Does not know the console.
 """
