@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 READY_S = 300.0
@@ -43,7 +43,8 @@ class Process:
 
     def start(self) -> None:
         command = [sys.executable, "-m", *self._command, "--port", str(self.port)]
-        with nullcontext() if self._log is None else self._log.open("ab") as log:
+        with ExitStack() as opened:
+            log = None if self._log is None else opened.enter_context(self._log.open("ab"))
             self._process = subprocess.Popen(command, env=os.environ | self._environment, stderr=log, start_new_session=True)
 
     def wait_until_ready(self, within_s: float = READY_S) -> None:

@@ -136,7 +136,7 @@ class Measuring:
         alone_p50_ms = quantile_ms(before, self._buckets("espalier_router_own_seconds"), 0.5)
         said(f"with one client at a time the router's own time is {alone_p50_ms:g} ms at p50")
         covered = recall(self._address, self._name, self._queries)
-        self._first = {one.number: one.scores for one in Load(all_answered(self._address, self._requests, kept)).seen}
+        self._first = {one.number: one.scores for one in all_answered(self._address, self._requests).seen}
         before, hedged = self._buckets("espalier_router_own_seconds"), fleet.router.metric("espalier_router_hedges_total")
         healthy = self._phase("healthy")
         own_p50_ms = quantile_ms(before, self._buckets("espalier_router_own_seconds"), 0.5)

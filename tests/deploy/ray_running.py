@@ -1,4 +1,4 @@
-"""Ray Serve with an application of this repository, in processes of its own, as `serve run` starts it. Tests use it, too."""
+"""Ray Serve with an application of this repository, in processes of its own, as `serve run` starts it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -154,11 +153,6 @@ def ray_serving(command: Sequence[str], arguments: Mapping[str, Any], environmen
     finally:
         _end(process)
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def serve_run() -> list[str]:
-    """The command `serve run` of this environment."""
-    return [str(Path(sys.executable).with_name("serve")), "run"]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
