@@ -7,7 +7,7 @@ from collections.abc import Set
 import orjson
 
 from tests.hostile.attacks.target import SLACK_S, STALL_S, Seen, Target, drip, flood, tally
-from tests.hostile.attacks.wire import Wire, post
+from tests.hostile.attacks.wire import Wire, head, post
 
 MIB = 1 << 20
 TAKEN = 16 << 20
@@ -15,16 +15,11 @@ ECHO = 1 << 16
 """A refusal is shorter than this, whatever was asked."""
 
 
-def _head(length: int | None, extra: str = "", path: str = "/retrieve", kind: str = "application/json") -> bytes:
-    framing = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
-    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n{extra}{framing}\r\n\r\n".encode()
-
-
 def oversized_bodies(target: Target) -> Seen:
     """Four megabytes where one is allowed, from clients that send all of it before they read: each should read its 413."""
     wires = target.connect_many(10)
     for wire in wires:
-        wire.send(_head(4 * MIB))
+        wire.send(head(4 * MIB))
     flood(target, wires, b"x" * MIB, 4 * MIB, until_answered=False)
     outcomes = [wire.outcome(5) for wire in wires]
     ok = bool(wires) and set(outcomes) == {"413"} and all(wire.ends(2 * SLACK_S) for wire in wires)
@@ -33,17 +28,17 @@ def oversized_bodies(target: Target) -> Seen:
 
 def endless_bodies(target: Target) -> Seen:
     """Ten gigabytes announced."""
-    return _refused(target, _head(10 << 30), b"x" * MIB)
+    return _refused(target, head(10 << 30), b"x" * MIB)
 
 
 def endless_chunks(target: Target) -> Seen:
     """Chunks without end."""
-    return _refused(target, _head(None), b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
+    return _refused(target, head(None), b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
 
 
 def endless_small_chunks(target: Target) -> Seen:
     """Chunks of one byte without end: each costs the service more than the client."""
-    return _refused(target, _head(None), b"1\r\nx\r\n" * 10_000, {"400", "408", "413"})
+    return _refused(target, head(None), b"1\r\nx\r\n" * 10_000, {"400", "408", "413"})
 
 
 def _refused(target: Target, head: bytes, block: bytes, expected: Set[str] = frozenset({"413"})) -> Seen:
@@ -64,7 +59,7 @@ def held_bodies(target: Target) -> Seen:
     for wire in wires:
         if target.stop.is_set():
             break
-        wire.send(_head(MIB), 1)
+        wire.send(head(MIB), 1)
         wire.send(body, 1)
     outcomes = _outcomes(wires, target.limits.body_timeout_s + SLACK_S)
     return Seen(
@@ -76,7 +71,7 @@ def slow_bodies(target: Target) -> Seen:
     """Two hundred bodies of which a byte comes four times a second."""
     wires = target.connect_many(200)
     for wire in wires:
-        wire.push(_head(1000))
+        wire.push(head(1000))
     drip(target, wires, b" ", 0.25, target.limits.body_timeout_s + SLACK_S)
     outcomes = _outcomes(wires, STALL_S)
     return Seen(bool(wires) and set(outcomes) == {"408"}, f"{tally(outcomes)}, expected 408")
@@ -86,7 +81,7 @@ def expected_bodies(target: Target) -> Seen:
     """Two hundred clients that ask for 100 Continue and then send nothing."""
     wires = target.connect_many(200)
     for wire in wires:
-        wire.push(_head(1000, "Expect: 100-continue\r\n"))
+        wire.push(head(1000, "Expect: 100-continue\r\n"))
     target.wait(target.limits.body_timeout_s)
     outcomes = _outcomes(wires, SLACK_S)
     return Seen(bool(wires) and set(outcomes) == {"408"}, f"{tally(outcomes)}, expected 408")
@@ -96,7 +91,7 @@ def slow_streams(target: Target) -> Seen:
     """A hundred streams that never say a whole line: they end once they are silent, or in time."""
     wires = target.connect_many(100)
     for wire in wires:
-        wire.push(_head(None, path="/retrieve/stream", kind="application/x-ndjson") + b"1\r\n{\r\n")
+        wire.push(head(None, path="/retrieve/stream", kind="application/x-ndjson") + b"1\r\n{\r\n")
     within_s = target.limits.stream_idle_s + SLACK_S
     outcomes = _outcomes(wires, within_s)
     return Seen(bool(wires) and "silence" not in outcomes, f"{tally(outcomes)} within {within_s:g} s")

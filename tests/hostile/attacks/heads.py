@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from tests.hostile.attacks.target import SLACK_S, STALL_S, Seen, Target, drip, flood, tally
+from tests.hostile.attacks.wire import head
 
 MOST = 400 << 20
 """Bytes of a head that is offered."""
@@ -42,14 +43,12 @@ def many_headers(target: Target) -> Seen:
 
 def endless_chunk_extension(target: Target) -> Seen:
     """Bytes that mean nothing inside a body. They may come for as long as a body may take."""
-    head = b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
-    return _endless(target, head + b"1;x=", BLOCK, 2 * MOST, ("400", "408", "413", "431"), taken=sys.maxsize)
+    return _endless(target, head(None) + b"1;x=", BLOCK, 2 * MOST, ("400", "408", "413", "431"), taken=sys.maxsize)
 
 
 def endless_trailers(target: Target) -> Seen:
-    head = b"POST /retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     body = target.retrieval()
-    start = head + b"%x\r\n" % len(body) + body + b"\r\n0\r\n"
+    start = head(None) + b"%x\r\n" % len(body) + body + b"\r\n0\r\n"
     wire = target.connect()
     wire.send(start)
     (sent,) = flood(target, [wire], b"X-Trailer: y\r\n" * 10_000, MOST // 4)

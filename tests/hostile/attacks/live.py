@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 import orjson
 
 from tests.hostile.attacks.target import SLACK_S, Seen, Target, flood, tally
-from tests.hostile.attacks.wire import Answer, Wire, post
+from tests.hostile.attacks.wire import Answer, Wire, head, post
 
 BULKS, LINES = 4, 256
 """Bulks that a worker reads at a time, and lines of each that wait."""
@@ -206,15 +206,15 @@ def _line(target: Target, item: str, events: int = 1) -> bytes:
 def _put(target: Target, item: str, body: dict[str, object] | None) -> bytes:
     content = b"" if body is None else orjson.dumps(body)
     method = "DELETE" if body is None else "PUT"
-    head = (
-        f"{method} /models/{target.model}/items/{item} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {target.limits.write_key}\r\n"
-    )
-    return f"{head}Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
+    return head(len(content), _authorised(target), f"/models/{target.model}/items/{item}", method=method) + content
 
 
 def _bulk_head(target: Target) -> bytes:
-    head = f"POST /models/{target.model}/items HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {target.limits.write_key}\r\n"
-    return f"{head}Content-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    return head(None, _authorised(target), f"/models/{target.model}/items", "application/x-ndjson")
+
+
+def _authorised(target: Target) -> str:
+    return f"Authorization: Bearer {target.limits.write_key}\r\n"
 
 
 def _chunk(data: bytes) -> bytes:

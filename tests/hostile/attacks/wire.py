@@ -172,9 +172,15 @@ def ready(reading: Sequence[Wire], writing: Sequence[Wire], within_s: float) -> 
     )
 
 
+def head(length: int | None, extra: str = "", path: str = "/retrieve", kind: str = "application/json", method: str = "POST") -> bytes:
+    """The head of a request with a body of this length, or in chunks. extra: whole lines."""
+    framing = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+    return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n{extra}{framing}\r\n\r\n".encode()
+
+
 def post(body: bytes, path: str = "/retrieve", kind: str = "application/json") -> bytes:
     """A whole POST request."""
-    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    return head(len(body), path=path, kind=kind) + body
 
 
 def parsed(data: bytes, ended: bool = False) -> list[Answer]:
