@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,8 @@ SHARED = 0.3
 """Share of operations on ids that others put as well."""
 VERSION = 1
 LIFE_S = 0.4
-"""Mean time between two kills."""
+"""Mean time from a commit to the next kill."""
+PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,22 @@ def run(folder: Path, kills: int, seed: int = 0, roles: tuple[Role, ...] = ROLES
         for process in processes:
             process.start()
         for _ in range(kills):
+            _wait_for_a_commit(processes)
             time.sleep(rng.expovariate(1 / LIFE_S))
             rng.choice(processes).restart()
     finally:
         for process in processes:
             process.kill()
     return judged(file, kills, [line for process in processes for line in process.lines], time.perf_counter() - began)
+
+
+def _wait_for_a_commit(processes: Sequence[_Process]) -> None:
+    """Until somebody commits, so that a slow machine does not kill processes that have just begun. Raises RuntimeError."""
+    before, give_up = sum(len(process.lines) for process in processes), time.monotonic() + PATIENCE_S
+    while sum(len(process.lines) for process in processes) == before:
+        if time.monotonic() > give_up:
+            raise RuntimeError(f"nobody committed within {PATIENCE_S:g} s")
+        time.sleep(0.01)
 
 
 class _Process:

@@ -61,7 +61,7 @@ def test_a_table_that_does_not_fit_the_operations_is_damage(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_killed_writers_and_checkpointers_lose_nothing_and_commit_under_the_lock_alone(tmp_path: Path) -> None:
     found = run(tmp_path, kills=15)
-    assert found.acknowledged > 100
+    assert found.acknowledged >= found.commits >= 15
     assert (found.lost, found.twice, found.damaged, found.unguarded) == (0, 0, "", 0)
 
 
