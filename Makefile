@@ -60,7 +60,7 @@ help:
 	@echo 'make slow-test  install, then the tests of test-all that need neither browser nor images'
 	@echo 'make console-test  install, then drive the console in Chromium, where one is installed'
 	@echo 'make stack-test  install, then build the images and bring docker-compose.yml up with them'
-	@echo 'make bench       install, then the quick benchmarks; figures go to benchmarks/results/'
+	@echo 'make bench       install, then the quick benchmarks; figures go to build/benchmarks/'
 	@echo 'make audit       install, then name images without a digest and, where it can be asked, known vulnerabilities'
 	@echo 'make sbom        install, then write what is installed to sbom.cdx.json (CycloneDX)'
 	@echo 'make lock        make requirements.lock anew after a change of constraints.txt; needs an index of packages'
@@ -142,9 +142,9 @@ hostile-test: $(INSTALLED)
 	$(VENV_PYTHON) -m pytest -m hostile -v
 
 bench: $(INSTALLED)
-	mkdir -p benchmarks/results
-	$(VENV_PYTHON) -m benchmarks.engine_cpu --json benchmarks/results/engine_cpu.json
-	$(VENV_PYTHON) -m benchmarks.service_overhead --json benchmarks/results/service_overhead.json
+	mkdir -p build/benchmarks
+	$(VENV_PYTHON) -m benchmarks.engine_cpu --json build/benchmarks/engine_cpu.json
+	$(VENV_PYTHON) -m benchmarks.service_overhead --json build/benchmarks/service_overhead.json
 
 $(SERVICE): PARTS := service
 $(TRAINING): PARTS := service training

@@ -29,8 +29,6 @@ from espalier_client.messages import (
     from_bytes,
     to_bytes,
 )
-from espalier_client.network import Left
-from espalier_client.transport import DEADLINE
 
 T = TypeVar("T")
 Value = str | int | bool
@@ -64,8 +62,8 @@ class Call(Generic[T]):
     patience_s: float | None = None
     request_id: str = field(default_factory=lambda: uuid4().hex)
 
-    def arguments(self, timeout_s: float, left_s: Left) -> dict[str, Any]:
-        """What httpx's `stream` takes. `timeout_s`: how long an operation may take; `left_s`: what is left for all of them."""
+    def arguments(self, timeout_s: float, left_s: float) -> dict[str, Any]:
+        """What httpx's `stream` takes. `timeout_s`: how long an operation may take; `left_s`: what is left of the call."""
         headers = {"X-Request-Id": self.request_id, **self.headers}
         if self.body is not None:
             headers["Content-Type"] = self.media_type
@@ -75,8 +73,7 @@ class Call(Generic[T]):
             "params": self.params or None,
             "content": self.body,
             "headers": headers,
-            "timeout": httpx.Timeout(timeout_s, read=timeout_s if self.patience_s is None else max(0.0, min(self.patience_s, left_s()))),
-            "extensions": {DEADLINE: left_s},
+            "timeout": httpx.Timeout(min(timeout_s, left_s), read=min(timeout_s if self.patience_s is None else self.patience_s, left_s)),
         }
 
     def check(self, response: httpx.Response) -> None:

@@ -35,7 +35,6 @@ from espalier_client.stream import (
     chunks_of_writes,
     writes,
 )
-from espalier_client.transport import AsyncTransport, Transport
 
 T = TypeVar("T")
 Sent = TypeVar("Sent", bound=Request | Put | Delete)
@@ -53,9 +52,9 @@ class Client:
     """Talks to one retrieval service; may be shared by threads. Use it in a `with` statement, or `close` it.
 
     `timeout_s`: how long an attempt waits for a connection, and for each piece of the answer. `retry`: when and how often a request is
-    sent again, and how long a call may take as a whole. `max_answer_bytes`: the longest accepted answer, and the longest line of a stream's
-    answer. `transport` and `sleep` are for tests and special needs: with a transport of your own, the deadline is only checked between the
-    pieces of an answer, and `timeout_s` bounds its operations as far as it honours it.
+    sent again, and how long a call may take as a whole. The deadline is checked before each attempt and between the pieces of an answer.
+    `max_answer_bytes`: the longest accepted answer, and the longest line of a stream's answer. `transport` and `sleep` are for tests and
+    special needs: a transport of your own must keep httpx's time-outs.
 
     Every method raises a ClientError (errors.py) when it fails, and ValueError or TypeError for arguments that cannot be sent.
     """
@@ -73,12 +72,11 @@ class Client:
     ) -> None:
         self._timeout_s = check_timeout_s(timeout_s)
         self._max_answer_bytes = _check_bytes(max_answer_bytes)
-        address, headers = _base_url(base_url), _headers(api_key)
         self._http = httpx.Client(
-            base_url=address,
-            headers=headers,
+            base_url=_base_url(base_url),
+            headers=_headers(api_key),
             cookies=_no_cookies(),
-            transport=transport or Transport(address),
+            transport=transport,
             event_hooks={"response": [_forget_redirect]},
         )
         self._retry = retry
@@ -218,7 +216,7 @@ class Client:
         attempts = Attempts(call, self._retry, self._timeout_s)
         while True:
             try:
-                with self._http.stream(**call.arguments(attempts.timeout_s(), attempts.left_s)) as response:
+                with self._http.stream(**attempts.arguments()) as response:
                     return call.read(response, self._content(call, attempts, response))
             except (httpx.RequestError, ClientError) as error:
                 pause_s = attempts.failed(error)
@@ -270,12 +268,11 @@ class AsyncClient:
     ) -> None:
         self._timeout_s = check_timeout_s(timeout_s)
         self._max_answer_bytes = _check_bytes(max_answer_bytes)
-        address, headers = _base_url(base_url), _headers(api_key)
         self._http = httpx.AsyncClient(
-            base_url=address,
-            headers=headers,
+            base_url=_base_url(base_url),
+            headers=_headers(api_key),
             cookies=_no_cookies(),
-            transport=transport or AsyncTransport(address),
+            transport=transport,
             event_hooks={"response": [_forget_redirect_async]},
         )
         self._retry = retry
@@ -374,7 +371,7 @@ class AsyncClient:
         attempts = Attempts(call, self._retry, self._timeout_s)
         while True:
             try:
-                async with self._http.stream(**call.arguments(attempts.timeout_s(), attempts.left_s)) as response:
+                async with self._http.stream(**attempts.arguments()) as response:
                     return call.read(response, await self._content(call, attempts, response))
             except (httpx.RequestError, ClientError) as error:
                 pause_s = attempts.failed(error)
@@ -436,7 +433,8 @@ def _base_url(text: str) -> httpx.URL:
     url = httpx.URL(text)
     if url.userinfo:  # it would be sent in the place of the key, and printed with the address
         raise ValueError("base_url: got an address with a user or a password in it, expected http://host:port")
-    if url.scheme not in {"http", "https"} or not url.host:
+    labels = url.raw_host.removesuffix(b".").split(b".")
+    if url.scheme not in {"http", "https"} or not all(0 < len(label) < 64 for label in labels):  # longer ones cannot be looked up
         raise ValueError(f"base_url: got {text!r}, expected http://host:port or https://host")
     return url
 

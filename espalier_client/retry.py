@@ -33,8 +33,9 @@ logger = logging.getLogger("espalier_client")
 class Retry:
     """How often a request is sent again, and how long to wait; `Retry(retries=0)` never sends it again.
 
-    `deadline_s` bounds a call as a whole: its attempts, from the look-up of the host name to the last byte of the answer, and the pauses
-    between them. A call with a longer time-out of its own, as loading has, is bounded by that. `clock` and `draw` are for tests.
+    `deadline_s` bounds a call as a whole: its attempts and the pauses between them. It is checked before each attempt and between the
+    pieces of an answer; no piece is waited for longer than the client's `timeout_s`. A call with a longer time-out of its own, as loading
+    has, is bounded by that. `clock` and `draw` are for tests.
     """
 
     retries: int = 3
@@ -68,18 +69,20 @@ class Attempts:
         self._failures = 0
         self._began_s = self._retry.clock()
 
-    def timeout_s(self) -> float:
-        """How long the next attempt may wait for a connection, and for each piece of the answer."""
-        return max(0.0, min(self._timeout_s, self.left_s()))
+    def arguments(self) -> dict[str, Any]:
+        """What httpx's `stream` takes for the next attempt. Raises TimedOut once no time is left."""
+        return self._call.arguments(self._timeout_s, self.check())
 
     def left_s(self) -> float:
         """Seconds left for the call as a whole."""
         return self._began_s + self._deadline_s - self._retry.clock()
 
-    def check(self) -> None:
-        """Raises TimedOut once no time is left."""
-        if self.left_s() <= 0:
+    def check(self) -> float:
+        """Seconds left for the call as a whole. Raises TimedOut once there are none."""
+        left_s = self.left_s()
+        if left_s <= 0:
             raise TimedOut(f"{self._call}: no whole answer within {self._deadline_s:g} s (deadline_s)", True, self._call.request_id)
+        return left_s
 
     def pause_s(self, failure: ClientError) -> float | None:
         """Seconds to wait before the next attempt; None: there is no further attempt."""

@@ -125,7 +125,7 @@ class Delivery(Generic[T]):
         """What httpx's `stream` takes for the next attempt."""
         self._begin()
         body = b"".join(self._lines[line].content for line in self._pending)
-        return self.call.arguments(self.attempts.timeout_s(), self.attempts.left_s) | {"content": body}
+        return self.attempts.arguments() | {"content": body}
 
     def accept(self, response: httpx.Response) -> None:
         """Check the head of an answer to the chunk. Raises InvalidAnswer."""

@@ -81,7 +81,7 @@ def measure(load: Load, beam_size: int, m: int, progress: Callable[[str], object
     shuffled = [requests[i] for i in np.random.default_rng(load.seed).permutation(len(requests))]
     engine = first_answer(load, beam_size, m)
     progress("recall")
-    found = _recall(load, requests, m)
+    found = recall_over_http(load, requests, m)
     closed_loop(load.target.address, shuffled, 1, min(load.seconds / 4, 0.5))  # warm, also where recall needed few requests
     progress("one client")
     rounds = range(load.rounds)
@@ -120,8 +120,8 @@ def first_answer(load: Load, beam_size: int, m: int) -> str:
     return str(document.get("engine", ""))
 
 
-def _recall(load: Load, requests: Sequence[bytes], m: int) -> Json:
-    """recall@m over all queries with a relevant item, each sent until it is answered, at most RECALL_ATTEMPTS times."""
+def recall_over_http(load: Load, requests: Sequence[bytes], m: int) -> Json:
+    """recall@m over all queries with a relevant item, of which each request is sent until it is answered, at most RECALL_ATTEMPTS times."""
     with_relevant = [i for i, query in enumerate(load.queries) if query.relevant]
     answers: dict[int, list[str]] = {}
     changed, incomplete, unanswered = 0, 0, list(with_relevant)

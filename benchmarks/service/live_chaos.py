@@ -15,9 +15,7 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -29,6 +27,7 @@ from typing import Any
 
 from benchmarks.service.live_clients import KEY, Client, found_by_evidence, judge, request
 from benchmarks.service.live_replay import replay_seconds
+from benchmarks.service.serving import READY_S, Process
 from espalier.bundle import Bundle, find_versions
 
 ROOT = Path(__file__).parents[2]
@@ -39,48 +38,27 @@ BETWEEN_S = 0.5
 """Mean time from the first answer after a kill to the next kill."""
 WHOLE = 0.25
 """Share of kills that end the whole service."""
-READY_S = 300.0
 DISK = "40m"
 ASKS = 4
 """How often each item is asked for in the end, on connections of its own, so that both workers are asked."""
 
 
-class Victim:
-    """A service that can be killed and started again."""
+class Victim(Process):
+    """A service that is killed and started again, and whose workers are killed and stopped."""
 
     def __init__(self, models: Path, log: Path, workers: int = WORKERS, settings: Mapping[str, str] | None = None) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
-        self._log, self._count = log, workers
-        self._settings = {"ESPALIER_MODELS": str(models), "ESPALIER_DEVICE": "cpu", "ESPALIER_WRITE_KEYS": KEY} | dict(settings or {})
-        self._process: subprocess.Popen[bytes] | None = None
-        self.starts = 0
+        usual = {"ESPALIER_MODELS": str(models), "ESPALIER_DEVICE": "cpu", "ESPALIER_WRITE_KEYS": KEY}
+        super().__init__(["service", "--workers", str(workers)], usual | dict(settings or {}), log)
 
     def start(self) -> None:
         """Start, and wait until it answers."""
-        command = [sys.executable, "-m", "service", "--port", str(self.port), "--workers", str(self._count)]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, cwd=ROOT, env=os.environ | self._settings, stderr=log, start_new_session=True)
-        self.starts += 1
+        super().start()
         self.wait_until_ready()
-
-    def wait_until_ready(self) -> None:
-        give_up = time.monotonic() + READY_S
-        while request(self.port, "GET", "/readyz")[0] != 200:
-            if not self.is_alive() or time.monotonic() > give_up:
-                raise RuntimeError(f"the service did not become ready:\n{self._log.read_text()[-3000:]}")
-            time.sleep(0.05)
-
-    def is_alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
 
     def workers(self) -> list[int]:
         """Its workers that can be killed."""
-        if self._process is None:
-            return []
         with suppress(OSError):
-            children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
             return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
         return []
 
@@ -100,13 +78,6 @@ class Victim:
                 time.sleep(stopped_s)
             finally:
                 os.kill(worker, signal.SIGCONT)
-
-    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
-        """End the service with all its workers."""
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, how)
-            self._process.wait(READY_S)
 
 
 @dataclass(frozen=True)

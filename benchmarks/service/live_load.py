@@ -26,13 +26,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.service.live_prober import Item, Probed, Prober, items_of, lost_of
+from benchmarks.service.live_prober import Probed, Prober, items_of, lost_of
 from benchmarks.service.serving import get, serving
 from espalier.bundle import Bundle
 from espalier.hardware import hardware
-from espalier_client import Client, Delete, Put, RequestFailed
+from espalier_client import Client, Put, RequestFailed
 from loadtest.loops import closed_loop, open_loop, percentiles_ms, request_bytes, statuses
 from loadtest.queries import held_out
+from loadtest.target import Target
+from loadtest.writes import delete_all
 
 WORKERS, M, LOAD_SHARE = 2, 50, 0.7
 CLIENTS = 16
@@ -85,6 +87,7 @@ def measured(model: Path, puts_per_s: float, seconds: float, rounds: int, share:
     queries = held_out(Bundle.open(model, verify=False))
     with copied(model) as (folder, name), serving(["service"], settings(folder, WORKERS)) as port:
         address = "127.0.0.1", port
+        writer = Target(*address, headers={"Authorization": f"Bearer {KEY}"})
         requests = [request_bytes("/retrieve", {"model": name, "queries": [query.body()], "m": M}) for query in queries]
         closed_loop(address, requests, CLIENTS, 2)  # warm
         capacity = len([one for one in closed_loop(address, requests, CLIENTS, seconds / 2) if one.status == 200]) / (seconds / 2)
@@ -105,7 +108,7 @@ def measured(model: Path, puts_per_s: float, seconds: float, rounds: int, share:
                 probed.append(prober.run(items, puts_per_s))
                 beside.append(running.result())
                 lost += lost_of(address, name, KEY, probed[-1])
-                clean(port, name, items)
+                delete_all(writer, name, [item.id for item in items])
                 print(f"round {number + 1}: {beside[-1]['p99_ms']:.1f} ms p99 beside {without[-1]['p99_ms']:.1f} without", flush=True)
     return {
         "model": name,
@@ -137,12 +140,6 @@ def retrieved(address: tuple[str, int], requests: Sequence[bytes], per_s: float,
     answered = open_loop(address, requests, per_s, seconds, seed, keep=lambda body: b"")
     p50_ms, p99_ms = percentiles_ms([one for one in answered if one.status == 200])
     return {"p50_ms": p50_ms, "p99_ms": p99_ms, "statuses": statuses(answered)}
-
-
-def clean(port: int, name: str, items: Sequence[Item]) -> None:
-    with Client(f"http://127.0.0.1:{port}", api_key=KEY, timeout_s=60) as client:
-        for _ in client.bulk(name, (Delete(item.id) for item in items)):
-            pass
 
 
 def bulk(model: Path, count: int) -> dict[str, Any]:

@@ -1,18 +1,13 @@
 """How long a version takes to be brought up to date with a journal of many operations: what a start of the service waits for.
 
-    python -m benchmarks.live_replay --operations 100000 --json live_replay.json
-
 Every operation puts another item of the sample model, with five histories of eight items, under a random parent; places and rows are
 stored, as they are once an item was put. Measures the replay alone, not the opening of the bundle, and beside it the check of the file.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import shutil
-import tempfile
 import time
 from pathlib import Path
 
@@ -71,19 +66,3 @@ def replay_seconds(folder: Path, operations: int, sample: Path = SAMPLE) -> dict
     size_mb = journal.file.stat().st_size / 1e6
     journal.close()
     return {"operations": operations, "check_s": checked - began, "replay_s": ended - checked, "cpu_s": cpu_s, "journal_mb": size_mb}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.live_replay", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--operations", type=int, default=100_000)
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        found = {name: round(value, 2) for name, value in replay_seconds(Path(folder), given.operations).items()}
-    print(json.dumps(found))
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -6,8 +6,7 @@ Knows requests and answers. Does not know what happens to the fleet meanwhile.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +15,12 @@ import orjson
 from numpy.typing import NDArray
 
 from benchmarks.service.shard_fleet import SHIFT
+from loadtest import cell
 from loadtest.loops import Address, Answered, each_once, percentiles_ms, request_bytes, statuses
 from loadtest.queries import Query
+from loadtest.target import Target
 
 M, TIMEOUT_MS = 50, 1000
-ASKING = 2
-"""Clients that ask every query once."""
-AGAIN = 10
 SCORES = 10
 """Of an answer, so many scores tell its version."""
 SURE = 0.999
@@ -74,36 +72,23 @@ class Load:
 
 
 def recall(address: Address, name: str, queries: Sequence[Query]) -> float:
-    """Mean share of the relevant items that are among M, in percent."""
-    values = []
-    for one in all_answered(address, requests_of(name, queries), ids_kept):
-        relevant = set(queries[one.number].relevant)
-        values.append(len(relevant.intersection(orjson.loads(one.body))) / len(relevant))
-    return 100 * float(np.mean(values))
+    """Mean share of the relevant items that are among M, in percent. Raises RuntimeError where queries are refused again and again."""
+    found = cell.recall_over_http(cell.Load(Target(*address), name, 1, queries, 0.0), requests_of(name, queries), M)
+    if found["recall"] is None:
+        raise RuntimeError(f"{found['recall_unanswered']} queries were refused, expected answers")
+    return 100 * float(found["recall"])
 
 
-def all_answered(address: Address, requests: Sequence[bytes], keep: Callable[[bytes], bytes]) -> list[Answered]:
-    """An answer to every request; those that are refused for their number are asked again. Raises RuntimeError."""
-    found: list[Answered] = []
-    left = list(range(len(requests)))
-    for _ in range(AGAIN):
-        asked = [one._replace(number=left[one.number]) for one in each_once(address, [requests[i] for i in left], ASKING, keep=keep)]
-        found += [one for one in asked if one.status == 200]
-        left = [one.number for one in asked if one.status != 200]
-        if not left:
-            return found
-        if wrong := {one.status for one in asked} - {200, 429}:
-            raise RuntimeError(f"queries were answered {wrong}")
-        time.sleep(1)
-    raise RuntimeError(f"{len(left)} queries were refused {AGAIN} times")
+def all_answered(address: Address, requests: Sequence[bytes]) -> Load:
+    """What is kept of the answer to every request. Raises RuntimeError where one is refused."""
+    load = Load(each_once(address, requests, 1, keep=kept))
+    if len(load.seen) < len(requests):
+        raise RuntimeError(f"queries were answered {statuses(load.answered)}, expected 200")
+    return load
 
 
 def requests_of(name: str, queries: Sequence[Query]) -> list[bytes]:
     return [request_bytes("/retrieve", {"model": name, "queries": [one.body()], "m": M, "timeout_ms": TIMEOUT_MS}) for one in queries]
-
-
-def ids_kept(body: bytes) -> bytes:
-    return orjson.dumps([item["id"] for item in orjson.loads(body)["results"][0]["items"]])
 
 
 def kept(body: bytes) -> bytes:

@@ -9,87 +9,19 @@ import hashlib
 import json
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.service.serving import get
+from benchmarks.service.serving import Process
 from benchmarks.service.shard_proxy import Proxy
 from espalier.bundle import Bundle
 
-READY_S = 300.0
 SHIFT = 0.05
 """By how much a version's scores are further than those of the version before, in log-odds, so that every answer tells its version."""
-
-
-class Process:
-    """A server on a port of its own."""
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
-        self._command, self._environment, self._log = command, environment, log
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", *self._command, "--port", str(self.port)], env=os.environ | self._environment, stderr=log
-            )
-
-    def wait_until_ready(self) -> float:
-        """The seconds that it took. Raises RuntimeError."""
-        began = time.monotonic()
-        while get(self.port, "/readyz")[0] != 200:
-            if self._process is None or self._process.poll() is not None or time.monotonic() > began + READY_S:
-                raise RuntimeError(f"{' '.join(self._command)} did not become ready:\n{self._log.read_text()[-3000:]}")
-            time.sleep(0.05)
-        return time.monotonic() - began
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    def stop(self) -> None:
-        """Hold it still; it keeps its connections and answers nothing."""
-        self._signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def end(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._signal(signal.SIGCONT)
-            self._process.terminate()
-            try:
-                self._process.wait(30)
-            except subprocess.TimeoutExpired:
-                self.kill()
-
-    def metric(self, name: str, **labels: str) -> float:
-        """The sum of the samples of a metric that have these labels."""
-        total = 0.0
-        for line in get(self.port, "/metrics")[1].decode().splitlines():
-            left, _, value = line.rpartition(" ")
-            if left.partition("{")[0] == name and all(f'{key}="{wanted}"' in left for key, wanted in labels.items()):
-                total += float(value)
-        return total
-
-    def _signal(self, number: int) -> None:
-        if self._process is not None:
-            self._process.send_signal(number)
 
 
 class Running:

@@ -24,9 +24,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.service.serving import get, serving
+from benchmarks.service.serving import Process, get, serving
 from benchmarks.service.shard_answers import Load, M, Seen, all_answered, is_mixed, kept, recall, requests_of, went_back
-from benchmarks.service.shard_fleet import Process, Running, first_version, next_version, running
+from benchmarks.service.shard_fleet import Running, first_version, next_version, running
 from espalier.bundle import Bundle
 from espalier.hardware import hardware
 from loadtest.loops import Answered, closed_loop, each_once, open_loop, request_bytes
@@ -136,7 +136,7 @@ class Measuring:
         alone_p50_ms = quantile_ms(before, self._buckets("espalier_router_own_seconds"), 0.5)
         said(f"with one client at a time the router's own time is {alone_p50_ms:g} ms at p50")
         covered = recall(self._address, self._name, self._queries)
-        self._first = {one.number: one.scores for one in Load(all_answered(self._address, self._requests, kept)).seen}
+        self._first = {one.number: one.scores for one in all_answered(self._address, self._requests).seen}
         before, hedged = self._buckets("espalier_router_own_seconds"), fleet.router.metric("espalier_router_hedges_total")
         healthy = self._phase("healthy")
         own_p50_ms = quantile_ms(before, self._buckets("espalier_router_own_seconds"), 0.5)

@@ -49,7 +49,8 @@ def test_modules_import_each_other_by_their_long_names() -> None:
             elif isinstance(node, ast.Import):
                 imported |= {alias.name for alias in node.names}
         assert imported & short == set(), path
-        assert not {name for name in imported if name.split(".")[0] == "tests"}, path
+        if path.stem != "hostile":  # which runs the attacks of tests/hostile
+            assert not {name for name in imported if name.split(".")[0] == "tests"}, path
 
 
 @pytest.mark.slow

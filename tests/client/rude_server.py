@@ -6,9 +6,10 @@ import asyncio
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -22,7 +23,13 @@ from espalier_client import (
 )
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
-KINDS = pytest.mark.parametrize("kind", ["Client", "AsyncClient"])
+CLIENTS = ("Client", "AsyncClient")
+KINDS = pytest.mark.parametrize("kind", CLIENTS)
+
+
+def in_turn(name: str, values: Sequence[Any]) -> pytest.MarkDecorator:
+    """A test of each value, with the two clients in turn: what both share needs no test twice."""
+    return pytest.mark.parametrize(("kind", name), list(zip(cycle(CLIENTS), values, strict=False)), ids=map(str, range(len(values))))
 
 
 READY = b'{"ready": true, "reasons": []}'

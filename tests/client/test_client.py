@@ -90,7 +90,7 @@ def test_nothing_is_imported_but_httpx_and_what_is_below_it(path: Path) -> None:
     nodes = list(ast.walk(ast.parse(path.read_text())))
     imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
-    assert {name.partition(".")[0] for name in imported} - sys.stdlib_module_names <= {"httpx", "httpcore", "espalier_client"}
+    assert {name.partition(".")[0] for name in imported} - sys.stdlib_module_names <= {"httpx", "espalier_client"}
 
 
 def test_retrieve(driver: Driver) -> None:

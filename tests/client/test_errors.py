@@ -46,7 +46,7 @@ def test_what_json_does_not_have_is_refused(driver: Driver) -> None:
         driver.open(Stub()).retrieve([Query(vector=[float("nan")])])
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://", ""])
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://", "", "http://a..b", f"http://{'x' * 64}.test"])
 def test_an_address_is_checked(url: str) -> None:
     with pytest.raises(ValueError, match=f"base_url: got '{url}', expected http://host:port"):
         Client(url)

@@ -18,7 +18,7 @@ from espalier_client import (
     ServiceFailed,
     Unavailable,
 )
-from tests.client.rude_server import HEAD, KINDS, READY, Connection, Server, answer, asking, behaving, call, response, saying
+from tests.client.rude_server import HEAD, KINDS, READY, Connection, Server, answer, asking, behaving, call, in_turn, response, saying
 
 NESTED = b"[" * 200_000
 
@@ -26,12 +26,8 @@ NESTED = b"[" * 200_000
 METHODS: list[tuple[str, Any]] = [("ready", ()), ("models", ()), ("retrieve", ([Query()],)), ("retrieve_stream", (asking("a"),))]
 
 
-@KINDS
+@in_turn("content", [NESTED, b'{"results": ' + NESTED, b'{"a":' * 200_000, b'{"x": 1' + b"0" * 5000 + b"}", b"\xff"])
 @pytest.mark.parametrize(("method", "arguments"), METHODS)
-@pytest.mark.parametrize(
-    "content",
-    [NESTED, b'{"results": ' + NESTED, b'{"a":' * 200_000, b'{"x": 1' + b"0" * 5000 + b"}", b"\xff"],
-)
 def test_json_that_cannot_be_read_is_no_answer(kind: str, method: str, arguments: Any, content: bytes) -> None:
     with behaving(saying(response(content))) as server:
         with pytest.raises(InvalidAnswer, match="expected an answer of the retrieval service, got another") as raised:
@@ -40,9 +36,8 @@ def test_json_that_cannot_be_read_is_no_answer(kind: str, method: str, arguments
         assert len(server.requests) == 1
 
 
-@KINDS
+@in_turn("number", [b"NaN", b"Infinity", b"-Infinity"])
 @pytest.mark.parametrize("method", ["retrieve", "retrieve_stream"])
-@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity"])
 def test_a_number_that_json_does_not_have_is_no_answer(kind: str, method: str, number: bytes) -> None:
     content = json.dumps(answer("a")).encode()
     arguments = asking("a") if method == "retrieve_stream" else [Query()]
@@ -52,27 +47,22 @@ def test_a_number_that_json_does_not_have_is_no_answer(kind: str, method: str, n
         call(kind, server.address, method, arguments)
 
 
-@KINDS
+@in_turn("content", [NESTED, b'{"title": ' + b"[" * 500 + b"]" * 500 + b', "detail": {"a": 1}, "errors": [7]}', b"\xff", b"5"])
 @pytest.mark.parametrize("method", ["retrieve", "retrieve_stream"])
-@pytest.mark.parametrize(
-    "content", [NESTED, b'{"title": ' + b"[" * 500 + b"]" * 500 + b', "detail": {"a": 1}, "errors": [7]}', b"\xff", b"5"]
-)
 def test_a_refusal_that_cannot_be_read_tells_its_status(kind: str, method: str, content: bytes) -> None:
     with behaving(saying(response(content, 500, "application/problem+json"))) as server, pytest.raises(ServiceFailed) as raised:
         call(kind, server.address, method, asking("a") if method == "retrieve_stream" else [Query()])
     assert (raised.value.status, raised.value.title, raised.value.detail, raised.value.errors) == (500, "Internal Server Error", "", ())
 
 
-@KINDS
-@pytest.mark.parametrize("status", [b"1e999", b"200", b"true", b'"422"', b"null", b"-1", b"[]"])
+@in_turn("status", [b"1e999", b"200", b"true", b'"422"', b"null", b"-1", b"[]"])
 def test_a_line_of_a_stream_with_a_status_that_is_none_is_no_answer(kind: str, status: bytes) -> None:
     line = b'{"title": "x", "status": ' + status + b"}\n"
     with behaving(saying(response(line, 200, "application/x-ndjson"))) as server, pytest.raises(InvalidAnswer):
         call(kind, server.address, "retrieve_stream", asking("a"))
 
 
-@KINDS
-@pytest.mark.parametrize("media_type", ["text/html", "application/problem+json", "", "\xe4;"])
+@in_turn("media_type", ["text/html", "application/problem+json", "", "\xe4;"])
 @pytest.mark.parametrize("method", ["ready", "retrieve_stream"])
 def test_an_answer_of_another_type_is_none(kind: str, method: str, media_type: str) -> None:
     content = READY if method == "ready" else json.dumps(answer("a")).encode()
@@ -83,15 +73,13 @@ def test_an_answer_of_another_type_is_none(kind: str, method: str, media_type: s
         call(kind, server.address, method, *([asking("a")] if method == "retrieve_stream" else []))
 
 
-@KINDS
-@pytest.mark.parametrize("media_type", ["application/json", "Application/JSON; charset=utf-8"])
+@in_turn("media_type", ["application/json", "Application/JSON; charset=utf-8"])
 def test_the_type_of_an_answer_may_have_parameters(kind: str, media_type: str) -> None:
     with behaving(saying(response(READY, 200, media_type))) as server:
         assert call(kind, server.address, "ready") == Readiness(True, ())
 
 
-@KINDS
-@pytest.mark.parametrize("encoding", ["gzip", "br", "zstd", "deflate", "GZIP", "identity, gzip", "nonsense"])
+@in_turn("encoding", ["gzip", "br", "zstd", "deflate", "GZIP", "identity, gzip", "nonsense"])
 def test_what_is_compressed_is_not_unpacked(kind: str, encoding: str) -> None:
     content = gzip.compress(READY)
     with behaving(saying(response(content, 200, "application/json", f"Content-Encoding: {encoding}"))) as server:
@@ -105,7 +93,7 @@ def test_what_is_compressed_is_not_unpacked(kind: str, encoding: str) -> None:
 
 
 @KINDS
-@pytest.mark.parametrize(("method", "arguments"), METHODS)
+@pytest.mark.parametrize(("method", "arguments"), [METHODS[0], METHODS[-1]])
 @pytest.mark.parametrize("chunked", [False, True])
 def test_an_answer_without_end_is_left(kind: str, method: str, arguments: Any, chunked: bool) -> None:
     """One that ends would be read to its end: its sender would not notice that nobody wants it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import httpx
 import pytest
@@ -19,11 +18,10 @@ from espalier_client import (
     RequestFailed,
     Retry,
 )
-from tests.client.rude_server import KINDS, READY, SOON, asking, behaving, call, response, saying
+from tests.client.rude_server import KINDS, READY, SOON, asking, behaving, call, in_turn, response, saying
 
 
-@KINDS
-@pytest.mark.parametrize(
+@in_turn(
     "content",
     [
         b"",
@@ -46,29 +44,27 @@ from tests.client.rude_server import KINDS, READY, SOON, asking, behaving, call,
         b"HTTP/1.1 200 " + b"a" * 500_000,
         b"\x00" * 200_000,
     ],
-    ids=range(19),
 )
-@pytest.mark.parametrize(("method", "arguments"), [("ready", ()), ("retrieve_stream", (asking("a"),))])
-def test_what_is_no_http_is_an_error_of_the_client(kind: str, method: str, arguments: Any, content: bytes) -> None:
-    with behaving(saying(content)) as server, pytest.raises((ConnectionFailed, InvalidAnswer)) as raised:
-        call(kind, server.address, method, *arguments, retry=Retry(retries=1, backoff_s=0))
-    assert len(str(raised.value)) < 1000
+def test_what_is_no_http_is_an_error_of_the_client(kind: str, content: bytes) -> None:
+    for method, arguments in (("ready", ()), ("retrieve_stream", (asking("a"),))):
+        with behaving(saying(content)) as server, pytest.raises((ConnectionFailed, InvalidAnswer)) as raised:
+            call(kind, server.address, method, *arguments, retry=Retry(retries=1, backoff_s=0))
+        assert len(str(raised.value)) < 1000
 
 
-@KINDS
-@pytest.mark.parametrize(
-    "location", ["mailto:x", "http://[", "http://a:b:c", "//\xe4..\xe4", "http://x:99999/", "data:,", "\xff", "http://127.0.0.1:1/"]
-)
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_is_a_refusal_wherever_it_leads(kind: str, location: str, status: int) -> None:
+LOCATIONS = ["mailto:x", "http://[", "http://a:b:c", "//\xe4..\xe4", "http://x:99999/", "data:,", "\xff", "http://127.0.0.1:1/"]
+
+
+@in_turn("redirect", [*((307, location) for location in LOCATIONS), *((status, LOCATIONS[-1]) for status in (301, 302, 303, 308))])
+def test_a_redirect_is_a_refusal_wherever_it_leads(kind: str, redirect: tuple[int, str]) -> None:
+    status, location = redirect
     with behaving(saying(response(b"{}", status, "text/html", f"Location: {location}"))) as server:
         with pytest.raises(RequestFailed) as raised:
             call(kind, server.address, "retrieve", [Query()], api_key="s3cret-key")
         assert (type(raised.value), raised.value.status, len(server.requests)) == (RequestFailed, status, 1)
 
 
-@KINDS
-@pytest.mark.parametrize("status", [100, 101, 199, 204, 205, 304, 600, 999])
+@in_turn("status", [100, 101, 199, 204, 205, 304, 600, 999])
 def test_a_status_without_an_answer_is_an_error(kind: str, status: int) -> None:
     with behaving(saying(f"HTTP/1.1 {status} Odd\r\nContent-Length: 0\r\n\r\n".encode())) as server, pytest.raises(ClientError):
         call(kind, server.address, "retrieve", [Query()], retry=SOON)
@@ -90,8 +86,7 @@ def test_a_service_that_asks_for_a_year_is_not_waited_for(kind: str, value: str,
         assert (raised.value.retry_after_s, slept, len(server.requests)) == (asked_s, [], 1)
 
 
-@KINDS
-@pytest.mark.parametrize("value", ["1e400", "inf", "0x10", "\xb2", "1,5", "-3", "", "9" * 5000, "soon"])
+@in_turn("value", ["1e400", "inf", "0x10", "\xb2", "1,5", "-3", "", "9" * 5000, "soon"])
 def test_a_time_that_is_none_is_as_if_none_were_given(kind: str, value: str) -> None:
     with behaving(saying(response(b"{}", 429, "application/problem+json", f"Retry-After: {value}"))) as server:
         with pytest.raises(Overloaded) as raised:

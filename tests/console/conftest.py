@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from benchmarks.service.chromium import NoChromium, chromium
 from tests import ROOT
 from tests.console.browsing import PATIENCE_MS, Watched, visit
+from tests.console.chromium import NoChromium, chromium
 from tests.console.strange_model import strange_model
 from tests.service.processes import Service, service
 

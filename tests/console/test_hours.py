@@ -1,12 +1,12 @@
-"""A page that stays open does not grow. `benchmarks.console` watches one for a working day."""
+"""A page that stays open does not grow."""
 
 from __future__ import annotations
 
 import pytest
 from playwright.sync_api import Browser, Page, Route
 
-from benchmarks.service.console_hours import watched_for_hours
 from tests.console.browsing import Watched, visit
+from tests.console.hours import watched_for_hours
 from tests.service.processes import Service
 
 pytestmark = [pytest.mark.slow, pytest.mark.console]

@@ -13,9 +13,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from benchmarks.service.console_marks import MARK_ANSWERS, MOVE_MANY, SHOWN
 from tests import ROOT
 from tests.console.browsing import Watched, visit
+from tests.console.marks import MARK_ANSWERS, MOVE_MANY, SHOWN
 from tests.console.showing import address, settled, show
 from tests.console.strange_model import RIGHT_TO_LEFT, STRANGE
 from tests.console.test_strange_titles import MADE_OF_TITLES, NOT_ISOLATED

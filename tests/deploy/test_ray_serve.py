@@ -16,9 +16,9 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'espalier[ray]'")
 
-from benchmarks.service.ray_running import Load, RayServing, ray_serving
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
+from tests.deploy.ray_running import Load, RayServing, ray_serving
 from tests.service.running import run
 from tests.service.shards.cutting import cut, whole_bundle
 from tests.waiting import until

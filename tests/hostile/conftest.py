@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.service.attacked import Attacked, attacked
-from benchmarks.service.attacks import Limits, Target
-from benchmarks.service.attacks.connections import DESCRIPTORS
 from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
+from tests.hostile.attacked import Attacked, attacked
+from tests.hostile.attacks import Limits, Target
+from tests.hostile.attacks.connections import DESCRIPTORS
 
 ITEMS = 4096
 LIMITS = Limits(

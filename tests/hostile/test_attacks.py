@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.service.attacked import Attacked, attacked
-from benchmarks.service.attacks import ATTACKS, Attack
-from benchmarks.service.attacks.connections import DESCRIPTORS
-from benchmarks.service.hostile import line, measure
+from tests.hostile.attacked import Attacked, attacked
+from tests.hostile.attacks import ATTACKS, Attack
+from tests.hostile.attacks.connections import DESCRIPTORS
 from tests.hostile.conftest import LIMITS, books
+from tests.hostile.measuring import line, measure
 
 pytestmark = [pytest.mark.slow, pytest.mark.hostile]
 SMALL_MB = 40

@@ -15,9 +15,9 @@ from typing import IO, NoReturn
 
 import pytest
 
-from benchmarks.service.attacked import Attacked, attacked
-from benchmarks.service.attacks import Target
-from benchmarks.service.attacks.wire import LIVEZ, Answer, Wire, post
+from tests.hostile.attacked import Attacked, attacked
+from tests.hostile.attacks import Target
+from tests.hostile.attacks.wire import LIVEZ, Answer, Wire, head, post
 from tests.hostile.conftest import LIMITS, books
 from tests.waiting import until
 
@@ -39,8 +39,12 @@ def ask(target: Target, request: bytes) -> Answer:
 
 def removed(target: Target, ids: list[str]) -> Answer:
     """Ask for standing removals."""
-    request = post(json.dumps({"ids": ids}).encode(), "/models/books/removed").replace(b"POST", b"PUT", 1)
-    return ask(target, request.replace(b"Host:", f"Authorization: Bearer {KEY}\r\nHost:".encode(), 1))
+    return ask(target, removal(ids))
+
+
+def removal(ids: list[str]) -> bytes:
+    body = json.dumps({"ids": ids}).encode()
+    return head(len(body), f"Authorization: Bearer {KEY}\r\n", "/models/books/removed", method="PUT") + body
 
 
 def items(answer: Answer) -> list[str]:
@@ -98,12 +102,10 @@ def test_what_needs_a_descriptor_fails_alone_and_works_afterwards(scarce: tuple[
     client = target.connect()
     assert kept(client) == "200"
     assert removed(target, []).status == 200  # what admin requests import is imported
-    request = post(json.dumps({"ids": ["item-1"]}).encode(), "/models/books/removed").replace(b"POST", b"PUT", 1)
-    request = request.replace(b"Host:", f"Authorization: Bearer {KEY}\r\nHost:".encode(), 1)
     silent = target.connect_many(200)
     until(lambda: service.descriptors() > 60, "nothing is left")
     client.held.clear()
-    client.send(request)
+    client.send(removal(["item-1"]))
     status = client.outcome(30)
     assert status in ("200", "409", "503")
     until(lambda: all(wire.given_up() for wire in silent), "silent connections are ended")

@@ -1,4 +1,4 @@
-"""Messages that are no HTTP, or could be read in two ways: they are refused, and nothing that follows them is taken for a request."""
+"""Messages that are no HTTP, or could be read in two ways, and limits of heads. The attack `wrong_framing` sends every wrong message."""
 
 from __future__ import annotations
 
@@ -6,26 +6,11 @@ import json
 
 import pytest
 
-from benchmarks.service.attacks import Target, framing
-from benchmarks.service.attacks.framing import EITHER, RIGHT, WRONG
-from benchmarks.service.attacks.wire import LIVEZ, Wire, parsed
+from tests.hostile.attacks import Target
+from tests.hostile.attacks.framing import RIGHT, WRONG
+from tests.hostile.attacks.wire import LIVEZ, Wire, parsed
 
 pytestmark = [pytest.mark.slow, pytest.mark.hostile]
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_message_is_refused_and_ends_the_connection(target: Target, name: str) -> None:
-    assert framing.wrong(target, WRONG[name]) is None
-
-
-@pytest.mark.parametrize("name", RIGHT)
-def test_an_odd_but_right_message_is_answered_once(target: Target, name: str) -> None:
-    assert framing.right(target, *RIGHT[name]) is None
-
-
-@pytest.mark.parametrize("name", EITHER)
-def test_what_may_be_taken_or_refused_breaks_nothing(target: Target, name: str) -> None:
-    assert framing.either(target, EITHER[name]) is None
 
 
 @pytest.mark.parametrize("cut", [1, 2, 7, 40])

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.service import hostile
-from benchmarks.service.attacked import Attacked, attacked
-from benchmarks.service.attacks import Attack, Seen, Target
-from benchmarks.service.hostile import measure
-from benchmarks.service.livez import watched
+from tests.hostile import measuring
+from tests.hostile.attacked import Attacked, attacked
+from tests.hostile.attacks import Attack, Seen, Target
 from tests.hostile.conftest import LIMITS, books
+from tests.hostile.livez import watched
+from tests.hostile.measuring import measure
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.hostile]
 
 
 def test_a_service_that_dies_makes_a_row_that_says_so(large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hostile, "SETTLE_S", 0.5)
+    monkeypatch.setattr(measuring, "SETTLE_S", 0.5)
     with attacked(large, tmp_path / "log", LIMITS.environment()) as service:
 
         def murder(target: Target) -> Seen:
@@ -40,7 +40,7 @@ def test_an_attack_that_does_not_end_is_stopped(service: Attacked, monkeypatch: 
         target.stop.wait(60)
         return Seen(True, "stopped" if target.stop.is_set() else "went on")
 
-    monkeypatch.setattr(hostile, "ATTACK_S", 0.2)
+    monkeypatch.setattr(measuring, "ATTACK_S", 0.2)
     row = measure(Attack(endless), service, books(service.port))
     assert row["told"].startswith("stopped; stopped: ")
     assert "expected" in row["failed"]
@@ -51,7 +51,7 @@ def test_an_attack_is_stopped_where_the_service_takes_too_much(service: Attacked
         target.stop.wait(60)
         return Seen(True, "held")
 
-    monkeypatch.setattr(hostile, "GUARD_MB", 0.75 * service.rss_mb())
+    monkeypatch.setattr(measuring, "GUARD_MB", 0.75 * service.rss_mb())
     row = measure(Attack(endless), service, books(service.port))
     assert row["stopped"].endswith(" MB")
     assert "expected" in row["failed"]

@@ -184,9 +184,9 @@ def test_a_process_of_tests_that_crashes_ends_the_run(clone: Path, target: str) 
 
 def test_bench_runs_the_quick_benchmarks(clone: Path) -> None:
     assert would_run("bench", folder=clone)[-3:] == [
-        "mkdir -p benchmarks/results",
-        f"{PYTHON} -m benchmarks.engine_cpu --json benchmarks/results/engine_cpu.json",
-        f"{PYTHON} -m benchmarks.service_overhead --json benchmarks/results/service_overhead.json",
+        "mkdir -p build/benchmarks",
+        f"{PYTHON} -m benchmarks.engine_cpu --json build/benchmarks/engine_cpu.json",
+        f"{PYTHON} -m benchmarks.service_overhead --json build/benchmarks/service_overhead.json",
     ]
 
 

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pytest
 from starlette.types import Message, Send
 
-from benchmarks.service.probe_damage import content_of, draft_of
 from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.checks.heldout import read_heldout
@@ -27,6 +26,7 @@ from espalier.search import SearchParams
 from espalier.tree import complete_tree
 from service.http.frontier_route import MAX_BEAMS, MAX_QUERIES
 from service.retrieval.frontier import interval
+from tests.service.damaged_models import content_of, draft_of
 from tests.service.running import Json, Running, problem, run
 from tests.service.test_probe import HELD_OUT, exported
 

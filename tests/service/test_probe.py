@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmarks.service.probe_damage import DAMAGES, content_of, damaged, draft_of
 from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.checks.heldout import read_heldout
@@ -39,6 +38,7 @@ from service.models.worker_progress import Workers
 from service.settings import Settings
 from service.watch import gpu_memory
 from service.watch.metrics import Metrics
+from tests.service.damaged_models import DAMAGES, content_of, damaged, draft_of
 from tests.service.running import Json, Running, run
 from training.evaluate import with_recall
 from training.golden import golden_of_histories

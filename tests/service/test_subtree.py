@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmarks.service.probe_damage import content_of, draft_of
 from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.checks.random_bundles import make_bundle, make_linear_bundle, tree_over
@@ -22,6 +21,7 @@ from espalier.manifest import Ranking
 from espalier.search import Engine
 from espalier.tree import Tree, complete_tree, tree_from_children
 from service.retrieval import subtree, typical_values
+from tests.service.damaged_models import content_of, draft_of
 from tests.service.live_running import ALL, ITEMS, Live, live_service
 from tests.service.running import LIMITS, Json, Running, bearer, problem, run
 

@@ -1,0 +1,192 @@
+"""Ray Serve with an application of this repository, in processes of its own, as `serve run` starts it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.service.serving import free_port
+from loadtest.loops import closed_loop, request_bytes
+
+ROOT = Path(__file__).parents[2]
+LOCAL = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "RAY_AUTH_MODE": "disabled",  # it listens on this machine alone; a token would be written into the home folder
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+TURN_S = 0.5
+"""A load counts its answers so often."""
+
+
+@dataclass
+class RayServing:
+    """port: where the ingress listens; started: time.monotonic() when the command was started; log: what Ray writes."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    started: float
+    log: Path
+
+    def ask(self, body: Mapping[str, Any], timeout_s: float = 30) -> tuple[int, Any]:
+        """Status and document of a POST /retrieve; status 0 where there is no answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+        try:
+            connection.request("POST", "/retrieve", json.dumps(body), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            content = answer.read()
+            return answer.status, json.loads(content) if "json" in str(answer.headers["content-type"]) else content.decode()
+        except (OSError, http.client.HTTPException):
+            return 0, None
+        finally:
+            connection.close()
+
+    def wait_for(self, body: Mapping[str, Any], within_s: float) -> Any:
+        """The first answer to this request for which all shards answered. Raises RuntimeError."""
+        give_up = time.monotonic() + within_s
+        while time.monotonic() < give_up and self.process.poll() is None:
+            status, document = self.ask(body)
+            if status == 200 and document["coverage"]["items"] == 1:
+                return document
+            time.sleep(0.1)
+        raise RuntimeError(f"no whole answer within {within_s:g} s; the end of Ray's log:\n{self.tail()}")
+
+    def replicas(self, deployment: str) -> list[int]:
+        """Process ids of a deployment's replicas that live and have started, ascending: Ray's controller writes it into its log."""
+        started = re.compile(rf"deployment='{re.escape(deployment)}', .*started successfully.*\(PID: (\d+)\)")
+        logs = self.log.parent.glob("ray/session_[0-9]*/logs/serve/controller_*.log")
+        found = {int(pid) for log in logs for pid in started.findall(log.read_text(errors="replace"))}
+        return sorted(pid for pid in found.intersection(_descendants(self.process.pid)) if b"ServeReplica" in _command_line(pid))
+
+    def tail(self, lines: int = 40) -> str:
+        """The end of the log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+class Load:
+    """Clients in a closed loop, in a thread. They count what they are told.
+
+    answered  answers of status 200; lacking: those without a shard; other: statuses of all others, 0 where the connection was closed
+    versions  of the model, in the answers
+    """
+
+    def __init__(self, serving: RayServing, body: Mapping[str, Any], clients: int) -> None:
+        self.answered = self.lacking = 0
+        self.other: list[int] = []
+        self.versions: set[int] = set()
+        self._address, self._clients = ("127.0.0.1", serving.port), clients
+        self._requests = [request_bytes("/retrieve", body)]
+        self._stop, self._thread = threading.Event(), threading.Thread(target=self._run)
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            for found in closed_loop(self._address, self._requests, self._clients, TURN_S):
+                if found.status != 200:
+                    self.other.append(found.status)
+                    continue
+                answer = json.loads(found.body)
+                self.lacking += answer["coverage"]["items"] < 1
+                self.versions.add(answer["version"])
+                self.answered += 1
+
+
+def document(arguments: Mapping[str, Any], port: int) -> dict[str, Any]:
+    """deploy/ray/app.yaml with other arguments, on another port."""
+    found: dict[str, Any] = yaml.safe_load((ROOT / "deploy/ray/app.yaml").read_text())
+    found["http_options"]["port"] = port
+    (application,) = found["applications"]
+    application["args"] = dict(arguments)
+    return found
+
+
+@contextmanager
+def ray_serving(command: Sequence[str], arguments: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Iterator[RayServing]:
+    """`command` with a file as its last argument, from the root of the repository. Ray has a temporary folder of its own.
+
+    environment  of Ray and of the replicas
+    """
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))  # a short path: sockets lie in it
+    port = free_port()
+    file, log = folder / "app.yaml", folder / "log"
+    file.write_text(yaml.safe_dump(document(arguments, port)))
+    own = {
+        "PYTHONPATH": str(ROOT),
+        "RAY_TMPDIR": str(folder),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy/haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "haproxy/admin.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder / "haproxy"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "haproxy/server-state"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "haproxy/metrics.sock"),
+    }
+    started = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, str(file)], cwd=ROOT, env=os.environ | LOCAL | own | dict(environment or {}), stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        yield RayServing(process, port, started, log)
+    finally:
+        _end(process)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End Ray, and what it may leave."""
+    started = _descendants(process.pid)
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(20)
+    for pid in started:
+        if b"ray" in _command_line(pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    process.kill()
+    process.wait()
+
+
+def _descendants(pid: int) -> list[int]:
+    """Process ids of all that a process has started, and what these have."""
+    parents: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with suppress(OSError):
+                parent = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
+                parents.setdefault(parent, []).append(int(entry))
+    found, left = [], [pid]
+    while left:
+        children = parents.get(left.pop(), [])
+        found += children
+        left += children
+    return found
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
