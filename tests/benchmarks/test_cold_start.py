@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from benchmarks.quality.cold_start_sets import Pair, Task, depends, psearch, read_set
 
 from benchmarks.quality import cold_start
 from benchmarks.quality.cold_start import Report, row_of, run
-from benchmarks.quality.cold_start_sets import Pair, Task, depends, psearch, read_set
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.search import NO_ITEM
 

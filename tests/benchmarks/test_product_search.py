@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.papers.product_search.ann import faiss_is_installed
 from benchmarks.speed import engine_cpu, product_search
 from benchmarks.synthetic import diffusion_bundle, diffusion_queries
 from espalier.engines.compiled.engine import CompiledEngine
 from espalier.engines.reference import ReferenceEngine
 from espalier.search import SearchParams
-from training.baselines.ann import faiss_is_installed
 
 
 def test_every_system_answers_the_same_queries_and_is_timed_in_two_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

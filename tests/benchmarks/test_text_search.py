@@ -14,18 +14,16 @@ import polars as pl
 import pytest
 from numpy.testing import assert_array_equal
 
-from benchmarks.text import linear as text_linear
-from benchmarks.text import sweeps as text_sweeps
-from benchmarks.text import text_search
-from benchmarks.text.dssm import EF_SEARCH
-from benchmarks.text.linear import BEAMS, TEXTS, Recipe
-from benchmarks.text.report import Report, Trained, row_of
-from benchmarks.text.sets import Fold, Task, fold_of, pairs_of, read_set
-from benchmarks.text.sweeps import plot, sweep_beam, sweep_threshold
-from benchmarks.text.text_search import Job, jobs_of, run
+from benchmarks.papers.product_search import text_linear, text_search, text_sweeps
+from benchmarks.papers.product_search.ann import faiss_is_installed
+from benchmarks.papers.product_search.dssm import EF_SEARCH
+from benchmarks.papers.product_search.text_linear import BEAMS, TEXTS, Recipe
+from benchmarks.papers.product_search.text_report import Report, Trained, row_of
+from benchmarks.papers.product_search.text_search import Job, jobs_of, run
+from benchmarks.papers.product_search.text_sets import Fold, Task, fold_of, pairs_of, read_set
+from benchmarks.papers.product_search.text_sweeps import plot, sweep_beam, sweep_threshold
 from espalier.errors import InvalidData
 from tests.pictures import Pictures
-from training.baselines.ann import faiss_is_installed
 from training.specification.linear import LinearTree
 
 pytestmark = pytest.mark.slow

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from benchmarks.quality.unseen import protocol
+
 from training.specification.models import deep_config
 
 

@@ -19,14 +19,14 @@ from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.papers.product_search import ann
+from benchmarks.papers.product_search.ann import AnnIndex, Kind, equally_long, faiss_is_installed
 from benchmarks.quality import ann_systems, why_not_ann
 from espalier.errors import DeviceUnavailable, InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.metrics import precision_recall_f
 from tests.training.logs import log_of, split_of
-from training.baselines import ann
 from training.baselines import product_dnn as product_dnn_method
-from training.baselines.ann import AnnIndex, Kind, equally_long, faiss_is_installed
 from training.baselines.popularity import fit_popularity
 from training.baselines.product_dnn import ProductDnnConfig, build_network, fit_product_dnn
 from training.baselines.product_dnn_model import ProductDnn, load_product_dnn
