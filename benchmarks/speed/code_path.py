@@ -35,6 +35,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "text → answer": {"model": "shop", "queries": [{"text": "a red lamp"}], "m": 5},
 }
 PLANTED = """
+kind = "otm-robust"
 name = "planted"
 data = {{ log = "{folder}/log.csv" }}
 instances = {{ windows = [8, 4, 2], targets = 20 }}
@@ -43,7 +44,7 @@ optimiser = {{ steps = 6, batch = 60, average = 1 }}
 search = {{ beam_size = 20, m = 10, max_beam_size = 32, max_m = 64 }}
 """
 SHOP = """
-algorithm = "xr-linear"
+kind = "xr-linear"
 name = "shop"
 data = {{ format = "log", train = "{folder}/searches.csv", items = "{folder}/items.parquet", own_texts = [["title"]] }}
 tree = {{ branching = 4, max_leaf = 8 }}

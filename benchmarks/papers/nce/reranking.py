@@ -1,7 +1,6 @@
 """The second stage end to end: what re-ranking a model's candidates brings, by loss, beside LambdaMART on the same features.
 
     python -m benchmarks.reranking --model models/NAME/VERSION [--data LOG] --json F [--users training|validation] [--exclude-seen]
-    python -m benchmarks.reranking --model models/NAME/VERSION [--data LOG] --choose --json F
 
 Candidates are the best `--depth` (200) that the model retrieves with its default beam; features are all that `fit-ranker` takes by default.
 Every system learns from the same candidates of the same queries, stops by the same validation queries, and is measured on test users:
@@ -14,19 +13,14 @@ lambdamart      LightGBM's, its leaves and rate chosen on validation queries; it
 Rows: {"system", "ndcg10", "ndcg10_se", "recall10", "train_cpu_s", "ms"}. NDCG's divisor counts relevant items that were not retrieved, its
 standard error is over queries. ms is the stage alone, median of single queries on one thread: features, ranker.onnx, order. `p` in the
 report: paired t-test over test queries of elimination against each other system.
-
---choose compares options of the ranker by validation queries; nothing else is looked at.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import tempfile
 import time
-from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import ttest_rel
 
-from benchmarks.papers.nce.boosting import BoostingConfig, fit_boosted_trees
+from benchmarks.papers.nce.boosting import BoostedTrees, BoostingConfig, fit_boosted_trees
+from benchmarks.report_file import write_report
 from espalier.bundle import Bundle
 from espalier.bundle_writer import with_ranker
 from espalier.engines import open_engine
@@ -44,7 +39,6 @@ from espalier.rerank.ranker import Reranker
 from espalier.search import SearchParams
 from training.rankers.candidates import Candidates
 from training.rankers.export import ranker_onnx
-from training.rankers.fit import PAPER, Descent
 from training.rankers.graded_queries import GradedQueries
 from training.rankers.log_queries import Users, from_log
 from training.rankers.second_stage import StageConfig, collect, fit
@@ -52,18 +46,6 @@ from training.specification.ranker import HighwayConfig, ranker_config
 
 M = 10
 TREES = tuple(itertools.product((15, 31, 63), (0.05, 0.1)))
-FREE = Descent(max_norm=None)
-MARGINAL: dict[str, Any] = {"ties": "marginal"}
-QUANTILE: dict[str, Any] = MARGINAL | {"scaling": "quantile", "missing": True}
-VARIANTS: dict[str, tuple[dict[str, Any], Descent]] = {
-    "paper: sgd .1, batch 2, K 10, dropout .3": ({"learning_rate": 0.1, "hidden": 10, "dropout": 0.3, "patience": None}, PAPER),
-    "adam .003, batch 16, K 64": ({}, Descent()),
-    "adam .003, batch 16, K 64, dropout .1, no max-norm": ({"dropout": 0.1}, FREE),
-    "marginal ties": (MARGINAL, Descent()),
-    "marginal ties, averaged": (MARGINAL, Descent(average=2.0)),
-    "marginal ties, quantile, missing": (QUANTILE, Descent()),
-    "marginal ties, quantile, missing, averaged, no max-norm, .01": (QUANTILE | {"learning_rate": 1e-2}, replace(FREE, average=2.0)),
-}
 
 
 def quality(part: Candidates, scores_R: NDArray[np.float32] | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -98,7 +80,7 @@ def row_of(system: str, qualities: tuple[NDArray[np.float64], NDArray[np.float64
     }
 
 
-def best_lambdamart(train: Candidates, valid: Candidates) -> tuple[NDArray[np.float32], Any, str, float]:
+def best_lambdamart(train: Candidates, valid: Candidates) -> tuple[BoostedTrees, str, float]:
     """LambdaMART with the leaves and rate that are best on validation queries; and the CPU seconds of that one training."""
     found = []
     for leaves, rate in TREES:
@@ -113,7 +95,7 @@ def best_lambdamart(train: Candidates, valid: Candidates) -> tuple[NDArray[np.fl
         )
         found.append((trees.validation or 0.0, trees, f"{leaves} leaves, rate {rate}, {trees.trees} trees", cpu_s))
     _, trees, named, cpu_s = max(found, key=lambda entry: entry[0])
-    return valid.ranking.features_RF, trees, named, cpu_s
+    return trees, named, cpu_s
 
 
 def measured(bundle: Bundle, data: Path | None, users: Users, exclude_seen: bool, depth: int, queries: int) -> dict[str, Any]:
@@ -141,7 +123,7 @@ def measured(bundle: Bundle, data: Path | None, users: Users, exclude_seen: bool
                     ms = ms_of_stage(Reranker(added), added, parts.test, depth)
             rows.append(row_of(system, qualities[system], cpu_s, ms))
             print(rows[-1], flush=True)
-    _, trees, named, cpu_s = best_lambdamart(train, valid)
+    trees, named, cpu_s = best_lambdamart(train, valid)
     qualities["lambdamart"] = quality(test, trees.scores(test.ranking.features_RF))
     rows.append(row_of("lambdamart", qualities["lambdamart"], cpu_s, None) | {"chosen": named})
     print(rows[-1], flush=True)
@@ -149,28 +131,6 @@ def measured(bundle: Bundle, data: Path | None, users: Users, exclude_seen: bool
     p = {name: float(ttest_rel(ours, other[0]).pvalue) for name, other in qualities.items() if name != "elimination"}
     counts = {"train": len(train.relevant), "validation": len(valid.relevant), "test": len(ours)}
     return {"queries": counts, "features": list(train.ranking.feature_names), "rows": rows, "p": p}
-
-
-def choose(
-    bundle: Bundle, data: Path | None, users: Users, exclude_seen: bool, depth: int, queries: int, most_epochs: int
-) -> dict[str, Any]:
-    parts = from_log(bundle, data, users, exclude_seen)
-    train, valid, _ = collect(bundle, open_engine(bundle, "cpu"), parts, StageConfig(depth, (), queries, HighwayConfig()))
-    rows = [row_of("retrieval", quality(valid, None), 0, None)]
-    print(rows[-1], flush=True)
-    for loss, (name, (options, descent)) in itertools.product(("elimination", "plackett-luce"), VARIANTS.items()):
-        if loss == "plackett-luce" and name not in ("adam .003, batch 16, K 64", "marginal ties"):
-            continue
-        begin = time.process_time()
-        config = HighwayConfig(**({"loss": loss, "max_epochs": most_epochs} | options))
-        ranker = fit(train, valid, config, descent)
-        cpu_s = time.process_time() - begin
-        rows.append(row_of(f"{loss}, {name}", quality(valid, ranker.scores(valid.ranking.features_RF)), cpu_s, None))
-        print(rows[-1], flush=True)
-    scored, trees, named, cpu_s = best_lambdamart(train, valid)
-    rows.append(row_of("lambdamart", quality(valid, trees.scores(scored)), cpu_s, None) | {"chosen": named})
-    print(rows[-1], flush=True)
-    return {"rows": rows}
 
 
 def main() -> None:
@@ -181,23 +141,12 @@ def main() -> None:
     parser.add_argument("--exclude-seen", action="store_true")
     parser.add_argument("--depth", type=int, default=200)
     parser.add_argument("--queries", type=int, default=20_000)
-    parser.add_argument("--epochs", type=int, default=30, help="with --choose: at most so many")
-    parser.add_argument("--choose", action="store_true")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     bundle = Bundle.open(given.model)
-    common = (bundle, given.data, given.users, given.exclude_seen, given.depth, given.queries)
-    found = choose(*common, given.epochs) if given.choose else measured(*common)
-    report = {
-        "model": bundle.manifest.name,
-        "users": given.users,
-        "exclude_seen": given.exclude_seen,
-        "depth": given.depth,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    } | found
-    if given.json is not None:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps(report, indent=1) + "\n")
+    found = measured(bundle, given.data, given.users, given.exclude_seen, given.depth, given.queries)
+    about = {"model": bundle.manifest.name, "users": given.users, "exclude_seen": given.exclude_seen, "depth": given.depth}
+    write_report(given.json, about | found)
 
 
 if __name__ == "__main__":

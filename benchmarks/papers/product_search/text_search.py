@@ -2,14 +2,13 @@
 
     python -m benchmarks.text_search --data DIR --set debian-describe|debian-depends|psearch [--systems a,b,…] --json F
     python -m benchmarks.text_search --data DIR --set NAME --sweep beam|threshold --json F [--plot F.png]
-    python -m benchmarks.text_search --data DIR --set NAME --choose --json F
 
 The protocol is that of Chang et al. 2021 (papers' product search), Tables 2 to 4 and Figure 4, on sets that are at hand (text_sets). What a
 row says: text_report. XR-Linear is trained, exported and searched by the product's code (text_linear). BM25 wants `pip install bm25s`; a
 system that cannot run is named and left out.
 
---choose trains variants on a part of the training data and judges them by the rest. --sweep searches one model with several beams, or
-trains with several thresholds. Rows are printed as they come and kept in the file, whose rows are not made again.
+--sweep searches one model with several beams, or trains with several thresholds. Rows are printed as they come and kept in the file, whose
+rows are not made again.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ import numpy as np
 
 from benchmarks.papers.product_search.dssm import EF_SEARCH, dssm
 from benchmarks.papers.product_search.text_baselines import bm25, centroid, neighbours
-from benchmarks.papers.product_search.text_choose import choose
 from benchmarks.papers.product_search.text_linear import BEAMS, PUBLISHED, TEXTS, Recipe, one_versus_all, xr_linear
 from benchmarks.papers.product_search.text_report import Report, Trained, row_of
 from benchmarks.papers.product_search.text_sets import SETS, Fold, Task, fold_of, pairs_of, read_set
@@ -97,8 +95,6 @@ def main() -> None:
     parser.add_argument("--set", choices=SETS)
     parser.add_argument("--systems", help="some of xr-linear, bm25, centroid, neighbours, dssm, one-versus-all; all by default")
     parser.add_argument("--sweep", choices=("beam", "threshold"))
-    parser.add_argument("--choose", action="store_true")
-    parser.add_argument("--variants", default="", metavar="REGEX", help="only those variants of --choose")
     parser.add_argument("--dssm-cpu-s", type=float, default=240, help="CPU seconds that DSSM may train, of each fold")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()), help="where models lie meanwhile")
     parser.add_argument("--json", type=Path)
@@ -112,12 +108,10 @@ def main() -> None:
     if unknown := set(wanted) - known:
         parser.error(f"--systems: got {', '.join(sorted(unknown))}, expected some of {', '.join(sorted(known))}")
     try:
-        task = read_set(args.data, args.set, args.choose)
+        task = read_set(args.data, args.set)
         report = Report(args.json, task)
         warm_up(args.work)
-        if args.choose:
-            choose(task, report, args.work, args.variants)
-        elif args.sweep == "beam":
+        if args.sweep == "beam":
             sweep_beam(task, report, args.work, Recipe())
         elif args.sweep == "threshold":
             sweep_threshold(task, report, args.work, Recipe())

@@ -1,22 +1,20 @@
 """Sets for search by text: training pairs of text and item, and test texts with the items that are right.
 
-None is a shop's log. Knows how each is split; `choosing` makes a set of a set's training data alone, to choose options by:
+None is a shop's log. Knows how each is split:
 
 debian-describe  a part of a package's description → the package. Training queries: the first 12 words of each description, and the
                  package's name with its section; test queries: words 13 to 36 of 5,000 packages that have at least 24. No test text is a
                  training text. Right is every package whose description has these same words there, as packages of one source do. It is a
                  set of *lexical* search: two short texts an item, one item a text, nobody's clicks. Nothing here can be learned from
-                 behaviour, which is what the paper's method is for. Choosing: the first 6 words and names, judged by words 7 to 12.
+                 behaviour, which is what the paper's method is for.
 debian-depends   a package's description → the packages that it depends on, of those with at least 3 dependants; a tenth of the describing
                  packages is held out. The words of a description are not those of what is depended on, so that relations have to be
                  learned. Packages of one source share sentences and dependencies, and are on both sides of the split, which favours
-                 neighbours: `apart` are the test queries that share no run of 8 words with a training query. Choosing: nine tenths of the
-                 training packages, judged by the others.
+                 neighbours: `apart` are the test queries that share no run of 8 words with a training query.
 psearch          a shop's query → products judged 3 or 4 of 4 by people. 261 queries are too few to learn from, and each product was judged
                  for the query that found it: the queries are dealt into 5 folds, all products' titles and the queries of four folds are
                  training queries, the fifth fold is asked. So nearly every right answer has its own title as its only training text:
-                 a set of cold starts. Products that nobody judged for a query count as wrong. Choosing: titles and three of the four
-                 folds' queries, judged by the fourth's, once for all folds, so that these 51 queries are test queries of other folds.
+                 a set of cold starts. Products that nobody judged for a query count as wrong.
 """
 
 from __future__ import annotations
@@ -42,6 +40,8 @@ RUN = 8
 """Words in a row that two texts share when they are not `apart`."""
 FOLDS = 5
 TEST_ITEMS = 5000
+FIRST, LEAST, END = 12, 24, 36
+"""Words of a description: training queries end at the first number, test queries at the last, and need the middle one."""
 SETS = {
     "debian-describe": "xmc-debian-bookworm/packages.tsv.gz",
     "debian-depends": "xmc-debian-bookworm/packages.tsv.gz",
@@ -69,9 +69,9 @@ class Task:
     folds: list[Fold]
 
 
-def read_set(folder: Path, name: str, choosing: bool = False) -> Task:
-    """A named set; `choosing`: one made of its training data alone. Raises InvalidData where its file is missing."""
-    return {"debian-describe": describe, "debian-depends": depends, "psearch": psearch}[name](read_frame(folder, name), choosing)
+def read_set(folder: Path, name: str) -> Task:
+    """A named set. Raises InvalidData where its file is missing."""
+    return {"debian-describe": describe, "debian-depends": depends, "psearch": psearch}[name](read_frame(folder, name))
 
 
 def read_frame(folder: Path, name: str) -> pl.DataFrame:
@@ -88,31 +88,28 @@ def read_frame(folder: Path, name: str) -> pl.DataFrame:
         )
 
 
-def describe(frame: pl.DataFrame, choosing: bool = False) -> Task:
+def describe(frame: pl.DataFrame) -> Task:
     """Part of a description → the package."""
-    begin, first, least, end = (0, 6, 12, 12) if choosing else (0, 12, 24, 36)
     words = [text.split() for text in frame["description"].fill_null("").to_list()]
     names = [f"{name} {section}" for name, section in frame.select("package", "section").iter_rows()]
-    pairs = [(" ".join(own[begin:first]), row) for row, own in enumerate(words) if own] + [(name, row) for row, name in enumerate(names)]
+    pairs = [(" ".join(own[:FIRST]), row) for row, own in enumerate(words) if own] + [(name, row) for row, name in enumerate(names)]
     train = pairs_of(pairs)
     known = set(train.texts)
     same: dict[str, list[int]] = defaultdict(list)
     for row, own in enumerate(words):
-        if len(own) >= least:
-            same[" ".join(own[first:end])].append(row)
-    askable = [row for row, own in enumerate(words) if len(own) >= least and " ".join(own[first:end]) not in known]
+        if len(own) >= LEAST:
+            same[" ".join(own[FIRST:END])].append(row)
+    askable = [row for row, own in enumerate(words) if len(own) >= LEAST and " ".join(own[FIRST:END]) not in known]
     chosen = np.sort(np.random.default_rng(0).permutation(askable)[:TEST_ITEMS]).tolist()
-    texts = list(dict.fromkeys(" ".join(words[row][first:end]) for row in chosen))
+    texts = list(dict.fromkeys(" ".join(words[row][FIRST:END]) for row in chosen))
     return Task("debian-describe", names, [fold_of(train, texts, [np.array(same[text]) for text in texts])])
 
 
-def depends(frame: pl.DataFrame, choosing: bool = False) -> Task:
+def depends(frame: pl.DataFrame) -> Task:
     """A description → what the package depends on."""
     items, known = dependencies(frame)
     order = np.random.default_rng(0).permutation(len(known))
     test, training = np.split(order, [len(known) // 10])
-    if choosing:
-        test, training = np.split(training, [len(training) // 10])
     train = pairs_of([(known[b][0], row) for b in np.sort(training).tolist() for row in known[b][1]])
     trained = set(train.texts)
     relevant_of = {known[b][0]: np.array(known[b][1]) for b in np.sort(test).tolist() if known[b][0] not in trained}
@@ -120,7 +117,7 @@ def depends(frame: pl.DataFrame, choosing: bool = False) -> Task:
     return Task("debian-depends", items, [fold_of(train, list(relevant_of), list(relevant_of.values()))])
 
 
-def psearch(frame: pl.DataFrame, choosing: bool = False) -> Task:
+def psearch(frame: pl.DataFrame) -> Task:
     """A shop's query → the products that people judged to be right."""
     titles, right = judgements(frame)
     queries = list(right)
@@ -129,11 +126,9 @@ def psearch(frame: pl.DataFrame, choosing: bool = False) -> Task:
     for fold in range(FOLDS):
         test = queries[fold::FOLDS]
         training = [query for query in queries if query not in set(test)]
-        if choosing:
-            test, training = training[: len(training) // 4], training[len(training) // 4 :]
         train = pairs_of(own + [(query, row) for query in training for row in right[query]])
         folds.append(fold_of(train, test, [np.array(right[query]) for query in test]))
-    return Task("psearch", titles, folds[:1] if choosing else folds)
+    return Task("psearch", titles, folds)
 
 
 def dependencies(frame: pl.DataFrame) -> tuple[list[str], list[tuple[str, list[int]]]]:

@@ -1,4 +1,4 @@
-"""A beam beside HNSW and exact search over its own rows, on a small synthetic model, through `engine_cpu --scorer product`."""
+"""`engine_cpu --scorer product`: a beam beside HNSW and exact search over its own rows, on a small synthetic model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.papers.product_search.ann import faiss_is_installed
-from benchmarks.speed import engine_cpu, product_search
+from benchmarks.speed import engine_cpu
 from benchmarks.synthetic import diffusion_bundle, diffusion_queries
 from espalier.engines.compiled.engine import CompiledEngine
 from espalier.engines.reference import ReferenceEngine
@@ -18,7 +18,7 @@ from espalier.search import SearchParams
 
 
 def test_every_system_answers_the_same_queries_and_is_timed_in_two_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product_search, "QUERIES", 6)
+    monkeypatch.setattr(engine_cpu, "VECTORS", 6)
     out = tmp_path / "rows.json"
     few = ["--height", "7", "--dim", "5", "--beam", "3,128", "--m", "10", "--rounds", "2"]
     monkeypatch.setattr(sys, "argv", ["engine_cpu", "--scorer", "product", "--models", str(tmp_path), "--json", str(out), *few])
@@ -34,7 +34,7 @@ def test_every_system_answers_the_same_queries_and_is_timed_in_two_parts(tmp_pat
     by_name = {row["engine"]: row["recall"] for row in rows}
     assert by_name["exact scan"] == by_name["compiled-cpu"] == 1  # the later beam holds every leaf
     assert rows[0]["recall"] < 1
-    assert by_name.get("hnsw", 1) >= product_search.RECALL
+    assert by_name.get("hnsw", 1) >= engine_cpu.RECALL
 
 
 def test_a_synthetic_model_of_any_width_is_searched_as_the_reference_does(tmp_path: Path) -> None:
