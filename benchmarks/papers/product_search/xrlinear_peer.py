@@ -1,4 +1,4 @@
-"""One peer of `benchmarks.xrlinear_peers`, run by a Python of its own: python benchmarks/papers/xrlinear_peer.py PEER FOLDER STEP BEAMS
+"""One peer of `benchmarks.xrlinear_peers`, run by a Python of its own: python xrlinear_peer.py PEER FOLDER STEP BEAMS
 
 FOLDER holds NAME-points.npz and NAME-labels.npz for train and test, as scipy.sparse saves them, and train.txt in the XMC text format.
 Steps, each a process of its own; the last line of what they print is JSON:
