@@ -92,7 +92,7 @@ def trained(data: Texts, pairs: Sequence[Pair], items: Int64, folder: Path) -> B
     config = LinearConfig(
         name="cold-start",
         search=LinearSearch(beam_size=BEAM, m=M),
-        data=LogData(format="log", **{name: folder / f"{name}.parquet" for name in ("train", "test", "items")}),
+        data=LogData(format="log", train=folder / "train.parquet", test=folder / "test.parquet", items=folder / "items.parquet"),
         text=(*blocks, TextBlock(unit="char", n=3, max_features=most)),
     )
     return fit_and_export(config, folder / "model" / "1", folder / "work", threads=1)
