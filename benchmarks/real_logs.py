@@ -11,8 +11,12 @@ Knows names, files and command-line options. Does not know methods: a benchmark 
 from __future__ import annotations
 
 import argparse
+import gzip
 from dataclasses import dataclass
 from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from espalier.errors import InvalidConfig
 from training.specification.deep import DeepConfig
@@ -93,3 +97,15 @@ def _named(folder: Path | None, name: str) -> RealLog:
     if not (folder / name / file).is_file():
         raise InvalidConfig("--data", str(folder), f"a folder that holds {name}/{file}, which is missing")
     return RealLog(name, read_deep_config(CONFIGS / config), folder / name / file)
+
+
+def movies(folder: Path, out: Path) -> Path:
+    """The item table of MovieLens 1M, written to `out` as Parquet: title, with the year, and genres. Raises InvalidConfig."""
+    file = folder / "movies.dat.gz"
+    if not file.is_file():
+        raise InvalidConfig("--data", str(folder), "a folder that holds ml-1m/movies.dat.gz")
+    with gzip.open(file, "rt", encoding="latin-1") as lines:
+        rows = [line.rstrip("\n").split("::") for line in lines]
+    table = {"id": [row[0] for row in rows], "title": [row[1] for row in rows], "genres": [row[2].split("|") for row in rows]}
+    pq.write_table(pa.table(table), out)
+    return out

@@ -2,14 +2,12 @@
 
 `synthetic_bundle` has the papers' scorer with random weights: its answers mean nothing, its cost is that of a trained model of the same
 shape. `diffusion_bundle` has a linear scorer whose inner nodes tell what lies below them, so that a beam finds most of the best items.
-`planted_bundle` has the papers' scorer, at its cost, over such nodes, and held-out queries whose relevant items are known.
 
-Legend: I items, N nodes, D node row, Q held-out queries, T history, L levels.
+Legend: N nodes, D node row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from espalier.bundle import Bundle
 from espalier.bundle_writer import GraphContent, write_bundle
@@ -25,7 +22,7 @@ from espalier.checks.golden import GOLDEN_COLUMNS
 from espalier.items import ItemTable
 from espalier.manifest import InnerProductForm, ManifestDraft, Ranking, SearchDefaults
 from espalier.queries import HistoryKind, QueryBatch, VectorKind
-from espalier.tree import Tree, complete_tree
+from espalier.tree import complete_tree
 from training.deep.export import scorer_form
 from training.deep.scorers.encoders import VectorEncoder, WindowEncoder
 from training.deep.scorers.heads import MlpHead, ProductHead
@@ -41,10 +38,6 @@ NOISE = 0.3
 """Standard deviation of what is added to an item's vector to make a query for `diffusion_bundle`; an item's own numbers have 1."""
 CLUSTER = 1024
 """Items of one value of `clustered`: whole subtrees."""
-SPREAD = 50
-"""How many leaves the items of a planted history are apart, in the median, from the leaf that it is about."""
-AMONG, RELEVANT = 500, 20
-"""The relevant items of a planted query: so many drawn from so many best ones."""
 
 
 def synthetic_bundle(folder: Path, height: int, gamma: float = 0.0, seed: int = 0) -> Bundle:
@@ -57,13 +50,6 @@ def synthetic_bundle(folder: Path, height: int, gamma: float = 0.0, seed: int = 
     rng = np.random.default_rng(seed)
     tree = complete_tree(rng.permutation(1 << height), 2)
     model = NodeScorer(tree.node_count, NODE_DIM, WindowEncoder(PAPER_WINDOWS, NODE_DIM), MlpHead(10 * NODE_DIM, NODE_DIM, HIDDEN), 0.5)
-    return _write(path, tree, model, gamma, [[]], [["0"]])
-
-
-def _write(
-    path: Path, tree: Tree, model: NodeScorer, gamma: float, histories: Sequence[Sequence[str]], relevant: Sequence[Sequence[str]]
-) -> Bundle:
-    """A bundle of the papers' scorer under `path`, <name>/<version>, with these held-out queries."""
     length = sum(PAPER_WINDOWS)
     query, scorer = export_graphs(model, "history_nodes", torch.zeros((2, tree.height + 1, length), dtype=torch.int64))
     strings = pa.list_(pa.string())
@@ -77,7 +63,7 @@ def _write(
         form=scorer_form(model, scorer),
         items=ItemTable.build(pa.table({"id": [str(i) for i in range(tree.item_count)]})),
         golden=pa.table({"history": pa.array([], strings)} | {column: pa.array([], kind) for column, kind in GOLDEN_COLUMNS.items()}),
-        heldout=pa.table({"history": pa.array(histories, strings), "relevant": pa.array(relevant, strings)}),
+        heldout=pa.table({"history": pa.array([[]], strings), "relevant": pa.array([["0"]], strings)}),
     )
     draft = ManifestDraft(
         name=path.parent.name,
@@ -89,48 +75,6 @@ def _write(
         search=SearchDefaults(beam_size=200, m=200, max_beam_size=1000, max_m=1000),
     )
     return write_bundle(path, draft, content)
-
-
-def planted_bundle(folder: Path, height: int, queries: int = 1000, seed: int = 0) -> Bundle:
-    """The papers' scorer with random weights over `diffused_rows` of 2^height items under `folder`, made once; γ = 0.
-
-    A node's row is the mean of those below, so its logit tells roughly what their logits are, and a wider beam finds more.
-    A held-out query is a full history of items around a random leaf. All items are scored for it, and RELEVANT of the AMONG best ones are
-    drawn with chances of 1 / rank, so that recall@m grows with m, as for people, and with the beam up to that of exhaustive scoring.
-    """
-    path = folder / f"planted-{height}" / "1"
-    if path.exists():
-        return Bundle.open(path, verify=False)
-    torch.manual_seed(seed)
-    rng = np.random.default_rng(seed)
-    items, length = 1 << height, sum(PAPER_WINDOWS)
-    tree = complete_tree(rng.permutation(items), 2)
-    model = NodeScorer(tree.node_count, NODE_DIM, WindowEncoder(PAPER_WINDOWS, NODE_DIM), MlpHead(10 * NODE_DIM, NODE_DIM, HIDDEN), 0.5)
-    with torch.no_grad():
-        model.node_rows.copy_(torch.from_numpy(diffused_rows(rng, height, NODE_DIM)))
-    away_QT = np.rint(rng.standard_cauchy((queries, length)) * SPREAD)
-    leaf_QT = np.clip(rng.integers(items, size=(queries, 1)) + away_QT, 0, items - 1).astype(np.int64)
-    among = min(AMONG, items)
-    chance = 1 / np.arange(1, among + 1)
-    relevant = []
-    for leaf_T in tqdm(leaf_QT, desc="held-out queries", unit="query", leave=False, disable=None):
-        best = _best_leaves(model, tree, leaf_T, among)
-        drawn = rng.choice(among, min(RELEVANT, among), replace=False, p=chance / chance.sum())
-        relevant.append([str(item) for item in tree.leaf_item[best[drawn]]])
-    histories = [[str(item) for item in tree.leaf_item[leaf_T]] for leaf_T in leaf_QT]
-    return _write(path, tree, model, 0.0, histories, relevant)
-
-
-@torch.no_grad()
-def _best_leaves(model: NodeScorer, tree: Tree, leaf_T: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """The leaves of the best items of all for a history of leaves, best first: every leaf of a complete binary tree is scored."""
-    shift_L1 = np.arange(tree.height, -1, -1)[:, None]
-    nodes_LT = ((leaf_T + tree.leaf_offset + 1) >> shift_L1) - 1  # a node's parent is (node + 1) / 2 − 1
-    state_1S = model.state(torch.from_numpy(nodes_LT)[None])[:, tree.height]
-    blocks = torch.split(model.node_rows[tree.leaf_offset :], 4096)  # a block's hidden layers stay in the processor's cache
-    logit_I = torch.cat([model.head(state_1S, block_CD[None])[0] for block_CD in blocks])
-    best: NDArray[np.int64] = logit_I.topk(count).indices.numpy()
-    return best
 
 
 def diffused_rows(rng: np.random.Generator, height: int, dim: int) -> NDArray[np.float32]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.lines import Row
-from benchmarks.speed import training_speed
+from benchmarks.papers.otm import training_speed
 from training.data.ranking_set import RankingSet
 from training.rankers.fit import Descent, Epoch, fit_ranker
 from training.specification.models import deep_config

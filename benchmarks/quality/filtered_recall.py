@@ -1,4 +1,4 @@
-"""What a filter costs in time and in overlap with exhaustive scoring, and which rule of widening the beam makes up for it, on one thread.
+"""What a filter costs in time and in overlap with exhaustive scoring, with the beam as it is and widened by the service, on one thread.
 
     python -m benchmarks.filtered_recall --json F [--height 20] [--models DIR] [--debian models/debian-depends/1] [--rounds 5]
 
@@ -7,51 +7,45 @@ noisy item vectors as queries and filters of 50 %, 10 %, 1 % and 0.1 % of the it
 trained one over Debian's packages with its held-out queries and filters by section. It is left out, with a message, where it is not there.
 
 Overlap is with the m best of all eligible items by the same scorer: a search whose beam holds every node. Milliseconds are medians over
-rounds. The widening rules take the beam asked for, bounded by the model's limit and by the number of eligible items, beyond which a beam
-keeps nothing more:
+rounds. The rules of widening:
 
     none       the beam as it is
-    exhaust    all eligible items where they are at most 4 times the beam, so that the answer is exact
-    root       √(items / eligible) times the beam, at most 4 times: the service's rule, `espalier.masks.eligibility.widened_beam`
+    root       √(items / eligible) times the beam, at most 4 times, bounded by the model's limit and by the number of eligible items, beyond
+               which a beam keeps nothing more: the service's rule, `espalier.masks.eligibility.widened_beam`
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.report_file import write_report
 from benchmarks.synthetic import diffusion_bundle, diffusion_queries
 from espalier.bundle import Bundle
 from espalier.checks.golden import encode_table
 from espalier.engines.onnx.engine import OnnxEngine
-from espalier.hardware import hardware
 from espalier.masks.eligibility import every_item, widened_beam
 from espalier.masks.filters import ItemFilters
 from espalier.queries import QueryBatch
 from espalier.search import NodeMask, SearchParams
-from espalier.tree import Tree
 
 M = 100
 QUERIES = 64
 BEAMS = (50, 100, 200)
 SHARES = (0.5, 0.1, 0.01, 0.001)
 
+RULES = ("none", "root")
+WIDEST = 4
+"""Times the beam, at most."""
+
 T = TypeVar("T")
-Rule = Callable[[Tree, NodeMask, int], int]
-RULES: dict[str, Rule] = {
-    "none": lambda tree, mask, beam: beam,
-    "exhaust": lambda tree, mask, beam: mask.items if mask.items <= 4 * beam else beam,
-    "root": lambda tree, mask, beam: widened_beam(beam, mask.items, tree.item_count, 4),
-}
 
 
 def overlap(best_BM: NDArray[np.int64], got_BM: NDArray[np.int64]) -> float:
@@ -67,9 +61,9 @@ def measure(bundle: Bundle, queries: QueryBatch, conditions: Mapping[str, Mappin
     for name, condition in {"all items": {}, **conditions}.items():
         mask, cost = masked(bundle, condition) if condition else (every_item(bundle.tree), {})
         about = {"model": bundle.manifest.name, "filter": name, "eligible": mask.items} | cost
-        mine = [about | row for row in measure_filter(engine, queries, mask, bool(condition), rounds)]
-        report(mine)
-        rows += mine
+        for row in measure_filter(engine, queries, mask, bool(condition), rounds):
+            rows.append(about | row)
+            print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
     return rows
 
 
@@ -92,8 +86,8 @@ def measure_filter(engine: OnnxEngine, queries: QueryBatch, mask: NodeMask, filt
     done: dict[int, tuple[float, float]] = {}
     rows: list[dict[str, Any]] = []
     for beam in BEAMS:
-        for rule, widen in RULES.items():
-            widened = beam if rule == "none" else max(1, min(widen(tree, mask, beam), limit, mask.items))
+        rooted = max(1, min(widened_beam(beam, mask.items, tree.item_count, WIDEST), limit, mask.items))
+        for rule, widened in (("none", beam), ("root", rooted)):
             if widened not in done:
                 done[widened] = search(engine, queries, SearchParams.uniform(len(queries), widened, M, mask=given), best_BM, rounds)
             share, ms = done[widened]
@@ -113,23 +107,6 @@ def timed(call: Callable[[], T]) -> tuple[float, T]:
     begin = time.perf_counter()
     value = call()
     return (time.perf_counter() - begin) * 1e3, value
-
-
-def report(rows: list[dict[str, Any]]) -> None:
-    """One filter's rows as a table."""
-    first = rows[0]
-    cost = "".join(f", {what} {first[key]:.3f} ms" for key, what in COSTS.items() if key in first)
-    print(f"\n{first['model']}, {first['filter']}: {first['eligible']} eligible{cost}")
-    for beam in BEAMS:
-        cells = [
-            f"{row['rule']} {row['widened']:4d} → {row['overlap']:.3f}, {row['ms_per_query']:.3f} ms"
-            for row in rows
-            if row["beam_size"] == beam
-        ]
-        print(f"  beam {beam:3d}   " + "   ".join(cells), flush=True)
-
-
-COSTS = {"mask_cold_ms": "index and mask", "mask_ms": "mask", "mask_cached_ms": "kept mask"}
 
 
 def summarise(rows: list[dict[str, Any]]) -> None:
@@ -175,13 +152,7 @@ def main() -> None:
     else:
         print(f"\n{args.debian}: no bundle there, so the trained model is left out")
     summarise(rows)
-    report_json = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "hardware": f"{hardware()}, one thread used",
-        "rows": rows,
-    }
-    if args.json:
-        args.json.write_text(json.dumps(report_json, indent=1) + "\n")
+    write_report(args.json, {"rows": rows}, "one thread used")
 
 
 if __name__ == "__main__":

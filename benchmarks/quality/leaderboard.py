@@ -53,10 +53,10 @@ def without_folders(config: DeepConfig) -> Row:
     return raw
 
 
-def beams_of(text: str) -> list[int]:
-    """The numbers of `--beams`, ascending. Raises InvalidConfig."""
+def numbers(option: str, text: str) -> list[int]:
+    """Whole numbers of at least 1, ascending. Raises InvalidConfig."""
     if not all(part.strip().isdecimal() and int(part) >= 1 for part in text.split(",")):
-        raise InvalidConfig("--beams", text, "whole numbers of at least 1, comma-separated")
+        raise InvalidConfig(option, text, "whole numbers of at least 1, comma-separated")
     return sorted({int(part) for part in text.split(",")})
 
 
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace, name: str, config: DeepConfig, log: Path, m
 
     metrics  name in the rows → metric
     """
-    beams, methods = beams_of(options.beams), checked_names(options.methods, [RECIPE, *METHODS])
+    beams, methods = numbers("--beams", options.beams), checked_names(options.methods, [RECIPE, *METHODS])
     if options.steps is not None:
         optimiser = config.optimiser.model_copy(update={"steps": min(options.steps, config.optimiser.steps)})
         config = config.model_copy(update={"optimiser": optimiser})

@@ -15,11 +15,9 @@ among all that is relevant. `events`: how many histories an item comes with, at 
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +27,14 @@ from numpy.typing import NDArray
 
 from benchmarks import real_logs
 from benchmarks.quality.leaderboard import main_of, without_folders
-from benchmarks.quality.live_quality import Measure, finder, trained
+from benchmarks.quality.live_quality import Measure, finder, put_placed, trained
 from benchmarks.quality.live_sets import histories_of
+from benchmarks.report_file import write_report
 from espalier.bundle import Bundle
 from espalier.engines import open_live_engine
 from espalier.errors import EspalierError
-from espalier.hardware import hardware
 from espalier.live.fold import write_fold
 from espalier.live.operations import ItemBody
-from espalier.live.rows import Placement
 from espalier.live.state import Change, LiveState
 from espalier.placement.placer import Placer
 from training.deep.prepare import Prepared, prepare
@@ -58,13 +55,7 @@ def churned(bundle: Bundle, ids: list[str], renamed: dict[int, str], events: dic
         histories = [[ids[other] for other in event.tolist() if other not in going] for event in events[item]]
         bodies.append(ItemBody(events=tuple(map(tuple, histories))))
     placed = placer.place(bodies, state.table, state.overlay(), engine.search)
-    changes = []
-    for number, (item, found) in enumerate(zip(renamed, placed, strict=True), len(renamed) + 1):
-        if isinstance(found, EspalierError):
-            continue  # all its events are of items that go with it
-        parent, row = next((parent, row) for parent, row in found[0] if state.has_room(0, parent))
-        changes.append(Change(number, renamed[item], "put", None, (Placement(0, parent, state.next_slot(0, parent), row),)))
-        state.apply(changes[-1:])
+    put_placed(state, list(renamed.values()), placed, len(renamed) + 1)  # an item does not come back where all its events go with it
     for item, found in zip(renamed, placed, strict=True):
         ids[item] = ids[item] if isinstance(found, EspalierError) else renamed[item]
     return write_fold(out, bundle, state.overlay(), state.table)
@@ -117,8 +108,6 @@ def benchmark(options: argparse.Namespace) -> None:
         rows = run(real.config, real.log, options, options.models or Path(folder))
     report = {
         "set": real.name,
-        "date": datetime.now(UTC).date().isoformat(),
-        "hardware": hardware(),
         "threads": options.threads,
         "events": options.events,
         "churn": options.share,
@@ -126,9 +115,7 @@ def benchmark(options: argparse.Namespace) -> None:
         "config": without_folders(real.config),
         "rows": rows,
     }
-    if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(options.json, report)
 
 
 def main() -> None:

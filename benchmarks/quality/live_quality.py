@@ -20,11 +20,9 @@ choosing how items are placed.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +33,16 @@ from numpy.typing import NDArray
 from benchmarks import real_logs
 from benchmarks.quality.leaderboard import main_of, without_folders
 from benchmarks.quality.live_sets import HiddenItems, hide
-from benchmarks.quality.unseen import movies
+from benchmarks.report_file import write_report
 from espalier.bundle import Bundle
 from espalier.engines import open_engine, open_live_engine
 from espalier.errors import EspalierError, InvalidData
-from espalier.hardware import hardware
 from espalier.live.fold import write_fold
 from espalier.live.operations import ItemBody
 from espalier.live.rows import Placement
 from espalier.live.state import Change, LiveState
 from espalier.metrics import precision_recall_f
-from espalier.placement.placer import Placer
+from espalier.placement.placer import Candidates, Placer
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import NO_ITEM, SearchParams
 from training.baselines.content import content
@@ -120,14 +117,21 @@ def put_in(bundle: Bundle, hidden: HiddenItems, part: Int64, how: str, out: Path
         bodies.append(ItemBody(fields=hidden.fields[k] if "content" in how else None, events=events))
     placer.place(bodies[:1], state.table, None, engine.search)  # finds the scale of rows
     begin = time.process_time()
-    for number, (k, found) in enumerate(zip(part.tolist(), placer.place(bodies, state.table, None, engine.search), strict=True), 1):
+    placed = placer.place(bodies, state.table, None, engine.search)
+    for found in placed:
         if isinstance(found, EspalierError):
             raise found
-        parent, row = next((parent, row) for parent, row in found[0] if state.has_room(0, parent))
-        item_id = hidden.ids[len(hidden.old.items) + k]
-        state.apply([Change(number, item_id, "put", None, (Placement(0, parent, state.next_slot(0, parent), row),))])
+    put_placed(state, [hidden.ids[len(hidden.old.items) + k] for k in part.tolist()], placed)
     per_s = len(part) / (time.process_time() - begin)
     return write_fold(out, bundle, state.overlay(), state.table), per_s
+
+
+def put_placed(state: LiveState, ids: Sequence[str], placed: Sequence[Candidates | EspalierError], first: int = 1) -> None:
+    """Put new items where they were placed, numbered from `first`, but for those that could not be placed."""
+    for number, (item_id, found) in enumerate(zip(ids, placed, strict=True), first):
+        if not isinstance(found, EspalierError):
+            parent, row = next((parent, row) for parent, row in found[0] if state.has_room(0, parent))
+            state.apply([Change(number, item_id, "put", None, (Placement(0, parent, state.next_slot(0, parent), row),))])
 
 
 class Measure:
@@ -231,13 +235,11 @@ def benchmark(options: argparse.Namespace) -> None:
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         if options.content and real.config.data.items is None:
-            raw["data"]["items"] = str(movies(real.log.parent, Path(folder) / "movies.parquet"))
+            raw["data"]["items"] = str(real_logs.movies(real.log.parent, Path(folder) / "movies.parquet"))
         config = type(real.config).model_validate(raw)
         rows = run(config, real.log, options, options.models or Path(folder))
     report = {
         "set": real.name,
-        "date": datetime.now(UTC).date().isoformat(),
-        "hardware": hardware(),
         "threads": options.threads,
         "events": options.events,
         "hidden_share": options.share,
@@ -246,9 +248,7 @@ def benchmark(options: argparse.Namespace) -> None:
         "config": without_folders(config),
         "rows": rows,
     }
-    if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(options.json, report)
 
 
 def main() -> None:

@@ -12,23 +12,21 @@ Legend: B queries, M results.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.report_file import write_report
 from espalier.bundle import Bundle
 from espalier.checks.heldout import read_heldout
 from espalier.engines import open_engine
 from espalier.engines.compiled.encoder import QueryEncoder
 from espalier.engines.stacked import StackedEngine
-from espalier.hardware import hardware
 from espalier.manifest import GraphScorer
 from espalier.metrics import precision_recall_f
 from espalier.queries import QueryBatch
@@ -98,10 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{row['recall_sharded']:.4f} by shards ({difference}), {row['same']:.4f} of the answers the same"
         )
     failed = [row for row in rows if row["difference"] < -LOST or (row["shards"] == 1 and row["same"] < 1)]
-    if options.json:
-        about: dict[str, Any] = {"hardware": hardware(), "date": datetime.now(UTC).date().isoformat(), "model": bundle.manifest.name}
-        about |= {"items": bundle.tree.item_count, "queries": len(read_heldout(bundle).place_B), "trees": len(bundle.alone)}
-        options.json.write_text(json.dumps(about | {"passed": not failed, "rows": rows}, indent=2) + "\n")
+    sizes = {"items": bundle.tree.item_count, "queries": len(read_heldout(bundle).place_B), "trees": len(bundle.alone)}
+    write_report(options.json, {"model": bundle.manifest.name} | sizes | {"passed": not failed, "rows": rows})
     return int(bool(failed))
 
 

@@ -6,7 +6,7 @@ The log is the one that the model was trained on; the model says how it is read,
 The tree is searched by the serving engine at several beams, and with a beam of all leaves (`exhaustive`: its own scorer on every item).
 Where its scorer is an inner product, its leaf rows are also scanned and searched by HNSW with its leaf-level states ("same encoder").
 The product-DNN is trained here, once, on the training users of the model's own split, and kept in DIR; its items are found by a full scan,
-by HNSW at several efSearch and by IVF at several nprobe (`training.baselines.ann`; without faiss HNSW and IVF are left out).
+by HNSW at several efSearch and by IVF at several nprobe (benchmarks/papers/product_search/ann.py; without faiss HNSW and IVF are left out).
 Recall is over all test users of that split, or `--queries` of them.
 
 Milliseconds are those of one query at a time on one thread of a CPU, from the item rows of a history to the item rows of the answer: the
@@ -17,20 +17,17 @@ two at once.
 
 Rows: {"system", "knob", "m", "recall", "ms_per_query", "encode_ms", "search_ms"}. Milliseconds are those of a search for the largest m.
 
-Legend: B queries, M results; in timing X systems, P parts, R rounds, Q queries.
+Legend: B queries, M results.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import logging
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,16 +38,18 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from benchmarks import real_logs
-from benchmarks.quality.ann_systems import M, System, product_dnn_systems, same_encoder_systems, tree_system
+from benchmarks.papers.product_search.ann import Kind
+from benchmarks.quality.ann_systems import M, System, product_dnn_systems, same_encoder_systems, timed, tree_system
+from benchmarks.quality.leaderboard import numbers
+from benchmarks.report_file import write_report
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import EspalierError, InvalidConfig, InvalidData
-from espalier.hardware import hardware
 from espalier.metrics import precision_recall_f
 from espalier.search import NO_ITEM
-from training.baselines.ann import Kind
 from training.baselines.product_dnn import ProductDnnConfig, fit_product_dnn
 from training.baselines.product_dnn_model import ProductDnn, load_product_dnn
+from training.compare.plot import plot_rows
 from training.data.interactions import read_interactions
 from training.data.splits import EvaluationPair, Split, split_log, without_seen
 from training.specification.deep import DeepConfig
@@ -65,8 +64,8 @@ Int64 = NDArray[np.int64]
 Row = dict[str, Any]
 
 
-def measure(systems: Sequence[System], pairs: Sequence[EvaluationPair], timed: int, rounds: int) -> list[Row]:
-    """Recall over all pairs, and ms/query over the first `timed` of them, in rounds in which all systems take turns."""
+def measure(systems: Sequence[System], pairs: Sequence[EvaluationPair], timed_queries: int, rounds: int) -> list[Row]:
+    """Recall over all pairs, and ms/query over the first `timed_queries` of them."""
     relevant = [pair.relevant for pair in pairs]
     recalls: list[dict[int, float]] = []
     for system in tqdm(systems, desc="recall", unit="system", disable=None):
@@ -75,28 +74,12 @@ def measure(systems: Sequence[System], pairs: Sequence[EvaluationPair], timed: i
             found = system.find(pair.history)
             row[: found.shape[1]] = found[0]
         recalls.append({m: float(precision_recall_f(found_BM, relevant, m)[1].mean()) for m in MS})
-    timed_pairs = pairs[:timed]
-    ms_XPRQ = np.zeros((len(systems), 2, rounds, len(timed_pairs)))
-    for number in tqdm(range(rounds), desc="time", unit="round", disable=None):
-        for system, ms_PRQ in zip(systems, ms_XPRQ, strict=True):
-            system.find(pairs[0].history)  # pays for the turned knob and for what others left in the processor's cache
-            for query, pair in enumerate(timed_pairs):
-                begin = time.perf_counter()
-                encoded = system.encode(pair.history)
-                between = time.perf_counter()
-                system.search(pair.history, encoded)
-                ms_PRQ[:, number, query] = (between - begin) * 1e3, (time.perf_counter() - between) * 1e3
+    costs = timed(systems, [pair.history for pair in pairs[:timed_queries]], rounds)
     return [
-        {"system": system.name, "knob": system.knob, "m": m, "recall": recall[m], **milliseconds(system, ms_PRQ)}
-        for system, recall, ms_PRQ in zip(systems, recalls, ms_XPRQ, strict=True)
+        {"system": system.name, "knob": system.knob, "m": m, "recall": recall[m], **cost}
+        for system, recall, cost in zip(systems, recalls, costs, strict=True)
         for m in MS
     ]
-
-
-def milliseconds(system: System, ms_PRQ: NDArray[np.float64]) -> dict[str, float | None]:
-    """The mean over queries of each one's median over rounds, of the whole and of its parts."""
-    whole, encode, search = (round(float(np.median(part_RQ, axis=0).mean()), 4) for part_RQ in (ms_PRQ.sum(0), *ms_PRQ))
-    return {"ms_per_query": whole, "encode_ms": encode if system.apart else None, "search_ms": search if system.apart else None}
 
 
 def trained_product_dnn(split: Split, config: ProductDnnConfig, seed: int, work: Path) -> ProductDnn:
@@ -118,7 +101,7 @@ def read_split(bundle: Bundle, config: DeepConfig, log: Path, folder: Path) -> S
     """
     interactions = read_interactions(log, config.data.format, folder)
     if interactions.vectors_UF is not None:
-        raise InvalidConfig("--model", str(bundle.path), "a model of histories; benchmarks.dense_queries is about vectors")
+        raise InvalidConfig("--model", str(bundle.path), "a model of histories")
     if interactions.fingerprint != bundle.manifest.data.get("sha256"):
         raise InvalidConfig("log", str(log), f"the log that {bundle.path} was trained on")
     return split_log(interactions, config.data.split, config.data.format, folder, seed=config.seed)
@@ -134,29 +117,16 @@ def print_rows(rows: Sequence[Row]) -> None:
         print(f"{first['system']:24s} {knob:>7} {first['ms_per_query']:9.3f} {parts}  {found}")
 
 
-def plot_rows(rows: Sequence[Row], title: str, file: Path) -> None:
+def plotted(rows: Sequence[Row], title: str, file: Path) -> None:
     """Recall@M against ms/query (log scale), one line per system, its knobs beside the points."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    largest = [row for row in rows if row["m"] == M]
-    for name in dict.fromkeys(row["system"] for row in largest):
-        line = [row for row in largest if row["system"] == name]
-        ms, recall = [row["ms_per_query"] for row in line], [row["recall"] for row in line]
-        axes.plot(ms, recall, marker="o" if len(line) > 1 else "D", label=name)
-        for row in line:
-            if row["knob"] is not None:
-                at = (row["ms_per_query"], row["recall"])
-                axes.annotate(str(row["knob"]), at, textcoords="offset points", xytext=(0, 6), ha="center", fontsize=7)
-    axes.set(xscale="log", xlabel="ms per query, one CPU thread (numbers: beam, efSearch, nprobe)", ylabel=f"recall@{M}", title=title)
-    axes.set_ylim(0, 1.1 * max(row["recall"] for row in largest))
-    axes.grid(alpha=0.3, which="both")
-    axes.legend(loc="lower right")
-    figure.savefig(file, dpi=150)
-    pyplot.close(figure)
+    metric = f"recall@{M}"
+    points = [
+        {"method": row["system"], "beam_size": row["knob"], "ms_per_query": row["ms_per_query"]}
+        | {"figures": {metric: {"mean": row["recall"], "se": 0}}}
+        for row in rows
+        if row["m"] == M
+    ]
+    plot_rows(points, (), metric, title, file, "beam, efSearch, nprobe")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -177,8 +147,8 @@ def run(options: argparse.Namespace) -> None:
         raise InvalidData("test users", 0, "at least one with something relevant")
     engine = open_engine(bundle, "cpu")
     leaves = bundle.tree.leaf_count
-    systems = [tree_system(engine, bundle, "tree", beam, exclude_seen) for beam in numbers("--beam", options.beam) if beam < leaves]
-    systems.append(tree_system(engine, bundle, "tree exhaustive", leaves, exclude_seen))
+    systems = [tree_system(engine, bundle, "tree", beam, M, exclude_seen) for beam in numbers("--beam", options.beam) if beam < leaves]
+    systems.append(tree_system(engine, bundle, "tree exhaustive", leaves, M, exclude_seen))
     efforts: dict[Kind, list[int]] = {
         "hnsw": numbers("--ef-search", options.ef_search),
         "ivf": numbers("--nprobe", options.nprobe),
@@ -194,30 +164,11 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         product_dnn = asdict(settings) | {"instances": settings.instances.model_dump(mode="json"), "curve": model.curve}
         sizes = {"items": bundle.tree.item_count, "queries": len(pairs), "exclude_seen": exclude_seen, "rounds": options.rounds}
-        measured = {"log": real.name if options.set else real.log.name} | sizes | {"product_dnn": product_dnn, "rows": rows}
-        write_report(options.json, bundle, measured)
+        about = {"model": bundle.manifest.name, "version": bundle.manifest.version, "log": real.name if options.set else real.log.name}
+        write_report(options.json, about | sizes | {"product_dnn": product_dnn, "rows": rows}, "one thread used")
     if options.plot:
         options.plot.parent.mkdir(parents=True, exist_ok=True)
-        plot_rows(rows, title, options.plot)
-
-
-def write_report(file: Path, bundle: Bundle, measured: dict[str, Any]) -> None:
-    """Which model was measured, when and on what, then the measurements."""
-    about = {
-        "model": bundle.manifest.name,
-        "version": bundle.manifest.version,
-        "date": datetime.now(UTC).date().isoformat(),
-        "hardware": f"{hardware()}, one thread used",
-    }
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(about | measured, indent=1) + "\n")
-
-
-def numbers(option: str, text: str) -> list[int]:
-    """Whole numbers of at least 1, ascending."""
-    if not all(part.strip().isdecimal() and int(part) >= 1 for part in text.split(",")):
-        raise InvalidConfig(option, text, "whole numbers of at least 1, comma-separated")
-    return sorted({int(part) for part in text.split(",")})
+        plotted(rows, title, options.plot)
 
 
 def main() -> None:

@@ -65,7 +65,7 @@ def _counted(way: str, found: set[tuple[str, str]]) -> dict[str, Any]:
     return row
 
 
-def _write_data(folder: Path) -> None:
+def write_data(folder: Path) -> None:
     rng = np.random.default_rng(42)
     users = [rng.permutation(16)[:14] * 8 + user % 8 for user in range(300)]
     events = [f"user-{user},item-{item}" for user, items in enumerate(users) for item in items]
@@ -155,7 +155,7 @@ def main() -> None:
     threading.setprofile(_note)
     sys.setprofile(_note)
     with tempfile.TemporaryDirectory() as name:
-        _write_data(Path(name))
+        write_data(Path(name))
         rows = trainings(Path(name)) + requests(Path(name))
         os.chdir(ROOT)
     if chosen.json:

@@ -8,36 +8,47 @@ Both sides take turns in every round; the figures are medians over rounds. The s
     python -m benchmarks.engine_cpu --scorer product --json F [--height 20] [--dim 63] [--m 10] [--beam 50,200,400] [--index FILE]
 
 An inner product instead, for noisy item vectors as queries: `compiled-cpu` at each beam, HNSW over its leaf rows at the least efSearch that
-finds .95 of what an exact search of them does, and that exact search (`benchmarks.speed.product_search`; HNSW needs the extra `ann`).
+finds .95 of what an exact search of them does, and that exact search (HNSW needs the extra `ann`). One query at a time, one thread; all
+take turns in every round. Recall is the share of the m best leaves by the scorer alone that came back.
+
+Legend: B queries, D row, I items, M results.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
-from collections.abc import Callable
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
-from benchmarks.speed import product_search
-from benchmarks.synthetic import diffusion_bundle, synthetic_bundle
+from benchmarks.papers.product_search.ann import AnnIndex, faiss_is_installed
+from benchmarks.quality.ann_systems import System, batch_of, index_system, leaf_rows, scan_system, timed, tree_system
+from benchmarks.report_file import write_report
+from benchmarks.synthetic import diffusion_bundle, diffusion_queries, synthetic_bundle
 from espalier.bundle import Bundle
+from espalier.engines.compiled.engine import CompiledEngine
 from espalier.engines.onnx.engine import OnnxEngine
 from espalier.engines.onnx.graphs import load_graph
 from espalier.engines.onnx.runtime import ort
-from espalier.hardware import hardware
 from espalier.masks.eligibility import excluded_nodes
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 
 M = 200
 QUERIES = 64
+VECTORS = 256
+"""Queries of the inner product."""
+RECALL = 0.95
+EF_SEARCH = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+MOST = 4096
+"""efSearch where none of those is enough."""
+Row = dict[str, Any]
 
 
 class LevelLoop:
@@ -83,7 +94,7 @@ class LevelLoop:
         return np.asarray(tree.leaf_item[candidates[best] - tree.leaf_offset])
 
 
-def run(bundle: Bundle, beams: list[int], batches: list[int], rounds: int) -> list[dict[str, Any]]:
+def run(bundle: Bundle, beams: list[int], batches: list[int], rounds: int) -> list[Row]:
     """Rows {"engine", "items", "beam_size", "batch", "ms_per_query"}."""
     rng = np.random.default_rng(1)
     items = bundle.tree.item_count
@@ -120,6 +131,41 @@ def run(bundle: Bundle, beams: list[int], batches: list[int], rounds: int) -> li
     return rows
 
 
+def run_product(bundle: Bundle, beams: Sequence[int], m: int, rounds: int, index_file: Path | None = None) -> list[Row]:
+    """Rows {"engine", "items", "knob", "m", "recall", "ms_per_query", "encode_ms", "search_ms"}; the knob is the beam or efSearch."""
+    with threadpool_limits(1):
+        engine, queries = CompiledEngine(bundle), list(diffusion_queries(bundle, VECTORS).array)
+        item_rows_ID = leaf_rows(bundle)
+
+        def encode(vector_D: NDArray[Any]) -> NDArray[np.float32]:
+            return engine.leaf_states(batch_of(bundle, vector_D))
+
+        exact = scan_system("exact scan", encode, item_rows_ID, m, exclude_seen=False)
+        exact_BM = np.concatenate([exact.find(query) for query in queries])
+        systems = [tree_system(engine, bundle, engine.name, beam, m, exclude_seen=False) for beam in beams]
+        if faiss_is_installed():
+            index = AnnIndex("hnsw", item_rows_ID, index_file)
+            tried = (index_system("hnsw", encode, index, effort, m, False) for effort in EF_SEARCH if effort < index.full_effort)
+            enough = (system for system in tried if recall(system, queries, exact_BM) >= RECALL)
+            systems.append(next(enough, index_system("hnsw", encode, index, MOST, m, False)))
+        systems.append(exact)
+        rows: list[Row] = [
+            {"engine": system.name, "knob": system.knob, "recall": round(recall(system, queries, exact_BM), 4), **cost}
+            for system, cost in zip(systems, timed(systems, queries, rounds), strict=True)
+        ]
+    for row in rows:
+        print(
+            f"{row['engine']:12s} {row['knob'] or '':>5}  {row['ms_per_query']:7.3f} ms/query, {row['encode_ms']:.3f} of them encode, "
+            f"recall@{m} {row['recall']:.4f}"
+        )
+    return [row | {"items": bundle.tree.item_count, "m": m} for row in rows]
+
+
+def recall(system: System, queries: Sequence[NDArray[Any]], exact_BM: NDArray[np.int64]) -> float:
+    """The mean share of the exact answers that come back."""
+    return float(np.mean([np.isin(exact_M, system.find(query)).mean() for query, exact_M in zip(queries, exact_BM, strict=True)]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
@@ -137,16 +183,10 @@ def main() -> None:
     args = parser.parse_args()
     beams = [int(x) for x in args.beam.split(",")]
     if args.scorer == "product":
-        rows = product_search.run(diffusion_bundle(args.models, args.height, dim=args.dim), beams, args.m, args.rounds, args.index)
+        rows = run_product(diffusion_bundle(args.models, args.height, dim=args.dim), beams, args.m, args.rounds, args.index)
     else:
         rows = run(synthetic_bundle(args.models, args.height), beams, [int(x) for x in args.batch.split(",")], args.rounds)
-    report = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "hardware": f"{hardware()}, one thread used",
-        "rows": rows,
-    }
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(args.json, {"rows": rows}, "one thread used")
 
 
 if __name__ == "__main__":

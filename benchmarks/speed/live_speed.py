@@ -16,16 +16,15 @@ A row is {"engine", "model", "items", "parents", "beam_size", "m", "batch", "wha
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.report_file import write_report
 from benchmarks.service.live_prober import items_of
 from benchmarks.synthetic import synthetic_bundle
 from espalier.bundle import Bundle
@@ -35,7 +34,6 @@ from espalier.checks.random_live import random_row
 from espalier.engines import open_engine, open_live_engine
 from espalier.engines.live.engine import LiveSearch
 from espalier.errors import EspalierError
-from espalier.hardware import hardware
 from espalier.live.operations import ItemBody
 from espalier.live.rows import Placement
 from espalier.live.state import Change, LiveState
@@ -189,9 +187,7 @@ def main() -> None:
     rows = run(args.models, args.engines.split(",") if args.engines else [], live, args.height, args.beam, args.m, args.rounds)
     if args.placed:
         rows += run_sample(args.model, [int(count) for count in args.placed.split(",")], args.rounds)
-    report = {"date": datetime.now(UTC).date().isoformat(), "hardware": f"{hardware()}, one thread used", "rows": rows}
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(args.json, {"rows": rows}, "one thread used")
 
 
 if __name__ == "__main__":

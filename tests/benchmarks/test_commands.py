@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import FOLDERS
 from tests import ROOT
 from tests.helps import help_of
 
 FOLDER = ROOT / "benchmarks"
-THEMES = sorted(path.parent.name for path in FOLDER.glob("*/__init__.py"))
+THEMES = sorted(Path(folder).name for folder in FOLDERS)
 SHARED = sorted(path for path in FOLDER.glob("*.py") if path.stem != "__init__")
-IN_THEMES = sorted(path for path in FOLDER.glob("*/*.py") if path.stem != "__init__")
+IN_THEMES = sorted(path for folder in FOLDERS for path in (FOLDER / folder).glob("*.py") if path.stem != "__init__")
 PROCESSES = ("stage", "xrlinear_peer")
 """Started by other benchmarks, with arguments of theirs."""
 
@@ -35,7 +36,8 @@ def test_a_module_is_found_by_its_short_name_and_imported_by_its_long_one(path: 
     short = importlib.util.find_spec(f"benchmarks.{path.stem}")
     assert short is not None
     assert Path(str(short.origin)) == path
-    assert Path(str(importlib.import_module(f"benchmarks.{path.parent.name}.{path.stem}").__file__)) == path
+    long = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    assert Path(str(importlib.import_module(long).__file__)) == path
 
 
 def test_modules_import_each_other_by_their_long_names() -> None:

@@ -13,8 +13,8 @@ import polars as pl
 import pytest
 from scipy.sparse import csr_array, random_array, save_npz
 
-from benchmarks.papers.labelwise import SYSTEMS, assigned, figures, fitted, transposed_search, write_points
-from benchmarks.papers.labelwise_sets import held_out, movielens, read_weighted
+from benchmarks.papers.xreg.labelwise import SYSTEMS, assigned, figures, fitted, transposed_search, write_points
+from benchmarks.papers.xreg.labelwise_sets import held_out, movielens, read_weighted
 from espalier.relevance import Relevance
 from tests import ROOT
 from training.data.csr import as_rows

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.papers import otm_real
+from benchmarks.papers.otm import otm_real
 from benchmarks.quality import fixed_split, leaderboard, next_item
 from espalier.errors import InvalidConfig
 from training.baselines.methods import METHODS

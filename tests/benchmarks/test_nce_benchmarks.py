@@ -12,14 +12,14 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from benchmarks.papers import nce_losses, nce_tables
-from benchmarks.papers.nce_losses import naive_elimination
-from benchmarks.papers.nce_summary import METHODS, markdown, paired, plot, summary
-from benchmarks.papers.nce_tables import candidates, measure, read_folds, written
+from benchmarks.papers.nce import nce_losses, nce_tables
+from benchmarks.papers.nce.boosting import BoostingConfig
+from benchmarks.papers.nce.nce_losses import naive_elimination
+from benchmarks.papers.nce.nce_summary import METHODS, markdown, paired, plot, summary
+from benchmarks.papers.nce.nce_tables import candidates, measure, read_folds, written
 from espalier.errors import InvalidData
 from tests.pictures import Pictures
 from tests.training.test_rankers import synthetic
-from training.baselines.boosting import BoostingConfig
 from training.rankers.elimination import elimination_loss
 from training.specification.ranker import ranker_config
 

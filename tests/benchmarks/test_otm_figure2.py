@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.papers import otm_figure2
+from benchmarks.papers.otm import otm_figure2
 from tests.pictures import Pictures
 from training.trees.balanced import random_tree
 

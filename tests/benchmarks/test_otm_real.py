@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import real_logs
-from benchmarks.papers import otm_real, otm_real_report, otm_real_trees
+from benchmarks.papers.otm import otm_real, otm_real_report, otm_real_trees
 from espalier.errors import InvalidConfig
 from tests.pictures import Pictures
 from training.specification.deep import OtmConfig, OtmObjective, RobustObjective, SequenceConfig

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.papers import otm_table1, otm_table2
-from benchmarks.papers.otm_table2 import (
+from benchmarks.papers.otm import otm_table1, otm_table2
+from benchmarks.papers.otm.otm_table2 import (
     HEIGHT,
     LEAVES,
     Data,

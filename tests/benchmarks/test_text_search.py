@@ -14,18 +14,16 @@ import polars as pl
 import pytest
 from numpy.testing import assert_array_equal
 
-from benchmarks.text import linear as text_linear
-from benchmarks.text import sweeps as text_sweeps
-from benchmarks.text import text_search
-from benchmarks.text.dssm import EF_SEARCH
-from benchmarks.text.linear import BEAMS, TEXTS, Recipe
-from benchmarks.text.report import Report, Trained, row_of
-from benchmarks.text.sets import Fold, Task, fold_of, pairs_of, read_set
-from benchmarks.text.sweeps import plot, sweep_beam, sweep_threshold
-from benchmarks.text.text_search import Job, jobs_of, run
+from benchmarks.papers.product_search import text_linear, text_search, text_sweeps
+from benchmarks.papers.product_search.ann import faiss_is_installed
+from benchmarks.papers.product_search.dssm import EF_SEARCH
+from benchmarks.papers.product_search.text_linear import BEAMS, TEXTS, Recipe
+from benchmarks.papers.product_search.text_report import Report, Trained, row_of
+from benchmarks.papers.product_search.text_search import Job, jobs_of, run
+from benchmarks.papers.product_search.text_sets import Fold, Task, fold_of, pairs_of, read_set
+from benchmarks.papers.product_search.text_sweeps import plot, sweep_beam, sweep_threshold
 from espalier.errors import InvalidData
 from tests.pictures import Pictures
-from training.baselines.ann import faiss_is_installed
 from training.specification.linear import LinearTree
 
 pytestmark = pytest.mark.slow
@@ -172,10 +170,9 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder.parent
 
 
-@pytest.mark.parametrize("choosing", [False, True])
 @pytest.mark.parametrize("name", ["debian-describe", "debian-depends"])
-def test_no_test_text_is_a_training_text(packages: Path, name: str, choosing: bool) -> None:
-    fold = read_set(packages, name, choosing).folds[0]
+def test_no_test_text_is_a_training_text(packages: Path, name: str) -> None:
+    fold = read_set(packages, name).folds[0]
     assert len(fold.texts) > 0
     assert set(fold.texts).isdisjoint(fold.train.texts)
     assert len(set(fold.texts)) == len(fold.texts) == len(fold.relevant) == len(fold.apart)
@@ -197,8 +194,6 @@ def test_what_was_held_out_of_depends_is_judged_by_items_with_dependants(package
     fold = task.folds[0]
     assert 5 <= len(fold.texts) <= 6
     assert all(len(rows) == 2 and rows[0] == 0 for rows in fold.relevant)
-    choosing = read_set(packages, "debian-depends", choosing=True).folds[0]
-    assert {*choosing.texts, *choosing.train.texts}.isdisjoint(fold.texts)
 
 
 def test_queries_of_a_shop_are_held_out_whole(tmp_path: Path) -> None:
@@ -215,9 +210,6 @@ def test_queries_of_a_shop_are_held_out_whole(tmp_path: Path) -> None:
         for text, relevant in zip(fold.texts, fold.relevant, strict=True):
             number = text.removeprefix("query ")
             assert [task.own_texts[row] for row in relevant] == [f"thing {number} number {k}" for k in range(2)]  # judged 4 and 3, not 2
-    choosing = read_set(tmp_path, "psearch", choosing=True).folds[0]
-    assert {*choosing.texts, *choosing.train.texts}.isdisjoint(task.folds[0].texts)
-    assert set(choosing.texts).isdisjoint(choosing.train.texts)
 
 
 def test_a_missing_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

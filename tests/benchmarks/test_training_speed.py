@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.speed import training_speed
+from benchmarks.papers.otm import training_speed
 from training.specification.deep import InstanceConfig
 from training.specification.scorers import ProductScorer
 

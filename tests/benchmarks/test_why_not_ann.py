@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.papers.product_search.ann import faiss_is_installed
 from benchmarks.quality import ann_systems, why_not_ann
 from espalier.bundle import Bundle
 from tests.pictures import Pictures
-from training.baselines.ann import faiss_is_installed
 from training.deep.export import export
 from training.deep.fit import fit
 from training.deep.prepare import build_tree, prepare

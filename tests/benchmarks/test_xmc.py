@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array, save_npz
 
-from benchmarks.papers.xmc import rows_of
-from benchmarks.papers.xmc_baselines import BASELINES, BASELINES_OF_RELEVANCE, _chosen, of_relevance
-from benchmarks.papers.xmc_figures import Found, figures_of
-from benchmarks.papers.xmc_sets import read_set
-from benchmarks.papers.xmc_systems import MODELS, configuration
+from benchmarks.papers.xreg.least_squares import fit_least_squares
+from benchmarks.papers.xreg.linear_scores import LinearScores
+from benchmarks.papers.xreg.xmc import rows_of
+from benchmarks.papers.xreg.xmc_baselines import BASELINES, BASELINES_OF_RELEVANCE, _chosen, of_relevance
+from benchmarks.papers.xreg.xmc_figures import Found, figures_of
+from benchmarks.papers.xreg.xmc_sets import read_set
+from benchmarks.papers.xreg.xmc_systems import MODELS, configuration
 from espalier.errors import InvalidConfig, InvalidData
 from tests import ROOT
-from training.baselines.xmc.least_squares import fit_least_squares
-from training.baselines.xmc.linear_scores import LinearScores
 from training.data.xmc import LabelledPoints
 from training.specification.models import SPECIFICATION
 

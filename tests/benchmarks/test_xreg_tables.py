@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.papers.xmc_baselines import BASELINES
-from benchmarks.papers.xmc_systems import MODELS
-from benchmarks.papers.xreg_tables import ABLATIONS, PUBLISHED, setting, table_2, table_8
+from benchmarks.papers.xreg.xmc_baselines import BASELINES
+from benchmarks.papers.xreg.xmc_systems import MODELS
+from benchmarks.papers.xreg.xreg_tables import ABLATIONS, PUBLISHED, setting, table_2, table_8
 
 ROW = {"p1": 77.7, "p3": 66.2, "p5": 55.6, "psp1": 42.9, "psp3": 47.6, "psp5": 49.9, "xmad5": 0.18371, "tau5": 52.9, "auprc": 0.1}
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from benchmarks.papers import xrlinear_peers
-from benchmarks.papers.xrlinear_ours import STEPS, saved
+from benchmarks.papers.product_search import xrlinear_peers
+from benchmarks.papers.product_search.xrlinear_ours import STEPS, saved
 from espalier.bundle import Bundle
 from training.data.xmc import LabelledPoints
 

@@ -31,6 +31,7 @@ DOCUMENTS = [
     *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "models/README.md", "data/debian-bookworm/README.md"),
     *("deploy/helm/espalier/README.md", "deploy/ray/README.md"),
     *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md"))),
+    *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "benchmarks" / "papers").rglob("*.md"))),
 ]
 
 

@@ -18,8 +18,8 @@ from scipy.sparse import csr_array, random_array
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
 
-from benchmarks.papers.xmc_quality import quality
-from benchmarks.papers.xrlinear_peer import growth_mb
+from benchmarks.papers.product_search.xrlinear_peer import growth_mb
+from benchmarks.papers.xreg.xmc_quality import quality
 from espalier.checks.random_bundles import random_chunks, random_tree, sparse_rows
 from espalier.chunks import ARRAYS, Chunks
 from espalier.engines.linear import feature_tables

@@ -1,4 +1,4 @@
-"""The product-DNN against hand-computed losses and a planted structure, and nearest neighbours against a full scan."""
+"""The product-DNN against hand-computed losses and a planted structure."""
 
 from __future__ import annotations
 
@@ -19,20 +19,17 @@ from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.quality import ann_systems, why_not_ann
-from espalier.errors import DeviceUnavailable, InvalidConfig, InvalidData
+from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.metrics import precision_recall_f
 from tests.training.logs import log_of, split_of
-from training.baselines import ann
 from training.baselines import product_dnn as product_dnn_method
-from training.baselines.ann import AnnIndex, Kind, equally_long, faiss_is_installed
 from training.baselines.popularity import fit_popularity
 from training.baselines.product_dnn import ProductDnnConfig, build_network, fit_product_dnn
 from training.baselines.product_dnn_model import ProductDnn, load_product_dnn
 from training.baselines.sampled_softmax import Proposal, full_softmax_loss, sampled_softmax_loss
 from training.data.interactions import Interactions
-from training.data.splits import EvaluationPair, Split
+from training.data.splits import Split
 from training.data.user_item_matrix import events_of_items
 from training.retrieval.task import Deadline, Metric, Task
 from training.specification.deep import InstanceConfig
@@ -310,134 +307,3 @@ def test_a_deadline_ends_training_with_a_measurement_and_the_rate_falls_towards_
     assert 1 <= model.curve[0][0] < 10**5
     model = fit_product_dnn(split, SMALL, seed=1, deadline=Deadline(time.monotonic()))
     assert model.curve[0][0] == 1, "one step at least"
-
-
-# -- nearest neighbours ---------------------------------------------------------------------------------------------------
-
-needs_faiss = pytest.mark.skipif(not faiss_is_installed(), reason="faiss is not installed (the extra `ann`)")
-
-
-def random_vectors(seed: int, items: int, width: int) -> tuple[Float32, Float32]:
-    """Item vectors of very different lengths, with which the nearest is not the one of the largest product; and user vectors."""
-    rng = np.random.default_rng(seed)
-    item_ID = rng.normal(size=(items, width)) * rng.lognormal(0, 0.7, (items, 1))
-    return item_ID.astype(np.float32), rng.normal(size=(8, width)).astype(np.float32)
-
-
-def exact(item_ID: Float32, user_BD: Float32, m: int) -> NDArray[np.int64]:
-    return np.argsort(-(user_BD @ item_ID.T), axis=1)[:, :m]
-
-
-@needs_faiss
-@given(seed=st.integers(0, 2**32 - 1), items=st.integers(1, 600), m=st.integers(1, 30))
-def test_at_full_effort_ivf_finds_the_exact_neighbours(seed: int, items: int, m: int) -> None:
-    """Not so hnsw, whose graph need not connect all items."""
-    item_ID, user_BD = random_vectors(seed, items, 6)
-    index = AnnIndex("ivf", item_ID)
-    found_BM = index.search(user_BD, m, index.full_effort)
-    best_BM, score_BI = exact(item_ID, user_BD, m), user_BD @ item_ID.T
-    assert all(len(set(row)) == best_BM.shape[1] for row in found_BM[:, :items].tolist())
-    # Distances round otherwise than products, so that near ties may change places.
-    assert_allclose(np.take_along_axis(score_BI, found_BM[:, :items], 1), np.take_along_axis(score_BI, best_BM, 1), atol=1e-3)
-    assert (found_BM[:, items:] == -1).all()
-
-
-@needs_faiss
-@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
-def test_more_effort_finds_more_and_the_knob_can_be_turned_back(kind: Kind) -> None:
-    item_ID, user_BD = random_vectors(4, 3000, 16)
-    index = AnnIndex(kind, item_ID)
-    best_BM = exact(item_ID, user_BD, 10)
-    little_BM, much_BM, again_BM = (index.search(user_BD, 10, effort) for effort in (1, index.full_effort, 1))
-    assert np.isin(little_BM, best_BM).mean() < 0.9
-    assert_array_equal(much_BM, best_BM)
-    assert_array_equal(again_BM, little_BM)
-
-
-@needs_faiss
-def test_an_index_is_kept_in_a_file_and_one_of_another_size_is_refused(tmp_path: Path) -> None:
-    item_ID, user_BD = random_vectors(4, 300, 6)
-    built, kept = (AnnIndex("hnsw", item_ID, tmp_path / "index") for _ in range(2))
-    assert_array_equal(kept.search(user_BD, 10, 40), built.search(user_BD, 10, 40))
-    with pytest.raises(InvalidData, match=r"index: got '300 vectors of 7 numbers', expected 299 of 7"):
-        AnnIndex("hnsw", item_ID[:299], tmp_path / "index")
-
-
-@given(seed=st.integers(0, 2**32 - 1))
-def test_the_nearest_of_equally_long_vectors_has_the_largest_product(seed: int) -> None:
-    item_ID, user_BD = random_vectors(seed, 50, 5)
-    lengthened = equally_long(item_ID)
-    assert_allclose(np.linalg.norm(lengthened, axis=1), np.linalg.norm(item_ID, axis=1).max(), rtol=1e-5)
-    distance_BI = np.linalg.norm(np.pad(user_BD, ((0, 0), (0, 1)))[:, None] - lengthened, axis=2)
-    assert_array_equal(distance_BI.argmin(axis=1), exact(item_ID, user_BD, 1)[:, 0])
-
-
-def test_without_faiss_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ann, "faiss_is_installed", bool)
-    with pytest.raises(DeviceUnavailable, match=r"pip install -e '\.\[ann\]'"):
-        AnnIndex("ivf", np.ones((2, 2), np.float32))
-
-
-@needs_faiss
-def test_indices_refuse_what_they_cannot_take_by_name() -> None:
-    vectors = np.ones((3, 2), np.float32)
-    unknown: Any = "annoy"
-    doubles: Any = np.ones((3, 2))
-    cases: list[tuple[str, Callable[[], object]]] = [
-        ("kind", lambda: AnnIndex(unknown, vectors)),
-        ("item_vectors", lambda: AnnIndex("ivf", doubles)),
-        ("item_vectors", lambda: AnnIndex("ivf", vectors[:0])),
-        ("m", lambda: AnnIndex("ivf", vectors).search(vectors, 0, 1)),
-        ("effort", lambda: AnnIndex("hnsw", vectors).search(vectors, 1, 0)),
-    ]
-    for field, refused in cases:
-        with pytest.raises((InvalidConfig, InvalidData)) as error:
-            refused()
-        assert error.value.field == field
-
-
-# -- the benchmark --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("with_faiss", [pytest.param(True, marks=needs_faiss), False])
-@pytest.mark.parametrize("exclude_seen", [False, True])
-def test_every_search_of_the_benchmark_at_full_effort_finds_what_the_model_ranks(
-    with_faiss: bool, exclude_seen: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(ann_systems, "faiss_is_installed", lambda: with_faiss)
-    log, split = planted_log()
-    model = build_network(log, split.train, replace(SMALL, init="random"), 1).frozen()
-    systems = ann_systems.product_dnn_systems(model, {"hnsw": [ITEMS, ITEMS + 1], "ivf": [ITEMS // 39, ITEMS]}, exclude_seen)
-    names = ["product-dnn exact", "product-dnn HNSW", "product-dnn IVF"]
-    assert [system.name for system in systems] == (names if with_faiss else names[:1])
-    assert ("faiss is not installed" in capsys.readouterr().err) is not with_faiss
-    history = np.array([5, 17, 5])
-    for system in systems:
-        assert_array_equal(system.find(history), model.rank([history], ann_systems.M, exclude_seen))
-
-
-def test_the_benchmark_reports_the_mean_recall_of_each_system_at_each_m() -> None:
-    pairs = [EvaluationPair(0, np.array([0]), np.array([1, 60])), EvaluationPair(1, np.array([1]), np.array([2]))]
-    some = ann_systems.System("some", 7, len, lambda history, state: history[None] + np.arange(state, 101))  # the next 100 rows
-    none = ann_systems.System("none", None, len, lambda history, state: np.zeros((1, 0), np.int64), apart=False)
-    rows = why_not_ann.measure([some, none], pairs, timed=1, rounds=1)
-    assert [(row["system"], row["knob"], row["m"], row["recall"]) for row in rows] == [
-        *(("some", 7, m, recall) for m, recall in ((10, 0.75), (50, 0.75), (200, 1.0))),
-        *(("none", None, m, 0.0) for m in (10, 50, 200)),
-    ]
-    for row in rows[:3]:
-        assert 0 < row["encode_ms"] + row["search_ms"] == pytest.approx(row["ms_per_query"], abs=2e-4)
-    for row in rows[3:]:
-        assert (row["encode_ms"], row["search_ms"]) == (None, None)
-        assert row["ms_per_query"] > 0
-
-
-def test_the_benchmark_trains_once_for_each_configuration_and_log(tmp_path: Path) -> None:
-    log, split = planted_log()
-    short = replace(SMALL, max_steps=2, round_steps=2)
-    one, again = (why_not_ann.trained_product_dnn(split, short, 1, tmp_path) for _ in range(2))
-    assert_array_equal(one.item_vectors, again.item_vectors)
-    assert len(list(tmp_path.iterdir())) == 1
-    why_not_ann.trained_product_dnn(split, replace(short, dropout=0.1), 1, tmp_path)
-    why_not_ann.trained_product_dnn(replace(split, lists=replace(log, fingerprint="another")), short, 1, tmp_path)
-    assert len(list(tmp_path.iterdir())) == 3

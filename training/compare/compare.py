@@ -18,10 +18,8 @@ from typing import Any
 import torch
 
 from espalier.hardware import hardware
-from training.compare.budget import Budget
-from training.compare.clock import ms_per_query
-from training.compare.contest import FUSION, RECIPE, Contest, Fuse, attempted, in_order, parts_of
-from training.compare.figures import Figures, paired
+from training.compare.contest import FUSION, QUICK, RECIPE, Contest, Fuse, attempted, in_order, parts_of
+from training.compare.figures import Figures, ms_per_query, paired
 from training.compare.outcome import differences, fit_of, measured_at_beams, queries_of, row_of
 from training.compare.report import Key, Report, continued, queries_file, read_figures, save, save_figures
 from training.compare.verdict import STRONG, Contestant, Field, verdict
@@ -40,6 +38,14 @@ KEPT = ("rows", "fits", "left_out", "seconds", "minutes")
 """What it takes over from there."""
 PLANNED = 0.92
 """Of the time: the rest is for starting, and for what takes longer than it should."""
+QUICK_SHARE = 0.3
+"""The most that quick methods take together, where there are others."""
+MEASURING_SHARE = 0.15
+"""Of a method's time, for answering test queries and for timing."""
+WEIGHTS = {"ease": 2.0, RECIPE: 3.0, FUSION: 0.3}
+"""Parts of what is left for methods of a sort, where they are not 1. EASE needs the time of one inversion or is left out. A tree that ends
+early is judged too low, and the question is about the tree. A fusion tries few weights, but answers by two methods."""
+LEAST_S = 1.0
 SAME = ("log", "config", "metric", "queries", "beams")
 """What a report must have in common with the run that continues it."""
 
@@ -62,6 +68,36 @@ class Asked:
     beams: Sequence[int]
     seconds: float | None
     device: torch.device
+
+
+class Budget:
+    """How the wall-clock time of a comparison is divided among methods that are fitted one after another: seconds, by what is left.
+
+    Quick methods come first and may take a part of the time together. What is left is divided among the trained ones, and every method
+    leaves what it did not need to those after it.
+    """
+
+    def __init__(self, seconds: float | None, methods: Sequence[str]) -> None:
+        """methods  in the order in which they will be fitted: quick ones first (`in_order`)"""
+        begin = time.monotonic()
+        self._end_s = None if seconds is None else begin + seconds
+        self._quick_end_s = None if seconds is None else begin + seconds * (QUICK_SHARE if any(m not in QUICK for m in methods) else 1)
+        self._waiting = list(methods)
+
+    def seconds(self, method: str) -> float | None:
+        """For choosing and training this method, which is the next one; None: as long as it takes."""
+        waiting = self._waiting[self._waiting.index(method) :]
+        self._waiting = waiting[1:]
+        if self._end_s is None or self._quick_end_s is None:
+            return None
+        quick = method in QUICK
+        left_s = (self._quick_end_s if quick else self._end_s) - time.monotonic()
+        weights = {name: _weight(name) for name in waiting if (name in QUICK) == quick}
+        return max(LEAST_S, (1 - MEASURING_SHARE) * left_s * weights[method] / sum(weights.values()))
+
+
+def _weight(method: str) -> float:
+    return WEIGHTS.get(method.split(":")[0], 1.0)
 
 
 def compare(asked: Asked, json_file: Path | None) -> Report:

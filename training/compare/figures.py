@@ -1,17 +1,24 @@
-"""One table of figures for every protocol: of each query, their means with standard errors, and paired differences between methods.
+"""One table of figures for every protocol: of each query, their means with standard errors, paired differences between methods, and what
+an answer takes.
 
 Knows answers, queries and metrics. Does not know methods, logs or files.
 
-Legend: B queries, M results, U users.
+Legend: B queries, M results, U users; in timing R rounds, Q queries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import numba
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from espalier.errors import InvalidData
 from training.data.splits import EvaluationPair
@@ -24,6 +31,10 @@ BLOCK = 4096
 """Queries answered in one call: bounds what a method holds at a time."""
 Z95 = 1.96
 """Standard errors from a mean to the ends of its 95 % interval."""
+ROUNDS = 3
+MOST_TIMED = 200
+MOST_S = 4.0
+"""Seconds that timing one method should take, warm-up aside."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,3 +100,39 @@ def paired(first: Sequence[Figures], second: Sequence[Figures], metric: Metric) 
     difference_U = np.bincount(place_B, weights=difference_B) / np.bincount(place_B)
     mean, error = float(difference_U.mean()), standard_error(difference_U)
     return Difference(mean, mean - Z95 * error, mean + Z95 * error, len(difference_U))
+
+
+def ms_per_query(rank: Rank, queries: Sequence[NDArray[Any]], m: int, exclude_seen: bool) -> float:
+    """Milliseconds of one query: the mean over queries of each one's median over rounds, so that other work of the machine hardly counts.
+
+    At least three and at most 200 queries, the first of `queries`, as many as fit a few seconds.
+    """
+    with one_thread():
+        for sample in queries[:3]:
+            rank([sample], m, exclude_seen)  # compiles, maps files, fills caches
+        begin = time.perf_counter()
+        for sample in queries[:3]:
+            rank([sample], m, exclude_seen)
+        each_s = (time.perf_counter() - begin) / len(queries[:3])
+        timed = queries[: max(3, min(MOST_TIMED, int(MOST_S / ROUNDS / each_s)))]
+        ms_RQ = np.zeros((ROUNDS, len(timed)))
+        for ms_Q in ms_RQ:
+            for query, sample in enumerate(timed):
+                begin = time.perf_counter()
+                rank([sample], m, exclude_seen)
+                ms_Q[query] = (time.perf_counter() - begin) * 1e3
+    return float(np.median(ms_RQ, axis=0).mean())
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """NumPy, torch and numba use one thread inside."""
+    torch_threads, numba_threads = torch.get_num_threads(), numba.get_num_threads()
+    torch.set_num_threads(1)
+    numba.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(torch_threads)
+        numba.set_num_threads(numba_threads)

@@ -21,10 +21,13 @@ class Label(NamedTuple):
     size: float
 
 
-def plot_rows(rows: Sequence[dict[str, Any]], early: Collection[str], metric: str, title: str, file: Path) -> None:
+def plot_rows(
+    rows: Sequence[dict[str, Any]], early: Collection[str], metric: str, title: str, file: Path, knobs: str = "serving beam"
+) -> None:
     """One labelled point a method, with its standard error; the serving beams of the recipe are a line. PNG or SVG by the file's suffix.
 
     early   methods that ended early, which are marked
+    knobs   what the numbers beside the points of a line are
     """
     import matplotlib
 
@@ -44,7 +47,7 @@ def plot_rows(rows: Sequence[dict[str, Any]], early: Collection[str], metric: st
         if len(line) > 1:
             labels += [Label(str(row["beam_size"]), (x, y), (-4, -13), 7) for row, x, y in zip(line, ms, found, strict=True)]
     note = "; *: ended early" if early else ""
-    axes.set(xscale="log", xlabel=f"ms per query, one at a time on one thread (numbers: serving beam{note})", ylabel=metric, title=title)
+    axes.set(xscale="log", xlabel=f"ms per query, one at a time on one thread (numbers: {knobs}{note})", ylabel=metric, title=title)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.margins(x=0.12)
     axes.set_ylim(0, 1.12 * max(row["figures"][metric]["mean"] for row in rows))

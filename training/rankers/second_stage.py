@@ -22,7 +22,7 @@ from espalier.search import Engine
 from training.publish import publish
 from training.rankers.candidates import Candidates, retrieve
 from training.rankers.export import ranker_onnx
-from training.rankers.fit import CHOSEN, Descent, Epoch, Ranker, fit_ranker
+from training.rankers.fit import Epoch, Ranker, fit_ranker
 from training.rankers.graded_queries import QuerySplit
 from training.specification.ranker import RankerConfig
 
@@ -113,7 +113,7 @@ def collect(bundle: Bundle, engine: Engine, split: QuerySplit, config: StageConf
     return train, valid, test
 
 
-def fit(train: Candidates, valid: Candidates, config: RankerConfig, descent: Descent = CHOSEN) -> Ranker:
+def fit(train: Candidates, valid: Candidates, config: RankerConfig) -> Ranker:
     """`fit_ranker`, with a progress bar."""
     with tqdm(total=config.max_epochs, desc=f"{config.kind}, {config.loss}", unit="epoch", disable=None) as bar:
 
@@ -123,7 +123,7 @@ def fit(train: Candidates, valid: Candidates, config: RankerConfig, descent: Des
             )
             bar.update()
 
-        return fit_ranker(train.ranking, valid.ranking, config, report, descent=descent)
+        return fit_ranker(train.ranking, valid.ranking, config, report)
 
 
 def _figures(rows: dict[str, dict[str, float]]) -> str:

@@ -1,0 +1,180 @@
+"""Cold starts of texts: items that a trained model has never seen, placed into it by `python -m training place`.
+
+A package's description → what it depends on, of packages with at least 3 dependants; an item's own text is the description of the package
+of that name. A tenth of the items with a text is hidden, drawn by a seed: no training query has them as an answer. A tenth of the
+descriptions are the test queries. Then the hidden items come, with their text.
+
+not placed                   the model of the old items alone
+placed                       that model with the hidden items placed
+retrained with own texts     trained anew, with the hidden items' own texts as their only training queries
+retrained with everything    trained on all: for these items no cold start
+cosine to centroids          exact search: the cosine to the mean of an item's training queries, or to a hidden item's own text
+
+Rows: {"ranking", "hidden@m", "old@m", "all@m", "shown@m", "seconds"}. Recall in % is the mean over test queries of the share of what is
+right that is found: of the right items that were hidden (over the queries that have some), of the old ones, of all. `shown` is the share of
+hidden items among all that were returned. `seconds` is the time from the old bundle, or from the log, to a bundle on disk.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+from scipy.sparse import csr_array, vstack
+
+from benchmarks.papers.product_search.text_report import best
+from benchmarks.papers.product_search.text_sets import SETS, dependencies, read_frame
+from espalier.bundle import Bundle
+from espalier.engines import open_engine
+from espalier.errors import InvalidData
+from espalier.metrics import precision_recall_f
+from espalier.queries import TextKind, encode_texts
+from espalier.search import NO_ITEM, SearchParams
+from espalier.text.blocks import TextBlock
+from training.data.csr import as_matrix
+from training.linear.placing import place
+from training.linear.prepare import prepare
+from training.linear.run import fit_and_export
+from training.specification.linear import LinearConfig, LinearSearch, LogData
+from training.specification.models import config_of
+
+Int64 = NDArray[np.int64]
+Row = dict[str, Any]
+Pair = tuple[str, list[int]]
+"""A text and the items that are right, by their numbers."""
+SET = "debian-depends"
+FILE = SETS[SET]
+HIDDEN_SHARE, TEST_SHARE = 0.1, 0.1
+MS = (10, 50, 100)
+BEAM, M = 50, max(MS)
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """texts: each item's own, empty where it has none; hidden_I: bool; pairs of training and of test, whose texts differ."""
+
+    texts: list[str]
+    hidden_I: NDArray[np.bool_]
+    train: list[Pair]
+    test: list[Pair]
+
+
+def with_hidden_items(frame: pl.DataFrame) -> Texts:
+    """The set of a table with the columns package, depends and description."""
+    items, pairs = dependencies(frame)
+    described = dict(frame.select("package", pl.col("description").fill_null("")).iter_rows())
+    texts = [described.get(name, "") for name in items]
+    able = np.random.default_rng(1).permutation(np.flatnonzero([bool(text) for text in texts]))
+    hidden_I = np.zeros(len(texts), np.bool_)
+    hidden_I[able[: round(HIDDEN_SHARE * len(able))]] = True
+    order = np.random.default_rng(0).permutation(len(pairs))
+    test, train = ([pairs[b] for b in np.sort(part).tolist()] for part in np.split(order, [int(TEST_SHARE * len(pairs))]))
+    known = {text for text, _ in train}
+    return Texts(texts, hidden_I, train, [(text, rows) for text, rows in dict(test).items() if text not in known])
+
+
+def trained(data: Texts, pairs: Sequence[Pair], items: Int64, folder: Path) -> Bundle:
+    """A model of some items, of the answers that are among them."""
+    chosen = set(items.tolist())
+    (folder / "work").mkdir(parents=True)
+    for name, some in (("train", pairs), ("test", data.test)):
+        rows = [(text, str(row)) for text, right in some for row in right if row in chosen]
+        pl.DataFrame(rows, schema=["query", "item"], orient="row").write_parquet(folder / f"{name}.parquet")
+    _table(data, items).write_parquet(folder / "items.parquet")
+    most = len({text for text, right in pairs if not chosen.isdisjoint(right)})
+    blocks = [TextBlock(unit="word", n=1, max_features=most), TextBlock(unit="word", n=2, max_features=most)]
+    config = LinearConfig(
+        name="cold-start",
+        search=LinearSearch(beam_size=BEAM, m=M),
+        data=LogData(format="log", train=folder / "train.parquet", test=folder / "test.parquet", items=folder / "items.parquet"),
+        text=(*blocks, TextBlock(unit="char", n=3, max_features=most)),
+    )
+    return fit_and_export(config, folder / "model" / "1", folder / "work", threads=1)
+
+
+def _table(data: Texts, items: Int64) -> pl.DataFrame:
+    texts = [data.texts[row] or None for row in items.tolist()]
+    return pl.DataFrame({"id": [str(row) for row in items.tolist()], "text": texts}, schema={"id": pl.String, "text": pl.String})
+
+
+def found_by(bundle: Bundle, texts: Sequence[str]) -> Int64:
+    """int64[B, M] item numbers, NO_ITEM where there are fewer."""
+    kind = bundle.manifest.query
+    if not isinstance(kind, TextKind):
+        raise InvalidData("bundle", kind.kind, "a model of texts")
+    engine = open_engine(bundle, "cpu")
+    rows_BM = engine.search(encode_texts(kind, bundle.vectoriser, texts), SearchParams.uniform(len(texts), BEAM, M)).item_rows_BM
+    engine.close()
+    number_I = np.array(bundle.items.ids_of(np.arange(len(bundle.items))), np.int64)
+    return np.where(rows_BM >= 0, number_I[np.maximum(rows_BM, 0)], NO_ITEM)
+
+
+def nearest(model: Bundle, data: Texts, texts: Sequence[str]) -> Int64:
+    """As `found_by`, by the cosine to centroids, of the same features as the model of the old items."""
+    prepared = prepare(config_of(model.manifest, LinearConfig))
+    own = as_matrix(model.vectoriser.transform([data.texts[row] for row in np.flatnonzero(data.hidden_I).tolist()]))
+    by_feature = csr_array(vstack([prepared.centroids, own])).T.tocsr()
+    number_I = np.concatenate([np.flatnonzero(~data.hidden_I), np.flatnonzero(data.hidden_I)])
+    found_BM = np.full((len(texts), M), NO_ITEM, np.int64)
+    for found_M, text in zip(found_BM, texts, strict=True):
+        cosines = as_matrix(model.vectoriser.transform([text])) @ by_feature
+        rows = number_I[cosines.indices[best(cosines.data, M)]]
+        found_M[: len(rows)] = rows
+    return found_BM
+
+
+def row_of(ranking: str, data: Texts, found_BM: Int64, seconds: float) -> Row:
+    """Recall in percent over the test queries."""
+    row: Row = {"ranking": ranking}
+    for group, wanted_I in (("hidden", data.hidden_I), ("old", ~data.hidden_I), ("all", np.ones_like(data.hidden_I))):
+        right = [np.array([item for item in rows if wanted_I[item]], np.int64) for _, rows in data.test]
+        some = np.flatnonzero([len(rows) > 0 for rows in right])
+        for m in MS:
+            recall_B = precision_recall_f(found_BM[some], [right[b] for b in some.tolist()], m)[1]
+            row[f"{group}@{m}"] = round(100 * float(recall_B.mean()), 1)
+    for m in (MS[0], M):
+        returned = found_BM[:, :m]
+        row[f"shown@{m}"] = round(100 * float(data.hidden_I[returned[returned != NO_ITEM]].mean()), 1)
+    row["seconds"] = round(seconds, 1)
+    print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+    return row
+
+
+def measured(data: Texts, folder: Path) -> list[Row]:
+    """A row for each ranking. The folder must be empty."""
+    old, new, everything = np.flatnonzero(~data.hidden_I), np.flatnonzero(data.hidden_I), np.arange(len(data.texts))
+    known = set(old.tolist())
+    of_old = [(text, [row for row in rows if row in known]) for text, rows in data.train]
+    own = [(data.texts[row], [row]) for row in new.tolist()]
+    texts = [text for text, _ in data.test]
+    begin = time.perf_counter()
+    model = trained(data, of_old, old, folder / "old")
+    old_s = time.perf_counter() - begin
+
+    def row(ranking: str, make: Callable[[], Bundle]) -> Row:
+        begin = time.perf_counter()
+        bundle = make()
+        seconds = time.perf_counter() - begin
+        return row_of(ranking, data, found_by(bundle, texts), seconds)
+
+    _table(data, new).write_parquet(folder / "new.parquet")
+    return [
+        row_of("not placed", data, found_by(model, texts), old_s),
+        row("placed", lambda: place(model.path, folder / "new.parquet", ("text",), folder / "placed" / "2")),
+        row("retrained with own texts", lambda: trained(data, own + of_old, everything, folder / "own")),
+        row("retrained with everything", lambda: trained(data, data.train, everything, folder / "everything")),
+        row_of("cosine to centroids", data, nearest(model, data, texts), 0.0),
+    ]
+
+
+def report(folder_of_sets: Path, folder: Path) -> Row:
+    """The set's sizes and rows. Raises InvalidData where its file is missing."""
+    data = with_hidden_items(read_frame(folder_of_sets, SET))
+    sizes = {"items": len(data.texts), "hidden": int(data.hidden_I.sum()), "test_queries": len(data.test)}
+    return {"set": SET} | sizes | {"rows": measured(data, folder)}

@@ -1,0 +1,232 @@
+"""For every label its most relevant points: `assign` of XReg beside searches of every point, transposed, and one-versus-all regressors.
+
+    python -m benchmarks.labelwise --data DIR --set ml-1m --json F
+
+DIR/SET: see labelwise_sets.py. A row a system, measured over all labels on the test points:
+
+assign           XReg (three trees) and `assign` by the paper's rule · assign-released: by that of the authors' program
+pointwise        a search of the same model for every point, its best items; an item's points are those that found it
+xr-linear        the same of XR-Linear, which estimates whether a point is relevant at all
+one-versus-all   a regressor of each label (the loss of XReg, one node), applied to all points
+…-base-rate      the same with `linear.intercept = "base-rate"`
+all-zero         no pair
+
+`--per-item` are the points that a label gets (`assign`, one-versus-all), `--m` the items that a point gets (searches), by default as many
+as there are; `--beam` is that of searches. WP@k, and XMAD@k by Eq. 1, with relevance divided by its maximum over training labels. XMAD
+judges all points: where a label has more relevant points than it gets, those that are left out are errors of y. `pairs` says how many pairs
+there are.
+
+    python -m benchmarks.labelwise --data DIR --set ml-1m --scale --json F
+
+`assign` with 100 points an item on `--points` points, each rule in a process and on threads of its own: points a second and peak memory.
+The points are made: each is one of the set's points, drawn at random, without a fifth of its features.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import compress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_matrix, save_npz, vstack
+
+from benchmarks.papers.xreg.labelwise_sets import read_weighted
+from espalier.bundle import Bundle
+from espalier.engines import open_engine
+from espalier.errors import EspalierError
+from espalier.hardware import hardware
+from espalier.queries import QueryBatch
+from espalier.regression_metrics import RankedErrors
+from espalier.relevance import Relevance
+from espalier.search import SearchParams
+from espalier.weighted_metrics import wp_at_k
+from training.assign.best_points import BestPoints
+from training.assign.command import Assignment, Rule, assign, block_limit, scored_trees
+from training.assign.labelwise import Labelwise
+from training.data.csr import Csr, as_rows
+from training.data.xmc import LabelledPoints
+from training.linear.run import fit_and_export
+from training.specification.linear import LinearConfig
+from training.specification.models import SPECIFICATION
+
+K = 1, 3, 5
+SEED = 1
+SCALE_PER_ITEM, DROPPED = 100, 0.2
+Row = dict[str, Any]
+MODELS: dict[str, Row] = {
+    "xreg": {"kind": "xreg"},
+    "base-rate": {"kind": "xreg", "linear": {"intercept": "base-rate"}},
+    "xr-linear": {"kind": "xr-linear"},
+    "one-versus-all": {"kind": "xreg", "tree": {"count": 1}},
+    "one-versus-all-base-rate": {"kind": "xreg", "tree": {"count": 1}, "linear": {"intercept": "base-rate"}},
+}
+"""Configurations; of one-versus-all the leaves of the only node are all labels."""
+SYSTEMS: dict[str, tuple[str, Rule | None]] = {
+    "assign": ("xreg", "paper"),
+    "assign-released": ("xreg", "released"),
+    "pointwise": ("xreg", None),
+    "assign-base-rate": ("base-rate", "paper"),
+    "pointwise-base-rate": ("base-rate", None),
+    "xr-linear": ("xr-linear", None),
+    "one-versus-all": ("one-versus-all", "paper"),
+    "one-versus-all-base-rate": ("one-versus-all-base-rate", "paper"),
+}
+"""Each with its model, and the rule of `assign`; None: a search of every point."""
+
+
+def fitted(model: str, train: LabelledPoints, test: LabelledPoints, folder: Path, threads: int) -> Bundle:
+    """A model of the training points, in a folder of its own. The test points are only measured on."""
+    work = folder / model
+    (work / "work").mkdir(parents=True)
+    data = {"format": "npz"}
+    for part, points in (("train", train), ("test", test)):
+        for name, matrix in ((part, points.points), (f"{part}_labels", points.labels)):
+            data[name] = str(work / f"{name}.npz")
+            save_npz(data[name], csr_matrix(matrix), compressed=False)
+    raw = MODELS[model] | {"name": model, "data": data}
+    if model.startswith("one-versus-all"):
+        raw["tree"] = raw["tree"] | {"max_leaf": max(2, train.labels.shape[1])}
+    config = SPECIFICATION.checked(raw)
+    if not isinstance(config, LinearConfig):
+        raise TypeError(config.kind)
+    return fit_and_export(config, work / "models" / model / "1", work / "work", threads)
+
+
+def assigned(bundle: Bundle, points: Csr, per_item: int, rule: Rule, threads: int) -> Relevance:
+    """[labels, points]: what `assign` finds."""
+    asked = Assignment(per_item, rule=rule)
+    trees = scored_trees(bundle, asked, points.shape[0])
+    best = BestPoints(np.arange(len(bundle.items)), per_item)
+    labelwise = Labelwise(trees, bundle.manifest.ranking, np.ones(len(bundle.items), np.bool_), per_item, threads)
+    size = min(asked.block, block_limit(trees))
+    for begin in range(0, points.shape[0], size):
+        block = as_rows(points[begin : begin + size])
+        best.add(labelwise.predict(block), len(block))
+    pairs, _ = best.pairs()
+    offset = np.concatenate([[0], np.cumsum(np.bincount(pairs.item, minlength=len(bundle.items)))]).astype(np.int64)
+    return Relevance(offset, pairs.point, pairs.score.astype(np.float64), points.shape[0])
+
+
+def transposed_search(bundle: Bundle, points: Csr, beam: int, m: int) -> Relevance:
+    """[labels, points]: of each label the points that found it among their m best."""
+    engine = open_engine(bundle, "cpu")
+    queries, items = QueryBatch(bundle.manifest.query, as_rows(points)), len(bundle.items)
+    found = engine.search(queries, SearchParams.uniform(len(queries), beam, min(m, items)))
+    engine.close()
+    return Relevance.of_predictions(found.item_rows_BM, found.scores_BM, items).transposed()
+
+
+def figures(true: Relevance, found: Relevance) -> Row:
+    """WP@k in %, XMAD@k over all labels, and the number of pairs."""
+    errors = RankedErrors.of(true, found)
+    wp = {f"wp{k}": round(100 * wp_at_k(true, found, k), 2) for k in K}
+    return wp | {f"xmad{k}": round(float(errors.xmad(k).mean()), 4) for k in K} | {"pairs": len(found.column_E)}
+
+
+def quality(train: LabelledPoints, test: LabelledPoints, per_item: int, beam: int, m: int, threads: int) -> Iterator[Row]:
+    """A row a system."""
+    scale = float(train.labels.data.max())
+    true = Relevance.of_rows(as_rows(test.labels)).times(1 / scale).transposed()
+    nothing = Relevance(np.zeros(len(true) + 1, np.int64), np.zeros(0, np.int64), np.zeros(0), len(test))
+    yield {"system": "all-zero"} | figures(true, nothing)
+    with tempfile.TemporaryDirectory() as name:
+        bundles: dict[str, Bundle] = {}
+        for system, (model, rule) in SYSTEMS.items():
+            if model not in bundles:
+                bundles[model] = fitted(model, train, test, Path(name), threads)
+            if rule is None:
+                found = transposed_search(bundles[model], test.points, beam, m)
+            else:
+                found = assigned(bundles[model], test.points, per_item, rule, threads)
+            yield {"system": system} | figures(true, found)
+
+
+def write_points(file: Path, points: Csr, count: int) -> None:
+    """An XMC file of as many points, each one of those given, drawn at random, without some of its features."""
+    rng = np.random.default_rng(SEED)
+    rows = as_rows(points)
+    words = [f"{feature}:{value:.5g}" for feature, value in zip(rows.indices.tolist(), rows.values.tolist(), strict=True)]
+    with file.open("w") as stream:
+        stream.write(f"{count} {points.shape[1]} 1\n")
+        for b in rng.integers(points.shape[0], size=count).tolist():
+            begin, end = int(rows.indptr[b]), int(rows.indptr[b + 1])
+            stream.write(" ".join(["", *compress(words[begin:end], rng.random(end - begin) >= DROPPED)]) + "\n")
+
+
+def scale(train: LabelledPoints, test: LabelledPoints, points: int, threads: int) -> Iterator[Row]:
+    """A row a rule: `assign` on many points, in a process of its own."""
+    with tempfile.TemporaryDirectory() as name:
+        bundle = fitted("xreg", train, test, Path(name), threads)
+        file = Path(name) / "points.txt"
+        write_points(file, vstack([train.points, test.points], format="csr"), points)
+        for rule in ("paper", "released"):
+            run = ["--run", str(bundle.path), str(file), rule, "--threads", str(threads)]
+            done = subprocess.run([sys.executable, "-m", "benchmarks.labelwise", *run], stdout=subprocess.PIPE, text=True, check=True)
+            row: Row = json.loads(done.stdout.splitlines()[-1])
+            features = round(file.stat().st_size / points)
+            yield {"system": f"assign-{rule}", "points": points, "labels": len(bundle.items), "bytes_a_point": features} | row
+
+
+def run(model: Path, file: Path, rule: Rule, threads: int) -> Row:
+    """What one process took: seconds from the first point to the written file, and the most memory that it ever held."""
+    bundle = Bundle.open(model)
+    begin, cpu = time.perf_counter(), time.process_time()
+    with tempfile.TemporaryDirectory() as name:
+        pairs = assign(bundle, file, Assignment(SCALE_PER_ITEM, rule=rule), Path(name) / "pairs.parquet", threads=threads)
+    seconds, peak_mb = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    return {"pairs": pairs, "s": round(seconds, 1), "cpu_s": round(time.process_time() - cpu, 1), "peak_mb": round(peak_mb)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="the folder that holds the set")
+    parser.add_argument("--set", default="ml-1m")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--per-item", type=int, help="points of a label; by default as many as there are")
+    parser.add_argument("--m", type=int, help="items of a point; by default as many as there are")
+    parser.add_argument("--beam", type=int, default=10)
+    parser.add_argument("--scale", action="store_true")
+    parser.add_argument("--points", type=int, default=10**6)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--run", nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.run:
+        model, file, rule = args.run
+        print(json.dumps(run(Path(model), Path(file), rule, args.threads)))
+        return
+    if args.data is None:
+        parser.error("--data is missing: the folder that holds the set")
+    try:
+        train, test = read_weighted(args.data, args.set)
+    except (EspalierError, OSError) as error:
+        parser.error(str(error))
+    about = {"set": args.set, "date": datetime.now(UTC).date().isoformat(), "hardware": f"{hardware()}, {args.threads} threads used"}
+    if args.scale:
+        rows = scale(train, test, args.points, args.threads)
+    else:
+        about |= {"train_points": len(train), "test_points": len(test), "labels": train.labels.shape[1], "beam": args.beam}
+        per_item, m = args.per_item or len(test), args.m or train.labels.shape[1]
+        about |= {"per_item": per_item, "m": m}
+        rows = quality(train, test, per_item, args.beam, m, args.threads)
+    found = []
+    for row in rows:
+        if args.scale:
+            row |= {"points_a_second": round(row["points"] / row["s"])}
+        print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+        found.append(row)
+        if args.json:
+            args.json.write_text(json.dumps(about | {"rows": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""Systems on a set of points with labels: quality, milliseconds, training time, size.
+
+    python -m benchmarks.xmc --data DIR --set eurlex-4k --systems espalier,ova,parabel,all-zero --beam 10,50 --json F
+
+DIR/SET: see xmc_sets.py. Systems: see xmc_systems.py and xmc_baselines.py; `all-zero` predicts no label. A system of the former is trained
+as `python -m training fit` trains it and searched with the engine that would serve it. Each system has a process and a thread of its own.
+Quality is at m = 100: P@k over all test points, PSP@k with the propensities of Jain et al. (A = .55, B = 1.5), R@k over points with labels,
+XMAD@5 by Eq. 1 of XReg, where relevance is inverse propensity over its maximum and a score is what the system says; Tau@5 and AUPRC of the
+same come last. `ms_p50` is the median of single queries at m = 10, the median of three rounds. `train_cpu_s` are the CPU seconds of the
+whole fit: data, choices, trees, scorers, checks. `model_mb` is the bundle on disk, or a baseline's arrays.
+
+Rows that F already holds, of the same set and beams, are kept, so a run that was stopped goes on after its last system.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_matrix, save_npz
+
+from benchmarks.papers.xreg.xmc_baselines import BASELINES, BASELINES_OF_RELEVANCE
+from benchmarks.papers.xreg.xmc_figures import Found, figures_of
+from benchmarks.papers.xreg.xmc_sets import read_set
+from benchmarks.papers.xreg.xmc_systems import MODELS, OF_RELEVANCE, configuration, name_of
+from espalier.bundle import Bundle
+from espalier.engines import open_engine
+from espalier.errors import EspalierError
+from espalier.hardware import hardware
+from espalier.queries import QueryBatch
+from espalier.search import NO_ITEM, SearchParams
+from training.data.csr import as_rows
+from training.data.xmc import LabelledPoints
+from training.linear.prepare import prepare, read_points
+from training.linear.run import fit_and_export
+from training.specification.linear import LinearConfig, NpzData
+from training.specification.models import SPECIFICATION
+
+M, SINGLE, ROUNDS = 100, 1000, 3
+ALL_ZERO, ZERO = "all-zero", "xreg-zero"
+Row = dict[str, Any]
+
+
+def rows_of(system: str, train: LabelledPoints, test: LabelledPoints, beams: Sequence[int]) -> list[Row]:
+    """A row for each beam; one, with a beam of none, where the beam makes no difference."""
+    if system == ALL_ZERO:
+        nothing = Found(np.full((len(test), M), NO_ITEM), np.zeros((len(test), M), np.float32))
+        return [_row(system, None, nothing, train, test, {})]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for part, points in (("train", train), ("test", test)):
+            save_npz(folder / f"{part}_X.npz", csr_matrix(points.points), compressed=False)
+            save_npz(folder / f"{part}_Y.npz", csr_matrix(points.labels), compressed=False)
+        report = _in_process(system, folder, train.labels.shape[1], beams)
+        rows, name = [], name_of(system)
+        is_of_relevance = name in (*OF_RELEVANCE, *BASELINES_OF_RELEVANCE)
+        for beam in [None] if system in BASELINES else beams:
+            with np.load(folder / f"{beam}.npz") as arrays:
+                found = Found(arrays["rows"], arrays["scores"], is_of_relevance, name == ZERO)
+            costs = {"ms_p50": report["ms_p50"][str(beam)]} | report["fit"]
+            rows.append(_row(system, beam, found, train, test, costs))
+    return rows
+
+
+def _row(system: str, beam: int | None, found: Found, train: LabelledPoints, test: LabelledPoints, costs: Row) -> Row:
+    """The figures that every row has, the costs, and then what else there is to say."""
+    figures = figures_of(found, train, test)
+    more = {name: figures.pop(name) for name in ("tau5", "auprc")}
+    return {"system": system, "beam_size": beam} | figures | costs | (more if costs else {})
+
+
+def _in_process(system: str, folder: Path, labels: int, beams: Sequence[int]) -> Row:
+    """What `run` reports, from a process with one thread."""
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+    beams_text = ",".join(map(str, beams))
+    command = [sys.executable, "-m", "benchmarks.xmc", "--run", system, str(folder), str(labels), "--beam", beams_text]
+    done = subprocess.run(command, env=os.environ | threads, stdout=subprocess.PIPE, text=True, check=True)
+    report: Row = json.loads(done.stdout.splitlines()[-1])
+    return report
+
+
+def run(system: str, folder: Path, labels: int, beams: Sequence[int]) -> Row:
+    """Train a system on the files of a folder, write what it finds for the test points to BEAM.npz, and time it."""
+    files = {
+        f"{part}{kind}": str(folder / f"{part}_{letter}.npz")
+        for part in ("train", "test")
+        for kind, letter in (("", "X"), ("_labels", "Y"))
+    }
+    if system in BASELINES:
+        return _run_baseline(system, folder, files)
+    config = SPECIFICATION.checked(configuration(system, {"format": "npz", **files}, labels))
+    if not isinstance(config, LinearConfig):
+        raise TypeError(f"{system} is a {config.kind}, not linear")
+    (folder / "work").mkdir()
+    begin = time.process_time()
+    bundle = fit_and_export(config, folder / "models" / "xmc" / "1", folder / "work", threads=1)
+    fit = {"train_cpu_s": round(time.process_time() - begin, 2)}
+    fit["model_mb"] = round(sum(file.stat().st_size for file in bundle.path.iterdir()) / 1e6, 1)
+    choice = bundle.manifest.metrics.get("validation")
+    chosen = {} if choice is None else {"chosen": {name: choice[name] for name in ("cost", "gamma")}}
+    if bundle.manifest.stacking is not None:
+        chosen |= {"stacking": bundle.manifest.stacking.training}
+    queries = QueryBatch(bundle.manifest.query, as_rows(prepare(config).test.points))
+    return {"ms_p50": _searched(bundle, queries, folder, beams), "fit": fit | chosen}
+
+
+def _run_baseline(system: str, folder: Path, files: dict[str, str]) -> Row:
+    """As `run`, of a method whose search has no beam: it goes to None.npz."""
+    data = NpzData.model_validate({"format": "npz", **files})
+    begin = time.process_time()
+    predictor = BASELINES[system](read_points(data))
+    fit = {"train_cpu_s": round(time.process_time() - begin, 2)}
+    fit["model_mb"] = round(sum(array.nbytes for array in predictor.arrays().values()) / 1e6, 1)
+    test = read_points(data, test=True).points
+    rows_BM, scores_BM = predictor.best(test, M)
+    np.savez(folder / "None.npz", rows=rows_BM, scores=scores_BM)
+    singles = [test[[b]] for b in range(min(SINGLE, test.shape[0]))]
+    times = [_median_ms([partial(predictor.best, single, 10) for single in singles]) for _ in range(ROUNDS)]
+    return {"ms_p50": {"None": round(float(np.median(times)), 4)}, "fit": fit}
+
+
+def _median_ms(calls: Sequence[Callable[[], object]]) -> float:
+    took = []
+    for call in calls:
+        begin = time.perf_counter()
+        call()
+        took.append(time.perf_counter() - begin)
+    return 1e3 * float(np.median(took))
+
+
+def _searched(bundle: Bundle, queries: QueryBatch, folder: Path, beams: Sequence[int]) -> dict[int, float]:
+    """Milliseconds by beam."""
+    engine = open_engine(bundle, "cpu")
+    singles = [queries.take(np.array([b])) for b in range(min(SINGLE, len(queries)))]
+    times: dict[int, list[float]] = {beam: [] for beam in beams}
+    for beam in beams:
+        found = engine.search(queries, SearchParams.uniform(len(queries), beam, M))
+        scores_BM = found.scores_BM
+        if bundle.stacking is not None:
+            scores_BM = bundle.stacking.relevance_of(found.item_rows_BM, scores_BM)
+        np.savez(folder / f"{beam}.npz", rows=found.item_rows_BM, scores=scores_BM)
+    for _ in range(ROUNDS):
+        for beam in beams:
+            one = SearchParams.uniform(1, beam, 10)
+            times[beam].append(_median_ms([partial(engine.search, query, one) for query in singles]))
+    engine.close()
+    return {beam: round(float(np.median(own)), 4) for beam, own in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="the folder that holds the set")
+    parser.add_argument("--set", default="eurlex-4k")
+    parser.add_argument("--systems", default="espalier,ova,parabel,all-zero")
+    parser.add_argument("--beam", default="10,50")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--run", nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    beams = [int(beam) for beam in args.beam.split(",")]
+    if args.run:
+        system, folder, labels = args.run
+        print(json.dumps(run(system, Path(folder), int(labels), beams)))
+        return
+    if args.data is None:
+        parser.error("--data is missing: the folder that holds the set")
+    systems, known = args.systems.split(","), [*MODELS, *BASELINES, ALL_ZERO]
+    if unknown := [system for system in systems if system not in known and name_of(system) not in MODELS]:
+        parser.error(f"--systems: got {', '.join(unknown)}, expected some of {', '.join(known)}")
+    try:
+        train, test = read_set(args.data, args.set, unit=False)
+    except EspalierError as error:
+        parser.error(str(error))
+    about = {"set": args.set, "beams": beams, "date": datetime.now(UTC).date().isoformat(), "hardware": f"{hardware()}, one thread used"}
+    rows = _kept(args.json, args.set, beams)
+    for system in systems:
+        if system not in {row["system"] for row in rows}:
+            rows += rows_of(system, train, test, beams)
+            if args.json:
+                args.json.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+        for row in rows:
+            if row["system"] == system:
+                print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+
+
+def _kept(file: Path | None, name: str, beams: list[int]) -> list[Row]:
+    """The rows of an earlier run with the same set and beams."""
+    if file is None or not file.is_file():
+        return []
+    report = json.loads(file.read_text())
+    rows: list[Row] = report["rows"] if (report["set"], report["beams"]) == (name, beams) else []
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Systems of `benchmarks.xmc` that are not configurations of our trainer: other papers' methods, in one process and on one thread.
+
+pfastrexml      50 trees and tail classifiers, α = .8, γ = 30, of relevance (Jain et al. 2016)
+pfastxml        its trees alone
+fastxml         50 trees, of labels (Prabhu and Varma 2014)
+least-squares   ridge regression of every label's relevance, λ chosen
+leml            linear regression of relevance of rank at most 200, λ chosen (Yu et al. 2014)
+rank-svm        every label ranks points, of relevance; C = 3
+xlr             the same through 50 basic rankers; C = 1 (Cheng et al. 2018)
+proxml          one-versus-all with the 1-norm and the squared hinge, C = 1 (Babbar and Schölkopf 2019)
+ppd-sparse      one-versus-all with both norms and the hinge, C = 1, λ = .01: the objective of PPD-Sparse (Yen et al. 2017)
+
+DiSMEC, Parabel and Bonsai are configurations (xmc_systems.py). Trees learn from points as the files have them, the others from points of
+length 1. Relevance is inverse propensity over its maximum among training labels. λ "chosen" has the highest WP@5 on a tenth of the
+training points, held out. C of rank-svm (of .3, 1, 3 and 10), C of xlr (of .03, .1, .3, 1, 3 and 10), C of proxml (of .3, 1 and 3) and λ of
+ppd-sparse (of .01, .1, .3 and 1) had the highest PSP@5 on such a tenth of BibTeX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.papers.xreg.fastxml import FastXmlOptions, fit_fastxml, tail_classifiers
+from benchmarks.papers.xreg.label_rank_svm import fit_label_rank_svm
+from benchmarks.papers.xreg.least_squares import fit_least_squares
+from benchmarks.papers.xreg.leml import fit_leml
+from benchmarks.papers.xreg.sparse_one_vs_all import fit_ppd_sparse, fit_proxml
+from benchmarks.papers.xreg.xlr import fit_xlr
+from espalier.relevance import Relevance
+from espalier.weighted_metrics import wp_at_k
+from training.data.csr import Csr, as_rows
+from training.data.relevance import LabelRelevance, scale_of
+from training.data.xmc import LabelledPoints
+from training.specification.relevance import RelevanceOptions
+
+RIDGES = (0.1, 0.3, 1.0, 3.0, 10.0)
+RANK = 200
+HELD_OUT = 10
+"""One point of so many is held out to choose by."""
+
+
+class Predictor(Protocol):
+    """What a method has learned."""
+
+    def best(self, points: Csr, most: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """int64[B, M] and float32[B, M]: the best labels of points, best first, and their scores; NO_ITEM and 0 where there are none."""
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """What would be stored, by name."""
+
+
+def of_relevance(train: LabelledPoints) -> LabelledPoints:
+    """The points with inverse propensities, over their maximum, as their labels' weights."""
+    relevance = LabelRelevance.of_training(RelevanceOptions(source="inverse-propensity"), train.labels).of(train.labels)
+    relevance.data /= np.float32(scale_of(relevance))
+    return LabelledPoints(train.points, relevance)
+
+
+def _pfastrexml(train: LabelledPoints) -> Predictor:
+    return fit_fastxml(of_relevance(train), FastXmlOptions(discount_gain=False), tail_classifiers(train))
+
+
+def _pfastxml(train: LabelledPoints) -> Predictor:
+    return fit_fastxml(of_relevance(train), FastXmlOptions(discount_gain=False))
+
+
+def _fastxml(train: LabelledPoints) -> Predictor:
+    return fit_fastxml(train, FastXmlOptions())
+
+
+def _chosen(train: LabelledPoints, fit: Callable[[LabelledPoints, float], Predictor], options: Sequence[float]) -> Predictor:
+    """What a method learns with the option that is best on held-out points."""
+    order = np.random.default_rng(1).permutation(len(train))
+    size = max(len(train) // HELD_OUT, 1)
+    held, rest = train.take(order[:size]), train.take(order[size:])
+    true = Relevance.of_rows(as_rows(held.labels))
+    quality = [
+        wp_at_k(true, Relevance.of_predictions(*fit(rest, option).best(held.points, 5), held.labels.shape[1]), 5) for option in options
+    ]
+    return fit(train, options[int(np.argmax(quality))])
+
+
+def _least_squares(train: LabelledPoints) -> Predictor:
+    return _chosen(of_relevance(train), fit_least_squares, RIDGES)
+
+
+def _leml(train: LabelledPoints) -> Predictor:
+    return _chosen(of_relevance(train), lambda points, ridge: fit_leml(points, RANK, ridge), RIDGES)
+
+
+def _rank_svm(train: LabelledPoints) -> Predictor:
+    return fit_label_rank_svm(of_relevance(train), 3.0)
+
+
+def _xlr(train: LabelledPoints) -> Predictor:
+    return fit_xlr(of_relevance(train), 50, 1.0)
+
+
+BASELINES: dict[str, Callable[[LabelledPoints], Predictor]] = {
+    "pfastrexml": _pfastrexml,
+    "pfastxml": _pfastxml,
+    "fastxml": _fastxml,
+    "least-squares": _least_squares,
+    "leml": _leml,
+    "rank-svm": _rank_svm,
+    "xlr": _xlr,
+    "proxml": fit_proxml,
+    "ppd-sparse": partial(fit_ppd_sparse, sparsity=0.01),
+}
+BASELINES_OF_RELEVANCE = ("pfastrexml", "pfastxml", "least-squares", "leml")
+"""Methods whose scores estimate relevance over its maximum among training labels."""

@@ -1,1 +1,0 @@
-"""Extreme classifiers of other papers: points with labels in, a predictor of labels out."""
