@@ -29,10 +29,9 @@ from service.models.registry import Registry
 from service.retrieval.completion import Completer
 from service.retrieval.scans import Scans
 from service.settings import Settings
-from service.watch.asked import Asked
 from service.watch.audit import Audit
 from service.watch.metrics import Metrics
-from service.watch.query_samples import QuerySamples
+from service.watch.query_samples import Asked, QuerySamples
 from service.watch.rationing import Ration
 from service.watch.recorder import Recorder
 from service.watch.tracing import Tracer

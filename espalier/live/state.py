@@ -27,8 +27,7 @@ from espalier.live.memory_entries import MemoryEntries
 from espalier.live.overlay import Overlay
 from espalier.live.rows import Placement
 from espalier.live.sorted_arrays import SortedArrays
-from espalier.live.standing import Standing
-from espalier.live.touched import TouchedParents
+from espalier.live.standing import Standing, TouchedParents
 from espalier.manifest import LinearScorer
 
 Int64 = NDArray[np.int64]

@@ -21,10 +21,9 @@ from espalier.errors import InvalidQuery
 from service.errors import Conflict, QueueFull
 from service.http.api_keys import Keys
 from service.http.direct import model_of
-from service.http.json_bodies import parsed
 from service.http.memory_budget import Budget, Held
 from service.http.middleware import RequestInfo, log_failure
-from service.http.request_bodies import JSON_TYPES, check_type, read_body
+from service.http.request_bodies import JSON_TYPES, check_type, parsed, read_body
 from service.http.retrieve_route import send_body
 from service.models.loading import LoadedModel
 from service.models.registry import Registry

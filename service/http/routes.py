@@ -17,27 +17,30 @@ from service.errors import Denied
 from service.http.admin import load, remove_item, removed, restore_item, set_default, set_removed, unload
 from service.http.api_keys import Access
 from service.http.background import HEADER
-from service.http.console_routes import facets, heldout, tree_node, tree_path
-from service.http.console_schemas import Facets, HeldOutQueries, ItemPath, Node
+from service.http.console_routes import facets, health, heldout, samples, tree_node, tree_path
 from service.http.dependencies import Name, as_json, describe, info_of, service_of
 from service.http.direct import FRONTIER, ITEMS, RETRIEVE, SEARCH, STREAM
 from service.http.documentation import NEEDS_KEY, SCHEMA_OF
 from service.http.frontier_route import FrontierRequest
-from service.http.health_routes import health, samples
-from service.http.health_schemas import Health, Samples
-from service.http.item_ids import ItemId
+from service.http.item_bodies import ItemId
 from service.http.item_schemas import MAX_SOURCE_VERSION, ChangesAnswer, ItemOutcome, LiveItem, PutRequest
 from service.http.live_routes import changes
 from service.http.request_bodies import LINES_TYPES
 from service.http.schemas import (
     Completions,
+    Facets,
+    Health,
+    HeldOutQueries,
+    ItemPath,
     Model,
     Models,
+    Node,
     Problem,
     Readiness,
     Removed,
     RemovedId,
     RemovedIds,
+    Samples,
 )
 from service.http.shard_routes import Shards, search_shard, shards
 from service.retrieval.schemas import RetrieveRequest, RetrieveResponse

@@ -216,7 +216,7 @@ def test_a_catalogue_of_many_blocks_is_counted_whole(models: Path, monkeypatch: 
         whole = [shown(live.running, column, limit=limit) for column in COLUMNS for limit in (1, 20)]
         monkeypatch.setattr(facets_module, "SCANNED_ROWS", 3)
         monkeypatch.setattr(facets_module, "LIVE_ROWS", 2)
-        monkeypatch.setattr("service.retrieval.eligible_items.LIVE_ROWS", 2)
+        monkeypatch.setattr("service.retrieval.facets.LIVE_ROWS", 2)
         monkeypatch.setattr("service.retrieval.value_counts.MERGED_VALUES", 1)
         assert [shown(live.running, column, limit=limit) for column in COLUMNS for limit in (1, 20)] == whole
 
