@@ -38,7 +38,6 @@ from espalier.tree import EMPTY_LEAF
 
 Floats = NDArray[np.float64]
 Int64 = NDArray[np.int64]
-Rows = NDArray[np.float32]
 Search = Callable[[QueryBatch, SearchParams], SearchResult]
 
 PRIOR = 1.0

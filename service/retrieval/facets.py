@@ -1,7 +1,7 @@
 """Facets: how many items that a query may get have each value of a column.
 
-A scan of the column in blocks. Eligible items are found without the mask of nodes that a search takes: so what people look at puts nothing into the
-cache of masks, which customers' filters fill. Does not know HTTP, nor how scans are bounded (scans.py).
+A scan of the column in blocks. Eligible items are found without the mask of nodes that a search takes: so what people look at puts nothing
+into the cache of masks, which the filters of customers fill. Does not know HTTP, nor how scans are bounded (scans.py).
 
 Legend: I trained items, W rows.
 """

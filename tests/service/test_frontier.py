@@ -25,8 +25,7 @@ from espalier.engines import open_engine
 from espalier.metrics import precision_recall_f
 from espalier.search import SearchParams
 from espalier.tree import complete_tree
-from service.http.frontier_route import MAX_BEAMS, MAX_QUERIES
-from service.retrieval.frontier import interval
+from service.http.frontier_route import MAX_BEAMS, MAX_QUERIES, interval
 from tests.service.running import Json, Running, problem, run
 from tests.service.test_probe import HELD_OUT, exported
 
