@@ -243,8 +243,9 @@ def test_an_unknown_extra_is_refused(clone: Path) -> None:
     assert "EXTRA: got 'tpu', expected cpu or gpu" in run.stderr
 
 
-def ci(folder: Path, **tools: str) -> subprocess.CompletedProcess[str]:
+def ci(folder: Path, cache: Path | None = None, **tools: str) -> subprocess.CompletedProcess[str]:
     """.ci/run in a copy of the repository's root where `make` and the given commands are scripts, and nothing else is installed."""
+    kept = {} if cache is None else {"ESPALIER_CI_CACHE": str(cache)}
     (folder / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", folder / ".ci")
     programs = folder / "programs"
@@ -254,7 +255,7 @@ def ci(folder: Path, **tools: str) -> subprocess.CompletedProcess[str]:
     for name, script in {"make": 'echo "make $*"', **tools}.items():
         (programs / name).write_text(f"#!/bin/sh\n{script}\n")
         (programs / name).chmod(0o755)
-    return subprocess.run([folder / ".ci" / "run"], env={"PATH": str(programs)}, capture_output=True, text=True)
+    return subprocess.run([folder / ".ci" / "run"], env={"PATH": str(programs)} | kept, capture_output=True, text=True)
 
 
 def test_ci_runs_both_tiers(tmp_path: Path) -> None:
@@ -282,3 +283,22 @@ def test_ci_tests_what_it_can_where_nothing_can_be_installed(tmp_path: Path) -> 
     assert run.returncode == 0
     assert "make test-all will say what it skips" in run.stderr
     assert run.stdout.splitlines() == ["make test", "make test-all"]
+
+
+SHOWN = 'echo "$*: mypy ${MYPY_CACHE_DIR-} compiled ${NUMBA_CACHE_DIR-} pytest ${PYTEST_ADDOPTS-}"'
+
+
+def test_ci_keeps_caches_and_counts_where_a_folder_is_named(tmp_path: Path) -> None:
+    cache = tmp_path / "kept between runs"
+    fast, other = ci(tmp_path, cache, id="echo 1000", make=SHOWN).stdout.splitlines()
+    assert fast == f"test: mypy {cache}/mypy compiled {cache}/compiled pytest "
+    assert other.startswith(f"test-all: mypy {cache}/mypy compiled {cache}/compiled pytest --reruns=2 ")
+    assert f"--rerun-history={cache}/reruns.json" in shlex.split(other)
+
+
+def test_ci_needs_no_folder_and_runs_no_fast_test_again(tmp_path: Path) -> None:
+    run = ci(tmp_path, id="echo 1000", make=SHOWN)
+    fast, other = run.stdout.splitlines()
+    assert fast == "test: mypy  compiled  pytest "
+    assert other.startswith("test-all: mypy  compiled  pytest --reruns=2 ")
+    assert "ESPALIER_CI_CACHE names no folder" in run.stderr
