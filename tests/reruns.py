@@ -1,7 +1,7 @@
-"""`pytest --rerun-history FILE` counts over the runs of CI which tests were run again: one that needed it in three of the last ten runs of its
-tier fails the build.
+"""`pytest --rerun-history FILE` counts over the runs of CI which tests were run again, and fails where one needs that often.
 
-The file is JSON: by tier, which is what `-m` asks for, the tests that were run again in each of its last runs.
+That is in three of the last ten runs of a tier. The file is JSON: by tier, which is what `-m` asks for, the tests that were run again in
+each of its last runs.
 """
 
 from __future__ import annotations
