@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple
 
-from fastapi import Depends, FastAPI, Header, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
-from starlette.routing import Mount, Route
+from starlette.routing import BaseRoute, Mount, Route
 
 from espalier.shards.messages import MEDIA_TYPE
 from service.errors import Denied
@@ -79,8 +79,15 @@ class _Route(NamedTuple):
 
 def add_routes(app: FastAPI) -> None:
     """Put every route on the application. Those of direct.py never get here; they are documented."""
+    app.router.routes += _built()
+
+
+@cache
+def _built() -> Sequence[BaseRoute]:
+    """The routes. They know no application, so all of a process share them."""
+    router = APIRouter()
     for route in _routes():
-        app.router.add_api_route(
+        router.add_api_route(
             route.path,
             route.function,
             methods=[route.method],
@@ -89,6 +96,7 @@ def add_routes(app: FastAPI) -> None:
             dependencies=_needs(route.access) if route.access else None,
             openapi_extra=_more_of(route),
         )
+    return router.routes
 
 
 def _more_of(route: _Route) -> dict[str, Any]:
@@ -175,7 +183,6 @@ def answer_classes() -> Sequence[type[BaseModel]]:
     return (Problem, *(route.answer for route in _routes() if not isinstance(route.answer, dict)))
 
 
-@cache
 def _needs(access: Access) -> Sequence[Any]:
     """The check of a request's key."""
 
