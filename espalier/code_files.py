@@ -31,7 +31,7 @@ import numpy as np
 from numba.core.codegen import get_host_cpu_features
 from numba.misc.appdirs import AppDirs
 
-from espalier.processors import Processor, baseline
+from espalier.hardware import Processor, baseline
 from espalier.signatures import FILE, read_signatures
 
 FOLDER = "__compiled__"

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from espalier.processors import baseline, compile_for
+from espalier.hardware import baseline, compile_for
 
 log = logging.getLogger("espalier.compile")
 

@@ -30,9 +30,9 @@ from service.retrieval.completion import Completer
 from service.retrieval.scans import Scans
 from service.settings import Settings
 from service.watch.audit import Audit
+from service.watch.logs import Ration
 from service.watch.metrics import Metrics
 from service.watch.query_samples import Asked, QuerySamples
-from service.watch.rationing import Ration
 from service.watch.recorder import Recorder
 from service.watch.tracing import Tracer
 from service.watch.unknown_ids import UnknownIds

@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.live.field_columns import FieldColumn
+from espalier.live.fields import FieldColumn
 from espalier.live.items import LiveItems
 from espalier.live.masks import live_mask
 from espalier.live.overlay import Overlay

@@ -19,9 +19,8 @@ from starlette.types import Scope
 
 from service.errors import Denied
 from service.problems import document_of
-from service.watch.logs import plain
+from service.watch.logs import Ration, plain
 from service.watch.metrics import Metrics
-from service.watch.rationing import Ration
 
 log = logging.getLogger("service.audit")
 

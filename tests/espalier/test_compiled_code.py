@@ -22,7 +22,7 @@ from numba import typeof as typeof_untyped
 
 from espalier import compile as command
 from espalier.code_files import FOLDER, CodeFile, DamagedFile, content_of, sources, sources_digest
-from espalier.processors import baseline
+from espalier.hardware import baseline
 from espalier.signatures import accepts, read_signatures, text_of, types_of
 from tests import ROOT
 
