@@ -205,6 +205,12 @@ def test_installing_happens_once_and_again_when_what_is_wanted_changes(clone: Pa
         assert any("pip" in line for line in would_run("check", folder=clone)), name
 
 
+def test_only_what_is_installed_for_development_is_left_uncompiled(clone: Path) -> None:
+    installing = {target: [line for line in would_run(target, folder=clone) if " pip " in line] for target in ("run", "train", "check")}
+    assert all("--no-compile" in line for line in installing["check"] if " install" in line and ".venv/bin/python" in line)
+    assert not any("--no-compile" in line for target in ("run", "train") for line in installing[target])
+
+
 def test_torch_comes_from_its_own_index_only_when_one_is_named(clone: Path) -> None:
     torch = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
     lines = would_run("check", "TORCH_INDEX=https://wheels.example/cpu", folder=clone)
