@@ -314,6 +314,7 @@ def test_keys_are_in_no_line(guarded: Running, caplog: pytest.LogCaptureFixture)
     assert [key for key in (ADMIN, NAMED, RETRIEVE, wrong) if key in told] == []
 
 
+@pytest.mark.slow
 def test_the_audit_log_is_written_whatever_else_is_logged() -> None:
     said = """
 import asyncio, logging
