@@ -39,7 +39,7 @@ TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
 COMPILE := $(VENV_PYTHON) -m espalier.compile --write
 PIP := $(VENV_PYTHON) -m pip --disable-pip-version-check install
 # What is installed has a hash in requirements.lock. torch has none, since its index can be chosen.
-HASHED := $(PIP) --require-hashes -c requirements.lock -r
+HASHED = $(PIP) --require-hashes -c requirements.lock -r
 define INSTALL_TORCH
 @echo 'Installing $(TORCH)$(if $(TORCH_INDEX), from $(TORCH_INDEX))'
 @$(PIP) --no-deps$(if $(TORCH_INDEX), --index-url '$(TORCH_INDEX)') $(TORCH) | $(PROGRESS)
@@ -149,6 +149,8 @@ bench: $(INSTALLED)
 $(SERVICE): PARTS := service
 $(TRAINING): PARTS := service training
 $(INSTALLED): PARTS := service training dev
+# Of its 20,000 modules few are ever imported: Python compiles those when they are. All of them would take half of the installation.
+$(INSTALLED): PIP += --no-compile
 # The engines on a GPU need torch too.
 $(TRAINING) $(INSTALLED) .venv/installed-gpu-service: NEEDS_TORCH := yes
 

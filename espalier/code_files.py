@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import llvmlite  # type: ignore[import-untyped]  # it has no types
-import llvmlite.binding as llvm  # type: ignore[import-untyped]
+import llvmlite.binding as llvm  # type: ignore[import-untyped]  # likewise
 import numba
 import numpy as np
 from numba.core.codegen import get_host_cpu_features
 from numba.misc.appdirs import AppDirs
 
-from espalier.processors import Processor, baseline
+from espalier.hardware import Processor, baseline
 from espalier.signatures import FILE, read_signatures
 
 FOLDER = "__compiled__"
@@ -118,7 +118,8 @@ def folders(package: Path) -> Iterator[Path]:
         yield Path(CONFIG.CACHE_DIR) / FOLDER
         return
     yield package / FOLDER
-    yield Path(AppDirs(appname="espalier", appauthor=False).user_cache_dir) / FOLDER  # type: ignore[no-untyped-call]
+    users = AppDirs(appname="espalier", appauthor=False)  # type: ignore[no-untyped-call]  # untyped
+    yield Path(users.user_cache_dir) / FOLDER
     private = Path(tempfile.gettempdir()) / f"espalier-{os.getuid()}"
     with suppress(OSError):
         private.mkdir(mode=0o700, exist_ok=True)
@@ -135,7 +136,9 @@ def names_of(package: Path) -> tuple[str, ...]:
     """
     features = llvm.get_host_cpu_features()
     name, wanted = CONFIG.CPU_NAME, CONFIG.CPU_FEATURES
-    own = Processor(name or llvm.get_host_cpu_name(), get_host_cpu_features() if wanted is None else wanted)  # type: ignore[no-untyped-call]
+    if wanted is None:
+        wanted = get_host_cpu_features()  # type: ignore[no-untyped-call]  # untyped
+    own = Processor(name or llvm.get_host_cpu_name(), wanted)
     usable, common = [own], baseline()
     if common is not None and all(features.get(feature[1:], False) for feature in common.features.split(",")):
         usable.append(common)

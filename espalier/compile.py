@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from espalier.processors import baseline, compile_for
+from espalier.hardware import baseline, compile_for
 
 log = logging.getLogger("espalier.compile")
 
@@ -270,7 +270,7 @@ def _code_of(function: str, types: str) -> bytes:
     result = dispatcher.overloads[arguments]
     if result.lifted or result.library.has_dynamic_globals:
         raise ValueError(f"{function}: it has addresses of this process in it, and cannot be kept")
-    content: bytes = dumps(result._reduce())  # type: ignore[no-untyped-call]
+    content: bytes = dumps(result._reduce())  # type: ignore[no-untyped-call]  # numba leaves it untyped
     return content
 
 

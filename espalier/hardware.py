@@ -1,4 +1,7 @@
-"""What a measurement was made on."""
+"""The processor of this machine, what code is compiled for: it, or the baseline of images; and what a measurement was made on.
+
+The only module that tells numba of another processor than this machine's. It does so by the environment, before numba is imported.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import os
 import platform
 import re
 from pathlib import Path
+from platform import machine
+from typing import NamedTuple
 
 
 def hardware() -> str:
@@ -13,3 +18,27 @@ def hardware() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.is_file() else []
     return f"{names[0] if names else platform.processor() or platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+
+
+class Processor(NamedTuple):
+    """As LLVM names it; features as in `+avx2,-avx512f`."""
+
+    name: str
+    features: str
+
+
+_V3 = "avx avx2 bmi bmi2 cx16 f16c fma fxsr lzcnt mmx movbe popcnt sahf sse sse2 sse3 sse4.1 sse4.2 ssse3 xsave"
+_BASELINES = {
+    "x86_64": Processor("x86-64-v3", ",".join(f"+{feature}" for feature in _V3.split())),
+    "aarch64": Processor("generic", "+fp-armv8,+neon"),
+}
+
+
+def baseline() -> Processor | None:
+    """What images are compiled for on this kind of machine. x86-64-v3: Intel since Haswell (2013), AMD since Excavator (2015)."""
+    return _BASELINES.get(machine())
+
+
+def compile_for(processor: Processor) -> None:
+    """Let numba compile for a processor. Before numba is imported."""
+    os.environ["NUMBA_CPU_NAME"], os.environ["NUMBA_CPU_FEATURES"] = processor

@@ -37,11 +37,6 @@ def xmad_at_k(true: Relevance, predicted: Relevance, k: int, errors: Errors = "l
     return RankedErrors.of(true, predicted, errors).xmad(k)
 
 
-def xrmse_at_k(true: Relevance, predicted: Relevance, k: int, errors: Errors = "largest") -> Float64:
-    """float64[B]: the extreme root mean square error of every point, √(1/k · Σ_{l ∈ S(e, k)} e_l²) (XReg Eq. 2); as `xmad_at_k`."""
-    return RankedErrors.of(true, predicted, errors).xrmse(k)
-
-
 @dataclass(frozen=True, eq=False)
 class RankedErrors:
     """The errors of B points in the order in which they count, for several k and both metrics.
@@ -72,7 +67,7 @@ class RankedErrors:
         return self._sums(k, 1) / k
 
     def xrmse(self, k: int) -> Float64:
-        """float64[B], see `xrmse_at_k`."""
+        """float64[B]: the extreme root mean square error of every point, √(1/k · Σ_{l ∈ S(e, k)} e_l²) (XReg Eq. 2)."""
         return np.sqrt(self._sums(k, 2) / k)
 
     def _sums(self, k: int, power: int) -> Float64:

@@ -27,8 +27,8 @@ def wp_at_k(true: Relevance, predicted: Relevance, k: int) -> float:
 
         WP@k = Σ_i Σ_{j ≤ k} y_{i, π̂_j} / Σ_i Σ_{j ≤ k} y_{i, π*_j}
 
-    π̂ is the order of the predictions, π* that of the true relevance. 0 where nothing is relevant. PSP@k is WP@k with y = 1/p
-    (`psp_at_k`), CTR@k and Rating@k are WP@k with rates and ratings. Raises InvalidData as `xmad_at_k`.
+    π̂ is the order of the predictions, π* that of the true relevance. 0 where nothing is relevant. PSP@k is WP@k with
+    y = 1/p (`propensity_scored`), CTR@k and Rating@k are WP@k with rates and ratings. Raises InvalidData as `xmad_at_k`.
     """
     return _gain(true, predicted, k, discounted=False)
 
@@ -38,18 +38,8 @@ def wn_at_k(true: Relevance, predicted: Relevance, k: int) -> float:
     return _gain(true, predicted, k, discounted=True)
 
 
-def psp_at_k(true: Relevance, predicted: Relevance, k: int, inverse_propensity_I: Float64) -> float:
-    """Propensity-scored precision (Jain et al. 2016): WP@k with y = 1/p_l where label l is relevant at all."""
-    return wp_at_k(propensity_scored(true, inverse_propensity_I), predicted, k)
-
-
-def psn_at_k(true: Relevance, predicted: Relevance, k: int, inverse_propensity_I: Float64) -> float:
-    """Propensity-scored nDCG: WN@k with y = 1/p_l where label l is relevant at all."""
-    return wn_at_k(propensity_scored(true, inverse_propensity_I), predicted, k)
-
-
 def propensity_scored(true: Relevance, inverse_propensity_I: Float64) -> Relevance:
-    """The relevance 1/p_l of every label that is relevant at all."""
+    """The relevance 1/p_l of every label that is relevant at all: with it WP@k is propensity-scored precision (Jain et al. 2016)."""
     if inverse_propensity_I.shape != (true.width,):
         raise InvalidData("inverse_propensity_I", list(inverse_propensity_I.shape), f"[{true.width}], one for each label")
     present_E = (true.value_E > 0).astype(np.float64)

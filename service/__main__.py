@@ -16,8 +16,7 @@ from espalier.engines import gpu_usable, runs_on_gpu
 from espalier.errors import BundleNotFound, DeviceUnavailable
 from service.app import create_app
 from service.models.registry import Registry
-from service.processes.descriptors import check_descriptors
-from service.processes.server import Server
+from service.processes.server import Server, check_descriptors
 from service.processes.supervisor import Supervisor
 from service.settings import Settings, refusals, warn_of_unknown_settings
 from service.watch import logs

@@ -11,14 +11,14 @@ from service.http import documentation
 from service.http.api_keys import Keys
 from service.http.background import HEADER
 from service.http.bulk_route import BulkRoute
-from service.http.console import add_console, read_files
+from service.http.console import add_console
 from service.http.dependencies import Service
 from service.http.direct import FRONTIER, ITEM, ITEMS, RETRIEVE, SEARCH, STREAM, Direct, DirectRoutes
 from service.http.frontier_route import FrontierRoute
 from service.http.live_routes import ItemRoute
 from service.http.middleware import Edge, write_left_out
 from service.http.retrieve_route import RetrieveRoute
-from service.http.routes import add_routes, match_whole_paths
+from service.http.routes import add_routes, answer_classes, match_whole_paths
 from service.http.shard_routes import SearchRoute
 from service.http.single_flight import SingleFlight
 from service.http.stream_route import StreamRoute
@@ -29,11 +29,10 @@ from service.models.registry import Registry
 from service.retrieval.completion import Completer
 from service.retrieval.scans import Scans
 from service.settings import Settings
-from service.watch.asked import Asked
 from service.watch.audit import Audit
+from service.watch.logs import Ration
 from service.watch.metrics import Metrics
-from service.watch.query_samples import QuerySamples
-from service.watch.rationing import Ration
+from service.watch.query_samples import Asked, QuerySamples
 from service.watch.recorder import Recorder
 from service.watch.tracing import Tracer
 from service.watch.unknown_ids import UnknownIds
@@ -106,7 +105,8 @@ def create_app(
     add_routes(app)
     documentation.add_pages(app)
     if settings.console:
-        add_console(app, read_files())
-    app.openapi = lambda: documentation.as_answered(describe(), keys)  # type: ignore[method-assign]  # the framework's documented way
+        add_console(app)
+    # The framework's documented way to change its document.
+    app.openapi = lambda: documentation.as_answered(describe(), answer_classes(), keys)  # type: ignore[method-assign]
     match_whole_paths(app)
     return app

@@ -20,8 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Send
 
-from espalier.errors import DeviceUnavailable, EspalierError, InvalidInput
-from espalier.expectations import expectation
+from espalier.errors import DeviceUnavailable, EspalierError, InvalidInput, expectation
 from service.errors import ClientGone, EngineFailed, InvalidRequest, ServiceError
 
 MAX_LISTED = 20

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from espalier.engines import ENGINES
-from espalier.expectations import expectation
+from espalier.errors import expectation
 from espalier.search import Device, Precision
 from espalier.shards.messages import MAX_TIMEOUT_MS
 from espalier.store.urls import check_url

@@ -13,7 +13,7 @@ from hypothesis import settings
 from espalier.checks.random_bundles import make_bundle
 from espalier.compiled_code import when_missing
 from espalier.tree import complete_tree
-from tests import signatures
+from tests import reruns, signatures
 from tests.pictures import Pictures
 from tests.service.running import ITEMS, LIMITS
 
@@ -27,11 +27,13 @@ settings.load_profile("fast")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--data", help="a folder of public data sets, for the slow tests that measure on one; they are skipped without it")
+    reruns.add_option(parser)
     parser.addoption("--signatures", choices=signatures.MODES, help="what becomes of calls of compiled functions that are not written down")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     signatures.configure(config)
+    reruns.configure(config)
 
 
 @pytest.fixture(autouse=True)

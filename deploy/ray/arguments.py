@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator, model_validator
 
-from espalier.expectations import expectation
+from espalier.errors import expectation
 from service.router.hedging import SHARE
 from service.settings import Settings
 

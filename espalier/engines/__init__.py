@@ -5,14 +5,15 @@ Each engine is imported when it is opened: torch, numba and ONNX Runtime take a 
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from espalier.bundle import Bundle
-from espalier.engines.cuda import gpu_present
 from espalier.errors import DeviceUnavailable, UnsupportedGraph
 from espalier.search import Device, Engine, Precision
 
@@ -234,3 +235,17 @@ def _check_precision(bundle: Bundle, engine: str, precision: Precision) -> None:
         scorer = bundle.manifest.scorer.kind
         able = ", ".join(name for name, entry in ENGINES.items() if scorer in entry.scorers and precision in entry.precisions)
         raise DeviceUnavailable(f"precision {precision} needs the engine {able}; {bundle.manifest.name} would run on {engine}")
+
+
+@cache
+def gpu_present() -> bool:
+    """Whether NVIDIA's driver is here and shows this process a GPU.
+
+    Asks the driver itself, so that a machine without one loads no library of gigabytes to find out.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0

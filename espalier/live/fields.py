@@ -1,21 +1,35 @@
-"""Fields of a live item, as the item table's columns take them.
+"""Fields of live items: as the item table's columns take them, and by column, as arrays, for filters.
 
 A field is given as JSON and kept as its column would keep it: a number of a float32 column is rounded, so that filters, features and a fold
-see the same value. Knows columns and their types. Does not know items.
+see the same value. Which items meet a filter's conditions is found without a loop over them. Knows columns, values and what a condition is.
+Does not know filters as a whole, nor which items are live.
+
+Legend: V values of a column, those of a list one by one, R handles, M handles that match, repeats included.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
+from numpy.typing import NDArray
 
 from espalier.errors import InvalidInput
 from espalier.items import ItemTable
+from espalier.masks.filters import Condition, Range, Value
+
+Array = NDArray[Any]
+UNUSED = 1024
+"""Values that may be without use, beside as many as are in use."""
+GONE = -1
+"""The handle of a value that its item has no more."""
 
 
 class Columns:
@@ -77,3 +91,89 @@ def _wanted(kind: pa.DataType) -> str:
 
 def _is_list(kind: pa.DataType) -> bool:
     return bool(pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind))
+
+
+class FieldColumn:
+    """One column. Not for several threads at once.
+
+    Numbers are kept as they are, integers exactly and others in float64; texts and booleans by numbers of their own. Null and NaN are not
+    kept: they meet no condition.
+    """
+
+    def __init__(self, kind: pa.DataType) -> None:
+        kind = kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind) else kind
+        self._is_integer, self._is_number = pt.is_integer(kind), pt.is_integer(kind) or pt.is_floating(kind)
+        self._value_V: Array = np.empty(0, kind.to_pandas_dtype() if self._is_integer else np.float64 if self._is_number else np.int64)
+        self._handle_V = np.empty(0, np.int64)
+        self._used = 0
+        self._own: dict[int, tuple[int, int]] = {}  # handle → its values are those from here to there
+        self._number_of: dict[Value, int] = {}  # of texts and booleans
+
+    def set(self, handle: int, value: Any) -> None:
+        """What an item has in the column from now on: a value, a list of values, or None."""
+        begin, end = self._own.pop(handle, (0, 0))
+        self._handle_V[begin:end] = GONE
+        found = [one for one in (value if isinstance(value, list) else [value]) if one is not None and one == one]
+        if not found:
+            return
+        begin, end = self._used, self._used + len(found)
+        if end > len(self._value_V):
+            self._make_room(len(found))
+            begin, end = self._used, self._used + len(found)
+        self._value_V[begin:end] = found if self._is_number else [self._number_of.setdefault(one, len(self._number_of)) for one in found]
+        self._handle_V[begin:end] = handle
+        self._own[handle], self._used = (begin, end), end
+
+    def matching(self, condition: Condition) -> Array:
+        """int64[M]: the handles of the items that have a value which meets a condition."""
+        value_V = self._value_V[: self._used]
+        if isinstance(condition, Range):
+            low, high = self._bounds(condition)
+            meets_V = (value_V >= low) & (value_V <= high) if low <= high else np.zeros(len(value_V), np.bool_)
+        else:
+            meets_V = np.isin(value_V, np.array(self._numbers(condition), value_V.dtype))
+        handle_V = self._handle_V[: self._used]
+        handle_M: Array = handle_V[meets_V & (handle_V != GONE)]
+        return handle_M
+
+    def _numbers(self, values: Sequence[Value]) -> list[Any]:
+        """Those of some values that the column can hold, as it keeps them."""
+        if not self._is_number:
+            return [self._number_of[value] for value in values if value in self._number_of]
+        bounds = [(value, *self._bounds(Range(value, value))) for value in values if not isinstance(value, str)]
+        return [low for value, low, high in bounds if low == high == value]
+
+    def _bounds(self, range_: Range) -> tuple[Any, Any]:
+        """The least and the largest number of the column's type in a range, exactly. The first is larger where there is none."""
+        low, high = range_.low, range_.high
+        if self._is_integer:
+            least, largest = (int(bound) for bound in (np.iinfo(self._value_V.dtype).min, np.iinfo(self._value_V.dtype).max))
+            low = least if low is None else max(math.ceil(low), least)
+            high = largest if high is None else min(math.floor(high), largest)
+            return (low, high) if low <= high else (1, 0)
+        return (-math.inf if low is None else -_at_most(-low)), (math.inf if high is None else _at_most(high))
+
+    def _make_room(self, more: int) -> None:
+        """Give up values that are not used any more, and the numbers of texts that nobody has; then double what there is."""
+        used_V = np.flatnonzero(self._handle_V[: self._used] != GONE)
+        value_V, handle_V = self._value_V[used_V], self._handle_V[used_V]
+        if not self._is_number:
+            kept, value_V = np.unique(value_V, return_inverse=True)
+            texts = list(self._number_of)
+            self._number_of = {texts[number]: place for place, number in enumerate(kept.tolist())}
+        size = 2 * (len(used_V) + more) + UNUSED
+        self._value_V, self._handle_V = np.zeros(size, self._value_V.dtype), np.full(size, GONE, np.int64)
+        self._used = len(used_V)
+        self._value_V[: self._used], self._handle_V[: self._used] = value_V, handle_V
+        first_V = np.flatnonzero(np.diff(handle_V, prepend=GONE))
+        bounds = pairwise([*first_V.tolist(), self._used])
+        self._own = {int(handle_V[begin]): (begin, end) for begin, end in bounds}
+
+
+def _at_most(number: float) -> float:
+    """The largest float that is not above a number, which may be an integer of any size."""
+    try:
+        found = float(number)
+    except OverflowError:
+        return sys.float_info.max if number > 0 else -math.inf
+    return math.nextafter(found, -math.inf) if found > number else found

@@ -19,11 +19,11 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.live.field_columns import FieldColumn
+from espalier.live.fields import FieldColumn
 from espalier.live.items import LiveItems
 from espalier.live.masks import live_mask
 from espalier.live.overlay import Overlay
-from espalier.live.touched import TouchedParents
+from espalier.live.standing import TouchedParents
 from espalier.masks.filters import Condition, Filter, ItemFilters, cost_of
 from espalier.search import NodeMask
 from espalier.tree import Tree

@@ -21,9 +21,8 @@ from espalier.bundle_files import map_safetensors
 from espalier.bundle_writer import ContentParts, GraphContent, LinearContent, write_bundle
 from espalier.chunks import TreeChunks
 from espalier.errors import BundleCorrupt
-from espalier.live.folded_chunks import folded_chunks
+from espalier.live.folded_chunks import FoldedTree, folded_chunks, folded_tree
 from espalier.live.folded_tables import FoldedRows, folded_counts, folded_items, folded_memory, folded_stacking, folded_tail
-from espalier.live.folded_tree import FoldedTree, folded_tree
 from espalier.live.items import LiveItems
 from espalier.live.overlay import LiveLeaves, Overlay
 from espalier.manifest import LinearScorer, LiveInfo, ManifestDraft

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.errors import InvalidData
@@ -27,12 +26,9 @@ from espalier.live.memory_entries import MemoryEntries
 from espalier.live.overlay import Overlay
 from espalier.live.rows import Placement
 from espalier.live.sorted_arrays import SortedArrays
-from espalier.live.standing import Standing
-from espalier.live.touched import TouchedParents
+from espalier.live.standing import Standing, TouchedParents
 from espalier.manifest import LinearScorer
 
-Int64 = NDArray[np.int64]
-Bool = NDArray[np.bool_]
 MAX_HANDLES = 1 << 18
 """Ids that one open version may have seen live: a writer that has seen as many refuses new ones. It is no limit here, because
 every process applies what was committed, however many ids it has seen itself. The version is opened anew before that."""

@@ -29,9 +29,8 @@ from espalier.live.overlay import Overlay
 from espalier.live.rows import Entries, LiveRow
 from espalier.manifest import InnerProductForm
 from espalier.placement.evidence import Evidence
-from espalier.placement.graph_rows import Background, RowScale, Trial, best_parent, scale_of, shifts_of, trial_items
+from espalier.placement.graph_rows import Background, NearRows, RowScale, Trial, best_parent, scale_of, shifts_of, trial_items
 from espalier.placement.memory_rows import MemoryRows, merged
-from espalier.placement.near_rows import NearRows
 from espalier.placement.parents import Parents, Votes, best_first, summed, votes_of_search
 from espalier.queries import HistoryKind, QueryBatch
 from espalier.search import Frontier, SearchParams, SearchResult
@@ -39,7 +38,6 @@ from espalier.tree import EMPTY_LEAF
 
 Floats = NDArray[np.float64]
 Int64 = NDArray[np.int64]
-Rows = NDArray[np.float32]
 Search = Callable[[QueryBatch, SearchParams], SearchResult]
 
 PRIOR = 1.0

@@ -22,8 +22,7 @@ from espalier.checks.golden import encode_table, golden_ranks
 from espalier.engines.onnx.graphs import read_graph
 from espalier.errors import BundleCorrupt
 from espalier.queries import QueryBatch
-from espalier.rerank.features import NO_CALLER_FEATURES, CallerFeatures, RankFeatures
-from espalier.rerank.live_candidates import LiveCandidates
+from espalier.rerank.features import NO_CALLER_FEATURES, CallerFeatures, LiveCandidates, RankFeatures
 from espalier.scores import scores_of_ranks
 from espalier.search import SearchResult
 

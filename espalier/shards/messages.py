@@ -23,8 +23,7 @@ from espalier.errors import InvalidInput, InvalidMessage
 from espalier.memory_lists import MemoryLists
 from espalier.queries import FeaturesKind, HistoryKind, Kind, QueryBatch, VectorKind
 from espalier.search import SearchResult
-from espalier.shards.fields import Array, Arrays, Fields
-from espalier.shards.framing import framed, unframed
+from espalier.shards.framing import Array, Arrays, Fields, framed, unframed
 from espalier.shards.results import result_arrays, result_of
 from espalier.text.sparse_rows import SparseRows
 

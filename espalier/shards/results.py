@@ -16,7 +16,7 @@ from espalier.errors import InvalidMessage
 from espalier.masks.eligibility import NO_NODE
 from espalier.queries import Kind, VectorKind
 from espalier.search import NO_ITEM, Frontier, LevelTrace, SearchParams, SearchResult
-from espalier.shards.fields import Array, Arrays, Fields
+from espalier.shards.framing import Array, Arrays, Fields
 
 MAX_TREES, MAX_LEVELS = 16, 64
 HEAD_BYTES, TRACE_BYTES = 1 << 16, 256 << 20

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from service.entity_tags import Condition, matches
 from service.http.dependencies import Name, as_json, describe, info_of, service_of
-from service.http.item_ids import ItemId, check_path_id
+from service.http.item_bodies import ItemId, check_path_id
 from service.http.schemas import LoadRequest, RemovedRequest, VersionRequest
 from service.models.changes import RemovedChange, ServedVersions
 from service.models.removals import Ids, check_condition, check_list, etag, summary, with_id, without_id

@@ -23,11 +23,10 @@ from service.http.api_keys import Keys
 from service.http.connection import CONNECTION
 from service.http.direct import item_path
 from service.http.item_bodies import ItemReader
-from service.http.json_bodies import parsed
 from service.http.live_routes import WriteRoute, status_of
 from service.http.memory_budget import Budget, Held
 from service.http.middleware import RequestInfo, log_failure
-from service.http.request_bodies import LINES_TYPES, check_type, read_lines
+from service.http.request_bodies import LINES_TYPES, check_type, parsed, read_lines
 from service.http.retrieve_route import send_body
 from service.live.catalogue_types import Catalogue, Catalogues, Delete, Outcome, Put
 from service.models.registry import Registry

@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,10 +86,16 @@ def read_files(folder: Path = FOLDER) -> Mapping[str, File]:
     return files
 
 
-def add_console(app: FastAPI, files: Mapping[str, File]) -> None:
+def add_console(app: FastAPI) -> None:
     """Put a route for each file on the application."""
-    for path, file in files.items():
+    for path, file in _files().items():
         app.add_route(path, _answering(file), include_in_schema=False)
+
+
+@cache
+def _files() -> Mapping[str, File]:
+    """The console's files, read and compressed once a process."""
+    return read_files()
 
 
 def accepts_gzip(header: str) -> bool:

@@ -48,7 +48,9 @@ def _lines(name: str, text: str, known: set[str]) -> Iterator[str]:
     """The body of a module's function."""
     exported: list[str] = []
     for line in COMMENT.sub("", text).splitlines():
-        if found := IMPORT.fullmatch(line):
+        if not line.startswith(("import ", "import{", "export ", "export{")):
+            yield LATER.sub(lambda later: f"$later({_target(name, later[1], known)})", line)
+        elif found := IMPORT.fullmatch(line):
             yield f"const {{ {found[1].replace(' as ', ': ')} }} = $need({_target(name, found[2], known)});"
         elif found := PASSED_ON.fullmatch(line):
             exported += [f"{one}: $need({_target(name, found[2], known)}).{one}" for one in found[1].split(", ")]
@@ -60,10 +62,8 @@ def _lines(name: str, text: str, known: set[str]) -> Iterator[str]:
         elif found := EXPORT.fullmatch(line):
             exported.append(found[2])
             yield found[1]
-        elif line.startswith(("import ", "import{", "export ", "export{")):
-            raise ValueError(f"{name}: expected an import or export in a form of the console's, got {line!r}")
         else:
-            yield LATER.sub(lambda later: f"$later({_target(name, later[1], known)})", line)
+            raise ValueError(f"{name}: expected an import or export in a form of the console's, got {line!r}")
     yield f"return {{ {', '.join(exported)} }};"
 
 

@@ -1,4 +1,4 @@
-"""Routes that show what is in a model, for the console and for people: facets, nodes of its trees, held-out queries.
+"""Routes that show what is in a model, for the console and for people: facets, nodes of its trees, held-out queries, health and samples.
 
 Knows requests and answers. Does not know how they are found.
 """
@@ -8,16 +8,21 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import orjson
+import pyarrow as pa
 from fastapi import Path, Query, Request
 from starlette.responses import Response
 
+from espalier.bundle import Bundle
+from espalier.checks.heldout import read_heldout
 from espalier.errors import InvalidQuery
 from espalier.manifest import MAX_TREES
-from service.http.dependencies import Name, as_json, service_of
+from service.http.dependencies import Name, Service, as_json, service_of
 from service.retrieval.facets import facets as find_facets
-from service.retrieval.heldout import heldout_queries
 from service.retrieval.request import parsed_conditions
 from service.retrieval.subtree import Trees, describe_node
+from service.settings import MAX_SAMPLES
+from service.watch import health as watched
+from service.watch import query_samples
 
 MAX_LISTED = 1000
 """Most queries, values or items in one answer."""
@@ -30,6 +35,8 @@ MAX_VERSION = (1 << 63) - 1
 Version = Annotated[int | None, Query(ge=1, le=MAX_VERSION, description="Version of the model; without it the default.")]
 
 Tree = Annotated[int, Query(ge=0, le=MAX_TREES, description="Which tree of a forest, counted from 0.")]
+MAX_HELDOUT_BYTES = 8 << 20
+"""A list of held-out queries ends with the query that makes its JSON larger than this."""
 
 
 async def facets(
@@ -108,4 +115,60 @@ def _object(field: str, text: str) -> dict[str, Any]:
         raise InvalidQuery(field, text, f"a JSON object ({error})") from error
     if not isinstance(found, dict):
         raise InvalidQuery(field, text, "a JSON object")
+    return found
+
+
+async def health(request: Request, name: Name) -> Response:
+    """The last 24 hours of a model, all workers together: a number a minute of each series, alerts, events, and unknown ids.
+
+    The last number of each series is of now. Null is what is not known. `p50_ms` and `p99_ms` are those of the last five minutes.
+    """
+    service = service_of(request)
+    version = _default_version(service, name)
+    counts = service.asked.unknown.counts()
+
+    def made() -> bytes:
+        return watched.as_json(name, version, service.recorder.history(name), service.recorder.unknown(name, counts))
+
+    return Response(await service.scans.run(lambda _: made()), media_type="application/json")
+
+
+async def samples(
+    request: Request,
+    name: Name,
+    version: Version = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_SAMPLES, description="Most queries to return.")] = 100,
+) -> Response:
+    """Customers' most recent queries, newest first, of the worker that answers. None unless `ESPALIER_SAMPLE_QUERIES` says how many."""
+    service = service_of(request)
+    service.registry.entry(name)
+    kept = service.asked.samples
+    return Response(query_samples.as_json(kept.of(name, limit, version), kept.most), media_type="application/json")
+
+
+def _default_version(service: Service, name: str) -> int | None:
+    """None where none is ready. Raises ModelNotFound. (The version is not kept.)"""
+    loaded = service.registry.entry(name).loaded
+    return None if loaded is None else loaded.version
+
+
+def heldout_queries(bundle: Bundle, most: int) -> list[bytes]:
+    """JSON of at most so many held-out queries, at even distances among all: `{"query", "relevant", "recall"}`.
+
+    recall  m → recall@m of the query when the bundle was made; empty for bundles that do not say
+    Raises BundleCorrupt.
+    """
+    heldout, kind = read_heldout(bundle, most), bundle.manifest.query.kind
+    queries = bundle.heldout().column(kind).take(pa.array(heldout.place_B, pa.int64()))
+    found, size = list[bytes](), 0
+    for b, rows in enumerate(heldout.relevant):
+        entry: dict[str, Any] = {
+            "query": {kind: queries[b].as_py()},
+            "relevant": bundle.items.ids_of(rows),
+            "recall": {str(m): float(recall_B[b]) for m, recall_B in sorted(heldout.recall_by_m.items())},
+        }
+        found.append(orjson.dumps(entry))
+        size += len(found[-1])
+        if size > MAX_HELDOUT_BYTES:
+            break
     return found

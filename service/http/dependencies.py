@@ -20,9 +20,9 @@ from service.retrieval.completion import Completer
 from service.retrieval.scans import Scans
 from service.retrieval.typical_values import TypicalValues
 from service.settings import Settings
-from service.watch.asked import Asked
 from service.watch.audit import Audit
 from service.watch.metrics import Metrics
+from service.watch.query_samples import Asked
 from service.watch.recorder import Recorder
 from service.watch.tracing import Tracer
 

@@ -8,13 +8,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import fastapi_offline
 import orjson
 from fastapi import FastAPI
+from fastapi.encoders import jsonable_encoder
 from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.openapi.models import Schema
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
@@ -26,6 +31,9 @@ TITLE = "Espalier"
 PUBLIC, OPEN = (["retrieval"], ["models"]), (["quality"], ["shards"])
 """Tags of the routes that need no key where there are no retrieval keys, and where there are no keys at all."""
 OPENAPI, DOCS, STATIC = "/openapi.json", "/docs", "/static-offline-docs"
+NEEDS_KEY: Sequence[Mapping[str, Sequence[str]]] = [{"HTTPBearer": []}]
+_KEYS = {"HTTPBearer": {"type": "http", "description": "An API key; needed where the service has some.", "scheme": "bearer"}}
+SCHEMA_OF = "#/components/schemas/{model}"
 NO_SNIFF = {"X-Content-Type-Options": "nosniff"}
 _INLINE = re.compile(rb"<script>(.*?)</script>", re.S)
 
@@ -72,22 +80,24 @@ class _Scripts(StaticFiles):
         return answer
 
 
-def as_answered(document: dict[str, Any], keys: Keys) -> dict[str, Any]:
-    """The framework's OpenAPI document with answers as they are: problem documents of their own content type, no other form of 422, and no
-    key where none is needed."""
+def as_answered(document: dict[str, Any], answers: Sequence[type[BaseModel]], keys: Keys) -> dict[str, Any]:
+    """The framework's OpenAPI document with answers as they are: the schemas of their classes, no other form of 422, and no key where none
+    is needed."""
     for methods in document["paths"].values():
         for operation in methods.values():
-            answers = operation["responses"]
-            if "HTTPValidationError" in str(answers.get("422")):
-                del answers["422"]
+            documented = operation["responses"]
+            if "HTTPValidationError" in str(documented.get("422")):
+                del documented["422"]
             tags = operation.get("tags")
             if (keys.public and tags in PUBLIC) or (keys.open and tags in OPEN):
                 operation.pop("security", None)
                 for status in ("401", "403"):
-                    answers.pop(status, None)
-            for answer in answers.values():
-                if "/Problem" in str(answer):
-                    answer["content"] = {"application/problem+json": answer["content"].popitem()[1]}
+                    documented.pop(status, None)
+    schemas = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
-        document["components"]["schemas"].pop(name, None)
+        schemas.pop(name, None)
+    _, found = models_json_schema([(answer, "serialization") for answer in answers], ref_template=SCHEMA_OF)
+    for name, schema in found["$defs"].items():
+        schemas[name] = jsonable_encoder(Schema(**schema), by_alias=True, exclude_none=True)  # as the framework writes its own
+    document["components"] = {"schemas": dict(sorted(schemas.items())), "securitySchemes": _KEYS}
     return document

@@ -8,11 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+from urllib.parse import unquote_to_bytes
 
 import numpy as np
 import orjson
+from fastapi import Path
 from pydantic import BaseModel, ValidationError
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.types import Scope
 
 from espalier.errors import InvalidInput
 from espalier.items import MAX_ID_BYTES
@@ -47,6 +51,7 @@ _LINES: Mapping[type[Kind], type[BulkLine[Any]]] = {
     FeaturesKind: BulkLine[Features],
     TextKind: BulkLine[Text],
 }
+ItemId = Annotated[str, Path(alias="id", description="Id of an item, percent-encoded; it may hold `/`.")]
 
 
 class ItemReader:
@@ -180,3 +185,27 @@ def _unix_time(text: str) -> float:
     if not 0 <= seconds < YEAR_10000:
         raise InvalidInput("valid_until", text, A_TIME)
     return seconds
+
+
+class _ItemIds(Convertor[str]):
+    """The rest of a path, whatever is in it; the framework's own stops at a line break."""
+
+    regex = "(?s:.+)"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("item_id", _ItemIds())
+
+
+def check_path_id(scope: Scope, item_id: str) -> None:
+    """Raise InvalidInput for an id that no item can have, or that is not UTF-8: the server has replaced its invalid bytes."""
+    try:
+        unquote_to_bytes(scope.get("raw_path") or b"").decode()
+    except UnicodeDecodeError:
+        raise InvalidInput("id", item_id, "an item id in UTF-8, percent-encoded") from None
+    check_id(item_id, "id")

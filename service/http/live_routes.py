@@ -22,13 +22,11 @@ from service.errors import NotReady, QueueFull
 from service.http.api_keys import Keys
 from service.http.dependencies import Name, service_of
 from service.http.direct import item_path
-from service.http.item_bodies import ItemReader, written, written_time
-from service.http.item_ids import check_path_id
+from service.http.item_bodies import ItemReader, check_path_id, written, written_time
 from service.http.item_schemas import MAX_SOURCE_VERSION
-from service.http.json_bodies import parsed
 from service.http.memory_budget import Budget, Held
 from service.http.middleware import RequestInfo
-from service.http.request_bodies import JSON_TYPES, check_type, read_body
+from service.http.request_bodies import JSON_TYPES, check_type, parsed, read_body
 from service.http.retrieve_route import BODIES_BYTES, FREE_BYTES, send_body
 from service.live.catalogue_types import Catalogue, Catalogues, Delete, Outcome, Placed, StoredItem, tag_of
 from service.models.registry import Registry

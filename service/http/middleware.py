@@ -27,8 +27,8 @@ from service.http.request_bodies import JSON_TYPES, check_type, read_body
 from service.problems import document_of, internal_problem, send_problem
 from service.settings import Settings
 from service.watch.audit import Audit
+from service.watch.logs import Ration
 from service.watch.metrics import Metrics
-from service.watch.rationing import Ration
 from service.watch.tracing import Tracer, trace_id
 
 log = logging.getLogger(__name__)

@@ -1,17 +1,20 @@
-"""Request bodies as they arrive: read whole, within a time and a size, or line by line.
+"""Request bodies as they arrive: read whole, within a time and a size, or line by line. JSON of any size, parsed.
 
-Knows ASGI messages and bytes. Does not know their meaning.
+Small bodies are parsed on the event loop, large ones in a thread. Knows ASGI messages and bytes. Does not know their meaning.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
-from service.errors import BodyTooLarge, Busy, NotJson, SlowBody
+from espalier.errors import InvalidInput
+from service.errors import BodyTooLarge, Busy, InvalidRequest, NotJson, SlowBody
 from service.http.memory_budget import Held
 
 JSON_TYPES = ("application/json",)
@@ -20,6 +23,12 @@ LINES_TYPES = ("application/x-ndjson", "application/jsonl", "application/json-li
 
 TURN_LINES = 1024
 """Lines of one piece of a body that are looked at before other requests have their turn: most may be empty."""
+T = TypeVar("T")
+INLINE_BYTES = 1 << 16
+"""Bodies up to this size are parsed on the event loop. Larger ones would keep other requests waiting, and go to a thread."""
+MAX_NESTED = 1 << 16
+"""Objects and lists in a body. Each takes some hundred bytes and a microsecond, however short its text is."""
+_parser = ThreadPoolExecutor(1, thread_name_prefix="parser")
 
 
 def check_type(media_type: bytes, accepted: Sequence[str]) -> None:
@@ -113,3 +122,15 @@ def _too_long(longest: int) -> BodyTooLarge:
 
 def _too_many_bodies() -> Busy:
     return Busy("Too many large request bodies are being read.")
+
+
+async def parsed(content: bytes, parse: Callable[[bytes], T]) -> T:
+    """What `parse` makes of a body. Raises what it raises, and InvalidRequest.
+
+    Large bodies are parsed one after the other: the parser keeps the interpreter while it works, and its result is larger than the body.
+    """
+    if len(content) <= INLINE_BYTES:
+        return parse(content)
+    if (nested := content.count(b"{") + content.count(b"[")) > MAX_NESTED:
+        raise InvalidRequest([InvalidInput("body", f"{nested} objects and lists", f"at most {MAX_NESTED}")])
+    return await asyncio.get_running_loop().run_in_executor(_parser, parse, content)

@@ -17,10 +17,9 @@ from service.errors import Behind, ClientGone, DeadlinePassed, QueueFull, Uncove
 from service.http.api_keys import Keys
 from service.http.background import Turns, is_background
 from service.http.connection import CONNECTION
-from service.http.json_bodies import parsed
 from service.http.memory_budget import Budget, Held
 from service.http.middleware import RequestInfo
-from service.http.request_bodies import JSON_TYPES, check_type, read_body
+from service.http.request_bodies import JSON_TYPES, check_type, parsed, read_body
 from service.live.catalogue_types import Catalogues
 from service.models.loading import LoadedModel
 from service.models.registry import Registry
@@ -29,8 +28,8 @@ from service.retrieval.request import CheckedRequest, check
 from service.retrieval.retrieve import Retrieved, retrieve
 from service.retrieval.schemas import RetrieveRequest
 from service.settings import Settings
-from service.watch.asked import Asked
 from service.watch.metrics import Metrics
+from service.watch.query_samples import Asked
 from service.watch.tracing import trace_id
 
 WATCH_AFTER_S = 0.002

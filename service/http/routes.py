@@ -4,48 +4,47 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple
 
-from fastapi import Depends, FastAPI, Header, Query, Request, Security
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request
+from pydantic import BaseModel
 from starlette.responses import Response
-from starlette.routing import Mount, Route
+from starlette.routing import BaseRoute, Mount, Route
 
 from espalier.shards.messages import MEDIA_TYPE
 from service.errors import Denied
 from service.http.admin import load, remove_item, removed, restore_item, set_default, set_removed, unload
 from service.http.api_keys import Access
 from service.http.background import HEADER
-from service.http.console_routes import facets, heldout, tree_node, tree_path
-from service.http.console_schemas import Facets, HeldOutQueries, ItemPath, Node
+from service.http.console_routes import facets, health, heldout, samples, tree_node, tree_path
 from service.http.dependencies import Name, as_json, describe, info_of, service_of
 from service.http.direct import FRONTIER, ITEMS, RETRIEVE, SEARCH, STREAM
+from service.http.documentation import NEEDS_KEY, SCHEMA_OF
 from service.http.frontier_route import FrontierRequest
-from service.http.health_routes import health, samples
-from service.http.health_schemas import Health, Samples
-from service.http.item_ids import ItemId
+from service.http.item_bodies import ItemId
 from service.http.item_schemas import MAX_SOURCE_VERSION, ChangesAnswer, ItemOutcome, LiveItem, PutRequest
 from service.http.live_routes import changes
 from service.http.request_bodies import LINES_TYPES
 from service.http.schemas import (
     Completions,
+    Facets,
+    Health,
+    HeldOutQueries,
+    ItemPath,
     Model,
     Models,
+    Node,
     Problem,
     Readiness,
     Removed,
     RemovedId,
     RemovedIds,
+    Samples,
 )
 from service.http.shard_routes import Shards, search_shard, shards
 from service.retrieval.schemas import RetrieveRequest, RetrieveResponse
 from service.watch.metrics import CONTENT_TYPE
-
-Bearer = Annotated[
-    HTTPAuthorizationCredentials | None,
-    Security(HTTPBearer(auto_error=False, description="An API key; needed where the service has some.")),
-]
-
 
 ITEM_PATH = "/models/{name}/items/{id:item_id}"
 ItemIfMatch = Annotated[
@@ -80,24 +79,33 @@ class _Route(NamedTuple):
 
 def add_routes(app: FastAPI) -> None:
     """Put every route on the application. Those of direct.py never get here; they are documented."""
+    app.router.routes += _built()
+
+
+@cache
+def _built() -> Sequence[BaseRoute]:
+    """The routes. They know no application, so all of a process share them."""
+    router = APIRouter()
     for route in _routes():
-        app.router.add_api_route(
+        router.add_api_route(
             route.path,
             route.function,
             methods=[route.method],
             responses=_responses(route),
             tags=[route.tag],
             dependencies=_needs(route.access) if route.access else None,
-            openapi_extra=_body_of(route),
+            openapi_extra=_more_of(route),
         )
+    return router.routes
 
 
-def _body_of(route: _Route) -> dict[str, Any] | None:
-    """The documented body of a route whose function does not say it."""
+def _more_of(route: _Route) -> dict[str, Any]:
+    """What is documented of a route that its function does not say: that it needs a key, and a body that is no class."""
+    more: dict[str, Any] = {"security": NEEDS_KEY} if route.access else {}
     for answer, content in ((_ANSWERED_LINES, _LINES), (_ANSWERED_SEARCH, _MESSAGE)):
         if route.answer is answer:
-            return {"requestBody": {"content": content, "required": True}}
-    return None
+            more["requestBody"] = {"content": content, "required": True}
+    return more
 
 
 def _routes() -> Sequence[_Route]:
@@ -139,16 +147,17 @@ def _routes() -> Sequence[_Route]:
 
 def _responses(route: _Route) -> dict[int | str, dict[str, Any]]:
     """The documented answers of a route."""
-    responses: dict[int | str, dict[str, Any]] = {200: route.answer if isinstance(route.answer, dict) else {"model": route.answer}}
+    answer = route.answer if isinstance(route.answer, dict) else _content_of(route.answer)
+    responses: dict[int | str, dict[str, Any]] = {200: {**answer}}
     for status in route.also:
-        responses[status] = {"model": route.answer, "description": _ALSO[status]}
+        responses[status] = {"description": _ALSO[status], **answer}
     for status in (200, *route.also):
         if route.answer in (Removed, RemovedId, RemovedIds):
             responses[status]["headers"] = _ETAG
         elif route.answer in (ItemOutcome, LiveItem):
             responses[status]["headers"] = _ITEM_ETAG
     for status in (*UNREADABLE, *((401, 403) if route.access else ()), *route.statuses):
-        responses[status] = {"model": Problem, "description": _PROBLEMS[status]}
+        responses[status] = {"description": _PROBLEMS[status], **_content_of(Problem, "application/problem+json")}
     if route.function is search_shard:
         digests = {"schema": {"type": "array", "items": {"type": "string"}}}
         responses[409] = {"description": "The digests of masks that the shard does not hold.", "content": {"application/json": digests}}
@@ -157,14 +166,27 @@ def _responses(route: _Route) -> dict[int | str, dict[str, Any]]:
     if route.function is get_item:
         responses[304] = {"description": "The item is the one that If-None-Match names.", "headers": _ITEM_ETAG}
     if route.function is readyz:
-        responses[503] = {"model": Readiness, "description": "Not ready; `reasons` says why."}
+        responses[503] = {"description": "Not ready; `reasons` says why.", **_content_of(Readiness)}
     return responses
+
+
+def _content_of(kind: type[BaseModel], media_type: str = "application/json") -> dict[str, Any]:
+    """The documented content of an answer. It refers to the schema of the class, which documentation.py adds once.
+
+    Given the class instead, the framework would make a validator of it for each status of each route: most of an application's start.
+    """
+    return {"content": {media_type: {"schema": {"$ref": SCHEMA_OF.format(model=kind.__name__)}}}}
+
+
+def answer_classes() -> Sequence[type[BaseModel]]:
+    """The classes that the documented answers refer to."""
+    return (Problem, *(route.answer for route in _routes() if not isinstance(route.answer, dict)))
 
 
 def _needs(access: Access) -> Sequence[Any]:
     """The check of a request's key."""
 
-    async def check(request: Request, _: Bearer) -> None:
+    async def check(request: Request) -> None:
         service, info = service_of(request), info_of(request)
         try:
             info.key = service.keys.check(access, info.authorization)

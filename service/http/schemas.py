@@ -137,3 +137,131 @@ class Problem(BaseModel):
 class Readiness(BaseModel):
     ready: bool
     reasons: list[str] = Field(description="What is missing, one line per model.")
+
+
+class FacetValue(BaseModel):
+    value: str | int | float | bool
+    count: int = Field(description="Eligible items that have it.")
+
+
+class Bin(BaseModel):
+    """Values from `min` to below `max`; in the last bin `max` itself too."""
+
+    min: float
+    max: float
+    count: int
+
+
+class Facets(BaseModel):
+    """How many eligible items have each value of a column."""
+
+    column: str
+    values: list[FacetValue] = Field(description="The most frequent values, then the lower ones.")
+    others: int = Field(description="Eligible items that have values, and none of `values`.")
+    missing: int = Field(description="Eligible items without a value: null, not finite, or an empty list.")
+    eligible: int = Field(description="Items that pass the conditions on other columns.")
+    distinct: int | None = Field(description="Distinct values among them; null where there are more than 131,072, of which none is listed.")
+    min: float | None = Field(None, description="Numbers, where not all values are listed: the least.")
+    max: float | None = Field(None, description="The largest.")
+    histogram: list[Bin] | None = Field(None, description="How many values lie in each of 20 bins of equal width.")
+
+
+class TypicalValue(BaseModel):
+    value: str | int | float | bool
+    count: int = Field(description="Items that have it, of those that were looked at.")
+    share: float = Field(description="`count` ÷ `looked_at`.")
+    lift: float = Field(description="`share` ÷ the value's share in the catalogue.")
+
+
+class ItemBelow(BaseModel):
+    id: str
+    title: str | None
+    live: bool = Field(description="Whether its leaf is live.")
+    eligible: bool = Field(description="Whether a query without a filter may get it.")
+
+
+class Node(BaseModel):
+    """A node of a tree and what is below it."""
+
+    node: int
+    level: int
+    height: int = Field(description="Level of the leaves.")
+    trained_nodes: int = Field(description="Nodes of the tree. Nodes with a number from this on are live leaves.")
+    parent: int | None = Field(description="Null at the root.")
+    path: list[int] = Field(description="Node numbers from the root to it.")
+    children: list[int] = Field(description="Node numbers, at most 4096. Live leaves have those from the number of nodes on.")
+    children_items: list[int] = Field(description="Items below each of `children`.")
+    child_count: int
+    item_count: int = Field(description="Items below it now: not those that were deleted.")
+    items: list[ItemBelow] = Field(description="Some of them: live ones first, then at even distances.")
+    looked_at: int = Field(description="How many of them `values` were counted from.")
+    values: dict[str, list[TypicalValue]] = Field(description="By column: the values that are most typical of the items below, at most 5.")
+
+
+class ItemPath(BaseModel):
+    """Where an item is in a tree."""
+
+    item: str
+    nodes: list[int] = Field(description="Node numbers from the root to its leaf.")
+
+
+class HeldOutQuery(BaseModel):
+    """A query that the model was not trained on."""
+
+    query: dict[str, Any] = Field(description="A query as `POST /retrieve` takes it.")
+    relevant: list[str] = Field(description="Ids of the items that it should find.")
+    recall: dict[str, float | None] = Field(description="m → recall@m when the version was made, by its default beam; empty if unknown.")
+
+
+class HeldOutQueries(BaseModel):
+    queries: list[HeldOutQuery]
+
+
+class Alert(BaseModel):
+    """The condition of a Prometheus alert, on this service's own numbers."""
+
+    name: str
+    firing: bool
+    since: int | None = Field(description="Since when its condition holds, in seconds since 1970; null where it does not fire.")
+    value: float | None = Field(description="Null where it is not known.")
+    threshold: float | None
+    what: str = Field(description="What the value is.")
+
+
+class Event(BaseModel):
+    at: int = Field(description="Seconds since 1970, to the minute.")
+    what: str
+
+
+class UnknownId(BaseModel):
+    id: str = Field(description="The first 512 bytes of it.")
+    count: int = Field(description="How often it was asked for at least, in the last 12 to 24 hours.")
+
+
+class Health(BaseModel):
+    """The last 24 hours of a model."""
+
+    model: str
+    version: int | None = Field(description="The default version.")
+    now: int = Field(description="Seconds since 1970.")
+    since: int = Field(description="Time of the first number.")
+    step_s: int = Field(description="Seconds between two numbers of a series.")
+    at: list[int] = Field(description="The times of the numbers of all series.")
+    recall_m: int | None = Field(description="m of the series of recall.")
+    series: dict[str, list[float | None]] = Field(description="Name → a number for each time; null where it is not known.")
+    alerts: list[Alert]
+    events: list[Event] = Field(description="Oldest first.")
+    unknown_ids: list[UnknownId] = Field(description="The ids that queries asked for most, and that the catalogue does not have.")
+
+
+class SampledQuery(BaseModel):
+    at: float = Field(description="Seconds since 1970.")
+    version: int
+    query: dict[str, Any] = Field(description="A query as `POST /retrieve` takes it.")
+
+
+class Samples(BaseModel):
+    """Customers' most recent queries, newest first."""
+
+    queries: list[SampledQuery]
+    most: int = Field(description="How many are kept of all models; 0: none.")

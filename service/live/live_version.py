@@ -32,7 +32,7 @@ from espalier.live.rows import Placement
 from espalier.live.state import MAX_HANDLES, Change, LiveState
 from espalier.masks.filters import ItemFilters
 from espalier.queries import QueryBatch
-from espalier.rerank.live_candidates import LiveCandidates
+from espalier.rerank.features import LiveCandidates
 from espalier.search import Engine, SearchParams, SearchResult
 from service.errors import NotReady
 from service.live.catalogue_types import Placed

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.items import Items, ItemTable
+from espalier.items import Items
 from espalier.live.filtered import LiveFilters
 from espalier.live.items import LiveItem, LiveItems
 from espalier.live.overlay import Overlay
 from espalier.masks.filters import Filter, ItemFilters
 from espalier.memory import Memory, largest_first
-from espalier.rerank.live_candidates import LiveCandidates
+from espalier.rerank.features import LiveCandidates
 from espalier.search import NodeMask
 from espalier.tail import Tail
 from espalier.tree import Tree
@@ -228,8 +228,3 @@ class LiveView:
 
 
 View = TrainedView | LiveView
-
-
-def trained_views(items: ItemTable, filters: ItemFilters) -> tuple[TrainedView, TrainedView]:
-    """The view of a version without live items, and that of requests that want none."""
-    return TrainedView(items, filters), TrainedView(items, filters, is_frozen=True)

@@ -26,8 +26,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from espalier.durable import flush
-from espalier.errors import InvalidData
-from espalier.expectations import expectation
+from espalier.errors import InvalidData, expectation
 from espalier.serving import DesiredFile, Serving
 from service.errors import BeingChanged, Conflict
 

@@ -37,8 +37,8 @@ from service.live.live_version import LiveVersion
 from service.models.desired_state import Signature, signature
 from service.models.shard_version import ShardVersion
 from service.settings import Settings
-from service.watch.gpu_memory import gpu_memory
 from service.watch.metrics import Metrics, ModelMetrics
+from service.watch.process_usage import gpu_memory
 
 log = logging.getLogger(__name__)
 

@@ -6,18 +6,23 @@ changes.py changes what serves; follower.py follows the models folder.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
 from espalier.errors import BundleNotFound, InvalidQuery
-from service.errors import IsShard, ModelNotFound, NotReady
+from espalier.shards.messages import Pin
+from service.errors import IsShard, ModelNotFound, NotReady, NotServed, QueueFull
 from service.live.catalogues import LiveCatalogues
 from service.models.changes import Changes
 from service.models.follower import Follower
 from service.models.loading import EngineSource, LoadedModel
 from service.models.registry_entry import Entry
-from service.models.served_shards import ServedShards
+from service.models.shard_version import ShardVersion
 from service.models.store_state import Wait
 from service.models.worker_progress import Workers
 from service.settings import Settings, metrics_folder
@@ -30,6 +35,8 @@ log = logging.getLogger(__name__)
 
 CHECK_S = 0.02
 """Between two looks at the other workers."""
+ANSWERS = 4
+"""Answers to routers of the largest size that may be made at a time."""
 
 
 class Registry:
@@ -190,3 +197,53 @@ class Registry:
 def _check_whole(model: LoadedModel) -> None:
     if model.shard is not None:
         raise IsShard(f"{model.name!r} is {model.shard}: a part of a catalogue. Ask the router of {model.shard.info.of!r} instead.")
+
+
+class ServedShards:
+    """The shards that a process serves, and what all searches of routers share.
+
+    process  identifies this start of the service; its workers have one
+    """
+
+    def __init__(self, settings: Settings, metrics: Metrics, entries: Callable[[], Mapping[str, Entry]]) -> None:
+        self.settings, self.metrics, self._entries = settings, metrics, entries
+        run = settings.run_folder
+        self.process = secrets.token_hex(8) if run is None else hashlib.sha256(str(run).encode()).hexdigest()[:16]
+        self._values_left = ANSWERS * settings.max_search_values
+
+    def find(self, pin: Pin) -> tuple[LoadedModel, ShardVersion]:
+        """The version that a query is for; it counts as searched from now on. Raises NotServed."""
+        entry = self._entries().get(str(pin.index))
+        loaded = None if entry is None else entry.ready.get(pin.version)
+        if loaded is None or loaded.shard is None or loaded.shard.pin != pin:
+            raise NotServed(
+                f"shard {pin.index} of {pin.count} of {pin.of[:64]} version {pin.version} ({pin.digest[:12]}) is not served here."
+            )
+        loaded.shard.searched_at = monotonic()
+        return loaded, loaded.shard
+
+    def described(self) -> list[dict[str, Any]]:
+        """Every version of a shard that serves, as `GET /internal/shards` lists them."""
+        return [
+            {
+                "model": loaded.name,
+                **loaded.shard.info.model_dump(include={"of", "version", "digest", "index", "count"}),
+                "items": len(loaded.shard.local.parts.items),
+                "engine": loaded.engine.name,
+                "ready": True,
+            }
+            for entry in self._entries().values()
+            for _, loaded in sorted(entry.ready.items())
+            if loaded.shard is not None
+        ]
+
+    @contextmanager
+    def room(self, values: int) -> Iterator[None]:
+        """Room for so many results while they are found and written. Raises QueueFull."""
+        if values > self._values_left:
+            raise QueueFull("Too many large answers are being made.", 1)
+        self._values_left -= values
+        try:
+            yield
+        finally:
+            self._values_left += values

@@ -5,18 +5,50 @@ Knows the shard. Does not know messages or queues.
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from time import monotonic
 
 from espalier.bundle import Bundle
 from espalier.manifest import ShardInfo
+from espalier.search import NodeMask
 from espalier.shard_parts import ShardParts
 from espalier.shards.local import LocalShard
-from espalier.shards.mask_cache import MaskCache
 from espalier.shards.messages import Pin
 
 
+class MaskCache:
+    """The masks that a shard has unpacked, by their digests: those that were used last, up to some bytes.
+
+    Safe to use from several threads. max_bytes: most that the masks take; a larger one is not kept.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes, self.bytes = max_bytes, 0
+        self._masks: OrderedDict[str, NodeMask] = OrderedDict()  # least recently used first
+        self._lock = threading.Lock()
+
+    def get(self, digest: str) -> NodeMask | None:
+        with self._lock:
+            if digest in self._masks:
+                self._masks.move_to_end(digest)
+            return self._masks.get(digest)
+
+    def put(self, digest: str, mask: NodeMask) -> NodeMask:
+        """Keep a mask, and drop others for it. The mask that is there already, where there is one: queries of one filter share it."""
+        with self._lock:
+            known = self._masks.get(digest)
+            if known is not None or mask.nbytes > self.max_bytes:
+                return known or mask
+            self._masks[digest] = mask
+            self.bytes += mask.nbytes
+            while self.bytes > self.max_bytes:
+                self.bytes -= self._masks.popitem(last=False)[1].nbytes
+            return mask
+
+
 class ShardVersion:
-    """See the module.
+    """A served version that is a shard.
 
     pin          what a query must say that is for it
     local        its numbers and those of the whole

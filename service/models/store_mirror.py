@@ -28,12 +28,11 @@ from espalier.store.objects import Objects
 from service.errors import BeingChanged
 from service.models.desired_state import DesiredState, InvalidState
 from service.models.loading import lower_priority, relative_paths
-from service.models.store_state import StoreState, Wait
+from service.models.store_state import StoreMetrics, StoreState, Wait
 from service.models.swapping import SHARD_VERSIONS
 from service.models.worker_progress import Workers
 from service.settings import Settings
 from service.watch.metrics import Metrics
-from service.watch.store_metrics import StoreMetrics
 
 log = logging.getLogger(__name__)
 

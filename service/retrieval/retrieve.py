@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from espalier.errors import InvalidQuery
 from espalier.masks.filters import Filter
 from espalier.queries import QueryBatch
+from espalier.search import Coverage
 from service.batching.parts import Answer
-from service.errors import DeadlinePassed
+from service.errors import DeadlinePassed, Uncovered
 from service.live.views import View
 from service.models.loading import LoadedModel
-from service.retrieval.coverage import as_json, check_coverage
 from service.retrieval.explain import RequestedItems, explain
 from service.retrieval.request import CheckedRequest, EncodedRequest, conditions_of, encode, input_values
 from service.retrieval.second_stage import Candidates, second_stage
@@ -155,7 +155,7 @@ def _answer(
     if view.sequence is not None:
         document["sequence"] = view.sequence
     if answer.result.coverage is not None:
-        document["coverage"] = as_json(answer.result.coverage)
+        document["coverage"] = coverage_fields(answer.result.coverage)
     return orjson.dumps(document), stages_ms
 
 
@@ -238,3 +238,27 @@ async def _in_thread(deadline: float, work: Callable[P, T], *args: P.args, **kwa
             return await asyncio.to_thread(work, *args, **kwargs)
     except TimeoutError:
         raise DeadlinePassed(LATE) from None
+
+
+def check_coverage(coverage: Coverage | None, least: float | None) -> None:
+    """Raise Uncovered where shards with less than `least` of the items answered a query, or none did. least: None: any share will do."""
+    if coverage is None:
+        return
+    described = coverage_fields(coverage)
+    if not described["answered"] or described["items"] < (least or 0.0):
+        missing = ", ".join(map(str, described["missing"]))
+        raise Uncovered(
+            f"coverage: got {described['items']:.4g}, the share of the items on shards that answered, expected at least {least or 0.0:g}, "
+            f"above 0; of {described['shards']} shards, these did not answer in time: {missing}."
+        )
+
+
+def coverage_fields(coverage: Coverage) -> dict[str, Any]:
+    """The coverage of a request: a shard counts where it answered all of its queries."""
+    if coverage.answered_BS.all():
+        shards = coverage.answered_BS.shape[1]
+        return {"items": 1.0, "shards": shards, "answered": shards, "missing": []}
+    answered_S = np.logical_and.reduce(coverage.answered_BS)
+    items = int(coverage.items_S[answered_S].sum()) / int(coverage.items_S.sum())
+    missing = np.flatnonzero(~answered_S).tolist()
+    return {"items": round(items, 6), "shards": len(answered_S), "answered": int(answered_S.sum()), "missing": missing}

@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from espalier.compile import make_ready
 from espalier.errors import BundleNotFound, InvalidConfig
 from service.__main__ import environment, listen_on, settings_of
-from service.processes.descriptors import check_descriptors
-from service.processes.server import Server
+from service.processes.server import Server, check_descriptors
 from service.router.app import create_router
 from service.router.config import RouterConfig, invalid_config, read_config
 from service.settings import warn_of_unknown_settings

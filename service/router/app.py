@@ -1,19 +1,32 @@
-"""The router as an ASGI application: that of the ordinary service, with engines that ask shards."""
+"""The router as an ASGI application: that of the ordinary service, with engines that ask shards.
+
+A version is opened once all of its shards are there.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from fastapi import FastAPI
 
+from espalier.bundle import Bundle, parse_manifest
+from espalier.engines.live.engine import LiveEngine, LiveSearch
+from espalier.engines.live.forest import LiveForestEngine
+from espalier.engines.live.stacked import LiveStackedEngine
+from espalier.errors import BundleCorrupt, UnsupportedSchema
+from espalier.search import Device, Engine, Precision
 from service.app import create_app
 from service.models.loading import EngineSource
 from service.router.config import RouterConfig, with_key_of
+from service.router.connections import HttpTransport
+from service.router.engine import ShardedEngine
 from service.router.fleet import Fleet
-from service.router.http_transport import HttpTransport
 from service.router.metrics import RouterMetrics
-from service.router.opening import ShardedEngines
+from service.router.replicas import Whole
 from service.router.transport import Transport
 from service.settings import Settings
 from service.watch.metrics import Metrics
@@ -49,3 +62,60 @@ def create_router(settings: Settings, config: RouterConfig, transport: Transport
 
     app.router.lifespan_context = lifespan
     return app
+
+
+class ShardedEngines:
+    """Opens engines over the shards of a fleet."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._counts: WeakKeyDictionary[Engine, int] = WeakKeyDictionary()  # of the shards that an engine asks
+
+    def open(self, bundle: Bundle, device: Device, engine: str | None, threads: int, precision: Precision) -> Engine:
+        """An engine with live items; device, engine, threads and precision are those of the shards, elsewhere.
+
+        Raises ShardsMissing, and BundleCorrupt where the bundle is a shard itself.
+        """
+        if (shard := bundle.manifest.shard) is not None:
+            raise BundleCorrupt(f"{bundle.path}: shard {shard.index} of {shard.count}; a router opens the whole bundle, {shard.of}")
+        stacked = bundle.manifest.stacking is not None
+        sharded = ShardedEngine(bundle.unstacked if stacked else bundle, self._fleet)
+        trees = _live(sharded)
+        opened = LiveStackedEngine(bundle, trees) if stacked else trees
+        self._counts[opened] = sharded.count
+        return opened
+
+    def layout_of(self, engine: Engine) -> int | None:
+        """Into how many shards the version is cut that an engine searches; None for one that was not opened here."""
+        return self._counts.get(engine)
+
+    def awaits(self, path: Path) -> str | None:
+        """What models/<name>/<version>/ waits for; None: nothing."""
+        try:
+            content = (path / "manifest.json").read_bytes()
+            if parse_manifest(content, str(path)).shard is not None:
+                return None
+        except (OSError, BundleCorrupt, UnsupportedSchema):
+            return None  # opening it says what is wrong
+        return self._fleet.awaits(_whole(path, content))
+
+    def layout(self, path: Path) -> int | None:
+        """Into how many shards models/<name>/<version>/ is cut that are all there; None: not all are."""
+        try:
+            return self._fleet.count_of(_whole(path, (path / "manifest.json").read_bytes()))
+        except OSError:
+            return None
+
+
+def _live(sharded: ShardedEngine) -> LiveSearch:
+    """An engine of a bundle without stacking, with live items."""
+    if sharded.bundle.manifest.trees:
+        from service.router.forest import ShardedForest
+
+        return LiveForestEngine(ShardedForest(sharded.bundle, sharded))
+    return LiveEngine(sharded.bundle, sharded)
+
+
+def _whole(path: Path, manifest: bytes) -> Whole:
+    """What the shards of a version's folder say that they are of."""
+    return Whole(path.parent.name, int(path.name), hashlib.sha256(manifest).hexdigest())

@@ -3,7 +3,7 @@
 A line is a set of fields. logs.py writes them as JSON, or as `name=value` with every value quoted as in JSON, so that no value can end a
 line or look like another field. Lines never hold keys, only their names or ids. Knows requests, outcomes and fields, not what they mean.
 
-Anybody can cause denials, so their lines are rationed (rationing.py); `left_out` says how many had none. The metric counts all denials.
+Anybody can cause denials, so their lines are rationed (logs.py); `left_out` says how many had none. The metric counts all denials.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from starlette.types import Scope
 
 from service.errors import Denied
 from service.problems import document_of
-from service.watch.logs import plain
+from service.watch.logs import Ration, plain
 from service.watch.metrics import Metrics
-from service.watch.rationing import Ration
 
 log = logging.getLogger("service.audit")
 

@@ -1,12 +1,15 @@
-"""The log: lines of text, or one JSON object a line.
+"""The log: lines of text, or one JSON object a line, and how many lines it gets of what anybody can cause.
 
 Knows log records. A record's `fields` (`extra={"fields": {...}}`) become keys of the object.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -15,6 +18,8 @@ import orjson
 LONGEST = 200
 """Characters of a value that somebody else chose."""
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+BURST, PER_S = 20, 1.0
+SUMMARY_S = 10.0
 
 
 class JsonFormatter(logging.Formatter):
@@ -49,3 +54,45 @@ def plain(text: str) -> str:
     """Without control characters, which could act on a terminal or end a line, and not too long."""
     shown = "".join([letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text[: LONGEST + 1]])
     return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"
+
+
+class Ration:
+    """How many lines the log gets of one kind: a burst at once, then so many a second. The rest is counted.
+
+    The next line, or one after SUMMARY_S, says how many were left out. Used from one event loop alone. `clock` is in seconds.
+
+    summary  writes a line of how many were left out
+    """
+
+    def __init__(
+        self, summary: Callable[[int], None], burst: int = BURST, per_s: float = PER_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._summary, self._burst, self._per_s, self._clock = summary, float(burst), per_s, clock
+        self._lines_left, self._filled_at = float(burst), clock()
+        self._left_out = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def take(self) -> int | None:
+        """How many lines were left out since the last one; None: this one is left out too."""
+        now = self._clock()
+        self._lines_left = min(self._burst, self._lines_left + (now - self._filled_at) * self._per_s)
+        self._filled_at = now
+        if self._lines_left < 1:
+            self._left_out += 1
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(SUMMARY_S, self.write_left_out)
+            return None
+        self._lines_left -= 1
+        return self._take_left_out()
+
+    def write_left_out(self) -> None:
+        """Write how many had no line since the last line."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if left_out := self._take_left_out():
+            self._summary(left_out)
+
+    def _take_left_out(self) -> int:
+        left_out, self._left_out = self._left_out, 0
+        return left_out

@@ -97,7 +97,8 @@ class AllWorkers(Collector):
         with counter_files.being_read(self._folder):
             for attempt in range(READS):
                 try:
-                    found = [*MultiProcessCollector(None, str(self._folder)).collect()]  # type: ignore[no-untyped-call]
+                    collector = MultiProcessCollector(None, str(self._folder))  # type: ignore[no-untyped-call]  # untyped
+                    found = [*collector.collect()]
                     break
                 except ValueError:
                     if attempt == READS - 1:

@@ -1,19 +1,24 @@
-"""Memory, descriptors and processor time of this process, and how much memory there is for it.
+"""Memory, descriptors and processor time of this process, how much memory there is for it, and the memory of GPUs.
 
-Read from /proc and the control groups of Linux; elsewhere nothing is known. Knows numbers. Does not know metrics.
+Read from /proc and the control groups of Linux, and from NVIDIA's management library; elsewhere nothing is known. Knows numbers. Does not
+know metrics.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -86,3 +91,34 @@ def _fields(file: Path) -> dict[str, int]:
         if len(words) == 2 and words[1] == "kB":
             found[name] = int(words[0]) << 10
     return found
+
+
+def gpu_memory() -> Mapping[str, tuple[int, int]]:
+    """GPU index → (bytes in use by all processes, bytes there are). Empty where the driver does not answer; the log says why."""
+    nvml = _nvml()
+    if nvml is None:
+        return {}
+    found = {}
+    try:
+        for index in range(nvml.nvmlDeviceGetCount()):
+            memory = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(index))
+            found[str(index)] = int(memory.used), int(memory.total)
+    except nvml.NVMLError as error:
+        log.warning("the driver does not report the GPU memory: %s", error)
+    return found
+
+
+@cache
+def _nvml() -> ModuleType | None:
+    try:
+        import pynvml
+    except ImportError:
+        log.warning("no metrics of GPU memory: nvidia-ml-py is not installed (it comes with the extra `gpu`)")
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        log.warning("no metrics of GPU memory: %s", error)
+        return None
+    library: ModuleType = pynvml
+    return library

@@ -8,10 +8,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import orjson
 from pydantic import BaseModel
+
+from service.watch.unknown_ids import UnknownIds
 
 MAX_BYTES = 64 << 20
 """Of all queries that are kept, as JSON."""
@@ -60,3 +63,19 @@ def as_json(samples: Sequence[Sample], most: int) -> bytes:
     """`{"queries": [{"at", "version", "query"}], "most"}`."""
     queries = [{"at": round(one.at, 3), "version": one.version, "query": orjson.Fragment(one.query)} for one in samples]
     return orjson.dumps({"queries": queries, "most": most})
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What customers' requests asked for, beyond numbers: unknown ids, and a sample of the queries where a setting asks for one.
+
+    Of one process. Used by the event loop alone.
+    """
+
+    unknown: UnknownIds
+    samples: QuerySamples
+
+    def note(self, model: str, version: int, queries: Sequence[BaseModel], unknown: Sequence[Sequence[str]]) -> None:
+        """Note a request that was answered. unknown: the unknown ids of each of its queries."""
+        self.unknown.note(model, unknown)
+        self.samples.note(model, version, queries)

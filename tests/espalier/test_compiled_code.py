@@ -22,7 +22,7 @@ from numba import typeof as typeof_untyped
 
 from espalier import compile as command
 from espalier.code_files import FOLDER, CodeFile, DamagedFile, content_of, sources, sources_digest
-from espalier.processors import baseline
+from espalier.hardware import baseline
 from espalier.signatures import accepts, read_signatures, text_of, types_of
 from tests import ROOT
 
@@ -107,6 +107,7 @@ def shop(compiled_shop: Shop, tmp_path: Path) -> Shop:
 # -- who compiles, and who reads ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_was_compiled_is_read_and_nothing_is_written(shop: Shop) -> None:
     before = {path: path.stat().st_mtime_ns for path in shop.kept.iterdir()}
     assert shop.compile("--check")[0] == 0
@@ -115,6 +116,7 @@ def test_what_was_compiled_is_read_and_nothing_is_written(shop: Shop) -> None:
     assert {path: path.stat().st_mtime_ns for path in shop.kept.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_a_call_that_is_not_written_down_is_compiled_in_memory_or_refused(shop: Shop) -> None:
     assert shop.read("from shop.price import price\nprint(int(price(2.5) * 2), sum(price.stats.cache_hits.values()))") == [15, 0]
     code, said = shop.run("-c", "from espalier.compile import make_ready\nmake_ready('shop')\nfrom shop.price import price\nprice(2.5)")
@@ -123,6 +125,7 @@ def test_a_call_that_is_not_written_down_is_compiled_in_memory_or_refused(shop: 
     assert len([*shop.kept.glob("shop-*")]) == 1
 
 
+@pytest.mark.slow
 def test_code_compiled_beside_what_was_read_shares_nothing_with_it(shop: Shop) -> None:
     """numba's sort and argsort have parts of one name, which only a number tells apart."""
     own = """
@@ -163,6 +166,7 @@ def test_a_kill_at_any_moment_leaves_nothing_that_is_taken_for_code(shop: Shop, 
 # -- sources, processors, switches --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_code_is_named_by_all_that_it_was_made_of(shop: Shop) -> None:
     before = sources_digest(shop.package)
     found = {Path(name).name for name in sources(shop.package) if name.startswith("shop/")}
@@ -176,6 +180,7 @@ def test_code_is_named_by_all_that_it_was_made_of(shop: Shop) -> None:
         (shop.package / name).write_text(former)
 
 
+@pytest.mark.slow
 def test_a_changed_constant_of_another_file_counts_at_once(shop: Shop) -> None:
     (shop.package / "rates.py").write_text("RATE = 5\n")
     code, said = shop.compile("--check")
@@ -186,6 +191,7 @@ def test_a_changed_constant_of_another_file_counts_at_once(shop: Shop) -> None:
     assert shop.read() == [60, 3]
 
 
+@pytest.mark.slow
 def test_a_process_whose_sources_change_leaves_nothing_stale_behind(shop: Shop) -> None:
     """It imported `tax` before the change and `price` after it; a process after it has the new one of both."""
     program = """
@@ -200,6 +206,7 @@ print(price(10))
     assert shop.read() == [35, 3]
 
 
+@pytest.mark.slow
 def test_sources_that_change_while_they_are_imported_are_not_kept(shop: Shop) -> None:
     """`price` would have the new rate under the name of the old one, to which the sources return."""
     program = """
@@ -216,11 +223,13 @@ print(main(["--write", "shop"]))
     assert shop.read() == [30, 0]
 
 
+@pytest.mark.slow
 def test_bounds_checks_and_other_processors_have_code_of_their_own(shop: Shop) -> None:
     for more in ({"NUMBA_BOUNDSCHECK": "1"}, {"NUMBA_OPT": "1"}, {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}):
         assert shop.read(**more) == [30, 0]
 
 
+@pytest.mark.slow
 def test_code_of_the_baseline_is_taken_where_there_is_none_of_the_processor(shop: Shop) -> None:
     shop.file.unlink()
     code, said = shop.compile("--write", "--baseline")
@@ -237,6 +246,7 @@ def test_code_of_the_baseline_is_taken_where_there_is_none_of_the_processor(shop
 # -- damage -------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_file_with_any_damaged_page_is_not_read(shop: Shop) -> None:
     """Truncated anywhere, a page of zeros anywhere, or under another name."""
     whole = shop.file.read_bytes()
@@ -255,6 +265,7 @@ def test_a_file_with_any_damaged_page_is_not_read(shop: Shop) -> None:
         CodeFile(shop.file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", [0.0, 0.5, 0.99])
 def test_a_damaged_file_is_said_and_compiled_anew(shop: Shop, where: float) -> None:
     whole = shop.file.read_bytes()
@@ -266,6 +277,7 @@ def test_a_damaged_file_is_said_and_compiled_anew(shop: Shop, where: float) -> N
     assert shop.read() == [30, 3]
 
 
+@pytest.mark.slow
 def test_an_open_file_is_read_to_its_end_after_another_took_its_place(shop: Shop) -> None:
     opened = CodeFile(shop.file)
     key = next(iter(opened.keys))
@@ -275,6 +287,7 @@ def test_an_open_file_is_read_to_its_end_after_another_took_its_place(shop: Shop
     assert CodeFile(shop.file).read(key) == b"another"
 
 
+@pytest.mark.slow
 def test_the_newest_files_of_a_package_are_kept(shop: Shop) -> None:
     for number in range(command.KEPT + 2):
         command._keep(shop.kept, f"shop-{number}", b"")
@@ -285,6 +298,7 @@ def test_the_newest_files_of_a_package_are_kept(shop: Shop) -> None:
     assert "shop-0" not in kept
 
 
+@pytest.mark.slow
 def test_a_file_is_kept_beside_those_of_a_clock_that_was_ahead(shop: Shop) -> None:
     for number in range(command.KEPT):
         other = shop.kept / f"shop-{number}"
@@ -333,6 +347,7 @@ def test_a_package_without_signatures_is_not_complete() -> None:
         assert command.main([option, "espalier_client"]) == 1
 
 
+@pytest.mark.slow
 def test_code_that_cannot_be_compiled_is_said_and_no_folder_is_blamed(shop: Shop) -> None:
     (shop.package / "signatures.txt").write_text(f"{SOURCES['signatures.txt']}shop.price:price (int64,int64)\n")
     code, said = shop.compile("--write")
@@ -341,6 +356,7 @@ def test_code_that_cannot_be_compiled_is_said_and_no_folder_is_blamed(shop: Shop
     assert said.splitlines()[-1] == "shop: no complete and sound file of compiled code"
 
 
+@pytest.mark.slow
 def test_a_service_that_can_keep_nothing_compiles_before_it_is_ready(shop: Shop) -> None:
     program = "import logging\nlogging.basicConfig(level=20)\nfrom espalier.compile import make_ready\nmake_ready('shop')\n" + READ
     code, said = shop.run("-c", program, NUMBA_CACHE_DIR="/proc/nowhere")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from espalier.expectations import expectation
+from espalier.errors import expectation
 
 
 def _refuse(_: str) -> str:

@@ -18,10 +18,9 @@ from onnx import TensorProto, helper, numpy_helper
 from espalier.bundle import RANKER, Bundle
 from espalier.bundle_writer import with_ranker, write_bundle
 from espalier.checks.random_bundles import make_bundle, random_queries
-from espalier.engines.onnx import graph_contents
+from espalier.engines.onnx import graphs
 from espalier.engines.onnx.engine import OnnxEngine
-from espalier.engines.onnx.graph_contents import messages, parsed_model
-from espalier.engines.onnx.graphs import read_graph
+from espalier.engines.onnx.graphs import messages, parsed_model, read_graph
 from espalier.engines.onnx.runtime import ort, session_options
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleCorrupt
@@ -256,7 +255,7 @@ def test_plain_functions_are_written_out(bundle: Bundle) -> None:
 
 
 def test_graphs_of_too_many_operators_are_refused(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_contents, "MAX_NODES", 3)
+    monkeypatch.setattr(graphs, "MAX_NODES", 3)
     with pytest.raises(BundleCorrupt, match="more than 3 operators"):
         read_graph("scorer.onnx", bundle.graph("scorer.onnx"))
 

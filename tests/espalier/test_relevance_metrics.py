@@ -12,9 +12,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
-from espalier.regression_metrics import Errors, xmad_at_k, xrmse_at_k
+from espalier.regression_metrics import RankedErrors, xmad_at_k
 from espalier.relevance import Relevance
-from espalier.weighted_metrics import almost_zero, auprc, psn_at_k, psp_at_k, tau_at_k, wn_at_k, wp_at_k
+from espalier.weighted_metrics import almost_zero, auprc, propensity_scored, tau_at_k, wn_at_k, wp_at_k
 
 Dense = NDArray[np.float64]
 seeds = st.integers(0, 2**32 - 1)
@@ -55,16 +55,16 @@ def test_errors_are_the_k_largest_of_all_labels(seed: int, k: int) -> None:
     y, p = random_pair(seed)
     errors = np.sort(np.abs(p - y), axis=1)[:, ::-1][:, :k]
     assert_allclose(xmad_at_k(sparse(y), best_first(p), k), errors.sum(axis=1) / k, atol=1e-12)
-    assert_allclose(xrmse_at_k(sparse(y), best_first(p), k), np.sqrt((errors**2).sum(axis=1) / k), atol=1e-12)
+    assert_allclose(RankedErrors.of(sparse(y), best_first(p)).xrmse(k), np.sqrt((errors**2).sum(axis=1) / k), atol=1e-12)
 
 
 @given(seeds, st.integers(1, 10))
 def test_released_errors_are_those_of_the_k_best_predictions(seed: int, k: int) -> None:
     y, p = random_pair(seed)
     errors = [[abs(p[b, label] - y[b, label]) for label in places(p, b)[:k]] for b in range(len(y))]
-    found: tuple[Relevance, Relevance, int, Errors] = sparse(y), best_first(p), k, "predicted"
-    assert_allclose(xmad_at_k(*found), [sum(row) / k for row in errors], atol=1e-12)
-    assert_allclose(xrmse_at_k(*found), [math.sqrt(sum(e * e for e in row) / k) for row in errors], atol=1e-12)
+    found = RankedErrors.of(sparse(y), best_first(p), "predicted")
+    assert_allclose(xmad_at_k(sparse(y), best_first(p), k, "predicted"), [sum(row) / k for row in errors], atol=1e-12)
+    assert_allclose(found.xrmse(k), [math.sqrt(sum(e * e for e in row) / k) for row in errors], atol=1e-12)
 
 
 @given(seeds, st.integers(1, 5))
@@ -72,7 +72,8 @@ def test_the_errors_bound_the_ranking_error(seed: int, k: int) -> None:
     """XReg Lemma A.1: 0 ≤ ½ · max(ranking error@k, regression error@k) ≤ XMAD@2k ≤ XRMSE@2k, for every point."""
     y, p = random_pair(seed)
     k = min(k, y.shape[1])
-    xmad_B, xrmse_B = (metric(sparse(y), best_first(p), 2 * k) for metric in (xmad_at_k, xrmse_at_k))
+    errors = RankedErrors.of(sparse(y), best_first(p))
+    xmad_B, xrmse_B = errors.xmad(2 * k), errors.xrmse(2 * k)
     for b in range(len(y)):
         by_y, by_p = np.argsort(-y[b], kind="stable")[:k], np.argsort(-p[b], kind="stable")[:k]
         ranking = (y[b, by_y].sum() - y[b, by_p].sum()) / k
@@ -97,8 +98,8 @@ def test_gains_are_a_ratio_of_sums_over_all_points(seed: int, k: int) -> None:
     true, found = sparse(y), best_first(p)
     assert wp_at_k(true, found, k) == pytest.approx(gain(y, False))
     assert wn_at_k(true, found, k) == pytest.approx(gain(y, True))
-    assert psp_at_k(true, found, k, inverse_I) == pytest.approx(gain(scored, False))
-    assert psn_at_k(true, found, k, inverse_I) == pytest.approx(gain(scored, True))
+    assert wp_at_k(propensity_scored(true, inverse_I), found, k) == pytest.approx(gain(scored, False))
+    assert wn_at_k(propensity_scored(true, inverse_I), found, k) == pytest.approx(gain(scored, True))
 
 
 @given(seeds, st.integers(1, 10))
@@ -167,7 +168,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
     with pytest.raises(InvalidData, match=r"true: got -1.0, expected relevances of at least 0"):
         xmad_at_k(some.times(-1.0), some, 1)
     with pytest.raises(InvalidData, match=r"inverse_propensity_I: got \[2\], expected \[3\], one for each label"):
-        psp_at_k(some, some, 1, np.ones(2))
+        propensity_scored(some, np.ones(2))
     with pytest.raises(InvalidData, match="value_E: got nan, expected finite numbers"):
         some.times(math.nan)
     with pytest.raises(InvalidData, match="column_E, row 0: got 1, expected each column at most once in a row"):
@@ -197,5 +198,5 @@ def test_an_entry_of_0_is_not_relevant() -> None:
     """Neither to propensities nor to Tau."""
     true = Relevance.of_lists([np.array([0, 1])], [np.array([1.0, 0.0])], 2)
     found = Relevance.of_predictions(np.array([[1, 0]]), np.array([[0.9, 0.1]], np.float32), 2)
-    assert psp_at_k(true, found, 1, np.array([2.0, 5.0])) == 0
+    assert wp_at_k(propensity_scored(true, np.array([2.0, 5.0])), found, 1) == 0
     assert tau_at_k(true, found, 1) == 0

@@ -10,6 +10,7 @@ from pathlib import Path
 from tests import ROOT
 
 
+@pytest.mark.slow
 def test_a_search_writes_nothing_below_the_home_folder(models: Path, tmp_path: Path) -> None:
     """ONNX Runtime's telemetry would write a device id there, and what it has seen."""
     code = "import sys, pathlib, espalier as e; e.open_engine(e.Bundle.open(pathlib.Path(sys.argv[1])), 'cpu').warm_up()"

@@ -62,8 +62,8 @@ from espalier.engines.triton import graph_engine as gpu
 from espalier.engines.triton.cells import FixedShapes, Tuning
 from espalier.engines.triton.gpu_engine import refuse_what_does_not_fit
 from espalier.engines.triton.graph_engine import TritonEngine, device_bytes
-from espalier.engines.triton.kernels.logistic import log_sigmoid
 from espalier.engines.triton.kernels.matmul import matmul
+from espalier.engines.triton.kernels.numbers import log_sigmoid
 from espalier.engines.triton.torch_graph import TorchGraph, encoder_of
 from espalier.engines.triton.torch_operators import constant_of
 

@@ -125,7 +125,7 @@ def test_what_compiled_code_cannot_be_kept_of_runs_all_the_same(target: str, com
 
 def test_everything_but_torch_is_installed_by_its_hash(clone: Path) -> None:
     torch = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
-    pip = f"{PYTHON} -m pip --disable-pip-version-check install "
+    pip = f"{PYTHON} -m pip --disable-pip-version-check install --no-compile "
     lines = [line.partition(" | ")[0] for line in would_run("check", folder=clone) if line.startswith(f"{PYTHON} -m pip ")]
     assert [line.removeprefix(pip) for line in lines] == [
         "--require-hashes -r .venv/installers.txt",
@@ -205,6 +205,12 @@ def test_installing_happens_once_and_again_when_what_is_wanted_changes(clone: Pa
         assert any("pip" in line for line in would_run("check", folder=clone)), name
 
 
+def test_only_what_is_installed_for_development_is_left_uncompiled(clone: Path) -> None:
+    installing = {target: [line for line in would_run(target, folder=clone) if " pip " in line] for target in ("run", "train", "check")}
+    assert all("--no-compile" in line for line in installing["check"] if " install" in line and ".venv/bin/python" in line)
+    assert not any("--no-compile" in line for target in ("run", "train") for line in installing[target])
+
+
 def test_torch_comes_from_its_own_index_only_when_one_is_named(clone: Path) -> None:
     torch = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
     lines = would_run("check", "TORCH_INDEX=https://wheels.example/cpu", folder=clone)
@@ -243,8 +249,9 @@ def test_an_unknown_extra_is_refused(clone: Path) -> None:
     assert "EXTRA: got 'tpu', expected cpu or gpu" in run.stderr
 
 
-def ci(folder: Path, **tools: str) -> subprocess.CompletedProcess[str]:
+def ci(folder: Path, cache: Path | None = None, **tools: str) -> subprocess.CompletedProcess[str]:
     """.ci/run in a copy of the repository's root where `make` and the given commands are scripts, and nothing else is installed."""
+    kept = {} if cache is None else {"ESPALIER_CI_CACHE": str(cache)}
     (folder / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", folder / ".ci")
     programs = folder / "programs"
@@ -254,7 +261,7 @@ def ci(folder: Path, **tools: str) -> subprocess.CompletedProcess[str]:
     for name, script in {"make": 'echo "make $*"', **tools}.items():
         (programs / name).write_text(f"#!/bin/sh\n{script}\n")
         (programs / name).chmod(0o755)
-    return subprocess.run([folder / ".ci" / "run"], env={"PATH": str(programs)}, capture_output=True, text=True)
+    return subprocess.run([folder / ".ci" / "run"], env={"PATH": str(programs)} | kept, capture_output=True, text=True)
 
 
 def test_ci_runs_both_tiers(tmp_path: Path) -> None:
@@ -282,3 +289,22 @@ def test_ci_tests_what_it_can_where_nothing_can_be_installed(tmp_path: Path) -> 
     assert run.returncode == 0
     assert "make test-all will say what it skips" in run.stderr
     assert run.stdout.splitlines() == ["make test", "make test-all"]
+
+
+SHOWN = 'echo "$*: mypy ${MYPY_CACHE_DIR-} compiled ${NUMBA_CACHE_DIR-} pytest ${PYTEST_ADDOPTS-}"'
+
+
+def test_ci_keeps_caches_and_counts_where_a_folder_is_named(tmp_path: Path) -> None:
+    cache = tmp_path / "kept between runs"
+    fast, other = ci(tmp_path, cache, id="echo 1000", make=SHOWN).stdout.splitlines()
+    assert fast == f"test: mypy {cache}/mypy compiled {cache}/compiled pytest "
+    assert other.startswith(f"test-all: mypy {cache}/mypy compiled {cache}/compiled pytest --reruns=2 ")
+    assert f"--rerun-history={cache}/reruns.json" in shlex.split(other)
+
+
+def test_ci_needs_no_folder_and_runs_no_fast_test_again(tmp_path: Path) -> None:
+    run = ci(tmp_path, id="echo 1000", make=SHOWN)
+    fast, other = run.stdout.splitlines()
+    assert fast == "test: mypy  compiled  pytest "
+    assert other.startswith("test-all: mypy  compiled  pytest --reruns=2 ")
+    assert "ESPALIER_CI_CACHE names no folder" in run.stderr

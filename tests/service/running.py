@@ -19,11 +19,11 @@ from espalier.search import Engine
 from service.app import create_app
 from service.live.catalogue_types import Catalogues
 from service.models.loading import EngineSource
+from service.models.store_state import StoreMetrics
 from service.router.metrics import RouterMetrics
 from service.settings import Settings
 from service.watch.live_metrics import LiveMetrics
 from service.watch.metrics import Metrics, ModelMetrics
-from service.watch.store_metrics import StoreMetrics
 from tests.service.fake_engine import FakeEngine
 
 ITEMS = 32

@@ -21,8 +21,7 @@ from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
 from service.__main__ import main
 from service.settings import Settings
-from service.watch.logs import JsonFormatter
-from service.watch.rationing import BURST
+from service.watch.logs import BURST, JsonFormatter
 from tests.service.running import ITEMS, LIMITS, Json, Running, bearer, problem, run
 
 RETRIEVE, ADMIN = "retrieve-key-0001", "admin-key-00000001"

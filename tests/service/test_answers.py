@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
-from service.http import memory_release
+from service import lifecycle
 from service.http.memory_budget import Budget, Held
 from service.http.stream_route import _Lines
 from service.retrieval.retrieve import BLOCK_ROWS, _blocks
@@ -213,16 +213,16 @@ def test_memory_that_has_grown_is_given_back(monkeypatch: pytest.MonkeyPatch, bu
         budget = Budget(10, 0)
         with Held(budget) as held:
             held.take(1 if busy else 0)
-            task = asyncio.create_task(memory_release.give_back([budget]))
+            task = asyncio.create_task(lifecycle.give_memory_back([budget]))
             while len(sizes) > 1 and not task.done():
                 await asyncio.sleep(0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    monkeypatch.setattr(memory_release, "CHECK_S", 0)
-    monkeypatch.setattr(memory_release, "GROWN_BYTES", 32 << 20)
-    monkeypatch.setattr(memory_release, "resident_bytes", resident)
-    monkeypatch.setattr(memory_release, "collect", lambda: collected.append(looks_mb[len(looks_mb) - len(sizes) - 1]))
+    monkeypatch.setattr(lifecycle, "CHECK_S", 0)
+    monkeypatch.setattr(lifecycle, "GROWN_BYTES", 32 << 20)
+    monkeypatch.setattr(lifecycle, "resident_bytes", resident)
+    monkeypatch.setattr(lifecycle, "collect", lambda: collected.append(looks_mb[len(looks_mb) - len(sizes) - 1]))
     asyncio.run(looks())
     assert collected[:7] == [700, 690, *[600] * 5]
     assert collected[7:9] == ([620, 640] if busy else [640])
@@ -240,7 +240,7 @@ def test_a_collection_frees_cycles() -> None:
     del node
     gc.disable()
     try:
-        memory_release.collect()
+        lifecycle.collect()
     finally:
         gc.enable()
     assert watched() is None

@@ -21,11 +21,10 @@ from pydantic import SecretStr, ValidationError
 from service.errors import Conflict, Denied, Unauthorized
 from service.http.api_keys import Keys
 from service.settings import Settings
-from service.watch import rationing
+from service.watch import logs
 from service.watch.audit import Audit, BeforeAfter, Origin
-from service.watch.logs import LONGEST, TEXT, JsonFormatter
+from service.watch.logs import BURST, LONGEST, PER_S, TEXT, JsonFormatter
 from service.watch.metrics import AUTH_FAILURES, Metrics
-from service.watch.rationing import BURST, PER_S
 from tests import ROOT
 from tests.service.running import Json, Running, bearer, run
 
@@ -149,7 +148,7 @@ def test_a_flood_of_wrong_keys_writes_few_lines_and_says_how_many_were_left_out(
 
 
 def test_what_a_flood_left_out_is_told_after_it_has_ended(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rationing, "SUMMARY_S", 0.01)
+    monkeypatch.setattr(logs, "SUMMARY_S", 0.01)
 
     async def scenario() -> None:
         audit = Audit(Metrics(), Clock())
@@ -315,6 +314,7 @@ def test_keys_are_in_no_line(guarded: Running, caplog: pytest.LogCaptureFixture)
     assert [key for key in (ADMIN, NAMED, RETRIEVE, wrong) if key in told] == []
 
 
+@pytest.mark.slow
 def test_the_audit_log_is_written_whatever_else_is_logged() -> None:
     said = """
 import asyncio, logging

@@ -666,10 +666,10 @@ class Meeting(FakeEngine):
 
     def __init__(self, parties: int) -> None:
         super().__init__(ITEMS)
-        self.barrier = threading.Barrier(parties)
+        self.barrier = threading.Barrier(parties, timeout=10)
 
     def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
-        self.barrier.wait(10)
+        self.barrier.wait()
         return super().search(queries, params)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,7 @@ from espalier.engines import open_engine
 from espalier.metrics import precision_recall_f
 from espalier.search import SearchParams
 from espalier.tree import complete_tree
-from service.http.frontier_route import MAX_BEAMS, MAX_QUERIES
-from service.retrieval.frontier import interval
+from service.http.frontier_route import MAX_BEAMS, MAX_QUERIES, interval
 from tests.service.damaged_models import content_of, draft_of
 from tests.service.running import Json, Running, problem, run
 from tests.service.test_probe import HELD_OUT, exported
@@ -43,6 +43,13 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A models folder whose model has no golden queries, so that an engine of a test may serve it."""
     return written(tmp_path_factory.mktemp("served"), "item-0")
+
+
+@pytest.fixture(scope="module")
+def refusing(served: Path) -> Iterator[Running]:
+    """A service for requests that it refuses."""
+    with run(served) as running:
+        yield running
 
 
 def written(folder: Path, relevant: str) -> Path:
@@ -111,20 +118,18 @@ def test_an_interval_holds_the_mean_and_stays_a_share() -> None:
         ({}, "beam_size"),
     ],
 )
-def test_a_wrong_value_is_422_and_named(served: Path, body: Json, field: str) -> None:
-    with run(served) as running:
-        answer = ask(running, **body)
-        assert answer.status_code == problem(answer)["status"] == 422
-        assert problem(answer)["errors"][0]["field"] == field
-        assert not running.engines["books"].calls
+def test_a_wrong_value_is_422_and_named(refusing: Running, body: Json, field: str) -> None:
+    answer = ask(refusing, **body)
+    assert answer.status_code == problem(answer)["status"] == 422
+    assert problem(answer)["errors"][0]["field"] == field
+    assert not refusing.engines["books"].calls
 
 
-def test_a_model_or_version_that_is_not_there_is_404(served: Path) -> None:
-    with run(served) as running:
-        assert problem(running.client.post("/models/nobody/frontier", json={"beam_size": [4]}))["status"] == 404
-        assert problem(ask(running, beam_size=[4], version=9))["status"] == 404
-        assert running.client.get(PATH).status_code == 405
-        assert running.client.post(PATH, content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 415
+def test_a_model_or_version_that_is_not_there_is_404(refusing: Running) -> None:
+    assert problem(refusing.client.post("/models/nobody/frontier", json={"beam_size": [4]}))["status"] == 404
+    assert problem(ask(refusing, beam_size=[4], version=9))["status"] == 404
+    assert refusing.client.get(PATH).status_code == 405
+    assert refusing.client.post(PATH, content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 415
 
 
 def test_a_version_without_held_out_queries_is_409(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from espalier.checks.random_bundles import make_linear_bundle
 from espalier.engines import open_engine
 from espalier.manifest import Ranking
 from espalier.tree import complete_tree
-from service.retrieval import heldout as heldout_module
-from service.retrieval.heldout import heldout_queries
+from service.http import console_routes
+from service.http.console_routes import heldout_queries
 from tests.service.running import Json, Running, bearer, problem, run
 from tests.service.test_probe import HELD_OUT, exported
 
@@ -83,7 +83,7 @@ def test_features_are_queries_too_and_unknown_relevant_items_are_left_out(tmp_pa
 
 def test_the_list_ends_where_it_is_large(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = heldout_queries(bundle, 1000)
-    monkeypatch.setattr(heldout_module, "MAX_BYTES", sum(map(len, whole[:3])))
+    monkeypatch.setattr(console_routes, "MAX_HELDOUT_BYTES", sum(map(len, whole[:3])))
     assert heldout_queries(bundle, 1000) == whole[:4]
 
 

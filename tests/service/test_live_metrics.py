@@ -85,6 +85,7 @@ print(metrics.render().decode())
 """
 
 
+@pytest.mark.slow
 def test_of_several_workers_the_worst_shows_and_writes_add_up(tmp_path: Path) -> None:
     for lag, recall, displacement in ((0, 0.9, 0.01), (5, 0.5, 0.02), (1, 1.0, -0.03)):
         command = [sys.executable, "-c", WORKER, str(tmp_path), str(lag), str(recall), str(displacement)]

@@ -20,6 +20,8 @@ from tests.service.processes import Service, paused, service
 from tests.service.running import ITEMS, LIMITS
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 EVENTS = {"events": [["item-1"]]}
 ALL = {"queries": [{"history": ["item-1"]}], "m": 40, "beam_size": 64}
 

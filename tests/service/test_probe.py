@@ -36,7 +36,7 @@ from service.models.loading import EngineSource
 from service.models.probe import Probe, Replay
 from service.models.worker_progress import Workers
 from service.settings import Settings
-from service.watch import gpu_memory
+from service.watch import process_usage
 from service.watch.metrics import Metrics
 from tests.service.damaged_models import DAMAGES, content_of, damaged, draft_of
 from tests.service.running import Json, Running, run
@@ -575,23 +575,23 @@ def test_gpu_memory_is_asked_for_at_each_scrape(monkeypatch: pytest.MonkeyPatch)
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=used[handle], total=80e9),
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    gpu_memory._library.cache_clear()
+    process_usage._nvml.cache_clear()
     metrics = Metrics()
-    metrics.watch_gpus(gpu_memory.gpu_memory)
+    metrics.watch_gpus(process_usage.gpu_memory)
     assert 'espalier_gpu_memory_bytes{device="1"} 5e+09' in metrics.render().decode()
     used[1] = 6e9
     text = metrics.render().decode()
     assert 'espalier_gpu_memory_bytes{device="1"} 6e+09' in text
     assert 'espalier_gpu_memory_limit_bytes{device="0"} 8e+10' in text
-    gpu_memory._library.cache_clear()
+    process_usage._nvml.cache_clear()
 
 
 def test_without_the_driver_there_are_no_metrics_of_gpu_memory(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    gpu_memory._library.cache_clear()
+    process_usage._nvml.cache_clear()
     metrics = Metrics()
-    metrics.watch_gpus(gpu_memory.gpu_memory)
+    metrics.watch_gpus(process_usage.gpu_memory)
     assert "espalier_gpu_memory_bytes{" not in metrics.render().decode()
     metrics.render()
     assert len(caplog.records) == 1
-    gpu_memory._library.cache_clear()
+    process_usage._nvml.cache_clear()

@@ -47,6 +47,7 @@ print(found.descriptors, found.max_descriptors)
 """
 
 
+@pytest.mark.slow
 def test_a_process_without_a_descriptor_left_says_so() -> None:
     run = subprocess.run([sys.executable, "-c", EXHAUSTED], cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["64", "64"]

@@ -324,6 +324,7 @@ def test_editors_at_the_same_time_lose_nothing(folder: Path) -> None:
     assert sorted(found.ids) == sorted(f"new-{number}-{i}" for number in range(2 * EDITORS) for i in range(EACH))
 
 
+@pytest.mark.slow
 def test_workers_take_changes_from_several_clients(folder: Path) -> None:
     with service(folder, 2) as running:
         refused: list[object] = []

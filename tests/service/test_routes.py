@@ -72,6 +72,7 @@ def test_head_of_readyz_says_when_the_service_is_not_ready(models: Path) -> None
         assert (answer.status_code, answer.content) == (503, b"")
 
 
+@pytest.mark.slow
 def test_head_leaves_a_connection_in_order(tmp_path: Path, models: Path) -> None:
     """Over a socket a body after HEAD would be taken for the next answer."""
     shutil.copytree(models / "books", tmp_path / "models" / "books")

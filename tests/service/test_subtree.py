@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,11 +50,25 @@ def ragged(seed: int) -> Tree:
 TREES = [complete_tree(np.random.default_rng(4).permutation(ITEMS), 2), ragged(1), ragged(2)]
 
 
-@pytest.fixture(params=range(3))
+every_tree = pytest.mark.parametrize("models", range(len(TREES)), indirect=True)
+
+
+def books_over(folder: Path, tree: Tree) -> Path:
+    """A models folder."""
+    make_bundle(folder, np.random.default_rng(0), tree, name="books", columns=COLUMNS, **LIMITS)
+    return folder
+
+
+@pytest.fixture
 def models(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    rng = np.random.default_rng(0)
-    make_bundle(tmp_path, rng, TREES[request.param], name="books", columns=COLUMNS, **LIMITS)
-    return tmp_path
+    return books_over(tmp_path, TREES[getattr(request, "param", 0)])
+
+
+@pytest.fixture(scope="module")
+def books(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A service for tests that change nothing in it."""
+    with run(books_over(tmp_path_factory.mktemp("books"), TREES[0])) as running:
+        yield running
 
 
 def node(running: Running, number: int, **params: int) -> Json:
@@ -121,6 +135,7 @@ def all_fields(running: Running) -> dict[str, Json]:
     return {item["id"]: item["fields"] for item in answer["items"]}
 
 
+@every_tree
 def test_every_node_has_below_it_what_the_paths_of_items_say(models: Path) -> None:
     tree = Bundle.open(models / "books" / "1").tree
     with run(models, lambda bundle: open_engine(bundle, "cpu")) as running:
@@ -135,6 +150,7 @@ def test_every_node_has_below_it_what_the_paths_of_items_say(models: Path) -> No
         ]
 
 
+@every_tree
 def test_live_items_hang_where_they_were_placed(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = Bundle.open(models / "books" / "1").tree.node_count
     with live_service(models, monkeypatch, admin_keys=ADMIN) as live:
@@ -175,6 +191,7 @@ def test_live_items_hang_where_they_were_placed(models: Path, monkeypatch: pytes
         assert f"{nodes} + HANDLE" in gone["detail"]
 
 
+@every_tree
 def test_removed_items_are_shown_as_such_without_live_ones(models: Path) -> None:
     with run(models, admin_keys=ADMIN) as running:
         running.client.request("PUT", "/models/books/removed", json={"ids": ["item-5"]}, headers=bearer(ADMIN))
@@ -246,6 +263,7 @@ def test_long_titles_are_cut(tmp_path: Path) -> None:
         assert [item["title"] for item in node(running, 0)["items"]] == ["é" * subtree.MAX_TITLE] * 2
 
 
+@every_tree
 def test_a_large_node_is_looked_at_in_part(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subtree, "SAMPLED_ITEMS", 7)
     monkeypatch.setattr(subtree, "MAX_CHILDREN", 1)
@@ -298,13 +316,11 @@ def test_the_most_frequent_values_are_first_at_the_root_whatever_is_live(tmp_pat
 
 
 @pytest.mark.parametrize("number", ["-1", "63", "64", str(1 << 63), str(1 << 64), "-9223372036854775809", "9" * 40])
-def test_a_node_that_is_not_there_names_the_range(tmp_path: Path, number: str) -> None:
-    make_bundle(tmp_path, np.random.default_rng(0), complete_tree(np.arange(ITEMS), 2), name="books", **LIMITS)
-    with run(tmp_path) as running:
-        assert node(running, 62)["item_count"] == 1
-        refused = problem(running.client.get(f"/models/books/tree/{number}"))
-        assert refused["status"] == 404
-        assert "0 to 62" in refused["detail"]
+def test_a_node_that_is_not_there_names_the_range(books: Running, number: str) -> None:
+    assert node(books, 62)["item_count"] == 1
+    refused = problem(books.client.get(f"/models/books/tree/{number}"))
+    assert refused["status"] == 404
+    assert "0 to 62" in refused["detail"]
 
 
 @pytest.mark.parametrize(
@@ -322,16 +338,14 @@ def test_a_node_that_is_not_there_names_the_range(tmp_path: Path, number: str) -
         ("tree/0?version=0", "version"),
     ],
 )
-def test_wrong_values_are_named(models: Path, address: str, field: str) -> None:
-    with run(models) as running:
-        refused = problem(running.client.get(f"/models/books/{address}"))
-        assert (refused["status"], refused["errors"][0]["field"]) == (422, field)
+def test_wrong_values_are_named(books: Running, address: str, field: str) -> None:
+    refused = problem(books.client.get(f"/models/books/{address}"))
+    assert (refused["status"], refused["errors"][0]["field"]) == (422, field)
 
 
 @pytest.mark.parametrize("address", ["tree?item=nobody", "tree?item=a%2Fb%00%E2%80%AE", "tree/0?version=2", "tree/0/1", "tree/"])
-def test_what_is_not_there_is_404(models: Path, address: str) -> None:
-    with run(models) as running:
-        assert problem(running.client.get(f"/models/books/{address}"))["status"] == 404
+def test_what_is_not_there_is_404(books: Running, address: str) -> None:
+    assert problem(books.client.get(f"/models/books/{address}"))["status"] == 404
 
 
 def test_a_retrieval_key_is_needed(models: Path) -> None:

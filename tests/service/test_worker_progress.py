@@ -106,6 +106,7 @@ def counting(folder: Path, version: int, waiting: int, requests: int) -> Iterato
         process.kill()
 
 
+@pytest.mark.slow
 def test_what_a_dead_process_counted_stays_and_its_gauges_go(tmp_path: Path) -> None:
     reader = Metrics()  # of a process that does not count in the folder
     reader.share(tmp_path)
@@ -146,6 +147,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_workers_forget_versions_that_do_not_serve(tmp_path: Path) -> None:
     reader = Metrics()
     reader.share(tmp_path)

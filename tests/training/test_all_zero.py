@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from espalier.regression_metrics import xmad_at_k, xrmse_at_k
+from espalier.regression_metrics import RankedErrors, xmad_at_k
 from espalier.relevance import Relevance
 from training.data.csr import as_rows
 from training.data.relevance import LabelRelevance
@@ -30,6 +30,6 @@ def test_errors_of_zeros_are_those_of_the_set(request: pytest.FixtureRequest) ->
     true = Relevance.of_rows(as_rows(relevance.of(test.labels))).times(1 / largest)
     nothing = Relevance(np.zeros(len(true) + 1, np.int64), np.zeros(0, np.int64), np.zeros(0), true.width)
     xmad = [float(xmad_at_k(true, nothing, k).mean()) for k in (1, 3, 5)]
-    xrmse = [float(xrmse_at_k(true, nothing, k).mean()) for k in (1, 3, 5)]
+    xrmse = [float(RankedErrors.of(true, nothing).xrmse(k).mean()) for k in (1, 3, 5)]
     assert xmad == pytest.approx([0.3942, 0.2859, 0.2255], abs=5e-4)
     assert xrmse == pytest.approx([0.3942, 0.3025, 0.2536], abs=5e-4)

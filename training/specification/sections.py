@@ -16,8 +16,7 @@ from typing import Any, Generic, Literal, TypeVar, cast, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from espalier.errors import InvalidConfig
-from espalier.expectations import expectation
+from espalier.errors import InvalidConfig, expectation
 from espalier.manifest import MOST
 
 T = TypeVar("T")

@@ -36,8 +36,6 @@ from espalier.read_only import read_only
 from espalier.scores import finish, scores_of_ranks
 from espalier.search import NO_ITEM, Engine, Frontier, SearchParams, SearchResult
 
-Int64 = NDArray[np.int64]
-
 
 class LiveSearch(Engine, Protocol):
     """An engine whose items come and go."""

@@ -21,8 +21,7 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
-from espalier.engines.triton.kernels.order import order_kernel
-from espalier.engines.triton.kernels.select import select_kernel
+from espalier.engines.triton.kernels.select import order_kernel, select_kernel
 from espalier.masks.eligibility import NO_NODE, ExcludedNodes
 from espalier.queries import QueryBatch
 from espalier.search import NO_ITEM, Frontier, LevelTrace, SearchParams

@@ -23,9 +23,8 @@ from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import Change, LiveState
 from espalier.manifest import Ranking
 from espalier.memory import Memory
-from espalier.placement.graph_rows import MOST_EVENTS, USUAL, Background, RowScale, Trial, scale_of, shifts_of
+from espalier.placement.graph_rows import MOST_EVENTS, NEAREST, USUAL, Background, NearRows, RowScale, Trial, scale_of, shifts_of
 from espalier.placement.memory_rows import MemoryRows
-from espalier.placement.near_rows import NEAREST, NearRows
 from espalier.placement.parents import MOST, Parents, best_first, votes_of_search
 from espalier.placement.placer import Candidates, Placer
 from espalier.queries import HistoryKind, VectorKind, encode_histories, pad_histories

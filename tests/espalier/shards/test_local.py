@@ -16,11 +16,11 @@ from espalier.memory_lists import MemoryLists, MemoryTree
 from espalier.search import NodeMask, SearchParams, SearchResult
 from espalier.shard_parts import ShardParts
 from espalier.shards.cut import Cut
-from espalier.shards.given_memory import GivenMemory, numbers, with_levels_above
 from espalier.shards.local import LocalShard
-from espalier.shards.mask_cache import MaskCache
 from espalier.shards.messages import MaskBits
 from espalier.tree import complete_tree
+from service.models.shard_version import MaskCache
+from service.shards.given import GivenMemory, numbers, with_levels_above
 
 
 @pytest.fixture(scope="module")

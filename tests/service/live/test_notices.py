@@ -242,6 +242,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_another_process_answers_by_a_commit_within_milliseconds_and_its_death_holds_up_nobody(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()

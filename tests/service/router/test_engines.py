@@ -26,10 +26,10 @@ from espalier.live.state import LiveState
 from espalier.masks.eligibility import forest_mask
 from espalier.queries import HistoryKind, QueryBatch
 from espalier.search import NO_ITEM, SearchParams, SearchResult
+from service.router.app import ShardedEngines
 from service.router.config import RouterConfig
 from service.router.fleet import Fleet
 from service.router.metrics import RouterMetrics
-from service.router.opening import ShardedEngines
 from service.watch.metrics import Metrics
 from tests.espalier.test_stacking import with_stacking
 from tests.service.router.cluster import LocalTransport, serve_shards

@@ -19,8 +19,8 @@ from espalier.shards.layout import shard_items
 from espalier.shards.messages import Pin, decode_answer, decode_query, encode_answer
 from service.models.loading import LoadedModel
 from service.router.config import RouterConfig
+from service.router.connections import HttpTransport
 from service.router.fleet import Fleet
-from service.router.http_transport import HttpTransport
 from service.router.metrics import RouterMetrics
 from service.router.replicas import LINES
 from service.router.transport import ReplicaFailed

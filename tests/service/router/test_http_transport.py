@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from service.router.config import RouterConfig
-from service.router.http_transport import HttpTransport
+from service.router.connections import HttpTransport
 from service.router.transport import MasksWanted, ReplicaFailed
 
 MOST = 1000

@@ -124,7 +124,7 @@ def test_the_layout_of_a_version_is_the_one_that_its_engine_asks(
         until(lambda: fleet.count_of(whole_of(bundle)) == 3)
         return ShardedEngine(bundle, fleet)
 
-    monkeypatch.setattr("service.router.opening.ShardedEngine", cut_anew)
+    monkeypatch.setattr("service.router.app.ShardedEngine", cut_anew)
     with cluster(tmp_path / "models", shard_folders(whole, tmp_path / "shards", 2), poll_s=60.0) as shards:
         loaded = shards.app.state.service.registry.entries["books"].loaded
         assert loaded.layout == 3

@@ -12,9 +12,9 @@ from numpy.testing import assert_array_equal
 from espalier.memory_lists import MemoryLists
 from espalier.queries import QueryBatch
 from espalier.search import Frontier, SearchParams, SearchResult
-from espalier.shards.given_memory import GivenMemory
 from service.batching.admission import Limits
 from service.batching.batcher import Batcher
+from service.shards.given import GivenMemory
 from tests.service.fake_engine import FakeEngine
 from tests.service.test_batching import accepted, held, queries
 

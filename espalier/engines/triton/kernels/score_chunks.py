@@ -9,8 +9,7 @@ import triton
 import triton.language as tl
 
 from espalier.engines.triton.kernels.eligible import is_eligible
-from espalier.engines.triton.kernels.logistic import log_sigmoid
-from espalier.engines.triton.kernels.numbers import is_finite
+from espalier.engines.triton.kernels.numbers import is_finite, log_sigmoid
 
 MINUS_INF = tl.constexpr(float("-inf"))
 NAN = tl.constexpr(float("nan"))
