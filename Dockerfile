@@ -1,4 +1,4 @@
-# The images of Espalier, one per target: service-cpu, service-gpu, trainer, loadtest. docs/running.md says how to build and run them.
+# The images of Espalier, one per target: service-cpu, service-gpu, trainer, loadtest. docs/operate.md says how to build and run them.
 #
 # Any base with Python 3.11 or newer and its venv module will do. All stages have the same one, so that an environment made in one of them
 # runs in the next. An index of one's own for pip, its password or its certificate come as build secrets, which stay in no layer:

@@ -1,6 +1,6 @@
 """What `Result.explain` holds, as types alone: the document is kept as the service sent it, so newer keys are in it too.
 
-A key that is not required may be missing or None. docs/service.md says what each means.
+A key that is not required may be missing or None. docs/serve.md says what each means.
 """
 
 from __future__ import annotations

@@ -299,7 +299,7 @@ def warn_of_unknown_settings(settings: Settings) -> None:
 
 
 def _nearest(setting: str | None) -> str:
-    return "docs/service.md lists all settings" if setting is None else f"the nearest is {setting}"
+    return "docs/reference.md lists all settings" if setting is None else f"the nearest is {setting}"
 
 
 def refusals(error: ValidationError) -> list[str]:

@@ -351,7 +351,7 @@ def evaluate(
     measure.print_table(rows)
     warnings = [] if rerank or unseen else measure.falls(rows, count)  # a ranker has an order of its own
     for warning in warnings:
-        log.warning("WARNING: %s. Its ranks mislead the search there: try another γ (docs/training.md, docs/text-search.md)", warning)
+        log.warning("WARNING: %s. Its ranks mislead the search there: try another γ (docs/train.md, docs/text-search.md)", warning)
     if json_file:
         report = {
             "model": bundle.manifest.name,
@@ -419,7 +419,7 @@ def _measured_unseen(
 def compare(
     config: Annotated[Path, typer.Option(help="TOML file of a tree model; `data.split` says how test queries are held out")],
     data: Annotated[Path | None, typer.Option(help="a log to read instead of the configured one")] = None,
-    methods: Annotated[str | None, typer.Option(help="comma-separated; docs/compare.md lists them, `fusion:A:B` is any two")] = None,
+    methods: Annotated[str | None, typer.Option(help="comma-separated; docs/judge.md lists them, `fusion:A:B` is any two")] = None,
     minutes: Annotated[float, typer.Option(help="wall-clock time of everything; methods that need more end early, and say so")] = 5,
     beam: Annotated[str, typer.Option(help="serving beams of the tree, comma-separated")] = "50,200,800",
     json_file: Annotated[Path | None, typer.Option("--json", help="written after every method; what is there is not run again")] = None,

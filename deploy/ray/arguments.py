@@ -99,7 +99,7 @@ class Arguments(_Checked):
     ingress: Replicas = Field(default_factory=Replicas, description="Replicas of the ingress.")
     router: Patience = Field(default_factory=Patience, description="How patient the ingress is with shards.")
     settings: Mapping[str, JsonValue] = Field(
-        default_factory=dict, description="Settings of the service for all replicas: those of docs/service.md in small letters."
+        default_factory=dict, description="Settings of the service for all replicas: those of docs/reference.md in small letters."
     )
     health_check_s: float = Field(default=2.0, gt=0, le=60, description="Seconds between two looks of Ray at a replica's health.")
     stop_s: float = Field(default=20.0, gt=0, description="Seconds that a replica may take to finish its requests when it is ended.")

@@ -15,15 +15,18 @@ class TextBlock(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     unit: Literal["word", "char"] = Field(
-        description="n-grams of words, or of characters within a word that has a blank before and after; a shorter word is one n-gram"
+        description=(
+            '`"word"` or `"char"`. N-grams of words, or of characters within a word that has a blank before and '
+            "after; a shorter word is one n-gram"
+        )
     )
     n: int = Field(ge=1, le=8, description="words or characters of an n-gram")
-    max_features: int = Field(default=0, ge=0, description="most n-grams, those that are in most texts; 0 keeps all")
-    min_count: int = Field(default=1, ge=1, description="n-grams in fewer training texts are unknown")
-    max_share: float = Field(default=0.98, gt=0, le=1, description="n-grams in a larger share of the training texts are left out")
+    max_features: int = Field(default=0, ge=0, description="largest number of n-grams. Those that are in most texts; 0 keeps all")
+    min_count: int = Field(default=1, ge=1, description="leave out n-grams in fewer texts. They are unknown")
+    max_share: float = Field(default=0.98, gt=0, le=1, description="leave out n-grams in a larger share of texts")
     unknown: int = Field(
         default=0,
         ge=0,
         le=MAX_FEATURES,
-        description="features of unknown n-grams: 0 none, 1 one that all share, more: one of so many, by a hash of the n-gram",
+        description="features of unknown n-grams. 0: none. 1: one that all share. More: one of so many, by a hash of the n-gram",
     )

@@ -107,7 +107,7 @@ class Audit:
 
 
 def origin(scope: Scope, request_id: str, key: str | None = None) -> Origin:
-    """The address of the client, or the one that a trusted proxy named (docs/service.md), with the request's id and key."""
+    """The address of the client, or the one that a trusted proxy named (docs/operate.md), with the request's id and key."""
     client = scope.get("client")
     if not client:
         return Origin("", request_id, key)

@@ -15,14 +15,19 @@ class ContentConfig(Section):
 
     columns: Literal["auto"] | tuple[str, ...] = Field(
         default=(),
-        description='columns of the item table that enter the rows of leaves; `"auto"`: all but `id` that hold strings, lists of strings '
-        "or numbers; none: rows know nothing of content",
+        description=(
+            'item table columns that enter leaf rows, or `"auto"`. `"auto"`: all but `id` that hold strings, '
+            "lists of strings or numbers. None: rows know nothing of content"
+        ),
     )
     features: int = Field(
-        default=16_384, ge=16, le=MOST_FEATURES, description="most features that are made of the columns: values, then words, by frequency"
+        default=16_384,
+        ge=16,
+        le=MOST_FEATURES,
+        description="largest number of features. They are made of the columns: values, then words, by frequency",
     )
     drop: float = Field(
-        default=0.2, ge=0, lt=1, description="share of the items whose own part is left out in a step, so that content alone finds them"
+        default=0.2, ge=0, lt=1, description="share of items without their own part in a step. Content alone then finds them"
     )
 
     @field_validator("columns", mode="before")

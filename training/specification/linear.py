@@ -22,13 +22,13 @@ AUTO: Literal["auto"] = "auto"
 
 
 class _Data(Section):
-    test: Path | None = Field(default=None, description="what is measured on, in the same format; nothing is chosen by it")
-    items: Path | None = Field(default=None, description="table of the items, with a column `id`: Parquet, or text named .csv or .tsv")
+    test: Path | None = Field(default=None, description="test data, in the same format. Nothing is chosen by it")
+    items: Path | None = Field(default=None, description="item table with a column `id`. Parquet, or text named .csv or .tsv")
     test_share: float = Field(
         default=0.1,
         ge=0,
         lt=1,
-        description="without `data.test`: share of the training queries that is held out, of a log that of its own queries",
+        description="share held out without `data.test`. Of a log: of its own queries",
     )
 
 
@@ -39,23 +39,25 @@ class XmcData(_Data):
     """
 
     format: Literal["xmc"]
-    train: Path = Field(description="what is learned from; `--train` reads another file")
+    train: Path = Field(description="training data. `--train` reads another file")
     label_weights: bool | None = Field(
         default=None,
-        description="whether labels are written `label:weight`; by default where a line of it or of the training "
-        "file begins with several such pairs, with commas",
+        description=(
+            "labels are written `label:weight`. By default where a line of it or of the training file begins with"
+            " several such pairs, with commas"
+        ),
     )
-    unit: bool = Field(default=True, description="divide points by their length (L2), and queries too")
+    unit: bool = Field(default=True, description="divide points and queries by their L2 norm")
 
 
 class NpzData(_Data):
     """SciPy's sparse matrices: points with their features, and points with their labels. Row i of `data.items` is label i."""
 
     format: Literal["npz"]
-    train: Path = Field(description="matrix [points, features]; `--train` reads another file")
-    train_labels: Path = Field(description="matrix [points, labels] of weights: 0, or from 1e-9 to 1e9")
-    test_labels: Path | None = Field(default=None, description="the same of `data.test`")
-    unit: bool = Field(default=True, description="divide points by their length (L2), and queries too")
+    train: Path = Field(description="training data. A matrix [points, features]; `--train` reads another file")
+    train_labels: Path = Field(description="matrix [points, labels] of weights. 0, or from 1e-9 to 1e9")
+    test_labels: Path | None = Field(default=None, description="weights of `data.test`. As `data.train_labels`")
+    unit: bool = Field(default=True, description="divide points and queries by their L2 norm")
 
     @model_validator(mode="after")
     def _both_or_none(self) -> NpzData:
@@ -68,21 +70,31 @@ class LogData(_Data):
     """A log of query texts and the items that they led to: CSV, TSV or Parquet."""
 
     format: Literal["log"]
-    train: Path | None = Field(default=None, description="the log; `--train` reads another file. Needed unless `data.own_texts` is given")
+    train: Path | None = Field(
+        default=None, description="training data. The log; `--train` reads another file. Needed unless `data.own_texts` is given"
+    )
     query: str = Field(default="query", description="column of the query texts")
     item: str = Field(default="item", description="column of the item ids")
-    weight: str | None = Field(default=None, description="column of how much a row counts; equal pairs are added up")
+    weight: str | None = Field(default=None, description="column of weights. Equal pairs are added up")
     views: str | None = Field(
         default=None,
-        description="column of how often the item was shown, with `data.clicks` instead of a weight; equal pairs are added up. The weight "
-        "is the rate (clicks + a · prior) / (views + a), a being `data.smoothing` and prior the training log's rate, and 0 without clicks",
+        description=(
+            "column of views, with `data.clicks`. Equal pairs are added up. The weight is the rate (clicks + a · "
+            "prior) / (views + a), a being `data.smoothing` and prior the training log's rate, and 0 without "
+            "clicks"
+        ),
     )
-    clicks: str | None = Field(default=None, description="column of how often it was clicked, at most as often as shown")
-    smoothing: float = Field(default=10.0, ge=0, le=1e9, description="a: how many views the training log's rate is worth in every rate")
-    texts: Path | None = Field(default=None, description="Parquet table with a column `id`, where the query column holds ids and not texts")
-    text_columns: Columns = Field(default=(), description="columns of `data.texts` that are the text")
+    clicks: str | None = Field(default=None, description="column of clicks. At most as many as views")
+    smoothing: float = Field(default=10.0, ge=0, le=1e9, description="views that the log's mean rate is worth")
+    texts: Path | None = Field(
+        default=None, description="table of query texts. Parquet with a column `id`, where the query column holds ids and not texts"
+    )
+    text_columns: Columns = Field(default=(), description="text columns of `data.texts`")
     own_texts: tuple[Columns, ...] = Field(
-        default=(), description="lists of columns of `data.items`: each makes a query of every item, to which that item is the answer"
+        default=(),
+        description=(
+            "lists of `data.items` columns that become queries. Each list makes a query of every item, to which that item is the answer"
+        ),
     )
 
     @model_validator(mode="after")
@@ -122,7 +134,7 @@ class TextLabels(Section):
     """The tree is made from each item's own text, or from its training queries and its text together (`both`)."""
 
     kind: Literal["text", "both"]
-    columns: Columns = Field(min_length=1, description="columns of `data.items` that are an item's text")
+    columns: Columns = Field(min_length=1, description="text columns of `data.items`")
 
 
 Labels = Annotated[QueryLabels | TextLabels, Field(discriminator="kind"), default_kind("pifa")]
@@ -138,17 +150,21 @@ LeafItems = Annotated[Literal["auto"] | int, auto_or_integer(2, 1 << 15)]
 class LinearTree(Section):
     """Balanced hierarchical k-means."""
 
-    branching: int = Field(default=128, ge=2, le=1 << 15, description="most children of a node above the leaf clusters")
+    branching: int = Field(default=128, ge=2, le=1 << 15, description="largest number of children above the leaf clusters")
     max_leaf: LeafItems = Field(
         default=AUTO,
-        description='most items of a leaf cluster, at least 2, or `"auto"`: 32, but no clusters for at most 1024 items '
-        "(and 2^26 items times features) and one tree: one node scores them as fast",
+        description=(
+            'largest leaf cluster, or `"auto"`. At least 2 items. `"auto"`: 32, but no clusters for at most 1024 '
+            "items (and 2^26 items times features) and one tree: one node scores them as fast"
+        ),
     )
     count: int = Field(
         default=1,
         ge=1,
         le=MAX_TREES,
-        description="trees of a forest, from different seeds. An item's score is the mean over them; time and size grow with it",
+        description=(
+            "trees of a forest. They have different seeds. An item's score is the mean over them; time and size grow with their number"
+        ),
     )
 
     def leaf_of(self, items: int, features: int) -> int:
@@ -179,53 +195,69 @@ class LinearOptions(Section):
 
     negatives: Literal["teacher", "matcher", "both"] = Field(
         default="both",
-        description='points that a node\'s children learn from: `"teacher"`, those with a positive below; `"matcher"`, those '
-        'whose beam of 20 keeps the node; `"both"`',
+        description=(
+            'points that train a node: `"teacher"`, `"matcher"`, `"both"`. `"teacher"`: those with a positive '
+            'below. `"matcher"`: those whose beam of 20 keeps the node'
+        ),
     )
     loss: Literal["squared-hinge", "logistic", "relevance"] = Field(
         default="squared-hinge",
-        description='of a classifier; `"relevance"` is the logistic loss of a regressor of weights divided by their maximum (XReg)',
+        description=('loss of a node scorer. `"relevance"` is the logistic loss of a regressor of weights divided by their maximum (XReg)'),
     )
     cost: Annotated[Literal["auto"] | float, COST] = Field(
         default=AUTO,
-        description='C, the cost of a unit of loss against ½‖w‖², above 0, or `"auto"`: chosen on training points held out, '
-        "which are never texts of items",
+        description=(
+            'C, the cost of a unit of loss. Against ½‖w‖², above 0, or `"auto"`: chosen on training points held '
+            "out, which are never texts of items"
+        ),
     )
-    weighted: bool = Field(default=False, description="a positive costs C times its weight over the mean weight")
-    threshold: float = Field(default=0.05, ge=0, le=LARGEST, description="drop smaller weights: the larger, the smaller and faster a model")
-    relative_threshold: float = Field(default=0.0, ge=0, lt=1, description="drop weights smaller than this share of a scorer's largest")
+    weighted: bool = Field(default=False, description="positives cost in proportion to their weights")
+    threshold: float = Field(
+        default=0.05, ge=0, le=LARGEST, description="drop smaller weights. The larger, the smaller and faster the model"
+    )
+    relative_threshold: float = Field(default=0.0, ge=0, lt=1, description="drop weights below this share of the largest")
     prior: float = Field(
         default=3.0,
         ge=0,
         le=LARGEST,
-        description="β: regularise weights towards β times the node's centroid, and biases towards −β / 2, instead of 0",
+        description="β: regularise weights towards β · centroid. Biases towards −β / 2",
     )
     weights: Literal["float16", "float32"] = Field(
         default="float16",
-        description='of weights in the bundle: `"float16"` makes it less than half as large, at the same quality; `"float32"` '
-        "is written in any case where float16 cannot hold them",
+        description=(
+            'stored type of weights: `"float16"`, `"float32"`. `"float16"` makes the bundle less than half as '
+            'large, at the same quality. `"float32"` is written where float16 cannot hold them'
+        ),
     )
     intercept: Literal["zero", "base-rate"] = Field(
         default="zero",
-        description='what biases are regularised towards besides: 0, or, for the loss `"relevance"`, the log-odds of the child\'s mean '
-        "target, so that estimates of rare items are not too high",
+        description=(
+            'regularise biases towards `"zero"` or `"base-rate"`. `"base-rate"`, for the loss `"relevance"`: the '
+            "log-odds of the child's mean target, so that estimates of rare items are not too high"
+        ),
     )
     min_positives: float = Field(
         default=3.0,
         ge=0,
         le=LARGEST,
-        description="do not train below nodes whose labels average fewer positives than this; score their children by their centroids. "
-        "Without effect where `linear.prior` is 0",
+        description=(
+            "fewest positives per label, on average, to train below a node. Below other nodes children are scored"
+            " by their centroids. Without effect where `linear.prior` is 0"
+        ),
     )
     activation: Activation | None = Field(
         default=None,
-        description='of a scorer\'s product v: `"sigmoid"`, or `"l1-hinge"` … `"l4-hinge"`, exp(−max(0, 1 − v)^p). The default is '
-        '`"l3-hinge"` for the squared hinge, `"sigmoid"` for the others',
+        description=(
+            'activation of a product: `"sigmoid"`, `"l1-hinge"` … `"l4-hinge"`. `"lp-hinge"` of v is exp(−max(0, '
+            '1 − v)^p). The default is `"l3-hinge"` for the squared hinge, `"sigmoid"` for the others'
+        ),
     )
     gamma: Annotated[Literal["auto"] | float, SHARE] = Field(
         default=AUTO,
-        description="γ of the ranks, 0 to 1: log activation + γ · the parent's rank; 1 is the product along the path (XR-Linear). "
-        '`"auto"`: chosen on training points held out',
+        description=(
+            'γ of the ranks, 0 to 1, or `"auto"`. A rank is log activation + γ · the parent\'s rank; 1 is the '
+            'product along the path (XR-Linear). `"auto"`: chosen on training points held out'
+        ),
     )
 
     @property
@@ -251,8 +283,8 @@ class LinearConfig(Section):
     """XR-Linear: sparse linear scorers of texts or of sparse features."""
 
     kind: Literal["xr-linear"] = "xr-linear"
-    name: ModelName = Field(description="the model's; the NAME in `--out` overrides it")
-    seed: int = Field(default=1, ge=0, lt=2**32, description="of a run; the number of threads makes no difference")
+    name: ModelName = Field(description="name of the model. The NAME in `--out` overrides it")
+    seed: int = Field(default=1, ge=0, lt=2**32, description="random seed. The number of threads makes no difference")
     data: Annotated[XmcData | NpzData | LogData, Field(discriminator="format")]
     text: tuple[TextBlock, ...] | None = Field(
         default=None, description="n-grams of texts, for `data.format` log; by default words, pairs of words and character trigrams"

@@ -17,26 +17,31 @@ UNIT_SEPARATOR = "\x1f"
 
 class _Format(Section):
     unique: bool = Field(default=False, description="keep only the first event of a user with an item")
-    min_item_events: int = Field(default=1, ge=1, description="drop items with fewer events (after `unique`)")
-    min_user_events: int = Field(default=10, ge=1, description="then drop users with fewer events; 10 is the protocol of the OTM paper")
+    min_item_events: int = Field(default=1, ge=1, description="drop items with fewer events. After `unique`")
+    min_user_events: int = Field(
+        default=10, ge=1, description="drop users with fewer events. After items; 10 is the protocol of the OTM paper"
+    )
 
 
 class TableFormat(_Format):
     """One event a row, with columns."""
 
-    user: Column = Field(default="user", description="column of the user id: a name, or a position from 0; all columns the same way")
-    item: Column = Field(default="item", description="column of the item id")
-    timestamp: Column | None = Field(default=None, description="column of the time: the log is then read in its order")
+    user: Column = Field(default="user", description="column of user ids. A name, or a position from 0; all columns the same way")
+    item: Column = Field(default="item", description="column of item ids")
+    timestamp: Column | None = Field(default=None, description="column of times. The log is then read in its order")
     timestamp_type: Literal["integer", "float", "datetime"] = Field(
         default="integer", description='`"integer"` of any unit, `"float"`, or `"datetime"` (ISO 8601)'
     )
     category: Column | None = Field(
-        default=None, description='column of the item\'s category, for `tree.kind = "category"` and for items without training users'
+        default=None, description='column of item categories. For `tree.kind = "category"` and for items without training users'
     )
     order: Order = Field(
         default="file",
-        description='`"timestamp"`: oldest first, ties in file order, and what it is where there is a timestamp column; `"file"`: the log '
-        'is in order; `"none"`: items have no order',
+        description=(
+            'order of a list: `"timestamp"`, `"file"`, `"none"`. `"timestamp"`: oldest first, ties in file order;'
+            ' the default where there is a timestamp column. `"file"`: the log is in order. `"none"`: items have '
+            "no order"
+        ),
     )
 
     @property
@@ -76,7 +81,7 @@ class CsvFormat(TableFormat):
 
     format: Literal["csv"] = "csv"
     separator: str = Field(default=",", min_length=1, description="one or more characters")
-    quoted: bool = Field(default=True, description='fields may be quoted with `"` (with a separator of one byte only)')
+    quoted: bool = Field(default=True, description='fields may be quoted with `"`. With a separator of one byte only')
     header: bool = Field(default=True, description="the first line names the columns")
 
     @model_validator(mode="after")
@@ -100,9 +105,9 @@ class VectorsFormat(_Format):
     category: ClassVar[None] = None
     order: ClassVar[Literal["none"]] = "none"
     format: Literal["vectors"] = "vectors"
-    vector: str = Field(default="vector", description="column of the vectors: lists of numbers, all of one length")
-    items: str = Field(default="items", description="column of the item ids: a list of them in each row, or one")
-    min_user_events: int = Field(default=1, ge=1, description="then drop queries with fewer items")
+    vector: str = Field(default="vector", description="column of vectors. Lists of numbers, all of one length")
+    items: str = Field(default="items", description="column of item ids. A list of them in each row, or one")
+    min_user_events: int = Field(default=1, ge=1, description="drop queries with fewer items. After items")
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -124,7 +129,8 @@ class ListsFormat(_Format):
     format: Literal["lists"] = "lists"
     separator: str = Field(default=",", min_length=1, description="one or more characters")
     order: Literal["file", "none"] = Field(
-        default="file", description='`"file"`: the items are in time order; `"none"`: they have no order'
+        default="file",
+        description='order of a list: `"file"`, `"none"`. `"file"`: the items are in time order. `"none"`: they have no order',
     )
 
     @model_validator(mode="after")

@@ -25,11 +25,16 @@ class MemoryConfig(Section):
 
     neighbours: Annotated[Literal["auto"] | int, auto_or_integer(1, MOST_NEIGHBOURS)] = Field(
         default="auto",
-        description='most neighbours kept of an item, 1 to 4096, or `"auto"`: of 32 to 4096 the fewest within a standard error of the best',
+        description=(
+            'neighbours kept per item, 1 to 4096, or `"auto"`. `"auto"`: of 32 to 4096 the fewest within a standard error of the best'
+        ),
     )
     weight: Annotated[Literal["auto"] | float, WEIGHT] = Field(
         default="auto",
-        description="by how much memory parts the first of the 200 items that a history remembers most from the last, on average, 0.001 "
-        "to 1,000,000; 0: no memory. "
-        '`"auto"`: the best of validation users, or no memory where they do not gain by it more than a standard error',
+        description=(
+            'λ, the weight of the memory, or `"auto"`. From 0.001 to 1,000,000, in units of the mean difference '
+            "between the first and the last of the 200 items that a history's memory ranks highest. 0: no memory."
+            ' `"auto"`: the best for validation users, or no memory where they do not gain more than a standard '
+            "error"
+        ),
     )

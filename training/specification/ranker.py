@@ -21,28 +21,36 @@ class _Ranker(Section):
 
     loss: ChoiceModel = Field(
         default="elimination",
-        description='`"elimination"`: the least worthy item leaves first; `"plackett-luce"`: the best is chosen first',
+        description=(
+            '`"elimination"` or `"plackett-luce"`. `"elimination"`: the worst item leaves first. `"plackett-'
+            'luce"`: the best is chosen first'
+        ),
     )
     ties: Ties = Field(
         default="random",
-        description='items of one grade: `"random"`, an order drawn anew in every epoch; `"marginal"`, the probability of all their orders',
+        description=(
+            'order of items with equal grades: `"random"`, `"marginal"`. `"random"`: drawn anew in every epoch. '
+            '`"marginal"`: the probability of all their orders'
+        ),
     )
     top_k: int | None = Field(
-        default=None, ge=1, description='the order beyond so many places does not count; with `ties = "random"` only. By default all count'
+        default=None, ge=1, description='positions of the order that count. With `ties = "random"` only. By default all count'
     )
     scaling: Scaling = Field(
         default="z-score",
-        description='of features: `"z-score"`, or `"quantile"`, a rising piecewise linear map to the normal distribution',
+        description=(
+            'scaling of features: `"z-score"`, `"quantile"`. `"quantile"`: a rising piecewise linear map to the normal distribution'
+        ),
     )
-    missing: bool = Field(default=False, description="each feature with missing values gets a second one that says so")
+    missing: bool = Field(default=False, description="add a feature that marks missing values")
     learning_rate: float = Field(
-        default=3e-3, gt=0, description="at first; halved after an epoch in which the training loss did not improve"
+        default=3e-3, gt=0, description="first learning rate. Halved after an epoch in which the training loss did not improve"
     )
-    max_epochs: int = Field(default=50, ge=1, description="epochs, at most")
-    patience: int | None = Field(
-        default=5, ge=1, description="epochs without a better NDCG of validation queries after which training ends"
+    max_epochs: int = Field(default=50, ge=1, description="largest number of epochs")
+    patience: int | None = Field(default=5, ge=1, description="epochs without a better validation NDCG that end training")
+    seed: int = Field(
+        default=1, ge=0, description="random seed. Of first weights, order of queries, dropout and ties. `--seed` overrides it"
     )
-    seed: int = Field(default=1, ge=0, description="of first weights, order of queries, dropout and ties; `--seed` overrides it")
 
     @model_validator(mode="after")
     def _top_k_has_an_order(self) -> _Ranker:
@@ -55,8 +63,8 @@ class HighwayConfig(_Ranker):
     """A highway network."""
 
     kind: Literal["highway"] = "highway"
-    hidden: int = Field(default=64, ge=1, description="units K")
-    dropout: float = Field(default=0.0, ge=0, lt=1, description="share of an item's hidden units that is 0 in training")
+    hidden: int = Field(default=64, ge=1, description="units. K of the paper")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout of hidden units")
 
 
 class LinearRankerConfig(_Ranker):

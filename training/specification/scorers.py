@@ -19,11 +19,13 @@ class NodeRows(Section):
 
     init: Literal["embeddings", "random", "earlier"] = Field(
         default="embeddings",
-        description='node rows at the start: `"embeddings"`, the mean co-occurrence embedding of the items below; `"random"`; '
-        '`"earlier"`, rows and weights of `earlier_model`',
+        description=(
+            'first node rows: `"embeddings"`, `"random"`, `"earlier"`. `"embeddings"`: the mean co-occurrence '
+            'embedding of the items below. `"earlier"`: rows and weights of `earlier_model`'
+        ),
     )
     init_std: float = Field(default=0.3, gt=0, description="root mean square of the first node rows")
-    dtype: Literal["float32", "float16"] = Field(default="float32", description="of the node rows in the bundle; float16 halves its size")
+    dtype: Literal["float32", "float16"] = Field(default="float32", description="stored type of node rows. float16 halves the bundle")
 
 
 class ProductScorer(NodeRows):
@@ -31,13 +33,13 @@ class ProductScorer(NodeRows):
 
     kind: Literal["product"] = "product"
     node_dim: int = Field(default=128, ge=2, description="width of a node row")
-    hidden: Layers = Field(default=(256,), description="widths of the network's hidden layers")
-    dropout: float = Field(default=0.3, ge=0, lt=1, description="share of each layer's inputs that is 0 in training")
+    hidden: Layers = Field(default=(256,), description="widths of hidden layers")
+    dropout: float = Field(default=0.3, ge=0, lt=1, description="dropout of each layer's inputs")
 
 
 class _PaperScorer(NodeRows):
     node_dim: int = Field(default=24, ge=2, description="width of a node row")
-    hidden: Layers = Field(default=PAPER_HIDDEN, min_length=1, description="widths of the network's hidden layers")
+    hidden: Layers = Field(default=PAPER_HIDDEN, min_length=1, description="widths of hidden layers")
 
 
 class MlpScorer(_PaperScorer):
@@ -50,7 +52,7 @@ class AttentionScorer(_PaperScorer):
     """The papers' network with TDM's attention unit."""
 
     kind: Literal["attention"] = "attention"
-    attention_hidden: int = Field(default=36, ge=1, description="units of the network that weighs a behaviour")
+    attention_hidden: int = Field(default=36, ge=1, description="units of the attention network")
 
 
 Scorer = Annotated[ProductScorer | MlpScorer | AttentionScorer, Field(discriminator="kind"), default_kind("product")]

@@ -35,11 +35,9 @@ class SearchLimits(Section):
 
     beam_size: int = Field(default=200, ge=1, le=MOST, description="default beam size")
     m: int = Field(default=50, ge=1, le=MOST, description="default number of results")
-    max_beam_size: int = Field(default=1000, ge=1, le=MOST, description="a request for a larger beam is refused")
-    max_m: int = Field(default=1000, ge=1, le=MOST, description="a request for more results is refused")
-    min_beam_size: int | None = Field(
-        default=None, ge=1, description="the service may shrink a beam down to this size when a deadline is near; without it never"
-    )
+    max_beam_size: int = Field(default=1000, ge=1, le=MOST, description="largest beam size of a request. Requests for more are refused")
+    max_m: int = Field(default=1000, ge=1, le=MOST, description="largest number of results of a request. Requests for more are refused")
+    min_beam_size: int | None = Field(default=None, ge=1, description="smallest beam near a deadline. Without it a beam is never shrunk")
 
     @model_validator(mode="after")
     def _within_limits(self) -> SearchLimits:

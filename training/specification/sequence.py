@@ -25,15 +25,18 @@ class SequenceInstances(Section):
         default=20,
         ge=1,
         le=MAX_TARGETS,
-        description="targets of a place: 1 is the next item, several are drawn from all that follow in the list",
+        description=("largest number of targets. Of a position: 1 is the next item, several are drawn from all that follow in the list"),
     )
     nearness: Annotated[Literal["auto"] | float, NEARNESS] = Field(
         default="auto",
-        description="how much likelier near items are as targets, where there are several: the chance of the d-th that follows falls as "
-        'd^−nearness; 0: all alike; at most 10. `"auto"`: 1 where validation queries have two relevant items or more, on average, else 2',
+        description=(
+            'preference for near targets, or `"auto"`. The chance of the d-th item that follows falls as '
+            'd^−nearness; 0: all alike; at most 10. `"auto"`: 1 where validation queries have two relevant items '
+            "or more, on average, else 2"
+        ),
     )
     cold_share: float = Field(
-        default=0.02, ge=0, lt=1, description="share of the places that stand before the first item of a list, for users without a history"
+        default=0.02, ge=0, lt=1, description="share of training examples without a history. They stand before the first item of a list"
     )
 
 
@@ -46,23 +49,26 @@ class SequenceScorer(NodeRows):
         default=("windows", "transformer"),
         min_length=1,
         max_length=4,
-        description="what reads the history: means over the papers' windows through a layer, a causal transformer. Each has its share of a "
-        "node row and a softmax of its own in training; their logits are added",
+        description=(
+            "history encoders. Averages over the papers' windows through a layer; a causal transformer. Each has "
+            "its share of a node row and a softmax of its own in training; their scores are added"
+        ),
     )
-    node_dim: int = Field(default=256, ge=2, description="width of a node row; encoders have equal shares of it, multiples of `heads`")
-    window_hidden: int = Field(default=256, ge=1, description="units of the layer between, of `windows`")
-    window_dropout: float = Field(
-        default=0.3, ge=0, lt=1, description="share of the inputs of both layers of `windows` that is 0 in training"
-    )
-    layers: int = Field(default=2, ge=1, le=32, description="blocks of the transformer")
-    heads: int = Field(default=2, ge=1, description="heads of its attention")
+    node_dim: int = Field(default=256, ge=2, description="width of a node row. Encoders have equal shares of it, multiples of `heads`")
+    window_hidden: int = Field(default=256, ge=1, description="units of the hidden layer of `windows`")
+    window_dropout: float = Field(default=0.3, ge=0, lt=1, description="dropout of both layers of `windows`")
+    layers: int = Field(default=2, ge=1, le=32, description="transformer blocks")
+    heads: int = Field(default=2, ge=1, description="attention heads")
     dropout: Annotated[Literal["auto"] | float, auto_or("a number from 0 to below 1", lambda value: 0 <= value < 1)] = Field(
         default="auto",
-        description='share of the transformer\'s inputs, and of what each of its blocks adds, that is 0 in training; `"auto"`: 0.5 for '
-        "logs of fewer than 50 events an item, else 0.2",
+        description=(
+            'dropout of the transformer, or `"auto"`. Of its inputs, and of what each block adds. `"auto"`: 0.5 '
+            "for logs of fewer than 50 events an item, else 0.2"
+        ),
     )
     length: Annotated[Literal["auto"] | int, auto_or_integer(1, MAX_HISTORY)] = Field(
-        default="auto", description='most items of a history, the last ones; `"auto"`: as many as 99 of 100 lists hold, from 50 to 200'
+        default="auto",
+        description=('history items that are read, or `"auto"`. The last ones. `"auto"`: as many as 99 of 100 lists hold, from 50 to 200'),
     )
 
     @model_validator(mode="after")
@@ -79,7 +85,7 @@ class SequenceObjective(Section):
     gamma: float = Field(default=0.5, ge=0, le=1, description="γ of the ranks in training")
     level_decay: float = Field(default=0.5, gt=0, le=1, description="weight of a level over that of the level below")
     negatives: int = Field(
-        default=2048, ge=1, description="leaves that an update draws, half of them by popularity, as columns of the softmax"
+        default=2048, ge=1, description="leaves drawn per update. Half of them by popularity; they are the columns of the softmax"
     )
-    whole: int = Field(default=4096, ge=1, description="most nodes of a level that is not sampled")
-    inner_share: float = Field(default=0.25, gt=0, le=1, description="share of the places at which levels above the leaves are trained")
+    whole: int = Field(default=4096, ge=1, description="largest level that is not sampled")
+    inner_share: float = Field(default=0.25, gt=0, le=1, description="share of positions that train inner levels")

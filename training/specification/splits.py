@@ -26,8 +26,9 @@ class _Split(Section):
         default=0.0,
         ge=0,
         lt=1,
-        description="share of the items, drawn by the seed, from whose events nothing is learned; `evaluate --unseen` measures whether "
-        "they are found all the same",
+        description=(
+            "share of items hidden from training. Drawn by the seed. `evaluate --unseen` measures whether they are found all the same"
+        ),
     )
 
 
@@ -35,8 +36,10 @@ class UserSplit(_Split):
     """Held-out users: the first half of a list is the query, the second half is relevant (OTM)."""
 
     kind: Literal["users"] = "users"
-    test_share: float = Field(default=0.1, ge=0, lt=1, description="share of users who are measured on once, at the end")
-    validation_share: float = Field(default=0.1, gt=0, lt=1, description="share of users by whom weights, γ and calibration are chosen")
+    test_share: float = Field(default=0.1, ge=0, lt=1, description="share of test users. They are measured on once, at the end")
+    validation_share: float = Field(
+        default=0.1, gt=0, lt=1, description="share of validation users. They choose weights, γ and calibration"
+    )
 
     @model_validator(mode="after")
     def _leaves_training_users(self) -> UserSplit:
@@ -57,18 +60,18 @@ class DateSplit(_Split):
 
     kind: Literal["date"] = "date"
     validation_from: Time | None = Field(
-        default=None, description="the first moment of validation, as the log writes times; by default 80 % of the events lie before"
+        default=None, description="first time of validation. As the log writes times; by default 80 % of the events lie before"
     )
-    test_from: Time | None = Field(default=None, description="the first moment of the test; by default 90 % of the events lie before")
+    test_from: Time | None = Field(default=None, description="first time of the test. By default 90 % of the events lie before")
 
 
 class FileSplit(_Split):
     """A second file, in the format of the log, with what is relevant for each user of the log."""
 
     kind: Literal["file"] = "file"
-    test: Path = Field(description="the file; its users and items are those of the log")
+    test: Path = Field(description="the test file. Its users and items are those of the log")
     validation_share: float = Field(
-        default=0.1, gt=0, lt=1, description="share of users from whose lists as much is hidden, for validation, as the file hides"
+        default=0.1, gt=0, lt=1, description="share of validation users. From their lists as much is hidden as the file hides"
     )
 
 

@@ -15,7 +15,7 @@ Nothing of width 3D is ever made, by exact algebra:
   projections are the query graph's part.
 
 A candidate costs T · (A · (D + 1) + A + S) multiplications, 73,000 at the papers' sizes, beside 13,000 of the network: several times the
-time of `mlp` to serve and more to train (docs/training.md). The hidden units lie candidates-last, [B, T·A, C]: the sum over A is then a row
+time of `mlp` to serve and more to train (docs/train.md). The hidden units lie candidates-last, [B, T·A, C]: the sum over A is then a row
 times a matrix, which ONNX Runtime computes several times faster than the same sum over the last axis.
 
 The state is the rows and their projections, T · (D + S) numbers per level. The matrices K_t, six times as many, are made of it by the
