@@ -47,19 +47,24 @@ def test_at_most_so_many_users_are_taken_from_all_over(tmp_path: Path, count: in
 
 
 @pytest.mark.parametrize(
-    ("objective", "search", "ranking"),
+    ("kind", "objective", "search", "ranking"),
     [
-        ({"kind": "otm-robust", "gamma": 0.25}, {}, ("logit", 0.25)),
-        ({"kind": "otm-robust", "gamma": 0.25}, {"gamma": 0.75}, ("logit", 0.75)),
-        ({"kind": "tdm"}, {}, ("logit", 0.0)),
-        ({"kind": "plt"}, {}, ("log_activation", 1.0)),
-        ({"kind": "hsm"}, {"gamma": 1}, ("log_activation", 1.0)),
+        ("otm-robust", {"gamma": 0.25}, {}, ("logit", 0.25)),
+        ("otm-robust", {"gamma": 0.25}, {"gamma": 0.75}, ("logit", 0.75)),
+        ("tdm", {}, {}, ("logit", 0.0)),
+        ("plt", {}, {}, ("log_activation", 1.0)),
+        ("hsm", {}, {"gamma": 1}, ("log_activation", 1.0)),
     ],
 )
 def test_weights_are_chosen_by_the_ranking_that_is_served_or_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: dict[str, Any], search: dict[str, Any], ranking: tuple[str, float]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    objective: dict[str, Any],
+    search: dict[str, Any],
+    ranking: tuple[str, float],
 ) -> None:
-    config, data = prepared(tmp_path, objective=objective, search=search)
+    config, data = prepared(tmp_path, kind=kind, objective=objective, search=search)
     tree = build_tree(config, data)
     asked = []
     search_pairs = validation.search_pairs
