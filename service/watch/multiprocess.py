@@ -98,7 +98,7 @@ class AllWorkers(Collector):
             for attempt in range(READS):
                 try:
                     collector = MultiProcessCollector(None, str(self._folder))  # type: ignore[no-untyped-call]  # untyped
-                    found = [*collector.collect()]
+                    found = [*collector.collect()]  # type: ignore[no-untyped-call]  # likewise
                     break
                 except ValueError:
                     if attempt == READS - 1:

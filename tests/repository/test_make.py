@@ -249,7 +249,7 @@ def test_an_unknown_extra_is_refused(clone: Path) -> None:
     assert "EXTRA: got 'tpu', expected cpu or gpu" in run.stderr
 
 
-def ci(folder: Path, cache: Path | None = None, **tools: str) -> subprocess.CompletedProcess[str]:
+def ci(folder: Path, cache: Path | None = None, /, **tools: str) -> subprocess.CompletedProcess[str]:
     """.ci/run in a copy of the repository's root where `make` and the given commands are scripts, and nothing else is installed."""
     kept = {} if cache is None else {"ESPALIER_CI_CACHE": str(cache)}
     (folder / ".ci").mkdir()
