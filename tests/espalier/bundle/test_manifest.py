@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,8 @@ def test_a_manifest_without_a_format_is_refused(copy: Path, text: str) -> None:
 
 def test_an_unknown_memory_or_form_of_the_scorer_is_refused(copy: Path) -> None:
     manifest = json.loads((copy / "manifest.json").read_text())
-    for part in ({"memory": {}}, {"scorer": manifest["scorer"] | {"form": {"kind": "mixture"}}}):
+    parts: list[dict[str, Any]] = [{"memory": {}}, {"scorer": manifest["scorer"] | {"form": {"kind": "mixture"}}}]
+    for part in parts:
         (copy / "manifest.json").write_text(json.dumps(manifest | part))
         with pytest.raises(BundleCorrupt, match=r"manifest\.json: (memory|scorer\.graphs\.form)"):
             Bundle.open(copy)
