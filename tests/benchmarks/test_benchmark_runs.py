@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.papers.nce import reranking
 from benchmarks.papers.product_search import xrlinear_scale
-from benchmarks.quality import cold_start, filtered_recall, live_churn, live_quality
+from benchmarks.quality import cold_start, filtered_recall, live_churn
 from benchmarks.speed import engine_cpu
 from tests import ROOT
 from tests.training.content_logs import write_log
@@ -31,8 +31,6 @@ optimiser = {{ steps = 60, batch = 64, learning_rate = 0.01, average = 10, valid
 memory = {{ weight = 0 }}
 search = {{ beam_size = 20, m = 10, max_m = 120, max_beam_size = 128, gamma = 0.5 }}
 """
-LIVE = {"how", "at_once", "m", "recall_new", "recall_old", "recall_old_before", "recall_new_retrained", "recall_old_retrained",
-        "recall_new_neighbours", "shown", "share", "queries"}  # fmt: skip
 CHURN = {"events", "round", "recall", "recall_old", "recall_came", "recall_trained", "shown", "share"}
 FILTERED = {"model", "filter", "eligible", "beam_size", "rule", "widened", "overlap", "ms_per_query"}
 SCALE = {"system", "beam_size", "recall10", "ms_p50", "ms_p99", "queries_per_s"}
@@ -58,7 +56,6 @@ def report_of(benchmark: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("benchmark", "options", "keys"),
     [
-        (live_quality, "--events 3 --share 0.1", LIVE),
         (live_churn, "--events 3 --share 0.05 --rounds 2", CHURN),
         (filtered_recall, "--height 10 --rounds 1 --debian nowhere", FILTERED),
         (engine_cpu, "--height 10 --beam 150,200 --batch 1,2 --rounds 1", {"engine", "items", "beam_size", "batch", "ms_per_query"}),
@@ -69,7 +66,7 @@ def report_of(benchmark: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPat
 def test_every_row_has_its_figures(
     benchmark: ModuleType, options: str, keys: set[str], log: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = log if benchmark in (live_quality, live_churn) else []
+    given = log if benchmark is live_churn else []
     models = [] if benchmark is xrlinear_scale else ["--models", str(tmp_path)]
     report = report_of(benchmark, tmp_path, monkeypatch, *given, *models, *options.split())
     assert report["hardware"]
