@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
+import shutil
 import sys
 import threading
 import weakref
@@ -77,9 +78,16 @@ def exported(
     return write_bundle(folder / "models" / "books" / "1", draft_of(bare, 1), replace(content, heldout=table))
 
 
+@pytest.fixture(scope="module")
+def exported_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A models folder. Not to be written to."""
+    return exported(tmp_path_factory.mktemp("exported"), np.random.default_rng(5)).path.parents[1]
+
+
 @pytest.fixture
-def bundle(tmp_path: Path) -> Bundle:
-    return exported(tmp_path, np.random.default_rng(5))
+def bundle(exported_once: Path, tmp_path: Path) -> Bundle:
+    """Of a models folder of its own."""
+    return Bundle.open(shutil.copytree(exported_once, tmp_path / "models") / "books" / "1")
 
 
 class Spoilt:
