@@ -202,15 +202,16 @@ def test_a_file_that_is_there_is_only_written_over_by_force(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["otm-sequence", "otm-robust", "xr-linear"])
+@pytest.mark.parametrize("kind", ["otm-sequence", "xr-linear"])
 def test_what_it_writes_is_trained_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.chdir(tmp_path)
-    log, options = Path("shop.csv"), ["--time", "none"] if kind == "otm-robust" else []
+    monkeypatch.setattr("training.deep.sequence.rules.LEAST_STEPS", 5)  # passes over this small log end before
+    log = Path("shop.csv")
     if kind == "xr-linear":
         log.write_text("query,item\n" + "".join(f"find {item} number {at},{item}\n" for _, item, at in rows()))
     else:
         log.write_text(text(",", rows(), "user,item,rating,time"))
-    assert command("new", log, *options) == 0
+    assert command("new", log) == 0
     assert command("fit", "--config", "shop.toml", "--out", "models/shop/1", "--device", "cpu") == 0
     bundle = Bundle.open(tmp_path / "models" / "shop" / "1")
     assert (bundle.manifest.algorithm, len(bundle.items)) == (kind, ITEMS)
