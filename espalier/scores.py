@@ -1,5 +1,10 @@
 """From the ranks of the best leaves to a search's result and its scores.
 
+A score is in [0, 1] and never falls as its key rises. It is the sigmoid of the rank for `node` rankings, the exponential for `path`, and
+calibrated on validation users for `discounted` and wherever there is a memory. A forest's score is the mean over its trees of the score in
+each, 0 where a tree did not score the item; its rank is the log of this mean, and ties go to the lower item row. The search itself never
+ranks by scores. A node whose logit, rank or key is not finite is no candidate, so nothing below it comes back.
+
 Legend: B queries, M results.
 """
 

@@ -1,5 +1,13 @@
 """What every engine takes and gives back: types alone.
 
+- Beam size, m, mask and exclusions belong to a query, not to an engine. A query gets the same answer in any batch.
+- The beam size governs levels 1 … H − 1. The last level keeps the best m eligible candidates; m may exceed the beam size.
+- The search starts on the first level with more nodes than the beam. With γ > 0 the levels above are scored first, for their ranks.
+- A node is a candidate if an eligible item lies below it. So with a beam of at least m the answer holds min(m, eligible) items;
+  `complete` says whether it does.
+- Beams are cut and leaves ordered by key. Of equal keys the lower node number wins, on every engine.
+- Every engine equals the reference exactly where weights are integers (tests/espalier/test_signature.py).
+
 Knows the parameters of a search, its result and the Engine protocol. `espalier.engines` opens an engine.
 
 Legend: B queries, E excluded items, M results, K beam, C candidates, N nodes, L levels.

@@ -5,6 +5,10 @@ A live leaf hangs under a node of the level above the leaves, its parent, at a s
 pass scores the live leaves under them (engine.py). A trained item whose row was changed is live at the slot of its own leaf, which then
 counts no more.
 
+The answer of a bundle with an overlay is that of the fold, for every engine, filter, exclusion, beam and memory, and in forests
+(tests/espalier/live/test_oracle.py). So vacant trained leaves are taken first, ties break by slot, and a live item in a history counts by
+its own row on the leaf level and by its parent's path above.
+
 Legend: I trained items, R handles, X live leaves, Y parents of live leaves, P places of a pool, S sources of a memory, D node row,
 F features, N nodes.
 """

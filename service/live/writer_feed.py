@@ -75,7 +75,7 @@ class WriterFeed:
                 if operation.sequence <= last:
                     raise InvalidData("sequence", operation.sequence, f"above {last}, the one before")
                 last = operation.sequence
-            dropped = _number("dropped", answer.get("dropped", 0))  # earlier releases drop none
+            dropped = _number("dropped", answer.get("dropped", 0))
             return Page(operations, _number("sequence", answer["sequence"]), answer.get("journal"), dropped)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidData) as error:
             raise FeedFailed(f"{self.url} answers {status} with something else than changes: {error}") from error

@@ -121,7 +121,7 @@ PYTHON = [(document, command) for document, command in COMMANDS if command.start
 
 def test_the_readme_has_its_two_commands_and_its_request() -> None:
     readme = [command for document, command in COMMANDS if document == "README.md"]
-    for start in ("make run", "make test", "curl ", "python -m training fit", "python -m training evaluate", "python -m training inspect"):
+    for start in ("make run", "make test", "curl ", *(f"python -m training {name}" for name in ("new", "compare", "fit", "evaluate"))):
         assert any(command.startswith(start) for command in readme), start
 
 
@@ -172,7 +172,7 @@ def test_requests_in_the_documents_are_valid_and_about_packages_of_the_sample() 
             assert set(query.history) | set(query.exclude) <= known
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/train.md", "docs/text-search.md"])
+@pytest.mark.parametrize("document", ["docs/train.md", "docs/text-search.md"])
 def test_configurations_in_the_documents_are_valid(document: str) -> None:
     assert blocks(document, "toml")
     for block in blocks(document, "toml"):

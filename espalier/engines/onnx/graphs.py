@@ -1,5 +1,16 @@
 """The graphs of a bundle: read, checked against the contract, and rewritten into what ONNX Runtime runs fast.
 
+    query.onnx    history_nodes int64[B, L, T], node_rows[N, D]  → query_state[B, L, S]
+                  or history_leaves int64[B, T], node_rows       → query_state[B, L, S]   a sequence encoder
+                  or vector float32[B, F]                        → query_state[B, L, S]
+    scorer.onnx   query_state[B, S], node_rows[B, C, D]          → logits[B, C]
+    content.onnx  features int64[I, X], values float32[I, X]     → rows float32[I, D]     0 = padding
+    ranker.onnx   features float32[N, F], NaN where one lacks    → scores float32[N]      higher is better
+
+`history_nodes` are the ancestors of the history's items on each level, the leaf level last; −1 is padding. `history_leaves` are the leaves,
+padding in front, the newest last. L is H + 1, or 1 where all levels share a state. An empty history must have a finite state. `node_rows`
+lie outside the graphs. ONNX opset 18 to 23, without control flow, custom operators or external data.
+
 A tensor may say that its numbers are in another file, which the ONNX library and ONNX Runtime then read relative to wherever a process
 runs: a graph could show any file through its scores. So every message of a graph is looked at, wherever it hangs: initializers, attributes
 of any kind, local functions and their defaults. Knows query.onnx, scorer.onnx, ranker.onnx and content.onnx. Does not know trees or
