@@ -1,6 +1,6 @@
 """The interface is what docs/openapi.json says, and holds against whatever follows from it.
 
-After a wanted change: `python -m tests.test_openapi` writes the file anew; its difference belongs into the same commit.
+After a wanted change: `python -m tests.service.test_openapi` writes the file anew; its difference belongs into the same commit.
 """
 
 from __future__ import annotations

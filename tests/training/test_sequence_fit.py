@@ -214,8 +214,8 @@ def test_an_earlier_model_of_another_scorer_is_refused(
         "scorer": scorer | {"init": "earlier"},
         "earlier_model": str(bundle.path),
     }
-    for section in ("objective", "optimiser") if scorer["kind"] == "product" else ():
-        raw[section] = {}
+    if scorer["kind"] == "product":
+        raw |= {"kind": "otm-robust", "objective": {}, "optimiser": {}}
     with pytest.raises(InvalidConfig, match=re.escape(message)):
         ready(raw, tmp_path / "log")
 

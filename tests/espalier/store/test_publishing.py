@@ -203,12 +203,12 @@ def test_a_store_with_too_much_in_it_is_refused(store: Objects, books: Path) -> 
 
 def test_what_a_store_says_is_checked(store: Objects, books: Path) -> None:
     for key, content, said in (
-        (manifest_key("books", 1), b"[]", "schema version"),
+        (manifest_key("books", 1), b"[]", "schema_version"),
         (manifest_key("books", 2), (books / "1" / "manifest.json").read_bytes(), "it says books version 1, expected books version 2"),
     ):
         store.write(key, iter([content]), len(content))
         with pytest.raises(StoreDamaged, match=said):
-            read_manifest(store, "books", 1 if said == "schema version" else 2)
+            read_manifest(store, "books", 1 if said == "schema_version" else 2)
     wrong = b'{"generation": 1, "versions": [2], "default": 1}'
     store.write(serving_key("books"), iter([wrong]), len(wrong))
     with pytest.raises(StoreDamaged, match="default 1 is not among the versions"):
