@@ -24,6 +24,8 @@ from tests import ROOT
 from training.data.xmc import LabelledPoints
 from training.specification.models import SPECIFICATION
 
+pytestmark = pytest.mark.slow
+
 POINTS = np.eye(12, 20, dtype=np.float32) + np.eye(12, 20, 1, dtype=np.float32)
 LABELS = np.eye(12, 6, dtype=np.float32) + np.eye(12, 6, -6, dtype=np.float32)
 

@@ -249,6 +249,7 @@ def test_the_runbook_lists_alerts_and_recording_rules_as_they_are() -> None:
     assert dict(listed) == {rule["record"]: known[rule["record"]] for rule in RECORDED}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

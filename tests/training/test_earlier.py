@@ -238,6 +238,7 @@ def test_new_items_find_their_cluster_and_all_others_stay(bundle: Bundle, tmp_pa
     assert recall(config, prepared, Topology(earlier.tree, CPU), model) > 0.6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "gamma", "likelihood"), [("bundle", 0.0, "sigmoid"), ("softmax_bundle", 0.9, "softmax")])
 def test_new_items_are_placed_by_their_events_alone_and_by_the_ranks_of_the_search(
     kind: str, gamma: float, likelihood: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
@@ -299,6 +300,7 @@ def test_a_grown_tree_keeps_its_nodes_and_puts_new_items_where_they_were_sent(se
 # -- relearn ------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_relearn_raises_the_likelihood_and_writes_a_model_that_finds_about_as_much(
     bundle: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -357,6 +359,7 @@ def test_the_likelihood_of_a_rank_is_that_of_the_objective(kind: str, likelihood
     assert likelihood_of(deep_config({"kind": kind, "name": "any", "data": {"log": "log.csv"}})) == likelihood
 
 
+@pytest.mark.slow
 def test_relearn_of_a_softmax_model_writes_one_that_finds_about_as_much(softmax_bundle: Bundle, tmp_path: Path) -> None:
     out = tmp_path / "models" / "planted" / "2"
     assert command("relearn", "--model", softmax_bundle.path, "--out", out, "--steps", 40, "--rounds", 2, "--device", "cpu") == 0
