@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -193,6 +193,8 @@ class _Judge:
         """Apply what was acknowledged, and what the feed has, to the dictionary."""
         acknowledged: dict[int, Event] = {}
         unknown: defaultdict[tuple[str, str, str | None], list[Event]] = defaultdict(list)
+        numbers = {id(event): number for number, event in enumerate(self._writes)}
+        last_lines: dict[tuple[int, str], int] = {}  # of a bulk and an item: the last line that was done
         for event in self._writes:
             if event.is_acknowledged and acknowledged.setdefault(event.sequence, event) is not event:
                 self._add("sequence", event, f"{event.sequence} was given to {acknowledged[event.sequence].id} too")
@@ -215,11 +217,20 @@ class _Judge:
                 self._add("sequence", write, f"{sequence} was acknowledged for {write.token}, and the feed has {entry}")
                 write = None
             elif entry and not write:
-                write = _taken(unknown, entry, before, last.sent, until[sequence])
+                write = _taken(
+                    unknown,
+                    entry,
+                    before,
+                    last.sent,
+                    until[sequence],
+                    lambda event: numbers[id(event)] < last_lines.get((event.bulk, event.id), 0),
+                )
                 if not write:
                     self._add("unasked", last, f"nobody asked for {entry}, or it was refused or done already", item)
             if write:
                 self._effects[sequence] = write
+                if write.bulk:
+                    last_lines[write.bulk, write.id] = numbers[id(write)]
                 last = max(last, write, key=lambda event: event.sent)
                 self._check_effect(write, before, entry.state if entry else write.applied(before, sequence))
             state = entry.state if entry else write.applied(before, sequence) if write else before
@@ -345,17 +356,26 @@ def _is_of(entry: Logged, write: Event) -> bool:
 
 
 def _taken(
-    unknown: Mapping[tuple[str, str, str | None], list[Event]], entry: Logged, before: State, after_s: float, until_s: float
+    unknown: Mapping[tuple[str, str, str | None], list[Event]],
+    entry: Logged,
+    before: State,
+    after_s: float,
+    until_s: float,
+    is_overtaken: Callable[[Event], bool],
 ) -> Event | None:
-    """The unanswered write that an operation of the feed must be; it is no other one any more. after_s, until_s: when it was done."""
+    """The unanswered write that an operation of the feed must be; it is no other one any more.
+
+    after_s, until_s  when it was done
+    is_overtaken      whether a later line of its bulk was done already: of two deletes nothing else says which one it was
+    """
     state = entry.state
     keys = [("put", state.title), ("put", state.user)] if state.present else [("delete", None)]
     candidates = [event for kind, token in keys for event in unknown.get((entry.id, kind, token), ())]
 
-    def misfit(event: Event) -> tuple[bool, bool, float]:
+    def misfit(event: Event) -> tuple[bool, bool, bool, float]:
         is_in_time = event.answered >= after_s and event.sent <= until_s
         leaves_it_so = event.may_change(before) and event.applied(before, state.sequence) == state
-        return not is_in_time, not leaves_it_so, event.answered
+        return not is_in_time, not leaves_it_so, is_overtaken(event), event.answered
 
     found = min(candidates, key=misfit, default=None)
     if found is not None:

@@ -152,6 +152,15 @@ def test_sequences_follow_the_order_of_writes_and_of_the_lines_of_a_bulk() -> No
     assert rules([replace(line, bulk=0) for line in lines], logged(*lines)) == set()
 
 
+def test_of_two_deletes_without_an_answer_the_one_was_done_that_could_be() -> None:
+    """The bulk's own delete found no item; it cannot have been done after the bulk's later put."""
+    bulk = [unanswered(replace(delete(0, 1.0), bulk=1), 0), unanswered(put(1, 1.0, bulk=1, token="x"), 0)]
+    other = unanswered(delete(2, 1.1), 0)
+    log = logged(put(1, 1.0, token="x"), delete(2, 1.1))
+    assert rules([*bulk, other], log) == set()
+    assert rules(bulk, log) == {"order"}
+
+
 @pytest.mark.parametrize("status", [0, 503])
 def test_a_write_without_an_answer_comes_once_or_not_and_not_after_a_later_one(status: int) -> None:
     asked = unanswered(put(9, 0.0, token="x"), status)
