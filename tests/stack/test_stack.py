@@ -279,7 +279,8 @@ def test_containers_are_as_confined_as_the_compose_file_says(stack: Stack) -> No
         assert host["ReadonlyRootfs"], service
         assert host["CapDrop"] == ["ALL"], service
         assert host["Memory"] > 0, service
-        assert host["NanoCpus"] > 0, service
+        cpus = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"][service]["cpus"]
+        assert host["NanoCpus"] == 1e9 * float(re.sub(r"\$\{\w+:-(.*)\}", r"\1", str(cpus))), service  # 0: no limit
         assert host["SecurityOpt"] == ["no-new-privileges:true"], service
         assert {binding["HostIp"] for bindings in host["PortBindings"].values() for binding in bindings} == {"127.0.0.1"}, service
 
