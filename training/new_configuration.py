@@ -79,18 +79,25 @@ class Layout:
         types = {name: _time_type(values) for name, values in self.values.items()}
         column = self.column("time", is_needed=False)
         if column is None:
-            column = next((name for name in types if name not in others and (types[name] == "datetime" or self._has_epochs(name))), None)
+            column = next((name for name in types if name not in others and (types[name] == "datetime" or self.has_epochs(name))), None)
             by_values = f"time: column {column!r}, by its values"
             in_order = "no column looks like times: events count as in order of the file. If they have no order, say --time none"
             self.said.append(in_order if column is None else by_values)
         elif types[column] is None:
-            first = self.values[column][0].as_py()
-            raise InvalidData(f"{self.log.name}: column {column!r}", first, "a time: name another column with --time, or say --time file")
+            kinds = [_time_type(self.values[column].slice(row, 1)) for row in range(len(self.values[column]))]
+            wrong = next((row for row, kind in enumerate(kinds) if kind != kinds[0] or kind is None), 0)
+            value = self.values[column][wrong].as_py()
+            raise InvalidData(
+                f"{self.log.name}: column {column!r}",
+                value,
+                "a time: name another column with --time, or say --time file",
+            )
         return {} if column is None else {"timestamp": column, "timestamp_type": types[column]}
 
-    def _has_epochs(self, column: Column) -> bool:
+    def has_epochs(self, column: Column) -> bool:
+        """Whether all values of a column that has no name may be times."""
         texts = self.values[column].to_pylist()
-        return isinstance(column, int) and all(text.isdecimal() and int(text) in EPOCH for text in texts)
+        return isinstance(column, int) and all(re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) and int(float(text)) in EPOCH for text in texts)
 
 
 def write_configuration(log: Path, out: Path | None, force: bool, kind: str | None, given: Mapping[str, str | None]) -> Path:
@@ -104,8 +111,7 @@ def write_configuration(log: Path, out: Path | None, force: bool, kind: str | No
     """
     name = re.sub(r"[^a-z0-9._-]+", "-", log.name.lower().partition(".")[0]).strip("._-")[:64] or "model"
     out = Path(f"{name}.toml") if out is None else out
-    if out.exists() and not force:
-        raise InvalidConfig("--out", str(out), "a file that does not exist yet, or --force to write over it")
+    _check_out(out, log, force)
     with tempfile.TemporaryDirectory(dir=out.absolute().parent, prefix=".new-") as scratch:
         layout = _look(log, given, Path(scratch))
         query = layout.column("query", is_needed=kind in LINEAR_KINDS) if kind in (None, *LINEAR_KINDS) else None
@@ -123,7 +129,20 @@ def write_configuration(log: Path, out: Path | None, force: bool, kind: str | No
     return out
 
 
+def _check_out(out: Path, log: Path, force: bool) -> None:
+    if not str(out).isprintable():
+        raise InvalidConfig("--out", str(out), "a name without control characters")
+    if not out.absolute().parent.is_dir():
+        raise InvalidConfig("--out", str(out), "a file in a folder that exists")
+    if out.exists() and log.exists() and out.samefile(log):
+        raise InvalidConfig("--out", str(out), "another file than the log")
+    if out.is_dir() or (out.exists() and not force):
+        raise InvalidConfig("--out", str(out), "a file that does not exist yet, or --force to write over it")
+
+
 def _look(log: Path, given: Mapping[str, str | None], scratch: Path) -> Layout:
+    if not str(log).isprintable():  # surrogates of a name that is not UTF-8, too
+        raise InvalidData("log", str(log).encode("utf-8", "backslashreplace").decode(), "a name in UTF-8 without control characters")
     if not log.exists():
         raise InvalidData("log", str(log), "a file that exists, or a folder of Parquet files")
     if log.is_dir() or log.name.endswith((".parquet", ".parquet.gz")):
@@ -133,9 +152,11 @@ def _look(log: Path, given: Mapping[str, str | None], scratch: Path) -> Layout:
         return Layout(log, {"format": "parquet"}, dict(zip(batch.schema.names, batch.columns, strict=True)), given, ["Parquet"])
     try:
         with open_text(log, None) as text:
-            lines = [line for line in b"".join(islice(text, ROWS)).decode("utf-8-sig").splitlines() if line]
+            lines = [line for line in re.split(r" *\r?\n", b"".join(islice(text, ROWS)).decode("utf-8-sig")) if line]
     except UnicodeDecodeError:
         raise not_utf8(log) from None
+    except OSError as error:
+        raise InvalidData("log", str(log), f"a file that can be read to its end ({error})") from error
     return _text(log, lines, given)
 
 
@@ -149,6 +170,7 @@ def _text(log: Path, lines: list[str], given: Mapping[str, str | None]) -> Layou
     if separator is None:
         raise InvalidData(f"{log.name}: first line", lines[0] if lines else None, expected)
     first, *rest = split[separator]
+    is_wide = separator == " " and len(first) > 2
     is_header = any(cell in given.values() or _word(cell) in words for cell in first for words in NAMES.values())
     if not tables:
         if is_header or any(" " in cell or not cell for row in split[separator] for cell in row):
@@ -157,17 +179,26 @@ def _text(log: Path, lines: list[str], given: Mapping[str, str | None]) -> Layou
     if not is_header and not any(map(str.isdecimal, "".join(first))) and given["user"] is None:
         expected = "names of columns: say which with --user and --item; --user 0 if it is an event"
         raise InvalidData(f"{log.name}: first line", first, expected)
+    if is_header and not rest:
+        raise InvalidData(log.name, "names of columns alone", "events")
     names: list[Column] = [*first] if is_header else [*range(len(first))]
     values = {name: pa.array(column) for name, column in zip(names, zip(*(rest or [first]), strict=True), strict=True)}
     said = [f"text with {separator!r} between fields; the first line {'names the columns' if is_header else 'is an event'}"]
-    return Layout(log, {"format": "csv", "separator": separator, "header": is_header}, values, given, said)
+    layout = Layout(log, {"format": "csv", "separator": separator, "header": is_header}, values, given, said)
+    if is_wide and not is_header and given["user"] is None and not any(map(layout.has_epochs, names)):
+        expected = '--user 0 --item 1 if a line is an event; if it is a user, write format = { format = "lists", separator = " " } yourself'
+        raise InvalidData(f"{log.name}: first line", first, expected)
+    return layout
 
 
 def _rows(lines: list[str], separator: str) -> list[list[str]]:
     """The fields of each line. The last line may end inside of quotes where there are more, and is left out."""
     if len(separator) > 1:
         return [line.split(separator) for line in lines]
-    rows = list(filter(None, csv.reader(lines, delimiter=separator)))
+    try:
+        rows = list(filter(None, csv.reader(lines, delimiter=separator)))
+    except csv.Error:  # a field above the reader's limit
+        return []
     return rows[:-1] if len(lines) == ROWS else rows
 
 
@@ -189,7 +220,10 @@ def _histories(layout: Layout, kind: str | None, scratch: Path) -> tuple[str, li
     interactions = read_interactions(layout.log, LOG_FORMAT.checked(form | {"min_user_events": 1}), scratch)
     length_U = np.diff(interactions.offset_U1)
     kept = (least for least in LEAST_EVENTS if 2 * length_U[length_U >= least].sum() >= length_U.sum())
-    form["min_user_events"] = next(kept, LEAST_EVENTS[-1])
+    form["min_user_events"] = next(kept, None)
+    if form["min_user_events"] is None:
+        expected = "at least half of them of users with 2 or more; is the column of users another one? Say so with --user"
+        raise InvalidData(f"{layout.log.name}: events", f"{interactions.event_count:,} of {interactions.user_count:,} users", expected)
     layout.said.append(f"{interactions.user_count:,} users, {interactions.item_count:,} items, {interactions.event_count:,} events")
     layout.said.append(f"min_user_events: of {LEAST_EVENTS} the first with which half of the events stay")
     written = ", ".join(f"{key} = {_toml(value)}" for key, value in form.items())
@@ -221,4 +255,4 @@ def _word(name: object) -> str:
 
 
 def _toml(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -157,10 +157,15 @@ def test_options_say_what_names_do_not(tmp_path: Path) -> None:
         ("user_id,userid,item\n1,2,3\n", {}, r"column user: got \['user_id', 'userid'\], expected one of .*: say which with --user"),
         ("user,item\n1,2\n", {"user": "users"}, r"column user: got 'users', expected one of \['user', 'item'\]: say which with --user"),
         ("user,item,date\n1,2,May\n", {}, "column 'date': got 'May', expected a time: name another column with --time, or say --time file"),
+        ("user,item,time\n1,2,170\n1,3,\n", {}, "column 'time': got '', expected a time"),
+        ("user,item\n", {}, "log.csv: got 'names of columns alone', expected events"),
+        ("user,item\n1,2\n3,4\n", {}, "events: got '2 of 2 users', expected at least half of them of users with 2 or more"),
+        ("u1 i1 i2\nu2 i3 i4\n", {}, "first line: .* --user 0 --item 1 if a line is an event; if it is a user, write format"),
+        (f"user,item\n1,{'x' * 200_000}\n", {}, "first line: got"),
         ("user,item\n1,2\n,3\n", {}, "line 3, column user: got '', expected an id"),
         ("user,item\n1,2\n", {"kind": "xr-linear"}, r"column query: got None, expected one of \['user', 'item'\]: say which with --query"),
-        ("user,item\n1,2\n", {"kind": "tree"}, "kind: got 'tree', expected 'otm-robust'"),
-        ("user,item\n1,2\n", {"kind": "otm-sequence", "time": "none"}, "order is none: a set is no sequence"),
+        ("user,item\n1,2\n1,3\n", {"kind": "tree"}, "kind: got 'tree', expected 'otm-robust'"),
+        ("user,item\n1,2\n1,3\n", {"kind": "otm-sequence", "time": "none"}, "order is none: a set is no sequence"),
     ],
 )
 def test_a_log_that_cannot_be_read_or_says_too_little_is_refused(tmp_path: Path, content: str, given: dict[str, str], message: str) -> None:
@@ -168,6 +173,47 @@ def test_a_log_that_cannot_be_read_or_says_too_little_is_refused(tmp_path: Path,
     with pytest.raises((InvalidData, InvalidConfig), match=message):
         written(tmp_path / "log.csv", **given)
     assert not (tmp_path / "new.toml").exists()
+
+
+def test_a_cut_archive_is_refused_by_name(tmp_path: Path) -> None:
+    whole = gzip.compress(text(",", rows(), "user,item,rating,time").encode())
+    for content in (whole[: len(whole) // 2], b"user,item\n1,2\n"):
+        (tmp_path / "log.csv.gz").write_bytes(content)
+        with pytest.raises(InvalidData, match=r"log: got '.*log\.csv\.gz', expected a file that can be read to its end"):
+            written(tmp_path / "log.csv.gz")
+
+
+def test_the_log_is_never_written_over_and_odd_names_are_refused_or_kept(tmp_path: Path) -> None:
+    content = text(",", rows(), "user,item,rating,time")
+    log = tmp_path / 'a "b\x7f.csv'
+    log.write_text(content)
+    (tmp_path / "link.toml").symlink_to(log)
+    roles: dict[str, str | None] = dict.fromkeys(("user", "item", "time", "query"))
+    with pytest.raises(InvalidData, match="a name in UTF-8 without control characters"):
+        write_configuration(log, tmp_path / "new.toml", True, None, roles)
+    log = log.rename(tmp_path / 'a "b.csv')
+    (tmp_path / "link.toml").unlink()
+    (tmp_path / "link.toml").symlink_to(log)
+    for out, expected in ((log, "another file than the log"), (tmp_path / "link.toml", "another file than the log")):
+        with pytest.raises(InvalidConfig, match=expected):
+            write_configuration(log, out, True, None, roles)
+    for name, expected in (("a\nb.toml", "without control characters"), ("none/x.toml", "in a folder that exists")):
+        with pytest.raises(InvalidConfig, match=f"--out: .*{expected}"):
+            write_configuration(log, tmp_path / name, True, None, roles)
+    assert log.read_text() == content
+    assert tomllib.loads(write_configuration(log, tmp_path / "new.toml", True, None, roles).read_text())["data"]["log"] == str(log)
+
+
+def test_lines_end_where_the_reader_ends_them(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(text(",", rows(), "user,item,title,time").replace("4.5", "a\u2028b\x0bc"))
+    assert written(tmp_path / "log.csv")["data"]["format"]["item"] == "item"
+    (tmp_path / "lists.txt").write_text("u1 i1 i2 \nu2 i3 i4 i5 \n")
+    assert written(tmp_path / "lists.txt")["data"]["format"]["format"] == "lists"
+
+
+def test_fractions_of_seconds_are_times_without_a_name(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(text(",", rows(), None, lambda at: at + 0.5))
+    assert written(tmp_path / "log.csv")["data"]["format"]["timestamp_type"] == "float"
 
 
 @pytest.mark.parametrize(("events", "least"), [(12, 10), (7, 5), (4, 3), (2, 2)])
