@@ -38,9 +38,8 @@ class TableFormat(_Format):
     order: Order = Field(
         default="file",
         description=(
-            'order of a list: `"timestamp"`, `"file"`, `"none"`. `"timestamp"`: oldest first, ties in file order;'
-            ' the default where there is a timestamp column. `"file"`: the log is in order. `"none"`: items have '
-            "no order"
+            'order of a list: `"timestamp"` (the default with a timestamp column), `"file"`, `"none"`. `"timestamp"`: oldest first, ties in'
+            ' file order. `"file"`: the log is in order. `"none"`: items have no order'
         ),
     )
 
