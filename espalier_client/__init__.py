@@ -1,4 +1,4 @@
-"""A small typed client of the retrieval service. It needs httpx, httpcore below it, and nothing else; docs/serve.md shows its use."""
+"""A small typed client of the retrieval service. It needs httpx and nothing else; docs/serve.md shows its use."""
 
 from espalier_client.catalogue import Bin, Facets, FacetValue, ItemBelow, Node, TypicalValue
 from espalier_client.client import AsyncClient, Client
