@@ -24,8 +24,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import llvmlite  # type: ignore[import-untyped]  # it has no types
-import llvmlite.binding as llvm  # type: ignore[import-untyped]  # likewise
+import llvmlite
+import llvmlite.binding as llvm
 import numba
 import numpy as np
 from numba.core.codegen import get_host_cpu_features
@@ -118,7 +118,7 @@ def folders(package: Path) -> Iterator[Path]:
         yield Path(CONFIG.CACHE_DIR) / FOLDER
         return
     yield package / FOLDER
-    users = AppDirs(appname="espalier", appauthor=False)  # type: ignore[no-untyped-call]  # untyped
+    users = AppDirs(appname="espalier", appauthor=False)
     yield Path(users.user_cache_dir) / FOLDER
     private = Path(tempfile.gettempdir()) / f"espalier-{os.getuid()}"
     with suppress(OSError):
@@ -137,7 +137,7 @@ def names_of(package: Path) -> tuple[str, ...]:
     features = llvm.get_host_cpu_features()
     name, wanted = CONFIG.CPU_NAME, CONFIG.CPU_FEATURES
     if wanted is None:
-        wanted = get_host_cpu_features()  # type: ignore[no-untyped-call]  # untyped
+        wanted = get_host_cpu_features()
     own = Processor(name or llvm.get_host_cpu_name(), wanted)
     usable, common = [own], baseline()
     if common is not None and all(features.get(feature[1:], False) for feature in common.features.split(",")):

@@ -270,7 +270,7 @@ def _code_of(function: str, types: str) -> bytes:
     result = dispatcher.overloads[arguments]
     if result.lifted or result.library.has_dynamic_globals:
         raise ValueError(f"{function}: it has addresses of this process in it, and cannot be kept")
-    content: bytes = dumps(result._reduce())  # type: ignore[no-untyped-call]  # numba leaves it untyped
+    content: bytes = dumps(result._reduce())
     return content
 
 

@@ -104,7 +104,7 @@ class _Reader(NullCache):
         result = self._compiled_already(called, accepting)
         if result is None and (content := self._read(called, accepting)) is not None:
             target_context.refresh()
-            result = CompileResult._rebuild(target_context, *pickle.loads(content))  # type: ignore[no-untyped-call]  # untyped
+            result = CompileResult._rebuild(target_context, *pickle.loads(content))
         if result is not None and called != text_of(result.signature.args):
             result = result._replace(
                 signature=result.signature.replace(args=sig), metadata=None

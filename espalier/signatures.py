@@ -71,11 +71,11 @@ def _text(one: Any) -> str:
 def _type(tokens: deque[str]) -> Any:
     name = tokens.popleft()
     if name == "(":
-        return types.BaseTuple.from_types(_members(tokens))  # type: ignore[no-untyped-call]  # untyped
+        return types.BaseTuple.from_types(_members(tokens))
     if array := _ARRAY.fullmatch(name):
         return types.Array(getattr(types, array[1]), array[2].count(":"), "C", readonly=array[3] == "r")
     if ":" in name and tokens.popleft() == "(":
-        return types.BaseTuple.from_types(_members(tokens), function_of(name))  # type: ignore[no-untyped-call]  # untyped
+        return types.BaseTuple.from_types(_members(tokens), function_of(name))
     return getattr(types, name)
 
 

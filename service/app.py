@@ -106,7 +106,6 @@ def create_app(
     documentation.add_pages(app)
     if settings.console:
         add_console(app)
-    # The framework's documented way to change its document.
-    app.openapi = lambda: documentation.as_answered(describe(), answer_classes(), keys)  # type: ignore[method-assign]
+    app.openapi = lambda: documentation.as_answered(describe(), answer_classes(), keys)  # type: ignore[method-assign]  # as FastAPI tells its users to
     match_whole_paths(app)
     return app

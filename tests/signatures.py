@@ -53,5 +53,5 @@ def configure(config: pytest.Config) -> None:
     when_missing(policy_of(config))
     if config.getoption("--signatures") == "record":
         recorder = Recorder()
-        event.register("numba:compile", recorder)  # type: ignore[no-untyped-call]
+        event.register("numba:compile", recorder)
         config.add_cleanup(recorder.write)

@@ -155,13 +155,13 @@ def _parts(case: str, cell: Cell[Any], state: Any) -> Row:
         marks: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
         def marked(name: str, run: Callable[..., object], *given: Any, marks: list[Any] = marks) -> None:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             run(*given)
             end.record()
             marks.append((name, begin, end))
 
-        torch.cuda._sleep(AHEAD)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(AHEAD)
         marking(cell, marked, state)
         wait()
         for name, begin, end in marks:

@@ -37,7 +37,7 @@ def captured(run: Callable[[], object]) -> Callable[[], object]:
     """The same launches as one CUDA graph; without a GPU the run itself."""
     if not torch.cuda.is_available():
         return run
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         run()

@@ -44,7 +44,7 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series per series, which nobody reads
+        disable_created_metrics()
         self._folder: Path | None = None
         self._registry = registry = CollectorRegistry()
         self.counters = {name: Counter(name, row.help, row.labels, registry=registry) for name, row in COUNTERS.items()}

@@ -97,8 +97,8 @@ class AllWorkers(Collector):
         with counter_files.being_read(self._folder):
             for attempt in range(READS):
                 try:
-                    collector = MultiProcessCollector(None, str(self._folder))  # type: ignore[no-untyped-call]  # untyped
-                    found = [*collector.collect()]  # type: ignore[no-untyped-call]  # likewise
+                    collector = MultiProcessCollector(None, str(self._folder))
+                    found = [*collector.collect()]
                     break
                 except ValueError:
                     if attempt == READS - 1:

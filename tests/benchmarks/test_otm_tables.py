@@ -148,7 +148,7 @@ def test_plt_trains_on_children_of_relevant_nodes_alone() -> None:
     y_BM = torch.zeros(1, LEAVES)
     y_BM[0, 5] = 1
     g_BN = torch.zeros(1, 2 * LEAVES - 1, requires_grad=True)
-    loss_of("plt", g_BN, y_BM, torch.Generator()).backward()  # type: ignore[no-untyped-call]
+    loss_of("plt", g_BN, y_BM, torch.Generator()).backward()
     assert g_BN.grad is not None
     trained = {int(node) for node in g_BN.grad[0].nonzero()}
     path = {0}

@@ -355,7 +355,7 @@ def test_a_query_graph_with_an_unknown_operator_is_named(tmp_path: Path) -> None
         TorchGraph(model, torch.device("cpu"))
 
 
-class NoCopies(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+class NoCopies(TorchDispatchMode):
     """Fails where a tensor is copied from the host to the device, as a CUDA graph would."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

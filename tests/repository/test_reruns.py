@@ -50,12 +50,18 @@ def test_wrong():
 
 def run_of(file: Path, rerun: list[str], tier: str = "slow", status: int = 0) -> tuple[int, Any]:
     """The exit status of a run in which some tests were run again, and which ones were it too often."""
-    history, session = RerunHistory(file, tier), SimpleNamespace(exitstatus=status)
+    history = RerunHistory(file, tier)
+    session: Any = SimpleNamespace(exitstatus=status)
     for test in [*rerun, *rerun]:
-        history.pytest_runtest_logreport(SimpleNamespace(outcome="rerun", nodeid=test))  # type: ignore[arg-type]  # what a report has
-    history.pytest_runtest_logreport(SimpleNamespace(outcome="passed", nodeid="fine"))  # type: ignore[arg-type]
-    history.pytest_sessionfinish(session)  # type: ignore[arg-type]
+        history.pytest_runtest_logreport(report("rerun", test))
+    history.pytest_runtest_logreport(report("passed", "fine"))
+    history.pytest_sessionfinish(session)
     return session.exitstatus, history.often
+
+
+def report(outcome: str, test: str) -> Any:
+    """What the history reads of a report."""
+    return SimpleNamespace(outcome=outcome, nodeid=test)
 
 
 def test_the_third_rerun_in_ten_runs_fails_the_build(tmp_path: Path) -> None:

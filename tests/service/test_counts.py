@@ -28,7 +28,7 @@ def key(number: int, version: str = "1") -> str:
 
 def numbers(path: Path) -> dict[str, float]:
     """As prometheus_client reads them, and as we do, which must be the same."""
-    theirs = {name: value for name, value, *_ in MmapedDict.read_all_values_from_file(str(path))}  # type: ignore[no-untyped-call]
+    theirs = {name: value for name, value, *_ in MmapedDict.read_all_values_from_file(str(path))}
     assert theirs == dict(read(path))
     return {name: value for name, value in theirs.items() if FREE not in name}
 

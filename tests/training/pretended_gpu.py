@@ -39,7 +39,7 @@ def put_there(value: Any, there: bool = True) -> Any:
     return value
 
 
-class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch is
+class _Operations(TorchDispatchMode):
     """Every operation, of backward passes and optimisers too."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

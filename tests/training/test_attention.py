@@ -151,7 +151,7 @@ def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setitem(attention.BLOCK_BYTES, "cpu", 4 * 6 * 3 * 5 * queries)
         model.zero_grad()
         logits_BC = model.logits(model.state(history_BLT), nodes_BC, 0)
-        logits_BC.square().sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        logits_BC.square().sum().backward()
         found.append([logits_BC.detach(), *(parameter.grad for parameter in model.parameters())])
     for other in found[1:]:
         for one, same in zip(found[0], other, strict=True):
@@ -295,7 +295,7 @@ def share_of_right_answers(kind: str) -> float:
         history_BLT, nodes_BC, label_BC = batch(48)
         logits_BC = model.logits(model.state(history_BLT), nodes_BC, 0)
         optimiser.zero_grad()
-        torch.nn.functional.binary_cross_entropy_with_logits(logits_BC, label_BC.float()).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        torch.nn.functional.binary_cross_entropy_with_logits(logits_BC, label_BC.float()).backward()
         optimiser.step()
     history_BLT, nodes_BC, label_BC = batch(1000)
     with torch.no_grad():

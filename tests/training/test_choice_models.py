@@ -150,7 +150,7 @@ def test_one_item_has_nothing_to_say(loss: Loss) -> None:
     assert torch.autograd.grad(loss(f, all_real(f)).sum(), f)[0].abs().max() == 0
 
 
-class Elements(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Elements(TorchDispatchMode):
     """Counts the elements that operations read and make."""
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ def test_value_and_gradient_touch_a_number_of_elements_that_is_linear_in_the_ite
     for n in (1000, 2000, 4000):
         f = scores(1, 1, n).requires_grad_()
         with Elements() as elements:
-            loss(f, all_real(f)).sum().backward()  # type: ignore[no-untyped-call]
+            loss(f, all_real(f)).sum().backward()
         counts.append(elements.count)
     assert counts[2] - counts[1] == pytest.approx(2 * (counts[1] - counts[0]), rel=0.02)
     assert counts[2] < 4.1 * counts[0]
@@ -187,7 +187,7 @@ def test_the_gradient_beside_the_curvature_is_autograds_and_the_curvature_is_abo
     leaf = f.clone().requires_grad_()
     torch.testing.assert_close(gradient, torch.autograd.grad(loss(leaf, real).sum(), leaf)[0])
     printed = printed_elimination if model == "elimination" else printed_plackett_luce
-    hessian = torch.autograd.functional.hessian(printed, f[0])  # type: ignore[no-untyped-call]
+    hessian = torch.autograd.functional.hessian(printed, f[0])
     assert isinstance(hessian, Tensor)
     assert torch.linalg.eigvalsh(torch.diag(curvature[0]) - hessian).min() > -1e-10
     assert torch.linalg.eigvalsh(0.5 * torch.diag(curvature[0]) - hessian).min() < 0

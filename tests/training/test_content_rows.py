@@ -72,7 +72,7 @@ def test_updates_are_those_of_two_tables(seed: int, decay: float) -> None:
     for step in range(6):
         ours.zero_grad()
         with content.dropped(model, step):
-            step_of(target_ND, model.node_rows).backward()  # type: ignore[no-untyped-call]
+            step_of(target_ND, model.node_rows).backward()
         with content.followed(model, 1 - 0.05 * decay):
             ours.step()
 
@@ -83,7 +83,7 @@ def test_updates_are_those_of_two_tables(seed: int, decay: float) -> None:
         kept_N = torch.ones(tree.node_count)
         kept_N[leaf_I] = kept_I.float()
         rows_ND = (own * kept_N[:, None]).index_add(0, leaf_I, dense_IF @ table)
-        step_of(target_ND, rows_ND).backward()  # type: ignore[no-untyped-call]
+        step_of(target_ND, rows_ND).backward()
         theirs.step()
     whole_ND = own.detach().index_add(0, leaf_I, dense_IF @ table.detach())
     assert_allclose(model.content_table.detach(), table.detach(), atol=1e-5)

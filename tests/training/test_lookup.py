@@ -30,7 +30,7 @@ def test_lookups_and_their_gradients_are_those_of_embedding(seed: int, nodes: in
             found = [look(at, table) for at in visits]
             for one, at in zip(found, visits, strict=True):
                 assert torch.equal(one, rows[at])
-            torch.stack([(one * weight).sum() for one, weight in zip(found, weights, strict=True)]).sum().backward()  # type: ignore[no-untyped-call]
+            torch.stack([(one * weight).sum() for one, weight in zip(found, weights, strict=True)]).sum().backward()
         assert table.grad is not None
         return table.grad
 
@@ -46,7 +46,7 @@ def test_neighbouring_rows_and_their_gradients_are_those_of_a_slice(spans: list[
         parts = [slices(range(start, min(10, start + length)), table) for start, length in spans]
         total = torch.stack([(part**2).sum() for part in parts]).sum() + lookup(torch.tensor([2, 2]), table).sum()
         total = total + nn.functional.embedding(torch.tensor([2, 5]), table).sum()
-        total.backward()  # type: ignore[no-untyped-call]
+        total.backward()
         assert table.grad is not None
         return table.grad
 
@@ -55,6 +55,6 @@ def test_neighbouring_rows_and_their_gradients_are_those_of_a_slice(spans: list[
 
 def test_rows_that_were_computed_pass_their_gradient_on() -> None:
     table = nn.Parameter(torch.ones(4, 2))
-    lookup(torch.tensor([1, 1, 3]), 2 * table).sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    lookup(torch.tensor([1, 1, 3]), 2 * table).sum().backward()
     assert table.grad is not None
     assert table.grad.tolist() == [[0, 0], [4, 4], [0, 0], [2, 2]]

@@ -280,12 +280,12 @@ def check_loss(
     """The value and every gradient equal those of the terms, whose nodes and labels are plain numbers."""
     generator = torch.Generator().manual_seed(1)
     got = loss(model, Topology(tree, CPU), query, target_BP, config, generator)
-    got.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    got.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad(set_to_none=True)
     logits_BN = all_logits(model, tree, query)
     expected = cross_entropy(terms(logits_BN.detach()), logits_BN, len(target_BP))
-    expected.backward()  # type: ignore[no-untyped-call]
+    expected.backward()
     assert_allclose(got.item(), expected.item(), rtol=1e-4)
     for name, parameter in model.named_parameters():
         gradient = gradients[name]
@@ -454,7 +454,7 @@ def test_otm_robust_is_the_softmax_of_levels_whose_unvisited_rest_is_estimated(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("training.deep.objectives.otm_robust.last_whole_level", lambda *_: whole)
         got = otm_robust_loss(model, topology, query, target_BP, config, torch.Generator().manual_seed(1))
-    got.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    got.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad(set_to_none=True)
 

@@ -159,7 +159,7 @@ def test_over_whole_levels_the_loss_and_its_gradients_are_the_formulas(seed: int
     levels = ColumnSource(TOPOLOGY, np.ones(ITEMS), 4, whole=1000).levels(target_NP, rng)
     rows = [rows_ND[level.nodes_M] for level in levels]
     mine = level_softmax_loss(state_ND, rows, scale_LD, levels, inner_N, gamma, 0.7)
-    mine.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    mine.backward()
     parts = state_ND, rows_ND, scale_LD
     found = [part.grad for part in parts]
     expected = dense_loss(state_ND, rows_ND, scale_LD, target_NP, inner_N, gamma)

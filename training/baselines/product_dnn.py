@@ -223,7 +223,7 @@ def _train_step(
             loss = full_softmax_loss(user_BD, network.item_ID, network.bias_I, target_BP)
         else:
             loss = sampled_softmax_loss(user_BD, network.item_ID, network.bias_I, target_BP, *proposal.draw(config.negatives, generator))
-    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    loss.backward()
     optimiser.step()
     return loss.detach()
 

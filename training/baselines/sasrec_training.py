@@ -126,7 +126,7 @@ class Training:
             negative_S, log_weight_S = self.proposal.draw(config.negatives, self.generator)
             own_N = places_of(target_N, negative_S)
             loss = softmax_loss(state_ND, target_ND, lookup(negative_S, network.item_ID), own_N, log_weight_S)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        loss.backward()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         self.optimiser.step()
         self.step += 1

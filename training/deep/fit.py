@@ -237,7 +237,7 @@ def train_step(
             query = model_input(model, topology, instances.query[own])
             targets = on_device(instances.target_BP[own], device)
             loss = LOSSES[kind](model, topology, query, targets, objective, generator)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        loss.backward()
         combine_gradients(model)
     with nullcontext() if content is None else content.followed(model):
         optimiser.step()

@@ -88,7 +88,7 @@ def _trained(inputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor,
             logits = hidden @ layers[-2] + layers[-1]
             loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, targets[batch], weights[batch])
             optimiser.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]  # torch
+            loss.backward()
             optimiser.step()
             schedule.step()
     return layers

@@ -177,7 +177,7 @@ class _Run:
         rows_BN, present_BN = (array.to(self.device) for array in padded(self.query_offset, queries))
         loss_B = self._losses(rows_BN, present_BN, generator)
         self._optimizer.zero_grad()
-        loss_B.mean().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        loss_B.mean().backward()
         self._optimizer.step()
         if self.descent.max_norm is not None and isinstance(self.ranker.function, HighwayFunction):
             self.ranker.function.limit_norms(self.descent.max_norm)

@@ -191,7 +191,7 @@ def fit(method: str, data: Data, generator: torch.Generator, epochs: int) -> Ten
         for rows in torch.randperm(count, generator=generator).view(-1, BATCH):
             optimiser.zero_grad()
             loss = loss_of(method, data.x_BD[rows] @ theta_DN, data.y_BM[rows], generator)
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            loss.backward()
             optimiser.step()
             schedule.step()
     return theta_DN.detach()

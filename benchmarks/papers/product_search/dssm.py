@@ -96,8 +96,8 @@ def train_towers(task: Task, fold: Fold, item_bags: Sequence[Int64], cpu_s: floa
             loss = torch.nn.functional.cross_entropy(logits.masked_fill(torch.from_numpy(right), -1e9), torch.arange(len(rows)))
             sparse.zero_grad()
             dense.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            sparse.step()  # type: ignore[no-untyped-call]
+            loss.backward()
+            sparse.step()
             dense.step()
             losses.append(loss.item())
         print(f"  DSSM epoch {epoch + 1}: loss {np.mean(losses):.3f}, {time.process_time() - begin:.0f} CPU s", flush=True)

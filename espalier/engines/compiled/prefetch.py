@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir  # type: ignore[import-untyped]  # it has no types
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -22,7 +22,7 @@ READ, KEEP, DATA = 0, 3, 1
 def _ask(builder: Any, address: Any) -> None:
     word = ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")  # type: ignore[no-untyped-call]  # numba leaves it untyped
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     builder.call(function, [builder.bitcast(address, cgutils.voidptr_t), word(READ), word(KEEP), word(DATA)])
 
 
@@ -30,7 +30,7 @@ def _fetch(typing: Any, rows_ND: Any, n: Any, d: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        row_stride, column_stride = cgutils.unpack_tuple(builder, array.strides)  # type: ignore[no-untyped-call]  # likewise
+        row_stride, column_stride = cgutils.unpack_tuple(builder, array.strides)
         offset = builder.add(builder.mul(arguments[1], row_stride), builder.mul(arguments[2], column_stride))
         _ask(builder, builder.gep(builder.bitcast(array.data, cgutils.voidptr_t), [offset]))
         return context.get_dummy_value()

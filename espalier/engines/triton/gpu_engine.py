@@ -92,7 +92,7 @@ class GpuEngine(ABC, Generic[AnyCell]):
         self.bundle = bundle
         self.device = torch.device(device)
         self.shapes, self.tuning = shapes or FixedShapes(), tuning or Tuning()
-        self._stream = torch.cuda.Stream() if device == "cuda" else None  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._stream = torch.cuda.Stream() if device == "cuda" else None
         self._lock = threading.RLock()
         self._every_item = every_item(tree)
         self._unrestricted = unrestricted_mask(tree)

@@ -86,7 +86,7 @@ class SequenceSteps:
         self.optimiser.zero_grad(set_to_none=False)  # new arrays of the node rows' size take longer than old ones
         with nullcontext() if self.content is None else self.content.dropped(self.model, config.seed * 1_000_003 + step):
             loss = self._loss(next(self.batches), np.random.default_rng([config.seed, 3, step]))
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            loss.backward()
             combine_gradients(self.model)
         clip_gradients(self.model, MAX_NORM)  # the gradient of the content table counts
         kept = 1 - rate * config.optimiser.weight_decay
