@@ -151,11 +151,6 @@ class Bundle:
         return tuple(Bundle(self.path, manifest, place) for place, manifest in enumerate((first, *others)))
 
     @cached_property
-    def unstacked(self) -> Bundle:
-        """This bundle without its stacking: what an engine of trees searches."""
-        return Bundle(self.path, self.manifest.model_copy(update={"stacking": None}), self.place)
-
-    @cached_property
     def tree(self) -> Tree:
         """The tree, of a forest the first one."""
         if self.manifest.trees:

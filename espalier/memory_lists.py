@@ -8,9 +8,9 @@ X excluded leaves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from espalier.read_only import read_only
 from espalier.search import NodeMask
 from espalier.thread_scratch import ThreadScratch
 from espalier.tree import Tree
+
+if TYPE_CHECKING:
+    from espalier.live.overlay import Overlay
 
 Array = NDArray[Any]
 EVERY_NODE, NO_NODES, NO_VALUES = read_only(np.empty(0, np.bool_), np.empty(0, np.int64), np.empty(0, np.float32))
@@ -72,6 +75,31 @@ class MemoryLists:
         return self.nodes[mine], self.values[mine]
 
 
+class LiveEntries(NamedTuple):
+    """What is live, as a memory takes it. All arrays are read-only.
+
+    entries   the entries of live items, `live` of `memory_sums.py`
+    parent_R  int64: the parent of each handle's live leaf, −1 for one that has none
+    row_W, handle_W  int64: trained item rows that have a live leaf, ascending, and their handles
+    """
+
+    entries: tuple[Array, ...]
+    parent_R: Array
+    row_W: Array
+    handle_W: Array
+
+    @staticmethod
+    def of(overlay: Overlay) -> LiveEntries:
+        """Those of a snapshot."""
+        leaves, live = overlay.trees[0], overlay.memory
+        entries = NO_ENTRIES
+        if live is not None:
+            entries = read_only(live.source_S, live.place_S, live.begin_P, live.end_P, live.target, live.value)
+        parent_R = np.full(overlay.handles, -1, np.int64)
+        parent_R[leaves.handle_X] = leaves.parent_X
+        return LiveEntries(entries, *read_only(parent_R, overlay.row_W, overlay.handle_W))
+
+
 class MemoryTree:
     """A memory on its tree: makes the lists of histories. Used by any number of threads."""
 
@@ -82,26 +110,21 @@ class MemoryTree:
         self.sums = ThreadScratch(lambda handles: (np.zeros(tree.leaf_count), np.zeros(handles)))
         """float64[#leaves], and of at least so many handles."""
 
-    @property
-    def item_count(self) -> int:
-        """Of a shard those of the whole bundle, all of which have entries."""
-        return len(self.trained[0]) - 1
+    def lists(self, history_BT: Array, eligible: EligibleNodes, live: LiveEntries | None = None) -> MemoryLists:
+        """The nodes with memory for histories of item rows (int64[B, T], −1: no item, the last item last).
 
-    def lists(self, history_BT: Array, eligible: EligibleNodes) -> MemoryLists:
-        """See `espalier.search.MemoryLookup`."""
-        return self.lists_with(history_BT, eligible, NO_ENTRIES, lambda mask: NO_LEAVES)
-
-    def lists_with(
-        self, history_BT: Array, eligible: EligibleNodes, live: tuple[Array, ...], leaves_of: Callable[[NodeMask | None], tuple[Array, ...]]
-    ) -> MemoryLists:
-        """The lists with live entries and live leaves, see `memory_lists`. leaves_of: the live leaves for queries of a mask."""
+        eligible  what each query may visit: memory of other leaves does not count
+        live      what is live; None: nothing
+        """
         parts = []
-        for begin, end, mask in _runs(eligible.mask_B):
+        for begin, end, mask, live_R in _runs(eligible):
             excluded_BX = np.empty((end - begin, 0), np.int64) if eligible.excluded is None else eligible.excluded.leaves_BX[begin:end]
             arrays = read_only(history_BT[begin:end], EVERY_NODE if mask is None else mask.eligible_N, excluded_BX)
-            leaves = leaves_of(mask)
+            entries, leaves = NO_ENTRIES, NO_LEAVES
+            if live is not None and live_R is not None:
+                entries, leaves = live.entries, (live.parent_R, *read_only(live_R), live.row_W, live.handle_W)
             with self.sums.of(len(leaves[0])) as sums:
-                parts.append(MemoryLists(*memory_lists(*arrays, self.trained, live, leaves, self._tree, *sums)))
+                parts.append(MemoryLists(*memory_lists(*arrays, self.trained, entries, leaves, self._tree, *sums)))
         if len(parts) == 1:
             return parts[0]
         offset_B = np.append(0, np.cumsum(np.concatenate([NO_NODES, *(np.diff(part.offset_B) for part in parts)])))
@@ -109,12 +132,14 @@ class MemoryTree:
         return MemoryLists(offset_B, np.concatenate(nodes), np.concatenate(values))
 
 
-def _runs(mask_B: tuple[NodeMask | None, ...]) -> Iterator[tuple[int, int, NodeMask | None]]:
-    """Queries begin … end − 1 that follow each other and have one mask."""
+def _runs(eligible: EligibleNodes) -> Iterator[tuple[int, int, NodeMask | None, NDArray[np.bool_] | None]]:
+    """Queries begin … end − 1 that follow each other and have one mask and one array of live items."""
+    masks = eligible.mask_B
+    lives = eligible.live_BR or (None,) * len(masks)
     begin = 0
-    for b in range(1, len(mask_B) + 1):
-        if b == len(mask_B) or mask_B[b] is not mask_B[begin]:
-            yield begin, b, mask_B[begin]
+    for b in range(1, len(masks) + 1):
+        if b == len(masks) or masks[b] is not masks[begin] or lives[b] is not lives[begin]:
+            yield begin, b, masks[begin], lives[begin]
             begin = b
 
 

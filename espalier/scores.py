@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.manifest import Calibration, Ranking
-from espalier.search import NO_ITEM, Frontier, LevelTrace, SearchResult
+from espalier.search import NO_ITEM, LevelTrace, SearchResult
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -28,7 +28,6 @@ def finish(
     trace: tuple[LevelTrace, ...] | None,
     finite_B: NDArray[np.bool_] | None = None,
     keys_BM: NDArray[np.float32] | None = None,
-    frontiers: tuple[Frontier, ...] = (),
 ) -> SearchResult:
     """The result of a search from its best leaves: places past a query's m, or of rank −inf, hold no item.
 
@@ -52,7 +51,6 @@ def finish(
         complete_B=count_B >= np.minimum(m_B, eligible_B),
         trace=trace,
         finite_B=finite_B,
-        frontiers=frontiers,
     )
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -38,8 +39,8 @@ class NodeMask:
     eligible_N  bool[N]   True where an eligible item lies below the node, a leaf's own item included
     items   how many items are eligible
     others  what it leaves of a forest's other trees: the masks of the second, the third …
-    live_R  bool[R]: which live items it lets pass, by handle (espalier.live.overlay), items with later handles not; None: none of them.
-            Then `eligible_N` counts live items as items below, and `items` too
+    live_R  bool[R]: which live items it lets pass, by handle (espalier.live.overlay), items with later handles not. Then `eligible_N`
+            counts live items as items below, and `items` too. None: the query sees the bundle alone, also in its history
     at      the mask of another snapshot of the live catalogue (espalier.live.overlay.Overlay), None if this mask is of that snapshot;
             None: it is the same for all of them
     """
@@ -56,25 +57,14 @@ class NodeMask:
             raise InvalidQuery("mask_B", f"a mask of {1 + len(self.others)} trees", f"a mask of at least {1 + place}, as the forest has")
         return self if place == 0 else self.others[place - 1]
 
+    @cached_property
+    def every_tree_N(self) -> NDArray[np.bool_]:
+        """bool: `eligible_N` of all trees, one after the other."""
+        return np.concatenate([self.eligible_N, *(mask.eligible_N for mask in self.others)]) if self.others else self.eligible_N
+
     @property
     def nbytes(self) -> int:
-        return int(self.eligible_N.nbytes) + sum(mask.nbytes for mask in self.others)
-
-
-class MemoryLookup(Protocol):
-    """Which nodes a memory lifts for a history, see `espalier.memory_lists`."""
-
-    @property
-    def item_count(self) -> int:
-        """Item rows of histories must be below this."""
-        ...
-
-    def lists(self, history_BT: NDArray[Any], eligible: Any) -> Any:
-        """The nodes with memory (`MemoryLists`) for histories of item rows (int64[B, T], −1: no item, the last item last).
-
-        eligible  what each query may visit (`EligibleNodes`): memory of other leaves does not count
-        """
-        ...
+        return int(self.eligible_N.nbytes) + 2 * sum(mask.nbytes for mask in self.others)
 
 
 @dataclass(frozen=True)
@@ -86,15 +76,6 @@ class SearchParams:
     exclude_BE    int64[B, E] or None   item rows that must not come back, NO_ITEM as padding; repeats are allowed
     trace         keep the candidates and the beams of each level in the result
     mask_B        None, or each query's NodeMask, None where all items are eligible; queries of one filter should share one object
-    frozen_B      bool[B] or None   queries that see the bundle alone, without live items; read by `LiveEngine` alone
-    frontier      give the beam above the leaves too, see `Frontier`
-    states_BLS    float32, as query.onnx gives them, or None. An engine of graphs then encodes nothing; `queries` must have been checked,
-                  and only a memory reads them
-    unstacked     the order of the trees themselves, where a bundle has stacking: for who wants the beam alone
-    memory        asked in place of the bundle's own memory, where histories hold more than its items; None: its own
-    deadline      point of time.perf_counter() by which the answer must be there; an engine that asks other machines gives what has come by
-                  then, others do not look at it; None: any time
-    origin        names and values that go with a search to other machines, of the first request in it: X-Request-Id, traceparent
     """
 
     beam_size_B: NDArray[np.int64]
@@ -102,13 +83,6 @@ class SearchParams:
     exclude_BE: NDArray[np.int64] | None = None
     trace: bool = False
     mask_B: tuple[NodeMask | None, ...] | None = None
-    frozen_B: NDArray[np.bool_] | None = None
-    frontier: bool = False
-    states_BLS: NDArray[np.float32] | None = None
-    unstacked: bool = False
-    memory: MemoryLookup | None = None
-    deadline: float | None = None
-    origin: tuple[tuple[str, str], ...] = ()
 
     @staticmethod
     def uniform(
@@ -123,13 +97,6 @@ class SearchParams:
         mask_B = None if mask is None else (mask,) * batch
         return SearchParams(np.full(batch, beam_size, np.int64), np.full(batch, m, np.int64), exclude_BE, trace, mask_B)
 
-    def of_tree(self, place: int) -> SearchParams:
-        """The same for a forest's tree, counted from 0."""
-        if self.mask_B is None:
-            return self
-        mask_B = tuple(None if mask is None else mask.of_tree(place) for mask in self.mask_B)
-        return replace(self, mask_B=mask_B)
-
     def take(self, queries: NDArray[np.int64]) -> SearchParams:
         """Those of the queries at some positions (int64)."""
         return replace(
@@ -138,8 +105,6 @@ class SearchParams:
             m_B=self.m_B[queries],
             exclude_BE=None if self.exclude_BE is None else self.exclude_BE[queries],
             mask_B=None if self.mask_B is None else tuple(self.mask_B[b] for b in queries.tolist()),
-            frozen_B=None if self.frozen_B is None else self.frozen_B[queries],
-            states_BLS=None if self.states_BLS is None else self.states_BLS[queries],
         )
 
     def check(self, batch: int, items: int, nodes: int | None = None) -> None:
@@ -167,6 +132,21 @@ class SearchParams:
 
 
 @dataclass(frozen=True)
+class SearchContext:
+    """What goes with a search to other machines; an engine that asks none does not look at it.
+
+    deadline  point of time.perf_counter() by which the answer must be there, with what has come by then; None: with all, at any time
+    origin    names and values of the first request in the call: X-Request-Id, traceparent
+    """
+
+    deadline: float | None = None
+    origin: tuple[tuple[str, str], ...] = ()
+
+
+NO_CONTEXT = SearchContext()
+
+
+@dataclass(frozen=True)
 class LevelTrace:
     """What one level of a search scored and kept, for every query of the call.
 
@@ -189,23 +169,6 @@ class LevelTrace:
     candidate_ranks_BC: NDArray[np.float32]
     keys_BK: NDArray[np.float32]
     candidate_keys_BC: NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Frontier:
-    """The beam of a tree on the level above the leaves, for every query of a call: the nodes whose children were scored.
-
-    Where the search starts on level H these are all nodes of level H − 1 that are eligible and, where they were scored, have a finite rank;
-    in a tree of height 1 the root, with rank 0. With γ = 0 the ranks of levels that were not scored are 0.
-
-    nodes_BK   int64[B, K]     ascending, −1 behind them as padding
-    ranks_BK   float32[B, K]   −inf there
-    states_BS  float32[B, S]   the query states of the leaf level; None for linear scorers
-    """
-
-    nodes_BK: NDArray[np.int64]
-    ranks_BK: NDArray[np.float32]
-    states_BS: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True)
@@ -244,7 +207,6 @@ class SearchResult:
     trace         the levels from the smallest start level of the call to H, when asked for; of a forest those of its first tree
     finite_B      bool[B]         for vectors: False iff some node that was scored has a logit that is not finite; None for other kinds
     other_traces  a forest's other trees, when asked for; on the last level of a forest's tree every leaf that was scored is kept
-    frontiers     one for each tree, when asked for
     coverage      which shards answered; None where the engine holds the whole catalogue
     """
 
@@ -257,7 +219,6 @@ class SearchResult:
     trace: tuple[LevelTrace, ...] | None = None
     finite_B: NDArray[np.bool_] | None = None
     other_traces: tuple[tuple[LevelTrace, ...], ...] = ()
-    frontiers: tuple[Frontier, ...] = ()
     coverage: Coverage | None = None
 
     @property
@@ -279,8 +240,12 @@ class Engine(Protocol):
         """ε: how far a rank may be from exact arithmetic; closer candidates may change places."""
         ...
 
-    def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+    def search(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
         """The top m eligible items of each query. The same query gives the same answer in any batch. One search at a time."""
+        ...
+
+    def candidates(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
+        """The same before the last stage orders the best candidates anew, where the bundle has one."""
         ...
 
     def warm_up(self) -> None:

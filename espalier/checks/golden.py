@@ -7,16 +7,13 @@ training does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.checks.golden_answers import GoldenAnswers, check_same, check_shards
-from espalier.engines.given_states import states_shape
 from espalier.errors import BundleCorrupt
 from espalier.items import Items
 from espalier.manifest import GraphScorer
@@ -93,13 +90,16 @@ def encode_table(bundle: Bundle, table: pa.Table) -> QueryBatch:
     return encode_queries(bundle, bundle.items, table.column(bundle.manifest.query.kind).to_pylist())
 
 
-def golden_queries(bundle: Bundle, table: pa.Table) -> tuple[QueryBatch, NDArray[np.float32] | None]:
-    """The queries of a golden table, and for a shard of graphs their states (float32[B, L, S]).
+def golden_queries(bundle: Bundle, table: pa.Table) -> QueryBatch:
+    """The queries of a golden table, for a shard of graphs with their states.
 
     Raises KeyError where a column is missing, BundleCorrupt where one does not hold what it should.
     """
     if bundle.manifest.shard is None or not isinstance(bundle.manifest.scorer, GraphScorer):
-        return encode_table(bundle, table), None
+        return encode_table(bundle, table)
+    from espalier.engines.encode import states_shape  # numba takes a while to import
+    from espalier.engines.stages import GivenQueries
+
     file, shape = bundle.path / "golden.parquet", states_shape(bundle, len(table))
     flat = [np.asarray(row or (), np.float32) for row in table.column(STATES).to_pylist()]
     wrong = [b for b, row in enumerate(flat) if len(row) != shape[1] * shape[2] or not np.isfinite(row).all()]
@@ -107,11 +107,12 @@ def golden_queries(bundle: Bundle, table: pa.Table) -> tuple[QueryBatch, NDArray
         raise BundleCorrupt(f"{file}: row {wrong[0]} of {STATES}: expected {shape[1] * shape[2]} finite numbers")
     states_BLS = np.concatenate([np.empty(0, np.float32), *flat]).reshape(shape)
     if not isinstance(bundle.graph_kind, HistoryKind):
-        return encode_table(bundle, table), states_BLS
+        own = encode_table(bundle, table)
+        return GivenQueries(own.kind, own.rows, states_BLS)
     queries = pad_histories(bundle.graph_kind, [np.asarray(row or (), np.int64) for row in table.column(HISTORY_ROWS).to_pylist()])
     if queries.array.max(initial=PADDING) >= bundle.manifest.history_items:
         raise BundleCorrupt(f"{file}: {HISTORY_ROWS} has item row {queries.array.max()}, the whole bundle {bundle.manifest.history_items}")
-    return queries, states_BLS
+    return GivenQueries(queries.kind, queries.rows, states_BLS)
 
 
 def encode_queries(bundle: Bundle, items: Items, queries: Sequence[Any]) -> QueryBatch:
@@ -144,22 +145,24 @@ def verify_golden(bundle: Bundle, engine: Engine, table: pa.Table | None = None)
         if bundle.manifest.memory is not None:
             table.column(KEYS)
         expected = GoldenAnswers.of(table.column("item_rows").to_pylist(), *golden_ranks(table))
-        queries, states_BLS = golden_queries(bundle, table)
+        queries = golden_queries(bundle, table)
     except KeyError as error:
         raise BundleCorrupt(f"{bundle.path / 'golden.parquet'}: {error}") from error
-    params = SearchParams(beam_size_B.astype(np.int64), m_B.astype(np.int64), states_BLS=states_BLS)
+    params = SearchParams(beam_size_B.astype(np.int64), m_B.astype(np.int64))
     result, rounding = engine.search(queries, params), engine.rounding
     if result.coverage is None or len(result.coverage.items_S) == 1:
         return check_same(bundle, engine.name, expected, result, margin_B, rounding)
     if bundle.stacking is not None:
-        from espalier.engines.stacked import STRETCH, Stacker, widened  # numba takes a while to import
+        from espalier.engines.reorder import STRETCH, Stacker  # numba takes a while to import
 
         candidates = golden_candidates(bundle, table)
         stored = candidates.as_result(bundle.manifest.result_ranking, int(params.m_B.max(initial=0)))
-        ordered = Stacker(bundle, bundle.stacking).ordered(queries, stored, params.m_B)
+        stacker = Stacker(bundle, bundle.stacking)
+        ordered = stacker.ordered(queries, stored, params.m_B)
         check_same(bundle, "stacking of the stored candidates", expected, ordered, margin_B, STACKING_ROUNDING)
-        unstacked = replace(widened(params, bundle.stacking, bundle.manifest.tree.items), unstacked=True)
-        expected, result, rounding = candidates, engine.search(queries, unstacked), engine.rounding / STRETCH
+        wanted_B = stacker.wanted(params.m_B, bundle.manifest.tree.items)
+        found = engine.candidates(queries, SearchParams(params.beam_size_B, wanted_B))
+        expected, result, rounding = candidates, found, engine.rounding / STRETCH
     return check_shards(bundle, engine.name, expected, result, rounding)
 
 

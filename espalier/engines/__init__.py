@@ -11,21 +11,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 from espalier.bundle import Bundle
 from espalier.errors import DeviceUnavailable, UnsupportedGraph
-from espalier.search import Device, Engine, Precision
+from espalier.search import Device, Precision
 
 if TYPE_CHECKING:
-    from espalier.engines.forest import ForestEngine
-    from espalier.engines.live.engine import LiveSearch
+    from espalier.engines.pipeline import Pipeline
+    from espalier.engines.stages import TreeSearch
 
-T = TypeVar("T", bound=Engine)
 log = logging.getLogger(__name__)
 
-Opener = Callable[[Bundle, int, Precision], Engine]
-"""Bundle, threads and precision → engine. Raises DeviceUnavailable or UnsupportedGraph."""
+Opener = Callable[[Bundle, int, Precision], "TreeSearch"]
+"""Bundle, threads and precision → what searches its trees. Raises DeviceUnavailable or UnsupportedGraph."""
 
 
 @dataclass(frozen=True)
@@ -53,46 +52,46 @@ class EngineEntry:
         return f"{' and '.join(missing)} not installed (extra `gpu`)" if missing else ""
 
 
-def _triton(bundle: Bundle, threads: int, precision: Precision) -> Engine:
+def _triton(bundle: Bundle, threads: int, precision: Precision) -> TreeSearch:
     from espalier.engines.triton.graph_engine import TritonEngine
 
     return TritonEngine(bundle, precision=precision)
 
 
-def _sparse_cuda(bundle: Bundle, threads: int, precision: Precision) -> Engine:
+def _sparse_cuda(bundle: Bundle, threads: int, precision: Precision) -> TreeSearch:
     from espalier.engines.triton.linear_engine import open_sparse_cuda
 
     return open_sparse_cuda(bundle, precision=precision)
 
 
-def _onnx_cuda(bundle: Bundle, threads: int, precision: Precision) -> Engine:
-    from espalier.engines.onnx import engine
+def _onnx_cuda(bundle: Bundle, threads: int, precision: Precision) -> TreeSearch:
+    from espalier.engines.onnx.engine import OnnxSearch
 
-    return engine.OnnxEngine(bundle, "cuda", threads=threads)
-
-
-def _compiled_cpu(bundle: Bundle, threads: int, precision: Precision) -> Engine:
-    from espalier.engines.compiled.engine import CompiledEngine
-
-    return CompiledEngine(bundle, threads)
+    return OnnxSearch(bundle, "cuda", threads)
 
 
-def _onnx_cpu(bundle: Bundle, threads: int, precision: Precision) -> Engine:
-    from espalier.engines.onnx import engine
+def _compiled_cpu(bundle: Bundle, threads: int, precision: Precision) -> TreeSearch:
+    from espalier.engines.compiled.engine import DenseSearch
 
-    return engine.OnnxEngine(bundle, "cpu", threads=threads)
-
-
-def _sparse_cpu(bundle: Bundle, threads: int, precision: Precision) -> Engine:
-    from espalier.engines.linear.engine import open_sparse_cpu
-
-    return open_sparse_cpu(bundle, threads)
+    return DenseSearch(bundle, threads)
 
 
-def _reference(bundle: Bundle, threads: int, precision: Precision) -> Engine:
-    from espalier.engines.reference import ReferenceEngine
+def _onnx_cpu(bundle: Bundle, threads: int, precision: Precision) -> TreeSearch:
+    from espalier.engines.onnx.engine import OnnxSearch
 
-    return ReferenceEngine(bundle)
+    return OnnxSearch(bundle, "cpu", threads)
+
+
+def _sparse_cpu(bundle: Bundle, threads: int, precision: Precision) -> TreeSearch:
+    from espalier.engines.linear.engine import SparseSearch
+
+    return SparseSearch(bundle, threads)
+
+
+def _reference(bundle: Bundle, threads: int, precision: Precision) -> TreeSearch:
+    from espalier.engines.reference_search import ReferenceSearch
+
+    return ReferenceSearch(bundle)
 
 
 _ALL_PRECISIONS: tuple[Precision, ...] = ("float32", "float16", "bfloat16")
@@ -129,7 +128,7 @@ def gpu_usable() -> bool:
 
 def open_engine(
     bundle: Bundle, device: Device = "auto", engine: str | None = None, threads: int = 1, precision: Precision = "float32"
-) -> Engine:
+) -> Pipeline:
     """The best engine for a bundle on a device.
 
     device     `auto` takes a GPU where there is one that some engine can use. Raises DeviceUnavailable for `cuda` without one
@@ -137,17 +136,8 @@ def open_engine(
     threads    intra-op threads of one CPU search; one process per core with one thread each scales best
     precision  of node rows and products, or of weights. Raises DeviceUnavailable where the engine has only others
     """
-    return _open(bundle, device, engine, threads, precision, _opened)
+    from espalier.engines.pipeline import Pipeline
 
-
-def open_live_engine(
-    bundle: Bundle, device: Device = "auto", engine: str | None = None, threads: int = 1, precision: Precision = "float32"
-) -> LiveSearch:
-    """The same engine, over which items come and go (espalier.live). Raises as `open_engine`."""
-    return _open(bundle, device, engine, threads, precision, _opened_live)
-
-
-def _open(bundle: Bundle, device: Device, engine: str | None, threads: int, precision: Precision, opened_by: Callable[..., T]) -> T:
     name = f"{bundle.manifest.name} version {bundle.manifest.version}"
     refused: dict[str, str] = {}
     for candidate in _candidates(bundle, device, engine):
@@ -160,7 +150,7 @@ def _open(bundle: Bundle, device: Device, engine: str | None, threads: int, prec
         if not reason:
             _check_precision(bundle, candidate, precision)
             try:
-                opened = opened_by(entry, bundle, threads, precision)
+                opened = Pipeline(bundle, entry.open(bundle, threads, precision))
             except UnsupportedGraph as error:
                 reason = str(error)
             except DeviceUnavailable as error:
@@ -173,43 +163,6 @@ def _open(bundle: Bundle, device: Device, engine: str | None, threads: int, prec
         refused[candidate] = reason
         log.info("%s cannot run on %s: %s", name, candidate, reason)
     raise DeviceUnavailable("; ".join(f"{candidate} cannot run {name}: {reason}" for candidate, reason in refused.items()))
-
-
-def _opened(entry: EngineEntry, bundle: Bundle, threads: int, precision: Precision) -> Engine:
-    """The engine; `reference` does what comes after the trees by itself."""
-    if bundle.manifest.stacking is None or entry.open is _reference:
-        return entry.open(bundle, threads, precision)
-    from espalier.engines.stacked import StackedEngine
-
-    return StackedEngine(bundle, entry.open(bundle.unstacked, threads, precision))
-
-
-def _opened_live(entry: EngineEntry, bundle: Bundle, threads: int, precision: Precision) -> LiveSearch:
-    if bundle.manifest.stacking is not None:
-        from espalier.engines.live.stacked import LiveStackedEngine
-
-        return LiveStackedEngine(bundle, _opened_live(entry, bundle.unstacked, threads, precision))
-    if bundle.manifest.trees:
-        from espalier.engines.live.forest import LiveForestEngine
-
-        return LiveForestEngine(_opened_forest(entry, bundle, threads, precision))
-    from espalier.engines.live.engine import LiveEngine
-
-    return LiveEngine(bundle, entry.open(bundle, threads, precision))
-
-
-def _opened_forest(entry: EngineEntry, bundle: Bundle, threads: int, precision: Precision) -> ForestEngine:
-    """The engine of a forest whose trees give all leaves that they scored."""
-    from espalier.engines.forest import ForestEngine
-
-    if entry.open is _reference:
-        from espalier.engines.live.reference_tree import ReferenceTree
-
-        return ForestEngine(bundle, [ReferenceTree(alone) for alone in bundle.alone])
-    opened = entry.open(bundle, threads, precision)
-    if not isinstance(opened, ForestEngine):
-        raise UnsupportedGraph(f"{opened.name} searches the trees of a forest as one, which takes no live items")
-    return opened
 
 
 def _candidates(bundle: Bundle, device: Device, engine: str | None) -> list[str]:

@@ -18,17 +18,18 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
 from espalier.bundle import Bundle
-from espalier.engines.given_states import check_queries
+from espalier.engines.encode import check_queries
 from espalier.engines.onnx.graphs import read_graph
 from espalier.engines.reference_scores import log_mean, log_near, ranks_of
 from espalier.engines.reference_stacking import stacked
+from espalier.engines.stages import GivenQueries
 from espalier.errors import BundleCorrupt
-from espalier.manifest import GraphScorer, LinearScorer
-from espalier.masks.eligibility import EligibleNodes, every_item
-from espalier.memory import Memory
+from espalier.manifest import LinearScorer
+from espalier.masks.eligibility import every_item
+from espalier.memory_lists import MemoryLists
 from espalier.queries import HistoryKind, QueryBatch, VectorKind
 from espalier.scores import finish, log_scores
-from espalier.search import NO_ITEM, Frontier, LevelTrace, MemoryLookup, NodeMask, SearchParams, SearchResult
+from espalier.search import NO_CONTEXT, NO_ITEM, LevelTrace, NodeMask, SearchContext, SearchParams, SearchResult
 from espalier.text.sparse_rows import SparseRows
 from espalier.trace import from_start_level
 
@@ -90,12 +91,10 @@ class ReferenceEngine:
     def close(self) -> None:
         """Nothing to free."""
 
-    def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
-        if params.unstacked and self.bundle.stacking is not None:
-            return ReferenceEngine(self.bundle.unstacked).search(queries, params)
+    def search(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
+        """See `Engine`; it takes no live items."""
         tree = self.bundle.tree
-        known = self.bundle.manifest.history_items if params.memory is None else params.memory.item_count
-        check_queries(self.bundle, queries, params, None if self._memory is None else known)
+        check_queries(self.bundle, queries)
         params.check(len(queries), tree.item_count, tree.node_count)
         width = int(params.m_B.max(initial=0))
         rows_BM = np.full((len(queries), width), NO_ITEM, np.int64)
@@ -113,28 +112,12 @@ class ReferenceEngine:
         vectors_finite_B = finite_B if isinstance(queries.kind, VectorKind) else None
         ranking = self.bundle.manifest.result_ranking
         result = finish(ranking, params.m_B, eligible_B, rows_BM, ranks_BM, None, vectors_finite_B, keys_BM)
-        if params.frontier:
-            result = replace(result, frontiers=tuple(self._frontier(queries, params, *entry) for entry in enumerate(paths)))
         if not params.trace:
             return result
         first, *others = (
-            from_start_level(alone.tree, params.beam_size_B, _trace(path)) for alone, path in zip(self._alone, paths, strict=True)
+            from_start_level(alone.tree, params.beam_size_B, traced(path)) for alone, path in zip(self._alone, paths, strict=True)
         )
         return replace(result, trace=first, other_traces=tuple(others))
-
-    def _frontier(self, queries: QueryBatch, params: SearchParams, place: int, paths: list[list[Step]]) -> Frontier:
-        """That of a forest's tree, counted from 0, of the queries' steps in it."""
-        tree, gamma = self._alone[place].tree, self.bundle.manifest.ranking.gamma
-        nodes, ranks = [], []
-        for b, path in enumerate(paths):
-            is_ranked = tree.height > 1 and (gamma > 0 or tree.start_level(int(params.beam_size_B[b])) < tree.height)
-            nodes.append(path[-2].kept_K if tree.height > 1 else np.zeros(1, np.int64))
-            kept_C = np.isin(path[-2].candidates_C, path[-2].kept_K) if is_ranked else np.zeros(0, np.bool_)
-            ranks.append(path[-2].ranks_C[kept_C] if is_ranked else np.zeros(len(nodes[-1]), np.float32))
-        states = None
-        if isinstance(self.bundle.manifest.scorer, GraphScorer):
-            states = np.stack([self._query_states(queries, params, b)[-1] for b in range(len(paths))])
-        return Frontier(_stack(nodes, -1), _stack(ranks, -np.inf), states)
 
     def found(self, queries: QueryBatch, params: SearchParams, b: int) -> Found:
         """All items that the search of query b scored; more than m of them."""
@@ -189,17 +172,32 @@ class ReferenceEngine:
         follow  another engine's beams (ascending node numbers by level) to go on from instead of the own ones, for a replay
         place   which tree of a forest, from 0; it keeps all leaves that it scored
         """
-        tree, ranking = self._alone[place].tree, self.bundle.manifest.ranking
-        state_LS = self._query_states(queries, params, b)
-        eligible = self.eligible_nodes(params, b, place)
-        eligible_N = eligible.eligible_N
+        eligible_N = self.eligible_nodes(params, b, place).eligible_N
         part_N = None
-        if self._memory is not None and params.memory is not None:
-            part_N = self._looked_up(self._memory, params.memory, queries.array[b : b + 1], eligible)
+        if isinstance(queries, GivenQueries) and queries.memory is not None:
+            part_N = self.lifted(queries.memory, b)
         elif self._memory is not None:
             part_N = self.memory_parts(queries.array[b], eligible_N)
+        beam_size, wanted = int(params.beam_size_B[b]), self._wanted(params, b)
+        return self.walk(self._query_states(queries, b), eligible_N, part_N, (beam_size, wanted), follow, place)
+
+    def walk(
+        self,
+        state_LS: NDArray[np.float32],
+        eligible_N: NDArray[np.bool_],
+        part_N: NDArray[np.float32] | None,
+        sizes: tuple[int, int],
+        follow: Mapping[int, NDArray[np.int64]] | None = None,
+        place: int = 0,
+    ) -> list[Step]:
+        """The search of one query in a tree.
+
+        part_N  λ · mem of every node, None where there is no memory
+        sizes   the beam size, and how many leaves of the only tree are kept
+        """
+        tree, ranking = self._alone[place].tree, self.bundle.manifest.ranking
         kept_K, rank_K = np.zeros(1, np.int64), np.zeros(1, np.float32)
-        start = tree.start_level(int(params.beam_size_B[b]))
+        start = tree.start_level(sizes[0])
         steps = []
         for level in range(1, tree.height + 1):
             candidates_C, parent_C = tree.children(kept_K)
@@ -213,9 +211,9 @@ class ReferenceEngine:
             if scored:
                 present_C = finite_C & np.isfinite(ranks_C) & np.isfinite(keys_C)
                 candidates_C, ranks_C, keys_C = candidates_C[present_C], ranks_C[present_C], keys_C[present_C]
-            size = int(params.beam_size_B[b])
+            size = sizes[0]
             if level == tree.height:
-                size = self._wanted(params, b) if len(self._alone) == 1 else len(candidates_C)
+                size = sizes[1] if len(self._alone) == 1 else len(candidates_C)
             best = np.sort(np.argsort(-keys_C, kind="stable")[:size])
             kept_K = candidates_C[best]
             steps.append(Step(level, candidates_C, ranks_C, keys_C, kept_K, bool(finite_C.all()) or not scored))
@@ -235,9 +233,8 @@ class ReferenceEngine:
 
         A mask may have open nodes without an eligible item of the bundle below: those above live items (espalier.live).
         """
-        params, tree = params.of_tree(place), self._alone[place].tree
-        mask = None if params.mask_B is None else params.mask_B[b]
-        mask = every_item(tree) if mask is None else mask
+        tree, mask = self._alone[place].tree, None if params.mask_B is None else params.mask_B[b]
+        mask = every_item(tree) if mask is None else mask.of_tree(place)
         if params.exclude_BE is None:
             return mask
         eligible_N, gone = mask.eligible_N.copy(), 0
@@ -249,10 +246,11 @@ class ReferenceEngine:
                 node = -1 if eligible_N[node] else int(tree.parent[node])
         return replace(mask, eligible_N=eligible_N, items=mask.items - gone)
 
-    def _query_states(self, queries: QueryBatch, params: SearchParams, b: int) -> NDArray[np.float32]:
-        """float32[L, S]: the states of query b, encoded here unless the parameters bring them."""
-        states_BLS = self.states(queries.take(np.array([b]))) if params.states_BLS is None else params.states_BLS[b : b + 1]
-        return np.asarray(states_BLS[0])
+    def _query_states(self, queries: QueryBatch, b: int) -> NDArray[np.float32]:
+        """float32[L, S]: the states of query b, encoded here unless it brings them."""
+        if isinstance(queries, GivenQueries) and queries.states_BLS is not None:
+            return queries.states_BLS[b]
+        return np.asarray(self.states(queries.take(np.array([b])))[0])
 
     def states(self, queries: QueryBatch) -> NDArray[np.float32]:
         """float32[B, L, S] or float32[B, 1, S]: what the query encoder makes of a batch; of features the dense vector."""
@@ -289,11 +287,10 @@ class ReferenceEngine:
             np.maximum.at(mem_N, tree.parent[nodes], mem_N[nodes])
         return np.float32(memory.key_weight) * mem_N.astype(np.float32)
 
-    def _looked_up(self, memory: Memory, lookup: MemoryLookup, history_1T: NDArray[Any], eligible: NodeMask) -> NDArray[np.float32]:
-        """float32[N]: λ · mem of every node for one history, by another's sums."""
-        lists = lookup.lists(history_1T, EligibleNodes(np.array([eligible.items]), (eligible,), None))
-        part_N = np.zeros(self.bundle.tree.node_count, np.float32)
-        part_N[lists.nodes] = np.float32(memory.key_weight) * lists.values
+    def lifted(self, lists: MemoryLists, b: int) -> NDArray[np.float32]:
+        """float32[N]: λ · mem of every node for query b, by another's sums."""
+        part_N, (nodes, values) = np.zeros(self.bundle.tree.node_count, np.float32), lists.of(b)
+        part_N[nodes] = np.float32(0 if self._memory is None else self._memory.key_weight) * values
         return part_N
 
     def logits(self, state_LS: NDArray[np.float32], level: int, nodes_C: NDArray[np.int64], place: int = 0) -> NDArray[np.float32]:
@@ -330,25 +327,26 @@ def _sum(ranks_C: NDArray[np.float32], parts_C: NDArray[np.float32]) -> NDArray[
         return ranks_C + parts_C
 
 
-def _trace(paths: list[list[Step]]) -> tuple[LevelTrace, ...]:
+def traced(paths: list[list[Step]]) -> tuple[LevelTrace, ...]:
+    """The levels of some queries' searches of a tree."""
     levels = []
     for steps in zip(*paths, strict=True):
         kept = [np.isin(step.candidates_C, step.kept_K) for step in steps]
         levels.append(
             LevelTrace(
                 steps[0].level,
-                _stack([step.kept_K for step in steps], -1),
-                _stack([step.ranks_C[mine] for step, mine in zip(steps, kept, strict=True)], -np.inf),
-                _stack([step.candidates_C for step in steps], -1),
-                _stack([step.ranks_C for step in steps], -np.inf),
-                _stack([step.keys_C[mine] for step, mine in zip(steps, kept, strict=True)], -np.inf),
-                _stack([step.keys_C for step in steps], -np.inf),
+                stacked_rows([step.kept_K for step in steps], -1),
+                stacked_rows([step.ranks_C[mine] for step, mine in zip(steps, kept, strict=True)], -np.inf),
+                stacked_rows([step.candidates_C for step in steps], -1),
+                stacked_rows([step.ranks_C for step in steps], -np.inf),
+                stacked_rows([step.keys_C[mine] for step, mine in zip(steps, kept, strict=True)], -np.inf),
+                stacked_rows([step.keys_C for step in steps], -np.inf),
             )
         )
     return tuple(levels)
 
 
-def _stack(rows: list[NDArray[Any]], filler: float) -> NDArray[Any]:
+def stacked_rows(rows: list[NDArray[Any]], filler: float) -> NDArray[Any]:
     """Rows of different lengths as one array."""
     stacked = np.full((len(rows), max(map(len, rows))), filler, rows[0].dtype)
     for to, row in zip(stacked, rows, strict=True):

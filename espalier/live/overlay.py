@@ -75,10 +75,13 @@ class LiveLeaves:
         position_R[self.handle_X] = np.arange(len(self.handle_X))
         return position_R
 
+    def positions(self, handles: Int64) -> Int64:
+        """int64: where the leaves of some handles are, −1 where one has none."""
+        known = handles < len(self.position_R)
+        return np.where(known, self.position_R[np.where(known, handles, 0)] if len(self.position_R) else -1, -1)
+
     def under(self, nodes_K: Int64) -> tuple[Int64, Int64]:
-        """int64[C] and int64[C]: positions 0 … X − 1 of the live leaves under some nodes (ascending), and the place 0 … K − 1 of each one's
-        parent.
-        """
+        """int64[C] and int64[C]: positions 0 … X − 1 of the live leaves under some nodes, and the place 0 … K − 1 of each one's parent."""
         if not len(self.parent_Y) or not len(nodes_K):
             return np.empty(0, np.int64), np.empty(0, np.int64)
         at_K = np.minimum(np.searchsorted(self.parent_Y, nodes_K), len(self.parent_Y) - 1)

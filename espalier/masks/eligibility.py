@@ -4,7 +4,7 @@ Turns eligible items into a mask over the nodes, and the item rows that a query 
 nodes below which nothing eligible is left. Masking those inside the search (instead of dropping items afterwards) is what makes
 min(m, eligible) results come back. Knows no filters: see `filters.py`.
 
-Legend: B queries, E excluded items, X excluded nodes, N nodes, I items, C children.
+Legend: B queries, E excluded items, X excluded nodes, N nodes, I items, C children, R handles of live items.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,9 @@ from numpy.typing import NDArray
 from espalier.errors import InvalidQuery
 from espalier.search import NO_ITEM, NodeMask, SearchParams
 from espalier.tree import Tree
+
+if TYPE_CHECKING:
+    from espalier.live.overlay import Overlay
 
 NO_NODE = -1
 
@@ -76,7 +80,7 @@ class ExcludedNodes:
 
     leaves_BX  int64[B, X]   excluded leaves
     inner_BX   int64[B, X]   inner nodes below which every eligible item is excluded (another X)
-    count_B    int64[B]      distinct excluded items that were eligible
+    count_B    int64[B]      distinct excluded items that were eligible, live ones included
     """
 
     leaves_BX: NDArray[np.int64]
@@ -90,16 +94,19 @@ class ExcludedNodes:
 
 @dataclass(frozen=True, eq=False)
 class EligibleNodes:
-    """What the queries of one search may visit: the nodes of their masks, without those that they exclude.
+    """What the queries of one search may visit of a tree: the nodes of their masks, without those that they exclude.
 
     items_B   int64[B]: how many items are eligible
     mask_B    each query's mask, None where every node is eligible
     excluded  None without exclusions
+    live_BR   bool[R] of each query: its eligible live items by handle, later handles are not; None: the query sees the bundle alone.
+              Empty where nothing is live
     """
 
     items_B: NDArray[np.int64]
     mask_B: tuple[NodeMask | None, ...]
     excluded: ExcludedNodes | None
+    live_BR: tuple[NDArray[np.bool_] | None, ...] = ()
 
     @property
     def groups(self) -> list[tuple[NDArray[np.int64], NodeMask | None]]:
@@ -110,26 +117,42 @@ class EligibleNodes:
     def take(self, queries: NDArray[np.int64]) -> EligibleNodes:
         """Those of some queries (int64 positions)."""
         excluded = None if self.excluded is None else self.excluded.take(queries)
-        return EligibleNodes(self.items_B[queries], tuple(self.mask_B[b] for b in queries.tolist()), excluded)
+        chosen = queries.tolist()
+        live_BR = tuple(self.live_BR[b] for b in chosen) if self.live_BR else ()
+        return EligibleNodes(self.items_B[queries], tuple(self.mask_B[b] for b in chosen), excluded, live_BR)
 
 
-def eligible_nodes(tree: Tree, params: SearchParams, batch: int, unrestricted: NodeMask | None) -> EligibleNodes:
-    """What the `batch` queries of a search may visit. The first step of every engine but the reference, which shares no code.
+def eligible_nodes(
+    tree: Tree, params: SearchParams, unrestricted: NodeMask | None, place: int = 0, overlay: Overlay | None = None
+) -> EligibleNodes:
+    """What the queries of a search may visit of a tree. Every engine searches by it but the reference, which shares no code.
 
+    params        checked
     unrestricted  `unrestricted_mask` of the tree, for queries without a filter
-    Raises InvalidQuery where the parameters do not fit the queries or the tree.
+    place         which tree of a forest it is, from 0
+    overlay       what is live, None where nothing is
+    Raises InvalidQuery where a mask was made for fewer trees.
     """
-    params.check(batch, tree.item_count, tree.node_count)
-    if params.mask_B is None and params.exclude_BE is None:
-        return EligibleNodes(np.full(batch, tree.item_count, np.int64), (unrestricted,) * batch, None)
-    mask_B = params.mask_B or (None,) * batch
-    excluded = None
-    if params.exclude_BE is not None and params.exclude_BE.size:
-        excluded = excluded_nodes(tree, params.exclude_BE, params.mask_B)
-    items_B = np.array([tree.item_count if mask is None else mask.items for mask in mask_B], np.int64)
-    if excluded is not None:
-        items_B -= excluded.count_B
-    return EligibleNodes(items_B, tuple(mask or unrestricted for mask in mask_B), excluded)
+    batch, live_BR = len(params.m_B), tuple[NDArray[np.bool_] | None, ...]()
+    every, eligible = unrestricted, tree.item_count
+    if overlay is not None:
+        every = unrestricted if overlay.standing is None else overlay.standing.of_tree(place)
+        eligible = overlay.eligible
+    if params.mask_B is None:
+        items_B, mask_B = np.full(batch, eligible, np.int64), (every,) * batch
+        live_BR = () if overlay is None else (overlay.eligible_R,) * batch
+    else:
+        items_B = np.array([eligible if mask is None else mask.items for mask in params.mask_B], np.int64)
+        mask_B = tuple(every if mask is None else mask.of_tree(place) for mask in params.mask_B)
+        if overlay is not None:
+            live_BR = tuple(overlay.eligible_R if mask is None else mask.live_R for mask in params.mask_B)
+    if params.exclude_BE is None or not params.exclude_BE.size:
+        return EligibleNodes(items_B, mask_B, None, live_BR)
+    if overlay is None:
+        excluded = excluded_nodes(tree, params.exclude_BE, mask_B)
+    else:
+        excluded, live_BR = excluded_with_live_items(tree, params.exclude_BE, mask_B, overlay, place, live_BR)
+    return EligibleNodes(items_B - excluded.count_B, mask_B, excluded, live_BR)
 
 
 def widened_beam(beam_size: int, eligible: int, items: int, most: float) -> int:
@@ -151,32 +174,105 @@ def excluded_nodes(tree: Tree, exclude_BE: NDArray[np.int64], mask_B: Sequence[N
 
     An inner node is excluded when all of its eligible children are. O(E · levels with excluded nodes).
     """
-    batch, nodes = len(exclude_BE), tree.node_count
+    mask_B = mask_B or (None,) * len(exclude_BE)
     query, slot = np.nonzero(exclude_BE != NO_ITEM)
-    key = np.unique(query * nodes + tree.leaf_of_item[exclude_BE[query, slot]])  # (query, node) pairs as one sorted number
-    if mask_B is not None:
-        key = key[_eligible(tree, mask_B, *np.divmod(key, nodes))]
-    leaves_BX = _pad(batch, nodes, key)
-    inner = [np.empty(0, np.int64)]
-    while len(key):
-        query, node = np.divmod(key, nodes)
-        up = query * nodes + tree.parent[node]  # sorted as `key` is, since children are contiguous
-        first = np.flatnonzero(np.append(True, up[1:] != up[:-1]))
-        up, excluded = up[first], np.diff(np.append(first, len(up)))
-        query, node = np.divmod(up, nodes)
+    key = _eligible_leaves(tree, query, exclude_BE[query, slot], mask_B)
+    count_B = np.bincount(key // tree.node_count, minlength=len(exclude_BE))
+    inner = _closed_nodes(tree, mask_B, *_up(tree, key))
+    return ExcludedNodes(_pad(len(exclude_BE), tree.node_count, key), _pad(len(exclude_BE), tree.node_count, inner), count_B)
+
+
+def excluded_with_live_items(
+    tree: Tree,
+    exclude_BE: NDArray[np.int64],
+    mask_B: Sequence[NodeMask | None],
+    overlay: Overlay,
+    place: int,
+    live_BR: tuple[NDArray[np.bool_] | None, ...],
+) -> tuple[ExcludedNodes, tuple[NDArray[np.bool_] | None, ...]]:
+    """The same where items are live: a parent is excluded when its eligible children and live leaves are. And `live_BR` without them."""
+    batch, nodes, leaves = len(exclude_BE), tree.node_count, overlay.trees[place]
+    query, slot = np.nonzero(exclude_BE != NO_ITEM)
+    rows = exclude_BE[query, slot]
+    handles = overlay.handles_of(rows)
+    trained = rows < overlay.items
+    key = _eligible_leaves(tree, query[trained], rows[trained], mask_B)
+    pair = np.unique(query[handles >= 0] * overlay.handles + handles[handles >= 0])
+    live_query, handle = np.divmod(pair, max(overlay.handles, 1))
+    position = leaves.positions(handle)
+    there = (position >= 0) & _live_eligible(live_BR, live_query, handle)
+    live_query, handle, parent = live_query[there], handle[there], leaves.parent_X[position[there]]
+    count_B = np.bincount(key // nodes, minlength=batch) + np.bincount(live_query, minlength=batch)
+    up, excluded = _up(tree, key)
+    up, of = np.unique(np.concatenate([up, live_query * nodes + parent]), return_inverse=True)
+    excluded = np.bincount(of, np.append(excluded, np.ones(len(parent), np.int64)), minlength=len(up)).astype(np.int64)
+    above_query, above = np.divmod(up, nodes)
+    position, of = leaves.under(above)
+    still = np.bincount(of[_live_eligible(live_BR, above_query[of], leaves.handle_X[position])], minlength=len(up))
+    inner = _closed_nodes(tree, mask_B, up, excluded, still)
+    without = list(live_BR)
+    for b in np.unique(live_query).tolist():
+        live_R = live_BR[b]
+        if live_R is not None:
+            without[b] = live_R = live_R.copy()
+            live_R[handle[live_query == b]] = False
+    return ExcludedNodes(_pad(batch, nodes, key), _pad(batch, nodes, inner), count_B), tuple(without)
+
+
+def _eligible_leaves(tree: Tree, query: NDArray[np.int64], rows: NDArray[np.int64], mask_B: Sequence[NodeMask | None]) -> NDArray[np.int64]:
+    """int64, ascending, each once: query · N + leaf of the pairs of a query and an item row whose leaf is eligible."""
+    key = np.unique(query * tree.node_count + tree.leaf_of_item[rows])
+    eligible: NDArray[np.int64] = key[_eligible(tree, mask_B, *np.divmod(key, tree.node_count))]
+    return eligible
+
+
+def _up(tree: Tree, key: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The parents of nodes (query · N + node, ascending), ascending, each once; and how many of the nodes each has."""
+    query, node = np.divmod(key, tree.node_count)
+    up = query * tree.node_count + tree.parent[node]  # sorted as `key` is, since children are contiguous
+    first = np.flatnonzero(np.append(True, up[1:] != up[:-1])) if len(up) else np.empty(0, np.int64)
+    return up[first], np.diff(np.append(first, len(up)))
+
+
+def _closed_nodes(
+    tree: Tree,
+    mask_B: Sequence[NodeMask | None],
+    up: NDArray[np.int64],
+    excluded: NDArray[np.int64],
+    more: NDArray[np.int64] | int = 0,
+) -> NDArray[np.int64]:
+    """int64, ascending: the inner nodes (query · N + node) below which nothing eligible is left, the root aside.
+
+    up, excluded  nodes above leaves, and how many of their eligible leaves are excluded; more: how many they have besides children
+    """
+    closed = [np.empty(0, np.int64)]
+    while len(up):
+        query, node = np.divmod(up, tree.node_count)
         children_C, of_C = tree.children(node)
         eligible = np.bincount(of_C[_eligible(tree, mask_B, query[of_C], children_C)], minlength=len(up))
-        key = up[(excluded == eligible) & (node > 0)]  # the root is never scored
-        inner.append(key)
-    return ExcludedNodes(leaves_BX, _pad(batch, nodes, np.sort(np.concatenate(inner))), np.count_nonzero(leaves_BX != NO_NODE, axis=1))
+        key = up[(excluded == eligible + more) & (node > 0)]  # the root is never scored
+        closed.append(key)
+        up, excluded = _up(tree, key)
+        more = 0
+    return np.sort(np.concatenate(closed))
 
 
-def _eligible(tree: Tree, mask_B: Sequence[NodeMask | None] | None, query: NDArray[np.int64], node: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _live_eligible(live_BR: Sequence[NDArray[np.bool_] | None], query: NDArray[np.int64], handle: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether each (query, handle) pair is eligible before exclusions."""
+    eligible = np.zeros(len(query), np.bool_)
+    for live_R in {id(live_R): live_R for live_R in live_BR if live_R is not None}.values():
+        of_mask = np.array([other is live_R for other in live_BR])[query]
+        mine = np.flatnonzero(of_mask & (handle < len(live_R)))
+        eligible[mine] = live_R[handle[mine]]
+    return eligible
+
+
+def _eligible(tree: Tree, mask_B: Sequence[NodeMask | None], query: NDArray[np.int64], node: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Whether each (query, node) pair is eligible before exclusions."""
-    masks = list(dict.fromkeys(mask_B or (None,)))
+    masks = list(dict.fromkeys(mask_B))
     is_eligible: NDArray[np.bool_] = tree.items_below[node] > 0 if masks[0] is None else masks[0].eligible_N[node]
     if len(masks) > 1:
-        of_mask = np.array([masks.index(mask) for mask in mask_B or ()])[query]
+        of_mask = np.array([masks.index(mask) for mask in mask_B])[query]
         for f, mask in enumerate(masks[1:], start=1):
             mine = of_mask == f
             is_eligible[mine] = tree.items_below[node[mine]] > 0 if mask is None else mask.eligible_N[node[mine]]

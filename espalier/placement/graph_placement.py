@@ -13,9 +13,11 @@ Legend: B queries, D node row.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,22 +25,23 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.checks.heldout import read_heldout
 from espalier.content.rows import ContentRows
-from espalier.frontier import joined
+from espalier.engines.results import joined_frontiers
+from espalier.engines.stages import ParentsFound
 from espalier.items import Items
 from espalier.live.overlay import Overlay
 from espalier.live.rows import Entries, LiveRow
 from espalier.manifest import InnerProductForm
+from espalier.masks.eligibility import every_item
 from espalier.placement.evidence import Evidence
 from espalier.placement.graph_rows import Background, NearRows, RowScale, Trial, best_parent, scale_of, shifts_of, trial_items
 from espalier.placement.memory_rows import MemoryRows, merged
-from espalier.placement.parents import Parents, Votes, best_first, summed, votes_of_search
+from espalier.placement.parents import Parents, Search, Votes, best_first, summed, votes_of_search
 from espalier.queries import HistoryKind, QueryBatch
-from espalier.search import Frontier, SearchParams, SearchResult
+from espalier.search import NodeMask, SearchParams
 from espalier.tree import EMPTY_LEAF
 
 Floats = NDArray[np.float64]
 Int64 = NDArray[np.int64]
-Search = Callable[[QueryBatch, SearchParams], SearchResult]
 
 PRIOR = 1.0
 """κ, in events."""
@@ -54,6 +57,14 @@ TRIALS, TRIAL_EVENTS = 512, 8
 """Trained items that are placed to find the shift, and most events of each."""
 NONE = np.empty(0, np.int64), np.empty(0)
 """The memory of an item that nothing lifts."""
+
+
+class Led(NamedTuple):
+    """Where an event led to. b: which query of the call it is; items_M: rows of the trained items that it found, best first."""
+
+    found: ParentsFound
+    b: int
+    items_M: Int64
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,15 +101,16 @@ class GraphPlacement:
         if not items:
             return []
         scale = self._scale(search)
-        found = Searched.of(self.bundle, [item.events for item in items], search, 1 if self._is_product else NEAREST)
+        m = min(1 if self._is_product else NEAREST, self.bundle.manifest.search.max_m)
+        found = self._searched([item.events for item in items], search, m)
         with_fields = [i for i, item in enumerate(items) if self.takes_fields and item.fields]
         content = dict(zip(with_fields, self._content.of([items[i].fields or {} for i in with_fields]), strict=True)) if with_fields else {}
-        return [(self._parents(item, found.of_item(i), content.get(i), scale, known, overlay),) for i, item in enumerate(items)]
+        return [(self._parents(item, found[i], content.get(i), scale, known, overlay),) for i, item in enumerate(items)]
 
     def _parents(
         self,
         item: Evidence,
-        found: list[tuple[Frontier, Int64, int]],
+        found: list[Led],
         content_D: NDArray[np.float32] | None,
         scale: RowScale,
         known: Items,
@@ -109,7 +121,7 @@ class GraphPlacement:
             fields_row = LiveRow(scale.shifted(alone.row_D, 0).astype(np.float32), memory_from=self._named(alone.memory, known))
             return Parents(best_first([(1.0, alone.votes)]), lambda _: fields_row)
         like = [self._leaf(int(row), overlay) for row in item.like]
-        parts: list[tuple[float, Votes]] = [(1.0, votes_of_search(frontier, [b])) for frontier, _, b in found]
+        parts: list[tuple[float, Votes]] = [(1.0, votes_of_search(one.found.frontiers[0], [one.b])) for one in found]
         parts += [(1.0, (np.array([parent]), np.ones(1))) for parent, _ in like]
         if content_D is not None:
             parts.append((PRIOR, self._nearest(content_D.astype(np.float64), scale)))
@@ -134,13 +146,13 @@ class GraphPlacement:
         row_D = scale.shifted(row_D, events) if events else row_D
         return LiveRow(row_D.astype(np.float32), memory_from=memory)
 
-    def _row_of_events(self, found: list[tuple[Frontier, Int64, int]], scale: RowScale) -> Floats:
+    def _row_of_events(self, found: list[Led], scale: RowScale) -> Floats:
         """e of the module; zeros without events."""
         if not found:
             return np.zeros(len(scale.row_S))
         if self._is_product:
-            return scale.row_of_events(np.mean([_state(frontier, b) for frontier, _, b in found], axis=0, dtype=np.float64))
-        rows = [self._rows(self._tree.leaf_of_item[items_M]).mean(0) for _, items_M, _ in found if len(items_M)]
+            return scale.row_of_events(np.mean([_states(one.found)[one.b] for one in found], axis=0, dtype=np.float64))
+        rows = [self._rows(self._tree.leaf_of_item[one.items_M]).mean(0) for one in found if len(one.items_M)]
         if not rows:
             return scale.row_S
         row_D: Floats = np.stack(rows).mean(0)
@@ -219,22 +231,18 @@ class GraphPlacement:
         batch = len(held.queries)
         if not batch:
             return scale_of(self._tree, rows_ND, None)
-        blocks = [np.arange(begin, min(begin + AT_ONCE, batch)) for begin in range(0, batch, AT_ONCE)]
-        results = []
-        for block in blocks:
-            part = held.queries.take(block)
-            params = SearchParams.uniform(len(part), defaults.beam_size, defaults.m)
-            results.append(search(part, replace(params, frontier=True, frozen_B=np.ones(len(part), np.bool_))))
-        frontier = joined([(block, result.frontiers[0]) for block, result in zip(blocks, results, strict=True)], batch)
-        scale = scale_of(self._tree, rows_ND, frontier.states_BS)
+        found = self._in_blocks(held.queries, search, defaults.beam_size, defaults.m)
+        states_BS = np.concatenate([_states(block) for block in found])
+        scale = scale_of(self._tree, rows_ND, states_BS)
         if scale.is_free_S.all():
             return scale
         histories = np.asarray(held.queries.array, np.int64) if isinstance(held.queries.kind, HistoryKind) else None
         background = Background(
             histories,
-            frontier,
-            np.concatenate([result.item_rows_BM for result in results]),
-            np.concatenate([np.where(result.count_B == defaults.m, result.keys_BM[:, -1], -np.inf) for result in results]),
+            joined_frontiers([block.frontiers for block in found])[0],
+            states_BS,
+            np.concatenate([block.result.item_rows_BM for block in found]),
+            np.concatenate([np.where(block.result.count_B == defaults.m, block.result.keys_BM[:, -1], -np.inf) for block in found]),
             held.relevant,
         )
         trials, manifest = self._trials(background, scale), self.bundle.manifest
@@ -252,7 +260,7 @@ class GraphPlacement:
             parent, count = best_parent(background.frontier, queries), len(queries)
             if parent < 0:
                 continue
-            events_D = scale.row_of_events(np.mean([_state(background.frontier, b) for b in queries], axis=0, dtype=np.float64))
+            events_D = scale.row_of_events(np.mean(background.states_BS[queries], axis=0, dtype=np.float64))
             row_D = scale.capped((count * events_D + PRIOR * self._mean_row(parent)) / (count + PRIOR))
             histories = background.history_BT
             memory = NONE if self._memory is None or histories is None else self._memory.of(histories[queries])
@@ -272,46 +280,42 @@ class GraphPlacement:
                 trials.append(Trial(item, [], alone.row_D, int(parents[0]), alone.memory))
         return trials
 
+    # -- searches -------------------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True, eq=False)
-class Searched:
-    """The searches of some items' events. results: of blocks of AT_ONCE queries; begin: the first query of each item, and the end;
-    items: trained ones.
-    """
+    @cached_property
+    def _trained(self) -> NodeMask:
+        """Of queries that see the bundle alone: the same evidence says the same, whatever else is live."""
+        return every_item(self._tree)
 
-    results: list[SearchResult]
-    begin: Int64
-    items: int
-
-    @staticmethod
-    def of(bundle: Bundle, events: Sequence[QueryBatch], search: Search, m: int) -> Searched:
-        begin = np.cumsum([0, *(len(batch) for batch in events)])
-        results = []
-        if begin[-1]:
-            queries, items = QueryBatch.joined(events), bundle.tree.item_count
-            beam = min(BEAM, bundle.manifest.search.max_beam_size)
-            for first in range(0, len(queries), AT_ONCE):
-                part = queries.take(np.arange(first, min(first + AT_ONCE, len(queries))))
-                frozen_B = np.ones(len(part), np.bool_)
-                if isinstance(part.kind, HistoryKind):
-                    frozen_B[(part.array >= items).any(1)] = False
-                params = SearchParams.uniform(len(part), beam, min(m, bundle.manifest.search.max_m))
-                results.append(search(part, replace(params, frontier=True, frozen_B=frozen_B)))
-        return Searched(results, begin, bundle.tree.item_count)
-
-    def of_item(self, i: int) -> list[tuple[Frontier, Int64, int]]:
-        """For each of its events the frontier of a call, the trained items that it found, and which of the call's queries it is."""
+    def _in_blocks(self, queries: QueryBatch, search: Search, beam_size: int, m: int) -> list[ParentsFound]:
+        """Searches of blocks of AT_ONCE queries. Live items count for those alone that name some."""
         found = []
-        for place in range(int(self.begin[i]), int(self.begin[i + 1])):
-            result, b = self.results[place // AT_ONCE], place % AT_ONCE
-            rows = result.item_rows_BM[b][: result.count_B[b]]
-            found.append((result.frontiers[0], rows[rows < self.items], b))
+        for begin in range(0, len(queries), AT_ONCE):
+            part = queries.take(np.arange(begin, min(begin + AT_ONCE, len(queries))))
+            mask_B: list[NodeMask | None] = [self._trained] * len(part)
+            if isinstance(part.kind, HistoryKind):
+                for b in np.flatnonzero((part.array >= self._tree.item_count).any(1)).tolist():
+                    mask_B[b] = None
+            params = SearchParams.uniform(len(part), beam_size, m)
+            found.append(search(part, replace(params, mask_B=tuple(mask_B))))
         return found
 
+    def _searched(self, events: Sequence[QueryBatch], search: Search, m: int) -> list[list[Led]]:
+        """For each item where its events led to."""
+        begin = np.cumsum([0, *(len(batch) for batch in events)]).tolist()
+        if not begin[-1]:
+            return [[] for _ in events]
+        beam_size = min(BEAM, self.bundle.manifest.search.max_beam_size)
+        blocks = self._in_blocks(QueryBatch.joined(events), search, beam_size, m)
+        led = []
+        for place in range(begin[-1]):
+            found, b = blocks[place // AT_ONCE], place % AT_ONCE
+            rows = found.result.item_rows_BM[b][: found.result.count_B[b]]
+            led.append(Led(found, b, rows[rows < self._tree.item_count]))
+        return [led[first:last] for first, last in pairwise(begin)]
 
-def _state(frontier: Frontier, b: int) -> NDArray[np.float32]:
-    states_BS = frontier.states_BS
-    if states_BS is None:
+
+def _states(found: ParentsFound) -> NDArray[np.float32]:
+    if found.leaf_states_BS is None:
         raise ValueError("a search of graphs gives the states of the leaf level")
-    row: NDArray[np.float32] = states_BS[b]
-    return row
+    return found.leaf_states_BS

@@ -25,10 +25,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.engines.stages import Frontier
 from espalier.manifest import Ranking
 from espalier.memory import Memory
 from espalier.placement.parents import best_first, votes_of_search
-from espalier.search import Frontier
 from espalier.tree import EMPTY_LEAF, Tree
 
 Floats = NDArray[np.float64]
@@ -119,13 +119,14 @@ class Background:
     """Held-out queries of a bundle, searched.
 
     history_BT  item rows, −1: no item; None for vectors
-    frontier    with the states
+    states_BS   float32[B, S]: on the leaf level
     found_BM    item rows that came back · key_B: what the last of them was ordered by; −inf where fewer came
     relevant    for each query the item rows that it should find
     """
 
     history_BT: Int64 | None
     frontier: Frontier
+    states_BS: NDArray[np.float32]
     found_BM: Int64
     key_B: NDArray[np.float32]
     relevant: Sequence[Int64]
@@ -171,9 +172,7 @@ def shifts_of(
     batch = len(background.key_B)
     gaps, trained = [], 0
     position = _positions(background.history_BT, memory)
-    states_BS = background.frontier.states_BS
-    if states_BS is None:
-        return np.zeros(MOST_EVENTS + 1)
+    states_BS = background.states_BS
     ranks_BK = background.frontier.ranks_BK.astype(np.float64)
     least_B = np.where(np.isfinite(ranks_BK), ranks_BK, np.inf).min(1)
     for trial in trials:

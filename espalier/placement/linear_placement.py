@@ -22,16 +22,16 @@ from espalier.bundle import Bundle
 from espalier.items import Items
 from espalier.live.overlay import Overlay
 from espalier.live.rows import LiveRow
+from espalier.masks.eligibility import forest_mask
 from espalier.placement.evidence import Evidence
 from espalier.placement.linear_rows import CHOSEN, LinearRows, Weights, added
 from espalier.placement.near_items import NearItems
-from espalier.placement.parents import MOST, Parents, summed
+from espalier.placement.parents import MOST, Parents, Search, summed
 from espalier.queries import QueryBatch, TextKind
-from espalier.search import SearchParams, SearchResult
+from espalier.search import NodeMask, SearchParams
 from espalier.text.sparse_rows import SparseRows, concatenated
 
 Int64 = NDArray[np.int64]
-Search = Callable[[QueryBatch, SearchParams], SearchResult]
 
 BEAM = 24
 """Clusters that are candidates for an item: their leaves are scored too, which is most of the time that an item takes."""
@@ -57,6 +57,11 @@ class LinearPlacement:
     @cached_property
     def _rows(self) -> list[LinearRows]:
         return [LinearRows(tree, chunks) for tree, chunks in self.bundle.trees]
+
+    @cached_property
+    def _trained(self) -> NodeMask:
+        """Of queries that see the bundle alone: the same evidence says the same, whatever else is live."""
+        return forest_mask([tree for tree, _ in self.bundle.trees], np.ones(self.bundle.manifest.tree.items, np.bool_))
 
     @cached_property
     def _near(self) -> NearItems | None:
@@ -106,8 +111,8 @@ class LinearPlacement:
         for begin in range(0, len(own), AT_ONCE):
             part = QueryBatch(self.bundle.manifest.query, own.take(np.arange(begin, min(begin + AT_ONCE, len(own)))))
             params = SearchParams.uniform(len(part), min(BEAM, self.bundle.manifest.search.max_beam_size), 1)
-            result = search(part, replace(params, frontier=True, frozen_B=np.ones(len(part), np.bool_), unstacked=True))
-            for tree, frontier in enumerate(result.frontiers):
+            found = search(part, replace(params, mask_B=(self._trained,) * len(part)))
+            for tree, frontier in enumerate(found.frontiers):
                 order = np.argsort(-frontier.ranks_BK, axis=1, kind="stable")[:, :BEAM]
                 best_BK = np.take_along_axis(frontier.nodes_BK, order, 1)
                 parents[tree] += [nodes[nodes >= 0] for nodes in best_BK]

@@ -11,11 +11,15 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.engines.stages import Frontier, ParentsFound
 from espalier.live.rows import LiveRow
-from espalier.search import Frontier
+from espalier.queries import QueryBatch
+from espalier.search import SearchParams
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
+Search = Callable[[QueryBatch, SearchParams], ParentsFound]
+"""Searches a version for the parents that queries lead to."""
 Votes = tuple[Int64, Float64]
 """Distinct nodes, ascending, and what speaks for each."""
 MOST = 64

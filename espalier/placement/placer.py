@@ -11,7 +11,7 @@ Legend: B queries, K parents.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from espalier.bundle import Bundle
 from espalier.errors import EspalierError
@@ -23,10 +23,8 @@ from espalier.manifest import LinearScorer
 from espalier.placement.evidence import Evidence
 from espalier.placement.graph_placement import GraphPlacement
 from espalier.placement.linear_placement import LinearPlacement
-from espalier.queries import QueryBatch
-from espalier.search import SearchParams, SearchResult
+from espalier.placement.parents import Search
 
-Search = Callable[[QueryBatch, SearchParams], SearchResult]
 Candidates = Sequence[Sequence[tuple[int, LiveRow]]]
 """For each tree, where an item may go, best first: a parent, and the row that the item has there."""
 
@@ -44,7 +42,7 @@ class Placer:
         """For each item where it may go, or why nobody can say.
 
         known    the catalogue that their evidence speaks of; overlay: what of it is live
-        search   searches the version
+        search   the beams above the leaves that queries lead to, in the version
         """
         found = Evidence.of_all(self.bundle, items, known, self._way.takes_fields)
         placed = iter(self._way.place([one for one in found if isinstance(one, Evidence)], known, overlay, search))

@@ -13,10 +13,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.engines.stages import Frontier, ShardResult
 from espalier.errors import InvalidMessage
 from espalier.masks.eligibility import NO_NODE, forest_mask
 from espalier.memory_lists import MemoryLists
-from espalier.search import NO_ITEM, Frontier, LevelTrace, NodeMask, SearchResult
+from espalier.search import NO_ITEM, LevelTrace, NodeMask, SearchResult
 from espalier.shard_parts import ShardParts
 from espalier.shards.messages import MaskBits
 from espalier.tree import Tree
@@ -77,15 +78,16 @@ class LocalShard:
         before = np.append(0, np.cumsum(held))
         return MemoryLists(before[lists.offset_B], local[held], lists.values[held])
 
-    def whole(self, result: SearchResult) -> SearchResult:
+    def whole(self, result: SearchResult) -> ShardResult:
         """A result of the shard in rows and numbers of the whole."""
-        return replace(
+        whole = replace(
             result,
             item_rows_BM=_numbers(self.parts.items, result.item_rows_BM, NO_ITEM),
             trace=None if result.trace is None else self._traces(0, result.trace),
             other_traces=tuple(self._traces(place, trace) for place, trace in enumerate(result.other_traces, start=1)),
-            frontiers=tuple(self._frontier(place, frontier) for place, frontier in enumerate(result.frontiers)),
         )
+        frontiers = result.frontiers if isinstance(result, ShardResult) else ()
+        return ShardResult.of(whole, tuple(self._frontier(place, frontier) for place, frontier in enumerate(frontiers)))
 
     def _traces(self, place: int, trace: Sequence[LevelTrace]) -> tuple[LevelTrace, ...]:
         own = self.parts.nodes[place]

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.engines.stages import ShardResult
 from espalier.errors import InvalidInput, InvalidMessage
 from espalier.memory_lists import MemoryLists
 from espalier.queries import FeaturesKind, HistoryKind, Kind, QueryBatch, VectorKind
-from espalier.search import SearchResult
 from espalier.shards.framing import Array, Arrays, Fields, framed, unframed
 from espalier.shards.results import result_arrays, result_of
 from espalier.text.sparse_rows import SparseRows
@@ -76,7 +76,7 @@ class MaskBits:
 
 @dataclass(frozen=True, eq=False)
 class ShardQuery:
-    """Queries for one shard of one version. `beam_size_B`, `m_B` and `states_BLS` as in `SearchParams`.
+    """Queries for one shard of one version. `beam_size_B` and `m_B` as in `SearchParams`, `states_BLS` as in `GivenQueries`.
 
     queries     histories are global item rows; texts travel as features, so that the kind of a decoded query is never `text`
     exclude_BE  int64[B, E], global item rows, −1 as padding; those of other shards are ignored
@@ -114,7 +114,7 @@ class ShardAnswer:
     """
 
     pin: Pin
-    result: SearchResult
+    result: ShardResult
     engine: str
     engine_ms: float
     batch: int

@@ -1,6 +1,6 @@
 """The result of a search as arrays of a message, and back.
 
-Legend: B queries, M results, K beam, C candidates, S state.
+Legend: B queries, M results, K beam, C candidates.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.engines.stages import Frontier, ShardResult
 from espalier.errors import InvalidMessage
 from espalier.masks.eligibility import NO_NODE
 from espalier.queries import Kind, VectorKind
-from espalier.search import NO_ITEM, Frontier, LevelTrace, SearchParams, SearchResult
+from espalier.search import NO_ITEM, LevelTrace, SearchParams, SearchResult
 from espalier.shards.framing import Array, Arrays, Fields
 
 MAX_TREES, MAX_LEVELS = 16, 64
@@ -41,14 +42,13 @@ def result_arrays(result: SearchResult) -> tuple[dict[str, Any], dict[str, Array
     for tree, trace in enumerate(result.traces):
         for level in trace:
             arrays |= {f"trace.{tree}.{level.level}.{name}": getattr(level, name) for name in _TRACE}
-    for tree, frontier in enumerate(result.frontiers):
+    frontiers = result.frontiers if isinstance(result, ShardResult) else ()
+    for tree, frontier in enumerate(frontiers):
         arrays |= {f"frontier.{tree}.nodes": frontier.nodes_BK, f"frontier.{tree}.ranks": frontier.ranks_BK}
-        if frontier.states_BS is not None:
-            arrays[f"frontier.{tree}.states"] = frontier.states_BS
-    return {"traces": levels, "frontiers": len(result.frontiers)}, arrays
+    return {"traces": levels, "frontiers": len(frontiers)}, arrays
 
 
-def result_of(message: Fields, arrays: Arrays) -> SearchResult:
+def result_of(message: Fields, arrays: Arrays) -> ShardResult:
     """The result of a decoded message. Raises InvalidMessage."""
     item_rows_BM = arrays.take("item_rows", np.int64, (None, None))
     batch, m = item_rows_BM.shape
@@ -56,7 +56,7 @@ def result_of(message: Fields, arrays: Arrays) -> SearchResult:
     count_B = arrays.take("count", np.int64, (batch,))
     traces = _traces(message.take("traces", list), arrays, batch)
     frontiers = tuple(_frontier(arrays, tree, batch) for tree in range(message.integer("frontiers", 0, MAX_TREES)))
-    return SearchResult(
+    return ShardResult(
         item_rows_BM,
         scores_BM,
         ranks_BM,
@@ -70,19 +70,18 @@ def result_of(message: Fields, arrays: Arrays) -> SearchResult:
     )
 
 
-def answer_bytes(params: SearchParams, trees: int) -> int:
-    """The bytes that the answer to a search in so many trees may have."""
+def answer_bytes(params: SearchParams, trees: int, frontier: bool) -> int:
+    """The bytes that the answer to a search in so many trees may have. frontier: with the beams above their leaves."""
     if params.trace:
         return TRACE_BYTES
     batch, m = len(params.m_B), int(params.m_B.max(initial=0))
     size = HEAD_BYTES + batch * (32 + 20 * m)  # rows of 8 bytes, scores, ranks and keys of 4
-    if params.frontier:
-        states = 0 if params.states_BLS is None else params.states_BLS.shape[2]
-        size += trees * batch * (16 * int(params.beam_size_B.max(initial=0)) + 4 * states)
+    if frontier:
+        size += trees * batch * 16 * int(params.beam_size_B.max(initial=0))
     return size
 
 
-def check_result(result: SearchResult, batch: int, m: int, items: int, levels: Sequence[NDArray[np.int64]], kind: Kind) -> None:
+def check_result(result: ShardResult, batch: int, m: int, items: int, levels: Sequence[NDArray[np.int64]], kind: Kind) -> None:
     """Raise InvalidMessage unless a decoded result may be the answer to `batch` queries of a kind for at most `m` items.
 
     items   of the whole catalogue
@@ -160,5 +159,4 @@ def _level(arrays: Arrays, prefix: str, level: int, batch: int) -> LevelTrace:
 
 def _frontier(arrays: Arrays, tree: int, batch: int) -> Frontier:
     nodes_BK = arrays.take(f"frontier.{tree}.nodes", np.int64, (batch, None))
-    states_BS = arrays.optional(f"frontier.{tree}.states", np.float32, (batch, None))
-    return Frontier(nodes_BK, arrays.take(f"frontier.{tree}.ranks", np.float32, nodes_BK.shape), states_BS)
+    return Frontier(nodes_BK, arrays.take(f"frontier.{tree}.ranks", np.float32, nodes_BK.shape))

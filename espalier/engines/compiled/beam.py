@@ -1,9 +1,10 @@
-"""The compiled beam search over inner products of query states and node rows: some queries, one after the other.
+"""The compiled beam search over query states and node rows: some queries, one after the other.
 
-The children of a node are contiguous, and so are their rows. Kept beams ascend, so candidates do too, and lists of nodes that ascend as
-well (exclusions, nodes with memory) are met in step. Nothing is kept between calls, so that several threads may search at once.
+A level has three passes: the eligible children of the kept nodes, their logits, and their ranks and keys. Kept beams ascend, so candidates
+do too, and lists of nodes that ascend as well (exclusions, nodes with memory) are met in step. Nothing is kept between calls, so that
+several threads may search at once.
 
-Legend: B queries, N nodes, D node row, L levels, X excluded nodes, M results, H levels below the root, C candidates, K beam.
+Legend: B queries, N nodes, D node row, L levels, S state, X excluded nodes, M results, H levels below the root, C candidates, K beam.
 """
 
 from __future__ import annotations
@@ -15,49 +16,50 @@ from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
 from espalier.engines.best_nodes import best_first, best_positions
+from espalier.engines.compiled.mlp import FAST, mlp_logits
 from espalier.engines.compiled.prefetch import LINE_BYTES, fetch
 from espalier.engines.stored_numbers import number
 
 Array = NDArray[Any]
-FAST = {"reassoc", "contract", "arcp", "nsz"}
-"""Fast-math without `nnan` and `ninf`: numbers that are not finite must be seen."""
 LARGEST = np.finfo(np.float32).max
-AHEAD = 8
-"""Kept nodes after the current one whose children's rows are asked for."""
+AHEAD = 16
+"""Candidates after the current one whose rows are asked for."""
 
 
 @compiled(fastmath=FAST)
 def search_queries(
-    positions: Array, begin: int, states_BLD: Array, tree: tuple[Array, ...], rows_ND: Array, eligible_N: Array, excluded_BX: Array,
-    memory: tuple[Any, ...], knobs: tuple[Any, ...], out: tuple[Array, ...],
+    positions: Array, states_BLS: Array, tree: tuple[Array, ...], rows_ND: Array, scorer: tuple[Any, ...], eligible_N: Array,
+    excluded_BX: Array, memory: tuple[Any, ...], knobs: tuple[Any, ...], out: tuple[Array, ...],
 ) -> None:  # fmt: skip
     """Search the queries at `positions` among the eligible nodes (bool[N]; empty if all are).
 
-    states_BLD   float32: those of the queries from `begin` on, a state for each level 0 … H or one for all
+    states_BLS   float32: a state for each level 0 … H or one for all
     tree         level_offset, first_child, leaf_item
     rows_ND      float32, or int16 with the bits of float16
+    scorer       of `mlp.packed`: an inner product where it has no layers
     excluded_BX  int64[B, X], ascending in each row, with −1 anywhere as padding
-    memory       λ, 0 without a memory; offset_B, nodes, values of MemoryLists, those of the queries from `begin` on
+    memory       λ, 0 without a memory; offset_B, nodes, values of MemoryLists
     knobs        beam_size_B, m_B int64[B]; gamma float32; whether own is the log of the sigmoid, not the logit; room: the most candidates
                  and the most kept nodes of a level; whether all levels are to be scored
-    out          rows_BM int64, −1 as padding; ranks_BM and keys_BM float32, −inf there; finite_B bool: whether the logits of all nodes that
-                 were scored are finite; a trace of each level: candidates_BHC int64, their ranks and keys float32, kept_BHK int64, their
-                 ranks and keys float32, with no levels if there is no trace; the beam above the leaves, frontier_BK int64 and its ranks
-                 float32, with no places if it is not asked for
+    out          rows_BM int64, −1 as padding; ranks_BM and keys_BM float32, −inf there; count_B int64; finite_B bool: whether the logits of
+                 all nodes that were scored are finite; a trace of each level: candidates_BHC int64, their ranks and keys float32, kept_BHK
+                 int64, their ranks and keys float32, with no levels if there is no trace; the beam above the leaves, frontier_BK int64 and
+                 its ranks float32, with no places if it is not asked for
 
     One long function and plain tuples on purpose: see `linear/beam.py`.
     """
     level_offset, first_child, leaf_item = tree
     beam_size_B, m_B, gamma, log_sigmoid, most, widest, all_levels = knobs
     key_weight, memory_offset, memory_nodes, memory_values = memory
-    rows_BM, ranks_BM, keys_BM, finite_B = out[:4]
-    candidates_BHC, candidate_ranks_BHC, candidate_keys_BHC, kept_BHK, kept_ranks_BHK, kept_keys_BHK = out[4:10]
-    frontier_BK, frontier_ranks_BK = out[10:]
+    rows_BM, ranks_BM, keys_BM, count_B, finite_B = out[:5]
+    candidates_BHC, candidate_ranks_BHC, candidate_keys_BHC, kept_BHK, kept_ranks_BHK, kept_keys_BHK = out[5:11]
+    frontier_BK, frontier_ranks_BK = out[11:]
     height = len(level_offset) - 2
     width, excluded_count = np.uint64(rows_ND.shape[1]), excluded_BX.shape[1]
     zero = np.float32(0)
-    masked, remembered = len(eligible_N) > 0, key_weight > 0
+    masked, remembered, is_product = len(eligible_N) > 0, key_weight > 0, len(scorer[0]) == 0
     candidates, ordered, ranks = np.empty(most, np.int64), np.empty(most, np.int32), np.empty(most, np.float32)
+    logits = np.empty(most, np.float32)
     keys = np.empty(most, np.float32) if remembered else ranks
     kept, chosen = np.empty(widest, np.int64), np.empty(widest, np.int64)
     kept_ranks, kept_keys = np.empty(widest, np.float32), np.empty(widest, np.float32)
@@ -71,23 +73,19 @@ def search_queries(
             kept[k] = level_offset[first_level - 1] + k
             kept_ranks[k] = 0
         x: Any = np.int64(0)  # a plain 0 would be another type, for which numba would compile again
-        e: Any = memory_offset[b - begin] if remembered else np.int64(0)
-        last_e = memory_offset[b - begin + 1] if remembered else np.int64(0)
+        e: Any = memory_offset[b] if remembered else np.int64(0)
+        last_e = memory_offset[b + 1] if remembered else np.int64(0)
         is_finite: Any = True
         for level in range(first_level, height + 1):
             ranks_matter = gamma > 0 or level >= start
-            place = level if states_BLD.shape[1] > 1 else 0
-            total: Any = np.int64(0)
+            state_S = states_BLS[b, level if states_BLS.shape[1] > 1 else 0]
             if level == height and frontier_BK.shape[1] > 0:
                 for k in range(frontier_BK.shape[1]):
                     frontier_BK[b, k] = kept[k] if k < count else -1
                     frontier_ranks_BK[b, k] = kept_ranks[k] if k < count else -np.inf
+            scored: Any = np.int64(0)
             for k in range(count):
                 inherited = gamma * kept_ranks[k]
-                if k + AHEAD < count:
-                    for n in range(first_child[kept[k + AHEAD]], first_child[kept[k + AHEAD] + 1]):
-                        for d in range(0, rows_ND.shape[1], LINE_BYTES // rows_ND.itemsize):
-                            fetch(rows_ND, n, d)
                 for n in range(first_child[kept[k]], first_child[kept[k] + 1]):
                     if masked and not eligible_N[n]:
                         continue
@@ -96,29 +94,42 @@ def search_queries(
                             x += 1
                         if x < excluded_count and excluded_BX[b, x] == n:
                             continue
-                    row, logit = np.uint64(n), zero
+                    candidates[scored], ranks[scored] = n, inherited
+                    scored += 1
+            if is_product:
+                for c in range(scored):
+                    if c + AHEAD < scored:
+                        for d in range(0, rows_ND.shape[1], LINE_BYTES // rows_ND.itemsize):
+                            fetch(rows_ND, candidates[c + AHEAD], d)
+                    row, logit = np.uint64(candidates[c]), zero
                     for d in range(width):
-                        logit += number(rows_ND[row, d]) * states_BLD[b - begin, place, d]
-                    has_logit = abs(logit) <= LARGEST  # before min and max see it: they could make a finite number of NaN
-                    rank = logit
-                    if log_sigmoid:
-                        rank = min(logit, zero) - np.log1p(np.exp(-abs(logit)))
-                    rank += inherited
-                    lifted = zero
-                    if remembered:
-                        while e < last_e and memory_nodes[e] < n:
-                            e += 1
-                        if e < last_e and memory_nodes[e] == n:
-                            lifted = key_weight * memory_values[e]
-                    if not (has_logit and abs(rank) <= LARGEST and abs(rank + lifted) <= LARGEST):
-                        if ranks_matter:
-                            is_finite = is_finite and has_logit
-                            continue
-                        rank = zero
-                    candidates[total], ranks[total] = n, rank
-                    if remembered:
-                        keys[total] = rank + lifted
-                    total += 1
+                        logit += number(rows_ND[row, d]) * state_S[d]
+                    logits[c] = logit
+            else:
+                mlp_logits(candidates, scored, rows_ND, state_S, scorer, logits)
+            total: Any = np.int64(0)
+            for c in range(scored):
+                n, logit = candidates[c], logits[c]
+                has_logit = abs(logit) <= LARGEST  # before min and max see it: they could make a finite number of NaN
+                rank = logit
+                if log_sigmoid:
+                    rank = min(logit, zero) - np.log1p(np.exp(-abs(logit)))
+                rank += ranks[c]
+                lifted = zero
+                if remembered:
+                    while e < last_e and memory_nodes[e] < n:
+                        e += 1
+                    if e < last_e and memory_nodes[e] == n:
+                        lifted = key_weight * memory_values[e]
+                if not (has_logit and abs(rank) <= LARGEST and abs(rank + lifted) <= LARGEST):
+                    if ranks_matter:
+                        is_finite = is_finite and has_logit
+                        continue
+                    rank = zero
+                candidates[total], ranks[total] = n, rank
+                if remembered:
+                    keys[total] = rank + lifted
+                total += 1
             wanted = m_B[b] if level == height else beam_size_B[b]
             count = best_positions(keys, total, wanted, ordered, chosen)
             for k in range(count):
@@ -136,4 +147,4 @@ def search_queries(
             ranks_BM[b, k], keys_BM[b, k] = kept_ranks[order[k]], kept_keys[order[k]]
         for k in range(count, rows_BM.shape[1]):
             rows_BM[b, k], ranks_BM[b, k], keys_BM[b, k] = -1, -np.inf, -np.inf
-        finite_B[b] = is_finite
+        count_B[b], finite_B[b] = count, is_finite

@@ -3,7 +3,7 @@
 AT_ONCE rows are scored together, and AT_ONCE inputs of a layer are added to its outputs in one pass over these: loads and stores would take
 longer than the sums. Inputs are padded by zeros to multiples of it. Knows weights. Does not know trees.
 
-Legend: B queries, C rows to score, P places of a pool, D node row, S state, R rows together, I inputs, O outputs.
+Legend: N nodes, C nodes to score, D node row, S state, R rows together, I inputs, O outputs.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
-from espalier.engines.compiled.beam import FAST
 from espalier.engines.scorer_weights import ScorerWeights
+from espalier.engines.stored_numbers import number
 from espalier.read_only import read_only
 
 Array = NDArray[Any]
+FAST = {"reassoc", "contract", "arcp", "nsz"}
+"""Fast-math without `nnan` and `ninf`: numbers that are not finite must be seen."""
 AT_ONCE = 4
 ROOM = 2048 + 32
 """More than the widest layer (`scorer_weights.MAX_MATRIX`), and no multiple of 4096 bytes: such addresses slow each other down."""
@@ -42,42 +44,40 @@ def packed(weights: ScorerWeights) -> tuple[Any, ...]:
 
 
 @compiled(fastmath=FAST)
-def mlp_logits(begin_B: Array, position_C: Array, place_X: Array, rows_PD: Array, states_BS: Array, scorer: Any) -> Array:
-    """float32[C]: the logits of the rows at place_X[position_C], those of query b being begin_B[b] … begin_B[b + 1] − 1.
+def mlp_logits(nodes_C: Array, count: int, rows_ND: Array, state_S: Array, scorer: Any, logits_C: Array) -> None:
+    """Write the logits of the first `count` nodes for one query.
 
-    scorer  of `packed`, with layers
+    rows_ND  as compiled code has stored numbers (`stored_numbers`)
+    scorer   of `packed`, with layers
     """
     widths, offset, weight, bias, slope, out = scorer
     x_RI, y_RO = np.empty((AT_ONCE, ROOM), np.float32), np.empty((AT_ONCE, ROOM), np.float32)
-    logits_C = np.empty(len(position_C), np.float32)
-    for b in range(len(states_BS)):
-        for begin in range(begin_B[b], begin_B[b + 1], AT_ONCE):
-            count = min(AT_ONCE, begin_B[b + 1] - begin)
-            for r in range(AT_ONCE):  # the last row is scored again where there are no more
-                place = place_X[position_C[begin + min(r, count - 1)]]
-                for i in range(widths[0]):
-                    x_RI[r, i] = rows_PD[place, i]
-                x_RI[r, widths[0] : widths[0] + AT_ONCE] = 0
-            at, first = 0, 0  # of the layer in `weight`, and in `bias` and `slope`
-            for layer in range(len(widths) - 1):
-                inputs, outputs = -(-widths[layer] // AT_ONCE) * AT_ONCE, widths[layer + 1]
-                for r in range(AT_ONCE):
-                    for o in range(outputs):
-                        y_RO[r, o] = bias[first + o]
-                    for s in range(outputs if layer == 0 else 0):
-                        y_RO[r, s] += states_BS[b, s]
-                add_products(x_RI.ravel(), weight[at : at + inputs * outputs], np.uint64(inputs), np.uint64(outputs), y_RO.ravel())
-                for r in range(AT_ONCE):
-                    for o in range(outputs):
-                        x_RI[r, o] = y_RO[r, o] if y_RO[r, o] >= 0 else y_RO[r, o] * slope[first + o]
-                    x_RI[r, outputs : outputs + AT_ONCE] = 0  # 0 · ∞ would be no number
-                at, first = at + inputs * outputs, first + outputs
-            for r in range(count):
-                logit = offset
-                for o in range(len(out)):
-                    logit += x_RI[r, o] * out[o]
-                logits_C[begin + r] = logit
-    return logits_C
+    for begin in range(0, count, AT_ONCE):
+        rows = min(AT_ONCE, count - begin)
+        for r in range(AT_ONCE):  # the last row is scored again where there are no more
+            node = nodes_C[begin + min(r, rows - 1)]
+            for i in range(widths[0]):
+                x_RI[r, i] = number(rows_ND[node, i])
+            x_RI[r, widths[0] : widths[0] + AT_ONCE] = 0
+        at, first = 0, 0  # of the layer in `weight`, and in `bias` and `slope`
+        for layer in range(len(widths) - 1):
+            inputs, outputs = -(-widths[layer] // AT_ONCE) * AT_ONCE, widths[layer + 1]
+            for r in range(AT_ONCE):
+                for o in range(outputs):
+                    y_RO[r, o] = bias[first + o]
+                for s in range(outputs if layer == 0 else 0):
+                    y_RO[r, s] += state_S[s]
+            add_products(x_RI.ravel(), weight[at : at + inputs * outputs], np.uint64(inputs), np.uint64(outputs), y_RO.ravel())
+            for r in range(AT_ONCE):
+                for o in range(outputs):
+                    x_RI[r, o] = y_RO[r, o] if y_RO[r, o] >= 0 else y_RO[r, o] * slope[first + o]
+                x_RI[r, outputs : outputs + AT_ONCE] = 0  # 0 · ∞ would be no number
+            at, first = at + inputs * outputs, first + outputs
+        for r in range(rows):
+            logit = offset
+            for o in range(len(out)):
+                logit += x_RI[r, o] * out[o]
+            logits_C[begin + r] = logit
 
 
 @compiled(fastmath=FAST)

@@ -1,8 +1,9 @@
-"""The beam search over linear node scorers on a CPU: one tree, any number of queries and threads.
+"""The beam search over linear node scorers on a CPU: a tree or all trees of a forest, any number of queries and threads.
 
 Checks what compiled code trusts, and shares queries among threads. The tables are in `feature_tables.py`, the compiled loops in `beam.py`.
+The nodes of several trees are numbered tree after tree. Their results are those of B · T queries: for each query those of its trees.
 
-Legend: B queries, N nodes, X excluded nodes, M results, H levels, C candidates, K beam.
+Legend: B queries, T trees, N nodes, X excluded nodes, M results, H levels, C candidates, K beam.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.chunks import Chunks
+from espalier.chunks import Chunks, TreeChunks
 from espalier.engines.linear.beam import Ranker, Workspace, search_queries
 from espalier.engines.linear.feature_tables import FeatureTables
+from espalier.engines.stages import Frontier
 from espalier.errors import InvalidQuery
 from espalier.manifest import Ranking
 from espalier.read_only import read_only
-from espalier.search import Frontier
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
 
@@ -82,7 +83,8 @@ class TracedLevel(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """leaves_BM int64[B, M], best first, −1 as padding; ranks_BM float32[B, M], −inf there; count_B int64[B]: how many there are.
+    """leaves_BM int64[B, M], best first, −1 as padding; ranks_BM float32[B, M], −inf there; count_B int64[B]: how many there are. Of
+    several trees B · T rows.
 
     With an m of 0 they are in ascending order, and places past a query's count hold nothing that is meant.
     trace     every level of the search, from the root's children on
@@ -97,23 +99,40 @@ class Found:
 
 
 class ChunkSearch:
-    """Searches one tree of linear scorers. One search at a time, which may use several threads.
+    """Searches trees of linear scorers. One search at a time, which may use several threads.
 
     last     the level whose nodes are found; the leaves' by default, an inner one while the levels below are still being trained
     threads  that queries of one search are shared among
     """
 
     def __init__(self, tree: Tree, chunks: Chunks, ranking: Ranking = L3_HINGE, last: int | None = None, threads: int = 1) -> None:
-        self._tree, self.width = tree, chunks.width
         power = POWERS[ranking.activation] if ranking.own == "log_activation" else -1
         self._last = tree.height if last is None else last
         self.ranker = tuple(Ranker(np.float32(ranking.gamma), power))
-        self.tables = FeatureTables.of(tree, chunks, self._last)
-        self._marks = [(np.zeros(chunks.width, np.float32), np.zeros(tree.node_count, np.bool_)) for _ in range(threads)]
+        self._open([tree], FeatureTables.of(tree, chunks, self._last), chunks.width, threads)
+        self._pool = ThreadPoolExecutor(threads, "chunk-search") if threads > 1 else None
+
+    @staticmethod
+    def of_forest(trees: Sequence[TreeChunks], ranking: Ranking, threads: int) -> list[ChunkSearch]:
+        """Searches of all trees: one for all where their tables are by feature, which saves calls and checks; else one for each."""
+        searches = [ChunkSearch(tree, chunks, ranking, threads=threads) for tree, chunks in trees]
+        if len(searches) == 1 or not all(search.tables.by_feature for search in searches):
+            return searches
+        first, *others = searches
+        for other in others:
+            other.close()
+        tables = FeatureTables.joined([search.tables for search in searches], first.width)
+        first._last = max(tree.height for tree, _ in trees)
+        first._open([tree for tree, _ in trees], tables, first.width, threads)
+        return [first]
+
+    def _open(self, trees: Sequence[Tree], tables: FeatureTables, width: int, threads: int) -> None:
+        self.trees, self.tables, self.width = tuple(trees), tables, width
+        nodes = sum(tree.node_count for tree in trees)
+        self._marks = [(np.zeros(width, np.float32), np.zeros(nodes, np.bool_)) for _ in range(threads)]
         self._workspaces: list[tuple[Array, ...]] = []
         self._room, self._frontier_width = (0, 0), 0
         self._most: dict[int, int] = {}
-        self._pool = ThreadPoolExecutor(threads, "chunk-search") if threads > 1 else None
 
     def close(self) -> None:
         """End the threads. No search after it."""
@@ -139,10 +158,10 @@ class ChunkSearch:
             refuse(queries, -1, self.width)
         if self._room != largest:
             self._make_room(*largest)
-        out = self._results(len(queries), largest[1] or self.most_results(largest[0]), trace, frontier)
+        out = self._results(len(queries) * len(self.trees), largest[1] or self.most_results(largest[0]), trace, frontier)
         excluded_BX = NO_NODES if params.excluded_BX is None else params.excluded_BX
         arrays = *queries.arrays, *read_only(params.beam_size_B, params.m_B, excluded_BX)
-        if len(queries) == 1 and params.groups is None:
+        if len(queries) == len(self.trees) == 1 and params.groups is None:
             wrong = search_queries(ONE_QUERY, arrays, tuple(self.tables), ALL_NODES, self.ranker, self._workspaces[0], out)
         else:
             wrong = self._search_groups(params.groups or [(np.arange(len(queries)), None)], arrays, out)
@@ -162,8 +181,10 @@ class ChunkSearch:
             return place
 
         wrong = -1
+        trees = len(self.trees)
         for group, mask in groups:
-            positions, eligible_N = read_only(group, ALL_NODES if mask is None else mask)
+            rows = group if trees == 1 else (group[:, None] * trees + np.arange(trees)).ravel()
+            positions, eligible_N = read_only(rows, ALL_NODES if mask is None else mask)
             if self._pool is None or len(positions) < 2 * PER_THREAD:
                 wrong = max(wrong, run(self._workspaces[0], positions, eligible_N))
             else:
@@ -178,12 +199,16 @@ class ChunkSearch:
         return self._most[beam_size]
 
     def _most_candidates(self, beam_size: int) -> list[int]:
-        """The most candidates of each level."""
-        candidates = [1]
-        for level in range(self._last):
-            kept = min(candidates[-1], beam_size)
-            candidates.append(min(kept * self._tree.max_children[level], self._tree.level_size(level + 1)))
-        return candidates
+        """The most candidates of each level, in any tree; of one that is lower, its last level's count further down."""
+        most = [0] * (self._last + 1)
+        for tree in self.trees:
+            candidates = [1]
+            for level in range(min(self._last, tree.height)):
+                kept = min(candidates[-1], beam_size)
+                candidates.append(min(kept * tree.max_children[level], tree.level_size(level + 1)))
+            candidates += candidates[-1:] * (self._last + 1 - len(candidates))
+            most = [max(pair) for pair in zip(most, candidates, strict=True)]
+        return most
 
     def _make_room(self, beam_size: int, m: int) -> None:
         """Workspaces for the largest beam and the most candidates that such a search can have."""
@@ -193,7 +218,7 @@ class ChunkSearch:
 
     def frontier_width(self, beam_size: int) -> int:
         """The most nodes of a frontier."""
-        return min(beam_size, self._most_candidates(beam_size)[-2])
+        return min(beam_size, max(self._most_candidates(beam_size)[:-1]))
 
     def room(self, beam_size: int, m: int) -> tuple[Array, ...]:
         """What such a search writes to besides its marks, as Workspace has it."""
@@ -221,12 +246,12 @@ class ChunkSearch:
 
 
 def _trimmed(traced: Sequence[Array]) -> tuple[TracedLevel, ...]:
-    """The levels of one query's trace, without padding."""
+    """The levels of one query's traces, without padding that no tree needs."""
     levels = []
     for h in range(traced[0].shape[1]):
-        candidates_1C, ranks_1C, kept_1K, kept_ranks_1K = (array[:, h] for array in traced)
-        candidates, kept = int((candidates_1C >= 0).sum()), int((kept_1K >= 0).sum())
-        parts = candidates_1C[:, :candidates], ranks_1C[:, :candidates], kept_1K[:, :kept], kept_ranks_1K[:, :kept]
+        candidates_TC, ranks_TC, kept_TK, kept_ranks_TK = (array[:, h] for array in traced)
+        candidates, kept = int((candidates_TC >= 0).sum(1).max()), int((kept_TK >= 0).sum(1).max())
+        parts = candidates_TC[:, :candidates], ranks_TC[:, :candidates], kept_TK[:, :kept], kept_ranks_TK[:, :kept]
         levels.append(TracedLevel(*(part.copy() for part in parts)))
     return tuple(levels)
 
@@ -240,11 +265,11 @@ def _together(found: Sequence[Found]) -> Found:
 
 
 def _stacked(rows: Sequence[Array]) -> Array:
-    """Rows [1, width] of different widths as one array, padded as node numbers or ranks are."""
-    missing = -np.inf if rows[0].dtype == np.float32 else -1
-    stacked = np.full((len(rows), max(row.shape[1] for row in rows)), missing, rows[0].dtype)
+    """Rows [T, width] of different widths as one array, padded as node numbers or ranks are."""
+    missing, trees = -np.inf if rows[0].dtype == np.float32 else -1, len(rows[0])
+    stacked = np.full((len(rows) * trees, max(row.shape[1] for row in rows)), missing, rows[0].dtype)
     for b, row in enumerate(rows):
-        stacked[b, : row.shape[1]] = row[0]
+        stacked[b * trees : (b + 1) * trees, : row.shape[1]] = row
     return stacked
 
 

@@ -2,154 +2,157 @@
 
 Knows masks, exclusions, traces and frontiers. Does not know how a level is scored and pruned: see `chunk_search.py`.
 
-Legend: B queries, X excluded nodes, N nodes, M results, K beam, H levels below the root.
+Legend: B queries, T trees, X excluded nodes, N nodes, M results, K beam, H levels below the root.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.engines.forest import ForestEngine, ScoredLeaves, refuse_forest
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch, Found, TracedLevel
-from espalier.engines.linear.joint_search import EVERY_LEAF, JointSearch
-from espalier.errors import InvalidQuery
-from espalier.frontier import without_unscored
-from espalier.masks.eligibility import eligible_nodes, unrestricted_mask
-from espalier.queries import QueryBatch, blank_queries
-from espalier.scores import finish
-from espalier.search import NO_ITEM, Engine, Frontier, LevelTrace, SearchParams, SearchResult
-from espalier.trace import from_start_level
+from espalier.engines.stages import Frontier, Leaves, TreeQuery
+from espalier.masks.eligibility import EligibleNodes, unrestricted_mask
+from espalier.read_only import read_only
+from espalier.search import LevelTrace, NodeMask, SearchParams
+
+Array = NDArray[Any]
+Int64 = NDArray[np.int64]
+(EVERY_LEAF,) = read_only(np.zeros(1, np.int64))
+"""The m of one query that wants all leaves that are scored."""
 
 
-def open_sparse_cpu(bundle: Bundle, threads: int = 1) -> Engine:
-    """The engine of a bundle of one tree, or of a forest."""
-    engines = [SparseCpuEngine(alone, threads) for alone in bundle.alone]
-    return engines[0] if len(engines) == 1 else SparseForestEngine(bundle, engines)
-
-
-class SparseForestEngine(ForestEngine):
-    """A forest whose single queries without filters, exclusions and traces are searched in one call, see `joint_search`.
-
-    joint  None where they are not
-    """
-
-    def __init__(self, bundle: Bundle, engines: Sequence[SparseCpuEngine]) -> None:
-        super().__init__(bundle, engines)
-        searches = [engine.chunk_search for engine in engines]
-        is_plain = self.by_rank and all(search.tables.by_feature for search in searches)
-        unrestricted = all(engine.unrestricted is None for engine in engines)
-        self.joint: JointSearch | None = None
-        if is_plain and unrestricted:
-            self.joint = JointSearch([alone.tree for alone in bundle.alone], searches)
-
-    def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
-        if self.joint is None or len(queries) != 1 or params.trace or params.frontier or params.mask_B or params.exclude_BE is not None:
-            return super().search(queries, params)
-        check_kind(queries, self.bundle)
-        params.check(1, self.items)
-        shape = 1, int(params.m_B[0])
-        rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
-        with self.means_scratch.of() as scratch:
-            self.joint.search(queries.features, params.beam_size_B, params.m_B, *scratch, (rows_BM, ranks_BM))
-        return finish(self.result_ranking, params.m_B, np.full(1, self.items), rows_BM, ranks_BM, None)
-
-
-def check_kind(queries: QueryBatch, bundle: Bundle) -> None:
-    """Raise InvalidQuery for queries of another kind than the bundle's."""
-    kind = bundle.manifest.query
-    if queries.kind is not kind and queries.kind != kind:
-        raise InvalidQuery("queries", queries.kind, str(kind))
-
-
-class SparseCpuEngine:
-    """See the module; of one tree. `rounding` bounds the difference of ranks whose float32 sums have another order, for logits of a
-    few units.
+class SparseSearch:
+    """See the module. `rounding` bounds the difference of ranks whose float32 sums have another order, for logits of a few units. One
+    search at a time.
     """
 
     name = "sparse-cpu"
     rounding = 1e-4
+    encodes = merges = False
 
     def __init__(self, bundle: Bundle, threads: int = 1) -> None:
-        refuse_forest(bundle)
-        self.bundle = bundle
-        self._tree, self._ranking = bundle.tree, bundle.manifest.ranking
-        self.chunk_search = ChunkSearch(self._tree, bundle.chunks, self._ranking, threads=threads)
-        self.unrestricted = unrestricted_mask(self._tree)
+        self._trees = [tree for tree, _ in bundle.trees]
+        self._searches = ChunkSearch.of_forest(bundle.trees, bundle.manifest.ranking, threads)
+        nodes = [np.concatenate([np.full(tree.leaf_offset, -1, np.int64), tree.leaf_item]) for tree in self._trees]
+        self._unrestricted = [unrestricted_mask(tree) for tree in self._trees]
+        self._every_N: NDArray[np.bool_] | None = None
+        if len(self._searches) < len(self._trees):
+            self._item_N = [np.concatenate(nodes)]
+            if any(self._unrestricted):
+                self._every_N = np.concatenate([tree.items_below > 0 for tree in self._trees])
+        else:
+            self._item_N = nodes
 
     def warm_up(self) -> None:
-        """Search once, which loads the compiled search."""
-        self.search(blank_queries(self.bundle.manifest.query, 1), SearchParams.uniform(1, 1, 1))
+        """Nothing to build."""
 
     def prepare(self, params: SearchParams) -> None:
         """Nothing to build: a trace needs no other code."""
 
     def close(self) -> None:
         """End its threads."""
-        self.chunk_search.close()
+        for search in self._searches:
+            search.close()
 
-    def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
-        """Raises InvalidQuery where the queries or the parameters are not the bundle's."""
-        tree = self._tree
-        found, eligible_B = self._found(queries, params, params.m_B)
-        places_BM = found.leaves_BM - tree.leaf_offset
-        if len(places_BM) != 1 or found.count_B[0] < places_BM.shape[1]:
-            rows_BM = np.where(places_BM >= 0, tree.leaf_item[np.maximum(places_BM, 0)], NO_ITEM)
+    def search(self, query: TreeQuery) -> Leaves:
+        """See `TreeSearch`. Raises InvalidQuery where features are not those of the scorers."""
+        is_forest = len(self._trees) > 1
+        m_B = query.m_B
+        if is_forest:
+            m_B = EVERY_LEAF if len(query) == 1 else np.zeros(len(query), np.int64)
+        parts: list[Found] = []
+        for place, search in enumerate(self._searches):
+            together = len(search.trees) > 1
+            eligible_T = query.eligible_T if together else query.eligible_T[place : place + 1]
+            params = BeamParams(query.beam_size_B, m_B, self._groups(eligible_T, together), _excluded(search, eligible_T))
+            parts.append(search.search(query.queries.features, params, query.trace, query.frontier))
+        return self._leaves(query, parts)
+
+    def _groups(self, eligible_T: tuple[EligibleNodes, ...], together: bool) -> list[tuple[Int64, NDArray[np.bool_] | None]] | None:
+        """The queries of each mask, as `BeamParams` has them. together: the nodes of all trees are numbered one after the other."""
+        first = eligible_T[0]
+        if not together:
+            if all(mask is None for mask in first.mask_B):
+                return None
+            return [(members, None if mask is None else mask.eligible_N) for members, mask in first.groups]
+        groups = [(members, self._joint_mask(mask)) for members, mask in first.groups]
+        return None if all(mask is None for _, mask in groups) else groups
+
+    def _joint_mask(self, first: NodeMask | None) -> NDArray[np.bool_] | None:
+        """The mask of all trees together, by that of the first tree."""
+        return self._every_N if first is self._unrestricted[0] else None if first is None else first.every_tree_N
+
+    def _leaves(self, query: TreeQuery, parts: list[Found]) -> Leaves:
+        """What the searches found, by item, tree after tree."""
+        batch, trees = len(query), len(self._trees)
+        # −1 is clipped to the root, which holds no item
+        rows = [item_N.take(part.leaves_BM, mode="clip") for item_N, part in zip(self._item_N, parts, strict=True)]
+        if len(parts) == 1:
+            shape = batch, trees, rows[0].shape[1]
+            rows_BTM, ranks_BTM = rows[0].reshape(shape), parts[0].ranks_BM.reshape(shape)
+            count_BT = parts[0].count_B.reshape(batch, trees)
         else:
-            rows_BM = tree.leaf_item.take(places_BM)
-        result = finish(self._ranking, params.m_B, eligible_B, rows_BM, found.ranks_BM, self._trace(found, params))
-        frontier = self._frontier(found, params)
-        return result if frontier is None else replace(result, frontiers=(frontier,))
+            width = max(part.shape[1] for part in rows)
+            rows_BTM, ranks_BTM = np.full((batch, trees, width), -1, np.int64), np.full((batch, trees, width), -np.inf, np.float32)
+            for t, (own, part) in enumerate(zip(rows, parts, strict=True)):
+                rows_BTM[:, t, : own.shape[1]], ranks_BTM[:, t, : own.shape[1]] = own, part.ranks_BM
+            count_BT = np.stack([part.count_B for part in parts], axis=1)
+        traces = tuple(self._trace(parts, t) for t in range(trees)) if query.trace else ()
+        frontiers: tuple[Frontier, ...] = ()
+        if query.frontier and query.trace:
+            frontiers = tuple(map(_above_leaves, traces))
+        elif query.frontier:
+            frontiers = tuple(self._frontier(parts, t) for t in range(trees))
+        return Leaves(rows_BTM, ranks_BTM, ranks_BTM, count_BT, traces=traces, frontiers=frontiers)
 
-    def most_leaves(self, beam_size: int) -> int:
-        return self.chunk_search.most_results(beam_size)
+    def _own(self, parts: list[Found], t: int) -> tuple[Found, slice, int]:
+        """The search of a tree, its rows of the results, and the number of its root there."""
+        if len(parts) > 1:
+            return parts[t], slice(None), 0
+        return parts[0], slice(t, None, len(self._trees)), sum(tree.node_count for tree in self._trees[:t])
 
-    def scored_leaves(self, queries: QueryBatch, params: SearchParams) -> ScoredLeaves:
-        every_B = EVERY_LEAF if len(queries) == 1 else np.zeros(len(queries), np.int64)
-        found, eligible_B = self._found(queries, params, every_B)
-        frontier = self._frontier(found, params)
-        return ScoredLeaves(found.leaves_BM, found.ranks_BM, found.count_B, eligible_B, self._trace(found, params), frontier)
+    def _frontier(self, parts: list[Found], t: int) -> Frontier:
+        part, rows, root = self._own(parts, t)
+        if part.frontier is None:
+            raise ValueError("a search without its frontier")
+        return Frontier(_numbers(part.frontier.nodes_BK[rows], root), part.frontier.ranks_BK[rows])
 
-    def _found(self, queries: QueryBatch, params: SearchParams, m_B: NDArray[np.int64]) -> tuple[Found, NDArray[np.int64]]:
-        """The leaves of the queries and how many items are eligible; m_B as in `BeamParams`."""
-        check_kind(queries, self.bundle)
-        eligible = eligible_nodes(self._tree, params, len(queries), self.unrestricted)
-        if eligible.excluded is None and params.mask_B is None and self.unrestricted is None:
-            beams = BeamParams(params.beam_size_B, m_B)
-            return self.chunk_search.search(queries.features, beams, params.trace, params.frontier), eligible.items_B
-        excluded = eligible.excluded
-        excluded_BX = None if excluded is None else np.concatenate([excluded.leaves_BX, excluded.inner_BX], axis=1)
-        groups = None
-        if any(mask is not None for mask in eligible.mask_B):
-            groups = [(members, None if mask is None else mask.eligible_N) for members, mask in eligible.groups]
-        beams = BeamParams(params.beam_size_B, m_B, groups, excluded_BX)
-        return self.chunk_search.search(queries.features, beams, params.trace, params.frontier), eligible.items_B
-
-    def _trace(self, found: Found, params: SearchParams) -> tuple[LevelTrace, ...] | None:
-        return None if found.trace is None else from_start_level(self._tree, params.beam_size_B, _levels(found.trace))
-
-    def _frontier(self, found: Found, params: SearchParams) -> Frontier | None:
-        frontier = found.frontier
-        if params.frontier and found.trace is not None:
-            frontier = _above_leaves(found.trace)
-        return None if frontier is None else without_unscored(self._tree, self._ranking.gamma, params.beam_size_B, frontier)
+    def _trace(self, parts: list[Found], t: int) -> tuple[LevelTrace, ...]:
+        """Every level of a tree: with γ > 0 all are scored."""
+        part, rows, root = self._own(parts, t)
+        levels = (part.trace or ())[: self._trees[t].height]
+        return tuple(_level(h, level, rows, root) for h, level in enumerate(levels, start=1))
 
 
-def _above_leaves(trace: tuple[TracedLevel, ...]) -> Frontier:
+def _level(h: int, level: TracedLevel, rows: slice, root: int) -> LevelTrace:
+    kept_BK, candidates_BC = _numbers(level.kept_BK[rows], root), _numbers(level.candidates_BC[rows], root)
+    kept_ranks_BK, ranks_BC = level.kept_ranks_BK[rows], level.ranks_BC[rows]
+    return LevelTrace(h, kept_BK, kept_ranks_BK, candidates_BC, ranks_BC, kept_ranks_BK, ranks_BC)
+
+
+def _numbers(nodes: Int64, root: int) -> Int64:
+    """A tree's own node numbers, of numbers that begin with its root's."""
+    return nodes if root == 0 else np.where(nodes < 0, nodes, nodes - root)
+
+
+def _excluded(search: ChunkSearch, eligible_T: tuple[EligibleNodes, ...]) -> Int64 | None:
+    """int64[B, X]: the nodes that queries must not visit besides, as the search numbers them."""
+    parts, root = [], 0
+    for tree, eligible in zip(search.trees, eligible_T, strict=True):
+        if eligible.excluded is not None:
+            for nodes_BX in (eligible.excluded.leaves_BX, eligible.excluded.inner_BX):
+                parts.append(np.where(nodes_BX < 0, nodes_BX, nodes_BX + root))
+        root += tree.node_count
+    return np.concatenate(parts, axis=1) if parts else None
+
+
+def _above_leaves(trace: tuple[LevelTrace, ...]) -> Frontier:
     """The frontier of a trace of every level but the root's."""
     if len(trace) > 1:
-        return Frontier(trace[-2].kept_BK, trace[-2].kept_ranks_BK)
-    root_B1 = np.zeros((len(trace[0].kept_BK), 1), np.int64)
+        return Frontier(trace[-2].nodes_BK, trace[-2].ranks_BK)
+    root_B1 = np.zeros((len(trace[0].nodes_BK), 1), np.int64)
     return Frontier(root_B1, root_B1.astype(np.float32))
-
-
-def _levels(trace: tuple[TracedLevel, ...]) -> tuple[LevelTrace, ...]:
-    """Every level: with γ > 0 all are scored."""
-    return tuple(
-        LevelTrace(h, level.kept_BK, level.kept_ranks_BK, level.candidates_BC, level.ranks_BC, level.kept_ranks_BK, level.ranks_BC)
-        for h, level in enumerate(trace, start=1)
-    )

@@ -109,10 +109,8 @@ class FeatureTables(NamedTuple):
         return len(self.table_from) == 0
 
     @staticmethod
-    def joined(trees: Sequence[FeatureTables], width: int) -> tuple[FeatureTables, tuple[FeatureTables, ...]]:
-        """The tables by feature of several trees of `width` features in one, whose nodes are numbered tree after tree; and those of
-        each tree, in the same memory.
-        """
+    def joined(trees: Sequence[FeatureTables], width: int) -> FeatureTables:
+        """The tables by feature of several trees of `width` features in one, whose nodes are numbered tree after tree."""
         nodes, slots, entries, dense = (
             np.concatenate([[0], np.cumsum([len(getattr(tree, name)) for tree in trees])])
             for name in ("bias", "slot_location", "entry_child", "dense_weight")
@@ -133,13 +131,7 @@ class FeatureTables(NamedTuple):
             name: np.concatenate([getattr(tree, name) for tree in trees])
             for name in ("entry_child", "entry_weight", "bias", "dense_weight")
         }
-        together = trees[0]._replace(**dict(zip(arrays, read_only(*arrays.values()), strict=True)))
-        shared = {name: getattr(together, name) for name in ("entry_child", "entry_weight", "dense_weight")}
-        alone = (
-            tree._replace(slot_location=together.slot_location[begin:end], **shared)
-            for tree, begin, end in zip(trees, slots, slots[1:], strict=False)
-        )
-        return together, tuple(alone)
+        return trees[0]._replace(**dict(zip(arrays, read_only(*arrays.values()), strict=True)))
 
 
 @compiled()

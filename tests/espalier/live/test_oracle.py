@@ -14,9 +14,9 @@ from numpy.testing import assert_array_equal
 from espalier.bundle import Bundle
 from espalier.checks.random_bundles import Rng, make_bundle, make_linear_bundle, random_memory, random_queries, random_tree
 from espalier.checks.random_live import random_row, random_state
-from espalier.engines import open_engine, open_live_engine
-from espalier.engines.live import graph_leaves
-from espalier.engines.live.engine import LiveEngine, LiveSearch
+from espalier.engines import open_engine
+from espalier.engines import overflow_graph
+from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.scorer_weights import ScorerWeights
 from espalier.errors import UnsupportedGraph
@@ -116,7 +116,7 @@ def test_so_is_one_of_a_scorer_that_compiled_code_does_not_know(
     def unknown(bundle: Bundle) -> ScorerWeights:
         raise UnsupportedGraph("of no form")
 
-    monkeypatch.setattr(graph_leaves, "scorer_weights", unknown)
+    monkeypatch.setattr(overflow_graph, "scorer_weights", unknown)
     rng = np.random.default_rng(7)
     check(tmp_path, rng, make_bundle(tmp_path, rng, random_tree(rng, 3, 3), kind, gamma=0.5), "onnx-cpu", 7)
 
@@ -134,7 +134,7 @@ def check(
     tmp_path: Path,
     rng: Rng,
     bundle: Bundle,
-    engine: str | LiveSearch,
+    engine: str | Pipeline,
     seed: int,
     live_histories: bool = False,
     open_oracle: Callable[[Bundle], Engine] = ReferenceEngine,
@@ -147,7 +147,7 @@ def check(
     new = 12 if bundle.tree.height > 1 else 8
     state = random_state(rng, bundle, new, min(4, items // 4), min(3, items // 4), parents=parents)
     fold, rows = fold_of(tmp_path, state)
-    searched = open_live_engine(bundle, engine=engine) if isinstance(engine, str) else engine
+    searched = open_engine(bundle, engine=engine) if isinstance(engine, str) else engine
     searched.set_overlay(state.overlay())
     oracle = open_oracle(fold)
     for masked in (False, True):
@@ -179,7 +179,7 @@ def test_once_all_that_came_has_gone_a_search_is_that_of_the_bundle(
     row = random_row(rng, bundle, integer=True)
     state.apply([Change(1, "new", "put", placements=(Placement(0, parent, state.next_slot(0, parent), row),))])
     state.apply([Change(2, "new", "delete")])
-    alone, searched = open_engine(bundle, engine="compiled-cpu"), open_live_engine(bundle, engine="compiled-cpu")
+    alone, searched = open_engine(bundle, engine="compiled-cpu"), open_engine(bundle, engine="compiled-cpu")
     assert isinstance(searched, LiveEngine)
     searched.set_overlay(state.overlay())
     requested: list[SearchParams] = []
@@ -210,7 +210,7 @@ def test_frozen_queries_see_the_bundle_alone(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     bundle = make_bundle(tmp_path, rng, random_tree(rng, 3, 3), "product")
     state = random_state(rng, bundle)
-    searched, alone = open_live_engine(bundle, engine="onnx-cpu"), ReferenceEngine(bundle)
+    searched, alone = open_engine(bundle, engine="onnx-cpu"), ReferenceEngine(bundle)
     searched.set_overlay(state.overlay())
     queries = random_queries(rng, bundle, BATCH)
     params = SearchParams.uniform(BATCH, 4, 12, rng.integers(0, bundle.manifest.tree.items, (BATCH, 5)))

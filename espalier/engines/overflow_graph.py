@@ -14,18 +14,16 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.compiled_code import compiled
-from espalier.engines.compiled.beam import FAST
-from espalier.engines.compiled.encoder import free_inputs
-from espalier.engines.compiled.mlp import mlp_logits, packed
-from espalier.engines.live.candidates import LARGEST, ScoredLive, masks_of, under_beams
+from espalier.engines.compiled.mlp import FAST, mlp_logits, packed
+from espalier.engines.encoder import free_inputs
 from espalier.engines.onnx.graphs import fuse_state, load_graph
 from espalier.engines.onnx.runtime import ort, session_options
+from espalier.engines.overflow import LARGEST, ScoredLive, masks_of, under_beams
 from espalier.engines.scorer_weights import scorer_weights
+from espalier.engines.stages import Frontier, TreeQuery
 from espalier.errors import UnsupportedGraph
 from espalier.live.overlay import LiveLeaves
-from espalier.queries import QueryBatch
 from espalier.read_only import read_only
-from espalier.search import Frontier
 
 Array = NDArray[Any]
 
@@ -48,7 +46,12 @@ class GraphLeaves:
         self._leaves: tuple[LiveLeaves, tuple[tuple[Array, ...], Array, Array]] | None = None
 
     def scored(
-        self, leaves: LiveLeaves, queries: QueryBatch, frontier: Frontier, live_BR: Sequence[NDArray[np.bool_] | None]
+        self,
+        leaves: LiveLeaves,
+        query: TreeQuery,
+        frontier: Frontier,
+        states_BS: NDArray[np.float32] | None,
+        live_BR: Sequence[NDArray[np.bool_] | None],
     ) -> ScoredLive:
         """See `LeafScorer`."""
         kept = self._leaves
@@ -59,33 +62,36 @@ class GraphLeaves:
             place_X, rows_PD = read_only(leaves.place_X, leaves.rows_PD)
             kept = self._leaves = leaves, (of_tree, place_X, rows_PD)
         of_tree, place_X, rows_PD = kept[1]
-        if frontier.states_BS is None:
-            raise ValueError("a frontier without query states")
+        if states_BS is None:
+            raise ValueError("queries without states")
         beams = read_only(frontier.nodes_BK, frontier.ranks_BK)
         masks = masks_of(live_BR)
         if self._session is None:
-            states_BS = read_only(frontier.states_BS)[0]
-            rows = place_X, rows_PD, states_BS
+            rows = place_X, rows_PD, *read_only(states_BS)
             return ScoredLive(*scored_leaves(beams, of_tree, masks, rows, self._weights, self._gamma, self._log_sigmoid))
         begin_B, position_C, above_C = under_beams(beams, of_tree, masks, self._gamma)
         rows_1CD = rows_PD[place_X[position_C]][None]
         logits_C = np.empty(len(position_C), np.float32)
         for b, (begin, end) in enumerate(pairwise(begin_B.tolist())):
             if end > begin:
-                feeds = {"query_state": frontier.states_BS[b : b + 1], "node_rows": rows_1CD[:, begin:end]}
+                feeds = {"query_state": states_BS[b : b + 1], "node_rows": rows_1CD[:, begin:end]}
                 logits_C[begin:end] = self._session.run(self._outputs, feeds)[0][0]
         return ScoredLive(*ranked(begin_B, position_C, logits_C, above_C, self._log_sigmoid))
 
 
 @compiled(fastmath=FAST)
-def products(begin_B: Array, position_C: Array, place_X: Array, rows_PD: Array, states_BS: Array) -> Array:
-    """float32[C]: the inner products of leaves' rows and their queries' states."""
-    logits_C = np.empty(len(position_C), np.float32)
+def leaf_logits(begin_B: Array, nodes_C: Array, rows_PD: Array, states_BS: Array, scorer: Any) -> Array:
+    """float32[C]: the logits of leaves, whose rows are at nodes_C, for their queries. scorer: of `packed`."""
+    logits_C = np.empty(len(nodes_C), np.float32)
     for b in range(len(states_BS)):
-        for c in range(begin_B[b], begin_B[b + 1]):
-            place, logit = place_X[position_C[c]], np.float32(0)
+        begin, end = begin_B[b], begin_B[b + 1]
+        if len(scorer[0]) > 0:
+            mlp_logits(nodes_C[begin:end], end - begin, rows_PD, states_BS[b], scorer, logits_C[begin:end])
+            continue
+        for c in range(begin, end):
+            node, logit = nodes_C[c], np.float32(0)
             for d in range(rows_PD.shape[1]):
-                logit += rows_PD[place, d] * states_BS[b, d]
+                logit += rows_PD[node, d] * states_BS[b, d]
             logits_C[c] = logit
     return logits_C
 
@@ -117,9 +123,6 @@ def ranked(begin_B: Array, position_C: Array, logits_C: Array, above_C: Array, l
 def scored_leaves(beams: Any, of_tree: Any, masks: Any, rows: Any, scorer: Any, gamma: Any, log_sigmoid: bool) -> Any:
     """The fields of ScoredLive. rows: place_X, rows_PD and states_BS; scorer: of `packed`; see `under_beams` for the others."""
     begin_B, position_C, above_C = under_beams(beams, of_tree, masks, gamma)
-    if len(scorer[0]) > 0:
-        logits_C = mlp_logits(begin_B, position_C, rows[0], rows[1], rows[2], scorer)
-    else:
-        logits_C = products(begin_B, position_C, rows[0], rows[1], rows[2])
+    logits_C = leaf_logits(begin_B, rows[0][position_C], rows[1], rows[2], scorer)
     fields: Any = ranked(begin_B, position_C, logits_C, above_C, log_sigmoid)
     return fields

@@ -1,7 +1,7 @@
-"""An engine whose best candidates stacking orders anew (espalier.stacking).
+"""Stacking orders the best candidates of a search anew (espalier.stacking).
 
-Knows how a search becomes candidates and these a result. Does not know how trees are searched, or where: over shards, the candidates are
-the best of all of them.
+Knows candidates and what becomes of them. Does not know how trees are searched, or where: over shards, the candidates are the best of all
+of them.
 
 Legend: B queries, M results.
 """
@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.engines.stacked_keys import Scratch, StackingArrays, network_arrays, stack
-from espalier.errors import BundleCorrupt
-from espalier.queries import QueryBatch, blank_queries
+from espalier.queries import QueryBatch
 from espalier.scores import scores_of_ranks
-from espalier.search import NO_ITEM, Engine, SearchParams, SearchResult
+from espalier.search import NO_ITEM, SearchResult
 from espalier.stacking import Stacking
 from espalier.thread_scratch import ThreadScratch
 
@@ -34,6 +33,10 @@ class Stacker:
         self._tables, self._network = StackingArrays.of(stacking.tables), network_arrays(stacking)
         items, points = self._items, stacking.tables.points
         self._scratch = ThreadScratch(lambda handles: Scratch.of(items + handles, points))
+
+    def wanted(self, m_B: NDArray[np.int64], items: int) -> NDArray[np.int64]:
+        """int64[B]: the candidates that it takes for so many results, of so many items."""
+        return np.maximum(m_B, min(self._info.candidates, items))
 
     def ordered(self, queries: QueryBatch, found: SearchResult, m_B: NDArray[np.int64]) -> SearchResult:
         """The best m of what the trees found, in the order of stacking.
@@ -69,50 +72,3 @@ class Stacker:
             count_B=count_B,
             complete_B=found.complete_B | (found.count_B >= m_B),
         )
-
-
-class StackedEngine:
-    """Searches a bundle with stacking; its name is that of the engine that searches the trees, its rounding STRETCH times theirs.
-
-    trees  opened on `bundle.unstacked`
-    items  how many item rows there may be
-    """
-
-    def __init__(self, bundle: Bundle, trees: Engine) -> None:
-        if bundle.stacking is None:
-            raise BundleCorrupt(f"{bundle.path}: it has no stacking")
-        self.bundle, self._trees, self._stacking = bundle, trees, bundle.stacking
-        self._stacker = Stacker(bundle, self._stacking)
-        self.items = bundle.manifest.tree.items
-
-    @property
-    def name(self) -> str:
-        return self._trees.name
-
-    @property
-    def rounding(self) -> float:
-        return STRETCH * self._trees.rounding
-
-    def warm_up(self) -> None:
-        """Build what the trees' search needs, and load what orders candidates anew."""
-        self._trees.warm_up()
-        self.search(blank_queries(self.bundle.manifest.query, 1), SearchParams.uniform(1, 1, 1))
-
-    def prepare(self, params: SearchParams) -> None:
-        self._trees.prepare(widened(params, self._stacking, self.items))
-
-    def close(self) -> None:
-        self._trees.close()
-
-    def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
-        """Raises InvalidQuery where the queries or the parameters are not the bundle's."""
-        params.check(len(queries), self.items)
-        if params.unstacked:
-            return self._trees.search(queries, params)
-        return self._stacker.ordered(queries, self._trees.search(queries, widened(params, self._stacking, self.items)), params.m_B)
-
-
-def widened(params: SearchParams, stacking: Stacking, items: int) -> SearchParams:
-    """Parameters of a search for at least as many items as stacking takes, of so many."""
-    least = min(stacking.info.candidates, items)
-    return replace(params, m_B=np.maximum(params.m_B, least))

@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
 from espalier.engines.linear.chunk_search import POWERS
-from espalier.engines.live.candidates import LARGEST, ScoredLive, masks_of, parents_of
+from espalier.engines.overflow import LARGEST, ScoredLive, masks_of, parents_of
+from espalier.engines.stages import Frontier, TreeQuery
 from espalier.live.overlay import LiveLeaves
 from espalier.manifest import Ranking
-from espalier.queries import QueryBatch
 from espalier.read_only import read_only
-from espalier.search import Frontier
 from espalier.thread_scratch import ThreadScratch
 
 Array = NDArray[Any]
@@ -38,20 +37,15 @@ class LinearLeaves:
         self._known: tuple[LiveLeaves, tuple[Array, ...]] | None = None
 
     def scored(
-        self, leaves: LiveLeaves, queries: QueryBatch, frontier: Frontier, live_BR: Sequence[NDArray[np.bool_] | None]
+        self, leaves: LiveLeaves, query: TreeQuery, frontier: Frontier, states_BS: object, live_BR: Sequence[NDArray[np.bool_] | None]
     ) -> ScoredLive:
-        """The eligible live leaves under each query's beam.
-
-        live_BR  bool[R] of each query: its eligible handles, later ones are not; None: no live leaf. Queries of one mask share an array
-        Raises InvalidQuery nowhere: the search that made the frontier has checked the features.
-        """
+        """See `LeafScorer`; linear scorers take no states."""
         known = self._known  # read once: another thread may put those of other leaves there
         if known is None or known[0] is not leaves:
             known = self._known = leaves, arrays_of(leaves)
         beams = read_only(frontier.nodes_BK, frontier.ranks_BK)
-        masks = masks_of(live_BR)
         with self._scratch.of() as query_F:
-            return ScoredLive(*score(queries.features.arrays, beams, known[1], masks, self._ranker, query_F))
+            return ScoredLive(*score(query.queries.features.arrays, beams, known[1], masks_of(live_BR), self._ranker, query_F))
 
 
 def arrays_of(leaves: LiveLeaves) -> tuple[Array, ...]:

@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.engines.compiled.encoder import QueryEncoder, free_inputs
+from espalier.engines.encoder import QueryEncoder, free_inputs
 from espalier.engines.onnx.graphs import load_graph
 from espalier.engines.onnx.runtime import ort, session_options
 from espalier.errors import UnsupportedGraph
@@ -34,6 +34,7 @@ TRIED = 4
 class LiveEncoder:
     """See the module. Any number of threads may call it.
 
+    shape  H + 1 or 1, S: of a query's states
     Raises UnsupportedGraph where query.onnx does more with node rows, or with the numbers of nodes, than look rows up.
     """
 
@@ -47,7 +48,7 @@ class LiveEncoder:
         tree, scorer = bundle.tree, bundle.graph_scorer
         self._tree, self._rows_ND = tree, bundle.node_rows_ND
         self._sequence = scorer.encoder == "sequence"
-        self._shape = (tree.height + 1 if scorer.state_levels > 1 else 1), scorer.state_dim
+        self.shape = (tree.height + 1 if scorer.state_levels > 1 else 1), scorer.state_dim
         self._inputs = {entry.name for entry in model.graph.input}
         self._outputs = [entry.name for entry in model.graph.output]
         self._session = ort.InferenceSession(model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"])
@@ -59,7 +60,7 @@ class LiveEncoder:
         history_BT  item rows, −1 as padding
         handle_BT   the handle by whose live leaf, which must be there, an item counts; −1 where it counts as it was trained
         """
-        states_BLS = np.empty((len(history_BT), *self._shape), np.float32)
+        states_BLS = np.empty((len(history_BT), *self.shape), np.float32)
         for b, (history_T, handle_T) in enumerate(zip(history_BT, handle_BT, strict=True)):
             states_BLS[b] = self._run(self._nodes(leaves, history_T, handle_T), leaves.rows_PD)
         return states_BLS
@@ -109,7 +110,7 @@ class LiveEncoder:
         history_BT = rng.integers(0, bundle.tree.item_count, (TRIED, length))
         history_BT[1:, : length // 2] = -1
         none = LiveLeaves(*(np.empty(0, np.int64),) * 5, begin_Y=np.zeros(1, np.int64), rows_PD=None, sparse=None)
-        whole = QueryEncoder(bundle, np.require(bundle.node_rows_ND, requirements=["C", "A"])).states(history_BT, [0] * TRIED)
+        whole = QueryEncoder.open(bundle).states(history_BT, [0] * TRIED)
         try:
             small = self.states(none, history_BT, np.full_like(history_BT, -1))
         except Exception as error:  # ONNX Runtime's own classes derive from nothing narrower

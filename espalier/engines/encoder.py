@@ -55,6 +55,17 @@ class QueryEncoder:
         if found.shape != self._shape:
             raise BundleCorrupt(f"query.onnx: a query's states are {list(found.shape)}, the manifest says {list(self._shape)}")
 
+    @staticmethod
+    def open(bundle: Bundle) -> QueryEncoder:
+        """The encoder of a bundle of graphs; over rows widened to float32 where query.onnx does more with them than look rows up."""
+        rows_ND = np.require(bundle.node_rows_ND, requirements=["C", "A"])
+        try:
+            return QueryEncoder(bundle, rows_ND)
+        except UnsupportedGraph:
+            if rows_ND.dtype == np.float32:
+                raise
+            return QueryEncoder(bundle, rows_ND.astype(np.float32))
+
     def states(self, queries: Array, first_B: Sequence[int]) -> NDArray[np.float32]:
         """float32[B, H + 1 or 1, S]: the states of each query's levels from first_B on; 0 above them.
 

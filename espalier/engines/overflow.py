@@ -1,5 +1,8 @@
 """Live leaves under the beams of a call, and scored ones joined to what the trained tree gave; compiled.
 
+The live leaves of a parent are its overflow list: what a fold would make its children. Scored here beside the children, they are cut with
+them by key, then by (parent, slot), the order of leaves in a fold, so that the answer is that of the fold.
+
 Legend: B queries, K beam, M results, X live leaves, Y parents of live leaves, C live leaves under a query's beam, G distinct masks,
 R handles.
 """

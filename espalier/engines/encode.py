@@ -1,0 +1,138 @@
+"""The first stage of a search: query states of histories and vectors, made once and outside of engines.
+
+An engine that encodes on its own device is given states for those histories alone that hold live items. Whoever has encoded queries
+already brings `GivenQueries`: a router, and golden queries of a shard, which lacks the rows of items that are elsewhere.
+
+Legend: B queries, T history, L levels, S state.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.engines.encoder import QueryEncoder
+from espalier.engines.histories import histories_of
+from espalier.engines.live_encoder import LiveEncoder, opened_encoder
+from espalier.engines.stages import GivenQueries
+from espalier.errors import InvalidQuery
+from espalier.live.overlay import Overlay
+from espalier.manifest import GraphScorer
+from espalier.queries import PADDING, HistoryKind, QueryBatch
+from espalier.search import NodeMask
+
+Floats = NDArray[np.float32]
+
+
+class EncodedQueries(NamedTuple):
+    """queries: histories by rows that the search knows · states_BLS, encoded_B: see `TreeQuery`."""
+
+    queries: QueryBatch
+    states_BLS: Floats | None
+    encoded_B: NDArray[np.bool_] | None = None
+
+
+class Encoder:
+    """Encodes the queries of a bundle. Any number of threads may call it.
+
+    elsewhere  the search makes states itself, of queries without live items
+    Raises UnsupportedGraph or BundleCorrupt where query.onnx cannot be run.
+    """
+
+    def __init__(self, bundle: Bundle, elsewhere: bool) -> None:
+        scorer = bundle.manifest.scorer
+        self._bundle, self._elsewhere, self._tree = bundle, elsewhere, bundle.tree
+        self._graphs = isinstance(scorer, GraphScorer)
+        self.makes_states = self._graphs and bundle.manifest.shard is None
+        self._whole: QueryEncoder | None = None
+        if self.makes_states and not elsewhere:
+            self._whole = QueryEncoder.open(bundle)
+        self._live: LiveEncoder | None = None
+        self._takes_live = False
+
+    def take_live_items(self) -> None:
+        """Open what histories with live items need, before the first search with them."""
+        if not self._takes_live and self.makes_states and isinstance(self._bundle.manifest.query, HistoryKind):
+            self._live = opened_encoder(self._bundle)
+        self._takes_live = True
+
+    def of(
+        self,
+        queries: QueryBatch,
+        beam_size_B: NDArray[np.int64],
+        every_level: bool,
+        overlay: Overlay | None,
+        mask_B: tuple[NodeMask | None, ...] | None,
+    ) -> EncodedQueries:
+        """The queries as trees take them.
+
+        every_level  make the states of all levels, not of those alone that the beams need pruned
+        mask_B       those without live items see the bundle alone
+        """
+        if isinstance(queries, GivenQueries):
+            return EncodedQueries(queries, queries.states_BLS)
+        if not self._graphs:
+            return EncodedQueries(queries, None)
+        first_B = [1] * len(queries)
+        if not every_level and self._bundle.manifest.ranking.gamma == 0:
+            first_B = [self._tree.start_level(size) for size in beam_size_B.tolist()]
+        if overlay is None or not isinstance(queries.kind, HistoryKind):
+            return EncodedQueries(queries, None if self._whole is None else self._whole.states(queries.array, first_B))
+        frozen_B = None if mask_B is None else np.array([mask is not None and mask.live_R is None for mask in mask_B])
+        histories = histories_of(overlay, np.asarray(queries.array, np.int64), frozen_B, self._live is not None)
+        if histories.rows_BT is not queries.array:
+            queries = QueryBatch(queries.kind, histories.rows_BT)
+        if self._live is None or not histories.any_live:
+            return EncodedQueries(queries, None if self._whole is None else self._whole.states(queries.array, first_B))
+        live_B = (histories.handles_BT >= 0).any(axis=1)
+        live, others = np.flatnonzero(live_B), np.flatnonzero(~live_B)
+        states_BLS = np.zeros((len(queries), *self._live.shape), np.float32)
+        leaves = overlay.trees[0]
+        states_BLS[live] = self._live.states(leaves, histories.rows_BT[live], histories.handles_BT[live])
+        if self._whole is not None and len(others):
+            states_BLS[others] = self._whole.states(queries.array[others], [first_B[b] for b in others.tolist()])
+        return EncodedQueries(queries, states_BLS, live_B if self._whole is None else None)
+
+    def leaf_states(self, queries: QueryBatch, overlay: Overlay | None) -> Floats:
+        """float32[B, S]: the states on the leaf level."""
+        if self._whole is None:
+            self._whole = QueryEncoder.open(self._bundle)
+        states_BLS = self.of(queries, np.full(len(queries), self._tree.leaf_count), False, overlay, None).states_BLS
+        if states_BLS is None:
+            raise ValueError("queries of a model without states")
+        return states_BLS[:, -1]
+
+
+def states_shape(bundle: Bundle, batch: int) -> tuple[int, int, int]:
+    """B, L, S of the states of queries."""
+    scorer = bundle.graph_scorer
+    return batch, bundle.manifest.tree.levels if scorer.state_levels > 1 else 1, scorer.state_dim
+
+
+def check_queries(bundle: Bundle, queries: QueryBatch, handles: int = 0) -> None:
+    """Raise InvalidQuery where queries, or the states that come with them, are not for a bundle. handles: R, of live items."""
+    kind, shard = bundle.manifest.query, bundle.manifest.shard
+    if queries.kind is not kind and queries.kind != kind:
+        raise InvalidQuery("queries", queries.kind, str(kind))
+    if not isinstance(queries, GivenQueries):
+        is_history = isinstance(kind, HistoryKind)
+        if shard is not None and is_history and np.any(queries.array != PADDING):
+            expected = f"the queries' states: shard {shard.index} of {shard.count} of {shard.of} has not the rows of all items"
+            raise InvalidQuery("states_BLS", None, expected)
+        if is_history or isinstance(bundle.manifest.scorer, GraphScorer):
+            queries.check(bundle.manifest.tree.items + handles)
+        return
+    scorer, states_BLS = bundle.manifest.scorer, queries.states_BLS
+    if not isinstance(scorer, GraphScorer):
+        if states_BLS is not None:
+            raise InvalidQuery("states_BLS", "states", f"None, as {scorer.kind} scorers have none")
+        return
+    shape = states_shape(bundle, len(queries))
+    if states_BLS is None or states_BLS.shape != shape or states_BLS.dtype != np.float32:
+        got = "none" if states_BLS is None else f"{states_BLS.dtype}{list(states_BLS.shape)}"
+        raise InvalidQuery("states_BLS", got, f"float32{list(shape)}")
+    if bundle.manifest.memory is not None and queries.memory is None:
+        queries.check(bundle.manifest.history_items)

@@ -1,0 +1,220 @@
+"""A search from queries to items, all stages in a row.
+
+    encode    query.onnx makes states of histories and vectors; features go as they are (`encode.py`)
+    search    the beam search of each tree, by one of the engines of `engines/__init__.py`, up to the leaves that its beam scored
+    merge     the overflow lists of live items under the beams, and the mean over a forest's trees with its tail
+    reorder   stacking orders the best candidates anew
+
+What counts per item comes before any cut, so inside a shard; what orders candidates comes last, so at the router, whose search asks shards.
+With live items the answer is that of the bundle that they would be folded into (espalier.live.overlay).
+
+Legend: B queries, T trees, M results, R handles of live items.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.engines.encode import Encoder, check_queries
+from espalier.engines.forest_mean import ForestMean, LiveLists, LiveRows
+from espalier.engines.overflow_lists import BestLeaves, OverflowLists
+from espalier.engines.reorder import STRETCH, Stacker
+from espalier.engines.results import joined, joined_frontiers
+from espalier.engines.stages import Frontier, GivenQueries, Leaves, ParentsFound, ShardResult, TreeQuery, TreeSearch
+from espalier.live.overlay import Overlay
+from espalier.masks.eligibility import eligible_nodes, unrestricted_mask
+from espalier.memory_lists import LiveEntries, MemoryTree
+from espalier.queries import QueryBatch, VectorKind
+from espalier.scores import finish
+from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResult
+from espalier.trace import from_start_level
+
+BLOCK = 1 << 20
+"""Scored leaves of a forest that are held at a time, unless one query has more."""
+Found = tuple[SearchResult, tuple[Frontier, ...], NDArray[np.float32] | None]
+
+
+class _Live(NamedTuple):
+    """What is live, as the stages take it. memory: None where the bundle has none; rows: of a forest."""
+
+    overlay: Overlay
+    memory: LiveEntries | None
+    rows: LiveRows | None
+
+
+class Pipeline:
+    """Searches one bundle. Any number of threads may search where those of `trees` may.
+
+    trees  searches its trees
+    """
+
+    def __init__(self, bundle: Bundle, trees: TreeSearch) -> None:
+        self.bundle, self.tree_search = bundle, trees
+        self._trees = [alone.tree for alone in bundle.alone]
+        self._unrestricted = [unrestricted_mask(tree) for tree in self._trees]
+        self._encoder = Encoder(bundle, trees.encodes)
+        self._memory = None if bundle.memory is None else MemoryTree(bundle.memory, bundle.tree)
+        self._mean = ForestMean(bundle) if bundle.manifest.trees else None
+        self._stacker = None if bundle.stacking is None else Stacker(bundle, bundle.stacking)
+        self._overflow = OverflowLists(bundle)
+        self._live: _Live | None = None
+
+    @property
+    def name(self) -> str:
+        """See `Engine`."""
+        return self.tree_search.name
+
+    @property
+    def rounding(self) -> float:
+        """See `Engine`."""
+        return self.tree_search.rounding * (1 if self._stacker is None else STRETCH)
+
+    def set_overlay(self, overlay: Overlay | None) -> None:
+        """What is live from the next call on; None: nothing. From any thread."""
+        if overlay is None or overlay.is_empty:
+            self._live = None
+            return
+        self._encoder.take_live_items()
+        self._overflow.open()
+        memory = None if self._memory is None else LiveEntries.of(overlay)
+        self._live = _Live(overlay, memory, None if self._mean is None else LiveRows.of(overlay))
+
+    def search(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
+        """Raises InvalidQuery where the queries or the parameters do not fit the bundle and what is live."""
+        if self._stacker is None:
+            return self.candidates(queries, params, context)
+        live, items = self._live, self._trees[0].item_count
+        wanted_B = self._stacker.wanted(params.m_B, items + (0 if live is None else live.overlay.handles))
+        return self._stacker.ordered(queries, self.candidates(queries, replace(params, m_B=wanted_B), context), params.m_B)
+
+    def candidates(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
+        """The best m items before the last stage; for `GivenQueries` that want them with the beams above the leaves."""
+        wants_frontier = isinstance(queries, GivenQueries) and queries.frontier
+        result, frontiers, _ = self._run(queries, params, context, wants_frontier)
+        return ShardResult.of(result, frontiers) if wants_frontier else result
+
+    def parents(self, queries: QueryBatch, params: SearchParams) -> ParentsFound:
+        """The beams above the leaves, and what was found under them: where items belong that the queries led to."""
+        result, frontiers, states_BS = self._run(queries, params, NO_CONTEXT, True)
+        if states_BS is None and self._encoder.makes_states:
+            live = self._live
+            states_BS = self._encoder.leaf_states(queries, None if live is None else live.overlay)
+        return ParentsFound(result, frontiers, states_BS)
+
+    def warm_up(self) -> None:
+        """See `Engine`."""
+        self.tree_search.warm_up()
+
+    def prepare(self, params: SearchParams) -> None:
+        """See `Engine`."""
+        self.tree_search.prepare(params)
+
+    def close(self) -> None:
+        """See `Engine`."""
+        self.tree_search.close()
+
+    # -- the stages -----------------------------------------------------------------------------------------------------
+
+    def _run(self, queries: QueryBatch, params: SearchParams, context: SearchContext, frontier: bool) -> Found:
+        """encode, search, merge: the best m items, the beams above the leaves, and the leaf states where the search made them."""
+        live = self._live
+        query = self._encoded(queries, params, context, live, frontier)
+        size = len(query)
+        if self._mean is not None and size > 1 and not params.trace:
+            size = max(1, BLOCK // self._mean.most_leaves(int(params.beam_size_B.max())))
+        if size >= len(query):
+            leaves = self.tree_search.search(query)
+            return self._merged(query, leaves, live), leaves.frontiers, leaves.leaf_states_BS
+        results, frontiers = [], []
+        for begin in range(0, len(query), size):
+            block = query.take(np.arange(begin, min(begin + size, len(query))))
+            leaves = self.tree_search.search(block)
+            results.append(self._merged(block, leaves, live))
+            frontiers.append(leaves.frontiers)
+        return joined(results), joined_frontiers(frontiers), None
+
+    def _encoded(self, queries: QueryBatch, params: SearchParams, context: SearchContext, live: _Live | None, frontier: bool) -> TreeQuery:
+        """The queries' states, what each may visit of each tree, and what it remembers."""
+        overlay = None if live is None else live.overlay
+        handles = 0 if overlay is None else overlay.handles
+        check_queries(self.bundle, queries, handles)
+        params.check(len(queries), self._trees[0].item_count + handles, self._trees[0].node_count)
+        if overlay is not None:
+            params = _brought_forward(overlay, params)
+        eligible_T = tuple(
+            eligible_nodes(tree, params, every, place, overlay)
+            for place, (tree, every) in enumerate(zip(self._trees, self._unrestricted, strict=True))
+        )
+        encoded = self._encoder.of(queries, params.beam_size_B, params.trace, overlay, params.mask_B)
+        memory = queries.memory if isinstance(queries, GivenQueries) else None
+        if memory is None and self._memory is not None:
+            memory = self._memory.lists(encoded.queries.array, eligible_T[0], None if live is None else live.memory)
+        return TreeQuery(
+            encoded.queries,
+            encoded.states_BLS,
+            params.beam_size_B,
+            params.m_B,
+            eligible_T,
+            memory,
+            params.trace,
+            frontier or (overlay is not None and len(overlay.trees[0]) > 0),
+            encoded.encoded_B,
+            context,
+        )
+
+    def _merged(self, query: TreeQuery, leaves: Leaves, live: _Live | None) -> SearchResult:
+        """The best m items of what the trees found, and of what is live under their beams."""
+        found = BestLeaves(leaves.rows_BTM[:, 0], leaves.ranks_BTM[:, 0], leaves.keys_BTM[:, 0], leaves.count_BT[:, 0])
+        finite_B, traces = leaves.finite_B, leaves.traces
+        if not self.tree_search.merges:
+            traces = tuple(from_start_level(tree, query.beam_size_B, own) for tree, own in zip(self._trees, traces, strict=False))
+        scored_T = [] if live is None else self._overflow.scored(live.overlay, query, leaves)
+        if self._mean is not None:
+            lists = None if live is None or live.rows is None or not scored_T else (live.rows, LiveLists.of(live.overlay, scored_T))
+            best = self._mean.best_with if self.tree_search.merges else self._mean.best
+            rows_BM, ranks_BM = best(query.queries, leaves, query.m_B, lists)
+            found = BestLeaves(rows_BM, ranks_BM, ranks_BM, found.count_B)
+            if live is not None and scored_T:
+                traces = self._overflow.with_traces(live.overlay, traces, scored_T, None, None)
+        elif live is not None and scored_T:
+            memory = None if self._memory is None or live.memory is None else (self._memory, live.memory)
+            found, keys_C = self._overflow.join(live.overlay, query, found, scored_T[0], memory)
+            traces = self._overflow.with_traces(live.overlay, traces, scored_T, query.m_B, keys_C)
+            if finite_B is not None and scored_T[0].finite_B is not None:
+                finite_B = finite_B & scored_T[0].finite_B
+        manifest = self.bundle.manifest
+        result = finish(
+            manifest.ranking if self._mean is None else manifest.result_ranking,
+            query.m_B,
+            query.eligible_T[0].items_B,
+            found.rows_BM,
+            found.ranks_BM,
+            traces[0] if traces else None,
+            finite_B if isinstance(manifest.query, VectorKind) else None,
+            found.keys_BM,
+        )
+        if len(traces) > 1:
+            result = replace(result, other_traces=traces[1:])
+        if (coverage := leaves.coverage) is None:
+            return result
+        if not coverage.answered_BS.all():  # nobody knows how many items the other shards have for a query
+            result = replace(result, complete_B=result.count_B >= query.m_B)
+        return replace(result, coverage=coverage)
+
+
+def _brought_forward(overlay: Overlay, params: SearchParams) -> SearchParams:
+    """Parameters with masks of the overlay that is searched: a request's masks are of the one with which it came, which may be older.
+
+    An item that moved in between has left its old place, and an older mask does not open its new one.
+    """
+    if params.mask_B is None:
+        return params
+    found = {id(mask): None if mask is None or mask.at is None else mask.at(overlay) for mask in params.mask_B}
+    if not any(found.values()):
+        return params
+    return replace(params, mask_B=tuple(found[id(mask)] or mask for mask in params.mask_B))

@@ -1,0 +1,107 @@
+"""The trees of the `reference` engine as a stage of a pipeline: what it serves by, with live items, forests and stacking.
+
+Legend: B queries, T trees, C leaves that were scored.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.engines.reference import ReferenceEngine, Step, stacked_rows, traced
+from espalier.engines.stages import Frontier, Leaves, TreeQuery
+from espalier.manifest import GraphScorer
+from espalier.masks.eligibility import EligibleNodes
+from espalier.search import SearchParams
+from espalier.tree import Tree
+
+
+class ReferenceSearch:
+    """See the module."""
+
+    name = ReferenceEngine.name
+    rounding = ReferenceEngine.rounding
+    merges = False
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._engine = ReferenceEngine(bundle)
+        self._trees = [alone.tree for alone in bundle.alone]
+        self._has_states = self.encodes = isinstance(bundle.manifest.scorer, GraphScorer)
+
+    def warm_up(self) -> None:
+        """Nothing to build."""
+
+    def prepare(self, params: SearchParams) -> None:
+        """Nothing to build."""
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def search(self, query: TreeQuery) -> Leaves:
+        """See `TreeSearch`."""
+        states = [self._states(query, b) for b in range(len(query))]
+        paths_T = [[self._walk(query, b, states[b], place, tree) for b in range(len(query))] for place, tree in enumerate(self._trees)]
+        found = [[_best_leaves(tree, path[-1]) for path in paths] for tree, paths in zip(self._trees, paths_T, strict=True)]
+        width = max((len(leaves[0]) for own in found for leaves in own), default=0)
+        if len(self._trees) == 1:
+            found = [[tuple(array[: query.m_B[b]] for array in leaves) for b, leaves in enumerate(found[0])]]
+            width = int(query.m_B.max(initial=0))
+        flat = [found[t][b] for b in range(len(query)) for t in range(len(self._trees))]
+        shape = len(query), len(self._trees), width
+        rows_BTM, ranks_BTM, keys_BTM = (
+            np.full(shape, filler, dtype) for filler, dtype in ((-1, np.int64), (-np.inf, np.float32), (-np.inf, np.float32))
+        )
+        for place, leaves in enumerate(flat):
+            for array, own in zip((rows_BTM, ranks_BTM, keys_BTM), leaves, strict=True):
+                array.reshape(-1, width)[place, : len(own)] = own
+        count_BT = np.array([len(leaves[0]) for leaves in flat], np.int64).reshape(shape[:2])
+        finite_B = np.array([all(step.finite for paths in paths_T for step in paths[b]) for b in range(len(query))])
+        return Leaves(
+            rows_BTM,
+            ranks_BTM,
+            keys_BTM,
+            count_BT,
+            finite_B,
+            tuple(traced(paths) for paths in paths_T) if query.trace else (),
+            tuple(self._frontier(query, *entry) for entry in enumerate(paths_T)) if query.frontier else (),
+            np.stack([state[-1] for state in states]) if query.frontier and self._has_states else None,
+        )
+
+    def _states(self, query: TreeQuery, b: int) -> NDArray[np.float32]:
+        """float32[L, S]: those of query b."""
+        if query.states_BLS is not None and (query.encoded_B is None or query.encoded_B[b]):
+            return query.states_BLS[b]
+        return np.asarray(self._engine.states(query.queries.take(np.array([b])))[0])
+
+    def _walk(self, query: TreeQuery, b: int, state_LS: NDArray[np.float32], place: int, tree: Tree) -> list[Step]:
+        part_N = None if query.memory is None else self._engine.lifted(query.memory, b)
+        sizes = int(query.beam_size_B[b]), int(query.m_B[b])
+        return self._engine.walk(state_LS, _eligible(tree, query.eligible_T[place], b), part_N, sizes, place=place)
+
+    def _frontier(self, query: TreeQuery, place: int, paths: list[list[Step]]) -> Frontier:
+        tree, nodes, ranks = self._trees[place], [], []
+        gamma = self._engine.bundle.manifest.ranking.gamma
+        for b, path in enumerate(paths):
+            is_ranked = tree.height > 1 and (gamma > 0 or tree.start_level(int(query.beam_size_B[b])) < tree.height)
+            nodes.append(path[-2].kept_K if tree.height > 1 else np.zeros(1, np.int64))
+            ranks.append(np.zeros(len(nodes[-1]), np.float32))
+            if is_ranked:
+                ranks[-1] = path[-2].ranks_C[np.isin(path[-2].candidates_C, path[-2].kept_K)]
+        return Frontier(stacked_rows(nodes, -1), stacked_rows(ranks, -np.inf))
+
+
+def _best_leaves(tree: Tree, last: Step) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
+    """Item rows, ranks and keys, best first."""
+    order = np.argsort(-last.keys_C, kind="stable")
+    return tree.leaf_item[last.candidates_C[order] - tree.leaf_offset], last.ranks_C[order], last.keys_C[order]
+
+
+def _eligible(tree: Tree, eligible: EligibleNodes, b: int) -> NDArray[np.bool_]:
+    """bool[N]: what query b may visit."""
+    mask = eligible.mask_B[b]
+    eligible_N = np.ones(tree.node_count, np.bool_) if mask is None else mask.eligible_N.copy()
+    if eligible.excluded is not None:
+        for nodes_X in (eligible.excluded.leaves_BX[b], eligible.excluded.inner_BX[b]):
+            eligible_N[nodes_X[nodes_X >= 0]] = False
+    return eligible_N

@@ -1,0 +1,82 @@
+"""Results of several calls as one, and a part of one.
+
+Legend: B queries, M results, K beam.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.engines.stages import Frontier, ShardResult
+from espalier.search import NO_ITEM, Coverage, SearchResult
+
+Array = NDArray[Any]
+
+
+def joined(results: Sequence[SearchResult]) -> SearchResult:
+    """The results of some queries, then of others, of one search, without traces; padded to the widest."""
+    if len(results) == 1:
+        return results[0]
+    finite = [result.finite_B for result in results if result.finite_B is not None]
+    result = SearchResult(
+        _stacked([result.item_rows_BM for result in results], NO_ITEM),
+        _stacked([result.scores_BM for result in results], 0),
+        _stacked([result.ranks_BM for result in results], -np.inf),
+        _stacked([result.keys_BM for result in results], -np.inf),
+        np.concatenate([result.count_B for result in results]),
+        np.concatenate([result.complete_B for result in results]),
+        finite_B=np.concatenate(finite) if finite else None,
+        coverage=Coverage.joined([result.coverage for result in results]),
+    )
+    beams = [result.frontiers for result in results if isinstance(result, ShardResult)]
+    return result if len(beams) < len(results) else ShardResult.of(result, joined_frontiers(beams))
+
+
+def between(result: SearchResult, begin: int, end: int, m: int) -> SearchResult:
+    """The best m of consecutive queries, without traces."""
+    part = SearchResult(
+        result.item_rows_BM[begin:end, :m],
+        result.scores_BM[begin:end, :m],
+        result.ranks_BM[begin:end, :m],
+        result.keys_BM[begin:end, :m],
+        result.count_B[begin:end],
+        result.complete_B[begin:end],
+        finite_B=None if result.finite_B is None else result.finite_B[begin:end],
+        coverage=result.coverage and replace(result.coverage, answered_BS=result.coverage.answered_BS[begin:end]),
+    )
+    if not isinstance(result, ShardResult):
+        return part
+    beams = (Frontier(frontier.nodes_BK[begin:end], frontier.ranks_BK[begin:end]) for frontier in result.frontiers)
+    return ShardResult.of(part, tuple(map(_narrowed, beams)))
+
+
+def joined_frontiers(parts: Sequence[tuple[Frontier, ...]]) -> tuple[Frontier, ...]:
+    """The beams of some queries, then of others, in each tree."""
+    return tuple(
+        Frontier(_stacked([frontier.nodes_BK for frontier in own], NO_ITEM), _stacked([frontier.ranks_BK for frontier in own], -np.inf))
+        for own in zip(*parts, strict=True)
+    )
+
+
+def _narrowed(frontier: Frontier) -> Frontier:
+    """Without the padding that none of its queries needs."""
+    width = max(1, int(np.count_nonzero(frontier.nodes_BK >= 0, axis=1).max(initial=0)))
+    return Frontier(frontier.nodes_BK[:, :width], frontier.ranks_BK[:, :width])
+
+
+def _stacked(arrays: Sequence[Array], filler: float) -> Array:
+    """Rows of some arrays, one below the other."""
+    width = max(array.shape[1] for array in arrays)
+    if all(array.shape[1] == width for array in arrays):
+        return np.concatenate(arrays)
+    stacked = np.full((sum(map(len, arrays)), width), filler, arrays[0].dtype)
+    begin = 0
+    for array in arrays:
+        stacked[begin : begin + len(array), : array.shape[1]] = array
+        begin += len(array)
+    return stacked

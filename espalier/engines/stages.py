@@ -1,0 +1,190 @@
+"""What the stages of a search hand to each other: what trees are searched for, and what they find.
+
+    ids → encode → search → merge → reorder → fields
+
+`pipeline.py` shows the stages in a row. Types alone.
+
+Legend: B queries, T trees (of a forest; else 1), M results, K beam, L levels, S state, H levels below the root.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.masks.eligibility import EligibleNodes
+from espalier.memory_lists import MemoryLists
+from espalier.queries import QueryBatch
+from espalier.search import NO_CONTEXT, Coverage, LevelTrace, SearchContext, SearchParams, SearchResult
+
+Int64 = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class GivenQueries(QueryBatch):
+    """Queries that somebody else has encoded.
+
+    states_BLS  float32[B, H + 1 or 1, S], None for linear scorers
+    memory      what a memory gives for the histories, which are not read then; None: histories say it
+    frontier    whether the answer is to have the beams above the leaves (`ShardResult`)
+    """
+
+    states_BLS: Floats | None = None
+    memory: MemoryLists | None = None
+    frontier: bool = False
+
+    def take(self, rows: Int64) -> GivenQueries:
+        """The queries at some positions (int64)."""
+        own = super().take(rows)
+        states_BLS = None if self.states_BLS is None else self.states_BLS[rows]
+        return GivenQueries(own.kind, own.rows, states_BLS, None if self.memory is None else self.memory.take(rows), self.frontier)
+
+
+@dataclass(frozen=True, eq=False)
+class TreeQuery:
+    """Encoded queries, and what trees are searched for.
+
+    queries      features for linear scorers, item rows where a memory reads histories
+    states_BLS   float32[B, H + 1 or 1, S]: a state for each level or one for all, of scorers that are graphs; else None
+    encoded_B    bool[B]: which queries have states, of a search that makes those of the others itself (`encodes`); None: all
+    beam_size_B  int64[B]
+    m_B          int64[B]: leaves wanted of the only tree, the best of them; of a forest all leaves that are scored come back
+    eligible_T   what may be visited in each tree
+    memory       the nodes with memory, None where the bundle has none
+    trace        keep each level
+    frontier     keep the beam above the leaves
+    context      for a search that asks other machines
+    """
+
+    queries: QueryBatch
+    states_BLS: Floats | None
+    beam_size_B: Int64
+    m_B: Int64
+    eligible_T: tuple[EligibleNodes, ...]
+    memory: MemoryLists | None = None
+    trace: bool = False
+    frontier: bool = False
+    encoded_B: NDArray[np.bool_] | None = None
+    context: SearchContext = NO_CONTEXT
+
+    def __len__(self) -> int:
+        return len(self.beam_size_B)
+
+    def take(self, queries: Int64) -> TreeQuery:
+        """The same of the queries at some positions (int64)."""
+        return replace(
+            self,
+            queries=self.queries.take(queries),
+            states_BLS=None if self.states_BLS is None else self.states_BLS[queries],
+            beam_size_B=self.beam_size_B[queries],
+            m_B=self.m_B[queries],
+            eligible_T=tuple(eligible.take(queries) for eligible in self.eligible_T),
+            memory=None if self.memory is None else self.memory.take(queries),
+            encoded_B=None if self.encoded_B is None else self.encoded_B[queries],
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Frontier:
+    """The beam of a tree on the level above the leaves: the nodes whose children were scored, in a tree of height 1 the root.
+
+    Where no level above the leaves needs pruning, all nodes of that level may be in it, eligible or not. With γ = 0 ranks mean nothing to
+    the leaves; those of levels that were not scored are 0.
+
+    nodes_BK  int64[B, K]     ascending, −1 behind them as padding
+    ranks_BK  float32[B, K]   −inf there
+    """
+
+    nodes_BK: Int64
+    ranks_BK: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Leaves:
+    """What trees found, by item row (NO_ITEM as padding).
+
+    rows_BTM   int64[B, T, M]     of one tree the best m, best first, of equal keys the lower leaf; of a forest all that were scored, in any
+                                  order, and places from count_BT on hold nothing that is meant
+    ranks_BTM  float32[B, T, M]   −inf where there is no item
+    keys_BTM   float32[B, T, M]   what leaves were chosen by; without a memory the ranks themselves
+    count_BT   int64[B, T]
+    finite_B   bool[B]: False iff some node that was scored has a logit that is not finite; None: not known
+    traces, frontiers   of each tree, where they were asked for
+    leaf_states_BS      float32[B, S]: with frontiers, of a search that encodes; else None
+    coverage            of a search that asks shards
+    """
+
+    rows_BTM: Int64
+    ranks_BTM: Floats
+    keys_BTM: Floats
+    count_BT: Int64
+    finite_B: NDArray[np.bool_] | None = None
+    traces: tuple[tuple[LevelTrace, ...], ...] = ()
+    frontiers: tuple[Frontier, ...] = ()
+    leaf_states_BS: Floats | None = None
+    coverage: Coverage | None = None
+
+
+@dataclass(frozen=True)
+class ShardResult(SearchResult):
+    """A result with the beams above the leaves of each tree."""
+
+    frontiers: tuple[Frontier, ...] = ()
+
+    @staticmethod
+    def of(result: SearchResult, frontiers: tuple[Frontier, ...]) -> ShardResult:
+        """A result with these."""
+        return ShardResult(**{field.name: getattr(result, field.name) for field in fields(SearchResult)}, frontiers=frontiers)
+
+
+@dataclass(frozen=True, eq=False)
+class ParentsFound:
+    """Where items belong that some queries led to: the beams above the leaves of each tree, and what was found under them.
+
+    leaf_states_BS  float32[B, S]: the queries' states on the leaf level; None for linear scorers
+    """
+
+    result: SearchResult
+    frontiers: tuple[Frontier, ...]
+    leaf_states_BS: Floats | None
+
+
+class TreeSearch(Protocol):
+    """Searches the trees of one bundle. Any number of threads may call it, unless the class says otherwise.
+
+    encodes  whether it makes query states itself, where a search brings none
+    merges   whether it asks shards, and its leaves are the best of theirs: of a forest one list, of the means over its trees
+    """
+
+    encodes: bool
+    merges: bool
+
+    @property
+    def name(self) -> str:
+        """See `Engine`."""
+        ...
+
+    @property
+    def rounding(self) -> float:
+        """See `Engine`."""
+        ...
+
+    def search(self, query: TreeQuery) -> Leaves:
+        """The leaves of all queries. What comes in has been checked."""
+        ...
+
+    def warm_up(self) -> None:
+        """Build what searches need beyond what the pipeline's own first searches do."""
+        ...
+
+    def prepare(self, params: SearchParams) -> None:
+        """See `Engine`."""
+        ...
+
+    def close(self) -> None:
+        """See `Engine`."""
+        ...
