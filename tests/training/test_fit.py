@@ -30,7 +30,6 @@ from espalier.bundle import Bundle, find_versions
 from espalier.checks.golden import verify_golden
 from espalier.checks.heldout import read_heldout
 from espalier.engines import open_engine
-from espalier.engines.onnx.engine import OnnxEngine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleCorrupt, BundleExists, InvalidConfig
 from espalier.metrics import precision_recall_f
@@ -460,9 +459,9 @@ def test_titles_are_found_by_the_id_however_the_item_table_stores_it(tmp_path: P
 
 @pytest.mark.parametrize("kind", RECIPES)
 def test_engines_agree_on_a_trained_and_exported_model(trained: Callable[[str], Trained], kind: str) -> None:
-    """The signature test, on graphs that torch exported: the reference rescores the beams that the engine kept."""
+    """The signature test, on graphs that torch exported: the reference rescores the beams that an engine kept."""
     bundle, run = trained(kind).bundle, trained(kind).run
-    engine, reference = OnnxEngine(bundle, "cpu"), ReferenceEngine(bundle)
+    reference = ReferenceEngine(bundle)
     histories = [pair.history for pair in run.prepared.split.test][:10]
     queries = pad_histories(HistoryKind(length=14), [np.empty(0, np.int64), *histories])
     rng = np.random.default_rng(6)
@@ -470,15 +469,17 @@ def test_engines_agree_on_a_trained_and_exported_model(trained: Callable[[str], 
     exclude_BE = rng.integers(-1, bundle.tree.item_count, (batch, 30))
     for excluded in (None, exclude_BE):
         params = SearchParams(rng.integers(1, 40, batch), rng.integers(1, 30, batch), excluded, trace=True)
-        got, expected = engine.search(queries, params), reference.search(queries, params)
-        assert got.trace is not None
-        for b in range(batch):
-            kept = {level.level: level.nodes_BK[b][level.nodes_BK[b] >= 0] for level in got.trace}
-            start = bundle.tree.start_level(int(params.beam_size_B[b]))
-            replay(reference, queries, params, b, {h: nodes for h, nodes in kept.items() if h >= start}, engine.rounding)
-        assert (got.item_rows_BM == expected.item_rows_BM).mean() > 0.99
-        assert_allclose(got.ranks_BM, expected.ranks_BM, rtol=1e-3, atol=1e-3)
-        assert_array_equal(got.complete_B, expected.complete_B)
+        expected = reference.search(queries, params)
+        for engine in (open_engine(bundle, engine=name) for name in ("compiled-cpu", "onnx-cpu")):
+            got = engine.search(queries, params)
+            assert got.trace is not None
+            for b in range(batch):
+                kept = {level.level: level.nodes_BK[b][level.nodes_BK[b] >= 0] for level in got.trace}
+                start = bundle.tree.start_level(int(params.beam_size_B[b]))
+                replay(reference, queries, params, b, {h: nodes for h, nodes in kept.items() if h >= start}, engine.rounding)
+            assert (got.item_rows_BM == expected.item_rows_BM).mean() > 0.99
+            assert_allclose(got.ranks_BM, expected.ranks_BM, rtol=1e-3, atol=1e-3)
+            assert_array_equal(got.complete_B, expected.complete_B)
 
 
 @pytest.mark.parametrize(("kind", "own", "gamma"), [("tdm", "logit", 0.0), ("plt", "log_activation", 1.0), ("otm", "logit", 0.8)])
@@ -493,7 +494,7 @@ def test_the_manifest_says_how_the_model_ranks_and_what_it_was_made_of(
     assert manifest.data["sha256"] == run.prepared.interactions.fingerprint
     assert (manifest.version, manifest.name) == (3, "planted")
     assert_array_equal(bundle.node_rows_ND, trained(kind).rows_ND)
-    assert verify_golden(bundle, OnnxEngine(bundle, "cpu")) == 1.0
+    assert verify_golden(bundle, open_engine(bundle, "cpu")) == 1.0
     assert bundle.golden().num_rows > 20
     assert bundle.golden().column("history")[0].as_py() == []  # a cold user is among them
 
@@ -519,7 +520,7 @@ def test_held_out_queries_say_the_recall_that_they_had_at_export(trained: Callab
 def test_scores_are_probabilities_in_the_order_of_the_ranks(trained: Callable[[str], Trained]) -> None:
     for kind in RECIPES:
         bundle = trained(kind).bundle
-        result = OnnxEngine(bundle, "cpu").search(pad_histories(HistoryKind(length=14), [np.arange(5)]), SearchParams.uniform(1, 20, 20))
+        result = open_engine(bundle, "cpu").search(pad_histories(HistoryKind(length=14), [np.arange(5)]), SearchParams.uniform(1, 20, 20))
         scores = result.scores_BM[0]
         assert scores.min() >= 0
         assert scores.max() <= 1

@@ -10,10 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from scipy.sparse import csr_array
 
 from espalier.bundle import Bundle
 from espalier.checks.golden import verify_golden
@@ -24,25 +21,22 @@ from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleExists, InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.masks.eligibility import node_mask
-from espalier.placement.linear_rows import Placing
+from espalier.placement.linear_rows import LinearRows
 from espalier.placement.near_items import NearItems
 from espalier.queries import QueryBatch, TextKind, encode_texts
 from espalier.search import SearchParams, SearchResult
-from espalier.tree import EMPTY_LEAF, complete_tree
+from espalier.tree import complete_tree
 from tests.espalier.test_tail import with_tail
 from tests.service.running import run
 from training.__main__ import evaluate, fit, inspect
 from training.__main__ import place as place_command
-from training.data.csr import Csr, as_rows, normalised
-from training.linear.placing import grown, nearest_clusters, new_weights, place
+from training.linear.placing import place
 
 COLOURS = ["red", "green", "blue", "yellow", "black", "white"]
 THINGS = ["teapot", "kettle", "lamp", "chair", "table", "spoon", "ladder", "bucket"]
+WIDTH = 20
+"""Of models of features."""
 NEW = ["purple-teapot", "red-clock", "blue-clock", "golden-spoon", "purple-lamp"]
-
-
-def unit(dense: Any) -> Csr:
-    return normalised(csr_array(dense.astype(np.float32)))
 
 
 def item_frame(ids: list[str]) -> pl.DataFrame:
@@ -90,6 +84,23 @@ def ask(bundle: Bundle, texts: list[str], params: SearchParams, engine: str | No
     kind = bundle.manifest.query
     assert isinstance(kind, TextKind)
     return open_engine(bundle, "cpu", engine).search(encode_texts(kind, bundle.vectoriser, texts), params)
+
+
+def feature_items(ids: list[str], features: list[Any]) -> pl.DataFrame:
+    return pl.DataFrame({"id": ids, "title": [f"Title {item}" for item in ids], "features": features})
+
+
+def placed(bundle: Bundle, dense: Any, out: Path) -> Bundle:
+    """A model of features with new items of these features, [n, F]."""
+    features = [{"indices": np.flatnonzero(row).tolist(), "values": row[row != 0].tolist()} for row in dense]
+    file = out.parent / "new.parquet"
+    feature_items([f"new-{i}" for i in range(len(features))], features).write_parquet(file)
+    return place(bundle.path, file, (), out)
+
+
+def parents_of(bundle: Bundle, count: int) -> Any:
+    """The nodes above the last `count` items."""
+    return bundle.tree.parent[bundle.tree.leaf_of_item[-count:]]
 
 
 # -- the new version --------------------------------------------------------------------------------------------------------
@@ -171,84 +182,53 @@ def test_more_items_go_into_a_version_with_placed_ones(shop: Path, tmp_path: Pat
 # -- parts ------------------------------------------------------------------------------------------------------------------
 
 
-@given(seed=st.integers(0, 2**32 - 1), height=st.integers(1, 3), empty=st.sampled_from([0.0, 0.3]))
-def test_grown_scorers_score_every_leaf_as_they_should(seed: int, height: int, empty: float) -> None:
-    rng = np.random.default_rng(seed)
-    tree, width, count = random_tree(rng, height, 4, empty_share=empty), int(rng.integers(1, 12)), int(rng.integers(1, 9))
-    chunks = random_chunks(rng, tree, width)
-    dense = rng.integers(-2, 3, (count, width)) * (rng.random((count, width)) < rng.choice([0.0, 0.3, 1.0]))
-    span = tree.level(height - 1)
-    cluster_n, bias_n = rng.integers(span.start, span.stop, count), rng.integers(-2, 3, count).astype(np.float32)
-    larger, scorers = grown(tree, chunks, cluster_n, csr_array(dense.astype(np.float32)), bias_n)
-    scorers.check(larger)
-    assert larger.item_count == tree.item_count + count
-    assert (larger.leaf_item == EMPTY_LEAF).sum() == (tree.leaf_item == EMPTY_LEAF).sum()
-    features = np.arange(width, dtype=np.int32)
-    for item in range(tree.item_count):
-        was, is_now = tree.leaf_of_item[item], larger.leaf_of_item[item]
-        assert larger.parent[is_now] == tree.parent[was]
-        assert scorers.bias[is_now] == chunks.bias[was]
-        assert_array_equal(scorers.weights_of(larger, is_now, features), chunks.weights_of(tree, was, features))
-    for node in range(1, tree.leaf_offset):
-        assert scorers.bias[node] == chunks.bias[node]
-        assert_array_equal(scorers.weights_of(larger, node, features), chunks.weights_of(tree, node, features))
-    for i in range(count):
-        leaf = larger.leaf_of_item[tree.item_count + i]
-        assert larger.parent[leaf] == cluster_n[i]
-        assert scorers.bias[leaf] == bias_n[i]
-        assert_array_equal(scorers.weights_of(larger, leaf, features), dense[i])
-
-
-def test_items_go_where_the_model_looks_for_their_text() -> None:
+def test_items_go_where_the_model_looks_for_them(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
-    tree, width = random_tree(rng, 3, 5), 12
-    chunks = random_chunks(rng, tree, width, integer=False)
-    own = unit((rng.random((20, width)) < 0.4) * rng.random((20, width)))
-    every = BeamParams.uniform(20, tree.level_size(2), 1)
-    best = ChunkSearch(tree, chunks, L3_HINGE, last=2).search(as_rows(own), every).leaves_BM[:, 0]
-    assert_array_equal(nearest_clusters(tree, chunks, L3_HINGE, own, Placing(room=1000)), best)
-    flat = complete_tree(np.arange(4), 4)
-    assert_array_equal(nearest_clusters(flat, random_chunks(rng, flat, width), L3_HINGE, own), [0] * 12 + [-1] * 8)
+    bundle = make_linear_bundle(tmp_path, rng, random_tree(rng, 3, 5), L3_HINGE, integer=False)
+    dense = (rng.random((20, WIDTH)) < 0.4) * rng.integers(1, 5, (20, WIDTH)) + np.eye(20)
+    placed_in = parents_of(placed(bundle, dense, tmp_path / "linear" / "2"), 20)
+    own = sparse_rows(dense).normalised()
+    search = ChunkSearch(bundle.tree, bundle.chunks, bundle.manifest.ranking, last=2)
+    assert_array_equal(placed_in, search.search(own, BeamParams.uniform(20, bundle.tree.level_size(2), 1)).leaves_BM[:, 0])
 
 
-def test_a_full_cluster_keeps_the_best_and_sends_the_others_on() -> None:
+def test_a_full_cluster_sends_items_on_to_the_next(tmp_path: Path) -> None:
+    """A cluster takes 16 new items, or four times the mean of its children."""
     rng = np.random.default_rng(2)
-    tree, width = complete_tree(np.arange(16), 4), 8
-    chunks = random_chunks(rng, tree, width, integer=False)
-    same = csr_array((np.tile(np.eye(1, width), (7, 1)) * np.linspace(1, 2, 7)[:, None]).astype(np.float32))
-    free = nearest_clusters(tree, chunks, L3_HINGE, same, Placing(room=1000))
-    assert len(np.unique(free)) == 1
-    placed = nearest_clusters(tree, chunks, L3_HINGE, same, Placing(room=2))
-    assert (np.bincount(placed)[1:5] <= 4).all()
-    assert (placed == free[0]).sum() == 4
-    many = csr_array(np.tile(np.eye(1, width, dtype=np.float32), (17, 1)))
-    assert (nearest_clusters(tree, chunks, L3_HINGE, many, Placing(room=2)) < 0).sum() == 1
+    bundle = make_linear_bundle(tmp_path, rng, complete_tree(np.arange(16), 4), L3_HINGE, integer=False)
+    same = np.tile(np.eye(1, WIDTH), (40, 1))
+    placed_in = parents_of(placed(bundle, same, tmp_path / "linear" / "2"), 40)
+    search = ChunkSearch(bundle.tree, bundle.chunks, bundle.manifest.ranking, last=1)
+    best = search.search(sparse_rows(same[:1]), BeamParams.uniform(1, 4, 3)).leaves_BM[0]
+    assert_array_equal(placed_in, np.repeat(best, [16, 16, 8]))
 
 
 def test_weights_are_the_text_and_the_neighbours() -> None:
     rng = np.random.default_rng(3)
     tree, width = random_tree(rng, 2, 5, empty_share=0.2), 10
     chunks = random_chunks(rng, tree, width, integer=False)
-    old, new = (unit((rng.random((n, width)) < 0.5) * rng.random((n, width))) for n in (tree.item_count, 6))
+    old, new = (sparse_rows((rng.random((n, width)) < 0.5) * rng.random((n, width))).normalised() for n in (tree.item_count, 6))
     features = np.arange(width, dtype=np.int32)
     weights_I = np.array([chunks.weights_of(tree, leaf, features) for leaf in tree.leaf_of_item.tolist()])
     length = np.median(np.linalg.norm(weights_I, axis=1))
-    for share in (0.5, 0.0):
-        near = NearItems(as_rows(old)).nearest(as_rows(new), 3)
-        rows, bias = new_weights(tree, chunks, new, near, Placing(share=share))
-        expected = length * new.toarray() + share * (near[1][:, :, None] * weights_I[near[0]]).sum(1) / 3
-        expected[np.abs(expected) < np.abs(weights_I[weights_I != 0]).min()] = 0
-        assert_allclose(rows.toarray(), expected, atol=1e-5)
-        assert bias == pytest.approx(np.quantile(chunks.bias[tree.leaf_of_item], 0.25))
-    alone, _ = new_weights(tree, chunks, new, None)
-    assert_allclose(alone.toarray(), rows.toarray(), atol=1e-6)
+    item_nK, cosine_nK = NearItems(old).nearest(new, 3)
+    leaves = LinearRows(tree, chunks)
+    assert leaves.bias == pytest.approx(np.quantile(chunks.bias[tree.leaf_of_item], 0.25))
+    for i in range(len(new)):
+        own = new.between(i, i + 1)
+        x = np.zeros(width)
+        x[own.indices] = own.values
+        for near, near_part in ((((), ()), 0), ((item_nK[i], cosine_nK[i]), cosine_nK[i] @ weights_I[item_nK[i]] / 3 / 2)):
+            expected = length * x + near_part
+            expected[np.abs(expected) < np.abs(weights_I[weights_I != 0]).min()] = 0
+            row = leaves.row((own.indices, own.values), *near)
+            found = np.zeros(width)
+            found[row.feature] = row.values
+            assert_allclose(found, expected, atol=1e-5)
+            assert row.bias == np.float32(leaves.bias)
 
 
 # -- features ---------------------------------------------------------------------------------------------------------------
-
-
-def feature_items(ids: list[str], features: list[Any]) -> pl.DataFrame:
-    return pl.DataFrame({"id": ids, "title": [f"Title {item}" for item in ids], "features": features})
 
 
 def test_a_model_of_features_takes_items_with_features(tmp_path: Path) -> None:
@@ -364,6 +344,6 @@ def test_wrong_options_are_named(shop: Path, tmp_path: Path) -> None:
 def test_too_many_of_a_kind_are_refused(shop: Path, tmp_path: Path) -> None:
     frame = item_frame([f"pink-{k}lamp" for k in range(400)])
     frame.with_columns(title=pl.lit("Pink lamp")).write_parquet(tmp_path / "new.parquet")
-    with pytest.raises(InvalidData, match=r"got '400 items', expected at most 1\d\d items like these, .* train a new model"):
+    with pytest.raises(InvalidData, match=r"got '400 items', expected at most \d{3} items like these, .* train a new model"):
         place(shop / "models" / "shop" / "1", tmp_path / "new.parquet", ("title",), tmp_path / "shop" / "2")
     assert not (tmp_path / "shop").exists()

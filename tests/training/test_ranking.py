@@ -131,7 +131,7 @@ def test_the_unit_is_by_how_much_memory_parts_the_first_of_a_list_from_its_last(
     leaf_offset = run.topology.tree.leaf_offset
 
     def lists(memory: Memory) -> Any:
-        eligible = eligible_nodes(run.topology.tree, SearchParams.uniform(3, 1, 1), 3, None)
+        eligible = eligible_nodes(run.topology.tree, SearchParams.uniform(3, 1, 1), None)
         return MemoryTree(memory, run.topology.tree).lists(history_BT, eligible)
 
     # The second is 1, 5 and none; a third there is not.
@@ -149,7 +149,7 @@ def test_what_a_memory_adds_is_found_for_each_query_alone(run: Run) -> None:
     memory = Remembered(lists_of(S), 0.8).memory(20, 0.8, 6)
     history_BT = rng.integers(-1, ITEMS, (5, 6))
     history_BT[2] = -1  # nothing to be told of
-    nodes, eligible = run.topology.tree.node_count, eligible_nodes(run.topology.tree, SearchParams.uniform(5, 1, 1), 5, None)
+    nodes, eligible = run.topology.tree.node_count, eligible_nodes(run.topology.tree, SearchParams.uniform(5, 1, 1), None)
     lists = MemoryTree(memory, run.topology.tree).lists(history_BT, eligible)
     nodes_BC = torch.arange(nodes + 1).expand(5, -1)
     found_BC = added(lists, 3.0, nodes, CPU).to(run.topology, nodes_BC).numpy()

@@ -16,7 +16,7 @@ from espalier.bundle import CONTENT, CONTENT_ARRAYS, Bundle
 from espalier.bundle_writer import with_parts
 from espalier.content import rows as rows_module
 from espalier.content.rows import ContentRows, rows_of_items
-from espalier.engines import open_live_engine
+from espalier.engines import open_engine
 from espalier.errors import BundleCorrupt, EspalierError, InvalidConfig
 from espalier.live.operations import ItemBody
 from espalier.live.rows import Placement
@@ -85,9 +85,9 @@ def test_unseen_items_are_found_by_their_content(folder: Path, bundle: Bundle) -
 
 
 def test_an_item_put_in_by_its_fields_alone_is_found_by_users_of_its_kind(bundle: Bundle) -> None:
-    known, state, engine = bundle.items, LiveState(bundle), open_live_engine(bundle, "cpu")
+    known, state, engine = bundle.items, LiveState(bundle), open_engine(bundle, "cpu")
     body = ItemBody(fields={"title": "Kind2 number 3", "tags": ["k2"], "weight": 0.0})
-    (found,) = Placer(bundle).place([body], state.table, None, engine.search)
+    (found,) = Placer(bundle).place([body], state.table, None, engine.parents)
     assert not isinstance(found, EspalierError)
     parent, row = found[0][0]
     state.apply([Change(1, "new", "put", body.fields, (Placement(0, parent, state.next_slot(0, parent), row),))])

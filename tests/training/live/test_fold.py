@@ -12,7 +12,7 @@ from numpy.testing import assert_array_equal
 from espalier.bundle import Bundle
 from espalier.checks.golden import verify_golden
 from espalier.checks.random_bundles import random_queries
-from espalier.engines import open_engine, open_live_engine
+from espalier.engines import open_engine
 from espalier.live.fold import folded
 from espalier.live.state import LiveState
 from espalier.rerank.ranker import GOLDEN_SCORES
@@ -70,7 +70,7 @@ def test_it_finds_what_the_version_with_live_items_finds(tmp_path: Path) -> None
     writer.delete("item-3")
     writer.delete("new-4")
     assert fold(tmp_path / "books" / "1", tmp_path / "books" / "2") == 0
-    before = open_live_engine(writer.bundle, "cpu")
+    before = open_engine(writer.bundle, "cpu")
     before.set_overlay(writer.state.overlay())
     rows = folded(writer.bundle, writer.state.overlay(), writer.state.table).rows
     queries, params = random_queries(np.random.default_rng(0), writer.bundle, 20), SearchParams.uniform(20, 3, 9)
