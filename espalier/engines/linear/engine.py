@@ -78,7 +78,7 @@ class SparseSearch:
         return None if all(mask is None for _, mask in groups) else groups
 
     def _joint_mask(self, first: NodeMask | None) -> NDArray[np.bool_] | None:
-        """The mask of all trees together, by that of the first tree, which holds the others unless it is that of a query without a filter."""
+        """The mask of all trees together, by that of the first tree: it holds the others, unless it is that of a query without a filter."""
         return first.every_tree_N if first is not None and first.others else self._every_N
 
     def _leaves(self, query: TreeQuery, parts: list[Found]) -> Leaves:
