@@ -123,7 +123,7 @@ class _Replay:
         if body.fields is None and entry is not None and not entry.is_deleted:
             body = replace(body, fields=entry.fields)
         engine.set_overlay(overlay)
-        (found,) = placer.place([body], self.state.table, overlay, engine.search)
+        (found,) = placer.place([body], self.state.table, overlay, engine.parents)
         if isinstance(found, EspalierError):
             raise found
         return found
