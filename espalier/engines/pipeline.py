@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.engines.encode import Encoder, check_queries
-from espalier.engines.forest_mean import ForestMean, LiveLists, LiveRows
+from espalier.engines.forest_mean import BLOCK, ForestMean, LiveLists, LiveRows, most_leaves
 from espalier.engines.overflow_lists import BestLeaves, OverflowLists
 from espalier.engines.reorder import STRETCH, Stacker
 from espalier.engines.results import joined, joined_frontiers
@@ -34,8 +34,6 @@ from espalier.scores import finish
 from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResult
 from espalier.trace import from_start_level
 
-BLOCK = 1 << 20
-"""Scored leaves of a forest that are held at a time, unless one query has more."""
 Found = tuple[SearchResult, tuple[Frontier, ...], NDArray[np.float32] | None]
 
 
@@ -126,7 +124,7 @@ class Pipeline:
         query = self._encoded(queries, params, context, live, frontier)
         size = len(query)
         if self._mean is not None and size > 1 and not params.trace:
-            size = max(1, BLOCK // self._mean.most_leaves(int(params.beam_size_B.max())))
+            size = max(1, BLOCK // most_leaves(self._trees, int(params.beam_size_B.max())))
         if size >= len(query):
             leaves = self.tree_search.search(query)
             return self._merged(query, leaves, live), leaves.frontiers, leaves.leaf_states_BS
