@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.engines.encode import Encoder, check_queries
-from espalier.engines.forest_mean import ForestMean, LiveLists, LiveRows
+from espalier.engines.forest_mean import BLOCK, ForestMean, LiveLists, LiveRows, most_leaves
 from espalier.engines.overflow_lists import BestLeaves, OverflowLists
 from espalier.engines.reorder import STRETCH, Stacker
 from espalier.engines.results import joined, joined_frontiers
@@ -34,8 +34,8 @@ from espalier.scores import finish
 from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResult
 from espalier.trace import from_start_level
 
-BLOCK = 1 << 20
-"""Scored leaves of a forest that are held at a time, unless one query has more."""
+MESSAGE = 64
+"""Queries that shards are asked at a time: golden queries come all at once."""
 Found = tuple[SearchResult, tuple[Frontier, ...], NDArray[np.float32] | None]
 
 
@@ -57,9 +57,12 @@ class Pipeline:
         self.bundle, self.tree_search = bundle, trees
         self._trees = [alone.tree for alone in bundle.alone]
         self._unrestricted = [unrestricted_mask(tree) for tree in self._trees]
+        one = SearchParams.uniform(1, 1, 1)  # a single query without a filter is the usual case
+        self._one_eligible_T = tuple(eligible_nodes(tree, one, every) for tree, every in zip(self._trees, self._unrestricted, strict=True))
         self._encoder = Encoder(bundle, trees.encodes)
         self._memory = None if bundle.memory is None else MemoryTree(bundle.memory, bundle.tree)
         self._mean = ForestMean(bundle) if bundle.manifest.trees else None
+        self._ranking = bundle.manifest.ranking if self._mean is None else bundle.manifest.result_ranking
         self._stacker = None if bundle.stacking is None else Stacker(bundle, bundle.stacking)
         self._overflow = OverflowLists(bundle)
         self._live: _Live | None = None
@@ -124,9 +127,7 @@ class Pipeline:
         """encode, search, merge: the best m items, the beams above the leaves, and the leaf states where the search made them."""
         live = self._live
         query = self._encoded(queries, params, context, live, frontier)
-        size = len(query)
-        if self._mean is not None and size > 1 and not params.trace:
-            size = max(1, BLOCK // self._mean.most_leaves(int(params.beam_size_B.max())))
+        size = self._at_once(query)
         if size >= len(query):
             leaves = self.tree_search.search(query)
             return self._merged(query, leaves, live), leaves.frontiers, leaves.leaf_states_BS
@@ -138,6 +139,14 @@ class Pipeline:
             frontiers.append(leaves.frontiers)
         return joined(results), joined_frontiers(frontiers), None
 
+    def _at_once(self, query: TreeQuery) -> int:
+        """How many queries are searched at a time."""
+        if len(query) < 2 or query.trace:
+            return len(query)
+        if self.tree_search.merges:
+            return MESSAGE
+        return len(query) if self._mean is None else max(1, BLOCK // most_leaves(self._trees, int(query.beam_size_B.max())))
+
     def _encoded(self, queries: QueryBatch, params: SearchParams, context: SearchContext, live: _Live | None, frontier: bool) -> TreeQuery:
         """The queries' states, what each may visit of each tree, and what it remembers."""
         overlay = None if live is None else live.overlay
@@ -146,10 +155,12 @@ class Pipeline:
         params.check(len(queries), self._trees[0].item_count + handles, self._trees[0].node_count)
         if overlay is not None:
             params = _brought_forward(overlay, params)
-        eligible_T = tuple(
-            eligible_nodes(tree, params, every, place, overlay)
-            for place, (tree, every) in enumerate(zip(self._trees, self._unrestricted, strict=True))
-        )
+        eligible_T = self._one_eligible_T
+        if len(queries) != 1 or overlay is not None or params.mask_B is not None or params.exclude_BE is not None:
+            eligible_T = tuple(
+                eligible_nodes(tree, params, every, place, overlay)
+                for place, (tree, every) in enumerate(zip(self._trees, self._unrestricted, strict=True))
+            )
         encoded = self._encoder.of(queries, params.beam_size_B, params.trace, overlay, params.mask_B)
         memory = queries.memory if isinstance(queries, GivenQueries) else None
         if memory is None and self._memory is not None:
@@ -187,15 +198,14 @@ class Pipeline:
             traces = self._overflow.with_traces(live.overlay, traces, scored_T, query.m_B, keys_C)
             if finite_B is not None and scored_T[0].finite_B is not None:
                 finite_B = finite_B & scored_T[0].finite_B
-        manifest = self.bundle.manifest
         result = finish(
-            manifest.ranking if self._mean is None else manifest.result_ranking,
+            self._ranking,
             query.m_B,
             query.eligible_T[0].items_B,
             found.rows_BM,
             found.ranks_BM,
             traces[0] if traces else None,
-            finite_B if isinstance(manifest.query, VectorKind) else None,
+            finite_B if isinstance(query.queries.kind, VectorKind) else None,
             found.keys_BM,
         )
         if len(traces) > 1:

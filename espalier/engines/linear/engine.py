@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch, Found, TracedLevel
 from espalier.engines.stages import Frontier, Leaves, TreeQuery
-from espalier.masks.eligibility import EligibleNodes, unrestricted_mask
+from espalier.masks.eligibility import EligibleNodes
 from espalier.read_only import read_only
 from espalier.search import LevelTrace, NodeMask, SearchParams
 
 Array = NDArray[Any]
 Int64 = NDArray[np.int64]
-(EVERY_LEAF,) = read_only(np.zeros(1, np.int64))
-"""The m of one query that wants all leaves that are scored."""
+EVERY_LEAF, ONE_QUERY = read_only(np.zeros(1, np.int64), np.zeros(1, np.int64))
+"""The m of one query that wants all leaves that are scored, and the position of a single one."""
 
 
 class SparseSearch:
@@ -38,14 +38,9 @@ class SparseSearch:
         self._trees = [tree for tree, _ in bundle.trees]
         self._searches = ChunkSearch.of_forest(bundle.trees, bundle.manifest.ranking, threads)
         nodes = [np.concatenate([np.full(tree.leaf_offset, -1, np.int64), tree.leaf_item]) for tree in self._trees]
-        self._unrestricted = [unrestricted_mask(tree) for tree in self._trees]
-        self._every_N: NDArray[np.bool_] | None = None
-        if len(self._searches) < len(self._trees):
-            self._item_N = [np.concatenate(nodes)]
-            if any(self._unrestricted):
-                self._every_N = np.concatenate([tree.items_below > 0 for tree in self._trees])
-        else:
-            self._item_N = nodes
+        self._item_N = nodes if len(self._searches) == len(nodes) else [np.concatenate(nodes)]
+        every_N = np.concatenate([tree.items_below > 0 for tree in self._trees])
+        self._every_N = None if every_N.all() else every_N
 
     def warm_up(self) -> None:
         """Nothing to build."""
@@ -75,6 +70,10 @@ class SparseSearch:
     def _groups(self, eligible_T: tuple[EligibleNodes, ...], together: bool) -> list[tuple[Int64, NDArray[np.bool_] | None]] | None:
         """The queries of each mask, as `BeamParams` has them. together: the nodes of all trees are numbered one after the other."""
         first = eligible_T[0]
+        if len(first.mask_B) == 1:
+            (mask,) = first.mask_B
+            one_N = self._joint_mask(mask) if together else None if mask is None else mask.eligible_N
+            return None if one_N is None else [(ONE_QUERY, one_N)]
         if not together:
             if all(mask is None for mask in first.mask_B):
                 return None
@@ -83,8 +82,8 @@ class SparseSearch:
         return None if all(mask is None for _, mask in groups) else groups
 
     def _joint_mask(self, first: NodeMask | None) -> NDArray[np.bool_] | None:
-        """The mask of all trees together, by that of the first tree."""
-        return self._every_N if first is self._unrestricted[0] else None if first is None else first.every_tree_N
+        """The mask of all trees together, by that of the first tree: it holds the others, unless it is that of a query without a filter."""
+        return first.every_tree_N if first is not None and first.others else self._every_N
 
     def _leaves(self, query: TreeQuery, parts: list[Found]) -> Leaves:
         """What the searches found, by item, tree after tree."""
