@@ -53,15 +53,15 @@ class EngineEntry:
 
 
 def _triton(bundle: Bundle, threads: int, precision: Precision) -> TreeSearch:
-    from espalier.engines.triton.graph_engine import TritonEngine
+    from espalier.engines.triton.graph_engine import TritonSearch
 
-    return TritonEngine(bundle, precision=precision)
+    return TritonSearch(bundle, precision=precision)
 
 
 def _sparse_cuda(bundle: Bundle, threads: int, precision: Precision) -> TreeSearch:
-    from espalier.engines.triton.linear_engine import open_sparse_cuda
+    from espalier.engines.triton.linear_engine import SparseCudaSearch
 
-    return open_sparse_cuda(bundle, precision=precision)
+    return SparseCudaSearch(bundle, precision=precision)
 
 
 def _onnx_cuda(bundle: Bundle, threads: int, precision: Precision) -> TreeSearch:

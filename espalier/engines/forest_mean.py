@@ -32,10 +32,13 @@ from espalier.scores import log_scores
 from espalier.search import NO_ITEM
 from espalier.tail import Tail
 from espalier.thread_scratch import ThreadScratch
+from espalier.tree import Tree
 
 Array = NDArray[Any]
 Int64 = NDArray[np.int64]
 Floats = NDArray[np.float32]
+BLOCK = 1 << 20
+"""Scored leaves of a forest that are held at a time, unless one query has more."""
 NEAR = 1e-6
 """More than the relative difference of two float32 numbers that are beside each other."""
 NO_ROWS, NO_FEATURES, NO_VALUES = read_only(*(np.empty(0, dtype) for dtype in (np.int64, np.int32, np.float32)))
@@ -98,13 +101,9 @@ class ForestMean:
     def __init__(self, bundle: Bundle) -> None:
         ranking = self._ranking = bundle.manifest.ranking
         self._by_rank = ranking.own == "log_activation" and ranking.calibration is None
-        self._trees = [alone.tree for alone in bundle.alone]
+        self._trees = len(bundle.alone)
         scratch = partial(_scratch, bundle.tail, tuple(TailArrays.of(bundle.tail)), bundle.manifest.tree.items)
         self._scratch = ThreadScratch(scratch)
-
-    def most_leaves(self, beam_size: int) -> int:
-        """The most leaves that a query's searches of all trees can score."""
-        return sum(min(2 * beam_size * tree.max_children[-1], tree.leaf_count) for tree in self._trees)
 
     def best(self, queries: QueryBatch, leaves: Leaves, m_B: Int64, live: tuple[LiveRows, LiveLists] | None) -> tuple[Int64, Floats]:
         """int64[B, M] and float32[B, M]: the best m items of each query, best first, and the logs of their mean scores.
@@ -124,7 +123,7 @@ class ForestMean:
         beside = read_only(lists.begin_B, lists.number_X, live_logs_X)
         with self._scratch.of(len(live_rows.item_R)) as (tail, place_I):
             features = queries.features.arrays
-            best_means(found, beside, len(self._trees), *read_only(m_B), features, tail, place_I, (rows_BM, ranks_BM), tuple(live_rows))
+            best_means(found, beside, self._trees, *read_only(m_B), features, tail, place_I, (rows_BM, ranks_BM), tuple(live_rows))
         return rows_BM, ranks_BM
 
     def best_with(self, queries: QueryBatch, leaves: Leaves, m_B: Int64, live: tuple[LiveRows, LiveLists] | None) -> tuple[Int64, Floats]:
@@ -141,6 +140,11 @@ class ForestMean:
         rows_BX, ranks_BX = np.concatenate([rows_BM, live_rows_BM], axis=1), np.concatenate([ranks_BM, live_ranks_BM], axis=1)
         order_BM = np.lexsort((rows_BX, -ranks_BX), axis=1)[:, : int(m_B.max(initial=0))]
         return np.take_along_axis(rows_BX, order_BM, axis=1), np.take_along_axis(ranks_BX, order_BM, axis=1)
+
+
+def most_leaves(trees: Sequence[Tree], beam_size: int) -> int:
+    """The most leaves that a query's searches of all trees can score."""
+    return sum(min(2 * beam_size * tree.max_children[-1], tree.leaf_count) for tree in trees)
 
 
 def _scratch(tail: Tail | None, arrays: tuple[Any, ...], items: int, handles: int) -> tuple[tuple[Any, Array], Array]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.engines.encode import Encoder, check_queries
-from espalier.engines.forest_mean import ForestMean, LiveLists, LiveRows
+from espalier.engines.forest_mean import BLOCK, ForestMean, LiveLists, LiveRows, most_leaves
 from espalier.engines.overflow_lists import BestLeaves, OverflowLists
 from espalier.engines.reorder import STRETCH, Stacker
 from espalier.engines.results import joined, joined_frontiers
@@ -34,8 +34,6 @@ from espalier.scores import finish
 from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResult
 from espalier.trace import from_start_level
 
-BLOCK = 1 << 20
-"""Scored leaves of a forest that are held at a time, unless one query has more."""
 MESSAGE = 64
 """Queries that shards are asked at a time: golden queries come all at once."""
 Found = tuple[SearchResult, tuple[Frontier, ...], NDArray[np.float32] | None]
@@ -144,7 +142,7 @@ class Pipeline:
             return len(query)
         if self.tree_search.merges:
             return MESSAGE
-        return len(query) if self._mean is None else max(1, BLOCK // self._mean.most_leaves(int(query.beam_size_B.max())))
+        return len(query) if self._mean is None else max(1, BLOCK // most_leaves(self._trees, int(query.beam_size_B.max())))
 
     def _encoded(self, queries: QueryBatch, params: SearchParams, context: SearchContext, live: _Live | None, frontier: bool) -> TreeQuery:
         """The queries' states, what each may visit of each tree, and what it remembers."""

@@ -21,10 +21,10 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
+from espalier.engines.stages import Frontier, TreeQuery
 from espalier.engines.triton.kernels.select import order_kernel, select_kernel
 from espalier.masks.eligibility import NO_NODE, ExcludedNodes
-from espalier.queries import QueryBatch
-from espalier.search import NO_ITEM, Frontier, LevelTrace, SearchParams
+from espalier.search import NO_ITEM, LevelTrace
 from espalier.tree import Tree
 
 _CAPTURE = threading.Lock()
@@ -84,26 +84,22 @@ class CellParts(NamedTuple):
     frontier: bool
     states: bool
 
-    @staticmethod
-    def of(params: SearchParams) -> CellParts:
-        return CellParts(params.frontier, params.states_BLS is not None)
-
 
 PLAIN = CellParts(frontier=False, states=False)
 
 
 class CellFound(NamedTuple):
-    """What a run of a cell brings for each of its queries: item rows, best first, ranks and keys; whether the logits that were looked at
-    are finite; the trace and the frontier where they were asked for, the latter with nodes that are not eligible where the search starts
-    on level H.
+    """What a run of a cell brings for each of its queries: item rows, ranks and keys; whether the logits that were looked at are finite;
+    the trace, and the frontier with the states of the leaf level, where they were asked for.
     """
 
-    rows_BM: NDArray[np.int32]
+    rows_BM: NDArray[np.int64]
     ranks_BM: NDArray[np.float32]
     keys_BM: NDArray[np.float32]
     finite_B: NDArray[np.bool_]
     trace: list[LevelTrace]
     frontier: Frontier | None
+    leaf_states_BS: NDArray[np.float32]
 
 
 class Tables:
@@ -129,7 +125,7 @@ def is_ragged(tree: Tree) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class CellContext:
-    """What all cells of an engine share.
+    """What all cells of a tree share.
 
     memory_weight  λ; None: the bundle has no memory, and kernels are compiled without one
     pool           of the memory between launches; None: no CUDA graphs
@@ -147,7 +143,7 @@ class CellContext:
 
 @dataclass
 class ExcludedLists:
-    """Each query's excluded nodes, ascending.
+    """Each query's excluded nodes in a tree of `nodes` nodes, ascending.
 
     nodes_BX  int64[B, X], large numbers as padding · count_B  int64[B]
     """
@@ -198,8 +194,8 @@ class Cell(ABC, Generic[State]):
 
     Memory between the launches comes from a pool that all cells of an engine share, since they run one after another.
 
-    batch, wanted  most queries of a call, most results of a query; 0: every leaf that is scored, by node number and in no order, with no
-                   result in places of leaves that are not eligible
+    batch, wanted  most queries of a call, most results of a query, best first; 0: every leaf that is scored, in no order, with no result
+                   in places of leaves that are not eligible
     start          the level that the search begins with
     slots          nodes kept on each level, from the one above the start (all of its nodes) to the leaves
     inputs         on the device: the queries' numbers, and what `entries` names
@@ -254,7 +250,7 @@ class Cell(ABC, Generic[State]):
         self.graph: torch.cuda.CUDAGraph | None = None
 
     @abstractmethod
-    def fill_queries(self, queries: QueryBatch, states_BLS: NDArray[np.float32] | None) -> None:
+    def fill_queries(self, query: TreeQuery) -> None:
         """Put a call's queries, or their states, into the buffers, no more of them than the cell has room for."""
 
     @abstractmethod
@@ -273,23 +269,16 @@ class Cell(ABC, Generic[State]):
     def score(self, level: int, slots: int, beam: Beam, found: Beam, state: State) -> None:
         """The children on `level` of the nodes in the first `slots` of a beam, with their ranks."""
 
-    def fill(
-        self,
-        queries: QueryBatch,
-        params: SearchParams,
-        addresses_B: NDArray[np.int64],
-        excluded: ExcludedLists,
-        members: NDArray[np.int64],
-    ) -> None:
+    def fill(self, query: TreeQuery, addresses_B: NDArray[np.int64], excluded: ExcludedLists) -> None:
         """Put a call into the buffers. Rows past its queries get a beam of 0, which ends their search where it begins.
 
-        queries, params, addresses_B  of the call · excluded  of a larger call, whose queries `members` these are
+        addresses_B  of the queries' masks on the device, 0 for those without one
         """
-        count, room = len(queries), self.context.shapes.excluded
-        count_B = np.where(excluded.count_B[members] <= room, excluded.count_B[members], 0)  # longer lists are part of a mask
+        count, room = len(query), self.context.shapes.excluded
+        count_B = np.where(excluded.count_B <= room, excluded.count_B, 0)  # longer lists are part of a mask
         for name, array in (
-            ("beam_size", params.beam_size_B),
-            ("m", params.m_B),
+            ("beam_size", query.beam_size_B),
+            ("m", query.m_B),
             ("masks", addresses_B),
             ("excluded_from", np.cumsum(count_B) - count_B),
             ("excluded_count", count_B),
@@ -297,11 +286,11 @@ class Cell(ABC, Generic[State]):
             self.host[name].numpy()[:count] = array
         for name in ("masks", "beam_size", "m", "excluded_count"):
             self.host[name].numpy()[count:] = 0
-        self.fill_queries(queries, params.states_BLS)
+        self.fill_queries(query)
         total = int(count_B.sum())
         if total:
-            nodes_BX = excluded.nodes_BX[members]
-            self._host_excluded.numpy()[:total] = nodes_BX[np.arange(nodes_BX.shape[1]) < count_B[:, None]]
+            listed_BX = np.arange(excluded.nodes_BX.shape[1]) < count_B[:, None]
+            self._host_excluded.numpy()[:total] = excluded.nodes_BX[listed_BX]
             self.excluded[:total].copy_(self._host_excluded[:total], non_blocking=True)
 
     def fill_memory(self, lists_B3: NDArray[np.int64]) -> None:
@@ -318,14 +307,12 @@ class Cell(ABC, Generic[State]):
             self._launch(levels if trace else None, count)
         if self.context.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
-        rows, ranks, keys = (back.numpy()[:count] for back in (self._rows_back, self._ranks_back, self._keys_back))
-        return CellFound(rows, ranks, keys, self._finite_back.numpy()[:count] > 0, levels, self._found_frontier(count))
-
-    def _found_frontier(self, count: int) -> Frontier | None:
-        if not self._parts.frontier:
-            return None
-        nodes, ranks, states = (back.numpy()[:count] for back in self._frontier_back)
-        return Frontier(nodes.astype(np.int64), ranks.copy(), states.copy() if states.shape[1] else None)
+        width = self._wanted if self._every_leaf else int(self.host["m"].numpy()[:count].max())
+        rows, ranks, keys = (back.numpy()[:count, :width] for back in (self._rows_back, self._ranks_back, self._keys_back))
+        ranks = ranks.copy()
+        finite, nodes, node_ranks, states = (back.numpy()[:count] for back in (self._finite_back, *self._frontier_back))
+        frontier = Frontier(nodes.astype(np.int64), node_ranks.copy()) if self._parts.frontier else None
+        return CellFound(rows.astype(np.int64), ranks, keys.copy() if self.memory else ranks, finite > 0, levels, frontier, states.copy())
 
     def capture(self) -> None:
         """Record the launches, in the engine's stream. Other threads may go on using the GPU, but for capturing themselves."""
@@ -343,6 +330,7 @@ class Cell(ABC, Generic[State]):
             finally:
                 if collecting:
                     gc.enable()
+        self.graph.replay()  # the first one of a graph takes longer
 
     def _launch(self, trace: list[LevelTrace] | None, count: int) -> None:
         self._input_bytes.copy_(self._host_bytes, non_blocking=True)
@@ -369,7 +357,7 @@ class Cell(ABC, Generic[State]):
                 self._keep_frontier(beams[0], state)
             self.score(level, self.slots[place], beams[0], found, state)
             if level == tree.height and self._every_leaf:
-                self._found.copy_(found.nodes[:, : self._wanted])
+                self._found.copy_(self._items(found.nodes[:, : self._wanted]))
                 self._found_ranks.copy_(found.ranks[:, : self._wanted])
                 if trace is not None:
                     nodes, ranks, keys = found.part(count, candidates)
@@ -382,6 +370,11 @@ class Cell(ABC, Generic[State]):
                 nodes, ranks, keys = found.part(count, candidates)
                 trace.append(LevelTrace(level, kept, kept_ranks, nodes, ranks, kept_keys, keys))
         self._order(beams[0])
+
+    def _items(self, leaves: Tensor) -> Tensor:
+        """Int32, same shape: the item rows of leaves, NO_ITEM where there is none."""
+        place = (leaves - self.context.tree.leaf_offset).clamp(min=0)
+        return self.context.tables.leaf_item[place.long()].masked_fill(leaves < 0, NO_ITEM)
 
     def _keep_frontier(self, beam: Beam, state: State) -> None:
         nodes, ranks, states = self._frontier

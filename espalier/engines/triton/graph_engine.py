@@ -20,12 +20,13 @@ from torch import Tensor
 from espalier.bundle import Bundle
 from espalier.engines.onnx.graphs import read_graph
 from espalier.engines.scorer_weights import ScorerWeights, scorer_weights
+from espalier.engines.stages import TreeQuery
 from espalier.engines.triton.cells import Beam, Cell, CellParts, Entries, FixedShapes, Tuning, inner_slots, is_ragged
-from espalier.engines.triton.gpu_engine import DTYPES, GpuEngine
+from espalier.engines.triton.gpu_engine import DTYPES, GpuSearch
 from espalier.engines.triton.kernels.history_nodes import history_nodes_kernel
 from espalier.engines.triton.kernels.score import rank_level_kernel, score_children_kernel, score_levels_kernel
 from espalier.engines.triton.torch_graph import TorchGraph, encoder_of
-from espalier.queries import HistoryKind, QueryBatch
+from espalier.queries import HistoryKind
 from espalier.search import Precision
 from espalier.tree import Tree
 
@@ -34,7 +35,7 @@ COPY_BYTES = 256 << 20
 """Bytes of node rows that are copied to the device at a time."""
 
 
-class TritonEngine(GpuEngine["GraphCell"]):
+class TritonSearch(GpuSearch["GraphCell"]):
     """See the module.
 
     device     "cuda", or "cpu" under Triton's interpreter (TRITON_INTERPRET=1), for tests
@@ -46,6 +47,7 @@ class TritonEngine(GpuEngine["GraphCell"]):
     """
 
     name = "triton"
+    encodes = True
 
     def __init__(
         self,
@@ -66,14 +68,14 @@ class TritonEngine(GpuEngine["GraphCell"]):
             self.encoder = _encoder(query, bundle, self.device)
             self.scorer = _Scorer(weights, bundle.graph_scorer.node_dim, DTYPES[precision], self.device)
             self.node_rows_ND = self._node_rows(DTYPES[precision])
-            self._context = self.cell_context()
+            (self.context,) = self.cell_contexts()
         self.tile = self.tuning.tile or (16 if weights.layers and precision == "float32" else 32)
 
-    def new_cell(self, batch: int, bucket: int, wanted: int, parts: CellParts) -> GraphCell:
+    def new_cell(self, batch: int, bucket: int, wanted: int, parts: CellParts, place: int) -> GraphCell:
         return GraphCell(self, batch, bucket, wanted, parts)
 
     def release(self) -> None:
-        for name in ("node_rows_ND", "_context", "scorer", "encoder"):
+        for name in ("node_rows_ND", "context", "scorer", "encoder"):
             vars(self).pop(name, None)
 
     def _node_rows(self, dtype: torch.dtype) -> Tensor:
@@ -122,9 +124,9 @@ def _encoder(query: onnx.ModelProto, bundle: Bundle, device: torch.device) -> To
 
 
 class GraphCell(Cell[Tensor]):
-    """A cell of queries that an encoder makes states of, unless they are given: float32[B, levels from `first` on or 1, S]."""
+    """A cell of queries that an encoder makes states of, unless they bring them: float32[B, levels from `first` on or 1, S]."""
 
-    def __init__(self, engine: TritonEngine, batch: int, bucket: int, wanted: int, parts: CellParts) -> None:
+    def __init__(self, engine: TritonSearch, batch: int, bucket: int, wanted: int, parts: CellParts) -> None:
         bundle, kind, scorer, tree = engine.bundle, engine.bundle.graph_kind, engine.bundle.graph_scorer, engine.bundle.tree
         gamma = bundle.manifest.ranking.gamma
         self._history = isinstance(kind, HistoryKind)
@@ -135,18 +137,20 @@ class GraphCell(Cell[Tensor]):
             entries = {
                 "states": ((batch, tree.height + 1 - self._first if scorer.state_levels > 1 else 1, scorer.state_dim), torch.float32)
             }
-        super().__init__(engine._context, batch, bucket, wanted, parts, entries, scorer.state_dim)
+        super().__init__(engine.context, batch, bucket, wanted, parts, entries, scorer.state_dim)
         self._engine = engine
         self._sequence = scorer.encoder == "sequence"
         self._log_activation = bundle.manifest.ranking.own == "log_activation"
         whole = gamma > 0 and self.start > 1
         self._top = _WholeLevels(tree, self.start - 1, engine.tile, engine.device) if whole else None
 
-    def fill_queries(self, queries: QueryBatch, states_BLS: NDArray[np.float32] | None) -> None:
-        if states_BLS is None:
-            self.host["query"].numpy()[: len(queries)] = queries.array
-        else:
-            self.host["states"].numpy()[: len(queries)] = states_BLS[:, -self.host["states"].shape[1] :]
+    def fill_queries(self, query: TreeQuery) -> None:
+        if "states" not in self.host:
+            self.host["query"].numpy()[: len(query)] = query.queries.array
+            return
+        if query.states_BLS is None:
+            raise ValueError("queries without states")
+        self.host["states"].numpy()[: len(query)] = query.states_BLS[:, -self.host["states"].shape[1] :]
 
     def launch_encoder(self) -> Tensor:
         """float32[B, levels from `first` on or 1, S]: the query states."""

@@ -17,20 +17,18 @@ from typing import Literal
 import numpy as np
 import torch
 import triton
-from numpy.typing import NDArray
 from torch import Tensor
 
 from espalier.bundle import Bundle
-from espalier.engines.forest import ForestEngine
 from espalier.engines.linear.chunk_search import POWERS
+from espalier.engines.stages import Leaves, TreeQuery
 from espalier.engines.triton.cells import Beam, Cell, CellParts, Entries, FixedShapes, Tuning, is_ragged
 from espalier.engines.triton.chunk_tiles import TILE, TileSizes, laid_out
 from espalier.engines.triton.device_lists import DeviceLists
-from espalier.engines.triton.gpu_engine import DTYPES, GpuEngine
+from espalier.engines.triton.gpu_engine import DTYPES, GpuSearch
 from espalier.engines.triton.kernels.score_chunks import score_chunks_kernel, score_level_kernel
 from espalier.errors import InvalidQuery
-from espalier.queries import QueryBatch
-from espalier.search import Engine, Precision, SearchParams
+from espalier.search import Precision
 
 ROUNDING: dict[Precision, float] = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.15}
 """Largest differences of ranks, for logits of a few units."""
@@ -38,36 +36,19 @@ FEATURES = 64
 """Features of a query that are looked up at once. The order of a score's sum depends on it, so it must not be tuned."""
 
 
-def open_sparse_cuda(
-    bundle: Bundle, device: Literal["cuda", "cpu"] = "cuda", precision: Precision = "float32", shapes: FixedShapes | None = None
-) -> Engine:
-    """The engine of a bundle of one tree, or of a forest, whose trees are searched one after the other."""
-    if not bundle.manifest.trees:
-        return SparseCudaEngine(bundle, device, precision, shapes)
-    engines: list[SparseCudaEngine] = []
-    try:
-        for alone in bundle.alone:
-            engines.append(SparseCudaEngine(alone, device, precision, shapes, every_leaf=True))
-    except BaseException:
-        for opened in engines:
-            opened.close()
-        raise
-    return ForestEngine(bundle, engines)
-
-
-class SparseCudaEngine(GpuEngine["FeatureCell"]):
+class SparseCudaSearch(GpuSearch["FeatureCell"]):
     """See the module.
 
     device     "cuda", or "cpu" under Triton's interpreter (TRITON_INTERPRET=1), for tests
     precision  of the weights; sums are float32 in any case
     shapes, tuning  sizes of cells and kernels
     cuda_graphs   False: every launch goes out by itself, as compute-sanitizer wants it
-    every_leaf    see `GpuEngine`
 
     Raises DeviceUnavailable when there is no GPU or too little memory on it.
     """
 
     name = "sparse-cuda"
+    encodes = False
 
     def __init__(
         self,
@@ -77,44 +58,46 @@ class SparseCudaEngine(GpuEngine["FeatureCell"]):
         shapes: FixedShapes | None = None,
         tuning: Tuning | None = None,
         cuda_graphs: bool = True,
-        every_leaf: bool = False,
     ) -> None:
-        super().__init__(bundle, device, shapes, tuning, cuda_graphs, every_leaf)
+        super().__init__(bundle, device, shapes, tuning, cuda_graphs)
         self.rounding = ROUNDING[precision]
         ranking = bundle.manifest.ranking
         self.power = POWERS[ranking.activation] if ranking.own == "log_activation" else -1
-        sizes = TileSizes.of(bundle.tree, bundle.chunks)
-        needed = device_bytes(bundle, sizes, precision)
-        self.refuse_without_memory(needed, f"{len(bundle.chunks.entry_weight):,} {precision} weights")
+        self._width = bundle.chunks.width
+        sizes_T = [TileSizes.of(alone.tree, alone.chunks) for alone in bundle.alone]
+        needed = sum(device_bytes(alone, sizes, precision) for alone, sizes in zip(bundle.alone, sizes_T, strict=True))
+        weights = sum(len(alone.chunks.entry_weight) for alone in bundle.alone)
+        self.refuse_without_memory(needed, f"{weights:,} {precision} weights")
         with self.running():
-            self.tiles = _Tiles(bundle, sizes, DTYPES[precision], self.device)
+            self.tiles = [_Tiles(alone, sizes, DTYPES[precision], self.device) for alone, sizes in zip(bundle.alone, sizes_T, strict=True)]
             self.features = DeviceLists(self.device)
-            self._context = self.cell_context()
+            self.contexts = self.cell_contexts()
 
-    def new_cell(self, batch: int, bucket: int, wanted: int, parts: CellParts) -> FeatureCell:
-        return FeatureCell(self, batch, bucket, wanted, parts)
+    def new_cell(self, batch: int, bucket: int, wanted: int, parts: CellParts, place: int) -> FeatureCell:
+        return FeatureCell(self, batch, bucket, wanted, parts, place)
 
     def release(self) -> None:
-        for name in ("tiles", "features", "_context"):
+        for name in ("tiles", "features", "contexts"):
             vars(self).pop(name, None)
 
-    def check(self, queries: QueryBatch, params: SearchParams) -> None:
-        super().check(queries, params)
-        indices, width = queries.features.indices, self.bundle.chunks.width
-        if len(indices) and (indices.min() < 0 or indices.max() >= width):
-            wrong = indices[(indices < 0) | (indices >= width)][0]
-            raise InvalidQuery("features.indices", int(wrong), f"feature numbers from 0 to {width - 1}")
+    def search(self, query: TreeQuery) -> Leaves:
+        """See `TreeSearch`. Raises InvalidQuery where features are not those of the scorers."""
+        indices = query.queries.features.indices
+        if len(indices) and (indices.min() < 0 or indices.max() >= self._width):
+            wrong = indices[(indices < 0) | (indices >= self._width)][0]
+            raise InvalidQuery("features.indices", int(wrong), f"feature numbers from 0 to {self._width - 1}")
+        return super().search(query)
 
 
 def device_bytes(bundle: Bundle, sizes: TileSizes, precision: Precision) -> int:
-    """Bytes of a bundle's tables, biases and tree on a GPU."""
+    """Bytes of a tree, its tables and biases on a GPU."""
     tree = bundle.tree
     ragged = tree.node_count if is_ragged(tree) else 0
     return sizes.nbytes(DTYPES[precision].itemsize) + 4 * (tree.node_count + tree.leaf_count + ragged)
 
 
 class _Tiles:
-    """The tables on the device, laid out and copied block by block; see `ChunkTiles`."""
+    """The tables of a tree on the device, laid out and copied block by block; see `ChunkTiles`."""
 
     def __init__(self, bundle: Bundle, sizes: TileSizes, dtype: torch.dtype, device: torch.device) -> None:
         def room(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -143,13 +126,13 @@ class _Tiles:
 class FeatureCell(Cell[None]):
     """A cell of queries with features. The host has encoded them, so there is no query state."""
 
-    def __init__(self, engine: SparseCudaEngine, batch: int, bucket: int, wanted: int, parts: CellParts) -> None:
+    def __init__(self, engine: SparseCudaSearch, batch: int, bucket: int, wanted: int, parts: CellParts, place: int) -> None:
         entries: Entries = {"features": ((batch,), torch.int64), "values": ((batch,), torch.int64), "count": ((batch,), torch.int32)}
-        super().__init__(engine._context, batch, bucket, wanted, parts, entries)
-        self._features, self._tiles, self._power = engine.features, engine.tiles, engine.power
+        super().__init__(engine.contexts[place], batch, bucket, wanted, parts, entries)
+        self._features, self._tiles, self._power = engine.features, engine.tiles[place], engine.power
 
-    def fill_queries(self, queries: QueryBatch, states_BLS: NDArray[np.float32] | None) -> None:
-        count, rows = len(queries), queries.features
+    def fill_queries(self, query: TreeQuery) -> None:
+        count, rows = len(query), query.queries.features
         features_B, values_B = self._features.put(rows.indptr, rows.indices, rows.values)
         self.host["features"].numpy()[:count], self.host["values"].numpy()[:count] = features_B, values_B
         self.host["count"].numpy()[:count] = np.diff(rows.indptr)
