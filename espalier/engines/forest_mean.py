@@ -82,7 +82,8 @@ class LiveLists(NamedTuple):
     @staticmethod
     def none(batch: int) -> LiveLists:
         """Of a batch of queries that found nothing live."""
-        return LiveLists(*read_only(np.zeros(batch + 1, np.int64)), NO_ROWS, NO_VALUES)
+        (begin_B,) = read_only(np.zeros(batch + 1, np.int64))
+        return LiveLists(begin_B, NO_ROWS, NO_VALUES)
 
     @staticmethod
     def of(overlay: Overlay, scored_T: Sequence[ScoredLive]) -> LiveLists:
@@ -93,6 +94,9 @@ class LiveLists(NamedTuple):
         order, batch = np.argsort(query, kind="stable"), len(scored_T[0].begin_B) - 1
         begin_B = np.append(0, np.cumsum(np.bincount(query, minlength=batch))).astype(np.int64)
         return LiveLists(*read_only(begin_B, overlay.items + handle[order], ranks[order]))
+
+
+NO_LISTS = LiveLists.none(1)
 
 
 class ForestMean:
@@ -112,7 +116,7 @@ class ForestMean:
         """
         shape = len(m_B), int(m_B[0]) if len(m_B) == 1 else int(m_B.max(initial=0))
         rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
-        live_rows, lists = live or (NOTHING_LIVE, LiveLists.none(len(m_B)))
+        live_rows, lists = live or (NOTHING_LIVE, NO_LISTS if len(m_B) == 1 else LiveLists.none(len(m_B)))
         logs_BTM: Array = leaves.ranks_BTM  # of scores that are exponentials of ranks
         live_logs_X: Array = lists.ranks_X
         if not self._by_rank:
@@ -120,7 +124,7 @@ class ForestMean:
             logs_BTM = log_scores(self._ranking, np.where(is_there_BTM, logs_BTM, np.float32(-np.inf)))
             live_logs_X = log_scores(self._ranking, live_logs_X)
         found = read_only(leaves.rows_BTM, logs_BTM, leaves.count_BT)
-        beside = read_only(lists.begin_B, lists.number_X, live_logs_X)
+        beside = lists.begin_B, lists.number_X, *read_only(live_logs_X)
         with self._scratch.of(len(live_rows.item_R)) as (tail, place_I):
             features = queries.features.arrays
             best_means(found, beside, self._trees, *read_only(m_B), features, tail, place_I, (rows_BM, ranks_BM), tuple(live_rows))

@@ -57,9 +57,12 @@ class Pipeline:
         self.bundle, self.tree_search = bundle, trees
         self._trees = [alone.tree for alone in bundle.alone]
         self._unrestricted = [unrestricted_mask(tree) for tree in self._trees]
+        one = SearchParams.uniform(1, 1, 1)  # a single query without a filter is the usual case
+        self._one_eligible_T = tuple(eligible_nodes(tree, one, every) for tree, every in zip(self._trees, self._unrestricted, strict=True))
         self._encoder = Encoder(bundle, trees.encodes)
         self._memory = None if bundle.memory is None else MemoryTree(bundle.memory, bundle.tree)
         self._mean = ForestMean(bundle) if bundle.manifest.trees else None
+        self._ranking = bundle.manifest.ranking if self._mean is None else bundle.manifest.result_ranking
         self._stacker = None if bundle.stacking is None else Stacker(bundle, bundle.stacking)
         self._overflow = OverflowLists(bundle)
         self._live: _Live | None = None
@@ -152,10 +155,12 @@ class Pipeline:
         params.check(len(queries), self._trees[0].item_count + handles, self._trees[0].node_count)
         if overlay is not None:
             params = _brought_forward(overlay, params)
-        eligible_T = tuple(
-            eligible_nodes(tree, params, every, place, overlay)
-            for place, (tree, every) in enumerate(zip(self._trees, self._unrestricted, strict=True))
-        )
+        eligible_T = self._one_eligible_T
+        if len(queries) != 1 or overlay is not None or params.mask_B is not None or params.exclude_BE is not None:
+            eligible_T = tuple(
+                eligible_nodes(tree, params, every, place, overlay)
+                for place, (tree, every) in enumerate(zip(self._trees, self._unrestricted, strict=True))
+            )
         encoded = self._encoder.of(queries, params.beam_size_B, params.trace, overlay, params.mask_B)
         memory = queries.memory if isinstance(queries, GivenQueries) else None
         if memory is None and self._memory is not None:
@@ -193,15 +198,14 @@ class Pipeline:
             traces = self._overflow.with_traces(live.overlay, traces, scored_T, query.m_B, keys_C)
             if finite_B is not None and scored_T[0].finite_B is not None:
                 finite_B = finite_B & scored_T[0].finite_B
-        manifest = self.bundle.manifest
         result = finish(
-            manifest.ranking if self._mean is None else manifest.result_ranking,
+            self._ranking,
             query.m_B,
             query.eligible_T[0].items_B,
             found.rows_BM,
             found.ranks_BM,
             traces[0] if traces else None,
-            finite_B if isinstance(manifest.query, VectorKind) else None,
+            finite_B if isinstance(query.queries.kind, VectorKind) else None,
             found.keys_BM,
         )
         if len(traces) > 1:

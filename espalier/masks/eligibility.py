@@ -139,7 +139,8 @@ def eligible_nodes(
     overlay       what is live, None where nothing is
     Raises InvalidQuery where a mask was made for fewer trees or for others.
     """
-    batch, live_BR = len(params.m_B), tuple[NDArray[np.bool_] | None, ...]()
+    batch = len(params.m_B)
+    live_BR: tuple[NDArray[np.bool_] | None, ...] = ()
     every, eligible = unrestricted, tree.item_count
     if overlay is not None:
         every = unrestricted if overlay.standing is None else overlay.standing.of_tree(place)

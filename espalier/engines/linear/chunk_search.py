@@ -34,7 +34,7 @@ L3_HINGE = Ranking(activation="l3-hinge", own="log_activation", gamma=1)
 """How XR-Linear ranks: by the product of exp(−max(0, 1 − v)³) along the path (PECOS §3.4)."""
 PER_THREAD = 8
 """Queries that are worth a thread of their own."""
-ALL_NODES, NO_NODES, ONE_QUERY = read_only(np.empty(0, np.bool_), np.empty((0, 0), np.int64), np.zeros(1, np.int64))
+ALL_NODES, NO_NODES = read_only(np.empty(0, np.bool_), np.empty((0, 0), np.int64))
 NO_TRACE = tuple(np.empty((0, 0, 0), dtype) for dtype in (np.int64, np.float32, np.int64, np.float32))
 
 
@@ -128,6 +128,7 @@ class ChunkSearch:
 
     def _open(self, trees: Sequence[Tree], tables: FeatureTables, width: int, threads: int) -> None:
         self.trees, self.tables, self.width = tuple(trees), tables, width
+        self._tables, (self._one_query,) = tuple(tables), read_only(np.arange(len(trees)))
         nodes = sum(tree.node_count for tree in trees)
         self._marks = [(np.zeros(width, np.float32), np.zeros(nodes, np.bool_)) for _ in range(threads)]
         self._workspaces: list[tuple[Array, ...]] = []
@@ -161,8 +162,10 @@ class ChunkSearch:
         out = self._results(len(queries) * len(self.trees), largest[1] or self.most_results(largest[0]), trace, frontier)
         excluded_BX = NO_NODES if params.excluded_BX is None else params.excluded_BX
         arrays = *queries.arrays, *read_only(params.beam_size_B, params.m_B, excluded_BX)
-        if len(queries) == len(self.trees) == 1 and params.groups is None:
-            wrong = search_queries(ONE_QUERY, arrays, tuple(self.tables), ALL_NODES, self.ranker, self._workspaces[0], out)
+        if len(queries) == 1:
+            eligible_N = ALL_NODES if params.groups is None else params.groups[0][1]
+            masks = ALL_NODES if eligible_N is None else read_only(eligible_N)[0]
+            wrong = search_queries(self._one_query, arrays, self._tables, masks, self.ranker, self._workspaces[0], out)
         else:
             wrong = self._search_groups(params.groups or [(np.arange(len(queries)), None)], arrays, out)
         if wrong >= 0:
@@ -177,7 +180,7 @@ class ChunkSearch:
         """What `search_queries` returns, of queries that may be shared among threads."""
 
         def run(work: tuple[Array, ...], positions: Array, eligible_N: Array) -> int:
-            place: int = search_queries(positions, arrays, tuple(self.tables), eligible_N, self.ranker, work, out)
+            place: int = search_queries(positions, arrays, self._tables, eligible_N, self.ranker, work, out)
             return place
 
         wrong = -1

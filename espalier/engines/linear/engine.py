@@ -21,8 +21,8 @@ from espalier.search import LevelTrace, NodeMask, SearchParams
 
 Array = NDArray[Any]
 Int64 = NDArray[np.int64]
-(EVERY_LEAF,) = read_only(np.zeros(1, np.int64))
-"""The m of one query that wants all leaves that are scored."""
+EVERY_LEAF, ONE_QUERY = read_only(np.zeros(1, np.int64), np.zeros(1, np.int64))
+"""The m of one query that wants all leaves that are scored, and the position of a single one."""
 
 
 class SparseSearch:
@@ -70,6 +70,10 @@ class SparseSearch:
     def _groups(self, eligible_T: tuple[EligibleNodes, ...], together: bool) -> list[tuple[Int64, NDArray[np.bool_] | None]] | None:
         """The queries of each mask, as `BeamParams` has them. together: the nodes of all trees are numbered one after the other."""
         first = eligible_T[0]
+        if len(first.mask_B) == 1:
+            (mask,) = first.mask_B
+            one_N = self._joint_mask(mask) if together else None if mask is None else mask.eligible_N
+            return None if one_N is None else [(ONE_QUERY, one_N)]
         if not together:
             if all(mask is None for mask in first.mask_B):
                 return None
