@@ -45,8 +45,7 @@ class Encoder:
     def __init__(self, bundle: Bundle, elsewhere: bool) -> None:
         scorer = bundle.manifest.scorer
         self._bundle, self._elsewhere, self._tree = bundle, elsewhere, bundle.tree
-        self._graphs = isinstance(scorer, GraphScorer)
-        self.makes_states = self._graphs and bundle.manifest.shard is None
+        self.makes_states = isinstance(scorer, GraphScorer)
         self._whole: QueryEncoder | None = None
         if self.makes_states and not elsewhere:
             self._whole = QueryEncoder.open(bundle)
@@ -74,7 +73,7 @@ class Encoder:
         """
         if isinstance(queries, GivenQueries):
             return EncodedQueries(queries, queries.states_BLS)
-        if not self._graphs:
+        if not self.makes_states:
             return EncodedQueries(queries, None)
         first_B = [1] * len(queries)
         if not every_level and self._bundle.manifest.ranking.gamma == 0:

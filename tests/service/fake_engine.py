@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.queries import QueryBatch
-from espalier.search import NO_ITEM, SearchParams, SearchResult
+from espalier.search import NO_CONTEXT, NO_ITEM, SearchContext, SearchParams, SearchResult
 
 
 class FakeEngine:
@@ -43,7 +43,7 @@ class FakeEngine:
     def close(self) -> None:
         self.closed = True
 
-    def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+    def search(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
         params.check(len(queries), self.items)
         if not len(queries):  # the golden queries of a test's bundle
             none = np.empty((0, 0), np.float32)

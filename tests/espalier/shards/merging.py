@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from espalier.bundle import Bundle
 from espalier.engines.reference import ReferenceEngine
+from espalier.engines.stages import GivenQueries
 from espalier.manifest import GraphScorer
 from espalier.queries import QueryBatch
 from espalier.search import Engine, SearchParams
@@ -35,7 +35,7 @@ def merged(
     opened: Callable[[Bundle], Engine] = ReferenceEngine,
 ) -> list[Answer]:
     """The best m of all shards by key; ties go to the lower leaf of the whole tree, in a forest to the lower item row."""
-    params = with_states(whole, queries, params)
+    queries = with_states(whole, queries)
     answers = [answers_of(shard, opened(shard), queries, params) for shard in shards]
     place_I = np.arange(whole.tree.item_count) if whole.manifest.trees else whole.tree.leaf_of_item
     together = [sum(of_query, start=Answer()) for of_query in zip(*answers, strict=True)]
@@ -44,8 +44,7 @@ def merged(
     ]
 
 
-def with_states(whole: Bundle, queries: QueryBatch, params: SearchParams) -> SearchParams:
-    """The parameters as shards of graphs take them: with the states that the whole bundle makes of the queries."""
-    if not isinstance(whole.manifest.scorer, GraphScorer):
-        return params
-    return replace(params, states_BLS=ReferenceEngine(whole).states(queries))
+def with_states(whole: Bundle, queries: QueryBatch, frontier: bool = False) -> GivenQueries:
+    """Queries as shards take them: of scorers that are graphs with the states that the whole bundle makes of them."""
+    states_BLS = ReferenceEngine(whole).states(queries) if isinstance(whole.manifest.scorer, GraphScorer) else None
+    return GivenQueries(queries.kind, queries.rows, states_BLS, frontier=frontier)

@@ -16,8 +16,7 @@ from numpy.testing import assert_array_equal
 from espalier.bundle import SHARD, Bundle
 from espalier.bundle_files import sha256_of
 from espalier.checks.random_bundles import make_bundle, random_memory, random_queries, random_tree
-from espalier.engines.compiled.engine import CompiledEngine
-from espalier.engines.onnx.engine import FixedShapes, OnnxEngine
+from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleCorrupt, InvalidQuery
 from espalier.queries import blank_queries
@@ -125,12 +124,8 @@ def test_engines_search_shards_as_the_reference_does(
     shards = cut(bundle, count)
     queries, params = random_queries(np.random.default_rng(shape["seed"]), bundle, 4), SearchParams.uniform(4, beam_size, 6)
     expected = merged(bundle, shards, queries, params)
-    engines: list[Any] = [functools.partial(OnnxEngine, device="cpu")]
-    engines.append(functools.partial(OnnxEngine, device="cpu", shapes=FixedShapes((2, 4), (8, 64), 64, 32)))
-    if not shape["kind"].startswith("history"):
-        engines.append(CompiledEngine)
-    for engine in engines:
-        assert merged(bundle, shards, queries, params, engine) == expected
+    for engine in ("onnx-cpu", "compiled-cpu", "reference"):
+        assert merged(bundle, shards, queries, params, functools.partial(open_engine, engine=engine)) == expected
 
 
 @pytest.fixture(scope="module")
@@ -139,30 +134,20 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return made(folder, {"seed": 5, "kind": "product memory", "gamma": 0.5, "empty_share": 0.0, "dtype": "float32"})
 
 
-@pytest.mark.parametrize("opened", [ReferenceEngine, CompiledEngine, functools.partial(OnnxEngine, device="cpu")])
-def test_a_shard_cannot_encode_histories_but_those_without_an_item(whole: Bundle, tmp_path: Path, opened: Any) -> None:
-    shard = Cut(whole, 2).write(tmp_path / "0" / "1", 0)
-    engine = opened(shard)
+@pytest.mark.parametrize("name", ["reference", "compiled-cpu", "onnx-cpu"])
+def test_a_shard_cannot_encode_histories_but_those_without_an_item(whole: Bundle, tmp_path: Path, name: str) -> None:
+    engine = open_engine(Cut(whole, 2).write(tmp_path / "0" / "1", 0), engine=name)
     queries, params = blank_queries(whole.manifest.query, 2), SearchParams.uniform(2, 3, 3)
     assert engine.search(queries, params).count_B.tolist() == [3, 3]
     queries.array[1, -1] = 0
     with pytest.raises(InvalidQuery, match=r"states_BLS: got None, expected the queries' states: shard 0 of 2 of m\d+ has not"):
         engine.search(queries, params)
     queries.array[1, -1] = whole.tree.item_count - 1  # a row of the whole bundle, which the shard has not
-    assert engine.search(queries, with_states(whole, queries, params)).count_B.tolist() == [3, 3]
-    beyond = with_states(whole, queries, params)
+    with_rows = with_states(whole, queries)
+    assert engine.search(with_rows, params).count_B.tolist() == [3, 3]
     queries.array[1, -1] = whole.tree.item_count
     with pytest.raises(InvalidQuery, match="item rows from 0 to"):
-        engine.search(queries, beyond)
-
-
-def test_warming_up_builds_what_searches_with_states_need(whole: Bundle, tmp_path: Path) -> None:
-    engine = OnnxEngine(Cut(whole, 2).write(tmp_path / "0" / "1", 0), "cpu")
-    engine.warm_up()
-    built = engine.session_count
-    queries = random_queries(np.random.default_rng(0), whole, 3)
-    engine.search(queries, with_states(whole, queries, SearchParams.uniform(3, 10, 5)))
-    assert engine.session_count == built
+        engine.search(with_rows, params)
 
 
 def test_a_shard_is_not_cut_again_but_the_only_one_of_a_bundle_is(whole: Bundle, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from espalier.bundle import LABEL_COUNTS, Bundle
 from espalier.bundle_writer import LinearContent, write_bundle
 from espalier.checks.random_bundles import make_linear_bundle, random_masks, random_queries, random_tree, tree_over
 from espalier.chunks import TreeChunks
-from espalier.engines.linear.engine import open_sparse_cpu
+from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.label_counts import LabelCounts
 from espalier.live.fold import content_of
@@ -98,7 +98,7 @@ def test_one_shard_answers_as_the_whole_bundle(
     rng = np.random.default_rng(shape["seed"])
     queries, params = random_queries(rng, bundle, 4), SearchParams.uniform(4, beam_size, 9)
     (shard,) = cut(bundle, 1)
-    for engine in (ReferenceEngine, open_sparse_cpu):
+    for engine in (ReferenceEngine, open_engine):
         assert merged(bundle, [shard], queries, params, engine) == answers_of(bundle, engine(bundle), queries, params)
     if filtered and len(bundle.alone) == 1:
         masks = random_masks(rng, bundle.tree, 4, 0.3)
@@ -116,7 +116,7 @@ def test_shards_whose_beams_cut_nothing_answer_together_as_the_whole_bundle(
     expected = answers_of(bundle, ReferenceEngine(bundle), queries, params)
     shards = cut(bundle, count)
     assert merged(bundle, shards, queries, params) == expected
-    assert merged(bundle, shards, queries, params, open_sparse_cpu) == answers_of(bundle, open_sparse_cpu(bundle), queries, params)
+    assert merged(bundle, shards, queries, params, open_engine) == answers_of(bundle, open_engine(bundle), queries, params)
 
 
 @given(shapes, st.integers(2, 3), st.integers(1, 3))

@@ -20,7 +20,7 @@ from espalier.shards.local import LocalShard
 from espalier.shards.messages import MaskBits
 from espalier.tree import complete_tree
 from service.models.shard_version import MaskCache
-from service.shards.given import GivenMemory, numbers, with_levels_above
+from service.shards.given import with_levels_above
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +100,8 @@ def test_leaves_and_nodes_above_them_make_the_whole_lists_of_a_memory(whole: Bun
     assert whole.memory is not None
     queries = random_queries(rng, whole, 3)
     params = SearchParams.uniform(3, 5, 5, rng.integers(-1, tree.item_count, (3, 4)))
-    lists = MemoryTree(whole.memory, tree).lists(queries.array, eligible_nodes(tree, params, 3, None))
-    lowest = lists.nodes >= tree.level(tree.height - 1).start
-    sent = MemoryLists(np.append(0, np.cumsum(lowest))[lists.offset_B], lists.nodes[lowest], lists.values[lowest])
-    made = with_levels_above(tree, sent)
+    lists = MemoryTree(whole.memory, tree).lists(queries.array, eligible_nodes(tree, params, None))
+    made = with_levels_above(tree, lists.kept(lists.nodes >= tree.level(tree.height - 1).start))
     assert_array_equal(made.offset_B, lists.offset_B)
     assert_array_equal(made.nodes, lists.nodes)
     assert_array_equal(made.values, lists.values)
@@ -118,13 +116,18 @@ def test_memory_above_a_leaf_counts_for_all_above_and_nothing_else_does() -> Non
     assert made.values.tolist() == [5, 2, 5, 2, 3, 3, 3]
 
 
-def test_given_memory_belongs_to_the_queries_whose_numbers_histories_end_with() -> None:
+def test_lists_of_a_memory_are_taken_joined_and_thinned_by_query() -> None:
     lists = MemoryLists(np.array([0, 1, 1, 3]), np.array([4, 5, 6]), np.array([1, 2, 3], np.float32))
-    memory = GivenMemory(lists)
-    found = memory.lists(numbers(3, 5)[[2, 0]], None)
-    assert found.offset_B.tolist() == [0, 2, 3]
-    assert found.nodes.tolist() == [5, 6, 4]
-    assert memory.item_count == 3
+    taken = lists.take(np.array([2, 0]))
+    both = MemoryLists.joined([taken, lists])
+    for found, offset, nodes in (
+        (taken, [0, 2, 3], [5, 6, 4]),
+        (both, [0, 2, 3, 4, 4, 6], [5, 6, 4, 4, 5, 6]),
+        (both.kept(both.nodes != 5), [0, 1, 2, 3, 3, 4], [6, 4, 4, 6]),
+        (MemoryLists.joined([]), [0], []),
+    ):
+        assert (found.offset_B.tolist(), found.nodes.tolist()) == (offset, nodes)
+        assert found.values.tolist() == [node - 3 for node in nodes]
 
 
 def test_masks_that_were_used_last_are_kept_up_to_some_bytes() -> None:
@@ -150,5 +153,6 @@ def test_a_mask_that_is_larger_than_all_room_is_used_and_not_kept() -> None:
 
 def test_a_mask_of_a_forest_counts_with_all_its_trees() -> None:
     cache = MaskCache(100)
-    cache.put("a", NodeMask(np.ones(10, np.bool_), 1, (NodeMask(np.ones(20, np.bool_), 1),)))
-    assert cache.bytes == 30
+    mask = NodeMask(np.ones(10, np.bool_), 1, (NodeMask(np.ones(20, np.bool_), 1),))
+    cache.put("a", mask)
+    assert cache.bytes == mask.nbytes >= 30

@@ -16,10 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from espalier.engines.stages import Frontier, ShardResult, TreeQuery
 from espalier.errors import InvalidMessage
+from espalier.masks.eligibility import EligibleNodes
 from espalier.memory_lists import MemoryLists
 from espalier.queries import FeaturesKind, HistoryKind, Kind, QueryBatch, VectorKind
-from espalier.search import Frontier, LevelTrace, SearchParams, SearchResult
+from espalier.search import LevelTrace
 from espalier.shards.framing import MAX_HEADER_BYTES, framed, unframed
 from espalier.shards.messages import (
     FORMAT,
@@ -119,11 +121,8 @@ def shard_answers(draw: st.DrawFn) -> ShardAnswer:
         return LevelTrace(number, nodes, *numbers)
 
     traces = [tuple(level(number) for number in range(2, 4)) for _ in range(draw(st.integers(0, 2)))]
-    frontiers = [
-        Frontier(rng.integers(-1, 90, (batch, 3)), floats(rng, batch, 3), floats(rng, batch, 2) if draw(st.booleans()) else None)
-        for _ in range(draw(st.integers(0, 2)))
-    ]
-    result = SearchResult(
+    frontiers = [Frontier(rng.integers(-1, 90, (batch, 3)), floats(rng, batch, 3)) for _ in range(draw(st.integers(0, 2)))]
+    result = ShardResult(
         rng.integers(-1, 90, (batch, m)),
         floats(rng, batch, m),
         np.where(rng.random((batch, m)) < 0.2, np.float32(-np.inf), floats(rng, batch, m)),
@@ -133,7 +132,7 @@ def shard_answers(draw: st.DrawFn) -> ShardAnswer:
         traces[0] if traces else None,
         rng.random(batch) < 0.5 if draw(st.booleans()) else None,
         tuple(traces[1:]),
-        tuple(frontiers),
+        frontiers=tuple(frontiers),
     )
     return ShardAnswer(PIN, result, "compiled-cpu", draw(st.floats(0, 1e6)), draw(st.integers(0, 1000)), draw(st.integers(0, MAX_NUMBER)))
 
@@ -151,7 +150,7 @@ def an_answer(**changed: Any) -> ShardAnswer:
     ranks = np.array([[-1, -2, -3], [-1, -np.inf, -np.inf]], np.float32)
     rows = np.array([[4, 9, 2], [7, -1, -1]])
     frontier = Frontier(np.array([[3, 5], [4, -1]]), np.array([[0, -1], [-2, -np.inf]], np.float32))
-    result = SearchResult(rows, np.exp(ranks), ranks, ranks, np.array([3, 1]), np.array([True, False]), frontiers=(frontier,))
+    result = ShardResult(rows, np.exp(ranks), ranks, ranks, np.array([3, 1]), np.array([True, False]), frontiers=(frontier,))
     return ShardAnswer(PIN, replace(result, **changed), "compiled-cpu", 1.5, 2)
 
 
@@ -404,17 +403,16 @@ def test_offsets_whose_differences_wrap_are_refused() -> None:
         decode_query(encode_query(ShardQuery(PIN, queries, np.full(4, 10), np.full(4, 5), memory=lists)))
 
 
-@pytest.mark.parametrize("states", [None, 24])
-def test_the_largest_answer_to_a_search_is_as_long_as_it_may_be(states: int | None) -> None:
+def test_the_largest_answer_to_a_search_is_as_long_as_it_may_be() -> None:
     batch, m, beam, trees = 400, 200, 100, 2
     rows, numbers = np.zeros((batch, m), np.int64), np.zeros((batch, m), np.float32)
-    own = None if states is None else np.zeros((batch, states), np.float32)
-    frontier = Frontier(np.zeros((batch, beam), np.int64), np.zeros((batch, beam), np.float32), own)
+    frontier = Frontier(np.zeros((batch, beam), np.int64), np.zeros((batch, beam), np.float32))
     every = np.ones(batch, np.bool_)
-    result = SearchResult(rows, numbers, numbers, numbers, rows[:, 0], every, finite_B=every, frontiers=(frontier,) * trees)
-    states_BLS = None if states is None else np.zeros((batch, 1, states), np.float32)
-    params = SearchParams(np.full(batch, beam), np.full(batch, m), frontier=True, states_BLS=states_BLS)
-    assert 1 / 2 < len(encode_answer(ShardAnswer(PIN, result, "compiled-cpu", 1.5, 2))) / answer_bytes(params, trees) < 1
+    result = ShardResult(rows, numbers, numbers, numbers, rows[:, 0], every, finite_B=every, frontiers=(frontier,) * trees)
+    eligible = EligibleNodes(rows[:, 0], (None,) * batch, None)
+    query = TreeQuery(a_query().queries, None, np.full(batch, beam), np.full(batch, m), (eligible,) * trees, frontier=True)
+    for answered, asked in ((result, query), (replace(result, frontiers=()), replace(query, frontier=False))):
+        assert 1 / 2 < len(encode_answer(ShardAnswer(PIN, answered, "compiled-cpu", 1.5, 2))) / answer_bytes(asked) < 1
 
 
 def test_a_right_answer_passes_its_check() -> None:

@@ -11,10 +11,11 @@ import numpy as np
 
 from espalier.bundle import Bundle
 from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_memory, random_queries, random_tree, tree_over
-from espalier.engines.reference import ReferenceEngine
+from espalier.engines import open_engine
+from espalier.engines.stages import Frontier, ShardResult
 from espalier.manifest import Ranking
 from espalier.queries import QueryBatch
-from espalier.search import SearchParams, SearchResult
+from espalier.search import SearchParams
 from espalier.shards.messages import MEDIA_TYPE, Pin, ShardAnswer, ShardQuery, decode_answer, encode_query
 from tests.espalier.shards.merging import with_states
 from tests.service.running import Running
@@ -55,11 +56,8 @@ def queries_of(whole: Bundle, batch: int = 3, seed: int = 0) -> QueryBatch:
 
 def query_for(whole: Bundle, shard: Bundle, queries: QueryBatch, params: SearchParams, **more: Any) -> ShardQuery:
     """What a router sends for queries of the whole bundle. Exclusions are rows of the whole."""
-    states_BLS = with_states(whole, queries, params).states_BLS
-    more = {"timeout_ms": 10_000.0} | more
-    return ShardQuery(
-        pin_of(shard), queries, params.beam_size_B, params.m_B, params.exclude_BE, states_BLS, params.frontier, params.trace, **more
-    )
+    more = {"timeout_ms": 10_000.0, "states_BLS": with_states(whole, queries).states_BLS} | more
+    return ShardQuery(pin_of(shard), queries, params.beam_size_B, params.m_B, params.exclude_BE, trace=params.trace, **more)
 
 
 def post(service: Running, body: ShardQuery | bytes, **headers: str) -> httpx.Response:
@@ -75,14 +73,15 @@ def search(service: Running, query: ShardQuery) -> ShardAnswer:
     return decode_answer(answer.content)
 
 
-def expected(whole: Bundle, shard: Bundle, queries: QueryBatch, params: SearchParams) -> SearchResult:
+def expected(whole: Bundle, shard: Bundle, queries: QueryBatch, params: SearchParams, frontier: bool = False) -> ShardResult:
     """What the reference finds on a shard, in rows and numbers of the whole. Exclusions are rows of the whole, masks the shard's."""
     assert shard.shard is not None
-    params, parts = with_states(whole, queries, params), shard.shard
+    parts = shard.shard
     if params.exclude_BE is not None:
         local = {row: i for i, row in enumerate(parts.items.tolist())}
         params = replace(params, exclude_BE=np.array([[local.get(row, -1) for row in rows] for rows in params.exclude_BE.tolist()]))
-    found = ReferenceEngine(shard).search(queries, params)
+    found = open_engine(shard, engine="reference").search(with_states(whole, queries, frontier), params)
+    frontiers = found.frontiers if isinstance(found, ShardResult) else ()
 
     def numbered(numbers: Any, places: Any) -> Any:
         return np.array([[numbers[place] if place >= 0 else -1 for place in row] for row in places.tolist()]).reshape(places.shape)
@@ -93,10 +92,11 @@ def expected(whole: Bundle, shard: Bundle, queries: QueryBatch, params: SearchPa
             replace(level, nodes_BK=numbered(nodes, level.nodes_BK), candidates_BC=numbered(nodes, level.candidates_BC)) for level in trace
         )
 
-    return replace(
+    result = replace(
         found,
         item_rows_BM=numbered(parts.items, found.item_rows_BM),
         trace=None if found.trace is None else traced(found.trace, 0),
         other_traces=tuple(traced(trace, place) for place, trace in enumerate(found.other_traces, 1)),
-        frontiers=tuple(replace(beam, nodes_BK=numbered(parts.nodes[place], beam.nodes_BK)) for place, beam in enumerate(found.frontiers)),
     )
+    numbered_beams = (Frontier(numbered(parts.nodes[place], beam.nodes_BK), beam.ranks_BK) for place, beam in enumerate(frontiers))
+    return ShardResult.of(result, tuple(numbered_beams))

@@ -12,7 +12,7 @@ from numpy.testing import assert_array_equal
 
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
-from espalier.engines.reference import ReferenceEngine
+from espalier.engines.stages import ShardResult
 from espalier.masks.eligibility import eligible_nodes, node_mask
 from espalier.memory_lists import MemoryLists, MemoryTree
 from espalier.search import NodeMask, SearchParams
@@ -38,32 +38,21 @@ def service(request: pytest.FixtureRequest, shards: list[Bundle]) -> Iterator[Ru
         yield running
 
 
-class Lists:
-    """A `MemoryLookup` that knows the lists of one call."""
-
-    def __init__(self, lists: list[dict[int, float]]) -> None:
-        self._lists, self.item_count = lists, 1 << 62
-
-    def lists(self, history_BT: object, eligible: object) -> MemoryLists:
-        nodes = [np.array(sorted(known), np.int64) for known in self._lists]
-        offset_B = np.append(0, np.cumsum([len(own) for own in nodes])).astype(np.int64)
-        values = [np.array([known[int(node)] for node in own], np.float32) for known, own in zip(self._lists, nodes, strict=True)]
-        return MemoryLists(offset_B, np.concatenate(nodes), np.concatenate(values))
-
-
-def sent(whole: Bundle, lists: MemoryLists) -> MemoryLists:
-    """Of whole lists what a router sends: leaves and nodes above leaves."""
-    lowest = lists.nodes >= whole.tree.level(whole.tree.height - 1).start
-    return MemoryLists(np.append(0, np.cumsum(lowest))[lists.offset_B], lists.nodes[lowest], lists.values[lowest])
+def lists_of(known: list[dict[int, float]]) -> MemoryLists:
+    """The lists of some queries, of which each has the mem of some nodes."""
+    nodes = [np.array(sorted(own), np.int64) for own in known]
+    values = [np.array([own[int(node)] for node in sorted(own)], np.float32) for own in known]
+    return MemoryLists(np.append(0, np.cumsum([len(own) for own in nodes])).astype(np.int64), np.concatenate(nodes), np.concatenate(values))
 
 
 def test_the_memory_of_the_whole_bundle_gives_what_the_shard_adds_up(service: Running, whole: Bundle, shards: list[Bundle]) -> None:
     queries, params = queries_of(whole, 6), SearchParams.uniform(6, 3, 10)
     assert whole.memory is not None
-    lists = MemoryTree(whole.memory, whole.tree).lists(queries.array, eligible_nodes(whole.tree, params, 6, None))
+    lists = MemoryTree(whole.memory, whole.tree).lists(queries.array, eligible_nodes(whole.tree, params, None))
+    sent = lists.kept(lists.nodes >= whole.tree.level(whole.tree.height - 1).start)  # leaves and nodes above leaves
     for shard in shards:
         query = query_for(whole, shard, queries, params)
-        own, given = (search(service, one).result for one in (query, replace(query, memory=sent(whole, lists))))
+        own, given = (search(service, one).result for one in (query, replace(query, memory=sent)))
         assert (own.keys_BM != own.ranks_BM).any()
         assert_array_equal(given.item_rows_BM, own.item_rows_BM)
         assert_array_equal(given.keys_BM, own.keys_BM)
@@ -86,16 +75,14 @@ def test_memory_above_leaves_lifts_the_beam_as_a_live_item_below_would(service: 
                 node = int(shard.tree.parent[node])
         wanted.append(full)
         known.append(given)
-    params = replace(SearchParams.uniform(4, 2, 8), frontier=True)
-    message = query_for(whole, shard, queries, params, memory=Lists(known).lists(None, None))
-    found = search(service, message).result
-    engine, states = ReferenceEngine(shard), with_states(whole, queries, params)
-    for b in range(4):
-        one = np.array([b])
-        right = engine.search(queries.take(one), replace(states.take(one), memory=Lists([wanted[b]])))
-        assert_array_equal(found.item_rows_BM[b], np.where(right.item_rows_BM[0] < 0, -1, shard.shard.items[right.item_rows_BM[0]]))
-        assert_array_equal(found.keys_BM[b], right.keys_BM[0])
-        beam, other = found.frontiers[0].nodes_BK[b], right.frontiers[0].nodes_BK[0]
+    params = SearchParams.uniform(4, 2, 8)
+    found = search(service, query_for(whole, shard, queries, params, frontier=True, memory=lists_of(known))).result
+    lifted = replace(with_states(whole, queries, frontier=True), memory=lists_of(wanted))
+    right = open_engine(shard, engine="reference").search(lifted, params)
+    assert isinstance(right, ShardResult)
+    assert_array_equal(found.item_rows_BM, np.where(right.item_rows_BM < 0, -1, shard.shard.items[right.item_rows_BM]))
+    assert_array_equal(found.keys_BM, right.keys_BM)
+    for beam, other in zip(found.frontiers[0].nodes_BK, right.frontiers[0].nodes_BK, strict=True):
         assert beam[beam >= 0].tolist() == shard.shard.nodes[0][other[other >= 0]].tolist()
 
 
@@ -120,10 +107,12 @@ def test_open_nodes_are_in_the_frontier_although_no_item_below_them_passes(servi
             eligible_N[node] = True
             node = int(tree.parent[node])
     bits = MaskBits(np.packbits(eligible_I), (shard.shard.nodes[0][opened],))
-    params = replace(SearchParams.uniform(2, 64, 5), frontier=True)
-    query = query_for(whole, shard, queries, params, masks=(bits.digest,) * 2, sent_masks={bits.digest: bits})
+    params = SearchParams.uniform(2, 64, 5)
+    query = query_for(whole, shard, queries, params, frontier=True, masks=(bits.digest,) * 2, sent_masks={bits.digest: bits})
     found = search(service, query).result
-    right = ReferenceEngine(shard).search(queries, replace(with_states(whole, queries, params), mask_B=(NodeMask(eligible_N, 1),) * 2))
+    engine = open_engine(shard, engine="reference")
+    right = engine.search(with_states(whole, queries, frontier=True), replace(params, mask_B=(NodeMask(eligible_N, 1),) * 2))
+    assert isinstance(right, ShardResult)
     assert found.item_rows_BM[:, 0].tolist() == [int(shard.shard.items[4])] * 2
     assert found.count_B.tolist() == [1, 1]
     assert found.complete_B.all()

@@ -58,10 +58,10 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize(("beam_size", "m"), [(1, 3), (4, 7), (64, 40)])
 def test_a_search_gives_what_the_reference_finds_on_the_shard(served: Served, beam_size: int, m: int) -> None:
     queries = queries_of(served.whole)
-    params = replace(SearchParams.uniform(3, beam_size, m), frontier=True)
+    params = SearchParams.uniform(3, beam_size, m)
     for shard in served.shards:
-        answer = search(served.service, query_for(served.whole, shard, queries, params))
-        same(answer.result, expected(served.whole, shard, queries, params))
+        answer = search(served.service, query_for(served.whole, shard, queries, params, frontier=True))
+        same(answer.result, expected(served.whole, shard, queries, params, frontier=True))
         assert answer.pin.index == int(shard.manifest.name)
         assert answer.engine == served.service.app.state.service.registry.entries[shard.manifest.name].loaded.engine.name
         assert answer.batch == 3
@@ -126,10 +126,10 @@ def test_one_call_may_hold_the_queries_of_several_searches(served: Served) -> No
         queries = queries_of(served.whole, 1 + number % 3, seed=number)
         batch, own = len(queries), queries
         exclude_BE = np.random.default_rng(number).integers(-1, items, (batch, 4)) if number % 2 else None
-        params = replace(SearchParams.uniform(batch, 1 + 5 * number, 3 + number, exclude_BE), frontier=number % 3 == 0)
+        params, frontier = SearchParams.uniform(batch, 1 + 5 * number, 3 + number, exclude_BE), number % 3 == 0
         more: dict[str, Any] = {"masks": (bits.digest,) * batch, "sent_masks": {bits.digest: bits}} if number % 4 == 0 else {}
-        right = expected(served.whole, shard, own, replace(params, mask_B=(mask,) * batch if more else None))
-        asked.append((query_for(served.whole, shard, own, params, **more), right))
+        right = expected(served.whole, shard, own, replace(params, mask_B=(mask,) * batch if more else None), frontier)
+        asked.append((query_for(served.whole, shard, own, params, frontier=frontier, **more), right))
         search(served.service, asked[-1][0])  # the engine knows then what a query costs, and takes many at once
 
     async def until_taken(body: bytes) -> bytes:
