@@ -18,13 +18,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidQuery
 from espalier.queries import QueryBatch
+
+if TYPE_CHECKING:
+    from espalier.engines.stages import ParentsFound
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["float32", "float16", "bfloat16"]
@@ -246,6 +249,10 @@ class Engine(Protocol):
 
     def candidates(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
         """The same before the last stage orders the best candidates anew, where the bundle has one."""
+        ...
+
+    def parents(self, queries: QueryBatch, params: SearchParams) -> ParentsFound:
+        """The beams above the leaves that queries lead to: where new items belong."""
         ...
 
     def warm_up(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.engines.stages import Frontier, ShardResult
+from espalier.engines.stages import Frontier, ParentsFound, ShardResult
 from espalier.search import NO_ITEM, Coverage, SearchResult
 
 Array = NDArray[Any]
@@ -35,6 +35,15 @@ def joined(results: Sequence[SearchResult]) -> SearchResult:
     )
     beams = [result.frontiers for result in results if isinstance(result, ShardResult)]
     return result if len(beams) < len(results) else ShardResult.of(result, joined_frontiers(beams))
+
+
+def joined_parents(parts: Sequence[ParentsFound]) -> ParentsFound:
+    """Where some queries led to, then others."""
+    if len(parts) == 1:
+        return parts[0]
+    states = [part.leaf_states_BS for part in parts if part.leaf_states_BS is not None]
+    frontiers = joined_frontiers([part.frontiers for part in parts])
+    return ParentsFound(joined([part.result for part in parts]), frontiers, np.concatenate(states) if states else None)
 
 
 def between(result: SearchResult, begin: int, end: int, m: int) -> SearchResult:

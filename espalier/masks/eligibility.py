@@ -68,6 +68,12 @@ def every_item(tree: Tree) -> NodeMask:
     return NodeMask(tree.items_below > 0, tree.item_count)
 
 
+def bundle_alone(trees: Sequence[Tree]) -> NodeMask:
+    """The mask of a query that sees the bundle as it was trained, whatever else is live."""
+    first, *others = map(every_item, trees)
+    return replace(first, others=tuple(others))
+
+
 def unrestricted_mask(tree: Tree) -> NodeMask | None:
     """The mask of a query without a filter; None where every node is eligible."""
     mask = every_item(tree)

@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cached_property
 from operator import methodcaller
 from typing import Any, Literal
 
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidQuery
 from espalier.items import ItemTable
-from espalier.masks.eligibility import forest_mask
+from espalier.masks.eligibility import bundle_alone, forest_mask
 from espalier.search import NodeMask
 from espalier.tree import Tree
 
@@ -88,6 +89,11 @@ class ItemFilters:
         self._building: dict[Filter, Future[NodeMask]] = {}
         self._removed = np.empty(0, np.int64)
         self._standing: NodeMask | None = None
+
+    @cached_property
+    def every_item(self) -> NodeMask:
+        """The mask of a query that sees all trained items, removed ones too, and no live ones."""
+        return bundle_alone(self._trees)
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from espalier.items import Items
 from espalier.live.overlay import Overlay
 from espalier.live.rows import Entries, LiveRow
 from espalier.manifest import InnerProductForm
-from espalier.masks.eligibility import every_item
+from espalier.masks.eligibility import bundle_alone
 from espalier.placement.evidence import Evidence
 from espalier.placement.graph_rows import Background, NearRows, RowScale, Trial, best_parent, scale_of, shifts_of, trial_items
 from espalier.placement.memory_rows import MemoryRows, merged
@@ -285,7 +285,7 @@ class GraphPlacement:
     @cached_property
     def _trained(self) -> NodeMask:
         """Of queries that see the bundle alone: the same evidence says the same, whatever else is live."""
-        return every_item(self._tree)
+        return bundle_alone([self._tree])
 
     def _in_blocks(self, queries: QueryBatch, search: Search, beam_size: int, m: int) -> list[ParentsFound]:
         """Searches of blocks of AT_ONCE queries. Live items count for those alone that name some."""

@@ -22,7 +22,7 @@ from espalier.bundle import Bundle
 from espalier.items import Items
 from espalier.live.overlay import Overlay
 from espalier.live.rows import LiveRow
-from espalier.masks.eligibility import forest_mask
+from espalier.masks.eligibility import bundle_alone
 from espalier.placement.evidence import Evidence
 from espalier.placement.linear_rows import CHOSEN, LinearRows, Weights, added
 from espalier.placement.near_items import NearItems
@@ -61,7 +61,7 @@ class LinearPlacement:
     @cached_property
     def _trained(self) -> NodeMask:
         """Of queries that see the bundle alone: the same evidence says the same, whatever else is live."""
-        return forest_mask([tree for tree, _ in self.bundle.trees], np.ones(self.bundle.manifest.tree.items, np.bool_))
+        return bundle_alone([tree for tree, _ in self.bundle.trees])
 
     @cached_property
     def _near(self) -> NearItems | None:

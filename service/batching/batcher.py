@@ -22,10 +22,12 @@ from typing import TypeVar, TypeVarTuple
 
 import numpy as np
 
+from espalier.engines.results import joined_parents
+from espalier.engines.stages import ParentsFound
 from espalier.queries import QueryBatch
-from espalier.search import Engine, SearchParams, SearchResult
+from espalier.search import Engine, SearchContext, SearchParams
 from service.batching.admission import Admission, Cost, Limits, retry_after_s
-from service.batching.parts import Answer, Part, cut, join, joined, merge, split
+from service.batching.parts import Answer, Part, context_of, cut, join, merge, split
 from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
 
 log = logging.getLogger(__name__)
@@ -51,8 +53,8 @@ SWITCH_S, OVERLOAD_SWITCH_S = sys.getswitchinterval(), 5e-4
 for longer than a search takes while the event loop is busy with refusals. At other times switching costs more than it gains."""
 
 
-def _search(queries: QueryBatch, params: SearchParams, engine: Engine) -> SearchResult:
-    return engine.search(queries, params)
+def _parents(queries: QueryBatch, params: SearchParams, engine: Engine) -> ParentsFound:
+    return engine.parents(queries, params)
 
 
 class Batcher:
@@ -107,6 +109,7 @@ class Batcher:
         deadline: float = float("inf"),
         patient: bool = False,
         background: bool = False,
+        origin: tuple[tuple[str, str], ...] = (),
     ) -> Answer:
         """The answer to a request's queries. Cancelling it takes them out of the queue.
 
@@ -114,15 +117,17 @@ class Batcher:
         patient     wait for room instead of being refused
         background  wait until the engine has nothing else to do. It then takes a millisecond's worth of the queries, or one, so that others
                     hardly wait for them. They count as no load. The caller limits how many there are
+        origin      of `SearchContext`
         Raises NotReady after `drain`, QueueFull, DeadlinePassed, EngineFailed when an engine call that held one of the queries raised.
         """
         loop = asyncio.get_running_loop()
+        context = SearchContext(deadline if self.limits.calls > 1 and deadline < float("inf") else None, origin)
         if background:
-            parts = self._accept_behind(queries, params, deadline, loop)
+            parts = self._accept_behind(queries, params, deadline, context, loop)
         else:
-            parts = [] if patient and self._room else self._accept(queries, params, deadline, patient, loop)
+            parts = [] if patient and self._room else self._accept(queries, params, deadline, context, patient, loop)
         if not parts:
-            parts = await self._accept_in_turn(queries, params, deadline, loop)
+            parts = await self._accept_in_turn(queries, params, deadline, context, loop)
         expiry = None if deadline == float("inf") else loop.call_later(max(deadline - self._clock(), 0), self._expire, parts)
         try:
             if len(parts) == 1:
@@ -161,13 +166,16 @@ class Batcher:
             self._wake_threads(1)
         return done
 
-    def search_now(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
-        """A search as jobs, each short. From any thread but the event loop's. Raises NotReady, and what the engine raises."""
+    def parents_now(self, queries: QueryBatch, params: SearchParams) -> ParentsFound:
+        """Where queries lead to (`Pipeline.parents`), as jobs, each short.
+
+        From any thread but the event loop's. Raises NotReady, and what the engine raises.
+        """
         jobs = []
         at_once = QUIET_JOB_QUERIES if self._clock() - self._called_at > QUIET_S else JOB_QUERIES
         for rows, own in split(queries, params, min(at_once, self.limits.max_batch) if self.limits.serial else self.limits.max_batch):
-            jobs.append(self.run(partial(_search, rows, own)))
-        return joined([job.result() for job in jobs])
+            jobs.append(self.run(partial(_parents, rows, own)))
+        return joined_parents([job.result() for job in jobs])
 
     def check_room(self, queries: int) -> None:
         """Raise QueueFull where `search` would, before anything has been spent on the request."""
@@ -190,7 +198,13 @@ class Batcher:
     # -- the event loop's side ------------------------------------------------------------------------------------------
 
     def _accept(
-        self, queries: QueryBatch, params: SearchParams, deadline: float, patient: bool, loop: asyncio.AbstractEventLoop
+        self,
+        queries: QueryBatch,
+        params: SearchParams,
+        deadline: float,
+        context: SearchContext,
+        patient: bool,
+        loop: asyncio.AbstractEventLoop,
     ) -> list[Part]:
         """Put a request in the queue. Empty when there is no room and the request is patient."""
         now = self._clock()
@@ -203,7 +217,7 @@ class Batcher:
             if not patient:
                 self._check_room(now, len(queries))
                 self._admission.accepted(len(queries), busy=self._waiting > 0 or min(self._call_s) > 0)
-            parts = [self._part(*piece, deadline, loop) for piece in pieces]
+            parts = [self._part(*piece, deadline, context, loop) for piece in pieces]
             for part in parts:
                 self._waiting += len(part.queries)
                 self._waiting_s += part.cost_s
@@ -211,12 +225,14 @@ class Batcher:
             self._wake_threads(len(parts))
         return parts
 
-    def _accept_behind(self, queries: QueryBatch, params: SearchParams, deadline: float, loop: asyncio.AbstractEventLoop) -> list[Part]:
+    def _accept_behind(
+        self, queries: QueryBatch, params: SearchParams, deadline: float, context: SearchContext, loop: asyncio.AbstractEventLoop
+    ) -> list[Part]:
         """Put a background request behind all others."""
         pieces = self._pieces(queries, params, deadline, 1 if self.limits.serial else self.limits.max_batch)
         with self._lock:
             self._check_open()
-            parts = [self._part(*piece, deadline, loop, background=True) for piece in pieces]
+            parts = [self._part(*piece, deadline, context, loop, background=True) for piece in pieces]
             self._behind.extend(parts)
             self._wake_threads(len(parts))
         return parts
@@ -232,17 +248,21 @@ class Batcher:
         """A request in pieces of at most `size` queries; a traced one stays whole. Raises DeadlinePassed."""
         if self._clock() >= deadline:
             raise DeadlinePassed("The deadline passed before the search began.")
-        if self.limits.calls > 1 and deadline < float("inf"):
-            params = replace(params, deadline=deadline)
         return [(queries, params)] if params.trace or len(queries) <= size else split(queries, params, size)
 
     def _part(
-        self, queries: QueryBatch, params: SearchParams, deadline: float, loop: asyncio.AbstractEventLoop, background: bool = False
+        self,
+        queries: QueryBatch,
+        params: SearchParams,
+        deadline: float,
+        context: SearchContext,
+        loop: asyncio.AbstractEventLoop,
+        background: bool = False,
     ) -> Part:
         """Holds the lock."""
         beam_size = int(params.beam_size_B.max(initial=1))
         cost_s = self._cost.of_call([(beam_size, len(queries))])
-        return Part(queries, params, loop.create_future(), deadline, beam_size, cost_s, background)
+        return Part(queries, params, loop.create_future(), deadline, beam_size, cost_s, context, background)
 
     def _check_open(self) -> None:
         """Raise NotReady after `drain`. Holds the lock."""
@@ -265,14 +285,14 @@ class Batcher:
         return max(self._call_s) * (self._waiting / self.limits.max_batch) / self.limits.calls
 
     async def _accept_in_turn(
-        self, queries: QueryBatch, params: SearchParams, deadline: float, loop: asyncio.AbstractEventLoop
+        self, queries: QueryBatch, params: SearchParams, deadline: float, context: SearchContext, loop: asyncio.AbstractEventLoop
     ) -> list[Part]:
         """Put a patient request in the queue once there is room, and all that waited before it have found theirs."""
         room = asyncio.Event()
         self._room.append(room)
         try:
             async with asyncio.timeout(None if deadline == float("inf") else max(deadline - self._clock(), 0)):
-                while self._room[0] is not room or not (parts := self._accept(queries, params, deadline, True, loop)):
+                while self._room[0] is not room or not (parts := self._accept(queries, params, deadline, context, True, loop)):
                     room.clear()
                     await room.wait()
                 return parts
@@ -372,7 +392,7 @@ class Batcher:
         return taken
 
     def _take_from(self, waiting: deque[Part]) -> list[Part]:
-        """The parts of a call, in the order of arrival; a traced part, or one with a memory of its own, is alone. Holds the lock."""
+        """The parts of a call, in the order of arrival; a traced part is alone. Holds the lock."""
         taken: list[Part] = []
         size, seconds = 0, 0.0
         now = self._clock()
@@ -383,7 +403,7 @@ class Batcher:
                 continue
             count = len(part.queries)
             full = size + count > self.limits.max_batch or (self.limits.serial and seconds + part.cost_s > SERIAL_CALL_S)
-            if taken and (full or _apart(taken[0].params, part.params)):
+            if taken and (full or _apart(taken[0], part)):
                 break
             self._leave(waiting.popleft())
             taken.append(part)
@@ -405,7 +425,7 @@ class Batcher:
                 self._degrade(parts, self.limits.smallest_beam_size, self._call_s[number])
             queries, params = (parts[0].queries, parts[0].params) if len(parts) == 1 else merge(parts)
             began = self._clock()
-            result = self._engine.search(queries, params)
+            result = self._engine.search(queries, params, context_of(parts))
             self._called_at = self._clock()
             engine_s = self._called_at - began
             self.on_call(len(queries), engine_s)
@@ -443,6 +463,7 @@ class Batcher:
                 part.params = replace(part.params, beam_size_B=np.minimum(part.params.beam_size_B, beam_size))
 
 
-def _apart(one: SearchParams, other: SearchParams) -> bool:
-    """Whether two searches cannot share an engine call. Those of two deadlines cannot: a call waits for the earlier one alone."""
-    return one.trace or other.trace or one.memory is not other.memory or abs((one.deadline or 0) - (other.deadline or 0)) > DEADLINES_S
+def _apart(one: Part, other: Part) -> bool:
+    """Whether two parts cannot share an engine call. Those of two deadlines cannot: a call waits for the earlier one alone."""
+    deadlines = one.context.deadline or 0, other.context.deadline or 0
+    return one.params.trace or other.params.trace or abs(deadlines[0] - deadlines[1]) > DEADLINES_S

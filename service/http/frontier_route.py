@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Annotated
 from weakref import WeakKeyDictionary
 
@@ -211,7 +211,7 @@ async def measure(model: LoadedModel, held_out: HeldOut, beam_size: int, m: int,
         if not serves():
             raise NotReady(f"Version {model.version} of {model.name!r} serves no longer.")
         rows = np.arange(begin, min(begin + batch, len(held_out.queries)))
-        params = replace(SearchParams.uniform(len(rows), beam_size, m), frozen_B=np.ones(len(rows), np.bool_))
+        params = SearchParams.uniform(len(rows), beam_size, m, mask=model.filters.every_item)
         answer = await batcher.search(held_out.queries.take(rows), params, background=True)
         relevant = held_out.relevant[begin : begin + len(rows)]
         recalls.append(precision_recall_f(answer.result.item_rows_BM, relevant, m)[1])

@@ -31,9 +31,9 @@ from espalier.live.overlay import Overlay
 from espalier.live.rows import Placement
 from espalier.live.state import MAX_HANDLES, Change, LiveState
 from espalier.masks.filters import ItemFilters
-from espalier.queries import QueryBatch
+from espalier.placement.parents import Search
 from espalier.rerank.features import LiveCandidates
-from espalier.search import Engine, SearchParams, SearchResult
+from espalier.search import Engine
 from service.errors import NotReady
 from service.live.catalogue_types import Placed
 from service.live.recent_puts import RecentPuts
@@ -47,7 +47,6 @@ REOPENED_AT = MAX_HANDLES // 8 * 7
 CLOCK_S = 60.0
 """A clock that goes back by less is no reason to open a version anew: items that expired meanwhile stay away."""
 Placements = tuple[Placement, ...]
-Search = Callable[[QueryBatch, SearchParams], SearchResult]
 TRAINED = "trained"
 """What placed an item whose row is that of training."""
 FIELDS = "fields"
@@ -70,7 +69,7 @@ class Placer(Protocol):
         """For each item where it may go, or why nobody can say.
 
         known    the catalogue that their evidence speaks of; overlay: what of it is live
-        search   searches the version
+        search   the beams above the leaves that queries lead to, in the version
         """
         ...
 
@@ -81,7 +80,7 @@ class LiveVersion:
     through  operations up to this one are in the bundle
     refused  why the version takes no live items; None where it does
     columns  what fields an item may have
-    search   searches the version, from any thread; until it serves only from the loader's
+    parents  where queries lead to in the version, from any thread; until it serves only from the loader's
     """
 
     def __init__(self, bundle: Bundle, engine: Engine, filters: ItemFilters, open_placer: Callable[[], Placer]) -> None:
@@ -90,7 +89,7 @@ class LiveVersion:
         self.bundle, self.through, self.columns = bundle, 0 if info is None else info.through, Columns(bundle.items)
         self._name, self.version = bundle.manifest.name, bundle.manifest.version
         self._engine = engine if isinstance(engine, TakesOverlay) else None
-        self.search: Search = engine.search
+        self.parents: Search = engine.parents
         self._open_placer, self._placing = open_placer, threading.Lock()
         self._placer: Placer | None = None
         self.refused = None if self._engine else f"version {self.version} on {engine.name} takes no live items"
@@ -250,7 +249,7 @@ class LiveVersion:
             view = self._view
             overlay = view.overlay if isinstance(view, LiveView) else None
             known = [self._known(item_id, body) for item_id, body in items]
-            return list(self._placer.place(known, view.items, overlay, self.search))
+            return list(self._placer.place(known, view.items, overlay, self.parents))
 
     def _known(self, item_id: str, body: ItemBody) -> ItemBody:
         """A body with the fields that the item has now, where it gives none."""

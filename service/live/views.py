@@ -35,7 +35,7 @@ class TrainedView:
     items: Items
     filters: ItemFilters
     is_frozen: bool = False
-    """Whether a search must be told to see no live items."""
+    """Whether others see live items, so that a search must be told to see none."""
     sequence: int | None = None
 
     @property
@@ -46,6 +46,8 @@ class TrainedView:
     @property
     def standing(self) -> NodeMask | None:
         """The mask of a query without a filter; None where every item is eligible, or where the engine has it."""
+        if self.is_frozen:
+            return self.filters.standing or self.filters.every_item
         return self.filters.standing
 
     def eligible(self, mask: NodeMask | None) -> int | None:

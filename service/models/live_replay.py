@@ -96,7 +96,7 @@ class LiveReplay:
             return
         wanted = relevant[self._live.eligible(relevant)]
         if len(wanted):
-            self._due.append(Question(queries, replace(params, frozen_B=None), wanted, answer.item_rows_BM[0, : self._m]))
+            self._due.append(Question(queries, replace(params, mask_B=None), wanted, answer.item_rows_BM[0, : self._m]))
         canary = self._canary()
         if canary is not None:
             self._due.append(canary)

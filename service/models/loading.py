@@ -22,8 +22,8 @@ from typing import Literal
 from espalier.bundle import ALL_PARTS, Bundle
 from espalier.checks.golden import verify_golden
 from espalier.content.rows import ContentRows
-from espalier.engines import open_engine, open_live_engine, runs_on_gpu
-from espalier.errors import BundleCorrupt, EspalierError, UnsupportedGraph
+from espalier.engines import open_engine, runs_on_gpu
+from espalier.errors import BundleCorrupt, EspalierError
 from espalier.items import Items
 from espalier.manifest import Manifest
 from espalier.masks.filters import ItemFilters
@@ -55,16 +55,6 @@ OpenEngine = Callable[[Bundle, Device, str | None, int, Precision], Engine]
 Files = dict[Path, Signature | None]
 
 
-def open_served_engine(bundle: Bundle, device: Device, engine: str | None, threads: int, precision: Precision) -> Engine:
-    """An engine that takes live items; where there is none for a bundle, and for shards, one without. Raises as `open_engine`."""
-    try:
-        if bundle.manifest.shard is not None:
-            return open_engine(bundle, device, engine, threads, precision)
-        return open_live_engine(bundle, device, engine, threads, precision)
-    except UnsupportedGraph:
-        return open_engine(bundle, device, engine, threads, precision)
-
-
 @dataclass(frozen=True)
 class EngineSource:
     """Where versions get their engines from; tests and the router bring their own.
@@ -75,7 +65,7 @@ class EngineSource:
     layout_of  an engine → how many shards it asks; None: none. Where `layout` becomes another number, the version is opened anew
     """
 
-    open: OpenEngine = open_served_engine
+    open: OpenEngine = open_engine
     calls: int = 1
     awaits: Callable[[Path], str | None] = lambda path: None
     layout: Callable[[Path], int | None] = lambda path: None

@@ -14,7 +14,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -26,6 +25,7 @@ from espalier.checks.heldout import read_heldout
 from espalier.metrics import precision_recall_f
 from espalier.queries import QueryBatch
 from espalier.scores import scores_of_ranks
+from espalier.masks.eligibility import bundle_alone
 from espalier.search import SearchParams, SearchResult
 from service.errors import DeadlinePassed, NotReady
 from service.models.live_replay import LiveReplay
@@ -160,14 +160,15 @@ class Replay:
         self.expected = {m: float(recall_B.mean()) for m, recall_B in at_export.items() if len(recall_B)}
         self._ms = list(at_export) or sorted({min(m, search.max_m) for m in MS})
         self._at_export_BM = np.stack(list(at_export.values()), 1) if at_export else np.zeros((len(self._heldout), len(self._ms)))
-        self._heldout_params = replace(SearchParams.uniform(1, search.beam_size, max(self._ms)), frozen_B=np.ones(1, np.bool_))
+        trained = bundle_alone([alone.tree for alone in bundle.alone])
+        self._heldout_params = SearchParams.uniform(1, search.beam_size, max(self._ms), mask=trained)
         self._golden = encode_table(bundle, golden)
         _, keys = golden_ranks(golden)
         self._golden_scores = [scores_of_ranks(ranking, np.asarray(keys_M, np.float32)) for keys_M in keys]
         # By golden query, the scores of its first answer by several shards: the stored ones are of another search.
         self._of_shards: dict[int, NDArray[np.float32]] = {}
         beam_size_B, m_B = (np.asarray(golden.column(name), np.int64) for name in ("beam_size", "m"))
-        self._golden_params = SearchParams(beam_size_B, m_B, frozen_B=np.ones(len(m_B), np.bool_))
+        self._golden_params = SearchParams(beam_size_B, m_B, mask_B=(trained,) * len(m_B))
         places = [((row + 0.5) / len(self._heldout), "heldout", row) for row in range(len(self._heldout))]
         places += [((row + 0.5) / len(self._golden), "golden", row) for row in range(len(self._golden))]
         self.questions = [(kind, row) for _, kind, row in sorted(places)]

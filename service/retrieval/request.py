@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -161,8 +161,6 @@ def encode(checked: CheckedRequest, view: View, widen: float, mask: NodeMask | N
     params = SearchParams.uniform(
         len(queries), beam_size, max(checked.m, checked.depth), _exclusions(excluded), trace=checked.traced, mask=mask
     )
-    if view.is_frozen:
-        params = replace(params, frozen_B=np.ones(len(queries), np.bool_))
     return EncodedRequest(batch, params, excluded, unknown, caller_features)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -63,7 +63,7 @@ async def retrieve(
     began, deadline  points of time.perf_counter(). A search that has not begun by the deadline never does; a later answer is not given
     patient          wait for room in the queue instead of being refused
     background       wait behind all other requests, and leave the metrics alone
-    origin           of `SearchParams`
+    origin           of `SearchContext`
     Raises InvalidQuery, NotReady, QueueFull, DeadlinePassed, EngineFailed, Uncovered.
     """
     started = time.perf_counter()
@@ -76,12 +76,10 @@ async def retrieve(
         encoded = encode(checked, view, settings.widen, mask)
     else:
         encoded = await _in_thread(deadline, encode, checked, view, settings.widen, mask)
-    if origin:
-        encoded = replace(encoded, params=replace(encoded.params, origin=origin))
     if checked.traced:
         await _in_thread(deadline, model.engine.prepare, encoded.params)
     submitted = time.perf_counter()
-    answer = await model.batcher.search(encoded.queries, encoded.params, deadline, patient, background)
+    answer = await model.batcher.search(encoded.queries, encoded.params, deadline, patient, background, origin)
     answered = time.perf_counter()
     check_coverage(answer.result.coverage, request.min_coverage)
     if answer.result.finite_B is not None:

@@ -11,12 +11,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from fastapi import FastAPI
-
-from espalier.bundle import Bundle, parse_manifest
 from espalier.engines.live.engine import LiveEngine, LiveSearch
 from espalier.engines.live.forest import LiveForestEngine
 from espalier.engines.live.stacked import LiveStackedEngine
+from fastapi import FastAPI
+
+from espalier.bundle import Bundle, parse_manifest
 from espalier.errors import BundleCorrupt, UnsupportedSchema
 from espalier.search import Device, Engine, Precision
 from service.app import create_app

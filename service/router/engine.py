@@ -16,12 +16,12 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from espalier.engines.compiled.encoder import QueryEncoder
+from espalier.engines.given_states import check_queries
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.bundle_files import sha256_of
-from espalier.engines.compiled.encoder import QueryEncoder
-from espalier.engines.given_states import check_queries
 from espalier.errors import InvalidMessage, InvalidQuery, UnsupportedGraph
 from espalier.manifest import LinearScorer
 from espalier.masks.eligibility import NO_NODE, eligible_nodes, unrestricted_mask

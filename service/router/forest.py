@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from espalier.engines.forest import ForestEngine, LiveParts, ScoredLeaves
 
 from espalier.bundle import Bundle
-from espalier.engines.forest import ForestEngine, LiveParts, ScoredLeaves
 from espalier.queries import QueryBatch, blank_queries
 from espalier.scores import finish
 from espalier.search import NO_ITEM, Frontier, SearchParams, SearchResult

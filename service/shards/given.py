@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from espalier.engines.given_states import check_queries
 from numpy.typing import NDArray
 
-from espalier.engines.given_states import check_queries
 from espalier.errors import InvalidMessage
 from espalier.manifest import MAX_STACKED, GraphScorer
 from espalier.memory import LARGEST

@@ -14,8 +14,8 @@ from espalier.bundle import Bundle
 from espalier.checks.engines import differences
 from espalier.checks.random_bundles import make_linear_bundle, random_queries, random_tree, tree_over
 from espalier.checks.random_live import random_state
-from espalier.engines import forest, open_engine, open_live_engine
-from espalier.engines.live.engine import LiveSearch
+from espalier.engines import open_engine, pipeline
+from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine
 from espalier.live.masks import live_mask
 from espalier.live.state import LiveState
@@ -37,15 +37,15 @@ def some_forest(folder: Path, seed: int, height: int = 3) -> Bundle:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("engine", ["reference", "sparse-cpu"])
-@pytest.mark.parametrize("block", [1, forest.BLOCK])
+@pytest.mark.parametrize("block", [1, pipeline.BLOCK])
 def test_a_forest_with_live_items_is_the_forest_of_the_fold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, seed: int, block: int
 ) -> None:
-    monkeypatch.setattr(forest, "BLOCK", block)
+    monkeypatch.setattr(pipeline, "BLOCK", block)
     check(tmp_path, np.random.default_rng(seed), some_forest(tmp_path, seed, 1 + seed % 4), engine, seed)
 
 
-def assert_close(state: LiveState, engine: LiveSearch, oracle: Engine, folder: Path) -> None:
+def assert_close(state: LiveState, engine: Pipeline, oracle: Engine, folder: Path) -> None:
     """Where numbers are not whole: the same items, and ranks up to rounding."""
     rng = np.random.default_rng(0)
     fold, rows = fold_of(folder, state)
@@ -72,7 +72,7 @@ def test_the_tail_of_a_live_item_is_its_own_features(
     rng = np.random.default_rng(seed)
     bundle, _ = with_tail(tmp_path, seed, form, full=full)
     state = random_state(rng, bundle, integer=False)
-    searched = open_live_engine(bundle, engine=engine)
+    searched = open_engine(bundle, engine=engine)
     searched.set_overlay(state.overlay())
     fold, _ = fold_of(tmp_path, state)
     assert_close(state, searched, ReferenceEngine(fold), tmp_path / "again")
@@ -85,7 +85,7 @@ def test_stacking_knows_nothing_of_live_items_as_in_the_fold(tmp_path: Path, tre
     rng = np.random.default_rng(seed)
     bundle, _ = with_stacking(tmp_path, seed, trees=trees)
     state = random_state(rng, bundle, new=60, integer=False)
-    searched = open_live_engine(bundle, engine=engine)
+    searched = open_engine(bundle, engine=engine)
     searched.set_overlay(state.overlay())
     fold, _ = fold_of(tmp_path, state)
     assert_close(state, searched, ReferenceEngine(fold), tmp_path / "again")
@@ -100,7 +100,7 @@ def test_a_single_query_is_searched_in_all_trees_at_once(tmp_path: Path, monkeyp
     rng = np.random.default_rng(2)
     bundle, _ = with_tail(tmp_path, 2, full=True)
     state = random_state(rng, bundle, deleted=deleted, changed=deleted // 2, integer=False)
-    searched = open_live_engine(bundle)
+    searched = open_engine(bundle)
     searched.set_overlay(state.overlay())
     queries = [random_queries(rng, bundle, 1) for _ in range(9)]
     every = np.ones(bundle.manifest.tree.items, np.bool_)
@@ -117,7 +117,7 @@ def test_frozen_queries_of_a_forest_see_the_bundle_alone(tmp_path: Path) -> None
     rng = np.random.default_rng(2)
     bundle = some_forest(tmp_path, 2)
     state = random_state(rng, bundle)
-    searched = open_live_engine(bundle)
+    searched = open_engine(bundle)
     searched.set_overlay(state.overlay())
     queries, frozen_B = random_queries(rng, bundle, BATCH), np.array([True, False, True, True, False])
     params = SearchParams.uniform(BATCH, 4, 12, rng.integers(0, bundle.manifest.tree.items, (BATCH, 5)))
@@ -132,7 +132,7 @@ def test_a_trace_of_a_forest_has_the_live_leaves_of_every_tree(tmp_path: Path) -
     bundle = some_forest(tmp_path, 4)
     state = random_state(rng, bundle, new=30)
     overlay = state.overlay()
-    searched = open_live_engine(bundle)
+    searched = open_engine(bundle)
     searched.set_overlay(overlay)
     queries, params = random_queries(rng, bundle, BATCH), SearchParams.uniform(BATCH, 50, 500, trace=True)
     found = searched.search(queries, params)
@@ -150,7 +150,7 @@ def test_live_items_that_no_beam_reached_make_an_answer_incomplete(tmp_path: Pat
     tree = random_tree(rng, 2, 3)
     bundle = make_linear_bundle(tmp_path, rng, tree, Ranking(own="logit", gamma=0), others=[tree_over(rng, tree.item_count, 3)])
     state = random_state(rng, bundle, new=32, deleted=0, changed=0)
-    searched = open_live_engine(bundle)
+    searched = open_engine(bundle)
     searched.set_overlay(state.overlay())
     found = searched.search(random_queries(rng, bundle, BATCH), SearchParams.uniform(BATCH, 1, 100))
     assert state.overlay().standing is None
@@ -163,7 +163,7 @@ def test_an_answer_with_all_eligible_items_is_complete_and_with_fewer_is_not(tmp
     rng = np.random.default_rng(2)
     bundle, _ = with_tail(tmp_path, 2, full=True)
     state = random_state(rng, bundle, integer=False)
-    searched = open_live_engine(bundle)
+    searched = open_engine(bundle)
     searched.set_overlay(state.overlay())
     wide, narrow = (searched.search(random_queries(rng, bundle, 1), SearchParams.uniform(1, beam_size, 500)) for beam_size in (500, 1))
     assert (wide.count_B.tolist(), wide.complete_B.tolist()) == ([state.overlay().eligible], [True])
