@@ -8,7 +8,7 @@ X excluded leaves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -55,6 +55,19 @@ class MemoryLists:
         parts = [self.of(b) for b in queries.tolist()]
         offset_B = np.append(0, np.cumsum([len(nodes) for nodes, _ in parts])).astype(np.int64)
         nodes, values = zip((NO_NODES, np.empty(0, np.float32)), *parts, strict=True)
+        return MemoryLists(offset_B, np.concatenate(nodes), np.concatenate(values))
+
+    def kept(self, keep: NDArray[np.bool_]) -> MemoryLists:
+        """The lists with some of their nodes. keep: bool of each entry."""
+        return MemoryLists(np.append(0, np.cumsum(keep))[self.offset_B].astype(np.int64), self.nodes[keep], self.values[keep])
+
+    @staticmethod
+    def joined(parts: Sequence[MemoryLists]) -> MemoryLists:
+        """The lists of some queries, then of others."""
+        if len(parts) == 1:
+            return parts[0]
+        offset_B = np.append(0, np.cumsum(np.concatenate([NO_NODES, *(np.diff(part.offset_B) for part in parts)])))
+        nodes, values = [NO_NODES, *(part.nodes for part in parts)], [NO_VALUES, *(part.values for part in parts)]
         return MemoryLists(offset_B, np.concatenate(nodes), np.concatenate(values))
 
     def padded(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -125,11 +138,7 @@ class MemoryTree:
                 entries, leaves = live.entries, (live.parent_R, *read_only(live_R), live.row_W, live.handle_W)
             with self.sums.of(len(leaves[0])) as sums:
                 parts.append(MemoryLists(*memory_lists(*arrays, self.trained, entries, leaves, self._tree, *sums)))
-        if len(parts) == 1:
-            return parts[0]
-        offset_B = np.append(0, np.cumsum(np.concatenate([NO_NODES, *(np.diff(part.offset_B) for part in parts)])))
-        nodes, values = [NO_NODES, *(part.nodes for part in parts)], [NO_VALUES, *(part.values for part in parts)]
-        return MemoryLists(offset_B, np.concatenate(nodes), np.concatenate(values))
+        return MemoryLists.joined(parts)
 
 
 def _runs(eligible: EligibleNodes) -> Iterator[tuple[int, int, NodeMask | None, NDArray[np.bool_] | None]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,13 +132,20 @@ class QueryBatch:
         """The queries at `rows` (int64)."""
         return QueryBatch(self.kind, self.rows.take(rows) if isinstance(self.rows, SparseRows) else self.rows[rows])
 
+    def fits(self, other: QueryBatch) -> bool:
+        """Whether one batch may hold the queries of both, which are of one model."""
+        return type(self) is type(other)
+
     @staticmethod
     def joined(batches: Sequence[QueryBatch]) -> QueryBatch:
-        """The queries of several batches of one kind, one after the other."""
-        kind = batches[0].kind
-        if isinstance(kind, FeaturesKind | TextKind):
-            return QueryBatch(kind, concatenated([batch.features for batch in batches]))
-        return QueryBatch(kind, np.concatenate([batch.array for batch in batches]))
+        """The queries of several batches that fit each other, one after the other."""
+        return batches[0]._joined(batches)
+
+    def _joined(self, batches: Sequence[Any]) -> QueryBatch:
+        """See `joined`: this batch and those behind it, all of which are of this class."""
+        if isinstance(self.kind, FeaturesKind | TextKind):
+            return QueryBatch(self.kind, concatenated([batch.features for batch in batches]))
+        return QueryBatch(self.kind, np.concatenate([batch.array for batch in batches]))
 
 
 def blank_queries(kind: Kind, batch: int) -> QueryBatch:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,12 @@ from tqdm import tqdm
 
 from benchmarks.papers.product_search.ann import AnnIndex, Kind, faiss_is_installed
 from espalier.bundle import Bundle
-from espalier.engines.compiled.engine import CompiledEngine
+from espalier.engines.encode import Encoder
+from espalier.engines.pipeline import Pipeline
+from espalier.engines.stages import GivenQueries
+from espalier.manifest import GraphScorer, InnerProductForm
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
-from espalier.search import Engine, SearchParams
+from espalier.search import SearchParams
 from training.baselines.product_dnn_model import ProductDnn
 from training.retrieval.scores import best_of_all
 
@@ -41,7 +44,7 @@ class System:
     knob    the beam, efSearch or nprobe; None where there is none
     encode  a query → what its search takes
     search  a query and what `encode` made of it → int64[1, ≤ M] item rows, best first, NO_ITEM at the end
-    apart   False: the engine encodes while it searches, so the two cannot be timed apart
+    apart   False: nothing is encoded, or the engine does it while it searches, so the two cannot be timed apart
     """
 
     name: str
@@ -83,29 +86,37 @@ def batch_of(bundle: Bundle, query: Array) -> QueryBatch:
     return pad_histories(kind, [query]) if isinstance(kind, HistoryKind) else QueryBatch(kind, query[None])
 
 
-def tree_system(engine: Engine, bundle: Bundle, name: str, beam: int, m: int, exclude_seen: bool) -> System:
+def tree_system(engine: Pipeline, name: str, beam: int, m: int, exclude_seen: bool) -> System:
     def request(query: Array) -> tuple[QueryBatch, SearchParams]:
-        return batch_of(bundle, query), SearchParams.uniform(1, beam, m, query[None] if exclude_seen else None)
+        return batch_of(engine.bundle, query), SearchParams.uniform(1, beam, m, query[None] if exclude_seen else None)
 
-    if not isinstance(engine, CompiledEngine):
-        return System(name, beam, request, lambda query, made: engine.search(*made).item_rows_BM, apart=False)
+    def search(query: Array, made: tuple[QueryBatch, SearchParams]) -> Int64:
+        return engine.search(*made).item_rows_BM
+
+    if engine.tree_search.encodes or not isinstance(engine.bundle.manifest.scorer, GraphScorer):
+        return System(name, beam, request, search, apart=False)
+    encoder = Encoder(engine.bundle, elsewhere=False)
 
     def encode(query: Array) -> tuple[QueryBatch, SearchParams]:
         queries, params = request(query)
-        return queries, replace(params, states_BLS=engine.encode(queries, params))
+        states_BLS = encoder.of(queries, params.beam_size_B, False, None, None).states_BLS
+        return GivenQueries(queries.kind, queries.rows, states_BLS), params
 
-    return System(name, beam, encode, lambda query, made: engine.search(*made).item_rows_BM)
+    return System(name, beam, encode, search)
 
 
-def same_encoder_systems(engine: Engine, bundle: Bundle, ef_search: list[int], exclude_seen: bool) -> list[System]:
+def leaf_encoder(bundle: Bundle) -> Callable[[Array], Float32]:
+    """Makes the states of a query on the leaf level, float32[1, S]."""
+    encoder = Encoder(bundle, elsewhere=False)
+    return lambda query: encoder.leaf_states(batch_of(bundle, query), None)
+
+
+def same_encoder_systems(bundle: Bundle, ef_search: list[int], exclude_seen: bool) -> list[System]:
     """A scan of all items and HNSW, with the tree's leaf rows and leaf-level states. Empty where its scorer is no inner product."""
-    if not isinstance(engine, CompiledEngine):
+    scorer = bundle.manifest.scorer
+    if not isinstance(scorer, GraphScorer) or not isinstance(scorer.form, InnerProductForm):
         return []
-    item_rows_ID = leaf_rows(bundle)
-
-    def encode(query: Array) -> Float32:
-        return engine.leaf_states(batch_of(bundle, query))
-
+    encode, item_rows_ID = leaf_encoder(bundle), leaf_rows(bundle)
     systems = [scan_system("exact scan, same encoder", encode, item_rows_ID, M, exclude_seen)]
     if faiss_is_installed():
         index = AnnIndex("hnsw", item_rows_ID)

@@ -30,7 +30,8 @@ from benchmarks.report_file import write_report
 from benchmarks.synthetic import diffusion_bundle, diffusion_queries
 from espalier.bundle import Bundle
 from espalier.checks.golden import encode_table
-from espalier.engines.onnx.engine import OnnxEngine
+from espalier.engines import open_engine
+from espalier.engines.pipeline import Pipeline
 from espalier.masks.eligibility import every_item, widened_beam
 from espalier.masks.filters import ItemFilters
 from espalier.queries import QueryBatch
@@ -56,7 +57,7 @@ def overlap(best_BM: NDArray[np.int64], got_BM: NDArray[np.int64]) -> float:
 
 def measure(bundle: Bundle, queries: QueryBatch, conditions: Mapping[str, Mapping[str, object]], rounds: int) -> list[dict[str, Any]]:
     """Every filter with every beam and rule: rows {"model", "filter", "eligible", "beam_size", "rule", "widened", "overlap", …_ms}."""
-    engine = OnnxEngine(bundle, "cpu")
+    engine = open_engine(bundle, "cpu")
     rows = []
     for name, condition in {"all items": {}, **conditions}.items():
         mask, cost = masked(bundle, condition) if condition else (every_item(bundle.tree), {})
@@ -78,7 +79,7 @@ def masked(bundle: Bundle, condition: Mapping[str, object]) -> tuple[NodeMask, d
     return mask, {"mask_cold_ms": round(cold_ms, 4), "mask_ms": round(mask_ms, 4), "mask_cached_ms": round(cached_ms, 4)}
 
 
-def measure_filter(engine: OnnxEngine, queries: QueryBatch, mask: NodeMask, filtered: bool, rounds: int) -> list[dict[str, Any]]:
+def measure_filter(engine: Pipeline, queries: QueryBatch, mask: NodeMask, filtered: bool, rounds: int) -> list[dict[str, Any]]:
     """One filter with every beam and rule; a widened beam that several come to is measured once."""
     tree, limit = engine.bundle.tree, engine.bundle.manifest.search.max_beam_size
     given = mask if filtered else None
@@ -95,7 +96,7 @@ def measure_filter(engine: OnnxEngine, queries: QueryBatch, mask: NodeMask, filt
     return rows
 
 
-def search(engine: OnnxEngine, queries: QueryBatch, params: SearchParams, best_BM: NDArray[np.int64], rounds: int) -> tuple[float, float]:
+def search(engine: Pipeline, queries: QueryBatch, params: SearchParams, best_BM: NDArray[np.int64], rounds: int) -> tuple[float, float]:
     """Overlap with the best items, and milliseconds per query."""
     result = engine.search(queries, params)
     times = [timed(lambda: engine.search(queries, params))[0] / len(queries) for _ in range(rounds)]

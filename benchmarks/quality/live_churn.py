@@ -31,7 +31,7 @@ from benchmarks.quality.live_quality import Measure, finder, put_placed, trained
 from benchmarks.quality.live_sets import histories_of
 from benchmarks.report_file import write_report
 from espalier.bundle import Bundle
-from espalier.engines import open_live_engine
+from espalier.engines import open_engine
 from espalier.errors import EspalierError
 from espalier.live.fold import write_fold
 from espalier.live.operations import ItemBody
@@ -46,7 +46,7 @@ Row = dict[str, Any]
 
 def churned(bundle: Bundle, ids: list[str], renamed: dict[int, str], events: dict[int, list[Int64]], out: Path) -> Bundle:
     """The bundle after a round: `renamed` items are deleted and come by their events. ids: those of the items in it, by row of the log."""
-    engine, state, placer = open_live_engine(bundle, "cpu"), LiveState(bundle), Placer(bundle)
+    engine, state, placer = open_engine(bundle, "cpu"), LiveState(bundle), Placer(bundle)
     state.apply([Change(number, ids[item], "delete") for number, item in enumerate(renamed, 1)])
     engine.set_overlay(state.overlay())
     going = set(renamed)
@@ -54,7 +54,7 @@ def churned(bundle: Bundle, ids: list[str], renamed: dict[int, str], events: dic
     for item in renamed:
         histories = [[ids[other] for other in event.tolist() if other not in going] for event in events[item]]
         bodies.append(ItemBody(events=tuple(map(tuple, histories))))
-    placed = placer.place(bodies, state.table, state.overlay(), engine.search)
+    placed = placer.place(bodies, state.table, state.overlay(), engine.parents)
     put_placed(state, list(renamed.values()), placed, len(renamed) + 1)  # an item does not come back where all its events go with it
     for item, found in zip(renamed, placed, strict=True):
         ids[item] = ids[item] if isinstance(found, EspalierError) else renamed[item]

@@ -35,7 +35,7 @@ from benchmarks.quality.leaderboard import main_of, without_folders
 from benchmarks.quality.live_sets import HiddenItems, hide
 from benchmarks.report_file import write_report
 from espalier.bundle import Bundle
-from espalier.engines import open_engine, open_live_engine
+from espalier.engines import open_engine
 from espalier.errors import EspalierError, InvalidData
 from espalier.live.fold import write_fold
 from espalier.live.operations import ItemBody
@@ -110,14 +110,14 @@ def among(found_BM: Int64, gone_I: NDArray[np.bool_], m: int) -> Int64:
 
 def put_in(bundle: Bundle, hidden: HiddenItems, part: Int64, how: str, out: Path) -> tuple[Bundle, float]:
     """The bundle with some hidden items (numbers 0 … n − 1) in it, and how many were placed in a second of processor time."""
-    engine, state, placer = open_live_engine(bundle, "cpu"), LiveState(bundle), Placer(bundle)
+    engine, state, placer = open_engine(bundle, "cpu"), LiveState(bundle), Placer(bundle)
     bodies = []
     for k in part.tolist():
         events = tuple(tuple(bundle.items.ids_of(event)) for event in hidden.events[k]) if "events" in how else ()
         bodies.append(ItemBody(fields=hidden.fields[k] if "content" in how else None, events=events))
-    placer.place(bodies[:1], state.table, None, engine.search)  # finds the scale of rows
+    placer.place(bodies[:1], state.table, None, engine.parents)  # finds the scale of rows
     begin = time.process_time()
-    placed = placer.place(bodies, state.table, None, engine.search)
+    placed = placer.place(bodies, state.table, None, engine.parents)
     for found in placed:
         if isinstance(found, EspalierError):
             raise found

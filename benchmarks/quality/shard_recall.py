@@ -14,23 +14,20 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.report_file import write_report
 from espalier.bundle import Bundle
 from espalier.checks.heldout import read_heldout
 from espalier.engines import open_engine
-from espalier.engines.compiled.encoder import QueryEncoder
-from espalier.engines.stacked import StackedEngine
-from espalier.manifest import GraphScorer
+from espalier.engines.pipeline import Pipeline
+from espalier.engines.stages import GivenQueries, Leaves, TreeQuery
 from espalier.metrics import precision_recall_f
-from espalier.queries import QueryBatch
-from espalier.search import NO_ITEM, Engine, SearchParams, SearchResult
+from espalier.search import Engine, SearchParams
+from espalier.shards.local import LocalShard
 from loadtest.sweep import numbers
 from service.router.merge import merged
 from training.evaluate import LabelledQueries, measure
@@ -43,22 +40,22 @@ BATCH = 16
 
 
 class ShardsTogether:
-    """An engine that searches all shards of a bundle, one after the other, and merges what they find as a router does."""
+    """A `TreeSearch` of all shards of a bundle, one after the other, that merges what they find as a router does."""
 
     name = "shards"
     rounding = 1e-3
+    encodes, merges = False, True
 
     def __init__(self, bundle: Bundle, shards: Sequence[Bundle]) -> None:
         self._trees = [alone.tree for alone in bundle.alone]
-        self._shards = [(open_engine(one, "cpu"), one.shard.items) for one in shards if one.shard is not None]
-        self._encoder = None
-        if isinstance(bundle.manifest.scorer, GraphScorer):
-            self._encoder = QueryEncoder(bundle, np.require(bundle.node_rows_ND, requirements=["C", "A"]))
+        self._shards = [
+            (open_engine(one, "cpu"), LocalShard(one.shard, [alone.tree for alone in one.alone])) for one in shards if one.shard is not None
+        ]
 
-    def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
-        if self._encoder is not None:
-            params = replace(params, states_BLS=self._encoder.states(queries.array, [0] * len(queries)))
-        return merged([_whole(engine.search(queries, params), items) for engine, items in self._shards], params.m_B, self._trees)
+    def search(self, query: TreeQuery) -> Leaves:
+        queries = GivenQueries(query.queries.kind, query.queries.rows, query.states_BLS)
+        params = SearchParams(query.beam_size_B, query.m_B)
+        return merged([local.whole(engine.search(queries, params)) for engine, local in self._shards], query, self._trees)
 
     def warm_up(self) -> None:
         for engine, _ in self._shards:
@@ -71,12 +68,6 @@ class ShardsTogether:
     def close(self) -> None:
         for engine, _ in self._shards:
             engine.close()
-
-
-def _whole(result: SearchResult, items: NDArray[np.int64]) -> SearchResult:
-    """A shard's result in the rows of the whole bundle."""
-    rows_BM = np.where(result.item_rows_BM == NO_ITEM, NO_ITEM, items[result.item_rows_BM])
-    return replace(result, item_rows_BM=rows_BM)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -111,7 +102,8 @@ def compared(bundle: Bundle, count: int, beams: Sequence[int], ms: Sequence[int]
     heldout = read_heldout(bundle)
     labelled = LabelledQueries(heldout.queries, heldout.relevant, grades=grades_of(bundle, heldout.relevance))
     with tempfile.TemporaryDirectory() as folder:
-        one, together = open_engine(bundle, "cpu"), opened(bundle, shard(bundle.path, count, Path(folder) / "shards"))
+        shards = shard(bundle.path, count, Path(folder) / "shards")
+        one, together = open_engine(bundle, "cpu"), Pipeline(bundle, ShardsTogether(bundle, shards))
         found = [measure(bundle, engine, labelled, beams, ms, BATCH) for engine in (one, together)]
         rows = []
         for alone, sharded in zip(*found, strict=True):
@@ -122,12 +114,6 @@ def compared(bundle: Bundle, count: int, beams: Sequence[int], ms: Sequence[int]
         one.close()
         together.close()
     return rows
-
-
-def opened(bundle: Bundle, shards: Sequence[Bundle]) -> Engine:
-    """All shards, and the stacking that comes after them."""
-    together = ShardsTogether(bundle, shards)
-    return together if bundle.manifest.stacking is None else StackedEngine(bundle, together)
 
 
 def in_pairs(one: Engine, together: Engine, labelled: LabelledQueries, beam_size: int, m: int) -> dict[str, float]:

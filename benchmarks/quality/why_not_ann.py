@@ -147,14 +147,14 @@ def run(options: argparse.Namespace) -> None:
         raise InvalidData("test users", 0, "at least one with something relevant")
     engine = open_engine(bundle, "cpu")
     leaves = bundle.tree.leaf_count
-    systems = [tree_system(engine, bundle, "tree", beam, M, exclude_seen) for beam in numbers("--beam", options.beam) if beam < leaves]
-    systems.append(tree_system(engine, bundle, "tree exhaustive", leaves, M, exclude_seen))
+    systems = [tree_system(engine, "tree", beam, M, exclude_seen) for beam in numbers("--beam", options.beam) if beam < leaves]
+    systems.append(tree_system(engine, "tree exhaustive", leaves, M, exclude_seen))
     efforts: dict[Kind, list[int]] = {
         "hnsw": numbers("--ef-search", options.ef_search),
         "ivf": numbers("--nprobe", options.nprobe),
     }
     with threadpool_limits(1):
-        systems += same_encoder_systems(engine, bundle, efforts["hnsw"], exclude_seen)
+        systems += same_encoder_systems(bundle, efforts["hnsw"], exclude_seen)
         systems += product_dnn_systems(model, efforts, exclude_seen)
         rows = measure(systems, pairs, options.timed, options.rounds)
     name = f"{bundle.manifest.name} version {bundle.manifest.version}"

@@ -26,11 +26,12 @@ from starlette.responses import Response
 from benchmarks.service.serving import serving
 from espalier.bundle import Bundle
 from espalier.bundle_writer import GraphContent, write_bundle
+from espalier.engines.stages import ParentsFound
 from espalier.hardware import hardware
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
 from espalier.queries import HistoryKind, QueryBatch
-from espalier.search import Engine, SearchParams, SearchResult
+from espalier.search import NO_CONTEXT, Engine, SearchContext, SearchParams, SearchResult
 from espalier.tree import complete_tree
 from loadtest.loops import closed_loop, percentiles_ms, request_bytes
 from service.__main__ import listen
@@ -59,11 +60,17 @@ class TrivialEngine:
     def close(self) -> None:
         """Nothing to free."""
 
-    def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+    def search(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
         shape = (len(queries), int(params.m_B.max(initial=0)))
         scores_BM = np.broadcast_to(np.linspace(1, 0.5, shape[1], dtype=np.float32), shape)
         rows_BM = np.broadcast_to(np.arange(shape[1]), shape)
         return SearchResult(rows_BM, scores_BM, scores_BM, scores_BM, params.m_B, np.ones(shape[0], np.bool_))
+
+    candidates = search
+
+    def parents(self, queries: QueryBatch, params: SearchParams) -> ParentsFound:
+        """Nobody places items here."""
+        raise NotImplementedError
 
 
 def main() -> None:

@@ -28,12 +28,11 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from benchmarks.papers.product_search.ann import AnnIndex, faiss_is_installed
-from benchmarks.quality.ann_systems import System, batch_of, index_system, leaf_rows, scan_system, timed, tree_system
+from benchmarks.quality.ann_systems import System, index_system, leaf_encoder, leaf_rows, scan_system, timed, tree_system
 from benchmarks.report_file import write_report
 from benchmarks.synthetic import diffusion_bundle, diffusion_queries, synthetic_bundle
 from espalier.bundle import Bundle
-from espalier.engines.compiled.engine import CompiledEngine
-from espalier.engines.onnx.engine import OnnxEngine
+from espalier.engines import open_engine
 from espalier.engines.onnx.graphs import load_graph
 from espalier.engines.onnx.runtime import ort
 from espalier.masks.eligibility import excluded_nodes
@@ -100,7 +99,7 @@ def run(bundle: Bundle, beams: list[int], batches: list[int], rounds: int) -> li
     items = bundle.tree.item_count
     queries = QueryBatch(bundle.manifest.query, rng.integers(0, items, (QUERIES, 69)))
     exclude = np.concatenate([queries.array, rng.integers(0, items, (QUERIES, 20))], axis=1)
-    engine, loop = OnnxEngine(bundle, "cpu"), LevelLoop(bundle)
+    engine, loop = open_engine(bundle, "cpu"), LevelLoop(bundle)
     rows = []
     for beam in beams:
         params = SearchParams.uniform(QUERIES, beam, min(M, 2 * beam), exclude)
@@ -134,15 +133,11 @@ def run(bundle: Bundle, beams: list[int], batches: list[int], rounds: int) -> li
 def run_product(bundle: Bundle, beams: Sequence[int], m: int, rounds: int, index_file: Path | None = None) -> list[Row]:
     """Rows {"engine", "items", "knob", "m", "recall", "ms_per_query", "encode_ms", "search_ms"}; the knob is the beam or efSearch."""
     with threadpool_limits(1):
-        engine, queries = CompiledEngine(bundle), list(diffusion_queries(bundle, VECTORS).array)
-        item_rows_ID = leaf_rows(bundle)
-
-        def encode(vector_D: NDArray[Any]) -> NDArray[np.float32]:
-            return engine.leaf_states(batch_of(bundle, vector_D))
-
+        engine, queries = open_engine(bundle, "cpu"), list(diffusion_queries(bundle, VECTORS).array)
+        encode, item_rows_ID = leaf_encoder(bundle), leaf_rows(bundle)
         exact = scan_system("exact scan", encode, item_rows_ID, m, exclude_seen=False)
         exact_BM = np.concatenate([exact.find(query) for query in queries])
-        systems = [tree_system(engine, bundle, engine.name, beam, m, exclude_seen=False) for beam in beams]
+        systems = [tree_system(engine, engine.name, beam, m, exclude_seen=False) for beam in beams]
         if faiss_is_installed():
             index = AnnIndex("hnsw", item_rows_ID, index_file)
             tried = (index_system("hnsw", encode, index, effort, m, False) for effort in EF_SEARCH if effort < index.full_effort)

@@ -2,10 +2,10 @@
 
     python -m benchmarks.live_speed --json F [--engines compiled-cpu,onnx-cpu,sparse-cpu] [--live 10000,65536] [--beam 200] [--m 50]
 
-The same queries, one a call on one thread: `open_engine` as it was before items could be live; `open_live_engine` without an overlay, with
-an empty one, and with so many live items under random parents that have room. All take turns query by query, in random order; figures are
-medians over all queries of all rounds. The models are synthetic: 8^6 items and 32,768 parents for `compiled-cpu` (inner product) and
-`sparse-cpu`, 2^16 items under as many parents for `onnx-cpu` (the papers' scorer).
+The same queries, one a call on one thread: an engine without an overlay, with an empty one, and with so many live items under random
+parents that have room. All take turns query by query, in random order; figures are medians over all queries of all rounds. The models are
+synthetic: 8^6 items and 32,768 parents for `compiled-cpu` (inner product) and `sparse-cpu`, 2^16 items under as many parents for `onnx-cpu`
+(the papers' scorer).
 
 Then the sample, a trained model with a memory, by its held-out queries, one and eight a call: with live items that such queries placed, and
 once all of them are deleted again.
@@ -31,8 +31,8 @@ from espalier.bundle import Bundle
 from espalier.checks.heldout import read_heldout
 from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_queries
 from espalier.checks.random_live import random_row
-from espalier.engines import open_engine, open_live_engine
-from espalier.engines.live.engine import LiveSearch
+from espalier.engines import open_engine
+from espalier.engines.pipeline import Pipeline
 from espalier.errors import EspalierError
 from espalier.live.operations import ItemBody
 from espalier.live.rows import Placement
@@ -83,7 +83,7 @@ def with_live_items(bundle: Bundle, count: int) -> LiveState:
 
 def with_placed_items(bundle: Bundle, count: int) -> LiveState:
     """A version with so many new items, placed by parts of held-out queries that led to them."""
-    state, search = LiveState(bundle), open_engine(bundle, "cpu").search
+    state, search = LiveState(bundle), open_engine(bundle, "cpu").parents
     bodies = [ItemBody(events=(tuple(item.event),)) for item in items_of(held_out(bundle), "new-", count, 0)]
     placer = Placer(bundle)
     for begin in range(0, count, PLACED_AT_ONCE):
@@ -99,17 +99,17 @@ def with_placed_items(bundle: Bundle, count: int) -> LiveState:
 
 def searchers(engine: str | None, bundle: Bundle, live: list[int], live_state: StateOf = with_live_items) -> dict[str, Engine]:
     """The engines that are compared, by what is live. engine: None for that of the bundle's choice."""
-    opened: dict[str, Engine] = {"before": open_engine(bundle, "cpu", engine), "no overlay": open_live_engine(bundle, "cpu", engine)}
+    opened: dict[str, Engine] = {"no overlay": open_engine(bundle, "cpu", engine)}
     for count in (0, *live):
-        searched = open_live_engine(bundle, "cpu", engine)
+        searched = open_engine(bundle, "cpu", engine)
         searched.set_overlay(live_state(bundle, count).overlay())
         opened[f"{count} live"] = searched
     return opened
 
 
-def with_all_gone(bundle: Bundle, count: int) -> LiveSearch:
+def with_all_gone(bundle: Bundle, count: int) -> Pipeline:
     """An engine whose live items were all deleted again."""
-    state, searched = with_placed_items(bundle, count), open_live_engine(bundle, "cpu")
+    state, searched = with_placed_items(bundle, count), open_engine(bundle, "cpu")
     state.apply([Change(count + number, f"new-{number}", "delete") for number in range(1, count + 1)])
     searched.set_overlay(state.overlay())
     return searched
@@ -135,12 +135,12 @@ def measured(engines: dict[str, Engine], queries: QueryBatch, beam: int, m: int,
 
 
 def rows_of(engine: str, bundle: Bundle, ms: dict[str, float], beam: int, m: int, batch: int) -> list[dict[str, Any]]:
-    """One row for each engine, beside `before`."""
+    """One row for each engine, beside that without an overlay."""
     rows, tree = [], bundle.tree
     for what, own in ms.items():
         shape = {"engine": engine, "model": bundle.manifest.name, "items": tree.item_count}
         shape |= {"parents": tree.level_size(tree.height - 1), "beam_size": beam, "m": m, "batch": batch}
-        added, ratio = own - ms["before"], own / ms["before"]
+        added, ratio = own - ms["no overlay"], own / ms["no overlay"]
         rows.append(shape | {"what": what, "ms_per_query": round(own, 4), "added_ms": round(added, 4), "ratio": round(ratio, 4)})
         print(f"{bundle.manifest.name:16s} {engine:12s} {batch} {what:12s} {own:7.4f} ms/query, {added:+.4f} ms, {ratio:.3f} ×", flush=True)
     return rows
@@ -164,7 +164,7 @@ def run_sample(model: Path, live: list[int], rounds: int) -> list[dict[str, Any]
     rows = []
     for batch in BATCHES:
         ms = measured(opened, queries, search.beam_size, search.m, rounds, batch)
-        rows += rows_of(opened["before"].name, bundle, ms, search.beam_size, search.m, batch)
+        rows += rows_of(opened["no overlay"].name, bundle, ms, search.beam_size, search.m, batch)
     return rows
 
 

@@ -34,6 +34,8 @@ from espalier.scores import finish
 from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResult
 from espalier.trace import from_start_level
 
+MESSAGE = 64
+"""Queries that shards are asked at a time: golden queries come all at once."""
 Found = tuple[SearchResult, tuple[Frontier, ...], NDArray[np.float32] | None]
 
 
@@ -122,9 +124,7 @@ class Pipeline:
         """encode, search, merge: the best m items, the beams above the leaves, and the leaf states where the search made them."""
         live = self._live
         query = self._encoded(queries, params, context, live, frontier)
-        size = len(query)
-        if self._mean is not None and size > 1 and not params.trace:
-            size = max(1, BLOCK // most_leaves(self._trees, int(params.beam_size_B.max())))
+        size = self._at_once(query)
         if size >= len(query):
             leaves = self.tree_search.search(query)
             return self._merged(query, leaves, live), leaves.frontiers, leaves.leaf_states_BS
@@ -135,6 +135,14 @@ class Pipeline:
             results.append(self._merged(block, leaves, live))
             frontiers.append(leaves.frontiers)
         return joined(results), joined_frontiers(frontiers), None
+
+    def _at_once(self, query: TreeQuery) -> int:
+        """How many queries are searched at a time."""
+        if len(query) < 2 or query.trace:
+            return len(query)
+        if self.tree_search.merges:
+            return MESSAGE
+        return len(query) if self._mean is None else max(1, BLOCK // most_leaves(self._trees, int(query.beam_size_B.max())))
 
     def _encoded(self, queries: QueryBatch, params: SearchParams, context: SearchContext, live: _Live | None, frontier: bool) -> TreeQuery:
         """The queries' states, what each may visit of each tree, and what it remembers."""

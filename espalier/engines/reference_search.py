@@ -53,8 +53,8 @@ class ReferenceSearch:
             np.full(shape, filler, dtype) for filler, dtype in ((-1, np.int64), (-np.inf, np.float32), (-np.inf, np.float32))
         )
         for place, leaves in enumerate(flat):
-            for array, own in zip((rows_BTM, ranks_BTM, keys_BTM), leaves, strict=True):
-                array.reshape(-1, width)[place, : len(own)] = own
+            for array_BTM, own in zip((rows_BTM, ranks_BTM, keys_BTM), leaves, strict=True):
+                array_BTM[divmod(place, len(self._trees))][: len(own)] = own
         count_BT = np.array([len(leaves[0]) for leaves in flat], np.int64).reshape(shape[:2])
         finite_B = np.array([all(step.finite for paths in paths_T for step in paths[b]) for b in range(len(query))])
         return Leaves(

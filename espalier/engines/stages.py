@@ -9,6 +9,7 @@ Legend: B queries, T trees (of a forest; else 1), M results, K beam, L levels, S
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
@@ -42,6 +43,16 @@ class GivenQueries(QueryBatch):
         own = super().take(rows)
         states_BLS = None if self.states_BLS is None else self.states_BLS[rows]
         return GivenQueries(own.kind, own.rows, states_BLS, None if self.memory is None else self.memory.take(rows), self.frontier)
+
+    def fits(self, other: QueryBatch) -> bool:
+        """See `QueryBatch`: a batch has the memory of all its queries or of none. Its answer has beams where some of them want beams."""
+        return isinstance(other, GivenQueries) and (self.memory is None) == (other.memory is None)
+
+    def _joined(self, batches: Sequence[GivenQueries]) -> GivenQueries:
+        own = super()._joined(batches)
+        states_BLS = None if self.states_BLS is None else np.concatenate([batch.states_BLS for batch in batches])
+        memory = None if self.memory is None else MemoryLists.joined([batch.memory for batch in batches])
+        return GivenQueries(own.kind, own.rows, states_BLS, memory, any(batch.frontier for batch in batches))
 
 
 @dataclass(frozen=True, eq=False)

@@ -137,7 +137,7 @@ def eligible_nodes(
     unrestricted  `unrestricted_mask` of the tree, for queries without a filter
     place         which tree of a forest it is, from 0
     overlay       what is live, None where nothing is
-    Raises InvalidQuery where a mask was made for fewer trees.
+    Raises InvalidQuery where a mask was made for fewer trees or for others.
     """
     batch, live_BR = len(params.m_B), tuple[NDArray[np.bool_] | None, ...]()
     every, eligible = unrestricted, tree.item_count
@@ -150,6 +150,8 @@ def eligible_nodes(
     else:
         items_B = np.array([eligible if mask is None else mask.items for mask in params.mask_B], np.int64)
         mask_B = tuple(every if mask is None else mask.of_tree(place) for mask in params.mask_B)
+        for nodes in {len(mask.eligible_N) for mask in mask_B if mask is not None} - {tree.node_count}:
+            raise InvalidQuery("mask_B", f"bool[{nodes}]", f"bool[{tree.node_count}], as tree {1 + place} has nodes")
         if overlay is not None:
             live_BR = tuple(overlay.eligible_R if mask is None else mask.live_R for mask in params.mask_B)
     if params.exclude_BE is None or not params.exclude_BE.size:

@@ -74,9 +74,7 @@ class LocalShard:
     def memory(self, lists: MemoryLists) -> MemoryLists:
         """Lists of nodes of the whole tree in the shard's numbers, without nodes that it does not hold."""
         local = self.nodes(0, lists.nodes)
-        held = local != NO_NODE
-        before = np.append(0, np.cumsum(held))
-        return MemoryLists(before[lists.offset_B], local[held], lists.values[held])
+        return MemoryLists(lists.offset_B, local, lists.values).kept(local != NO_NODE)
 
     def whole(self, result: SearchResult) -> ShardResult:
         """A result of the shard in rows and numbers of the whole."""

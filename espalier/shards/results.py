@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.engines.stages import Frontier, ShardResult
+from espalier.engines.stages import Frontier, ShardResult, TreeQuery
 from espalier.errors import InvalidMessage
 from espalier.masks.eligibility import NO_NODE
 from espalier.queries import Kind, VectorKind
-from espalier.search import NO_ITEM, LevelTrace, SearchParams, SearchResult
+from espalier.search import NO_ITEM, LevelTrace, SearchResult
 from espalier.shards.framing import Array, Arrays, Fields
 
 MAX_TREES, MAX_LEVELS = 16, 64
@@ -70,14 +70,14 @@ def result_of(message: Fields, arrays: Arrays) -> ShardResult:
     )
 
 
-def answer_bytes(params: SearchParams, trees: int, frontier: bool) -> int:
-    """The bytes that the answer to a search in so many trees may have. frontier: with the beams above their leaves."""
-    if params.trace:
+def answer_bytes(query: TreeQuery) -> int:
+    """The bytes that the answer to a search may have."""
+    if query.trace:
         return TRACE_BYTES
-    batch, m = len(params.m_B), int(params.m_B.max(initial=0))
+    batch, m = len(query), int(query.m_B.max(initial=0))
     size = HEAD_BYTES + batch * (32 + 20 * m)  # rows of 8 bytes, scores, ranks and keys of 4
-    if frontier:
-        size += trees * batch * 16 * int(params.beam_size_B.max(initial=0))
+    if query.frontier:
+        size += len(query.eligible_T) * batch * 16 * int(query.beam_size_B.max(initial=0))
     return size
 
 

@@ -466,4 +466,5 @@ class Batcher:
 def _apart(one: Part, other: Part) -> bool:
     """Whether two parts cannot share an engine call. Those of two deadlines cannot: a call waits for the earlier one alone."""
     deadlines = one.context.deadline or 0, other.context.deadline or 0
-    return one.params.trace or other.params.trace or abs(deadlines[0] - deadlines[1]) > DEADLINES_S
+    traced = one.params.trace or other.params.trace
+    return traced or not one.queries.fits(other.queries) or abs(deadlines[0] - deadlines[1]) > DEADLINES_S

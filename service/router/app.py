@@ -9,24 +9,21 @@ import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
-from espalier.engines.live.engine import LiveEngine, LiveSearch
-from espalier.engines.live.forest import LiveForestEngine
-from espalier.engines.live.stacked import LiveStackedEngine
 from fastapi import FastAPI
 
 from espalier.bundle import Bundle, parse_manifest
+from espalier.engines.pipeline import Pipeline
 from espalier.errors import BundleCorrupt, UnsupportedSchema
 from espalier.search import Device, Engine, Precision
 from service.app import create_app
 from service.models.loading import EngineSource
 from service.router.config import RouterConfig, with_key_of
 from service.router.connections import HttpTransport
-from service.router.engine import ShardedEngine
 from service.router.fleet import Fleet
 from service.router.metrics import RouterMetrics
 from service.router.replicas import Whole
+from service.router.shard_search import ShardSearch
 from service.router.transport import Transport
 from service.settings import Settings
 from service.watch.metrics import Metrics
@@ -69,25 +66,20 @@ class ShardedEngines:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._counts: WeakKeyDictionary[Engine, int] = WeakKeyDictionary()  # of the shards that an engine asks
 
-    def open(self, bundle: Bundle, device: Device, engine: str | None, threads: int, precision: Precision) -> Engine:
-        """An engine with live items; device, engine, threads and precision are those of the shards, elsewhere.
+    def open(self, bundle: Bundle, device: Device, engine: str | None, threads: int, precision: Precision) -> Pipeline:
+        """An engine that asks shards; device, engine, threads and precision are theirs, elsewhere.
 
         Raises ShardsMissing, and BundleCorrupt where the bundle is a shard itself.
         """
         if (shard := bundle.manifest.shard) is not None:
             raise BundleCorrupt(f"{bundle.path}: shard {shard.index} of {shard.count}; a router opens the whole bundle, {shard.of}")
-        stacked = bundle.manifest.stacking is not None
-        sharded = ShardedEngine(bundle.unstacked if stacked else bundle, self._fleet)
-        trees = _live(sharded)
-        opened = LiveStackedEngine(bundle, trees) if stacked else trees
-        self._counts[opened] = sharded.count
-        return opened
+        return Pipeline(bundle, ShardSearch(bundle, self._fleet))
 
     def layout_of(self, engine: Engine) -> int | None:
         """Into how many shards the version is cut that an engine searches; None for one that was not opened here."""
-        return self._counts.get(engine)
+        trees = engine.tree_search if isinstance(engine, Pipeline) else None
+        return trees.count if isinstance(trees, ShardSearch) else None
 
     def awaits(self, path: Path) -> str | None:
         """What models/<name>/<version>/ waits for; None: nothing."""
@@ -105,15 +97,6 @@ class ShardedEngines:
             return self._fleet.count_of(_whole(path, (path / "manifest.json").read_bytes()))
         except OSError:
             return None
-
-
-def _live(sharded: ShardedEngine) -> LiveSearch:
-    """An engine of a bundle without stacking, with live items."""
-    if sharded.bundle.manifest.trees:
-        from service.router.forest import ShardedForest
-
-        return LiveForestEngine(ShardedForest(sharded.bundle, sharded))
-    return LiveEngine(sharded.bundle, sharded)
 
 
 def _whole(path: Path, manifest: bytes) -> Whole:

@@ -1,4 +1,4 @@
-"""The results of shards as one: the best m of all, and traces and frontiers with the nodes of all.
+"""The results of shards as the leaves of one search: the best m of all, and traces and frontiers with the nodes of all.
 
 Of one tree, items are ordered by key, then by leaf, as one engine would order them; of a forest by rank, then by item row. All numbers are
 those of the whole bundle. Knows results, not shards.
@@ -15,55 +15,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.engines.stages import Frontier, Leaves, ShardResult, TreeQuery
 from espalier.masks.eligibility import NO_NODE
-from espalier.search import NO_ITEM, Frontier, LevelTrace, SearchResult
+from espalier.search import NO_ITEM, LevelTrace
 from espalier.tree import Tree
 
 Array = NDArray[Any]
 Int64 = NDArray[np.int64]
 
 
-def merged(results: Sequence[SearchResult], m_B: Int64, trees: Sequence[Tree]) -> SearchResult:
-    """One result of those of shards, at least one. trees: the whole ones; several are a forest's."""
-    width = int(m_B.max(initial=0))
-    if len(results) == 1 and results[0].item_rows_BM.shape[1] == width:
-        return results[0]
-    rows_BX, ranks_BX, keys_BX, scores_BX = (
-        np.concatenate([getattr(result, name) for result in results], axis=1)
-        for name in ("item_rows_BM", "ranks_BM", "keys_BM", "scores_BM")
-    )
+def merged(results: Sequence[ShardResult], query: TreeQuery, trees: Sequence[Tree]) -> Leaves:
+    """One list of the best items of all results, of which there may be none. trees: the whole ones; several are a forest's."""
+    batch, width = len(query), int(query.m_B.max(initial=0))
+    nothing = np.full((batch, width), NO_ITEM, np.int64), *np.full((2, batch, width), -np.inf, np.float32)
+    parts = [nothing, *((result.item_rows_BM, result.ranks_BM, result.keys_BM) for result in results)]
+    rows_BX, ranks_BX, keys_BX = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
     place_BX = rows_BX if len(trees) > 1 else trees[0].leaf_of_item[rows_BX]  # −1 takes any leaf: its key is −inf
-    keys_BX[rows_BX == NO_ITEM] = -np.inf  # whatever a shard says of it
+    ranks_BX[rows_BX == NO_ITEM] = keys_BX[rows_BX == NO_ITEM] = -np.inf  # whatever a shard says of it
     order_BM = np.lexsort((place_BX, -keys_BX), axis=1)[:, :width]
-    rows_BM, ranks_BM, keys_BM, scores_BM = (
-        np.take_along_axis(array, order_BM, axis=1) for array in (rows_BX, ranks_BX, keys_BX, scores_BX)
-    )
-    count_B = np.minimum(np.sum([result.count_B for result in results], axis=0), m_B)
-    beyond_BM = np.arange(rows_BM.shape[1]) >= count_B[:, None]
-    if beyond_BM.any():
-        rows_BM[beyond_BM], scores_BM[beyond_BM] = NO_ITEM, 0
-        ranks_BM[beyond_BM] = keys_BM[beyond_BM] = -np.inf
-    if rows_BM.shape[1] < width:
-        more = ((0, 0), (0, width - rows_BM.shape[1]))
-        rows_BM, scores_BM = np.pad(rows_BM, more, constant_values=NO_ITEM), np.pad(scores_BM, more)
-        ranks_BM, keys_BM = (np.pad(array, more, constant_values=-np.inf) for array in (ranks_BM, keys_BM))
-    complete_B = np.logical_and.reduce([result.complete_B for result in results])
+    rows_BM, ranks_BM, keys_BM = (np.take_along_axis(array, order_BM, axis=1)[:, None] for array in (rows_BX, ranks_BX, keys_BX))
     finite = [result.finite_B for result in results if result.finite_B is not None]
-    traces = [
-        _trace([result.traces[place] for result in results], m_B if len(trees) == 1 else None)
-        for place in range(min(len(result.traces) for result in results))
-    ]
-    return SearchResult(
+    of_trees, kept_B = range(len(trees)), query.m_B if len(trees) == 1 else None
+    traces = [_trace([result.traces[t] for result in results], kept_B) for t in of_trees if query.trace and results]
+    frontiers = [_frontier([result.frontiers[t] for result in results], batch) for t in of_trees if query.frontier]
+    return Leaves(
         rows_BM,
-        scores_BM,
         ranks_BM,
         keys_BM,
-        count_B,
-        complete_B | (count_B >= m_B),
-        trace=traces[0] if traces else None,
-        finite_B=np.logical_and.reduce(finite) if finite else None,
-        other_traces=tuple(traces[1:]),
-        frontiers=tuple(_frontier([result.frontiers[place] for result in results]) for place in range(len(results[0].frontiers))),
+        np.minimum(np.count_nonzero(rows_BX != NO_ITEM, axis=1), query.m_B)[:, None],
+        np.logical_and.reduce(finite) if finite else None,
+        tuple(traces),
+        tuple(frontiers),
     )
 
 
@@ -89,8 +71,9 @@ def _level(levels: Sequence[LevelTrace], m_B: Int64 | None) -> LevelTrace:
     )
 
 
-def _frontier(frontiers: Sequence[Frontier]) -> Frontier:
-    nodes_BK, ranks_BK, _ = _union([(frontier.nodes_BK, frontier.ranks_BK, frontier.ranks_BK) for frontier in frontiers], None)
+def _frontier(frontiers: Sequence[Frontier], batch: int) -> Frontier:
+    nothing = np.full((batch, 1), NO_NODE, np.int64), *np.full((2, batch, 1), -np.inf, np.float32)
+    nodes_BK, ranks_BK, _ = _union([nothing, *((own.nodes_BK, own.ranks_BK, own.ranks_BK) for own in frontiers)], None)
     return Frontier(nodes_BK, ranks_BK)
 
 

@@ -2,18 +2,18 @@
 
 Knows messages and bundles. Does not know queues.
 
-Legend: B queries, E excluded items, T history, X nodes with memory.
+Legend: B queries, E excluded items, X nodes with memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from espalier.engines.given_states import check_queries
 from numpy.typing import NDArray
 
+from espalier.engines.encode import check_queries
+from espalier.engines.stages import GivenQueries
 from espalier.errors import InvalidMessage
 from espalier.manifest import MAX_STACKED, GraphScorer
 from espalier.memory import LARGEST
@@ -31,7 +31,7 @@ from service.settings import Settings
 class Given(NamedTuple):
     """The queries and the parameters of a search."""
 
-    queries: QueryBatch
+    queries: GivenQueries
     params: SearchParams
 
 
@@ -66,45 +66,37 @@ def given(query: ShardQuery, model: LoadedModel, shard: ShardVersion) -> Given:
             bad = int(exclude_BE.max() if exclude_BE.max() >= items else exclude_BE.min())
             raise InvalidMessage("exclude", bad, f"item rows from 0 to {items - 1}, or {NO_ITEM} as padding")
         exclude_BE = shard.local.rows(exclude_BE)
-    params = SearchParams(
-        query.beam_size_B,
-        query.m_B,
-        exclude_BE,
-        trace=query.trace,
-        mask_B=_masks(query, shard),
-        frontier=query.frontier,
-        states_BLS=query.states_BLS,
-    )
+    params = SearchParams(query.beam_size_B, query.m_B, exclude_BE, query.trace, _masks(query, shard))
     if isinstance(bundle.manifest.scorer, GraphScorer):
-        return _of_graphs(query, model, shard, params)
+        return Given(_of_graphs(query, model, shard), params)
     queries = _of_kind(query.queries, model)
     for name, found in (("states", query.states_BLS), ("memory", query.memory)):
         if found is not None:
             raise InvalidMessage(name, "arrays", "none, because the model has linear scorers")
     for tree, chunks in bundle.trees:
         chunks.check_sizes(queries.features, bundle.manifest.ranking, tree.height)
-    return Given(queries, params)
+    return Given(GivenQueries(queries.kind, queries.rows, frontier=query.frontier), params)
 
 
-def _of_graphs(query: ShardQuery, model: LoadedModel, shard: ShardVersion, params: SearchParams) -> Given:
-    """A query with states, and with a memory where the bundle has one."""
+def _of_graphs(query: ShardQuery, model: LoadedModel, shard: ShardVersion) -> GivenQueries:
+    """Queries with states, and with what a memory gives where the router says it."""
     bundle, queries = model.bundle, _of_kind(query.queries, model)
     if query.states_BLS is None:
         raise InvalidMessage("states", None, "query states, because a shard cannot encode what it does not hold")
-    remembers = bundle.memory is not None and query.memory is None
-    if isinstance(queries.kind, HistoryKind) and not remembers:  # nobody reads them
-        queries = QueryBatch(queries.kind, np.full(queries.array.shape, PADDING, np.int64))
+    memory = None
     if query.memory is not None:
         if bundle.memory is None:
             raise InvalidMessage("memory", "arrays", "none, because the model has no memory")
         most = LARGEST / 2 / bundle.memory.key_weight
         if query.memory.values.max(initial=0) > most:
             raise InvalidMessage("memory.values", float(query.memory.values.max()), f"at most {most:g}")
-        lists = with_levels_above(bundle.tree, shard.local.memory(query.memory))
-        params = replace(params, memory=GivenMemory(lists))
-        queries = QueryBatch(queries.kind, numbers(*queries.array.shape))
-    check_queries(bundle, queries, params, shard.info.items if remembers else None)
-    return Given(queries, params)
+        memory = with_levels_above(bundle.tree, shard.local.memory(query.memory))
+    rows = queries.rows
+    if isinstance(queries.kind, HistoryKind) and (bundle.memory is None or memory is not None):  # nobody reads them
+        rows = np.full(queries.array.shape, PADDING, np.int64)
+    given_queries = GivenQueries(queries.kind, rows, query.states_BLS, memory, query.frontier)
+    check_queries(bundle, given_queries)
+    return given_queries
 
 
 def _of_kind(queries: QueryBatch, model: LoadedModel) -> QueryBatch:
@@ -134,32 +126,6 @@ def is_small(query: ShardQuery, most: int) -> bool:
     arrays: list[NDArray[np.generic] | None] = [query.states_BLS, query.exclude_BE]
     numbers = sum(array.size for array in arrays if array is not None) + (0 if query.memory is None else len(query.memory.nodes))
     return not query.sent_masks and numbers <= most
-
-
-class GivenMemory:
-    """A `MemoryLookup` of lists that come with the queries, in place of what a shard would add up for their histories.
-
-    A router knows what live items say of a history, and what is said of live items; a shard does not. A history stands for the query whose
-    number is its last item, see `numbers`.
-    """
-
-    def __init__(self, lists: MemoryLists) -> None:
-        self._lists = lists
-
-    @property
-    def item_count(self) -> int:
-        return len(self._lists.offset_B) - 1
-
-    def lists(self, history_BT: NDArray[Any], eligible: object) -> MemoryLists:
-        """The lists of the queries whose numbers the histories end with. Whoever made them looked at what is eligible."""
-        return self._lists.take(np.asarray(history_BT[:, -1], np.int64))
-
-
-def numbers(batch: int, length: int) -> NDArray[np.int64]:
-    """int64[B, T]: histories that end with 0, 1, 2 …, and hold nothing else."""
-    history_BT = np.full((batch, length), -1, np.int64)
-    history_BT[:, -1] = np.arange(batch)
-    return history_BT
 
 
 def with_levels_above(tree: Tree, lists: MemoryLists) -> MemoryLists:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from espalier.errors import EspalierError, InvalidInput
@@ -97,6 +98,8 @@ async def _search(registry: Registry, body: bytes, began: float) -> Searched:
 
 def _written(query: ShardQuery, model: LoadedModel, shard: ShardVersion, answer: Answer) -> bytes:
     result = shard.local.whole(answer.result)
+    if not query.frontier:  # others in the engine call may have wanted one
+        result = replace(result, frontiers=())
     return encode_answer(ShardAnswer(query.pin, result, model.engine.name, answer.engine_s * 1e3, answer.batch, query.number))
 
 

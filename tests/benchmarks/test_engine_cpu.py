@@ -12,7 +12,7 @@ import pytest
 from benchmarks.papers.product_search.ann import faiss_is_installed
 from benchmarks.speed import engine_cpu
 from benchmarks.synthetic import diffusion_bundle, diffusion_queries
-from espalier.engines.compiled.engine import CompiledEngine
+from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.search import SearchParams
 
@@ -41,5 +41,5 @@ def test_a_synthetic_model_of_any_width_is_searched_as_the_reference_does(tmp_pa
     """As exported, with node rows as an input that nothing reads."""
     bundle = diffusion_bundle(tmp_path, 5, dim=3)
     queries, params = diffusion_queries(bundle, 4), SearchParams.uniform(4, 3, 5)
-    expected, got = ReferenceEngine(bundle).search(queries, params), CompiledEngine(bundle).search(queries, params)
+    expected, got = ReferenceEngine(bundle).search(queries, params), open_engine(bundle, "cpu").search(queries, params)
     assert np.array_equal(got.item_rows_BM, expected.item_rows_BM)

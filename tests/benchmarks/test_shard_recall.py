@@ -13,6 +13,7 @@ from benchmarks.quality import shard_recall
 from espalier.bundle import Bundle
 from espalier.bundle_writer import with_parts
 from espalier.checks.random_bundles import random_queries
+from espalier.engines.pipeline import Pipeline
 from espalier.search import SearchParams
 from tests.espalier.shards.merging import answers_of, merged
 from tests.training.shard.test_shard import made
@@ -32,7 +33,7 @@ def test_shards_together_answer_as_the_reference_merges_them(tmp_path: Path, kin
     bundle = made(tmp_path, kind)
     shards = shard(bundle.path, 2, tmp_path / "shards")
     queries, params = random_queries(np.random.default_rng(1), bundle, 5, integer=False), SearchParams.uniform(5, 2, 4)
-    found = answers_of(bundle, shard_recall.ShardsTogether(bundle, shards), queries, params)
+    found = answers_of(bundle, Pipeline(bundle, shard_recall.ShardsTogether(bundle, shards)), queries, params)
     expected = merged(bundle, shards, queries, params)
     assert [[row for row, _, _ in answer] for answer in found] == [[row for row, _, _ in answer] for answer in expected]
 

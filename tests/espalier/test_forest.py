@@ -19,16 +19,17 @@ from espalier.bundle_writer import LinearContent, with_parts, write_bundle
 from espalier.checks.golden import verify_golden
 from espalier.checks.random_bundles import make_linear_bundle, random_chunks, random_masks, random_queries, random_tree, tree_over
 from espalier.chunks import TreeChunks
-from espalier.engines import forest, open_engine
+from espalier.engines import open_engine, pipeline
 from espalier.engines.linear.chunk_search import L3_HINGE
-from espalier.engines.linear.engine import SparseCpuEngine, SparseForestEngine, open_sparse_cpu
+from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine
+from espalier.engines.stages import Leaves, TreeQuery
 from espalier.errors import BundleCorrupt, InvalidQuery
 from espalier.manifest import MAX_TREES, Activation, Calibration, Manifest, ManifestDraft, Ranking
 from espalier.masks.eligibility import forest_mask, node_mask
 from espalier.queries import QueryBatch
 from espalier.scores import log_scores, scores_of_ranks
-from espalier.search import NO_ITEM, Engine, SearchParams
+from espalier.search import NO_ITEM, SearchParams
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree, tree_from_children
 from tests.espalier.test_signature import (
@@ -75,6 +76,10 @@ def draw(folder: Path, shape: dict[str, Any], integer: bool) -> tuple[Bundle, Qu
     exclude = rng.integers(-1, tree.item_count, (batch, shape["exclude"])) if shape["exclude"] else None
     masks = None if shape["passing"] is None else random_masks(rng, tree, batch, shape["passing"], others)
     return bundle, queries, SearchParams(rng.integers(1, 40, batch), rng.integers(1, 50, batch), exclude, mask_B=masks)
+
+
+def open_sparse_cpu(bundle: Bundle, threads: int = 1) -> Pipeline:
+    return open_engine(bundle, "cpu", threads=threads)
 
 
 def some_forest(folder: Path, trees: int = 3, ranking: Ranking = SIGMOID) -> Bundle:
@@ -124,7 +129,7 @@ def test_a_score_is_the_mean_over_the_trees_and_0_where_a_tree_did_not_score_the
     bundle = some_forest(tmp_path, ranking=ranking)
     queries = random_queries(np.random.default_rng(1), bundle, 4)
     params = SearchParams.uniform(4, 2, 100)
-    alone = [SparseCpuEngine(tree).search(queries, params) for tree in bundle.alone]
+    alone = [open_sparse_cpu(tree).search(queries, params) for tree in bundle.alone]
     together = open_engine(bundle, "cpu").search(queries, params)
     for b in range(4):
         mean: dict[int, float] = {}
@@ -209,18 +214,18 @@ def test_a_large_call_is_searched_in_blocks_and_answers_the_same(tmp_path: Path,
     params = SearchParams(rng.integers(1, 20, 23), rng.integers(1, 20, 23), mask_B=masks)
     engine = open_sparse_cpu(bundle)
     whole = engine.search(queries, params)
-    monkeypatch.setattr(forest, "BLOCK", 500)
+    monkeypatch.setattr(pipeline, "BLOCK", 500)
     sizes: list[int] = []
-    search = SparseCpuEngine.scored_leaves
+    search = engine.tree_search.search
 
-    def counted(self: SparseCpuEngine, part: QueryBatch, knobs: SearchParams) -> forest.ScoredLeaves:
-        sizes.append(len(part))
-        return search(self, part, knobs)
+    def counted(query: TreeQuery) -> Leaves:
+        sizes.append(len(query))
+        return search(query)
 
-    monkeypatch.setattr(SparseCpuEngine, "scored_leaves", counted)
+    monkeypatch.setattr(engine.tree_search, "search", counted)
     assert_same(engine.search(queries, params), whole)
     assert len(sizes) > 3
-    assert sum(sizes) == 3 * 23
+    assert sum(sizes) == 23
 
 
 def test_no_queries_bring_no_answers(tmp_path: Path) -> None:
@@ -235,19 +240,13 @@ def full_tree(rng: np.random.Generator, items: int, clusters: int) -> Tree:
     return tree_from_children([[clusters], sizes], rng.permutation(items))
 
 
-def joint_of(engine: Engine) -> object:
-    assert isinstance(engine, SparseForestEngine)
-    return engine.joint
-
-
 @pytest.mark.parametrize("integer", [True, False])
-def test_a_single_query_is_searched_in_all_trees_at_once_and_answers_as_in_a_batch(tmp_path: Path, integer: bool) -> None:
+def test_a_single_query_answers_as_in_a_batch(tmp_path: Path, integer: bool) -> None:
     rng = np.random.default_rng(11)
     trees = [full_tree(rng, 300, clusters) for clusters in (3, 7, 40)]
     ranking = Ranking(activation="l3-hinge", own="log_activation", gamma=0.5)
     bundle = make_linear_bundle(tmp_path, rng, trees[0], ranking, integer, width=300, others=trees[1:])
     engine, queries = open_sparse_cpu(bundle), random_queries(rng, bundle, 40, integer)
-    assert joint_of(engine) is not None
     for beam, m in ((1, 1), (4, 10), (300, 50), (4, 10)):
         params = SearchParams.uniform(1, beam, m)
         together = engine.search(queries, SearchParams.uniform(40, beam, m))
@@ -259,12 +258,11 @@ def test_a_single_query_is_searched_in_all_trees_at_once_and_answers_as_in_a_bat
                 assert_same(alone, ReferenceEngine(bundle).search(query, params))
 
 
-def test_a_single_query_with_a_filter_exclusions_or_a_trace_is_searched_tree_by_tree(tmp_path: Path) -> None:
+def test_a_single_query_with_a_filter_exclusions_or_a_trace_finds_what_the_reference_finds(tmp_path: Path) -> None:
     rng = np.random.default_rng(12)
     trees = [full_tree(rng, 60, 4 + place) for place in range(2)]
     bundle = make_linear_bundle(tmp_path, rng, trees[0], L3_HINGE, True, others=trees[1:])
     engine, query = open_sparse_cpu(bundle), random_queries(rng, bundle, 1)
-    assert joint_of(engine) is not None
     eligible_I = np.arange(60) % 3 == 0
     excluded = np.arange(20)[None]
     for params in (
@@ -273,14 +271,6 @@ def test_a_single_query_with_a_filter_exclusions_or_a_trace_is_searched_tree_by_
         SearchParams.uniform(1, 3, 60, trace=True),
     ):
         assert_same(engine.search(query, params), ReferenceEngine(bundle).search(query, params))
-
-
-def test_trees_with_empty_leaves_or_calibrated_scores_are_searched_one_by_one(tmp_path: Path) -> None:
-    assert joint_of(open_sparse_cpu(some_forest(tmp_path / "empty"))) is None
-    rng = np.random.default_rng(1)
-    trees = [full_tree(rng, 60, 4 + place) for place in range(2)]
-    logits = make_linear_bundle(tmp_path / "logits", rng, trees[0], Ranking(own="logit", gamma=0.5), True, others=trees[1:])
-    assert joint_of(open_sparse_cpu(logits)) is None
 
 
 def test_a_single_query_that_cannot_be_searched_is_refused(tmp_path: Path) -> None:
@@ -317,11 +307,6 @@ def test_a_mask_must_be_of_every_tree(tmp_path: Path) -> None:
         *np.flatnonzero(eligible_I).tolist(),
         NO_ITEM,
     }
-
-
-def test_an_engine_of_one_tree_refuses_a_forest(tmp_path: Path) -> None:
-    with pytest.raises(BundleCorrupt, match="a forest of 3 trees, expected one of"):
-        SparseCpuEngine(some_forest(tmp_path))
 
 
 def test_a_bundle_of_one_tree_is_written_as_before(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,18 +23,13 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.checks.engines import differences, replayed, wrong_alone, wrong_beams
 from espalier.checks.random_bundles import make_bundle, random_masks, random_memory, random_queries, random_tree
-from espalier.engines.compiled.engine import CompiledEngine
-from espalier.engines.onnx.compose import Plan, compose
-from espalier.engines.onnx.engine import WIDE, FixedShapes, OnnxEngine
-from espalier.engines.onnx.runtime import ort
+from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine, Step
 from espalier.errors import InvalidQuery
-from espalier.manifest import InnerProductForm
 from espalier.queries import QueryBatch
 from espalier.search import Engine, NodeMask, SearchParams, SearchResult
 
-SMALL_SHAPES = FixedShapes(batches=(2, 4), m_sizes=(8, 64), excluded=64, memory=32)
-
+MANY = 128
 KINDS = ("history", "product", "vector", "history sequence", "history memory", "product memory", "product sequence memory")
 """Of `make_bundle`, the first word being its kind."""
 
@@ -54,7 +48,6 @@ def shapes_of(*kinds: str) -> st.SearchStrategy[dict[str, Any]]:
             "exclude": st.sampled_from([0, 3, 40]),
             "passing": st.sampled_from([None, 0.0, 0.05, 0.5]),
             "batch": st.integers(1, 4),
-            "fixed": st.booleans(),
         }
     )
 
@@ -82,10 +75,9 @@ def draw(
     return bundle, queries, params
 
 
-def engines(bundle: Bundle, fixed: bool = False) -> list[Engine]:
-    """The engines for graphs that run on any CPU: ONNX Runtime's, and the compiled one where the scorer is an inner product."""
-    onnx = OnnxEngine(bundle, "cpu", shapes=SMALL_SHAPES if fixed else None)
-    return [onnx, CompiledEngine(bundle)] if isinstance(bundle.graph_scorer.form, InnerProductForm) else [onnx]
+def engines(bundle: Bundle) -> list[Engine]:
+    """The engines for graphs that run on any CPU, and the reference's trees in a pipeline."""
+    return [open_engine(bundle, engine=name) for name in ("compiled-cpu", "onnx-cpu", "reference")]
 
 
 def eligible_rows(bundle: Bundle, params: SearchParams, b: int) -> set[int]:
@@ -99,30 +91,27 @@ def eligible_rows(bundle: Bundle, params: SearchParams, b: int) -> set[int]:
 def test_engines_equal_the_reference_exactly_with_integer_weights(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
     expected = ReferenceEngine(bundle).search(queries, params)
-    for engine in engines(bundle, shape["fixed"]):
+    for engine in engines(bundle):
         assert_same(engine.search(queries, params), expected)
 
 
-@pytest.mark.parametrize("fixed", [False, True])
 @pytest.mark.parametrize("gamma", [0.0, 0.5])
 @pytest.mark.parametrize("kind", ["history", "product"])
-def test_more_exclusions_than_are_compared_one_by_one(
-    tmp_path: Path, kind: Literal["history", "product"], gamma: float, fixed: bool
-) -> None:
-    """Beside queries with few or none, with and without masks; scattered and in whole subtrees."""
+def test_many_exclusions_beside_few_and_none(tmp_path: Path, kind: Literal["history", "product"], gamma: float) -> None:
+    """With and without masks; scattered and in whole subtrees."""
     rng = np.random.default_rng(11)
     tree = random_tree(rng, 9, 2, ragged=False, empty_share=0.1)
     bundle = make_bundle(tmp_path, rng, tree, kind, gamma)
-    exclude_BE = np.full((8, 2 * WIDE), -1)
-    for row, count in zip(exclude_BE, (0, 3, WIDE, WIDE + 1, 2 * WIDE, 2 * WIDE, WIDE + 1, 2 * WIDE), strict=True):
+    exclude_BE = np.full((8, 2 * MANY), -1)
+    for row, count in zip(exclude_BE, (0, 3, MANY, MANY + 1, 2 * MANY, 2 * MANY, MANY + 1, 2 * MANY), strict=True):
         row[:count] = rng.permutation(tree.item_count)[:count]
-    together = tree.leaf_item[: 3 * WIDE]
-    exclude_BE[5] = together[together >= 0][: 2 * WIDE]
+    together = tree.leaf_item[: 3 * MANY]
+    exclude_BE[5] = together[together >= 0][: 2 * MANY]
     masks = (None, None, None, None, None, None, *random_masks(rng, tree, 2, 0.5))
     params = SearchParams(rng.integers(1, 40, 8), rng.integers(1, 500, 8), exclude_BE, mask_B=masks)
     queries = random_queries(rng, bundle, 8)
     expected = ReferenceEngine(bundle).search(queries, params)
-    for engine in engines(bundle, fixed):
+    for engine in engines(bundle):
         got = engine.search(queries, params)
         assert_array_equal(got.item_rows_BM, expected.item_rows_BM)
         assert_array_equal(got.count_B, expected.count_B)
@@ -187,7 +176,7 @@ def test_a_beam_of_at_least_m_brings_min_of_m_and_eligible(
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
     batch = len(queries)
     params = replace(params, beam_size_B=np.full(batch, beam), m_B=np.full(batch, max(1, beam // 2)))
-    results = [engine.search(queries, params) for engine in engines(bundle, shape["fixed"])]
+    results = [engine.search(queries, params) for engine in engines(bundle)]
     for result, b in product(results, range(batch)):
         eligible = eligible_rows(bundle, params, b)
         rows = result.item_rows_BM[b][: result.count_B[b]].tolist()
@@ -219,42 +208,10 @@ def test_masks_must_fit_the_batch_and_the_tree(tmp_path: Path) -> None:
             engine.search(queries, SearchParams.uniform(2, 2, 2, mask=small))
 
 
-def test_warm_up_builds_every_graph_that_a_query_may_need(tmp_path: Path) -> None:
-    rng = np.random.default_rng(7)
-    bundle = make_bundle(tmp_path, rng, random_tree(rng, 5, 2, empty_share=0.0))
-    engine = OnnxEngine(bundle, "cpu")
-    engine.warm_up()
-    warm = engine.session_count
-    for exclude_BE in (None, rng.integers(0, bundle.tree.item_count, (8, 3)), rng.integers(0, bundle.tree.item_count, (8, 20))):
-        for mask_B in (None, random_masks(rng, bundle.tree, 8, 0.5)):
-            engine.search(
-                random_queries(rng, bundle, 8), SearchParams(rng.integers(1, 65, 8), rng.integers(1, 50, 8), exclude_BE, mask_B=mask_B)
-            )
-    assert engine.session_count == warm
-
-
-def test_what_warm_up_leaves_out_can_be_prepared_beside_searches(tmp_path: Path) -> None:
-    rng = np.random.default_rng(7)
-    bundle = make_bundle(tmp_path, rng, random_tree(rng, 5, 2))
-    engine = OnnxEngine(bundle, "cpu")
-    engine.warm_up()
-    warm = engine.session_count
-    for exclude_BE in (None, rng.integers(0, bundle.tree.item_count, (4, 3))):
-        for mask_B in (None, random_masks(rng, bundle.tree, 4, 0.5)):
-            params = SearchParams(rng.integers(1, 65, 4), rng.integers(1, 50, 4), exclude_BE, True, mask_B)
-            engine.prepare(params)
-            prepared = engine.session_count
-            engine.search(random_queries(rng, bundle, 4), params)
-            assert engine.session_count == prepared
-    assert engine.session_count > warm
-    engine.close()
-    assert engine.session_count == 0
-
-
 def test_a_mask_is_not_kept_alive_by_the_engine(tmp_path: Path) -> None:
     rng = np.random.default_rng(7)
     bundle = make_bundle(tmp_path, rng, random_tree(rng, 5, 2))
-    engine, mask = OnnxEngine(bundle, "cpu"), NodeMask(np.ones(bundle.tree.node_count, np.bool_), bundle.tree.item_count)
+    engine, mask = open_engine(bundle, "cpu"), NodeMask(np.ones(bundle.tree.node_count, np.bool_), bundle.tree.item_count)
     engine.search(random_queries(rng, bundle, 1), SearchParams.uniform(1, 4, 4, mask=mask))
     alive = weakref.ref(mask)
     del mask
@@ -266,26 +223,6 @@ def test_prelu_is_rewritten_exactly(tmp_path: Path, slope: NDArray[Any]) -> None
     rng = np.random.default_rng(5)
     bundle = make_bundle(tmp_path, rng, random_tree(rng, 5, 2), slope=slope.astype(np.float32))
     queries, params = random_queries(rng, bundle, 3), SearchParams.uniform(3, 4, 6)
-    expected, got = ReferenceEngine(bundle).search(queries, params), OnnxEngine(bundle, "cpu").search(queries, params)
-    assert_array_equal(got.ranks_BM, expected.ranks_BM)
-
-
-@pytest.mark.parametrize("kind", ["history", "vector", "memory"])
-@pytest.mark.parametrize("gamma", [0.0, 0.5])
-def test_a_fixed_plan_has_no_shape_left_to_compute(tmp_path: Path, kind: str, gamma: float) -> None:
-    """What a CUDA graph needs: known outputs, and neither shape arithmetic nor operators whose output size depends on data."""
-    rng = np.random.default_rng(3)
-    bundle = make_bundle(tmp_path, rng, random_tree(rng, 6, 3, empty_share=0.2), "vector" if kind == "vector" else "history", gamma)
-    manifest = bundle.manifest
-    plan = Plan(4, 7, excluded="leaves and inner", masked=True, largest_part=1.0 if kind == "memory" else None, wanted=64)
-    graphs = (bundle.graph("query.onnx"), bundle.graph("scorer.onnx"))
-    model = compose(*graphs, bundle.tree, manifest.ranking, bundle.graph_kind, bundle.graph_scorer, plan)
-    options = ort.SessionOptions()
-    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
-    options.log_severity_level = 3
-    for name, size in {"B": 4, "F_N": bundle.tree.node_count, "excluded_leaves_X": 16, "excluded_inner_X": 16, "memory_X": 8}.items():
-        options.add_free_dimension_override_by_name(name, size)
-    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    assert all(isinstance(dim, int) for entry in session.get_outputs() for dim in entry.shape)
-    operators = {node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node}
-    assert not operators & {"Shape", "Range", "NonZero", "ConstantOfShape", "If", "Loop"}
+    expected = ReferenceEngine(bundle).search(queries, params)
+    for name in ("onnx-cpu", "compiled-cpu"):
+        assert_array_equal(open_engine(bundle, engine=name).search(queries, params).ranks_BM, expected.ranks_BM)

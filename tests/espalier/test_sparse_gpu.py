@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from espalier.engines.stacked import StackedEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
@@ -34,7 +35,6 @@ from espalier.checks.random_bundles import (
 from espalier.engines import forest, open_engine
 from espalier.engines.linear.engine import SparseCpuEngine
 from espalier.engines.reference import ReferenceEngine
-from espalier.engines.stacked import StackedEngine
 from espalier.engines.triton import chunk_tiles, device_lists
 from espalier.engines.triton import linear_engine as sparse_gpu
 from espalier.engines.triton.chunk_tiles import TILE, TileSizes, bucket_of, laid_out

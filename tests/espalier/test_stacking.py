@@ -18,14 +18,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 from espalier.bundle import STACKING, Bundle
 from espalier.checks.random_bundles import make_linear_bundle, random_queries, random_tree, tree_over
 from espalier.engines import open_engine
-from espalier.engines.forest import refuse_forest
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.reference_stacking import candidate_features
-from espalier.engines.stacked import StackedEngine
 from espalier.engines.stacked_keys import StackingArrays
 from espalier.errors import BundleCorrupt
 from espalier.manifest import Manifest, Ranking, StackingInfo
-from espalier.search import NO_ITEM, SearchParams
+from espalier.queries import QueryBatch
+from espalier.search import NO_ITEM, SearchContext, SearchParams, SearchResult
 from espalier.stacking import FEATURES, NETWORK, TABLES, Stacking, StackingNetwork, StackingTables
 from tests.espalier.second_stages import with_second_stage
 from tests.espalier.test_signature import assert_alone_as_together
@@ -118,17 +117,14 @@ def test_a_short_answer_begins_a_long_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("trees", [1, 3])
 def test_who_wants_no_stacking_gets_the_order_of_the_trees(tmp_path: Path, trees: int) -> None:
-    bundle, _ = with_stacking(tmp_path, 7, trees=trees)
+    bundle, plain = with_stacking(tmp_path, 7, trees=trees)
     queries = random_queries(np.random.default_rng(1), bundle, 20, integer=False)
-    params = replace(SearchParams.uniform(20, 3, 9), frontier=True)
-    expected = open_engine(bundle.unstacked, "cpu").search(queries, params)
-    for engine in (open_engine(bundle, "cpu"), ReferenceEngine(bundle)):
-        found, stacked = engine.search(queries, replace(params, unstacked=True)), engine.search(queries, params)
+    params, expected = SearchParams.uniform(20, 3, 9), open_engine(plain, "cpu").search(queries, SearchParams.uniform(20, 3, 9))
+    for engine in (open_engine(bundle, "cpu"), open_engine(bundle, engine="reference")):
+        found, stacked = engine.candidates(queries, params), engine.search(queries, params)
         assert_array_equal(found.item_rows_BM, expected.item_rows_BM)
         assert_allclose(found.scores_BM, expected.scores_BM, rtol=1e-5)
         assert (found.item_rows_BM != stacked.item_rows_BM).any()
-        for own, of_stacked in zip(found.frontiers, stacked.frontiers, strict=True):
-            assert_array_equal(own.nodes_BK, of_stacked.nodes_BK)
 
 
 def test_keys_weigh_items(tmp_path: Path) -> None:
@@ -197,25 +193,28 @@ def test_a_query_without_features_is_answered(tmp_path: Path) -> None:
     assert np.isfinite(found.keys_BM).all()
 
 
-def test_the_trees_engine_is_prepared_for_candidates_and_closed(tmp_path: Path) -> None:
+def test_no_more_candidates_are_asked_for_than_there_are_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle, _ = with_stacking(tmp_path, 7, candidates=1000)
-    trees, items = open_engine(bundle.unstacked, "cpu"), bundle.manifest.tree.items
-    engine, told = StackedEngine(bundle, trees), []
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(trees, "prepare", lambda params: told.append(params.m_B.tolist()))
-        patched.setattr(trees, "close", lambda: told.append("closed"))
-        engine.prepare(SearchParams(np.array([3, 3]), np.array([2, items + 5])))
-        engine.close()
-    assert told == [[items, items + 5], "closed"]  # no wider than the catalogue, unless that is asked for
+    engine, items, asked = open_engine(bundle, "cpu"), bundle.manifest.tree.items, list[int]()
+    candidates = engine.candidates
+
+    def noted(queries: QueryBatch, params: SearchParams, context: SearchContext) -> SearchResult:
+        asked.extend(params.m_B.tolist())
+        return candidates(queries, params, context)
+
+    monkeypatch.setattr(engine, "candidates", noted)
+    queries = random_queries(np.random.default_rng(1), bundle, 2, integer=False)
+    engine.search(queries, SearchParams(np.array([3, 3]), np.array([2, items + 5])))
+    assert asked == [items, items + 5]
 
 
 def test_threads_share_what_stacking_writes_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With trees that give all threads their answer at once."""
     bundle, _ = with_stacking(tmp_path, 7, candidates=20)
-    trees, params = open_engine(bundle.unstacked, "cpu"), SearchParams.uniform(2000, 9, 20)
-    engine, batch = StackedEngine(bundle, trees), random_queries(np.random.default_rng(1), bundle, 2000, integer=False)
-    expected, ready = engine.search(batch, params), trees.search(batch, params)  # 20 results: as many as candidates
-    monkeypatch.setattr(trees, "search", lambda *_: ready)
+    engine, params = open_engine(bundle, "cpu"), SearchParams.uniform(2000, 9, 20)
+    batch = random_queries(np.random.default_rng(1), bundle, 2000, integer=False)
+    expected, ready = engine.search(batch, params), engine.candidates(batch, params)  # 20 results: as many as candidates
+    monkeypatch.setattr(engine, "candidates", lambda *_: ready)
     with ThreadPoolExecutor(4) as threads:
         for own in threads.map(lambda _: engine.search(batch, params), range(8)):
             assert_array_equal(own.item_rows_BM, expected.item_rows_BM)
@@ -305,11 +304,8 @@ def test_a_manifest_without_stacking_says_nothing_of_it(tmp_path: Path) -> None:
     bundle, plain = with_stacking(tmp_path, 3)
     assert plain.stacking is None
     assert '"stacking"' not in (plain.path / "manifest.json").read_text()
-    assert bundle.unstacked.stacking is None
     assert f"stacking: a network orders the best 6 anew, {POINTS} training points vote" in inspect(bundle)
     assert "stacking" not in inspect(plain)
-    with pytest.raises(BundleCorrupt, match="unstacked"):
-        refuse_forest(bundle)
     (bundle.path / STACKING).unlink()
     with pytest.raises(Exception, match=STACKING):
         Bundle.open(bundle.path)

@@ -16,7 +16,6 @@ from safetensors.numpy import save_file
 from espalier.bundle import TAIL, Bundle
 from espalier.checks.random_bundles import make_linear_bundle, random_queries, random_tree, tree_over
 from espalier.engines import open_engine
-from espalier.engines.linear.engine import SparseForestEngine
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.reference_scores import log_near
 from espalier.errors import BundleCorrupt
@@ -61,8 +60,6 @@ def test_single_queries_have_the_tail_as_those_of_a_batch(tmp_path: Path, form: 
     bundle, plain = with_tail(tmp_path, 3, form, full=True)
     queries = random_queries(np.random.default_rng(1), bundle, 20, integer=False)
     engine = open_engine(bundle, "cpu")
-    assert isinstance(engine, SparseForestEngine)
-    assert engine.joint is not None
     together = engine.search(queries, SearchParams.uniform(20, 3, 6))
     without = open_engine(plain, "cpu").search(queries, SearchParams.uniform(20, 3, 6))
     assert np.any(without.item_rows_BM != together.item_rows_BM)

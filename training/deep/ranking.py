@@ -114,8 +114,7 @@ class Searches:
 
     def _eligible(self, block: EncodedQueries) -> EligibleNodes:
         exclude_BE = None if block.exclude_BE is None else block.exclude_BE.numpy()
-        size = len(block.rows)
-        return eligible_nodes(self.topology.tree, SearchParams.uniform(size, 1, 1, exclude_BE), size, None)
+        return eligible_nodes(self.topology.tree, SearchParams.uniform(len(block.rows), 1, 1, exclude_BE), None)
 
     def memory(self, options: Options) -> Memory | None:
         """The memory of these options, None where they name none or no validation query has any."""

@@ -13,8 +13,8 @@ from itertools import chain
 from pathlib import Path
 
 from espalier.bundle import Bundle
-from espalier.engines import open_live_engine
-from espalier.engines.live.engine import LiveSearch
+from espalier.engines import open_engine
+from espalier.engines.pipeline import Pipeline
 from espalier.errors import EspalierError, InvalidData
 from espalier.live.fields import Columns
 from espalier.live.journal import Journal
@@ -63,7 +63,7 @@ class _Replay:
     def __init__(self, bundle: Bundle) -> None:
         self.bundle, self.state, self._columns = bundle, LiveState(bundle), Columns(bundle.items)
         self.state.skip_to(held_by(bundle))
-        self._opened: tuple[LiveSearch, Placer] | None = None  # where something must be placed
+        self._opened: tuple[Pipeline, Placer] | None = None  # where something must be placed
 
     def close(self) -> None:
         if self._opened is not None:
@@ -117,13 +117,13 @@ class _Replay:
     def _candidates(self, operation: Operation) -> Candidates:
         """Where an item may go, by all that is known of it. Raises what `Placer.place` finds."""
         if self._opened is None:
-            self._opened = open_live_engine(self.bundle, "cpu"), Placer(self.bundle)
+            self._opened = open_engine(self.bundle, "cpu"), Placer(self.bundle)
         engine, placer = self._opened
         body, entry, overlay = operation.body, self.state.table.entry(operation.id), self.state.overlay()
         if body.fields is None and entry is not None and not entry.is_deleted:
             body = replace(body, fields=entry.fields)
         engine.set_overlay(overlay)
-        (found,) = placer.place([body], self.state.table, overlay, engine.search)
+        (found,) = placer.place([body], self.state.table, overlay, engine.parents)
         if isinstance(found, EspalierError):
             raise found
         return found

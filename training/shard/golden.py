@@ -10,11 +10,13 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.checks.golden import HISTORY_ROWS, STATES, golden_queries
-from espalier.engines.compiled.encoder import QueryEncoder
+from espalier.engines.encoder import QueryEncoder
 from espalier.engines.reference import ReferenceEngine
+from espalier.engines.stages import GivenQueries
 from espalier.errors import UnsupportedGraph
 from espalier.manifest import GraphScorer
 from espalier.queries import HistoryKind, QueryBatch
@@ -39,13 +41,13 @@ class ShardGolden:
 
     def _readable(self, table: pa.Table) -> pa.Table:
         """A golden table with the columns that let a shard read the queries, which only graphs need."""
-        states_BLS = self._params.states_BLS
-        if states_BLS is None:
+        queries = self._queries
+        if not isinstance(queries, GivenQueries) or queries.states_BLS is None:
             return table
         if isinstance(self.bundle.manifest.query, HistoryKind):
-            rows = [row[row >= 0] for row in self._queries.array]
+            rows = [row[row >= 0] for row in queries.array]
             table = table.append_column(HISTORY_ROWS, pa.array(rows, pa.list_(pa.int64())))
-        flat = [states_LS.ravel() for states_LS in states_BLS]
+        flat = [states_LS.ravel() for states_LS in queries.states_BLS]
         return table.append_column(STATES, pa.array(flat, pa.list_(pa.float32())))
 
     @cached_property
@@ -59,21 +61,22 @@ class ShardGolden:
 
     @cached_property
     def _queries(self) -> QueryBatch:
-        return golden_queries(self.bundle, self._table)[0]
+        """With their states, of scorers that are graphs."""
+        queries = golden_queries(self.bundle, self._table)
+        if isinstance(queries, GivenQueries) or not isinstance(self.bundle.manifest.scorer, GraphScorer):
+            return queries
+        return GivenQueries(queries.kind, queries.rows, encoded(self.bundle, queries))
 
-    @cached_property
+    @property
     def _params(self) -> SearchParams:
         beam_size_B, m_B = (np.asarray(self._table.column(name), np.int64) for name in ("beam_size", "m"))
-        states_BLS = golden_queries(self.bundle, self._table)[1]
-        if states_BLS is None and isinstance(self.bundle.manifest.scorer, GraphScorer):
-            states_BLS = encoded(self.bundle, self._queries)
-        return SearchParams(beam_size_B, m_B, states_BLS=states_BLS)
+        return SearchParams(beam_size_B, m_B)
 
 
-def encoded(bundle: Bundle, queries: QueryBatch) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+def encoded(bundle: Bundle, queries: QueryBatch) -> NDArray[np.float32]:
     """float32[B, L, S]: the states of queries, by ONNX Runtime over the mapped node rows where it can, as these may exceed the memory."""
     try:
-        encoder = QueryEncoder(bundle, np.require(bundle.node_rows_ND, requirements=["C", "A"]))
+        encoder = QueryEncoder.open(bundle)
     except UnsupportedGraph:
         return ReferenceEngine(bundle).states(queries)
     return encoder.states(queries.array, [0] * len(queries))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch, Found, TracedLevel
 from espalier.engines.stages import Frontier, Leaves, TreeQuery
-from espalier.masks.eligibility import EligibleNodes, unrestricted_mask
+from espalier.masks.eligibility import EligibleNodes
 from espalier.read_only import read_only
 from espalier.search import LevelTrace, NodeMask, SearchParams
 
@@ -38,14 +38,9 @@ class SparseSearch:
         self._trees = [tree for tree, _ in bundle.trees]
         self._searches = ChunkSearch.of_forest(bundle.trees, bundle.manifest.ranking, threads)
         nodes = [np.concatenate([np.full(tree.leaf_offset, -1, np.int64), tree.leaf_item]) for tree in self._trees]
-        self._unrestricted = [unrestricted_mask(tree) for tree in self._trees]
-        self._every_N: NDArray[np.bool_] | None = None
-        if len(self._searches) < len(self._trees):
-            self._item_N = [np.concatenate(nodes)]
-            if any(self._unrestricted):
-                self._every_N = np.concatenate([tree.items_below > 0 for tree in self._trees])
-        else:
-            self._item_N = nodes
+        self._item_N = nodes if len(self._searches) == len(nodes) else [np.concatenate(nodes)]
+        every_N = np.concatenate([tree.items_below > 0 for tree in self._trees])
+        self._every_N = None if every_N.all() else every_N
 
     def warm_up(self) -> None:
         """Nothing to build."""
@@ -83,8 +78,8 @@ class SparseSearch:
         return None if all(mask is None for _, mask in groups) else groups
 
     def _joint_mask(self, first: NodeMask | None) -> NDArray[np.bool_] | None:
-        """The mask of all trees together, by that of the first tree."""
-        return self._every_N if first is self._unrestricted[0] else None if first is None else first.every_tree_N
+        """The mask of all trees together, by that of the first tree: it holds the others, unless it is that of a query without a filter."""
+        return first.every_tree_N if first is not None and first.others else self._every_N
 
     def _leaves(self, query: TreeQuery, parts: list[Found]) -> Leaves:
         """What the searches found, by item, tree after tree."""

@@ -101,7 +101,7 @@ class OnnxSearch:
             paths += self._searched(query, range(begin, min(begin + self._together, len(query))), finite_B)
         best = [_best_first(path[-1]) for path in paths]
         leaves_BM = _stacked([path[-1].nodes_C[order] for path, order in zip(paths, best, strict=True)], -1)
-        rows_BM = np.where(leaves_BM < 0, -1, self._tree.leaf_item[leaves_BM - self._tree.leaf_offset])
+        rows_BM = np.where(leaves_BM < 0, -1, self._tree.leaf_item[np.maximum(leaves_BM - self._tree.leaf_offset, 0)])
         ranks_BM = _stacked([path[-1].ranks_C[order] for path, order in zip(paths, best, strict=True)], -np.inf)
         keys_BM = _stacked([path[-1].keys_C[order] for path, order in zip(paths, best, strict=True)], -np.inf)
         width = int(query.m_B.max(initial=0))

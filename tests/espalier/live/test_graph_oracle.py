@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from espalier.engines.live.engine import LiveEngine
 from hypothesis import given
 from hypothesis import strategies as st
 from numba.core.dispatcher import Dispatcher
@@ -20,7 +21,6 @@ from espalier.checks.engines import differences
 from espalier.checks.random_bundles import make_bundle, random_memory, random_tree
 from espalier.checks.random_live import random_state
 from espalier.engines.compiled.engine import CompiledEngine
-from espalier.engines.live.engine import LiveEngine
 from espalier.engines.onnx.engine import OnnxEngine
 from espalier.engines.reference import ReferenceEngine
 from espalier.live.fold import write_fold

@@ -11,16 +11,14 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from espalier.bundle import Bundle
-from espalier.checks.engines import differences
 from espalier.checks.random_bundles import make_linear_bundle, random_queries, random_tree, tree_over
 from espalier.checks.random_live import random_state
 from espalier.engines import open_engine, pipeline
 from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine
-from espalier.live.masks import live_mask
 from espalier.live.state import LiveState
 from espalier.manifest import Ranking
-from espalier.masks.eligibility import forest_mask
+from espalier.masks.eligibility import bundle_alone
 from espalier.search import Engine, SearchParams
 from tests.espalier.live.test_oracle import BATCH, check, fold_of, params_of, queries_of
 from tests.espalier.test_stacking import with_stacking
@@ -94,25 +92,6 @@ def test_stacking_knows_nothing_of_live_items_as_in_the_fold(tmp_path: Path, tre
     assert_array_equal(searched.search(queries, params).item_rows_BM, open_engine(bundle).search(queries, params).item_rows_BM)
 
 
-@pytest.mark.parametrize("deleted", [0, 4])
-def test_a_single_query_is_searched_in_all_trees_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deleted: int) -> None:
-    """And finds what it finds in them one by one, also where trained items are gone."""
-    rng = np.random.default_rng(2)
-    bundle, _ = with_tail(tmp_path, 2, full=True)
-    state = random_state(rng, bundle, deleted=deleted, changed=deleted // 2, integer=False)
-    searched = open_engine(bundle)
-    searched.set_overlay(state.overlay())
-    queries = [random_queries(rng, bundle, 1) for _ in range(9)]
-    every = np.ones(bundle.manifest.tree.items, np.bool_)
-    mask = live_mask([alone.tree for alone in bundle.alone], state.overlay(), forest_mask([alone.tree for alone in bundle.alone], every),
-                     np.ones(state.table.handles, np.bool_))  # fmt: skip
-    one_by_one = [searched.search(query, SearchParams.uniform(1, 3, 20, mask=mask)) for query in queries]
-    monkeypatch.setattr(forest.ForestEngine, "search_trees", None)
-    for query, expected in zip(queries, one_by_one, strict=True):
-        assert differences(searched.search(query, SearchParams.uniform(1, 3, 20)), expected) == []
-    assert any((found.item_rows_BM >= bundle.manifest.tree.items).any() for found in one_by_one)
-
-
 def test_frozen_queries_of_a_forest_see_the_bundle_alone(tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     bundle = some_forest(tmp_path, 2)
@@ -121,7 +100,9 @@ def test_frozen_queries_of_a_forest_see_the_bundle_alone(tmp_path: Path) -> None
     searched.set_overlay(state.overlay())
     queries, frozen_B = random_queries(rng, bundle, BATCH), np.array([True, False, True, True, False])
     params = SearchParams.uniform(BATCH, 4, 12, rng.integers(0, bundle.manifest.tree.items, (BATCH, 5)))
-    found, expected = searched.search(queries, replace(params, frozen_B=frozen_B)), open_engine(bundle).search(queries, params)
+    trained = bundle_alone([alone.tree for alone in bundle.alone])
+    some_frozen = replace(params, mask_B=tuple(trained if frozen else None for frozen in frozen_B))
+    found, expected = searched.search(queries, some_frozen), open_engine(bundle).search(queries, params)
     assert_array_equal(found.item_rows_BM[frozen_B], expected.item_rows_BM[frozen_B])
     assert (found.item_rows_BM[~frozen_B] != expected.item_rows_BM[~frozen_B]).any()
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from espalier.engines.live.engine import LiveEngine
+from espalier.engines.live.forest import LiveForestEngine
 from hypothesis import given, settings
 
 from espalier.checks.engines import differences
 from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_queries, random_tree
 from espalier.checks.random_live import random_state
-from espalier.engines.live.engine import LiveEngine
-from espalier.engines.live.forest import LiveForestEngine
 from espalier.manifest import Ranking
 from espalier.search import SearchParams
 from tests.espalier.live.test_graph_oracle import random_oracle, shapes
@@ -25,6 +25,7 @@ if importlib.util.find_spec("triton") is None:  # there are no wheels of it outs
     pytest.skip("triton is not installed", allow_module_level=True)
 
 from espalier.engines.forest import ForestEngine
+
 from espalier.engines.triton.cells import FixedShapes, Tuning
 from espalier.engines.triton.graph_engine import TritonEngine
 from espalier.engines.triton.linear_engine import SparseCudaEngine, open_sparse_cuda
