@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.gpu.beams import wrong_parents
 from benchmarks.trained_bundles import trained_kind
 from espalier import open_engine
 from espalier.bundle import Bundle
@@ -47,7 +48,6 @@ from espalier.tree import complete_tree
 from tests import ROOT
 from tests.espalier.bundle.parts import content_of, draft_of
 from tests.espalier.compile_kernels import Recorder
-from tests.espalier.gpu_searches import wrong_parents
 from tests.espalier.test_signature import assert_alone_as_together, assert_best_beams, assert_same, draw, shapes
 
 if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux

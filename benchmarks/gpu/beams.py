@@ -1,4 +1,4 @@
-"""The beams above the leaves that a search on a GPU gives, beside the reference's.
+"""Does a search give the beams above the leaves that the reference gives? A router's live items hang under them.
 
 Legend: B queries, K beam.
 """
