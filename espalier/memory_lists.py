@@ -133,7 +133,8 @@ class MemoryTree:
         for begin, end, mask, live_R in _runs(eligible):
             excluded_BX = np.empty((end - begin, 0), np.int64) if eligible.excluded is None else eligible.excluded.leaves_BX[begin:end]
             arrays = read_only(history_BT[begin:end], EVERY_NODE if mask is None else mask.eligible_N, excluded_BX)
-            entries, leaves = NO_ENTRIES, NO_LEAVES
+            entries: tuple[Array, ...] = NO_ENTRIES
+            leaves: tuple[Array, ...] = NO_LEAVES
             if live is not None and live_R is not None:
                 entries, leaves = live.entries, (live.parent_R, *read_only(live_R), live.row_W, live.handle_W)
             with self.sums.of(len(leaves[0])) as sums:

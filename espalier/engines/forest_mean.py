@@ -82,7 +82,8 @@ class LiveLists(NamedTuple):
     @staticmethod
     def none(batch: int) -> LiveLists:
         """Of a batch of queries that found nothing live."""
-        return LiveLists(*read_only(np.zeros(batch + 1, np.int64)), NO_ROWS, NO_VALUES)
+        (begin_B,) = read_only(np.zeros(batch + 1, np.int64))
+        return LiveLists(begin_B, NO_ROWS, NO_VALUES)
 
     @staticmethod
     def of(overlay: Overlay, scored_T: Sequence[ScoredLive]) -> LiveLists:

@@ -249,7 +249,7 @@ class ReferenceEngine:
     def _query_states(self, queries: QueryBatch, b: int) -> NDArray[np.float32]:
         """float32[L, S]: the states of query b, encoded here unless it brings them."""
         if isinstance(queries, GivenQueries) and queries.states_BLS is not None:
-            return queries.states_BLS[b]
+            return np.asarray(queries.states_BLS[b])
         return np.asarray(self.states(queries.take(np.array([b])))[0])
 
     def states(self, queries: QueryBatch) -> NDArray[np.float32]:

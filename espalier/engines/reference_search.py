@@ -45,16 +45,16 @@ class ReferenceSearch:
         found = [[_best_leaves(tree, path[-1]) for path in paths] for tree, paths in zip(self._trees, paths_T, strict=True)]
         width = max((len(leaves[0]) for own in found for leaves in own), default=0)
         if len(self._trees) == 1:
-            found = [[tuple(array[: query.m_B[b]] for array in leaves) for b, leaves in enumerate(found[0])]]
+            found = [[(rows[:m], ranks[:m], keys[:m]) for (rows, ranks, keys), m in zip(found[0], query.m_B.tolist(), strict=True)]]
             width = int(query.m_B.max(initial=0))
         flat = [found[t][b] for b in range(len(query)) for t in range(len(self._trees))]
         shape = len(query), len(self._trees), width
         rows_BTM, ranks_BTM, keys_BTM = (
             np.full(shape, filler, dtype) for filler, dtype in ((-1, np.int64), (-np.inf, np.float32), (-np.inf, np.float32))
         )
-        for place, leaves in enumerate(flat):
-            for array_BTM, own in zip((rows_BTM, ranks_BTM, keys_BTM), leaves, strict=True):
-                array_BTM[divmod(place, len(self._trees))][: len(own)] = own
+        for place, (rows, ranks, keys) in enumerate(flat):
+            at = *divmod(place, len(self._trees)), slice(len(rows))
+            rows_BTM[at], ranks_BTM[at], keys_BTM[at] = rows, ranks, keys
         count_BT = np.array([len(leaves[0]) for leaves in flat], np.int64).reshape(shape[:2])
         finite_B = np.array([all(step.finite for paths in paths_T for step in paths[b]) for b in range(len(query))])
         return Leaves(
@@ -71,7 +71,7 @@ class ReferenceSearch:
     def _states(self, query: TreeQuery, b: int) -> NDArray[np.float32]:
         """float32[L, S]: those of query b."""
         if query.states_BLS is not None and (query.encoded_B is None or query.encoded_B[b]):
-            return query.states_BLS[b]
+            return np.asarray(query.states_BLS[b])
         return np.asarray(self._engine.states(query.queries.take(np.array([b])))[0])
 
     def _walk(self, query: TreeQuery, b: int, state_LS: NDArray[np.float32], place: int, tree: Tree) -> list[Step]:

@@ -35,7 +35,7 @@ TRACED = ((-1, np.int64), (-np.inf, np.float32), (-np.inf, np.float32))
 """Padding and dtype of a trace's nodes, ranks and keys."""
 NO_TRACE = tuple(np.empty((0, 0, 0), dtype) for _, dtype in (*TRACED, *TRACED))
 NO_FRONTIER = np.empty((0, 0), np.int64), np.empty((0, 0), np.float32)
-NO_MEMORY = np.float32(0), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32)
+NO_MEMORY: tuple[Any, ...] = np.float32(0), *read_only(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
 
 
 class DenseSearch:
@@ -101,10 +101,9 @@ class DenseSearch:
         knobs = *read_only(query.beam_size_B, query.m_B), self._gamma, self._log_sigmoid, most, widest, query.trace
         memory = NO_MEMORY
         if query.memory is not None:
-            memory = self._key_weight, query.memory.offset_B, query.memory.nodes, query.memory.values
+            memory = self._key_weight, *read_only(query.memory.offset_B, query.memory.nodes, query.memory.values)
         groups = [(members, *read_only(ALL_NODES if mask is None else mask.eligible_N)) for members, mask in eligible.groups]
         states_BLS, excluded_BX = read_only(query.states_BLS, excluded_BX)
-        memory = memory[0], *read_only(*memory[1:])
 
         def run(begin: int, end: int) -> None:
             for members, eligible_N in groups:
