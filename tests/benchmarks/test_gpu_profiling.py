@@ -18,8 +18,9 @@ from benchmarks.gpu.profiling import Span, marking, profile, summary, traced
 from benchmarks.gpu.search_speed import filled_cell
 from benchmarks.gpu.timing import ceilings
 from benchmarks.gpu.training_steps import training
+from espalier.engines.pipeline import Pipeline
 from espalier.engines.triton.cells import FixedShapes
-from espalier.engines.triton.graph_engine import TritonEngine
+from espalier.engines.triton.graph_engine import TritonSearch
 from espalier.queries import blank_queries
 from espalier.search import SearchParams
 
@@ -47,9 +48,10 @@ def test_runs_that_differ_in_their_launches_are_not_compared() -> None:
 
 def test_every_part_of_a_search_is_marked_and_the_cell_is_left_as_it_was() -> None:
     bundle = model_of(4)
-    engine = TritonEngine(bundle, "cpu", "float16", FixedShapes(batches=(1,), m_sizes=(64,)))
+    engine = TritonSearch(bundle, "cpu", "float16", FixedShapes(batches=(1,), m_sizes=(64,)))
     queries, params = blank_queries(bundle.manifest.query, 1), SearchParams.uniform(1, 2, 2)
-    before = engine.search(queries, params)
+    search = Pipeline(bundle, engine).search
+    before = search(queries, params)
     cell, state_BLS = filled_cell(engine, 1, 2, 2)
     marks: list[str] = []
 
@@ -61,7 +63,7 @@ def test_every_part_of_a_search_is_marked_and_the_cell_is_left_as_it_was() -> No
     marking(cell, marked, state_BLS)
     assert marks == ["begin", *(f"{part} {level}" for level in (2, 3, 4) for part in ("score", "select")), "order"]
     assert set(vars(cell)) == held
-    assert engine.search(queries, params).item_rows_BM.tolist() == before.item_rows_BM.tolist()
+    assert search(queries, params).item_rows_BM.tolist() == before.item_rows_BM.tolist()
 
 
 def test_a_profile_says_what_a_search_needs_and_where_nothing_can_be_traced_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,11 @@ if importlib.util.find_spec("triton") is None:  # there are no wheels of it outs
 from benchmarks.gpu import graph_models, search_speed
 from benchmarks.gpu.graph_models import FORMS, TorchSearch, items_of, model_of, with_rows_in_memory
 from benchmarks.gpu.search_speed import agreement, filled_cell, search, tune, work
+from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine
+from espalier.engines.stages import TreeQuery
 from espalier.engines.triton.cells import FixedShapes
-from espalier.engines.triton.graph_engine import TritonEngine
+from espalier.engines.triton.graph_engine import TritonSearch
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 
@@ -39,9 +41,9 @@ def one_run(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("form", "beam"), [("mlp", 10), ("product", 10), ("product", 1)])
 def test_the_search_in_torch_finds_what_the_engine_finds(form: str, beam: int) -> None:
     bundle = model_of(7, form)
-    engine = TritonEngine(bundle, "cpu", "float16", FixedShapes(batches=(2,), m_sizes=(64,)))
+    engine = TritonSearch(bundle, "cpu", "float16", FixedShapes(batches=(2,), m_sizes=(64,)))
     queries = QueryBatch(bundle.manifest.query, np.random.default_rng(1).integers(0, 128, (2, 69)))
-    found_BM = engine.search(queries, SearchParams.uniform(2, beam, 10)).item_rows_BM
+    found_BM = Pipeline(bundle, engine).search(queries, SearchParams.uniform(2, beam, 10)).item_rows_BM
     _, state_BLS = filled_cell(engine, 2, beam, 10)
     by_torch = TorchSearch(engine, form, state_BLS, 1 if FORMS[form].gamma else bundle.tree.start_level(1 << (beam.bit_length() - 1)))
     assert agreement(found_BM, items_of(bundle.tree, by_torch.search(beam, min(10, 2 * beam)))) >= 0.8
@@ -108,14 +110,14 @@ def test_a_peer_that_fails_leaves_a_row_and_the_others_go_on(monkeypatch: pytest
 
 
 def test_a_case_whose_kernels_fail_leaves_a_row_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    searched = TritonEngine.search
+    searched = TritonSearch.search
 
-    def fails(self: Any, queries: Any, params: Any) -> Any:
-        if params.beam_size_B[0] == 4:
+    def fails(self: Any, query: TreeQuery) -> Any:
+        if query.beam_size_B[0] == 4:
             raise RuntimeError("an illegal memory access")
-        return searched(self, queries, params)
+        return searched(self, query)
 
-    monkeypatch.setattr(TritonEngine, "search", fails)
+    monkeypatch.setattr(TritonSearch, "search", fails)
     rows = list(search(5, [4, 8], [1], peers=[], masked=False, device="cpu"))
     assert [(row["ok"], row.get("engine")) for row in rows] == [(False, None), (True, "triton"), (True, "triton-call")]
     assert "illegal memory access" in rows[0]["note"]
@@ -125,8 +127,8 @@ def test_work_is_that_of_the_scorer() -> None:
     """Beam 4 of 2^5 items: 8 candidates on each of the levels 3, 4 and 5; with γ the 6 nodes above are scored too."""
     shapes = FixedShapes(batches=(1,), m_sizes=(64,))
     paper = 2 * (24 * 128 + 128 * 64 + 64 * 24 + 24)
-    assert work(TritonEngine(model_of(5, "mlp"), "cpu", "float16", shapes), "mlp", 4, 2, 2) == (2 * 24 * paper, 2 * 24 * 24 * 2)
-    product = TritonEngine(model_of(5, "product"), "cpu", "float16", shapes)
+    assert work(TritonSearch(model_of(5, "mlp"), "cpu", "float16", shapes), "mlp", 4, 2, 2) == (2 * 24 * paper, 2 * 24 * 24 * 2)
+    product = TritonSearch(model_of(5, "product"), "cpu", "float16", shapes)
     assert work(product, "product", 4, 1, 2) == ((24 + 6) * 128 * 2, (24 + 6) * 128 * 2)
 
 

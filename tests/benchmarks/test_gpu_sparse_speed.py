@@ -15,8 +15,10 @@ if importlib.util.find_spec("triton") is None:  # there are no wheels of it outs
 
 from benchmarks.gpu import sparse_speed, timing
 from benchmarks.gpu.sparse_speed import NON_ZEROS, M, model_of, queries_of, search
-from espalier.engines.linear.engine import SparseCpuEngine
-from espalier.engines.triton.linear_engine import SparseCudaEngine
+from espalier.engines.linear.engine import SparseSearch
+from espalier.engines.pipeline import Pipeline
+from espalier.engines.stages import Leaves, TreeQuery
+from espalier.engines.triton.linear_engine import SparseCudaSearch
 from espalier.search import SearchParams
 
 pytestmark = pytest.mark.slow
@@ -29,7 +31,7 @@ def test_the_model_is_one_and_its_labels_are_found() -> None:
     queries.features.check()
     counts = np.diff(queries.features.indptr)
     assert 0.9 * NON_ZEROS < counts.mean() <= counts.max() == NON_ZEROS
-    found = SparseCpuEngine(bundle).search(queries, SearchParams.uniform(200, 10, M))
+    found = Pipeline(bundle, SparseSearch(bundle)).search(queries, SearchParams.uniform(200, 10, M))
     leaves = np.random.default_rng(1).integers(bundle.tree.leaf_offset, bundle.tree.node_count, 200)  # as the queries are drawn
     assert np.mean(found.item_rows_BM[:, 0] == bundle.tree.leaf_item[leaves - bundle.tree.leaf_offset]) > 0.9
 
@@ -55,12 +57,12 @@ def test_each_engine_is_timed_on_the_same_queries() -> None:
 
 @pytest.mark.usefixtures("one_run")
 def test_an_engine_that_finds_other_labels_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    searched = SparseCudaEngine.search
+    searched = SparseCudaSearch.search
 
-    def shifted(self: Any, queries: Any, params: Any) -> Any:
-        result = searched(self, queries, params)
-        return replace(result, item_rows_BM=np.where(result.item_rows_BM >= 0, result.item_rows_BM + 100, -1))
+    def shifted(self: Any, query: TreeQuery) -> Leaves:
+        leaves = searched(self, query)
+        return replace(leaves, rows_BTM=np.where(leaves.rows_BTM >= 0, leaves.rows_BTM + 100, -1))
 
-    monkeypatch.setattr(SparseCudaEngine, "search", shifted)
+    monkeypatch.setattr(SparseCudaSearch, "search", shifted)
     rows = list(search([2], [2], ["float32"], "cpu", 2, 4, singles=1))
     assert [row["ok"] for row in rows if row.get("engine") == "sparse-cuda"] == [False]

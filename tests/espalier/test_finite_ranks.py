@@ -51,16 +51,16 @@ needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installe
 
 def triton(bundle: Bundle) -> Engine:
     from espalier.engines.triton.cells import FixedShapes, Tuning
-    from espalier.engines.triton.graph_engine import TritonEngine
+    from espalier.engines.triton.graph_engine import TritonSearch
 
-    return TritonEngine(bundle, "cpu", "float32", FixedShapes(batches=(2, 4), m_sizes=(8, 64), excluded=16), Tuning(tile=16))
+    return TritonSearch(bundle, "cpu", "float32", FixedShapes(batches=(2, 4), m_sizes=(8, 64), excluded=16), Tuning(tile=16))
 
 
 def sparse_cuda(bundle: Bundle) -> Engine:
     from espalier.engines.triton.cells import FixedShapes
-    from espalier.engines.triton.linear_engine import SparseCudaEngine
+    from espalier.engines.triton.linear_engine import SparseCudaSearch
 
-    return SparseCudaEngine(bundle, "cpu", "float32", FixedShapes(batches=(1, 4), m_sizes=(8, 64), excluded=16))
+    return SparseCudaSearch(bundle, "cpu", "float32", FixedShapes(batches=(1, 4), m_sizes=(8, 64), excluded=16))
 
 
 def onnx_cpu(bundle: Bundle) -> Engine:

@@ -176,10 +176,10 @@ def test_no_engine_serves_it(bundle: Bundle, part: str, change: Change) -> None:
     with pytest.raises(BundleCorrupt, match="external data"):
         ReferenceEngine(hostile)
     if importlib.util.find_spec("triton") is not None:
-        from espalier.engines.triton.graph_engine import TritonEngine
+        from espalier.engines.triton.graph_engine import TritonSearch
 
         with pytest.raises(BundleCorrupt, match="external data"):
-            TritonEngine(hostile, "cpu")
+            TritonSearch(hostile, "cpu")
 
 
 @pytest.mark.parametrize("change", EVERYWHERE)

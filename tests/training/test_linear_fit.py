@@ -108,10 +108,11 @@ def test_a_text_is_answered_and_explained_over_http(shop: Path, engine: str) -> 
     def opened(bundle: Bundle) -> Engine:
         if engine == "sparse-cpu":
             return open_engine(bundle, "cpu")
+        from espalier.engines.pipeline import Pipeline
         from espalier.engines.triton.cells import FixedShapes
-        from espalier.engines.triton.linear_engine import SparseCudaEngine
+        from espalier.engines.triton.linear_engine import SparseCudaSearch
 
-        return SparseCudaEngine(bundle, "cpu", shapes=FixedShapes(batches=(1,), m_sizes=(64,)))
+        return Pipeline(bundle, SparseCudaSearch(bundle, "cpu", shapes=FixedShapes(batches=(1,), m_sizes=(64,))))
 
     def ask(**body: Any) -> httpx.Response:
         return running.client.post("/retrieve", json=body)
