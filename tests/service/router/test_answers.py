@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from espalier.engines import open_live_engine
+from espalier.engines import open_engine
 from tests.rankers import add_ranker
 from tests.service.router.cluster import cluster, shard_folders
 from tests.service.running import Json, run
@@ -38,7 +38,7 @@ def test_one_shard_answers_as_the_whole_bundle(tmp_path: Path, kind: str) -> Non
     queries = asked(whole)
     folders = shard_folders(whole, tmp_path / "shards", 1)
     with (
-        run(tmp_path / "models", lambda bundle: open_live_engine(bundle, "cpu")) as service,
+        run(tmp_path / "models", lambda bundle: open_engine(bundle, "cpu")) as service,
         cluster(tmp_path / "models", folders) as shards,
     ):
         for body in ({}, {"m": 40}, {"beam_size": 1, "m": 3}, {"explain": True}, {"explain_items": whole.items.ids_of(np.array([0, 3]))}):
@@ -67,7 +67,7 @@ def test_a_ranker_orders_what_shards_found(tmp_path: Path) -> None:
     folders = shard_folders(ranked, tmp_path / "shards", 3)
     body = {"queries": asked(ranked), "rerank": True, "m": 20, "beam_size": 64, "version": 2}
     with (
-        run(tmp_path / "models", lambda bundle: open_live_engine(bundle, "cpu")) as service,
+        run(tmp_path / "models", lambda bundle: open_engine(bundle, "cpu")) as service,
         cluster(tmp_path / "models", folders) as shards,
     ):
         expected, found = service.retrieve(**body), shards.retrieve(**body)

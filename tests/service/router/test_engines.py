@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
@@ -19,11 +18,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 from espalier.bundle import Bundle
 from espalier.checks.random_bundles import Rng, random_queries
 from espalier.checks.random_live import random_state
-from espalier.engines import open_live_engine
-from espalier.engines.live.engine import LiveSearch
+from espalier.engines import open_engine
+from espalier.engines.pipeline import Pipeline
 from espalier.live.masks import live_mask
 from espalier.live.state import LiveState
-from espalier.masks.eligibility import forest_mask
+from espalier.masks.eligibility import bundle_alone, forest_mask
 from espalier.queries import HistoryKind, QueryBatch
 from espalier.search import NO_ITEM, SearchParams, SearchResult
 from service.router.app import ShardedEngines
@@ -43,7 +42,7 @@ ROUNDED = ("ranks_BM", "keys_BM", "scores_BM")
 
 
 @contextmanager
-def sharded(whole: Bundle, folder: Path, count: int) -> Iterator[LiveSearch]:
+def sharded(whole: Bundle, folder: Path, count: int) -> Iterator[Pipeline]:
     """The engine of a router over the shards of a bundle."""
     cut(whole, folder, count)
     registry = serve_shards(folder)
@@ -52,7 +51,7 @@ def sharded(whole: Bundle, folder: Path, count: int) -> Iterator[LiveSearch]:
     fleet.start()
     try:
         assert fleet.wait_until_looked(PATIENCE_S)
-        yield cast(LiveSearch, ShardedEngines(fleet).open(whole, "auto", None, 1, "float32"))
+        yield ShardedEngines(fleet).open(whole, "auto", None, 1, "float32")
     finally:
         fleet.close()
         asyncio.run(registry.drain(1.0))
@@ -81,8 +80,9 @@ def params_of(rng: Rng, state: LiveState, beam_size: int | None) -> SearchParams
     exclude_BE[rng.random(exclude_BE.shape) < 0.3] = NO_ITEM
     frozen_B = rng.random(BATCH) < 0.3
     exclude_BE[frozen_B] = np.where(exclude_BE[frozen_B] < overlay.items, exclude_BE[frozen_B], NO_ITEM)
-    params = SearchParams(beam_size_B, rng.integers(1, 30, BATCH), exclude_BE, trace=bool(rng.random() < 0.5), frozen_B=frozen_B)
-    return replace(params, mask_B=tuple(mask if b % 2 and not frozen_B[b] else None for b in range(BATCH)))
+    alone = bundle_alone(trees)
+    mask_B = tuple(alone if frozen_B[b] else mask if b % 2 else None for b in range(BATCH))
+    return SearchParams(beam_size_B, rng.integers(1, 30, BATCH), exclude_BE, trace=bool(rng.random() < 0.5), mask_B=mask_B)
 
 
 def assert_same(found: SearchResult, expected: SearchResult) -> None:
@@ -109,14 +109,14 @@ def test_a_search_over_shards_is_one_of_the_whole_bundle_with_live_items_too(
     whole = whole_bundle(tmp_path / "models", kind, seed=5 + count)
     rng = np.random.default_rng(count)
     with sharded(whole, tmp_path / "shards", count) as engine:
-        oracle = open_live_engine(whole, "cpu")
+        oracle = open_engine(whole, "cpu")
         for state in (None, random_state(rng, whole), random_state(rng, whole, new=20, deleted=0, changed=0)):
             overlay = None if state is None else state.overlay()
             engine.set_overlay(overlay)
             oracle.set_overlay(overlay)
             queries = random_queries(rng, whole, BATCH) if state is None else queries_of(rng, state)
             params = params_of(rng, state or LiveState(whole), beam_size)
-            for knobs in (params, replace(params, mask_B=None), replace(params, exclude_BE=None, mask_B=None, frozen_B=None)):
+            for knobs in (params, replace(params, mask_B=None), replace(params, exclude_BE=None, mask_B=None)):
                 found = engine.search(queries, knobs)
                 assert_same(found, oracle.search(queries, knobs))
                 assert found.coverage is not None
@@ -129,9 +129,10 @@ def test_stacking_orders_what_shards_found(tmp_path: Path, trees: int) -> None:
     queries = random_queries(np.random.default_rng(0), whole, BATCH, integer=False)
     params = SearchParams.uniform(BATCH, EVERYTHING, 9)
     with sharded(whole, tmp_path / "shards", 3) as engine:
-        oracle = open_live_engine(whole, "cpu")
-        for knobs in (params, replace(params, unstacked=True)):
-            found, expected = engine.search(queries, knobs), oracle.search(queries, knobs)
+        oracle = open_engine(whole, "cpu")
+        for found, expected in zip(
+            *((one.search(queries, params), one.candidates(queries, params)) for one in (engine, oracle)), strict=True
+        ):
             assert_array_equal(found.item_rows_BM, expected.item_rows_BM)
             assert_allclose(found.keys_BM, expected.keys_BM, rtol=1e-4, atol=1e-5)
             assert found.coverage is not None

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from espalier.engines.pipeline import Pipeline
+from espalier.engines.stages import Frontier, ShardResult
 from espalier.queries import blank_queries
-from espalier.search import NO_ITEM, Frontier, SearchParams, SearchResult
+from espalier.search import NO_ITEM, SearchParams
 from espalier.shards.layout import shard_items
 from espalier.shards.messages import Pin, decode_answer, decode_query, encode_answer
 from service.models.loading import LoadedModel
@@ -23,6 +25,7 @@ from service.router.connections import HttpTransport
 from service.router.fleet import Fleet
 from service.router.metrics import RouterMetrics
 from service.router.replicas import LINES
+from service.router.shard_search import ShardSearch
 from service.router.transport import ReplicaFailed
 from service.shards.search import answer_search
 from service.watch.metrics import Metrics
@@ -108,32 +111,32 @@ def test_an_answer_of_other_item_rows_than_there_are_is_garbage(shards: Cluster)
     assert failures(shards, "garbage") >= 1
 
 
-def twice(result: SearchResult, strange: int) -> SearchResult:
+def twice(result: ShardResult, strange: int) -> ShardResult:
     rows_BM = result.item_rows_BM.copy()
     rows_BM[:, 1] = rows_BM[:, 0]
     return replace(result, item_rows_BM=rows_BM)
 
 
-def of_another_shard(result: SearchResult, strange: int) -> SearchResult:
+def of_another_shard(result: ShardResult, strange: int) -> ShardResult:
     rows_BM = result.item_rows_BM.copy()
     rows_BM[:, 0] = strange
     return replace(result, item_rows_BM=rows_BM)
 
 
-def with_a_frontier(result: SearchResult, strange: int) -> SearchResult:
+def with_a_frontier(result: ShardResult, strange: int) -> ShardResult:
     return replace(result, frontiers=(Frontier(np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32)),))
 
 
-def with_huge_scores(result: SearchResult, strange: int) -> SearchResult:
+def with_huge_scores(result: ShardResult, strange: int) -> ShardResult:
     return replace(result, scores_BM=np.full_like(result.scores_BM, 3.4e38))
 
 
-def not_finite(result: SearchResult, strange: int) -> SearchResult:
+def not_finite(result: ShardResult, strange: int) -> ShardResult:
     return replace(result, finite_B=np.zeros(len(result.count_B), np.bool_))
 
 
 @pytest.mark.parametrize("spoilt", [twice, of_another_shard, with_a_frontier, with_huge_scores, not_finite])
-def test_a_result_that_no_shard_can_find_is_garbage(shards: Cluster, spoilt: Callable[[SearchResult, int], SearchResult]) -> None:
+def test_a_result_that_no_shard_can_find_is_garbage(shards: Cluster, spoilt: Callable[[ShardResult, int], ShardResult]) -> None:
     expected = shards.retrieve(**QUERY)["results"]
     strange = int(shard_items(loaded(shards).bundle.tree, 2)[1][0])
 
@@ -315,7 +318,10 @@ def test_a_short_deadline_of_a_customer_makes_nobody_suspect(shards: Cluster) ->
     for _ in range(8):
         shards.client.post("/retrieve", json=QUERY | {"timeout_ms": 5})
     assert failures(shards, "late") > 0
-    fleet = vars(vars(loaded(shards).engine)["inner"])["fleet"]
+    engine = loaded(shards).engine
+    assert isinstance(engine, Pipeline)
+    assert isinstance(engine.tree_search, ShardSearch)
+    fleet = engine.tree_search.fleet
     assert {replica.trust for replica in fleet.replicas.values()} == {"trusted"}
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from espalier.bundle import Bundle
-from service.router.engine import ShardedEngine, whole_of
 from service.router.fleet import Fleet
+from service.router.shard_search import ShardSearch, whole_of
 from tests.service.router.cluster import cluster, serve_shards, shard_folders
 from tests.service.running import Json
 from tests.service.shards.cutting import cut, whole_bundle
@@ -117,14 +117,14 @@ def test_the_layout_of_a_version_is_the_one_that_its_engine_asks(
     cut(whole, tmp_path / "three", 3)
     three = serve_shards(tmp_path / "three")
 
-    def cut_anew(bundle: Bundle, fleet: Fleet) -> ShardedEngine:
+    def cut_anew(bundle: Bundle, fleet: Fleet) -> ShardSearch:
         transport: Any = fleet.transport
         transport.registries["http://three"] = three
         transport.names |= {f"http://shard-{index}-0": ["http://three"] for index in range(2)}
         until(lambda: fleet.count_of(whole_of(bundle)) == 3)
-        return ShardedEngine(bundle, fleet)
+        return ShardSearch(bundle, fleet)
 
-    monkeypatch.setattr("service.router.app.ShardedEngine", cut_anew)
+    monkeypatch.setattr("service.router.app.ShardSearch", cut_anew)
     with cluster(tmp_path / "models", shard_folders(whole, tmp_path / "shards", 2), poll_s=60.0) as shards:
         loaded = shards.app.state.service.registry.entries["books"].loaded
         assert loaded.layout == 3

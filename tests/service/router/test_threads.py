@@ -16,7 +16,7 @@ import pytest
 from espalier.bundle import Bundle
 from espalier.checks.random_bundles import Rng, make_bundle, make_linear_bundle, random_memory, random_tree, tree_over
 from espalier.checks.random_live import random_state
-from espalier.engines.live.engine import LiveSearch
+from espalier.engines.pipeline import Pipeline
 from espalier.live.state import LiveState
 from espalier.manifest import Ranking
 from espalier.queries import QueryBatch
@@ -74,13 +74,13 @@ class Question(NamedTuple):
     expected: SearchResult
 
 
-def questions(rng: Rng, engine: LiveSearch, state: LiveState, count: int) -> list[Question]:
+def questions(rng: Rng, engine: Pipeline, state: LiveState, count: int) -> list[Question]:
     """Searches with and without filters, exclusions and traces, for one query and for several, live items in their histories."""
     asked = []
     for number in range(count):
         queries, params = queries_of(rng, state), params_of(rng, state, None if number % 2 else 64)
         if number % 3:
-            params = replace(params, mask_B=None, exclude_BE=None, frozen_B=None, trace=False)
+            params = replace(params, mask_B=None, exclude_BE=None, trace=False)
         if number % 3 == 1:
             queries, params = queries.take(np.array([0])), params.take(np.array([0]))
         asked.append(Question(queries, params, engine.search(queries, params)))

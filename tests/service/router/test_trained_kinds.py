@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from espalier.bundle import Bundle
-from espalier.engines import open_live_engine
+from espalier.engines import open_engine
 from loadtest.queries import Query, held_out
 from tests.service.router.cluster import Cluster, cluster, shard_folders
 from tests.service.running import Running, bearer, ids, run
@@ -131,7 +131,7 @@ def test_a_router_of_two_shards_serves_what_fit_makes(tmp_path: Path, kind: str)
     queries = [query for query in held_out(whole) if query.relevant][:60]
     folders = shard_folders(whole, tmp_path / "shards", 2)
     models = tmp_path / "models"
-    with run(models, lambda bundle: open_live_engine(bundle, "cpu")) as service, cluster(models, folders, write_keys=KEY) as router:
+    with run(models, lambda bundle: open_engine(bundle, "cpu")) as service, cluster(models, folders, write_keys=KEY) as router:
         assert recall(router, queries, 1) >= recall(service, queries, 1) - LOST
         put_and_found(router, whole, queries)
 
@@ -159,7 +159,7 @@ def test_a_trained_ranker_orders_what_two_shards_find(tmp_path: Path) -> None:
     ranked = Bundle.open(models / NAME / "2")
     queries = [query for query in held_out(ranked) if query.relevant][:60]
     folders = shard_folders(ranked, tmp_path / "shards", 2)
-    with run(models, lambda bundle: open_live_engine(bundle, "cpu")) as service, cluster(models, folders) as router:
+    with run(models, lambda bundle: open_engine(bundle, "cpu")) as service, cluster(models, folders) as router:
         answer = router.retrieve(queries=[queries[0].body()], version=2, rerank=True)["results"][0]
         assert all("rerank_score" in item for item in answer["items"])
         assert recall(router, queries, 2) >= recall(service, queries, 2) - LOST
