@@ -49,6 +49,7 @@ from espalier.shards.cut import Cut
 from espalier.tree import Tree
 
 Device = Literal["cuda", "cpu"]
+Open = Callable[[Bundle], TreeSearch]
 PRECISIONS: tuple[Precision, ...] = ("float32", "float16", "bfloat16")
 SHAPES = {"cuda": ((2, 8), (3, 4), (32, 2), (8, 3)), "cpu": ((2, 3), (3, 2))}
 """Branching and height of the trees."""
@@ -71,7 +72,7 @@ class Case:
     engine: str
     form: str
     precision: Precision
-    open: Callable[[Bundle], TreeSearch]
+    open: Open
     rng: Rng
     batch: int
 
@@ -109,9 +110,7 @@ def catalogues(cases: int, device: Device = "cuda", seed: int = 1) -> Iterator[R
         yield from _forests(_case(number, device, "sparse-cuda", "forest", turn, sparse, seed))
 
 
-def _case(
-    number: int, device: Device, engine: str, form: str, precision: Precision, opened: Callable[[Bundle], TreeSearch], seed: int
-) -> Case:
+def _case(number: int, device: Device, engine: str, form: str, precision: Precision, opened: Open, seed: int) -> Case:
     rng = np.random.default_rng((seed, number))
     return Case(number, device, engine, form, precision, opened, rng, int(rng.choice([1, 3])))
 

@@ -31,6 +31,7 @@ from espalier.engines.compiled.engine import CompiledEngine
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.engines.linear.engine import SparseCpuEngine
 from espalier.engines.onnx.engine import OnnxEngine
+from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import InvalidQuery
 from espalier.manifest import Activation, InnerProductForm, Ranking
@@ -53,14 +54,16 @@ def triton(bundle: Bundle) -> Engine:
     from espalier.engines.triton.cells import FixedShapes, Tuning
     from espalier.engines.triton.graph_engine import TritonSearch
 
-    return TritonSearch(bundle, "cpu", "float32", FixedShapes(batches=(2, 4), m_sizes=(8, 64), excluded=16), Tuning(tile=16))
+    shapes = FixedShapes(batches=(2, 4), m_sizes=(8, 64), excluded=16)
+    return Pipeline(bundle, TritonSearch(bundle, "cpu", "float32", shapes, Tuning(tile=16)))
 
 
 def sparse_cuda(bundle: Bundle) -> Engine:
     from espalier.engines.triton.cells import FixedShapes
     from espalier.engines.triton.linear_engine import SparseCudaSearch
 
-    return SparseCudaSearch(bundle, "cpu", "float32", FixedShapes(batches=(1, 4), m_sizes=(8, 64), excluded=16))
+    shapes = FixedShapes(batches=(1, 4), m_sizes=(8, 64), excluded=16)
+    return Pipeline(bundle, SparseCudaSearch(bundle, "cpu", "float32", shapes))
 
 
 def onnx_cpu(bundle: Bundle) -> Engine:
