@@ -164,37 +164,33 @@ def test_a_stream_that_is_not_read_holds_one_answer_of_the_largest_size(large: P
     assert len(engine.calls) < 100  # nothing is searched for long for a client that has gone
 
 
-def test_an_unread_stream_leaves_nothing_behind(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.settings(stream_idle_s=0.05)
+async def test_an_unread_stream_leaves_nothing_behind(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even a reference cycle, which the collector may not visit for hours."""
+    line = json.dumps(many(1)).encode() + b"\n"
+    sent: list[bool] = []
 
-    async def scenario(running: Any) -> None:
-        line = json.dumps(many(1)).encode() + b"\n"
-        sent: list[bool] = []
+    async def receive() -> dict[str, Any]:
+        if sent:
+            await asyncio.Event().wait()
+        sent.append(True)
+        return {"type": "http.request", "body": line * 5, "more_body": True}
 
-        async def receive() -> dict[str, Any]:
-            if sent:
-                await asyncio.Event().wait()
-            sent.append(True)
-            return {"type": "http.request", "body": line * 5, "more_body": True}
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
 
-        async def send(message: dict[str, Any]) -> None:
-            if message["type"] == "http.response.body":
-                await asyncio.Event().wait()
-
-        headers = [(b"content-type", b"application/x-ndjson")]
-        scope = {"type": "http", "method": "POST", "path": "/retrieve/stream", "query_string": b"", "headers": headers, "state": {}}
-        await running.app(scope, receive, send)
-
+    headers = [(b"content-type", b"application/x-ndjson")]
+    scope = {"type": "http", "method": "POST", "path": "/retrieve/stream", "query_string": b"", "headers": headers, "state": {}}
+    await running.app(scope, receive, send)
     monkeypatch.setattr("service.http.retrieve_route.SLOWEST_BYTES_PER_S", 1 << 40)
-    with run(large, stream_idle_s=0.05) as running:
+    gc.collect()
+    gc.disable()
+    try:
         running.client.runner.run(scenario(running))
-        gc.collect()
-        gc.disable()
-        try:
-            running.client.runner.run(scenario(running))
-            assert [found for found in gc.get_objects() if isinstance(found, _Lines)] == []
-        finally:
-            gc.enable()
+        assert [found for found in gc.get_objects() if isinstance(found, _Lines)] == []
+    finally:
+        gc.enable()
 
 
 # -- memory -------------------------------------------------------------------------------------------------------------

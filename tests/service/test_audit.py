@@ -119,31 +119,27 @@ def scope(**rest: Any) -> Json:
 DENIED = Unauthorized("The key is not known.", "admin", "unknown")
 
 
-def test_a_flood_of_wrong_keys_writes_few_lines_and_says_how_many_were_left_out(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_flood_of_wrong_keys_writes_few_lines_and_says_how_many_were_left_out(caplog: pytest.LogCaptureFixture) -> None:
     metrics, clock, flood = Metrics(), Clock(), 10_000
-
-    async def scenario() -> None:
-        audit = Audit(metrics, clock)
-        for _ in range(flood):
-            audit.denied(scope(), "r", DENIED)
-        assert len(lines(caplog)) == BURST
-        assert all("left_out" not in line for line in lines(caplog))
-        clock.now += 1 / PER_S
-        for _ in range(flood):
-            audit.denied(scope(), "r", DENIED)
-        assert len(lines(caplog)) == BURST + 1
-        assert lines(caplog)[-1]["left_out"] == flood - BURST
-        audit.write_left_out()
-        assert lines(caplog)[-1]["left_out"] == flood - 1
-        audit.write_left_out()
-        assert len(lines(caplog)) == BURST + 2
-        clock.now += 1e6  # a long peace saves up no more than one burst
-        for _ in range(flood):
-            audit.denied(scope(), "r", DENIED)
-        assert len(lines(caplog)) == 2 * BURST + 2
-        audit.write_left_out()
-
-    asyncio.run(scenario())
+    audit = Audit(metrics, clock)
+    for _ in range(flood):
+        audit.denied(scope(), "r", DENIED)
+    assert len(lines(caplog)) == BURST
+    assert all("left_out" not in line for line in lines(caplog))
+    clock.now += 1 / PER_S
+    for _ in range(flood):
+        audit.denied(scope(), "r", DENIED)
+    assert len(lines(caplog)) == BURST + 1
+    assert lines(caplog)[-1]["left_out"] == flood - BURST
+    audit.write_left_out()
+    assert lines(caplog)[-1]["left_out"] == flood - 1
+    audit.write_left_out()
+    assert len(lines(caplog)) == BURST + 2
+    clock.now += 1e6  # a long peace saves up no more than one burst
+    for _ in range(flood):
+        audit.denied(scope(), "r", DENIED)
+    assert len(lines(caplog)) == 2 * BURST + 2
+    audit.write_left_out()
     assert f'espalier_auth_failures_total{{reason="unknown",role="admin"}} {3 * flood:.1f}' in metrics.render().decode()
 
 

@@ -65,48 +65,38 @@ def test_who_waits_is_woken() -> None:
     assert asyncio.run(scenario()) == ["two are back", "second"]
 
 
-def test_who_gives_up_waiting_holds_nothing() -> None:
-    async def scenario() -> None:
-        budget = Budget(10, free=0)
-        with Held(budget) as first, Held(budget) as second:
-            assert first.take(10)
-            waiting = asyncio.create_task(second.wait(5, 100, lambda: False))
-            await asyncio.sleep(0)
-            waiting.cancel()
-            first.give(10)
-            await asyncio.gather(waiting, return_exceptions=True)
-        assert budget.left == 10
-
-    asyncio.run(scenario())
+async def test_who_gives_up_waiting_holds_nothing() -> None:
+    budget = Budget(10, free=0)
+    with Held(budget) as first, Held(budget) as second:
+        assert first.take(10)
+        waiting = asyncio.create_task(second.wait(5, 100, lambda: False))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        first.give(10)
+        await asyncio.gather(waiting, return_exceptions=True)
+    assert budget.left == 10
 
 
-def test_only_so_many_may_wait_and_nobody_who_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_so_many_may_wait_and_nobody_who_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.http.memory_budget.RECHECK_S", 0.01)
-
-    async def scenario() -> None:
-        budget, gone = Budget(10, free=0, most_waiting=2), [False]
-        with Held(budget) as first, Held(budget) as second, Held(budget) as third, Held(budget) as fourth:
-            assert first.take(10)
-            waiting = [asyncio.create_task(held.wait(5, 100, lambda: gone[0])) for held in (second, third)]
-            await asyncio.sleep(0)
-            assert not await fourth.wait(5, 100, lambda: False)
-            gone[0] = True
-            assert await asyncio.gather(*waiting) == [False, False]
-            assert budget.waiting == set()
-        assert budget.left == 10
-
-    asyncio.run(scenario())
+    budget, gone = Budget(10, free=0, most_waiting=2), [False]
+    with Held(budget) as first, Held(budget) as second, Held(budget) as third, Held(budget) as fourth:
+        assert first.take(10)
+        waiting = [asyncio.create_task(held.wait(5, 100, lambda: gone[0])) for held in (second, third)]
+        await asyncio.sleep(0)
+        assert not await fourth.wait(5, 100, lambda: False)
+        gone[0] = True
+        assert await asyncio.gather(*waiting) == [False, False]
+        assert budget.waiting == set()
+    assert budget.left == 10
 
 
-def test_one_holder_waits_for_itself_before_it_takes_more_than_its_share() -> None:
-    async def scenario() -> None:
-        budget = Budget(100, free=0)
-        with Held(budget) as held:
-            assert await held.wait(7, 5, lambda: False)  # more than its share, but nothing else
-            waiting = asyncio.create_task(held.wait(1, 5, lambda: False))
-            await asyncio.sleep(0)
-            assert not waiting.done()
-            held.give(7)
-            assert await waiting
-
-    asyncio.run(scenario())
+async def test_one_holder_waits_for_itself_before_it_takes_more_than_its_share() -> None:
+    budget = Budget(100, free=0)
+    with Held(budget) as held:
+        assert await held.wait(7, 5, lambda: False)  # more than its share, but nothing else
+        waiting = asyncio.create_task(held.wait(1, 5, lambda: False))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        held.give(7)
+        assert await waiting

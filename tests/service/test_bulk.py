@@ -167,137 +167,114 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def test_a_line_is_answered_before_the_next_one_is_sent(shelf: Running) -> None:
-    async def scenario() -> None:
-        talk = Conversation(shelf)
-        assert await talk.head() == 200
-        answers = talk.answers()
-        for i in range(3):
-            talk.say(line(f"new-{i}") + b"\n")
-            assert (await anext(answers))["sequence"] == i + 1
-        talk.say(b"", more=False)
-        assert [one async for one in answers] == []
-        talk.sent.put_nowait({"type": "http.disconnect"})
-        await talk.task
-
-    shelf.client.runner.run(scenario())
+async def test_a_line_is_answered_before_the_next_one_is_sent(shelf: Running) -> None:
+    talk = Conversation(shelf)
+    assert await talk.head() == 200
+    answers = talk.answers()
+    for i in range(3):
+        talk.say(line(f"new-{i}") + b"\n")
+        assert (await anext(answers))["sequence"] == i + 1
+    talk.say(b"", more=False)
+    assert [one async for one in answers] == []
+    talk.sent.put_nowait({"type": "http.disconnect"})
+    await talk.task
 
 
-def test_no_more_is_read_than_is_committed(shelf: Running, catalogue: FakeCatalogue) -> None:
-    async def scenario() -> None:
-        catalogue.go.clear()
-        talk = Conversation(shelf)
-        for i in range(10 * GROUP_LINES):
-            talk.say(line(f"new-{i}") + b"\n")
-        talk.say(b"", more=False)
-        while not catalogue.groups:
-            await asyncio.sleep(0)
-        await settled()
-        read = 10 * GROUP_LINES + 1 - talk.sent.qsize()
-        assert read <= 2 * GROUP_LINES + 2  # a commit, the next one, and the line that waits for room
-        catalogue.go.set()
-        assert await talk.head() == 200
-        found = [one async for one in talk.answers()]
-        assert [one for one in found if "sequence" not in one] == []
-        assert [one["sequence"] for one in found] == [*range(1, 10 * GROUP_LINES + 1)]
-
-    shelf.client.runner.run(scenario())
+async def test_no_more_is_read_than_is_committed(shelf: Running, catalogue: FakeCatalogue) -> None:
+    catalogue.go.clear()
+    talk = Conversation(shelf)
+    for i in range(10 * GROUP_LINES):
+        talk.say(line(f"new-{i}") + b"\n")
+    talk.say(b"", more=False)
+    while not catalogue.groups:
+        await asyncio.sleep(0)
+    await settled()
+    read = 10 * GROUP_LINES + 1 - talk.sent.qsize()
+    assert read <= 2 * GROUP_LINES + 2  # a commit, the next one, and the line that waits for room
+    catalogue.go.set()
+    assert await talk.head() == 200
+    found = [one async for one in talk.answers()]
+    assert [one for one in found if "sequence" not in one] == []
+    assert [one["sequence"] for one in found] == [*range(1, 10 * GROUP_LINES + 1)]
 
 
-def test_a_client_that_takes_no_outcomes_stops_the_commits(shelf: Running, catalogue: FakeCatalogue) -> None:
-    async def scenario() -> None:
-        talk = Conversation(shelf)
-        assert await talk.head() == 200
-        talk.taking.clear()
-        for i in range(10 * GROUP_LINES):
-            talk.say(line(f"new-{i}") + b"\n")
-        await settled()
-        await asyncio.sleep(3 * bulk_route.GROUP_S)
-        await settled()
-        assert len(catalogue.operations) <= 2 * GROUP_LINES
-        talk.task.cancel()
-        await asyncio.gather(talk.task, return_exceptions=True)
-
-    shelf.client.runner.run(scenario())
+async def test_a_client_that_takes_no_outcomes_stops_the_commits(shelf: Running, catalogue: FakeCatalogue) -> None:
+    talk = Conversation(shelf)
+    assert await talk.head() == 200
+    talk.taking.clear()
+    for i in range(10 * GROUP_LINES):
+        talk.say(line(f"new-{i}") + b"\n")
+    await settled()
+    await asyncio.sleep(3 * bulk_route.GROUP_S)
+    await settled()
+    assert len(catalogue.operations) <= 2 * GROUP_LINES
+    talk.task.cancel()
+    await asyncio.gather(talk.task, return_exceptions=True)
 
 
-def test_only_some_bulks_are_read_at_a_time(models: Path) -> None:
+@pytest.mark.settings(catalogues=FakeCatalogues(books=catalogue), write_keys=(WRITE,), max_bulk=2)
+async def test_only_some_bulks_are_read_at_a_time(running: Running) -> None:
     catalogue = FakeCatalogue()
-
-    async def scenario(running: Running) -> None:
-        talks = [Conversation(running) for _ in range(2)]
-        assert [await talk.head() for talk in talks] == [200, 200]
-        third = Conversation(running)
-        assert await third.head() == 429
-        talks[0].sent.put_nowait({"type": "http.disconnect"})
-        await talks[0].task
-        fourth = Conversation(running)
-        assert await fourth.head() == 200
-        for talk in (talks[1], fourth):
-            talk.sent.put_nowait({"type": "http.disconnect"})
-            await talk.task
-
-    with run(models, catalogues=FakeCatalogues(books=catalogue), write_keys=(WRITE,), max_bulk=2) as running:
-        running.client.runner.run(scenario(running))
-        assert 'espalier_live_refused_total{model="books",status="429"} 1.0' in running.client.get("/metrics").text
-
-
-def test_the_next_bulk_may_come_with_the_end_of_one(models: Path) -> None:
-    async def scenario(running: Running) -> None:
-        talk = Conversation(running)
-        talk.say(line("a") + b"\n", more=False)
-        assert await talk.head() == 200
-        await anext(talk.answers())
-        while talk.got.empty():
-            await asyncio.sleep(0)
-        again = Conversation(running)
-        again.say(b"", more=False)
+    talks = [Conversation(running) for _ in range(2)]
+    assert [await talk.head() for talk in talks] == [200, 200]
+    third = Conversation(running)
+    assert await third.head() == 429
+    talks[0].sent.put_nowait({"type": "http.disconnect"})
+    await talks[0].task
+    fourth = Conversation(running)
+    assert await fourth.head() == 200
+    for talk in (talks[1], fourth):
         talk.sent.put_nowait({"type": "http.disconnect"})
-        again.sent.put_nowait({"type": "http.disconnect"})
-        assert await again.head() == 200
-        await asyncio.gather(talk.task, again.task)
-
-    with run(models, catalogues=FakeCatalogues(books=FakeCatalogue()), write_keys=(WRITE,), max_bulk=1) as running:
-        running.client.runner.run(scenario(running))
-
-
-def test_a_client_that_hangs_up_leaves_nothing_behind(models: Path, catalogue: FakeCatalogue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_routes, "FREE_BYTES", 0)
-
-    async def scenario(running: Running) -> None:
-        budget = running.app.state.bodies["bulk"]
-        catalogue.go.clear()
-        talk = Conversation(running)
-        talk.say(line("a") + b"\n" + line("b") + b"\n" + line("c")[:9])
-        while not catalogue.groups:
-            await asyncio.sleep(0)
-        assert budget.left < budget.units
-        talk.sent.put_nowait({"type": "http.disconnect"})
-        await settled()
-        assert budget.left < budget.units  # what was handed on is finished, and counts till then
-        assert await Conversation(running).head() == 429
-        catalogue.go.set()
         await talk.task
-        assert budget.left == budget.units
-        again = Conversation(running)
-        again.say(b"", more=False)
-        assert await again.head() == 200
-        again.sent.put_nowait({"type": "http.disconnect"})
-        await again.task
-
-    with run(models, catalogues=FakeCatalogues(books=catalogue), write_keys=(WRITE,), max_bulk=1) as running:
-        running.client.runner.run(scenario(running))
+    assert 'espalier_live_refused_total{model="books",status="429"} 1.0' in (await running.client.http.get("/metrics")).text
 
 
-def test_a_silent_bulk_ends_with_408(models: Path) -> None:
-    async def scenario(running: Running) -> None:
-        talk = Conversation(running)
-        talk.say(line("a") + b"\n")
-        assert await talk.head() == 200
-        assert [one["status"] async for one in talk.answers()] == [201, 408]
+@pytest.mark.settings(catalogues=FakeCatalogues(books=FakeCatalogue()), write_keys=(WRITE,), max_bulk=1)
+async def test_the_next_bulk_may_come_with_the_end_of_one(running: Running) -> None:
+    talk = Conversation(running)
+    talk.say(line("a") + b"\n", more=False)
+    assert await talk.head() == 200
+    await anext(talk.answers())
+    while talk.got.empty():
+        await asyncio.sleep(0)
+    again = Conversation(running)
+    again.say(b"", more=False)
+    talk.sent.put_nowait({"type": "http.disconnect"})
+    again.sent.put_nowait({"type": "http.disconnect"})
+    assert await again.head() == 200
+    await asyncio.gather(talk.task, again.task)
 
-    with run(models, catalogues=FakeCatalogues(books=FakeCatalogue()), write_keys=(WRITE,), stream_idle_s=0.05) as running:
-        running.client.runner.run(scenario(running))
+
+@pytest.mark.settings(catalogues=FakeCatalogues(books=catalogue), write_keys=(WRITE,), max_bulk=1)
+async def test_a_client_that_hangs_up_leaves_nothing_behind(running: Running, catalogue: FakeCatalogue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_routes, "FREE_BYTES", 0)
+    budget = running.app.state.bodies["bulk"]
+    catalogue.go.clear()
+    talk = Conversation(running)
+    talk.say(line("a") + b"\n" + line("b") + b"\n" + line("c")[:9])
+    while not catalogue.groups:
+        await asyncio.sleep(0)
+    assert budget.left < budget.units
+    talk.sent.put_nowait({"type": "http.disconnect"})
+    await settled()
+    assert budget.left < budget.units  # what was handed on is finished, and counts till then
+    assert await Conversation(running).head() == 429
+    catalogue.go.set()
+    await talk.task
+    assert budget.left == budget.units
+    again = Conversation(running)
+    again.say(b"", more=False)
+    assert await again.head() == 200
+    again.sent.put_nowait({"type": "http.disconnect"})
+    await again.task
+
+
+@pytest.mark.settings(catalogues=FakeCatalogues(books=FakeCatalogue()), write_keys=(WRITE,), stream_idle_s=0.05)
+async def test_a_silent_bulk_ends_with_408(running: Running) -> None:
+    talk = Conversation(running)
+    talk.say(line("a") + b"\n")
+    assert await talk.head() == 200
+    assert [one["status"] async for one in talk.answers()] == [201, 408]
 
 
 def test_a_worker_that_is_behind_makes_lines_202(shelf: Running, catalogue: FakeCatalogue) -> None:

@@ -294,28 +294,24 @@ def test_a_body_has_a_size_a_type_and_a_form(models: Path) -> None:
             assert problem(raw(broken))["status"] == 422, broken
 
 
-def test_large_bodies_share_their_memory(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.settings(catalogues=FakeCatalogues(books=catalogue), write_keys=(WRITE,), max_body_bytes=1000)
+async def test_large_bodies_share_their_memory(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_routes, "BODIES_BYTES", 1)
     monkeypatch.setattr(live_routes, "FREE_BYTES", 100)
     catalogue = FakeCatalogue()
-
-    async def scenario(running: Running) -> None:
-        catalogue.go.clear()
-        headers = bearer(WRITE)
-        large = running.client.http.put(path("one"), json={"text": "x" * 900}, headers=headers)
-        first = asyncio.create_task(large)
-        while not running.app.state.bodies["item"].left < 1000:
-            await asyncio.sleep(0)
-        refused = await running.client.http.put(path("two"), json={"text": "x" * 900}, headers=headers)
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-        small = asyncio.create_task(running.client.http.put(path("three"), json={"text": "x"}, headers=headers))
+    catalogue.go.clear()
+    headers = bearer(WRITE)
+    large = running.client.http.put(path("one"), json={"text": "x" * 900}, headers=headers)
+    first = asyncio.create_task(large)
+    while not running.app.state.bodies["item"].left < 1000:
         await asyncio.sleep(0)
-        catalogue.go.set()
-        assert [(await first).status_code, (await small).status_code] == [201, 201]
-        assert running.app.state.bodies["item"].left == 1000
-
-    with run(models, catalogues=FakeCatalogues(books=catalogue), write_keys=(WRITE,), max_body_bytes=1000) as running:
-        running.client.runner.run(scenario(running))
+    refused = await running.client.http.put(path("two"), json={"text": "x" * 900}, headers=headers)
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    small = asyncio.create_task(running.client.http.put(path("three"), json={"text": "x"}, headers=headers))
+    await asyncio.sleep(0)
+    catalogue.go.set()
+    assert [(await first).status_code, (await small).status_code] == [201, 201]
+    assert running.app.state.bodies["item"].left == 1000
 
 
 # -- bad input names field, value and expectation -------------------------------------------------------------------------
@@ -474,7 +470,7 @@ def test_the_feed_comes_in_pages(shelf: Running, monkeypatch: pytest.MonkeyPatch
     assert (short["changes"][0]["sequence"], short["sequence"]) == (11, 100)
 
 
-def test_only_some_feeds_are_answered_at_a_time(shelf: Running, catalogue: FakeCatalogue, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_some_feeds_are_answered_at_a_time(shelf: Running, catalogue: FakeCatalogue, monkeypatch: pytest.MonkeyPatch) -> None:
     put(shelf, "new")
     go = asyncio.Event()
     identity = catalogue.identity
@@ -484,24 +480,20 @@ def test_only_some_feeds_are_answered_at_a_time(shelf: Running, catalogue: FakeC
         return await identity()
 
     monkeypatch.setattr(catalogue, "identity", slow)
+    def ask() -> asyncio.Task[httpx.Response]:
+        return asyncio.create_task(shelf.client.http.get("/models/books/changes", headers=bearer(ADMIN)))
 
-    async def scenario() -> None:
-        def ask() -> asyncio.Task[httpx.Response]:
-            return asyncio.create_task(shelf.client.http.get("/models/books/changes", headers=bearer(ADMIN)))
-
-        asked = [ask() for _ in range(FEEDS)]
-        while shelf.app.state.service.feeds.left:
-            await asyncio.sleep(0)
-        refused = await ask()
-        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-        go.set()
-        assert {(await answer).status_code for answer in asked} == {200}
-        assert (await ask()).status_code == 200
-        missing = await shelf.client.http.get("/models/books/changes?after=99", headers=bearer(ADMIN))
-        assert missing.status_code in (200, 410)
-        assert shelf.app.state.service.feeds.left == FEEDS
-
-    shelf.client.runner.run(scenario())
+    asked = [ask() for _ in range(FEEDS)]
+    while shelf.app.state.service.feeds.left:
+        await asyncio.sleep(0)
+    refused = await ask()
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    go.set()
+    assert {(await answer).status_code for answer in asked} == {200}
+    assert (await ask()).status_code == 200
+    missing = await shelf.client.http.get("/models/books/changes?after=99", headers=bearer(ADMIN))
+    assert missing.status_code in (200, 410)
+    assert shelf.app.state.service.feeds.left == FEEDS
 
 
 @pytest.mark.parametrize("params", [{"after": -1}, {"after": "x"}, {"limit": 0}, {"limit": live_routes.MAX_CHANGES + 1}])
@@ -519,7 +511,7 @@ def test_a_model_says_how_full_its_live_catalogue_is(shelf: Running, catalogue: 
 # -- retrieval ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_retrieval_waits_for_the_sequence_that_it_names(shelf: Running, catalogue: FakeCatalogue) -> None:
+async def test_a_retrieval_waits_for_the_sequence_that_it_names(shelf: Running, catalogue: FakeCatalogue) -> None:
     for i in range(3):
         put(shelf, f"new-{i}")
     body = {"model": "books", "queries": [{"history": ["item-1"]}], "min_sequence": 3}
@@ -528,16 +520,12 @@ def test_a_retrieval_waits_for_the_sequence_that_it_names(shelf: Running, catalo
     late = shelf.client.post("/retrieve", json=body | {"timeout_ms": 5}, headers=bearer(RETRIEVE))
     assert (late.status_code, late.headers["retry-after"]) == (503, "1")
     assert problem(late)["detail"] == "min_sequence: got 3, and by the deadline this worker has the operations up to 2."
-
-    async def scenario() -> None:
-        waiting = asyncio.create_task(shelf.client.http.post("/retrieve", json=body, headers=bearer(RETRIEVE)))
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert not waiting.done()
-        catalogue.behind = 0
-        assert (await waiting).status_code == 200
-
-    shelf.client.runner.run(scenario())
+    waiting = asyncio.create_task(shelf.client.http.post("/retrieve", json=body, headers=bearer(RETRIEVE)))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    catalogue.behind = 0
+    assert (await waiting).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -440,33 +440,27 @@ def test_a_condition_is_about_the_list_at_the_time_of_the_change() -> None:
 # -- the client -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_client_edits_lists_without_losing_changes(shelf: Running) -> None:
-    async def scenario() -> None:
-        transport = httpx.ASGITransport(shelf.app)
-        async with AsyncClient("http://test", api_key=ADMIN, transport=transport) as client:
-            before = await client.removed("books")
-            made = await client.set_removed("books", ["item-1", "gone"], if_match=before.etag)
-            assert (made.removed, made.unknown) == (1, ("gone",))
-            with pytest.raises(Conflict) as raised:
-                await client.set_removed("books", ["item-2"], if_match=before.etag)
-            assert raised.value.status == 412
-            assert await client.set_removed("books", ["item-2"], if_match=made.etag)
-            assert await client.removed("books") == ("item-2",)
-        async with AsyncClient("http://test", transport=transport) as stranger:
-            with pytest.raises(NotAllowed):
-                await stranger.remove_item("books", "item-1")
-
-    shelf.client.runner.run(scenario())
+async def test_the_client_edits_lists_without_losing_changes(shelf: Running) -> None:
+    transport = httpx.ASGITransport(shelf.app)
+    async with AsyncClient("http://test", api_key=ADMIN, transport=transport) as client:
+        before = await client.removed("books")
+        made = await client.set_removed("books", ["item-1", "gone"], if_match=before.etag)
+        assert (made.removed, made.unknown) == (1, ("gone",))
+        with pytest.raises(Conflict) as raised:
+            await client.set_removed("books", ["item-2"], if_match=before.etag)
+        assert raised.value.status == 412
+        assert await client.set_removed("books", ["item-2"], if_match=made.etag)
+        assert await client.removed("books") == ("item-2",)
+    async with AsyncClient("http://test", transport=transport) as stranger:
+        with pytest.raises(NotAllowed):
+            await stranger.remove_item("books", "item-1")
     until(lambda: listed(shelf) == ["item-2"], "the list is as the client left it")
 
 
 @pytest.mark.parametrize("wrong", ["", "abc", 'W/"abc"', '"a" ', '"a\r\nX: y"', '"ü"'])
-def test_the_client_sends_no_tag_that_is_none(shelf: Running, wrong: str) -> None:
-    async def scenario() -> None:
-        async with AsyncClient("http://test", transport=httpx.ASGITransport(shelf.app)) as client:
-            with pytest.raises(ValueError, match="if_match: got"):
-                await client.set_removed("books", [], if_match=wrong)
-            with pytest.raises(ValueError, match="item_id: got ''"):
-                await client.remove_item("books", "")
-
-    shelf.client.runner.run(scenario())
+async def test_the_client_sends_no_tag_that_is_none(shelf: Running, wrong: str) -> None:
+    async with AsyncClient("http://test", transport=httpx.ASGITransport(shelf.app)) as client:
+        with pytest.raises(ValueError, match="if_match: got"):
+            await client.set_removed("books", [], if_match=wrong)
+        with pytest.raises(ValueError, match="item_id: got ''"):
+            await client.remove_item("books", "")

@@ -282,65 +282,53 @@ def test_a_compressed_body_is_415_and_the_answer_says_what_is_taken(shared: Runn
     assert plain.status_code == (404 if path == "/nowhere" else 200)
 
 
-def test_concurrent_requests_share_one_engine_call(models: Path) -> None:
-    async def scenario(running: Running) -> None:
-        engine = running.engines["books"]
-        registry = running.app.state.service.registry
-        batcher = registry.choose("books", None).batcher
-        engine.go.clear()
+async def test_concurrent_requests_share_one_engine_call(running: Running) -> None:
+    engine = running.engines["books"]
+    registry = running.app.state.service.registry
+    batcher = registry.choose("books", None).batcher
+    engine.go.clear()
 
-        def post(number: int, m: int) -> asyncio.Task[httpx.Response]:
-            body = {"model": "books", "queries": [{"history": [f"item-{number}"]}], "m": m, "beam_size": m + number}
-            return asyncio.create_task(running.client.http.post("/retrieve", json=body))
+    def post(number: int, m: int) -> asyncio.Task[httpx.Response]:
+        body = {"model": "books", "queries": [{"history": [f"item-{number}"]}], "m": m, "beam_size": m + number}
+        return asyncio.create_task(running.client.http.post("/retrieve", json=body))
 
-        first = post(0, 1)
-        assert await asyncio.to_thread(engine.started.wait, 10)
-        others = [post(number, number + 1) for number in range(1, 4)]
-        while batcher.depth < 3:
-            await asyncio.sleep(0)
-        engine.go.set()
-        answers = [answer.json() for answer in await asyncio.gather(first, *others)]
-        assert [answer["timing"]["batch"] for answer in answers] == [1, 3, 3, 3]
-        assert [len(answer["results"][0]["items"]) for answer in answers] == [1, 2, 3, 4]
-        assert [answer["results"][0]["beam_size"] for answer in answers] == [1, 3, 5, 7]
-        assert len(engine.calls) == 2
-
-    with run(models) as running:
-        running.client.runner.run(scenario(running))
+    first = post(0, 1)
+    assert await asyncio.to_thread(engine.started.wait, 10)
+    others = [post(number, number + 1) for number in range(1, 4)]
+    while batcher.depth < 3:
+        await asyncio.sleep(0)
+    engine.go.set()
+    answers = [answer.json() for answer in await asyncio.gather(first, *others)]
+    assert [answer["timing"]["batch"] for answer in answers] == [1, 3, 3, 3]
+    assert [len(answer["results"][0]["items"]) for answer in answers] == [1, 2, 3, 4]
+    assert [answer["results"][0]["beam_size"] for answer in answers] == [1, 3, 5, 7]
+    assert len(engine.calls) == 2
 
 
-def test_a_client_that_hangs_up_while_it_waits_never_reaches_the_engine(models: Path) -> None:
-    async def scenario(running: Running) -> None:
-        engine = running.engines["books"]
-        batcher = running.app.state.service.registry.choose("books", None).batcher
-        engine.go.clear()
-        stays = asyncio.create_task(post_asgi(running.app, "item-1", asyncio.Event()))
-        assert await asyncio.to_thread(engine.started.wait, 10)
-        hang_up = asyncio.Event()
-        goes = asyncio.create_task(post_asgi(running.app, "item-2", hang_up))
-        while batcher.depth < 1:
-            await asyncio.sleep(0)
-        hang_up.set()
-        assert await goes == 499
-        engine.go.set()
-        assert await stays == 200
-        assert await post_asgi(running.app, "item-3", asyncio.Event()) == 200
-        assert [queries.array[:, -1].tolist() for queries, _ in engine.calls] == [[1], [3]]
-
-    with run(models) as running:
-        running.client.runner.run(scenario(running))
-        assert 'espalier_requests_total{model="books",status="499"} 1.0' in running.client.get("/metrics").text
+async def test_a_client_that_hangs_up_while_it_waits_never_reaches_the_engine(running: Running) -> None:
+    engine = running.engines["books"]
+    batcher = running.app.state.service.registry.choose("books", None).batcher
+    engine.go.clear()
+    stays = asyncio.create_task(post_asgi(running.app, "item-1", asyncio.Event()))
+    assert await asyncio.to_thread(engine.started.wait, 10)
+    hang_up = asyncio.Event()
+    goes = asyncio.create_task(post_asgi(running.app, "item-2", hang_up))
+    while batcher.depth < 1:
+        await asyncio.sleep(0)
+    hang_up.set()
+    assert await goes == 499
+    engine.go.set()
+    assert await stays == 200
+    assert await post_asgi(running.app, "item-3", asyncio.Event()) == 200
+    assert [queries.array[:, -1].tolist() for queries, _ in engine.calls] == [[1], [3]]
+    assert 'espalier_requests_total{model="books",status="499"} 1.0' in (await running.client.http.get("/metrics")).text
 
 
-def test_a_client_that_hangs_up_inside_its_body_is_no_failure(models: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario(running: Running) -> None:
-        hung_up = asyncio.Event()
-        hung_up.set()
-        assert await post_asgi(running.app, "item-1", hung_up, complete=False) == 499
-        assert running.engines["books"].calls == []
-
-    with run(models) as running:
-        running.client.runner.run(scenario(running))
+async def test_a_client_that_hangs_up_inside_its_body_is_no_failure(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+    hung_up = asyncio.Event()
+    hung_up.set()
+    assert await post_asgi(running.app, "item-1", hung_up, complete=False) == 499
+    assert running.engines["books"].calls == []
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 

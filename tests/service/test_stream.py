@@ -110,108 +110,89 @@ class Conversation:
                 yield orjson.loads(message["body"])
 
 
-def test_a_line_is_answered_before_the_next_one_is_sent(models: Path) -> None:
-    async def scenario(running: Running) -> None:
-        talk = Conversation(running)
-        answers = talk.answers()
-        for i in range(3):
-            talk.say(line(f"item-{i}") + b"\n")
-            assert (await anext(answers))["model"] == "books"
-        talk.say(b"", more=False)
-        assert [answer async for answer in answers] == []
-        await talk.task
-
-    with run(models) as running:
-        running.client.runner.run(scenario(running))
+async def test_a_line_is_answered_before_the_next_one_is_sent(running: Running) -> None:
+    talk = Conversation(running)
+    answers = talk.answers()
+    for i in range(3):
+        talk.say(line(f"item-{i}") + b"\n")
+        assert (await anext(answers))["model"] == "books"
+    talk.say(b"", more=False)
+    assert [answer async for answer in answers] == []
+    await talk.task
 
 
-def test_a_client_that_does_not_read_holds_its_own_sending_back(models: Path) -> None:
-    async def scenario(running: Running) -> None:
-        talk = Conversation(running)
-        assert (await talk.got.get())["status"] == 200  # only then it begins to read
-        talk.taking.clear()
-        for i in range(100):
-            talk.say(line(f"item-{i % 30}") + b"\n", more=i < 99)
-        engine = running.engines["books"]
-        for _ in range(300):
-            await asyncio.sleep(0)
-        while running.app.state.service.registry.choose("books", None).batcher.depth:
-            await asyncio.sleep(0)
-        assert 8 < talk.asked <= 12  # the window, those on their way in, and one more
-        assert 8 <= sum(len(queries) for queries, _ in engine.calls) <= 12
-        talk.taking.set()
-        assert len([answer async for answer in talk.answers()]) == 100
-        await talk.task
-
-    with run(models, stream_window=8) as running:
-        running.client.runner.run(scenario(running))
+@pytest.mark.settings(stream_window=8)
+async def test_a_client_that_does_not_read_holds_its_own_sending_back(running: Running) -> None:
+    talk = Conversation(running)
+    assert (await talk.got.get())["status"] == 200  # only then it begins to read
+    talk.taking.clear()
+    for i in range(100):
+        talk.say(line(f"item-{i % 30}") + b"\n", more=i < 99)
+    engine = running.engines["books"]
+    for _ in range(300):
+        await asyncio.sleep(0)
+    while running.app.state.service.registry.choose("books", None).batcher.depth:
+        await asyncio.sleep(0)
+    assert 8 < talk.asked <= 12  # the window, those on their way in, and one more
+    assert 8 <= sum(len(queries) for queries, _ in engine.calls) <= 12
+    talk.taking.set()
+    assert len([answer async for answer in talk.answers()]) == 100
+    await talk.task
 
 
-def test_a_stream_waits_for_room_where_a_single_request_is_refused(models: Path) -> None:
-    async def scenario(running: Running) -> None:
-        engine = running.engines["books"]
-        batcher = running.app.state.service.registry.choose("books", None).batcher
-        engine.go.clear()
-        talk = Conversation(running)
-        talk.say(b"\n".join(line(f"item-{i}") for i in range(20)), more=False)
-        while not engine.calls or batcher.depth < 2:  # before its first call the engine still makes room
-            await asyncio.sleep(0)
-        refused = await running.client.http.post("/retrieve", json={"model": "books", "queries": [{"history": []}]})
-        assert refused.status_code == problem(refused)["status"] == 429
-        assert refused.headers["retry-after"] == "1"
-        engine.go.set()
-        answers = [answer async for answer in talk.answers()]
-        assert len(answers) == 20
-        assert all("results" in answer for answer in answers)
-        text = (await running.client.http.get("/metrics")).text
-        assert 'espalier_shed_total{model="books"} 1.0' in text
-        assert 'espalier_requests_total{model="books",status="429"} 1.0' in text
-
-    with run(models, max_queue=2) as running:
-        running.client.runner.run(scenario(running))
+@pytest.mark.settings(max_queue=2)
+async def test_a_stream_waits_for_room_where_a_single_request_is_refused(running: Running) -> None:
+    engine = running.engines["books"]
+    batcher = running.app.state.service.registry.choose("books", None).batcher
+    engine.go.clear()
+    talk = Conversation(running)
+    talk.say(b"\n".join(line(f"item-{i}") for i in range(20)), more=False)
+    while not engine.calls or batcher.depth < 2:  # before its first call the engine still makes room
+        await asyncio.sleep(0)
+    refused = await running.client.http.post("/retrieve", json={"model": "books", "queries": [{"history": []}]})
+    assert refused.status_code == problem(refused)["status"] == 429
+    assert refused.headers["retry-after"] == "1"
+    engine.go.set()
+    answers = [answer async for answer in talk.answers()]
+    assert len(answers) == 20
+    assert all("results" in answer for answer in answers)
+    text = (await running.client.http.get("/metrics")).text
+    assert 'espalier_shed_total{model="books"} 1.0' in text
+    assert 'espalier_requests_total{model="books",status="429"} 1.0' in text
 
 
-def test_a_client_that_hangs_up_leaves_nothing_in_the_queue(models: Path) -> None:
-    async def scenario(running: Running) -> None:
-        engine = running.engines["books"]
-        batcher = running.app.state.service.registry.choose("books", None).batcher
-        engine.go.clear()
-        talk = Conversation(running)
-        talk.say(b"\n".join(line(f"item-{i}") for i in range(10)) + b"\n")
-        while batcher.depth + sum(len(queries) for queries, _ in engine.calls) < 6:  # the first call may have taken several
-            await asyncio.sleep(0)
-        talk.sent.put_nowait({"type": "http.disconnect"})
-        await talk.task
-        assert batcher.depth == 0
-        engine.go.set()
-
-    with run(models, stream_window=6) as running:
-        running.client.runner.run(scenario(running))
-        assert len(running.engines["books"].calls) == 1
-        text = running.client.get("/metrics").text
+@pytest.mark.settings(stream_window=6)
+async def test_a_client_that_hangs_up_leaves_nothing_in_the_queue(running: Running) -> None:
+    engine = running.engines["books"]
+    batcher = running.app.state.service.registry.choose("books", None).batcher
+    engine.go.clear()
+    talk = Conversation(running)
+    talk.say(b"\n".join(line(f"item-{i}") for i in range(10)) + b"\n")
+    while batcher.depth + sum(len(queries) for queries, _ in engine.calls) < 6:  # the first call may have taken several
+        await asyncio.sleep(0)
+    talk.sent.put_nowait({"type": "http.disconnect"})
+    await talk.task
+    assert batcher.depth == 0
+    engine.go.set()
+    assert len(running.engines["books"].calls) == 1
+    text = (await running.client.http.get("/metrics")).text
     assert 'espalier_requests_total{model="books",status="200"}' not in text
     assert 'espalier_requests_total{model="books",status="499"}' in text
 
 
-def test_a_client_that_never_reads_is_let_go(models: Path) -> None:
-    async def scenario(running: Running) -> None:
-        talk = Conversation(running)
-        talk.say(line("item-1") + b"\n")
-        assert (await talk.got.get())["status"] == 200
-        talk.taking.clear()
-        await asyncio.wait_for(talk.task, 10)
-
-    with run(models, stream_idle_s=0.05) as running:
-        running.client.runner.run(scenario(running))
+@pytest.mark.settings(stream_idle_s=0.05)
+async def test_a_client_that_never_reads_is_let_go(running: Running) -> None:
+    talk = Conversation(running)
+    talk.say(line("item-1") + b"\n")
+    assert (await talk.got.get())["status"] == 200
+    talk.taking.clear()
+    await asyncio.wait_for(talk.task, 10)
 
 
-def test_a_stream_that_falls_silent_ends_with_a_problem(models: Path) -> None:
-    async def scenario(running: Running) -> None:
-        talk = Conversation(running)
-        talk.say(line("item-1") + b"\n")
-        answers = [answer async for answer in talk.answers()]
-        assert [answer.get("status", 200) for answer in answers] == [200, 408]
-        await talk.task
-
-    with run(models, stream_idle_s=0.05) as running:
-        running.client.runner.run(scenario(running))
+@pytest.mark.settings(stream_idle_s=0.05)
+async def test_a_stream_that_falls_silent_ends_with_a_problem(running: Running) -> None:
+    talk = Conversation(running)
+    talk.say(line("item-1") + b"\n")
+    answers = [answer async for answer in talk.answers()]
+    assert [answer.get("status", 200) for answer in answers] == [200, 408]
+    await talk.task

@@ -10,8 +10,7 @@ import pytest
 
 from service.watch import unknown_ids
 from service.watch.unknown_ids import BLOCK_S, COUNTERS, MAX_ID_BYTES, PER_REQUEST, MostFrequent, UnknownIds, cut, most_asked
-from tests.service.running import run
-from tests.service.test_background import counted
+from tests.service.running import counted, run
 
 
 def test_counts_are_exact_while_there_are_counters() -> None:
