@@ -14,7 +14,7 @@ from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
 from tests.service.fake_engine import FakeEngine
 from tests.service.own_time import OwnTime
-from tests.service.running import ITEMS, LIMITS, Running, run
+from tests.service.running import ITEMS, LIMITS, Running, run, settings_of
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,12 +34,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         with asyncio.Runner(loop_factory=lambda: OwnTime(stands_still=True)) as runner:
             runner.run(pyfuncitem.obj(**given))
     return True
-
-
-def settings_of(request: pytest.FixtureRequest) -> dict[str, object]:
-    """What the marker `settings` of a test says."""
-    marker = request.node.get_closest_marker("settings")
-    return {} if marker is None else dict(marker.kwargs)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from fastapi import FastAPI
 
 from espalier.bundle import Bundle
@@ -107,6 +108,12 @@ def run(
         finally:
             for engine in engines.values():
                 engine.go.set()
+
+
+def settings_of(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What the marker `settings` of a test says."""
+    marker = request.node.get_closest_marker("settings")
+    return {} if marker is None else dict(marker.kwargs)
 
 
 def every_metric() -> str:
