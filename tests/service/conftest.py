@@ -13,6 +13,7 @@ import pytest
 from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
 from tests.service.fake_engine import FakeEngine
+from tests.service.live_running import Live, live_service
 from tests.service.own_time import OwnTime
 from tests.service.running import ITEMS, LIMITS, Running, run, settings_of
 
@@ -49,6 +50,13 @@ def versions(tmp_path: Path) -> Path:
 def running(models: Path, request: pytest.FixtureRequest) -> Iterator[Running]:
     """A service of `models` with a fake engine, and the settings of the test's marker."""
     with run(models, **settings_of(request)) as started:
+        yield started
+
+
+@pytest.fixture
+def live(models: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Live]:
+    """A service of `models` whose items come and go, with the settings of the test's marker."""
+    with live_service(models, monkeypatch, **settings_of(request)) as started:
         yield started
 
 

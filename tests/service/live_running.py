@@ -27,7 +27,7 @@ from service.live.catalogue_types import ALWAYS, Delete, Outcome, Put, StoredIte
 from service.live.slots import Candidates
 from service.models import loading
 from service.models.loading import LoadedModel
-from tests.service.running import LIMITS, Running, bearer, ids, run, settings_of
+from tests.service.running import LIMITS, Running, bearer, ids, run
 
 T = TypeVar("T")
 
@@ -90,16 +90,12 @@ def open_reference(bundle: Bundle) -> Engine:
 @contextmanager
 def live_service(models: Path, monkeypatch: pytest.MonkeyPatch, placer: type[Nearest] = Nearest, **settings: Any) -> Iterator[Live]:
     monkeypatch.setattr(loading, "Placer", placer)
-    settings = {"admin_keys": ADMIN, "write_keys": "a-key-that-may-write"} | settings  # so that what live items need is compiled before the first request
+    settings = {
+        "admin_keys": ADMIN,
+        "write_keys": "a-key-that-may-write",
+    } | settings  # so that what live items need is compiled before the first request
     with run(models, open_reference, **settings) as running:
         yield Live(running)
-
-
-@pytest.fixture
-def live(models: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Live]:
-    """A service of `models` whose items come and go, with the settings of the test's marker."""
-    with live_service(models, monkeypatch, **settings_of(request)) as started:
-        yield started
 
 
 class Live:

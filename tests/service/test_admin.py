@@ -206,13 +206,12 @@ def test_a_short_key_is_refused_without_being_shown(monkeypatch: pytest.MonkeyPa
 # -- deadlines and overload over HTTP ---------------------------------------------------------------------------------------
 
 
-def test_a_deadline_that_passes_is_504(models: Path) -> None:
-    with run(models) as running:
-        running.engines["books"].go.clear()
-        answer = running.client.post("/retrieve", json={"model": "books", "queries": [COLD], "timeout_ms": 20})
-        assert answer.status_code == problem(answer)["status"] == 504
-        running.engines["books"].go.set()
-        assert running.retrieve(queries=[COLD], timeout_ms=5000)["version"] == 1
+def test_a_deadline_that_passes_is_504(running: Running) -> None:
+    running.engines["books"].go.clear()
+    answer = running.client.post("/retrieve", json={"model": "books", "queries": [COLD], "timeout_ms": 20})
+    assert answer.status_code == problem(answer)["status"] == 504
+    running.engines["books"].go.set()
+    assert running.retrieve(queries=[COLD], timeout_ms=5000)["version"] == 1
 
 
 @pytest.mark.parametrize(("timeout_ms", "status"), [(1e-9, "504-client"), (20, "504-client"), (50, "504"), (60, "504"), (None, "504")])
@@ -247,49 +246,46 @@ def test_a_flood_of_short_deadlines_writes_few_lines(models: Path, caplog: pytes
     assert sum("status=500" in line for line in lines) == 1
 
 
-def test_the_default_deadline_is_a_setting(models: Path) -> None:
-    with run(models, timeout_ms=20) as running:
-        running.engines["books"].go.clear()
-        assert running.client.post("/retrieve", json={"model": "books", "queries": [COLD]}).status_code == 504
-        running.engines["books"].go.set()
+@pytest.mark.settings(timeout_ms=20)
+def test_the_default_deadline_is_a_setting(running: Running) -> None:
+    running.engines["books"].go.clear()
+    assert running.client.post("/retrieve", json={"model": "books", "queries": [COLD]}).status_code == 504
+    running.engines["books"].go.set()
 
 
-def test_a_deadline_holds_while_a_mask_is_made(models: Path) -> None:
-    with run(models) as running:
-        filters = running.app.state.service.registry.choose("books", None).filters
-        made, let_go = filters.mask, threading.Event()
+def test_a_deadline_holds_while_a_mask_is_made(running: Running) -> None:
+    filters = running.app.state.service.registry.choose("books", None).filters
+    made, let_go = filters.mask, threading.Event()
 
-        def slow(conditions: Any) -> Any:
-            let_go.wait(10)
-            return made(conditions)
+    def slow(conditions: Any) -> Any:
+        let_go.wait(10)
+        return made(conditions)
 
-        filters.mask = slow
-        body: Json = {"model": "books", "queries": [COLD], "filter": {"title": ["Title 1"]}, "timeout_ms": 20}
-        answer = running.client.post("/retrieve", json=body)
-        let_go.set()
-        assert answer.status_code == problem(answer)["status"] == 504
-        assert running.client.post("/retrieve", json=body | {"m": 10**6}).status_code == 422
+    filters.mask = slow
+    body: Json = {"model": "books", "queries": [COLD], "filter": {"title": ["Title 1"]}, "timeout_ms": 20}
+    answer = running.client.post("/retrieve", json=body)
+    let_go.set()
+    assert answer.status_code == problem(answer)["status"] == 504
+    assert running.client.post("/retrieve", json=body | {"m": 10**6}).status_code == 422
 
 
-def test_an_invalid_request_is_no_load(models: Path) -> None:
+@pytest.mark.settings(max_queue=2, max_queries=4)
+def test_an_invalid_request_is_no_load(running: Running) -> None:
     """It is 422 also where a queue has no room for it, and makes no overload."""
-    with run(models, max_queue=2, max_queries=4) as running:
-        engine = running.engines["books"]
-        engine.go.clear()
+    engine = running.engines["books"]
+    engine.go.clear()
 
-        async def scenario() -> None:
-            busy = [
-                asyncio.create_task(running.client.http.post("/retrieve", json={"model": "books", "queries": [COLD]})) for _ in range(2)
-            ]
-            batcher = running.app.state.service.registry.choose("books", None).batcher
-            while batcher.depth < 1:
-                await asyncio.sleep(0)
-            answer = await running.client.http.post("/retrieve", json={"model": "books", "queries": [COLD] * 5})
-            assert answer.status_code == 422
-            engine.go.set()
-            assert [(await task).status_code for task in busy] == [200, 200]
+    async def scenario() -> None:
+        busy = [asyncio.create_task(running.client.http.post("/retrieve", json={"model": "books", "queries": [COLD]})) for _ in range(2)]
+        batcher = running.app.state.service.registry.choose("books", None).batcher
+        while batcher.depth < 1:
+            await asyncio.sleep(0)
+        answer = await running.client.http.post("/retrieve", json={"model": "books", "queries": [COLD] * 5})
+        assert answer.status_code == 422
+        engine.go.set()
+        assert [(await task).status_code for task in busy] == [200, 200]
 
-        running.client.runner.run(scenario())
+    running.client.runner.run(scenario())
 
 
 def test_in_overload_a_request_is_refused_before_its_body_is_parsed(tmp_path: Path) -> None:

@@ -87,11 +87,10 @@ def test_whoever_is_not_let_in_leaves_one_line_and_one_count(
     assert failures(guarded) == dict.fromkeys(AUTH_FAILURES, 0) | {(role, reason): 1}
 
 
-def test_admin_routes_that_are_off_are_told_of(models: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with run(models) as running:
-        assert running.client.post("/models/books/load", json={"version": 1}, headers=bearer(ADMIN)).status_code == 403
-        assert [(line["role"], line["reason"]) for line in lines(caplog)] == [("admin", "off")]
-        assert failures(running)["admin", "off"] == 1
+def test_admin_routes_that_are_off_are_told_of(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+    assert running.client.post("/models/books/load", json={"version": 1}, headers=bearer(ADMIN)).status_code == 403
+    assert [(line["role"], line["reason"]) for line in lines(caplog)] == [("admin", "off")]
+    assert failures(running)["admin", "off"] == 1
 
 
 def test_who_is_let_in_leaves_no_line(guarded: Running, caplog: pytest.LogCaptureFixture) -> None:

@@ -121,9 +121,7 @@ def test_customers_metrics_do_not_count_background_requests(running: Running) ->
 def test_another_priority_is_422_and_named(running: Running) -> None:
     answer = running.client.post("/retrieve", json=BODY, headers={"Espalier-Priority": "urgent"})
     assert answer.status_code == 422
-    assert answer.json()["errors"] == [
-        {"field": "Espalier-Priority", "value": "'urgent'", "expected": "`background`, or no such header"}
-    ]
+    assert answer.json()["errors"] == [{"field": "Espalier-Priority", "value": "'urgent'", "expected": "`background`, or no such header"}]
 
 
 async def flooded(running: Running) -> tuple[list[asyncio.Task[httpx.Response]], list[asyncio.Task[httpx.Response]]]:

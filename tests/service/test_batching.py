@@ -271,7 +271,9 @@ async def test_what_expires_in_the_queue_is_answered_at_its_deadline_and_never_r
     """A request that is cut into several parts, too, and all of it leaves the queue."""
     batcher = new_batcher(max_batch=2)
     async with held(engine, batcher):
-        late, large, waits = await accepted(ask(batcher, 1, deadline=1), ask(batcher, 2, 3, 4, 5, 6, deadline=1), ask(batcher, 7, deadline=60))
+        late, large, waits = await accepted(
+            ask(batcher, 1, deadline=1), ask(batcher, 2, 3, 4, 5, 6, deadline=1), ask(batcher, 7, deadline=60)
+        )
         await pass_time(0.9)
         assert (late.done(), large.done(), batcher.depth) == (False, False, 7)
         await pass_time(0.2)
@@ -372,9 +374,7 @@ async def test_a_patient_request_that_finds_no_room_by_its_deadline_has_expired(
     assert calls(engine) == [[0], [1]]
 
 
-async def test_room_is_given_when_the_engine_takes_what_waits_not_when_it_has_answered(
-    engine: FakeEngine, new_batcher: NewBatcher
-) -> None:
+async def test_room_is_given_when_the_engine_takes_what_waits_not_when_it_has_answered(engine: FakeEngine, new_batcher: NewBatcher) -> None:
     batcher = new_batcher(max_queue=2, max_wait_s=0.1)  # the engine takes nothing before all have come
     engine.go.clear()
     tasks = await accepted(*(ask(batcher, i, patient=True) for i in range(6)))
@@ -384,7 +384,7 @@ async def test_room_is_given_when_the_engine_takes_what_waits_not_when_it_has_an
     assert batcher.depth == 2  # two more have come in while the engine is at the first two
     engine.go.set()
     await asyncio.gather(*tasks)
-    assert sum(calls(engine), []) == list(range(6))
+    assert [item for call in calls(engine) for item in call] == list(range(6))
 
 
 async def test_room_that_a_cancelled_request_leaves_is_given_on(engine: FakeEngine, new_batcher: NewBatcher) -> None:

@@ -288,7 +288,9 @@ def test_every_path_names_all_methods_that_it_takes(guarded: Running) -> None:
     refused = 0
     for path, methods in routes(guarded).items():
         for method in METHODS:
-            answer = guarded.client.request(method, path, headers=bearer(KEYS["admin"]) | {"Content-Type": "application/json"}, content=b"{}")
+            answer = guarded.client.request(
+                method, path, headers=bearer(KEYS["admin"]) | {"Content-Type": "application/json"}, content=b"{}"
+            )
             assert (answer.status_code == 405) == (method not in methods), f"{method} {path}"
             if answer.status_code == 405:
                 assert answer.headers["allow"] == ", ".join(sorted(methods)), f"{method} {path}"

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from espalier.bundle import Bundle
 from espalier.checks.random_bundles import make_bundle, make_linear_bundle, tree_over
 from espalier.engines import open_engine
 from espalier.errors import InvalidQuery
@@ -25,7 +24,7 @@ from service.errors import DeadlinePassed
 from service.models.loading import LoadedModel
 from service.retrieval import facets as facets_module
 from service.retrieval.facets import facets
-from tests.service.live_running import ALL, ITEMS, live_service
+from tests.service.live_running import ALL, ITEMS, Live
 from tests.service.running import LIMITS, Json, Running, bearer, problem, run
 
 ADMIN = "admin-key-00000001"
@@ -68,7 +67,9 @@ def model_of(running: Running) -> LoadedModel:
     return model
 
 
-def counted(running: Running, column: str, filter: Json | None = None, barred: Json | None = None, limit: int = 20, live: bool = True) -> Json:
+def counted(
+    running: Running, column: str, filter: Json | None = None, barred: Json | None = None, limit: int = 20, live: bool = True
+) -> Json:
     """What the route answers."""
     model = model_of(running)
     return facets(model, column, model.filters.parse(filter or {}, barred or {}), limit, lambda: None, live)
@@ -147,39 +148,39 @@ def agree(running: Running, live: bool = True) -> None:
 
 
 @pytest.mark.parametrize("models", range(2), indirect=True)
-def test_counts_are_those_of_a_search_of_everything(models: Path) -> None:
-    with run(models, admin_keys=ADMIN) as running:
-        agree(running)
-        removed = [f"item-{i}" for i in range(0, ITEMS, 3)]
-        remove(running, *removed)
-        assert shown(running, "colour")["eligible"] == ITEMS - len(removed)
-        agree(running)
+@pytest.mark.settings(admin_keys=ADMIN)
+def test_counts_are_those_of_a_search_of_everything(running: Running) -> None:
+    agree(running)
+    removed = [f"item-{i}" for i in range(0, ITEMS, 3)]
+    remove(running, *removed)
+    assert shown(running, "colour")["eligible"] == ITEMS - len(removed)
+    agree(running)
 
 
 @pytest.mark.parametrize("models", range(2), indirect=True)
-def test_live_items_count_by_the_fields_that_they_have_now(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.settings(admin_keys=ADMIN)
+def test_live_items_count_by_the_fields_that_they_have_now(live: Live) -> None:
     rng = np.random.default_rng(7)
 
     def fields() -> Json:
         year = int(rng.integers(1990, 2030))
         return {"colour": COLOURS[rng.integers(0, 4)], "tags": ["a", "a", "f"], "price": 9.5, "year": year}
 
-    with live_service(models, monkeypatch, admin_keys=ADMIN) as live:
-        before = counted(live.running, "colour")
-        for i in range(6):
-            live.put(f"new-{i}", like=(f"item-{i}",), fields=fields())  # new
-            live.put(f"item-{i}", fields=fields())  # trained, other fields
-        live.put("item-7", like=("item-9",), fields=fields())  # trained, moved, other fields
-        live.put("item-8", like=("item-9",))  # trained, moved, own fields
-        for gone in ("item-2", "item-8", "item-20", "new-3"):
-            live.delete(gone)
-        live.put("item-20")  # back
-        assert counted(live.running, "colour") != before
-        agree(live.running)
-        remove(live.running, "item-3", "new-4", "item-7", "item-11")
-        assert shown(live.running, "colour")["eligible"] == ITEMS + 6 - 3 - 4
-        agree(live.running)
-        agree(live.running, live=False)
+    before = counted(live.running, "colour")
+    for i in range(6):
+        live.put(f"new-{i}", like=(f"item-{i}",), fields=fields())  # new
+        live.put(f"item-{i}", fields=fields())  # trained, other fields
+    live.put("item-7", like=("item-9",), fields=fields())  # trained, moved, other fields
+    live.put("item-8", like=("item-9",))  # trained, moved, own fields
+    for gone in ("item-2", "item-8", "item-20", "new-3"):
+        live.delete(gone)
+    live.put("item-20")  # back
+    assert counted(live.running, "colour") != before
+    agree(live.running)
+    remove(live.running, "item-3", "new-4", "item-7", "item-11")
+    assert shown(live.running, "colour")["eligible"] == ITEMS + 6 - 3 - 4
+    agree(live.running)
+    agree(live.running, live=False)
 
 
 @pytest.mark.parametrize("trees", [1, 3])
@@ -251,16 +252,15 @@ def test_a_histogram_of_extreme_numbers_stays_finite(tmp_path: Path) -> None:
         assert sum(one["count"] for one in integers["histogram"]) == 4
 
 
-def test_a_catalogue_of_many_blocks_is_counted_whole(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with live_service(models, monkeypatch) as live:
-        for i in range(5):
-            live.put(f"new-{i}", like=(f"item-{i}",), fields={"colour": "grey", "tags": ["z", "a"]})
-        asked = [(column, limit) for column in COLUMNS for limit in (1, 20)]
-        whole = [counted(live.running, column, limit=limit) for column, limit in asked]
-        monkeypatch.setattr(facets_module, "SCANNED_ROWS", 3)
-        monkeypatch.setattr(facets_module, "LIVE_ROWS", 2)
-        monkeypatch.setattr("service.retrieval.value_counts.MERGED_VALUES", 1)
-        assert [counted(live.running, column, limit=limit) for column, limit in asked] == whole
+def test_a_catalogue_of_many_blocks_is_counted_whole(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(5):
+        live.put(f"new-{i}", like=(f"item-{i}",), fields={"colour": "grey", "tags": ["z", "a"]})
+    asked = [(column, limit) for column in COLUMNS for limit in (1, 20)]
+    whole = [counted(live.running, column, limit=limit) for column, limit in asked]
+    monkeypatch.setattr(facets_module, "SCANNED_ROWS", 3)
+    monkeypatch.setattr(facets_module, "LIVE_ROWS", 2)
+    monkeypatch.setattr("service.retrieval.value_counts.MERGED_VALUES", 1)
+    assert [counted(live.running, column, limit=limit) for column, limit in asked] == whole
 
 
 def test_a_column_of_too_many_values_has_none_listed(books: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ from espalier.live.journal import Journal
 from espalier.live.operations import ItemBody, Operation
 from service.live.following import Following
 from service.live.writer_feed import FeedFailed, WriterFeed, operation_of
-from service.settings import Settings
 from tests.service.writers import Writer, change_of, serving
 from tests.waiting import until
 
@@ -304,13 +303,3 @@ def test_an_answer_that_is_too_large_is_not_read(writer: Writer, monkeypatch: py
     monkeypatch.setattr("service.live.writer_feed.MAX_ANSWER_BYTES", 10)
     with serving(writer) as url, closing(WriterFeed(url, None)) as feed, pytest.raises(FeedFailed, match="more than 10 bytes"):
         feed.changes("books", 0)
-
-
-@pytest.mark.parametrize("url", ["host:8000", "ftp://host", "http://", "/path", "http://host/?a=b", "http://me:secret@host"])
-def test_an_address_that_is_no_service_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="expected the address of a service"):
-        Settings(follow=url)
-
-
-def test_an_address_may_have_a_path() -> None:
-    assert Settings(follow="https://host/shop/").follow == "https://host/shop"

@@ -19,10 +19,10 @@ from service.entity_tags import Condition
 from service.errors import CatalogueFull, Conflict, ItemNotFound, PreconditionFailed
 from service.live import live_version
 from service.live.catalogue_types import Delete, Outcome, Put, tag_of
-from tests.service.live_running import ALL, ITEMS, ByTitle, Live, add_version, live, live_service, models
+from tests.service.live_running import ALL, ITEMS, ByTitle, Live, add_version, live_service, models
 from tests.service.running import Running
 
-__all__ = ["live", "models"]
+__all__ = ["models"]
 
 
 def parent(outcome: Outcome, by: str = "like") -> int:
@@ -89,23 +89,23 @@ def touched(live: Live) -> set[str]:
     return {change["id"] for change in changes}
 
 
-def test_queries_of_a_request_that_share_engine_calls_with_others_are_all_answered(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.settings(max_batch=2)
+def test_queries_of_a_request_that_share_engine_calls_with_others_are_all_answered(live: Live) -> None:
     """Parts of a request are searched alone or together with those of others; either way they bring no more than was asked for."""
-    with live_service(models, monkeypatch, max_batch=2) as live:
-        live.put("new", like=("item-1",))
-        loaded = live.version()
-        kind = loaded.bundle.manifest.query
-        assert isinstance(kind, HistoryKind)
-        queries, _ = encode_histories(kind, loaded.items, [[f"item-{i}"] for i in range(3)])
-        params = SearchParams.uniform(3, 8, 20)
+    live.put("new", like=("item-1",))
+    loaded = live.version()
+    kind = loaded.bundle.manifest.query
+    assert isinstance(kind, HistoryKind)
+    queries, _ = encode_histories(kind, loaded.items, [[f"item-{i}"] for i in range(3)])
+    params = SearchParams.uniform(3, 8, 20)
 
-        async def at_once() -> Any:
-            return await asyncio.gather(*(loaded.batcher.search(queries, params) for _ in range(5)))
+    async def at_once() -> Any:
+        return await asyncio.gather(*(loaded.batcher.search(queries, params) for _ in range(5)))
 
-        alone = [loaded.engine.search(queries.take(np.array([b])), params.take(np.array([b]))).item_rows_BM[0].tolist() for b in range(3)]
-        for answer in live.running.client.runner.run(at_once()):
-            assert answer.result.item_rows_BM.tolist() == alone
-            assert answer.result.frontiers == ()
+    alone = [loaded.engine.search(queries.take(np.array([b])), params.take(np.array([b]))).item_rows_BM[0].tolist() for b in range(3)]
+    for answer in live.running.client.runner.run(at_once()):
+        assert answer.result.item_rows_BM.tolist() == alone
+        assert answer.result.frontiers == ()
 
 
 def test_an_item_that_comes_back_needs_evidence_unless_training_knows_where_it_belongs(live: Live) -> None:

@@ -14,7 +14,9 @@ RETRIEVE_ID, ADMIN_ID = "0e9c038e", "2e7be159"
 """The first hex digits of a key's SHA-256: printf %s KEY | sha256sum."""
 
 
-def keys(retrieve: tuple[str, ...] = (RETRIEVE,), admin: tuple[str, ...] = (ADMIN, f"alice:{NAMED}"), write: tuple[str, ...] = (WRITE,)) -> Keys:
+def keys(
+    retrieve: tuple[str, ...] = (RETRIEVE,), admin: tuple[str, ...] = (ADMIN, f"alice:{NAMED}"), write: tuple[str, ...] = (WRITE,)
+) -> Keys:
     return Keys(*([SecretStr(key) for key in own] for own in (retrieve, admin, write)))
 
 

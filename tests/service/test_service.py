@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import logging
-import re
 import shutil
-import socket
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +16,14 @@ import numpy as np
 import orjson
 import pytest
 from fastapi import FastAPI
-from pydantic import SecretStr
 
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.queries import encode_histories
 from espalier.search import Engine, SearchParams
-from service.__main__ import listen, main
 from service.app import create_app
 from service.models.loading import EngineSource
-from service.router.__main__ import main as route
-from service.settings import Settings, unknown_settings, warn_of_unknown_settings
+from service.settings import Settings
 from tests.service.fake_engine import FakeEngine
 from tests.service.running import ITEMS, LIMITS, Json, Running, ids, problem, run, started
 
@@ -206,13 +200,6 @@ def test_a_wrong_value_is_422_and_names_the_field(shared: Running, body: Json, f
     assert all(set(error) == {"field", "value", "expected"} for error in document["errors"])
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"queries": [{"history": ["\xff"]}]}', b"[" * 5000, b"1" * 5000, b"null"])
-def test_a_body_that_is_no_request_is_422(shared: Running, content: bytes) -> None:
-    answer = shared.client.post("/retrieve", content=content, headers={"Content-Type": "application/json; charset=utf-8"})
-    assert answer.status_code == 422
-    assert problem(answer)["errors"][0]["field"] == "body"
-
-
 def test_several_wrong_values_are_all_listed(shared: Running) -> None:
     answer = shared.client.post("/retrieve", json={"queries": [COLD], "m": 0, "beam_size": "9", "oops": 1})
     assert [error["field"] for error in problem(answer)["errors"]] == ["m", "beam_size", "oops"]
@@ -224,62 +211,11 @@ def test_without_a_name_several_models_are_listed(shared: Running) -> None:
     assert problem(answer)["errors"] == [{"field": "model", "value": "None", "expected": "one of books, points"}]
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", "/nowhere", 404),
-        ("GET", "/models/nobody", 404),
-        ("GET", "/models/nobody/items", 404),
-        ("GET", "/retrieve", 405),
-        ("DELETE", "/models", 405),
-    ],
-)
-def test_a_wrong_path_or_method_is_a_problem_document(shared: Running, method: str, path: str, status: int) -> None:
-    answer = shared.client.request(method, path)
-    assert answer.status_code == problem(answer)["status"] == status
-    assert status != 405 or answer.headers["allow"]
-
-
 @pytest.mark.parametrize(("body", "named"), [({"model": "nobody"}, "books, points"), ({"model": "books", "version": 7}, "version 1")])
 def test_a_model_or_version_that_is_not_there_is_404(shared: Running, body: Json, named: str) -> None:
     answer = shared.client.post("/retrieve", json={"queries": [COLD]} | body)
     assert answer.status_code == 404
     assert named in problem(answer)["detail"]
-
-
-def test_a_body_over_the_limit_is_413(shared: Running) -> None:
-    large = orjson.dumps({"model": "books", "queries": [{"history": ["x" * 20_000]}]})
-    headers = {"Content-Type": "application/json"}
-    announced = shared.client.post("/retrieve", content=large, headers=headers)
-
-    async def pieces() -> AsyncIterator[bytes]:
-        yield large[:10_000]
-        yield large[10_000:]
-
-    streamed = shared.client.post("/retrieve", content=pieces(), headers=headers)
-    for answer in (announced, streamed):
-        assert answer.status_code == problem(answer)["status"] == 413
-
-
-@pytest.mark.parametrize("headers", [{}, {"Content-Type": "text/plain"}, {"Content-Type": "application/x-www-form-urlencoded"}])
-def test_a_body_that_is_not_said_to_be_json_is_415(shared: Running, headers: dict[str, str]) -> None:
-    answer = shared.client.post("/retrieve", content=b'{"queries": []}', headers=headers)
-    assert answer.status_code == problem(answer)["status"] == 415
-
-
-@pytest.mark.parametrize(
-    ("path", "content_type"), [("/retrieve", "application/json"), ("/retrieve/stream", "application/x-ndjson"), ("/nowhere", "text/plain")]
-)
-def test_a_compressed_body_is_415_and_the_answer_says_what_is_taken(shared: Running, path: str, content_type: str) -> None:
-    body = b'{"model": "books", "queries": [{"history": ["item-1"]}]}'
-    headers = {"Content-Type": content_type}
-    for encoding in ("gzip", "br", "zstd", "identity, gzip"):
-        answer = shared.client.post(path, content=gzip.compress(body), headers=headers | {"Content-Encoding": encoding})
-        assert answer.status_code == problem(answer)["status"] == 415
-        assert encoding in answer.json()["detail"]
-        assert answer.headers["accept-encoding"] == "identity"
-    plain = shared.client.post(path, content=body, headers=headers | {"Content-Encoding": "Identity"})
-    assert plain.status_code == (404 if path == "/nowhere" else 200)
 
 
 async def test_concurrent_requests_share_one_engine_call(running: Running) -> None:
@@ -353,15 +289,14 @@ async def post_asgi(app: FastAPI, item: str, hang_up: asyncio.Event, complete: b
     return statuses[0]
 
 
-def test_an_engine_failure_is_500_for_that_call_only_and_shows_no_internals(models: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with run(models) as running:
-        running.engines["books"].failure = RuntimeError("secret pointer 0xdead")
-        body = {"model": "books", "queries": [COLD]}
-        failed = running.client.post("/retrieve", json=body)
-        assert failed.status_code == problem(failed)["status"] == 500
-        assert "secret" not in failed.text
-        assert "secret pointer" in caplog.text
-        assert running.client.post("/retrieve", json=body).status_code == 200
+def test_an_engine_failure_is_500_for_that_call_only_and_shows_no_internals(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+    running.engines["books"].failure = RuntimeError("secret pointer 0xdead")
+    body = {"model": "books", "queries": [COLD]}
+    failed = running.client.post("/retrieve", json=body)
+    assert failed.status_code == problem(failed)["status"] == 500
+    assert "secret" not in failed.text
+    assert "secret pointer" in caplog.text
+    assert running.client.post("/retrieve", json=body).status_code == 200
 
 
 def test_an_unexpected_exception_is_a_500_problem_with_the_request_id(
@@ -457,13 +392,12 @@ def test_the_highest_version_serves_and_is_warm(models: Path, tmp_path: Path) ->
         assert running.engines["books"].warm
 
 
-def test_a_draining_service_refuses(models: Path) -> None:
-    with run(models) as running:
-        running.client.runner.run(running.app.state.service.registry.drain(10))
-        answer = running.client.post("/retrieve", json={"model": "books", "queries": [COLD]})
-        assert answer.status_code == problem(answer)["status"] == 503
-        assert running.client.get("/readyz").json()["reasons"] == ["shutting down"]
-        assert running.client.get("/livez").status_code == 200
+def test_a_draining_service_refuses(running: Running) -> None:
+    running.client.runner.run(running.app.state.service.registry.drain(10))
+    answer = running.client.post("/retrieve", json={"model": "books", "queries": [COLD]})
+    assert answer.status_code == problem(answer)["status"] == 503
+    assert running.client.get("/readyz").json()["reasons"] == ["shutting down"]
+    assert running.client.get("/livez").status_code == 200
 
 
 def test_models_say_what_they_take(shared: Running) -> None:
@@ -496,13 +430,6 @@ def test_completion_over_ids_and_titles(shared: Running, query: str, found: Sequ
     assert all(item["title"] == item["id"].replace("item-", "Title ") for item in answer["items"])
 
 
-@pytest.mark.parametrize("limit", ["0", "101", "x"])
-def test_completion_is_bounded(shared: Running, limit: str) -> None:
-    answer = shared.client.get(f"/models/books/items?limit={limit}")
-    assert answer.status_code == 422
-    assert problem(answer)["errors"][0]["field"] == "limit"
-
-
 def test_metrics_have_the_designs_names_and_labels(models: Path) -> None:
     with run(models) as running:
         running.retrieve(queries=[COLD, COLD], m=8, beam_size=5)
@@ -522,141 +449,6 @@ def test_metrics_have_the_designs_names_and_labels(models: Path) -> None:
         'espalier_model_info{engine="fake",model="books",version="1"} 1.0',
     }
     assert any(line.startswith('espalier_query_seconds_bucket{beam="4",engine="fake",le="1.5e-05"') for line in lines)
-
-
-def test_the_documentation_is_served(shared: Running) -> None:
-    page = shared.client.get("/docs").text
-    assert "https://" not in page  # works where no CDN can be reached
-    assets = re.findall(r'(?:href|src)="(/[^"]+)"', page)
-    assert len(assets) == 3
-    assert all(shared.client.get(asset).status_code == 200 for asset in assets)
-
-
-def test_an_empty_models_folder_is_said_and_exits_with_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("ESPALIER_MODELS", str(tmp_path / "nothing"))
-    assert main([]) == 1
-    assert "no model there" in capsys.readouterr().err
-
-
-def test_a_taken_port_is_said_and_exits_with_1(models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("ESPALIER_MODELS", str(models))
-    with listen("127.0.0.1", 0) as taken:
-        assert main(["--port", str(taken.getsockname()[1])]) == 1
-    assert "cannot listen on 127.0.0.1" in capsys.readouterr().err
-
-
-def test_accepted_connections_send_without_delay() -> None:
-    with listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
-        accepted, _ = listening.accept()
-        with accepted:
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
-def test_a_service_link_of_kubernetes_is_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ESPALIER_PORT", "tcp://10.96.0.7:8000")
-    assert Settings().port == 8000
-    monkeypatch.setenv("ESPALIER_PORT", "9000")
-    assert Settings().port == 9000
-
-
-def test_a_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("ESPALIER_THREADS", "many")
-    assert main([]) == 1
-    assert "ESPALIER_THREADS: got 'many'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [
-        *((name, value, "a finite number") for name in ("DRAIN_S", "DRAIN_DELAY_S", "POLL_S", "TIMEOUT_MS") for value in ("inf", "nan")),
-        ("DRAIN_S", "1e30", "less than or equal to 86400"),
-        ("LOAD_TIMEOUT_S", "86401", "less than or equal to 86400"),
-        ("TIMEOUT_MS", "3600001", "less than or equal to 3600000"),
-        ("WIDEN", "inf", "less than or equal to 1000000"),
-        ("MAX_TIMEOUT_MS", "999", "at least ESPALIER_TIMEOUT_MS, 1000"),
-        ("TIMEOUT_MS", "60001", "at least ESPALIER_TIMEOUT_MS, 60001"),
-        ("THREADS", "9" * 20, "less than or equal to 1024"),
-        ("WORKERS", "100000", "less than or equal to 1024"),
-        ("ENGINE", "abc", "one of triton, onnx-cuda"),
-        ("HOST", "a\udcff", "an address or the name of a host"),
-        ("STORE", "s3://a b", "s3://NAME/PATH"),
-    ],
-)
-def test_a_setting_that_could_not_be_kept_is_refused_at_the_start(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str, expected: str
-) -> None:
-    monkeypatch.setenv(f"ESPALIER_{name}", value)
-    assert main([]) == 1
-    refused = "MAX_TIMEOUT_MS" if expected.startswith("at least ESPALIER") else name
-    assert re.fullmatch(rf"ESPALIER_{refused}: got .+, expected {re.escape(expected)}.*\n", capsys.readouterr().err)
-
-
-@pytest.mark.parametrize(
-    ("name", "nearest"),
-    [
-        ("ESPALIER_RETRIEVE_KEY", "the nearest is ESPALIER_RETRIEVE_KEYS"),
-        ("ESPALIER_RETREIVE_KESY", "the nearest is ESPALIER_RETRIEVE_KEYS"),
-        ("espalier_admin_key", "the nearest is ESPALIER_ADMIN_KEYS"),
-        ("ESPALIER_WAREHOUSE_KEYRING_FOLDER", "docs/reference.md lists all settings"),
-    ],
-)
-def test_keys_under_a_name_that_is_no_setting_end_the_start(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, nearest: str
-) -> None:
-    monkeypatch.setenv(name, "a-secret-of-sixteen-characters")
-    assert main([]) == 1
-    assert capsys.readouterr().err == f"{name}: no such setting, so its keys would protect nothing; {nearest}\n"
-
-
-def test_a_variable_that_is_no_setting_is_logged_with_the_nearest_one(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("ESPALIER_MODLES", "elsewhere")
-    monkeypatch.setenv("ESPALIER_COLOUR_OF_THE_SKY", "blue")
-    monkeypatch.setenv("ESPALIER_KEY", "a-key-of-clients-of-this-service")
-    warn_of_unknown_settings(Settings())
-    assert sorted(caplog.messages) == [
-        "ESPALIER_COLOUR_OF_THE_SKY is no setting and has no effect; docs/reference.md lists all settings",
-        "ESPALIER_KEY is no setting and has no effect; docs/reference.md lists all settings",
-        "ESPALIER_MODLES is no setting and has no effect; the nearest is ESPALIER_MODELS",
-    ]
-    caplog.clear()
-    monkeypatch.delenv("ESPALIER_MODLES")
-    monkeypatch.delenv("ESPALIER_COLOUR_OF_THE_SKY")
-    keys = (SecretStr("a-key-of-sixteen-characters"),)
-    warn_of_unknown_settings(Settings(retrieve_keys=keys))  # then ESPALIER_KEY is what a client has of it
-    assert caplog.messages == []
-
-
-def test_the_start_logs_variables_that_are_no_settings(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("ESPALIER_MODELS", str(tmp_path))
-    monkeypatch.setenv("ESPALIER_MODLES", "elsewhere")
-    shards = ["--shards", "http://127.0.0.1:9"]
-    for start, arguments in ((main, []), (route, shards)):
-        assert start(arguments) == 1  # there is no model
-        assert "WARNING service.settings: ESPALIER_MODLES is no setting" in capfd.readouterr().err
-
-
-def test_what_kubernetes_and_the_compose_file_set_is_not_taken_for_settings() -> None:
-    links = {"ESPALIER_PORT": "tcp://10.96.0.7:8000", "ESPALIER_ROUTER_PORT": "tcp://10.96.0.8:8000", "ESPALIER_SERVICE_HOST": "10.96.0.7"}
-    links |= {
-        "ESPALIER_SERVICE_PORT": "8000",
-        "ESPALIER_SHARD_0_SERVICE_PORT_HTTP": "8000",
-        "ESPALIER_PORT_8000_TCP": "tcp://10.96.0.7:8000",
-    }
-    links |= {f"ESPALIER_ADMIN_KEY_PORT_8000_TCP_{part}": "x" for part in ("PROTO", "PORT", "ADDR")}
-    assert unknown_settings(links | {"ESPALIER_SHARD_STORE": "s3://a", "ESPALIER_NOTHING": "", "PATH": "/bin"}) == {}
-    assert unknown_settings({"ESPALIER_ROUTER_PORT": "8000"}) == {"ESPALIER_ROUTER_PORT": None}
-
-
-def test_the_longest_times_and_the_most_threads_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"DRAIN_S": 86400, "TIMEOUT_MS": 3600000, "MAX_TIMEOUT_MS": 3600000, "THREADS": 1024, "WORKERS": 1024}.items():
-        monkeypatch.setenv(f"ESPALIER_{name}", str(value))
-        assert getattr(Settings(max_timeout_ms=3600000), name.lower()) == value
 
 
 def test_a_real_engine_answers_over_http_as_it_does_directly(models: Path, caplog: pytest.LogCaptureFixture) -> None:

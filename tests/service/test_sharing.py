@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from pathlib import Path
 
 import pytest
 
 from service.http.single_flight import SingleFlight
 from service.watch.metrics import Metrics
-from tests.service.running import Running, run
+from tests.service.running import Running
 
 
 class Making:
@@ -81,23 +80,22 @@ async def test_scrapes_at_the_same_time_share_one_rendering(running: Running, mo
     assert making.calls == 2
 
 
-def test_the_description_of_the_interface_is_made_once(models: Path) -> None:
-    with run(models) as running:
-        app, described = running.app, 0
-        plain = app.openapi
+def test_the_description_of_the_interface_is_made_once(running: Running) -> None:
+    app, described = running.app, 0
+    plain = app.openapi
 
-        def counted() -> dict[str, object]:
-            nonlocal described
-            described += 1
-            return plain()
+    def counted() -> dict[str, object]:
+        nonlocal described
+        described += 1
+        return plain()
 
-        app.openapi = counted  # type: ignore[method-assign]
+    app.openapi = counted  # type: ignore[method-assign]
 
-        async def scenario() -> None:
-            answers = await asyncio.gather(*(running.client.http.get("/openapi.json") for _ in range(20)))
-            assert {answer.content for answer in answers} == {answers[0].content}
-            assert answers[0].headers["content-type"] == "application/json"
+    async def scenario() -> None:
+        answers = await asyncio.gather(*(running.client.http.get("/openapi.json") for _ in range(20)))
+        assert {answer.content for answer in answers} == {answers[0].content}
+        assert answers[0].headers["content-type"] == "application/json"
 
-        running.client.runner.run(scenario())
-        running.client.get("/openapi.json")
-        assert described == 1
+    running.client.runner.run(scenario())
+    running.client.get("/openapi.json")
+    assert described == 1
