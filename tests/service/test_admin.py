@@ -15,12 +15,9 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from pydantic import SecretStr
 
 from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
-from service.__main__ import main
-from service.settings import Settings
 from service.watch.logs import BURST, JsonFormatter
 from tests.service.running import ITEMS, LIMITS, Json, Running, bearer, problem, run
 
@@ -32,69 +29,6 @@ COLD: Json = {"history": []}
 def guarded(versions: Path) -> Iterator[Running]:
     with run(versions, retrieve_keys=(RETRIEVE,), admin_keys=(ADMIN,)) as running:
         yield running
-
-
-ROUTES: list[tuple[str, str, Json | None, str]] = [
-    ("POST", "/retrieve", {"queries": [COLD]}, "retrieve"),
-    ("POST", "/retrieve/stream", None, "retrieve"),
-    ("GET", "/models", None, "retrieve"),
-    ("GET", "/models/books", None, "retrieve"),
-    ("GET", "/models/books/items", None, "retrieve"),
-    ("POST", "/models/books/load", {"version": 2}, "admin"),
-    ("POST", "/models/books/unload", {"version": 1}, "admin"),
-    ("POST", "/models/books/default", {"version": 2}, "admin"),
-    ("PUT", "/models/books/removed", {"ids": []}, "admin"),
-    ("GET", "/models/books/removed", None, "admin"),
-    ("PUT", "/models/books/removed/item-1", None, "admin"),
-    ("DELETE", "/models/books/removed/item-1", None, "admin"),
-]
-
-
-@pytest.mark.parametrize(("method", "path", "body", "role"), ROUTES)
-def test_every_route_asks_for_its_key(guarded: Running, method: str, path: str, body: Json | None, role: str) -> None:
-    def status(headers: dict[str, str]) -> int:
-        content_type = {"Content-Type": "application/x-ndjson"} if "stream" in path else {}
-        answer = guarded.client.request(method, path, json=body, headers=content_type | headers)
-        assert answer.status_code < 400 or problem(answer)["status"] == answer.status_code
-        return answer.status_code
-
-    assert status({}) == status(bearer("no-such-key-at-all")) == 401
-    assert status(bearer(RETRIEVE)) == (200 if role == "retrieve" else 403)
-    assert status(bearer(ADMIN)) == (404 if "unload" in path else 200)  # version 1 is not loaded
-
-
-@pytest.mark.parametrize(("method", "path", "body", "role"), ROUTES)
-def test_without_keys_everybody_retrieves_and_nobody_administers(
-    models: Path, method: str, path: str, body: Json | None, role: str
-) -> None:
-    headers = {"Content-Type": "application/x-ndjson"} if "stream" in path else {}
-    with run(models) as running:
-        answer = running.client.request(
-            method, path, json=body and body | ({"model": "books"} if path == "/retrieve" else {}), headers=headers
-        )
-    assert answer.status_code == (200 if role == "retrieve" else 403)
-
-
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics", "/docs", "/openapi.json"])
-def test_operation_and_documentation_need_no_key(guarded: Running, path: str) -> None:
-    assert guarded.client.get(path).status_code == 200
-
-
-@pytest.mark.parametrize("second", [ADMIN, "no-such-key-at-all"])
-@pytest.mark.parametrize(("method", "path", "body", "role"), ROUTES)
-def test_two_keys_are_none(guarded: Running, method: str, path: str, body: Json | None, role: str, second: str) -> None:
-    """Who checks requests before the service may have looked at the other one."""
-    for keys in ((ADMIN, second), (second, ADMIN)):
-        headers = [("Authorization", f"Bearer {key}") for key in keys]
-        headers += [("Content-Type", "application/x-ndjson")] if "stream" in path else []
-        answer = guarded.client.request(method, path, json=body, headers=headers)
-        assert answer.status_code == 401
-        assert "one header" in answer.json()["detail"]
-
-
-def test_an_unauthorised_answer_says_how_to_authorise(guarded: Running) -> None:
-    answer = guarded.client.post("/retrieve", json={"queries": [COLD]})
-    assert answer.headers["www-authenticate"] == "Bearer"
 
 
 def test_a_version_is_loaded_made_the_default_rolled_back_and_dropped(guarded: Running) -> None:
@@ -137,33 +71,6 @@ def test_a_version_that_does_not_load_changes_nothing(guarded: Running, versions
     assert found["version"] == 2
 
 
-@pytest.mark.parametrize("name", ["..", "../books", "%2e%2e", "books%2f..%2fbooks", ".hidden", "BOOKS", "x" * 200, "books/../../etc"])
-def test_names_lead_nowhere_else(guarded: Running, name: str) -> None:
-    for action in ("load", "default", "unload"):
-        answer = guarded.client.post(f"/models/{name}/{action}", json={"version": 1}, headers=bearer(ADMIN))
-        assert answer.status_code in (404, 405)
-
-
-@pytest.mark.parametrize(
-    ("content", "content_type", "status"),
-    [
-        (b'{"ids": ["\\ud800"]}', "application/json", 422),
-        (b"\xff", "application/json", 422),
-        (b"", "application/json", 422),
-        (b'{"ids": []}', "text/plain", 415),
-        (b'{"ids": ["' + b"x" * 3000 + b'"]}', "application/json", 413),
-    ],
-)
-def test_bodies_of_admin_requests_are_checked_as_others_are(versions: Path, content: bytes, content_type: str, status: int) -> None:
-    with run(versions, admin_keys=(ADMIN,), max_body_bytes=1000) as running:
-        headers = bearer(ADMIN) | {"Content-Type": content_type}
-        answer = running.client.request("PUT", "/models/books/removed", content=content, headers=headers)
-        assert answer.status_code == problem(answer)["status"] == status
-        assert not (versions / "books" / "removed.json").exists()
-        without = running.client.request("PUT", "/models/books/removed", content=content, headers={"Content-Type": content_type})
-        assert without.status_code == 401  # before the body is looked at
-
-
 def test_an_admin_body_that_does_not_come_is_not_waited_for(versions: Path) -> None:
     async def put(running: Running) -> int:
         statuses: list[int] = []
@@ -182,25 +89,6 @@ def test_an_admin_body_that_does_not_come_is_not_waited_for(versions: Path) -> N
 
     with run(versions, admin_keys=(ADMIN,), body_timeout_s=0.05) as running:
         assert running.client.runner.run(put(running)) == 408
-
-
-def test_keys_appear_nowhere(guarded: Running, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
-    settings = Settings(admin_keys=(SecretStr(ADMIN),), retrieve_keys=(SecretStr(RETRIEVE),))
-    guarded.client.post("/models/books/load", json={"version": 1}, headers=bearer(ADMIN))
-    guarded.client.post("/models/books/load", json={"version": 1}, headers=bearer("wrong-key-00000000"))
-    for text in (repr(settings), str(settings), settings.model_dump_json(), caplog.text, guarded.client.get("/metrics").text):
-        assert not {key for key in (ADMIN, RETRIEVE, "wrong-key-00000000") if key in text}
-
-
-def test_a_short_key_is_refused_without_being_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("ESPALIER_ADMIN_KEYS", f"{ADMIN},too-short-key")
-    assert main([]) == 1
-    said = capsys.readouterr().err
-    assert "ESPALIER_ADMIN_KEYS" in said
-    assert "16" in said
-    assert "too-short-key" not in said
-    assert ADMIN not in said
 
 
 # -- deadlines and overload over HTTP ---------------------------------------------------------------------------------------
@@ -244,13 +132,6 @@ def test_a_flood_of_short_deadlines_writes_few_lines(models: Path, caplog: pytes
     assert BURST <= len(written) < flood
     assert len(written) + sum(left_out) == flood
     assert sum("status=500" in line for line in lines) == 1
-
-
-@pytest.mark.settings(timeout_ms=20)
-def test_the_default_deadline_is_a_setting(running: Running) -> None:
-    running.engines["books"].go.clear()
-    assert running.client.post("/retrieve", json={"model": "books", "queries": [COLD]}).status_code == 504
-    running.engines["books"].go.set()
 
 
 def test_a_deadline_holds_while_a_mask_is_made(running: Running) -> None:

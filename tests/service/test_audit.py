@@ -16,11 +16,8 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import SecretStr, ValidationError
 
-from service.errors import Conflict, Denied, Unauthorized
-from service.http.api_keys import Keys
-from service.settings import Settings
+from service.errors import Conflict, Unauthorized
 from service.watch import logs
 from service.watch.audit import Audit, BeforeAfter, Origin
 from service.watch.logs import BURST, LONGEST, PER_S, TEXT, JsonFormatter
@@ -85,12 +82,6 @@ def test_whoever_is_not_let_in_leaves_one_line_and_one_count(
     expected |= {"client": "127.0.0.1:123", "request_id": "asked-1", "level": "WARNING", "logger": "service.audit"}
     assert line == {name: value for name, value in expected.items() if value is not None}
     assert failures(guarded) == dict.fromkeys(AUTH_FAILURES, 0) | {(role, reason): 1}
-
-
-def test_admin_routes_that_are_off_are_told_of(running: Running, caplog: pytest.LogCaptureFixture) -> None:
-    assert running.client.post("/models/books/load", json={"version": 1}, headers=bearer(ADMIN)).status_code == 403
-    assert [(line["role"], line["reason"]) for line in lines(caplog)] == [("admin", "off")]
-    assert failures(running)["admin", "off"] == 1
 
 
 def test_who_is_let_in_leaves_no_line(guarded: Running, caplog: pytest.LogCaptureFixture) -> None:
@@ -325,22 +316,3 @@ asyncio.run(Audit(Metrics()).change("load", "books", Origin("a", "b"), change(),
     done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, cwd=ROOT, check=True)
     [line] = done.stderr.splitlines()
     assert (json.loads(line)["logger"], json.loads(line)["after"]) == ("service.audit", 1)
-
-
-# -- names of keys --------------------------------------------------------------------------------------------------------
-
-
-def test_a_key_may_have_a_name_which_is_no_part_of_it() -> None:
-    keys = Keys([SecretStr(RETRIEVE)], [SecretStr(f"alice:{NAMED}"), SecretStr(ADMIN)])
-    assert keys.check("admin", f"Bearer {NAMED}".encode()) == "alice"
-    assert keys.check("admin", f"Bearer {ADMIN}".encode()) == ADMIN_ID
-    assert keys.check("retrieve", f"Bearer {NAMED}".encode()) == "alice"
-    with pytest.raises(Denied):
-        keys.check("admin", f"Bearer alice:{NAMED}".encode())
-    assert Keys([], [SecretStr(ADMIN)]).check("retrieve", None) is None
-
-
-def test_the_name_does_not_make_a_key_long_enough() -> None:
-    Settings(admin_keys=(SecretStr(f"alice:{NAMED}"),))
-    with pytest.raises(ValidationError, match="at least 16 characters"):
-        Settings(admin_keys=(SecretStr("alice-of-the-long-name:short"),))

@@ -452,10 +452,3 @@ def test_health_is_there_from_the_first_minute(versions: Path) -> None:
         assert {alert["name"] for alert in found["alerts"]} == {condition.name for condition in CONDITIONS}
         assert not [alert for alert in found["alerts"] if alert["firing"]]
         assert running.client.get("/models/nobody/health").status_code == 404
-
-
-@pytest.mark.parametrize(("key", "status"), [(ADMIN, 200), (RETRIEVE, 403), (None, 401)])
-def test_where_there_are_keys_health_needs_an_admin_key(versions: Path, key: str | None, status: int) -> None:
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    with run(versions, admin_keys=ADMIN, retrieve_keys=RETRIEVE) as running:
-        assert running.client.get("/models/books/health", headers=headers).status_code == status

@@ -23,17 +23,12 @@ from espalier.checks.random_bundles import make_bundle
 from espalier.errors import InvalidInput
 from espalier.items import MAX_ID_BYTES
 from espalier.tree import complete_tree
-from espalier_client import AsyncClient, Conflict, NotAllowed
-from service.entity_tags import Condition
-from service.errors import PreconditionFailed
+from espalier_client import AsyncClient
 from service.models import changes as changes_module
 from service.models import removals
 from service.models.desired_state import DesiredState, Removed
-from service.models.removals import check_condition, check_list, etag, with_id
-from tests.service.processes import KEY as WORKERS_KEY
-from tests.service.processes import service
+from service.models.removals import check_list, etag, with_id
 from tests.service.running import ITEMS, LIMITS, Json, Running, problem, run
-from tests.waiting import until
 
 ADMIN = "admin-key-00000001"
 HEADERS = {"Authorization": f"Bearer {ADMIN}"}
@@ -324,31 +319,6 @@ def test_editors_at_the_same_time_lose_nothing(folder: Path) -> None:
     assert sorted(found.ids) == sorted(f"new-{number}-{i}" for number in range(2 * EDITORS) for i in range(EACH))
 
 
-@pytest.mark.slow
-def test_workers_take_changes_from_several_clients(folder: Path) -> None:
-    with service(folder, 2) as running:
-        refused: list[object] = []
-
-        def edit(number: int) -> None:
-            for i in range(3):
-                status, answer = running.request("PUT", item(f"item-{number * 3 + i}"))
-                if status != 200:
-                    refused.append(answer)
-
-        threads = [threading.Thread(target=edit, args=(number,)) for number in range(EDITORS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert refused == []
-        wanted = {f"item-{i}" for i in range(3 * EDITORS)}
-        for _ in range(8):  # whichever worker is asked
-            assert set(running.request("GET", LIST)[1]["ids"]) == wanted
-        assert wanted.isdisjoint(running.served()[1])
-        assert WORKERS_KEY not in "".join(running.log)
-        assert "".join(running.log).count('action="remove_item"') == 3 * EDITORS
-
-
 def test_a_change_waits_for_another_one_to_end(shelf: Running, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tries, plain = [], DesiredState.locked
 
@@ -427,40 +397,3 @@ def test_without_a_file_what_holds_is_edited(shelf: Running, folder: Path, monke
     assert send(shelf, "PUT", item("item-2")).json()["total"] == 2
     assert away == []
     assert json.loads((folder / "books" / "removed.json").read_text())["ids"] == ["item-1", "item-2"]
-
-
-def test_a_condition_is_about_the_list_at_the_time_of_the_change() -> None:
-    condition = Condition(if_match=etag(["a"]))
-    check_condition(condition, ["a"])
-    with pytest.raises(PreconditionFailed) as raised:
-        check_condition(condition, ["a", "b"])
-    assert raised.value.headers == (("ETag", etag(["a", "b"])),)
-
-
-# -- the client -----------------------------------------------------------------------------------------------------------
-
-
-async def test_the_client_edits_lists_without_losing_changes(shelf: Running) -> None:
-    transport = httpx.ASGITransport(shelf.app)
-    async with AsyncClient("http://test", api_key=ADMIN, transport=transport) as client:
-        before = await client.removed("books")
-        made = await client.set_removed("books", ["item-1", "gone"], if_match=before.etag)
-        assert (made.removed, made.unknown) == (1, ("gone",))
-        with pytest.raises(Conflict) as raised:
-            await client.set_removed("books", ["item-2"], if_match=before.etag)
-        assert raised.value.status == 412
-        assert await client.set_removed("books", ["item-2"], if_match=made.etag)
-        assert await client.removed("books") == ("item-2",)
-    async with AsyncClient("http://test", transport=transport) as stranger:
-        with pytest.raises(NotAllowed):
-            await stranger.remove_item("books", "item-1")
-    until(lambda: listed(shelf) == ["item-2"], "the list is as the client left it")
-
-
-@pytest.mark.parametrize("wrong", ["", "abc", 'W/"abc"', '"a" ', '"a\r\nX: y"', '"ü"'])
-async def test_the_client_sends_no_tag_that_is_none(shelf: Running, wrong: str) -> None:
-    async with AsyncClient("http://test", transport=httpx.ASGITransport(shelf.app)) as client:
-        with pytest.raises(ValueError, match="if_match: got"):
-            await client.set_removed("books", [], if_match=wrong)
-        with pytest.raises(ValueError, match="item_id: got ''"):
-            await client.remove_item("books", "")

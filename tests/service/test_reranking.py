@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -27,11 +26,11 @@ from espalier.rerank.features import CallerFeatures, RankFeatures
 from espalier.rerank.ranker import GOLDEN_SCORES, Reranker, golden_scores, verify_ranker
 from espalier.search import SearchParams, SearchResult
 from espalier.tree import complete_tree
-from espalier_client import Client, Query
 from service.models.loading import EngineSource, LoadFailed, load_version
 from service.settings import Settings
 from service.watch.metrics import Metrics
 from tests.rankers import add_ranker, weighted_sum
+from tests.service.damaged_models import content_of, draft_of
 from tests.service.running import LIMITS, Json, Running, ids, problem, run
 from training.golden import golden_answers
 
@@ -81,22 +80,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 def rewritten(bundle: Bundle, path: Path, golden: pa.Table) -> Bundle:
     """The same bundle with other golden queries."""
-    from espalier.bundle_writer import GraphContent
-    from espalier.manifest import ManifestDraft
-
-    draft = ManifestDraft(**{name: getattr(bundle.manifest, name) for name in ManifestDraft.model_fields})
-    content = GraphContent(
-        tree=bundle.tree,
-        node_rows_ND=bundle.node_rows_ND,
-        state_levels=bundle.graph_scorer.state_levels,
-        state_dim=bundle.graph_scorer.state_dim,
-        query_onnx=bundle.graph("query.onnx"),
-        scorer_onnx=bundle.graph("scorer.onnx"),
-        items=bundle.items,
-        golden=golden,
-        heldout=bundle.heldout(),
-    )
-    return write_bundle(path, draft, content)
+    return write_bundle(path, draft_of(bundle, bundle.manifest.version), replace(content_of(bundle), golden=golden))
 
 
 # -- features --------------------------------------------------------------------------------------------------------
@@ -477,32 +461,7 @@ def test_server_timing_names_the_stage_where_it_ran(served: Running) -> None:
     assert [part.split(";")[0] for part in header.split(", ")] == ["queue", "encode", "search", "rerank", "serialise", "total"]
 
 
-def test_the_client_asks_for_it(served: Running) -> None:
-    sent: list[Json] = []
-
-    def handle(request: httpx.Request) -> httpx.Response:
-        sent.append(json.loads(request.content))
-        answer = served.client.post("/retrieve", content=request.content, headers={"content-type": "application/json"})
-        return httpx.Response(answer.status_code, json=answer.json())
-
-    query = Query(rank_features={"late": float(np.float32(2))}, item_features={"item-7": {"price": 1}})
-    with Client("http://service", transport=httpx.MockTransport(handle)) as client:
-        answer = client.retrieve([query], model="books", m=2, beam_size=20, rerank=True)
-        shallow = client.retrieve([Query()], model="books", m=2, beam_size=20, rerank=3)
-        client.retrieve([Query()], model="books", m=2, beam_size=20)
-    assert [document.get("rerank") for document in sent] == [True, {"depth": 3}, None]
-    assert [(item.id, item.rerank_score) for item in answer.results[0].items] == [("item-6", 1999.75), ("item-5", 1998.5)]
-    assert [item.id for item in shallow.results[0].items] == ["item-2", "item-1"]
-    assert answer.timing.rerank_ms > 0
-
-
 def test_models_tell_of_their_ranker(served: Running) -> None:
     told = {model["name"]: model["ranker"] for model in served.client.get("/models").json()["models"]}
     assert told["plain"] is None
     assert (told["books"]["depth"], told["books"]["max_depth"], told["books"]["features"][0]) == (8, 16, "attribute.year")
-
-
-def test_streams_rerank_too(served: Running) -> None:
-    line = json.dumps({"model": "books", "queries": [{"history": []}], "m": 1, "beam_size": 20, "rerank": True})
-    answer = served.client.post("/retrieve/stream", content=f"{line}\n{line}\n", headers={"content-type": "application/x-ndjson"})
-    assert [ids(json.loads(part)["results"][0]) for part in answer.text.splitlines()] == [["item-7"]] * 2
