@@ -18,11 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.errors import Conflict, Unauthorized
-from service.watch import logs
 from service.watch.audit import Audit, BeforeAfter, Origin
-from service.watch.logs import BURST, LONGEST, PER_S, TEXT, JsonFormatter
+from service.watch.logs import BURST, LONGEST, PER_S, SUMMARY_S, TEXT, JsonFormatter
 from service.watch.metrics import AUTH_FAILURES, Metrics
 from tests import ROOT
+from tests.service.own_time import pass_time, settled
 from tests.service.running import Json, Running, bearer, run
 
 RETRIEVE, ADMIN, NAMED = "retrieve-key-0001", "admin-key-00000001", "admin-key-of-alice"
@@ -94,14 +94,6 @@ def test_who_is_let_in_leaves_no_line(guarded: Running, caplog: pytest.LogCaptur
     assert failures(guarded) == dict.fromkeys(AUTH_FAILURES, 0)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def scope(**rest: Any) -> Json:
     return {"type": "http", "method": "GET", "path": "/models", "raw_path": b"/models", "client": ("10.0.0.7", 4711)} | rest
 
@@ -110,41 +102,29 @@ DENIED = Unauthorized("The key is not known.", "admin", "unknown")
 
 
 async def test_a_flood_of_wrong_keys_writes_few_lines_and_says_how_many_were_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    metrics, clock, flood = Metrics(), Clock(), 10_000
-    audit = Audit(metrics, clock)
-    for _ in range(flood):
-        audit.denied(scope(), "r", DENIED)
+    metrics, flood = Metrics(), 1000
+    audit = Audit(metrics, asyncio.get_running_loop().time)
+
+    def deny() -> None:
+        for _ in range(flood):
+            audit.denied(scope(), "r", DENIED)
+
+    deny()
     assert len(lines(caplog)) == BURST
     assert all("left_out" not in line for line in lines(caplog))
-    clock.now += 1 / PER_S
-    for _ in range(flood):
-        audit.denied(scope(), "r", DENIED)
+    await pass_time(1 / PER_S)
+    deny()
     assert len(lines(caplog)) == BURST + 1
     assert lines(caplog)[-1]["left_out"] == flood - BURST
-    audit.write_left_out()
+    await pass_time(SUMMARY_S)  # what is left out is told after the flood has ended, too
     assert lines(caplog)[-1]["left_out"] == flood - 1
     audit.write_left_out()
     assert len(lines(caplog)) == BURST + 2
-    clock.now += 1e6  # a long peace saves up no more than one burst
-    for _ in range(flood):
-        audit.denied(scope(), "r", DENIED)
+    await pass_time(1e6)  # a long peace saves up no more than one burst
+    deny()
     assert len(lines(caplog)) == 2 * BURST + 2
     audit.write_left_out()
     assert f'espalier_auth_failures_total{{reason="unknown",role="admin"}} {3 * flood:.1f}' in metrics.render().decode()
-
-
-def test_what_a_flood_left_out_is_told_after_it_has_ended(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "SUMMARY_S", 0.01)
-
-    async def scenario() -> None:
-        audit = Audit(Metrics(), Clock())
-        for _ in range(BURST + 5):
-            audit.denied(scope(), "r", DENIED)
-        while "left_out" not in lines(caplog)[-1]:
-            await asyncio.sleep(0)
-        assert lines(caplog)[-1]["left_out"] == 5
-
-    asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
 def test_a_shutdown_tells_what_was_left_out(models: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -215,33 +195,29 @@ def test_a_change_that_fails_is_told_with_its_reason(guarded: Running, versions:
         assert "before" not in line
 
 
-def test_a_change_whose_client_has_gone_is_told_when_it_is_done(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_change_whose_client_has_gone_is_told_when_it_is_done(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
+    audit, let_go, failing = Audit(Metrics()), asyncio.Event(), asyncio.Event()
 
-    async def scenario() -> None:
-        audit, let_go, failing = Audit(Metrics()), asyncio.Event(), asyncio.Event()
+    async def changing() -> int:
+        await let_go.wait()
+        return 7
 
-        async def changing() -> int:
-            await let_go.wait()
-            return 7
+    async def refused() -> int:
+        await failing.wait()
+        raise Conflict("not now")
 
-        async def refused() -> int:
-            await failing.wait()
-            raise Conflict("not now")
-
-        by = Origin("10.0.0.7:4711", "r", "alice")
-        for change, event in ((changing(), let_go), (refused(), failing)):
-            request = asyncio.create_task(audit.change("load", "books", by, change, lambda found: BeforeAfter(found - 1, found), version=2))
-            await asyncio.sleep(0)
-            request.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await request
-            written = len(lines(caplog))
-            event.set()
-            while len(lines(caplog)) == written:
-                await asyncio.sleep(0)
-
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    by = Origin("10.0.0.7:4711", "r", "alice")
+    for change, event in ((changing(), let_go), (refused(), failing)):
+        request = asyncio.create_task(audit.change("load", "books", by, change, lambda found: BeforeAfter(found - 1, found), version=2))
+        await settled()
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        written = len(lines(caplog))
+        event.set()
+        await settled()
+        assert len(lines(caplog)) == written + 1
     assert [line["outcome"] for line in lines(caplog)] == ["changed", "failed"]
 
 
@@ -304,7 +280,6 @@ def test_keys_are_in_no_line(guarded: Running, caplog: pytest.LogCaptureFixture)
 def test_the_audit_log_is_written_whatever_else_is_logged() -> None:
     said = """
 import asyncio, logging
-from service.watch import logs
 from service.watch.audit import Audit, BeforeAfter, Origin
 from service.watch.metrics import Metrics
 logs.configure("ERROR", "json")
