@@ -122,19 +122,6 @@ def test_a_host_that_starts_again_asks_for_what_it_lacks(tmp_path: Path, writer:
     assert writer.asked[0][0] == 2
 
 
-def test_it_goes_on_after_the_writer_was_away(
-    tmp_path: Path, writer: Writer, copies: JournalCopies, caplog: pytest.LogCaptureFixture
-) -> None:
-    writer.put("a")
-    with serving(writer) as url, following(url, tmp_path, copies):
-        until(lambda: ids(copies) == ["a"])
-        writer.status = 503
-        until(lambda: "answers 503: It is tired." in caplog.text)
-        writer.put("b")
-        writer.status = 200
-        until(lambda: ids(copies) == ["a", "b"])
-
-
 def test_it_goes_on_after_it_could_not_store(tmp_path: Path, writer: Writer, copies: JournalCopies) -> None:
     copies.fail = OSError("the disk is full")
     writer.put("a")

@@ -123,8 +123,25 @@ def test_cosines_to_the_history(plain: Bundle) -> None:
     assert found["leaf.norm"] == pytest.approx(np.linalg.norm(leaves[rows], axis=1))
 
 
-def test_an_item_seen_twice_was_seen_last(plain: Bundle) -> None:
-    assert features(plain, ("history.seen",), [6, 7, 6, 8], [6, 8])["history.seen"] == [1, 0]
+SENT = CallerFeatures({"hour": 7}, {8: {"clicks": 3, "age": 1}, 30: {"clicks": 9}})
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("history", "rows", "expected"),
+    [
+        ([6, 7, 6, 8], [6, 8], {"history.seen": [1, 0]}),  # an item seen twice was seen last
+        ([], [6, 8], {"history.length": [0, 0]} | {name: [NAN, NAN] for name in HISTORY if name != "history.length"}),
+        ([], [2, 3], {"attribute.year": [1992, NAN], "attribute.free": [1, 0], "attribute.price": [0.5, 0.75]}),
+        ([], [2, 8], {"query.hour": [7, 7], "item.clicks": [NAN, 3], "item.age": [NAN, 1], "query.day": [NAN, NAN]}),
+    ],
+)
+def test_features_of_histories_of_columns_and_of_callers(
+    plain: Bundle, history: list[int], rows: list[int], expected: dict[str, list[float]]
+) -> None:
+    found = features(plain, tuple(expected), history, rows, SENT)
+    for name, values in expected.items():
+        assert found[name] == pytest.approx(values, nan_ok=True), name
 
 
 def test_a_history_of_one_item_has_a_best_three(plain: Bundle) -> None:
@@ -132,31 +149,10 @@ def test_a_history_of_one_item_has_a_best_three(plain: Bundle) -> None:
     assert found["history.top3"] == found["history.best"]
 
 
-def test_without_a_history_its_features_are_missing(plain: Bundle) -> None:
-    found = features(plain, HISTORY, [], [6, 8])
-    assert found.pop("history.length") == [0, 0]
-    assert all(np.isnan(values).all() for values in found.values())
-
-
-def test_columns_of_the_item_table(plain: Bundle) -> None:
-    found = features(plain, ("attribute.year", "attribute.free", "attribute.price"), [], [2, 3])
-    assert np.array_equal(found["attribute.year"], [1992, np.nan], equal_nan=True)
-    assert (found["attribute.free"], found["attribute.price"]) == ([1, 0], [0.5, 0.75])
-
-
 @pytest.mark.parametrize(("column", "why"), [("brand", "type string"), ("weight", "the items have id, title, year")])
 def test_a_column_that_is_no_number_is_no_feature(plain: Bundle, column: str, why: str) -> None:
     with pytest.raises(BundleCorrupt, match=why):
         RankFeatures(plain, (f"attribute.{column}",))
-
-
-def test_what_callers_send(plain: Bundle) -> None:
-    sent = CallerFeatures({"hour": 7}, {8: {"clicks": 3, "age": 1}, 30: {"clicks": 9}})
-    found = features(plain, ("query.hour", "item.clicks", "item.age", "query.day"), [], [2, 8], sent)
-    assert found["query.hour"] == [7, 7]
-    assert np.array_equal(found["item.clicks"], [np.nan, 3], equal_nan=True)
-    assert np.array_equal(found["item.age"], [np.nan, 1], equal_nan=True)
-    assert np.isnan(found["query.day"]).all()
 
 
 @pytest.mark.parametrize("names", [("history.worst",), ("leaf",), ("retrieval.position", "retrieval.position"), ("item.",), ("query.a b",)])
