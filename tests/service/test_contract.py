@@ -114,7 +114,7 @@ def catalogues() -> FakeCatalogues:
 @pytest.fixture(scope="module")
 def guarded(models: Path) -> Iterator[Running]:
     """A service with keys of all roles."""
-    keys = {f"{role}_keys": (key,) for role, key in KEYS.items()}
+    keys: dict[str, Any] = {f"{role}_keys": (key,) for role, key in KEYS.items()}
     with run(models, catalogues=catalogues(), max_body_bytes=MAX_BODY, **keys) as running:
         yield running
 
@@ -159,7 +159,8 @@ def test_two_keys_are_none(guarded: Running, operation: Operation) -> None:
 )
 def test_a_route_whose_role_has_no_keys_is_open_or_off(models: Path, roles: list[str], without_key: Json, off: list[str]) -> None:
     """Off for every key, and the answer names the setting."""
-    with run(models, catalogues=catalogues(), **{f"{role}_keys": (KEYS[role],) for role in roles}) as running:
+    keys: dict[str, Any] = {f"{role}_keys": (KEYS[role],) for role in roles}
+    with run(models, catalogues=catalogues(), **keys) as running:
         for operation in OPERATIONS:
             answer = operation.ask(running, None)
             expected = without_key.get(operation.access, 200)

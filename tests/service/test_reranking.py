@@ -128,18 +128,18 @@ NAN = float("nan")
 
 
 @pytest.mark.parametrize(
-    ("history", "rows", "expected"),
+    ("history", "rows", "sent", "expected"),
     [
-        ([6, 7, 6, 8], [6, 8], {"history.seen": [1, 0]}),  # an item seen twice was seen last
-        ([], [6, 8], {"history.length": [0, 0]} | {name: [NAN, NAN] for name in HISTORY if name != "history.length"}),
-        ([], [2, 3], {"attribute.year": [1992, NAN], "attribute.free": [1, 0], "attribute.price": [0.5, 0.75]}),
-        ([], [2, 8], {"query.hour": [7, 7], "item.clicks": [NAN, 3], "item.age": [NAN, 1], "query.day": [NAN, NAN]}),
+        ([6, 7, 6, 8], [6, 8], None, {"history.seen": [1, 0]}),  # an item seen twice was seen last
+        ([], [6, 8], None, {"history.length": [0, 0]} | {name: [NAN, NAN] for name in HISTORY if name != "history.length"}),
+        ([], [2, 3], None, {"attribute.year": [1992, NAN], "attribute.free": [1, 0], "attribute.price": [0.5, 0.75]}),
+        ([], [2, 8], SENT, {"query.hour": [7, 7], "item.clicks": [NAN, 3], "item.age": [NAN, 1], "query.day": [NAN, NAN]}),
     ],
 )
 def test_features_of_histories_of_columns_and_of_callers(
-    plain: Bundle, history: list[int], rows: list[int], expected: dict[str, list[float]]
+    plain: Bundle, history: list[int], rows: list[int], sent: CallerFeatures | None, expected: dict[str, list[float]]
 ) -> None:
-    found = features(plain, tuple(expected), history, rows, SENT)
+    found = features(plain, tuple(expected), history, rows, sent)
     for name, values in expected.items():
         assert found[name] == pytest.approx(values, nan_ok=True), name
 

@@ -65,7 +65,8 @@ def test_a_key_of_two_roles_has_both() -> None:
 
 def test_without_keys_of_a_role_everybody_retrieves_and_nobody_does_the_rest() -> None:
     assert keys(retrieve=()).check("retrieve", None) is None
-    for access, off in (("write", keys(write=())), ("admin", keys(admin=()))):
+    without: dict[Access, Keys] = {"write": keys(write=()), "admin": keys(admin=())}
+    for access, off in without.items():
         for key in (RETRIEVE, ADMIN):
             with pytest.raises(Forbidden, match=f"ESPALIER_{access.upper()}_KEYS") as raised:
                 off.check(access, bearer(key))
