@@ -1,11 +1,9 @@
-"""A memory: what its files must say, what it gives for a history, and how the reference ranks with it."""
+"""A memory: what it gives for a history, and how the reference ranks with it. What its files must say is in bundle/test_arrays.py."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
 
-from espalier import memory as memory_module
 from espalier.bundle import GRAPH_PARTS, MEMORY, Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.checks.golden import verify_golden
@@ -23,12 +19,12 @@ from espalier.checks.random_bundles import make_bundle, random_masks, random_mem
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleCorrupt
 from espalier.masks.eligibility import eligible_nodes
-from espalier.memory import MAX_ROW, MAX_VISITS, Memory
+from espalier.memory import Memory
 from espalier.memory_lists import MemoryTree
 from espalier.queries import PADDING, HistoryKind, QueryBatch
 from espalier.search import SearchParams, SearchResult
 from espalier.tree import complete_tree, tree_from_children
-from tests.espalier.bundle.parts import content_of, draft_of, reseal
+from tests.espalier.bundle.parts import content_of, draft_of, remembering
 from training.golden import golden_answers
 from training.inspect import inspect
 
@@ -117,14 +113,8 @@ def test_beams_are_cut_by_key_and_rank_alone_goes_down(tmp_path: Path) -> None:
     assert excluded.item_rows_BM.tolist() == [[0, 1], [0, 1]]  # what nobody may see lifts nothing
 
 
-def small(folder: Path, **changed: Any) -> Bundle:
-    rng = np.random.default_rng(5)
-    tree = random_tree(rng, 3, 3)
-    return make_bundle(folder, rng, tree, memory=replace(random_memory(rng, tree.item_count, 4), **changed))
-
-
 def test_a_memory_that_is_written_comes_back(tmp_path: Path) -> None:
-    bundle = Bundle.open(small(tmp_path).path)
+    bundle = Bundle.open(remembering(tmp_path).path)
     info = bundle.manifest.memory
     assert info is not None
     assert bundle.memory is not None
@@ -137,107 +127,8 @@ def test_a_memory_that_is_written_comes_back(tmp_path: Path) -> None:
     assert f"memory: key(n) = rank(n) + 0.5 · mem(n); {info.entries} entries" in inspect(bundle)
 
 
-@pytest.mark.parametrize(
-    ("name", "place", "value", "said"),
-    [
-        ("offset", 0, 1, "offset: expected to rise from 0"),
-        ("offset", 2, -1, "offset: expected to rise from 0"),
-        ("offset", 2, 2**62, "offset: expected to rise from 0"),
-        ("offset", -1, 2, "offset: expected to rise from 0"),
-        ("item", 3, -1, "item: expected item rows"),
-        ("item", 3, 10_000, "item: expected item rows"),
-        ("item", slice(None, None, -1), None, "item: expected ascending"),
-        ("value", 1, -1, "value: expected finite"),
-        ("value", 1, np.nan, "value: expected finite"),
-        ("value", 1, np.inf, "value: expected finite"),
-        ("value", 1, 3e38, "value: sums of weight"),
-        ("weight", 0, -1, "weight: expected at least one"),
-        ("weight", 0, np.inf, "weight: expected at least one"),
-        ("weight", None, np.ones(3, np.float32), "3 weights and"),
-        ("value", None, np.ones(3, np.float32), r"value: float32\[3\]"),
-        ("offset", None, np.zeros(3, np.int64), r"offset: int64\[3\]"),
-        ("item", None, np.zeros(3, np.int64), "3 entries"),
-        ("more", None, np.ones(3, np.float32), "arrays"),
-        ("weight", None, np.array(1, np.float32), r"weight: float32\[\], expected one dimension"),
-        ("item", None, np.array(1, np.int32), r"item: int32\[\], expected one dimension"),
-    ],
-)
-def test_a_memory_of_a_stranger_is_checked(
-    tmp_path: Path, name: str, place: Any, value: Any, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory_module, "BLOCK", 7)
-    bundle = small(tmp_path)
-    arrays = {key: np.array(array) for key, array in load_file(bundle.path / MEMORY).items()}
-    if place is None:
-        arrays[name] = value
-    elif value is None:
-        arrays[name] = np.ascontiguousarray(arrays[name][place])
-    else:
-        arrays[name][place] = value
-    save_file(arrays, bundle.path / MEMORY)
-    reseal(bundle.path)
-    with pytest.raises(BundleCorrupt, match=rf"memory\.safetensors: .*{said}"):
-        _ = Bundle.open(bundle.path).memory
-
-
-@pytest.mark.parametrize("key_weight", [1e-30, 1.0, 1e30])
-def test_neither_mem_nor_its_part_of_a_key_may_overflow(key_weight: float) -> None:
-    most = float(np.finfo(np.float32).max) / 2 / max(key_weight, 1)
-    for share in (0.99, 1.01):
-        ones = np.ones(1, np.float32)
-        memory = Memory(np.array([0, 1]), np.zeros(1, np.int32), np.float32(share * most) * ones, ones, key_weight)
-        if share > 1:
-            with pytest.raises(BundleCorrupt, match="sums of weight · value reach"):
-                memory.check(1)
-        else:
-            memory.check(1)
-
-
-def test_a_row_has_a_limit(tmp_path: Path) -> None:
-    items = MAX_ROW + 1
-    for entries in (MAX_ROW, MAX_ROW + 1):
-        offset = np.full(items + 1, entries)
-        offset[0] = 0
-        memory = Memory(offset, np.arange(entries, dtype=np.int32), np.ones(entries, np.float32), np.ones(1, np.float32), 1.0)
-        if entries > MAX_ROW:
-            with pytest.raises(BundleCorrupt, match=f"by at most {MAX_ROW} entries an item"):
-                memory.check(items)
-        else:
-            memory.check(items)
-
-
-@pytest.mark.parametrize("places", [MAX_VISITS // MAX_ROW, MAX_VISITS // MAX_ROW + 1])
-def test_what_one_query_adds_up_has_a_limit(places: int) -> None:
-    offset = np.full(MAX_ROW + 1, MAX_ROW)
-    offset[0] = 0
-    weight = np.ones(places, np.float32)
-    memory = Memory(offset, np.arange(MAX_ROW, dtype=np.int32), np.ones(MAX_ROW, np.float32), weight, 1.0)
-    if places * MAX_ROW > MAX_VISITS:
-        with pytest.raises(BundleCorrupt, match=f"{places} places over rows of up to {MAX_ROW} entries, at most {MAX_VISITS} together"):
-            memory.check(MAX_ROW)
-    else:
-        memory.check(MAX_ROW)
-
-
-def test_only_histories_have_a_memory_and_no_longer_one_than_they_are(tmp_path: Path) -> None:
-    bundle = small(tmp_path)
-    manifest = json.loads((bundle.path / "manifest.json").read_text())
-    wrong = [
-        ({"query": {"kind": "vector", "width": 4}}, "a memory cannot serve vector queries"),
-        ({"query": {"kind": "history", "length": 3}}, "a memory of 4 items, histories have 3"),
-        ({"memory": manifest["memory"] | {"weight": 0}}, "memory.weight"),
-        ({"memory": manifest["memory"] | {"weight": 1e-38}}, "memory.weight"),
-        ({"memory": manifest["memory"] | {"weight": 1e-320}}, "memory.weight"),
-        ({"memory": manifest["memory"] | {"search": "second_source"}}, "memory.search"),
-    ]
-    for changed, said in wrong:
-        (bundle.path / "manifest.json").write_text(json.dumps(manifest | changed))
-        with pytest.raises(BundleCorrupt, match=said):
-            Bundle.open(bundle.path)
-
-
 def test_golden_queries_of_a_memory_compare_keys(tmp_path: Path) -> None:
-    bundle = small(tmp_path)
+    bundle = remembering(tmp_path)
     kind = bundle.manifest.query
     assert isinstance(kind, HistoryKind)
     queries = random_queries(np.random.default_rng(2), bundle, 6)
