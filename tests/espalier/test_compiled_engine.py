@@ -1,6 +1,6 @@
 """`compiled-cpu`: which bundles it takes, rows of float16, threads and blocks, and that a warm one compiles nothing.
 
-That it searches as the reference does is here for memories and sequence encoders, else in test_signature.py and test_finite_ranks.py.
+That it searches as the reference does is in test_signature.py and test_finite_ranks.py.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numba import njit
 from numpy.testing import assert_array_equal
 from onnx import helper
@@ -42,49 +40,12 @@ from espalier.manifest import InnerProductForm
 from espalier.queries import VectorKind, blank_queries
 from espalier.search import SearchParams
 from tests.espalier.bundle.parts import content_of, draft_of
-from tests.espalier.test_signature import assert_alone_as_together, assert_best_beams, assert_same
+from tests.espalier.test_signature import assert_same
 
 
 def small(folder: Path, kind: Literal["history", "product", "vector"] = "product", seed: int = 1, **options: Any) -> Bundle:
     rng = np.random.default_rng(seed)
     return make_bundle(folder, rng, random_tree(rng, 5, 3, empty_share=0.1), kind, name=f"{kind}-{seed}", **options)
-
-
-shapes = st.fixed_dictionaries(
-    {
-        "seed": st.integers(0, 2**32 - 1),
-        "branching_height": st.sampled_from([(2, 3), (2, 6), (3, 4), (4, 3), (32, 2), (2, 1)]),
-        "encoder": st.sampled_from(["levels", "sequence"]),
-        "remembers": st.booleans(),
-        "gamma": st.sampled_from([0.0, 0.5]),
-        "own": st.sampled_from(["logit", "log_activation"]),
-        "exclude": st.sampled_from([0, 3, 40]),
-        "passing": st.sampled_from([None, 0.05, 0.5]),
-    }
-)
-
-
-@pytest.mark.parametrize("integer", [True, False])
-@given(shape=shapes)
-def test_memories_and_sequence_encoders_are_searched_as_the_reference_does(
-    tmp_path_factory: pytest.TempPathFactory, integer: bool, shape: dict[str, Any]
-) -> None:
-    rng = np.random.default_rng(shape["seed"])
-    branching, height = shape["branching_height"]
-    tree = random_tree(rng, height, branching, empty_share=0.2)
-    memory = random_memory(rng, tree.item_count, int(rng.integers(1, 6)), integer) if shape["remembers"] else None
-    own: Literal["logit", "log_activation"] = "logit" if integer else shape["own"]
-    bundle = make_bundle(
-        tmp_path_factory.mktemp("models"), rng, tree, "product", shape["gamma"], own, integer, memory=memory, encoder=shape["encoder"]
-    )
-    exclude_BE = rng.integers(-1, tree.item_count, (3, shape["exclude"])) if shape["exclude"] else None
-    masks = None if shape["passing"] is None else random_masks(rng, tree, 3, shape["passing"])
-    params = SearchParams(rng.integers(1, 40, 3), rng.integers(1, 50, 3), exclude_BE, mask_B=masks)
-    engine, queries = CompiledEngine(bundle), random_queries(rng, bundle, 3, integer)
-    if integer:
-        assert_same(engine.search(queries, params), ReferenceEngine(bundle).search(queries, params))
-    assert_best_beams(engine, bundle, queries, params)
-    assert_alone_as_together(engine, queries, params)
 
 
 @pytest.mark.parametrize(("kind", "name"), [("product", "compiled-cpu"), ("vector", "compiled-cpu"), ("history", "onnx-cpu")])
@@ -245,15 +206,6 @@ def test_blocks_and_threads_change_no_answer(tmp_path: Path, threads: int, monke
         for got in callers.map(lambda _: engine.search(queries, params), range(8)):
             assert_same(got, expected)
     engine.close()
-
-
-@pytest.mark.parametrize("gamma", [0.0, 0.5])
-def test_the_two_parts_of_a_search_make_the_whole(tmp_path: Path, gamma: float) -> None:
-    bundle, rng = small(tmp_path, gamma=gamma, integer=False), np.random.default_rng(2)
-    engine, queries = CompiledEngine(bundle), random_queries(rng, bundle, 5, integer=False)
-    params = SearchParams(np.array([1, 3, 9, 30, 500]), np.full(5, 20))
-    given = replace(params, states_BLS=engine.encode(queries, params))
-    assert_same(engine.search(queries, given), engine.search(queries, params))
 
 
 def test_queries_of_another_kind_are_refused(tmp_path: Path) -> None:

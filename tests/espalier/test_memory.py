@@ -21,9 +21,11 @@ from espalier.errors import BundleCorrupt
 from espalier.masks.eligibility import eligible_nodes
 from espalier.memory import Memory
 from espalier.memory_lists import MemoryTree
+from espalier.memory_sums import add_up, of_live_leaves
 from espalier.queries import PADDING, HistoryKind, QueryBatch
+from espalier.read_only import read_only
 from espalier.search import SearchParams, SearchResult
-from espalier.tree import complete_tree, tree_from_children
+from espalier.tree import tree_from_children
 from tests.espalier.bundle.parts import content_of, draft_of, remembering
 from training.golden import golden_answers
 from training.inspect import inspect
@@ -82,19 +84,6 @@ def test_lists_hold_the_sums_at_eligible_leaves_and_their_maxima_above(
             assert_array_equal(reference.memory_parts(history_T, eligible_N)[1:], parts_N[1:])
 
 
-def test_only_the_last_items_of_a_history_count_by_their_weights_and_padding_counts_for_nothing(tmp_path: Path) -> None:
-    """Items 0 … 3, each of which remembers the next."""
-    tree = complete_tree(np.arange(4), 2)
-    memory = Memory(np.arange(5), np.array([1, 2, 3, 0], np.int32), np.ones(4, np.float32), np.array([1, 0.5], np.float32), 2.0)
-    history_BT = np.array([[0, 1, 2], [0, PADDING, 2], [PADDING, 1, 1], [PADDING] * 3])
-    lists = MemoryTree(memory, tree).lists(history_BT, eligible_nodes(tree, SearchParams.uniform(4, 1, 1), 4, None))
-    found = []
-    for b in range(4):
-        nodes, values = (array.tolist() for array in lists.of(b))
-        found.append({int(tree.leaf_item[node - 3]): value for node, value in zip(nodes, values, strict=True) if node >= 3})
-    assert found == [{3: 1.0, 2: 0.5}, {3: 1.0, 1: 0.5}, {2: 1.5}, {}]
-
-
 def test_beams_are_cut_by_key_and_rank_alone_goes_down(tmp_path: Path) -> None:
     """Item 0 remembers item 3. By rank the left half is better; the memory lifts the right half over it, and not item 2 there."""
     tree = tree_from_children([[2], [2, 2]], np.arange(4))
@@ -148,3 +137,30 @@ def test_golden_queries_of_a_memory_compare_keys(tmp_path: Path) -> None:
     assert np.any(result.keys_BM > result.ranks_BM)
     with pytest.raises(BundleCorrupt, match=r"item row \d+ has key"):
         verify_golden(bundle, Forgetful(bundle), golden)
+
+
+# -- sums ----------------------------------------------------------------------------------------------------------------
+
+LIVE_ROW = 3
+"""Of the first handle: items 0 … 2 are trained."""
+TRAINED = read_only(np.array([0, 2, 2, 2]), np.array([1, 2], np.int32), np.array([2, 1], np.float32), np.array([1, 0.5], np.float32))
+LIVE = read_only(
+    np.array([0]), np.array([0]), np.array([0]), np.array([3]), np.array([1, 2, LIVE_ROW], np.int32), np.array([1, 3, 5], np.float32)
+)
+EXPECTED = {1: 3.0, 2: 4.5, LIVE_ROW: 7.5}  # the history holds item 0 twice, with the weights 1 and .5
+
+
+def test_of_two_entries_of_a_pair_the_larger_one_counts() -> None:
+    """One is trained and one live; so in sums of live leaves alone."""
+    (history_T, leaf_of_item), sum_L, sum_R = read_only(np.array([-1, 0, 0]), np.arange(3)), np.zeros(3), np.zeros(1)
+    leaves, handles = add_up(history_T, TRAINED, LIVE, leaf_of_item, 0, sum_L, sum_R)
+    assert {leaf: sum_L[leaf] for leaf in leaves.tolist()} | {LIVE_ROW + handle: sum_R[handle] for handle in handles.tolist()} == EXPECTED
+
+
+@pytest.mark.parametrize("more_sources", [0, 4])
+def test_live_leaves_have_the_same_sums(more_sources: int) -> None:
+    """Those of a shard, too: its memory has the entries of all items of the whole, of which the shard holds some."""
+    trained = *read_only(np.pad(TRAINED[0], (0, more_sources), mode="edge")), *TRAINED[1:]
+    arrays, sum_R = read_only(np.array([[-1, 0, 0]]), np.array([0, 3]), np.array(list(EXPECTED))), np.zeros(1)
+    assert of_live_leaves(*arrays, LIVE_ROW, trained, LIVE, sum_R).tolist() == list(EXPECTED.values())
+    assert not sum_R.any()
