@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
@@ -38,6 +38,7 @@ def nodes_of(frontier: Frontier, b: int) -> list[int]:
     return [int(node) for node in frontier.nodes_BK[b] if node >= 0]
 
 
+@settings(max_examples=10)
 @given(shape=shapes)
 def test_the_reference_scores_exactly_the_children_of_its_frontier(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
@@ -62,6 +63,7 @@ def test_the_reference_scores_exactly_the_children_of_its_frontier(tmp_path_fact
             assert nodes == level[eligible_N[level]].tolist()
 
 
+@settings(max_examples=10)
 @given(shape=shapes)
 def test_engines_have_the_frontier_of_the_reference(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
     """And the same answers as without it; so they have from states that come with the parameters, whatever the queries hold."""
@@ -78,6 +80,7 @@ def test_engines_have_the_frontier_of_the_reference(tmp_path_factory: pytest.Tem
     assert_same(reference.search(queries, given), expected)
 
 
+@settings(max_examples=10)
 @given(shape=shapes)
 def test_a_frontier_is_the_same_in_any_batch(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=False)

@@ -8,10 +8,10 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -303,34 +303,29 @@ def test_a_folder_that_is_not_there_takes_no_operation(tmp_path: Path) -> None:
 
 # -- writers that are killed ------------------------------------------------------------------------------------------------
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from espalier.live import journal_file
-from espalier.live.journal import Journal
-from tests.espalier.live.journals import put
-if sys.argv[3] == "network":
-    journal_file.on_network = lambda file: True
-journal = Journal(Path(sys.argv[1]))
-with journal.writing() as transaction:
-    transaction.append(put("a"))
-    if sys.argv[2] == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if sys.argv[2] == "spilled":  # more than SQLite keeps in memory, so that it is written before the commit
-        for number in range(300):
-            transaction.append(put(f"{number}" + "x" * 500, number))
-        transaction._connection.execute("PRAGMA cache_size = 1")
-        transaction._connection.execute("PRAGMA cache_spill = 1")
-        for number in range(300, 600):
-            transaction.append(put(f"{number}" + "x" * 500, number))
-        os.kill(os.getpid(), signal.SIGKILL)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
+
+def write_and_die(file: Path, when: str) -> None:
+    """Commit an operation and be killed: before the commit, before it with more than SQLite keeps in memory, or after it."""
+    with Journal(file).writing() as transaction:
+        transaction.append(put("a"))
+        if when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if when == "spilled":
+            transaction.append(put("0" + "x" * 500))
+            transaction._connection.execute("PRAGMA cache_size = 1")
+            transaction._connection.execute("PRAGMA cache_spill = 1")
+            for number in range(600):
+                transaction.append(put(f"{number}" + "x" * 500, number))
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed(file: Path, when: str, kind: str = "local") -> None:
+def killed(file: Path, when: str) -> None:
     """A process that is killed before or after its commit."""
-    assert subprocess.run([sys.executable, "-c", KILLED, str(file), when, kind]).returncode == -signal.SIGKILL
+    process = get_context("fork").Process(target=write_and_die, args=(file, when))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("kind", ["local", "network"])
@@ -341,7 +336,7 @@ def test_a_killed_writer_leaves_what_it_has_committed_and_no_lock(
     monkeypatch.setattr(journal_file, "on_network", lambda file: kind == "network")
     journal = Journal(tmp_path / "live.db")
     appended(journal, [put("first")])
-    killed(journal.file, when, kind)
+    killed(journal.file, when)
     assert len(journal.since(0, 9)) == 1 + kept
     assert appended(journal, [put("b")]) == [2 + kept]
     journal_file.check(journal.file)

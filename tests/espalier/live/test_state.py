@@ -27,6 +27,7 @@ from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import Change, LiveState
 from espalier.manifest import Ranking
 from espalier.masks.eligibility import forest_mask, node_mask
+from espalier.search import NodeMask
 from espalier.tree import Tree, tree_from_children
 
 LINEAR = Ranking(own="log_activation", gamma=1)
@@ -185,12 +186,12 @@ def assert_is(state: LiveState, catalogue: Catalogue) -> None:
     eligible |= {row for item_id, row in catalogue.trained.items() if catalogue.stands(item_id) or item_id in shown}
     trees = [alone.tree for alone in state.bundle.alone]
     assert set(every[eligible_rows(trees[0], overlay, every)].tolist()) & {*range(items), *eligible} == eligible
-    assert_masks(trees, overlay, standing_I, np.array([item_id not in catalogue.removed for item_id in catalogue.trained]))
+    kept_I, kept_R = (np.array([item_id not in catalogue.removed for item_id in of], np.bool_) for of in (catalogue.trained, entries))
+    assert_masks(trees, overlay, standing_I, live_mask(trees, overlay, forest_mask(trees, kept_I), kept_R))
 
 
-def assert_masks(trees: list[Tree], overlay: Overlay, standing_I: NDArray[np.bool_], kept_I: NDArray[np.bool_]) -> None:
+def assert_masks(trees: list[Tree], overlay: Overlay, standing_I: NDArray[np.bool_], filtered: NodeMask) -> None:
     """Kept up to date or built anew: a node is eligible if an eligible item, live or trained, lies below it."""
-    filtered = live_mask(trees, overlay, forest_mask(trees, kept_I), np.ones(overlay.handles, np.bool_))
     for place, tree in enumerate(trees):
         expected_N = node_mask(tree, standing_I).eligible_N.copy()
         leaves = overlay.trees[place]
