@@ -171,7 +171,7 @@ FORMATS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_bytes_with_some_changed_are_refused_or_read(name: str, data: st.DataObject) -> None:
     whole, read = FORMATS[name]

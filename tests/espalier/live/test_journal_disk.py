@@ -19,26 +19,27 @@ import pytest
 from espalier.errors import JournalCorrupt, JournalError, JournalFull, JournalReadOnly, UnsupportedJournal
 from espalier.live import journal_file
 from espalier.live.journal import Journal
-from espalier.live.operations import ItemBody, Operation
-from tests.espalier.live.journals import appended, placed, put
+from tests.espalier.live.journals import appended, put
 
 # -- files that are no journal ----------------------------------------------------------------------------------------------
 
 
-def damaged(file: Path) -> None:
-    """A journal of which a page in the middle is lost."""
+def filled(file: Path) -> None:
     journal = Journal(file)
     appended(journal, [put(f"i{number}", number) for number in range(300)], version=1)
     journal.close()
+
+
+def damaged(file: Path) -> None:
+    """A journal of which a page in the middle is lost."""
+    filled(file)
     with file.open("r+b") as stream:
         stream.seek(os.path.getsize(file) // 2 // 4096 * 4096)
         stream.write(b"\xff" * 4096)
 
 
 def cut(file: Path) -> None:
-    journal = Journal(file)
-    appended(journal, [put(f"i{number}", number) for number in range(300)], version=1)
-    journal.close()
+    filled(file)
     os.truncate(file, file.stat().st_size // 2)
 
 
@@ -348,12 +349,3 @@ def test_a_copy_of_the_files_of_a_killed_writer_is_a_journal(tmp_path: Path) -> 
     for ending in ("", "-wal"):
         shutil.copy(tmp_path / f"live.db{ending}", tmp_path / "copy")
     assert Journal.open(tmp_path / "copy" / "live.db").since(0, 9)[0].id == "a"
-
-
-def test_a_body_over_the_limit_is_refused_before_it_is_written(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "live.db")
-    with pytest.raises(Exception, match="bytes"):
-        appended(journal, [put("a"), Operation(0, "b", "put", ItemBody(text="x" * (1 << 20)))])
-    assert journal.last_sequence() == 0
-    appended(journal, [put("a")], version=1)
-    assert journal.placements(1, [1])[1][0].slot == placed(slot=1).slot

@@ -81,16 +81,13 @@ def test_the_largest_body_is_kept() -> None:
     assert ItemBody.from_bytes(ItemBody(text="x" * room).to_bytes()).text == "x" * room
 
 
-@pytest.mark.parametrize("data", [b'{"valid_until":true}', b'{"valid_until":NaN}', b'{"users":["u"]}', b" " * (MAX_BODY_BYTES + 1)])
-def test_parts_of_other_types_are_refused(data: bytes) -> None:
-    with pytest.raises(InvalidData):
-        ItemBody.from_bytes(data)
+NO_BODIES = [
+    b"", b"{", b"[]", b"[" * 100_000, b" " * (MAX_BODY_BYTES + 1), b'{"other":1}', b'{"like":"a"}', b'{"like":[1]}', b'{"events":{}}',
+    b'{"fields":[]}', b'{"text":1}', b'{"valid_until":true}', b'{"valid_until":NaN}', b'{"users":["u"]}',
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"{", b"[]", b'{"other":1}', b'{"like":"a"}', b'{"like":[1]}', b'{"events":{}}', b'{"fields":[]}', b'{"text":1}', b"[" * 100_000],
-)
+@pytest.mark.parametrize("data", NO_BODIES)
 def test_bytes_that_are_no_body_are_refused(data: bytes) -> None:
     with pytest.raises(InvalidData):
         ItemBody.from_bytes(data)

@@ -363,59 +363,60 @@ def test_the_largest_answer_to_a_search_is_as_long_as_it_may_be(states: int | No
     assert 1 / 2 < len(encode_answer(ShardAnswer(PIN, result, "compiled-cpu", 1.5, 2))) / answer_bytes(params, trees) < 1
 
 
+def check(batch: int = 2, m: int = 3, items: int = 10, levels: Any = (LEVELS,), kind: Kind = HISTORY, **changed: Any) -> None:
+    """Check an answer of two queries as it comes from a shard."""
+    check_result(decode_answer(encode_answer(an_answer(**changed))).result, batch, m, items, levels, kind)
+
+
+def one_row(**changed: list[list[float]]) -> dict[str, NDArray[np.float32]]:
+    return {name: np.array(rows, np.float32) for name, rows in changed.items()}
+
+
+def frontier(node: int, rank: float) -> tuple[Frontier, ...]:
+    """Of two queries with a node each, that of the second given."""
+    return (Frontier(np.array([[3], [node]]), np.array([[0], [rank]], np.float32)),)
+
+
 def test_a_right_answer_passes_its_check() -> None:
-    check_result(decode_answer(encode_answer(an_answer())).result, 2, 3, 10, [LEVELS], HISTORY)
-    finite = an_answer(finite_B=np.array([True, False]))
-    check_result(decode_answer(encode_answer(finite)).result, 2, 3, 10, [LEVELS], VectorKind(width=4))
+    check()
+    check(finite_B=np.array([True, False]), kind=VectorKind(width=4))
+    check(trace=(a_level(1, 1, 2), a_level(2, -1, 5), a_level(3, 6, 15)))
+    check(**one_row(scores_BM=[[1, 0, 1], [0, 9, 9]]))
+    check(frontiers=frontier(5, -1))
 
 
 @pytest.mark.parametrize(
-    ("batch", "m", "items", "levels", "kind", "named"),
+    ("changed", "named"),
     [
-        (1, 3, 10, [LEVELS], HISTORY, "item_rows"),
-        (2, 2, 10, [LEVELS], HISTORY, "item_rows"),
-        (2, 3, 9, [LEVELS], HISTORY, "item_rows"),
-        (2, 3, 10, [np.array([0, 1, 3, 5, 16])], HISTORY, "frontier"),
-        (2, 3, 10, [np.array([0, 1, 6])], HISTORY, "frontier"),
-        (2, 3, 10, [], HISTORY, "f"),
-        (2, 3, 10, [LEVELS], VectorKind(width=4), "finite"),
+        ({"batch": 1}, "item_rows"),
+        ({"m": 2}, "item_rows"),
+        ({"items": 9}, "item_rows"),
+        ({"levels": [np.array([0, 1, 3, 5, 16])]}, "frontier"),
+        ({"levels": [np.array([0, 1, 6])]}, "frontier"),
+        ({"levels": []}, "frontiers"),
+        ({"kind": VectorKind(width=4)}, "finite"),
+        ({"finite_B": np.array([False, False])}, "finite"),
+        ({"count_B": np.array([3, 2])}, "count"),
+        ({"count_B": np.array([3, -1])}, "count"),
+        ({"count_B": np.array([4, 1])}, "count"),
+        ({"count_B": np.array([2, 1])}, "count"),
+        ({"item_rows_BM": np.array([[4, 9, 2], [-1, 7, -1]])}, "count"),
+        ({"item_rows_BM": np.array([[4, 9, 2], [7, -2, -1]])}, "item_rows"),
+        (one_row(keys_BM=[[3, np.nan, 1], [1, 0, 0]]), "keys"),
+        (one_row(ranks_BM=[[3, np.inf, 1], [1, 0, 0]]), "ranks"),
+        (one_row(scores_BM=[[1, -np.inf, 1], [1, 0, 0]]), "scores"),
+        (one_row(scores_BM=[[1.001, 1, 1], [1, 0, 0]]), "scores"),
+        (one_row(scores_BM=[[1, 1, 1], [-1e-3, 0, 0]]), "scores"),
+        ({"frontiers": frontier(3, np.nan)}, r"frontier\.0\.ranks"),
+        ({"frontiers": frontier(3, np.inf)}, r"frontier\.0\.ranks"),
+        ({"frontiers": frontier(-2, 1)}, r"frontier\.0"),
+        ({"frontiers": frontier(2, 1)}, r"frontier\.0"),
+        ({"frontiers": frontier(6, 1)}, r"frontier\.0"),
+        ({"trace": (a_level(1, 3, 2),)}, r"trace\.0"),
+        ({"trace": (a_level(1, 2, 0),)}, r"trace\.0"),
+        ({"trace": (a_level(4, 2, 2),)}, r"trace\.0"),
     ],
 )
-def test_an_answer_to_something_else_is_refused(
-    batch: int, m: int, items: int, levels: list[NDArray[np.int64]], kind: Kind, named: str
-) -> None:
+def test_an_answer_that_makes_no_sense_is_refused(changed: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidMessage, match=f"^{named}"):
-        check_result(an_answer().result, batch, m, items, levels, kind)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"count_B": np.array([3, 2])},
-        {"count_B": np.array([3, -1])},
-        {"count_B": np.array([2, 1])},
-        {"item_rows_BM": np.array([[4, 9, 2], [-1, 7, -1]])},
-        {"item_rows_BM": np.array([[4, 9, 2], [7, -2, -1]])},
-        {"keys_BM": np.array([[3, np.nan, 1], [1, 0, 0]], np.float32)},
-        {"ranks_BM": np.array([[3, np.inf, 1], [1, 0, 0]], np.float32)},
-        {"scores_BM": np.array([[1, -np.inf, 1], [1, 0, 0]], np.float32)},
-        {"scores_BM": np.array([[1.001, 1, 1], [1, 0, 0]], np.float32)},
-        {"scores_BM": np.array([[1, 1, 1], [-1e-3, 0, 0]], np.float32)},
-        {"finite_B": np.array([False, False])},
-        {"frontiers": (Frontier(np.array([[3], [3]]), np.array([[np.nan], [1]], np.float32)),)},
-        {"frontiers": (Frontier(np.array([[3], [3]]), np.array([[np.inf], [1]], np.float32)),)},
-        {"frontiers": (Frontier(np.array([[3], [-2]]), np.array([[0], [1]], np.float32)),)},
-        {"frontiers": (Frontier(np.array([[3], [0]]), np.array([[0], [1]], np.float32)),)},
-        {"frontiers": (Frontier(np.array([[3], [6]]), np.array([[0], [1]], np.float32)),)},
-        {"trace": (a_level(1, 3, 2),)},
-        {"trace": (a_level(1, 2, 0),)},
-        {"trace": (a_level(4, 2, 2),)},
-    ],
-)
-def test_an_answer_that_makes_no_sense_is_refused(changed: dict[str, Any]) -> None:
-    with pytest.raises(InvalidMessage):
-        check_result(an_answer(**changed).result, 2, 3, 10, [LEVELS], HISTORY)
-
-
-def test_a_trace_has_nodes_of_its_levels() -> None:
-    check_result(an_answer(trace=(a_level(1, 1, 2), a_level(2, -1, 5), a_level(3, 6, 15))).result, 2, 3, 10, [LEVELS], HISTORY)
+        check(**changed)
