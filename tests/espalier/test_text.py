@@ -176,7 +176,16 @@ def test_what_a_word_is(text: str, words: list[str]) -> None:
 
 
 def test_blocks_have_limits() -> None:
-    wrong = [{"n": 0}, {"n": 9}, {"unit": "line"}, {"max_share": 0}, {"max_share": 1.1}, {"min_count": 0}, {"unknown": -1}, {"nn": 2}]
+    wrong: list[dict[str, Any]] = [
+        {"n": 0},
+        {"n": 9},
+        {"unit": "line"},
+        {"max_share": 0},
+        {"max_share": 1.1},
+        {"min_count": 0},
+        {"unknown": -1},
+        {"nn": 2},
+    ]
     for limits in (*wrong, {"unknown": MAX_FEATURES + 1}):
         with pytest.raises(ValidationError, match=next(iter(limits))):
             TextBlock.model_validate({"unit": "word", "n": 2, **limits})

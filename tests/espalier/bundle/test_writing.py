@@ -183,8 +183,8 @@ def test_versions_are_found_and_other_names_ignored(original: Bundle, tmp_path: 
 
     for name in ("books/1", "books/12", "books/3", "games-2.0/7"):
         place(name)
-    junk = ("books/0", "books/01", "books/-1", "books/1.5", "books/v2", "books/２", "books/.4.tmp", "books/4 ")
-    junk += ("Upper/1", ".hidden/1", "sp ace/1")
+    junk = ["books/0", "books/01", "books/-1", "books/1.5", "books/v2", "books/２", "books/.4.tmp", "books/4 "]
+    junk += ["Upper/1", ".hidden/1", "sp ace/1"]
     for name in junk:
         place(name)
     (tmp_path / "books" / "5").mkdir()  # no manifest

@@ -368,7 +368,7 @@ def check(batch: int = 2, m: int = 3, items: int = 10, levels: Any = (LEVELS,), 
     check_result(decode_answer(encode_answer(an_answer(**changed))).result, batch, m, items, levels, kind)
 
 
-def one_row(**changed: list[list[float]]) -> dict[str, NDArray[np.float32]]:
+def one_row(**changed: list[list[float]]) -> dict[str, Any]:
     return {name: np.array(rows, np.float32) for name, rows in changed.items()}
 
 
