@@ -1,4 +1,7 @@
-"""A filter's mask opens exactly the items that its definition lets pass; masks are built once and bounded; a wrong filter is told so."""
+"""Masks: a node is open exactly when an eligible item lies below it, and exclusions close exactly what a mask left open.
+
+A filter's mask opens exactly the items that its definition lets pass; masks are built once and bounded; a wrong filter is told so.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,104 @@ from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
 from espalier import items as items_module
-from espalier.checks.random_bundles import random_tree
+from espalier.checks.random_bundles import random_masks, random_tree
 from espalier.errors import InvalidQuery
 from espalier.items import ItemTable
 from espalier.masks import filters as filters_module
-from espalier.masks.eligibility import forest_mask, node_mask
+from espalier.masks.eligibility import NO_NODE, every_item, excluded_nodes, forest_mask, node_mask, widened_beam
 from espalier.masks.filters import ENTRY_BYTES, Filter, ItemFilters
-from espalier.search import NodeMask
-from espalier.tree import Tree
+from espalier.search import NO_ITEM, NodeMask
+from espalier.tree import EMPTY_LEAF, Tree, complete_tree
+
+trees = st.builds(
+    lambda seed, branching_height, ragged, empty_share: random_tree(
+        np.random.default_rng(seed), branching_height[1], branching_height[0], ragged, empty_share
+    ),
+    seed=st.integers(0, 2**32 - 1),
+    branching_height=st.sampled_from([(2, 1), (2, 6), (3, 3), (4, 3), (8, 2), (1, 3)]),
+    ragged=st.booleans(),
+    empty_share=st.sampled_from([0.0, 0.3, 0.9]),
+)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def items_of_nodes(tree: Tree) -> list[set[int]]:
+    """The items below each node, by walking up from every leaf."""
+    items: list[set[int]] = [set() for _ in range(tree.node_count)]
+    for leaf, item in enumerate(tree.leaf_item.tolist(), start=tree.leaf_offset):
+        if item != EMPTY_LEAF:
+            for node in tree.ancestors(np.array([leaf]))[0].tolist():
+                items[node].add(item)
+    return items
+
+
+@given(tree=trees, seed=seeds, share=st.sampled_from([0.0, 0.02, 0.5, 1.0]))
+def test_a_mask_opens_the_nodes_above_eligible_items(tree: Tree, seed: int, share: float) -> None:
+    eligible_I = np.random.default_rng(seed).random(tree.item_count) < share
+    mask, eligible = node_mask(tree, eligible_I), set(np.flatnonzero(eligible_I).tolist())
+    assert mask.eligible_N.tolist() == [bool(items & eligible) for items in items_of_nodes(tree)]
+    assert mask.items == len(eligible)
+
+
+@given(tree=trees)
+def test_without_a_filter_only_nodes_above_nothing_but_empty_leaves_are_shut(tree: Tree) -> None:
+    mask = every_item(tree)
+    assert_array_equal(mask.eligible_N, node_mask(tree, np.ones(tree.item_count, np.bool_)).eligible_N)
+    assert mask.items == tree.item_count
+
+
+@pytest.mark.parametrize("eligible_I", [np.ones(7, np.bool_), np.ones(8, np.int64), np.ones((8, 1), np.bool_)])
+def test_a_mask_is_made_of_one_boolean_per_item(eligible_I: NDArray[np.bool_]) -> None:
+    with pytest.raises(InvalidQuery, match=r"eligible_I: got .*, expected bool\[8\], one per item"):
+        node_mask(complete_tree(np.arange(8), 2), eligible_I)
+
+
+@given(tree=trees, seed=seeds, share=st.sampled_from([None, 0.0, 0.1, 0.5]), batch=st.integers(1, 4), width=st.integers(0, 60))
+def test_the_closed_nodes_are_those_of_the_definition(tree: Tree, seed: int, share: float | None, batch: int, width: int) -> None:
+    rng = np.random.default_rng(seed)
+    exclude_BE = rng.integers(-1, tree.item_count, (batch, width))
+    mask_B = None if share is None else random_masks(rng, tree, batch, share)
+    found, items = excluded_nodes(tree, exclude_BE, mask_B), items_of_nodes(tree)
+    for b in range(batch):
+        mask = None if mask_B is None else mask_B[b]
+        eligible = {item for item in items[0] if mask is None or mask.eligible_N[tree.leaf_of_item[item]]}
+        excluded = eligible & set(exclude_BE[b].tolist())
+        closed = [node for node in range(1, tree.node_count) if items[node] & eligible and items[node] & eligible <= excluded]
+        assert [node for node in found.leaves_BX[b].tolist() if node != NO_NODE] == [node for node in closed if node >= tree.leaf_offset]
+        assert [node for node in found.inner_BX[b].tolist() if node != NO_NODE] == [node for node in closed if node < tree.leaf_offset]
+        assert found.count_B[b] == len(excluded)
+
+
+@given(seed=seeds, batch=st.integers(2, 5), masked=st.booleans())
+def test_one_query_does_not_close_nodes_of_another(seed: int, batch: int, masked: bool) -> None:
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng, 3, 3, empty_share=0.2)
+    exclude_BE = rng.integers(-1, tree.item_count, (batch, 6))
+    mask_B = random_masks(rng, tree, batch, 0.5) if masked else None
+    together = excluded_nodes(tree, exclude_BE, mask_B)
+    for b in range(batch):
+        alone, taken = excluded_nodes(tree, exclude_BE[b : b + 1], mask_B and mask_B[b : b + 1]), together.take(np.array([b]))
+        for part in ("leaves_BX", "inner_BX"):
+            one, other = getattr(alone, part)[0], getattr(taken, part)[0]
+            assert_array_equal(one[one != NO_NODE], other[other != NO_NODE])
+        assert_array_equal(alone.count_B, taken.count_B)
+
+
+def test_nothing_excluded_closes_nothing() -> None:
+    found = excluded_nodes(complete_tree(np.arange(8), 2), np.full((3, 2), NO_ITEM))
+    assert_array_equal(found.leaves_BX, np.full((3, 1), NO_NODE))
+    assert_array_equal(found.inner_BX, np.full((3, 1), NO_NODE))
+    assert_array_equal(found.count_B, [0, 0, 0])
+
+
+def test_a_beam_widens_with_the_root_of_what_a_filter_leaves() -> None:
+    assert [widened_beam(100, eligible, 10_000, 4) for eligible in (10_000, 5000, 2500, 625, 400, 399, 100, 7, 0)] == [
+        *(100, 141, 200, 400, 400, 399, 100, 7, 1),
+    ]
+    assert [widened_beam(100, 1000, 10_000, most) for most in (1, 0, 2, 100)] == [100, 100, 200, 316]
+
+
+# -- filters --------------------------------------------------------------------------------------------------------------
 
 COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "section": (pa.string(), st.sampled_from(["games", "math", "", "ünï", "𐀀", "\uffff"])),
@@ -144,31 +237,6 @@ def items_of(mask: NodeMask | None) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "barred", "ids"),
-    [
-        ({}, {}, "abcd"),
-        ({"section": ["games"]}, {}, "ac"),
-        ({"section": ["games", "math"]}, {}, "abc"),
-        ({"section": ["games"], "year": [2000]}, {}, "c"),
-        ({"section": ["none of them"]}, {}, ""),
-        ({"year": {"min": 1990, "max": 1999.5}}, {}, "a"),
-        ({"year": {"min": 2000}}, {}, "bc"),
-        ({"price": {"max": 1.5}}, {}, "ab"),
-        ({"tags": ["y"]}, {}, "ab"),
-        ({"free": [False]}, {}, "b"),
-        ({"id": ["b", "d", "unknown"]}, {}, "bd"),
-        ({}, {"section": ["games"]}, "bd"),
-        ({}, {"section": ["games"], "year": [2000]}, "d"),
-        ({}, {"tags": ["x"], "id": ["d"]}, "bc"),
-        ({"year": {"min": 0}}, {"year": [2000]}, "a"),
-    ],
-)
-def test_what_passes(wanted: dict[str, object], barred: dict[str, object], ids: str) -> None:
-    filters = shop()
-    assert "".join(items_of(filters.mask(filters.parse(wanted, barred)))) == ids
-
-
-@pytest.mark.parametrize(
     ("given", "field", "value", "expected"),
     [
         ({"colour": ["red"]}, "filter.colour", "'colour'", "a column that can be filtered: id, section, year, price, free, tags"),
@@ -203,18 +271,12 @@ def test_equal_filters_share_one_mask() -> None:
     one = filters.parse({"year": [2000, 1990], "section": ["math", "games", "math"]}, {"price": {"min": 1}})
     other = filters.parse({"section": ("games", "math"), "year": [1990.0, 2000, 2000]}, {"price": {"min": 1.0}})
     assert one == other
-    assert filters.mask(one) is filters.mask(other)
+    assert filters.cached(one) is None
+    assert filters.cached(one) is None  # asking does not build
+    assert filters.mask(one) is filters.mask(other) is filters.cached(one)
     assert bool(one)
     assert not filters.parse({}, {})
     assert one != filters.parse({"year": [2000, 1990], "section": ["math", "games"], "price": {"min": 1}}, {})
-
-
-def test_a_mask_that_was_built_is_found_without_building() -> None:
-    filters = shop()
-    parsed = filters.parse({"section": ["games"]}, {})
-    assert filters.cached(parsed) is None
-    assert filters.cached(parsed) is None  # asking does not build
-    assert filters.mask(parsed) is filters.cached(parsed)
 
 
 class Builds:
