@@ -27,7 +27,7 @@ from espalier.manifest import Ranking
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 from espalier.tree import Tree, complete_tree
-from tests.training.test_linear import random_points
+from tests.training.points import random_points
 from training.__main__ import fit
 from training.assign import best_points, command
 from training.assign.best_points import BestPoints

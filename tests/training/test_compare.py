@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -35,16 +35,6 @@ from training.retrieval.task import Fitted, Method, Metric, Task, Trial
 from training.specification.deep import DeepConfig
 from training.specification.models import deep_config
 from training.specification.splits import FileSplit
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_threads() -> Iterator[None]:
-    """Small products are fastest on one thread, most of all on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
 
 RECALL_2, NDCG_2 = Metric("recall", 2), Metric("ndcg", 2)
 

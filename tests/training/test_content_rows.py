@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -22,14 +20,6 @@ from training.specification.scorers import ProductScorer
 
 CPU = torch.device("cpu")
 FEATURES = 7
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def features_of(rng: np.random.Generator, items: int) -> SparseRows:

@@ -31,7 +31,6 @@ from tests.service.running import problem, run
 from training.__main__ import evaluate, fit, inspect
 from training.golden import golden_answers
 from training.linear import run as linear_run
-from training.linear.fit import fit_linear
 from training.linear.placing import place
 from training.linear.prepare import written_features
 from training.publish import publish
@@ -93,30 +92,6 @@ def test_the_first_tree_is_that_of_a_model_of_one_and_the_others_are_different(s
         assert_array_equal(getattr(forest.chunks, name), getattr(alone.chunks, name))
     assert len({tuple(tree.leaf_item.tolist()) for tree, _ in forest.trees}) == TREES
     assert forest.manifest.metrics["golden_overlap"] == 1
-
-
-def test_a_killed_run_is_resumed_with_the_tree_that_it_was_training(
-    shop: Path, forest: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[Path] = []
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        calls.append(args[6])
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return fit_linear(*args, **kwargs)
-
-    monkeypatch.setattr(linear_run, "fit_linear", counted)
-    out = tmp_path / "shop" / "1"
-    with pytest.raises(KeyboardInterrupt):
-        fit(config=shop / f"{TREES}.toml", out=out, data=None, test=None, device="cpu", resume=False)
-    levels = [path.name for path in calls[0].glob("level-*.npz")]
-    assert levels
-    monkeypatch.setattr(linear_run, "fit_linear", fit_linear)
-    fit(config=shop / f"{TREES}.toml", out=out, data=None, test=None, device="cpu", resume=True)
-    for (tree, chunks), (other, own) in zip(Bundle.open(out).trees, forest.trees, strict=True):
-        assert_array_equal(tree.leaf_item, other.leaf_item)
-        assert_array_equal(chunks.entry_weight, own.entry_weight)
 
 
 def test_each_tree_keeps_its_levels_in_a_folder_of_its_own(tmp_path: Path) -> None:
@@ -243,6 +218,14 @@ def test_an_explanation_tells_what_each_tree_did(shop: Path, forest: Bundle) -> 
     mean = sum(np.exp(tree["rank"]) for tree in best["trees"] if tree["outcome"] == "scored") / TREES
     assert mean == pytest.approx(result["items"][0]["score"], rel=1e-5)
     assert best["features"][0]["feature"] in ("yellow", "lamp", "yellow lamp")
+    text_row = forest.vectoriser.transform(["yellow lamp"])
+    names = forest.vectoriser.features_of(text_row.indices)
+    item = int(forest.items.rows_of(["yellow-lamp"])[0])
+    for entry in best["features"]:
+        at = names.index(entry["feature"])
+        paths = [(tree, chunks, tree.ancestors(tree.leaf_of_item[[item]])[0][1:]) for tree, chunks in forest.trees]
+        sums = [sum(float(chunks.weights_of(tree, int(node), text_row.indices)[at]) for node in path) for tree, chunks, path in paths]
+        assert entry["contribution"] == pytest.approx(np.mean(sums) * text_row.values[at], rel=1e-4), "the mean over the trees"
     for item in explained["items"][1:3]:
         outcomes = [tree["outcome"] for tree in item["trees"]]
         if item["outcome"] == "pruned":
@@ -253,20 +236,6 @@ def test_an_explanation_tells_what_each_tree_did(shop: Path, forest: Bundle) -> 
             assert np.exp(item["cut"]) == pytest.approx(result["items"][-1]["score"], rel=1e-5)
     assert {item["outcome"] for item in explained["items"][1:3]} <= {"pruned", "below_m", "returned"}
     assert explained["items"][3] == {"id": "gone", "outcome": "unknown"}
-
-
-def test_a_contribution_is_the_mean_over_the_trees(shop: Path, forest: Bundle) -> None:
-    with run(shop / "models", lambda bundle: open_engine(bundle, "cpu")) as running:
-        body = {"model": "shop", "version": 1, "queries": [{"text": "green kettle"}], "explain_items": ["green-kettle"]}
-        features = running.client.post("/retrieve", json=body).json()["results"][0]["explain"]["items"][0]["features"]
-    rows = forest.vectoriser.transform(["green kettle"])
-    item = int(forest.items.rows_of(["green-kettle"])[0])
-    names = forest.vectoriser.features_of(rows.indices)
-    for entry in features:
-        at = names.index(entry["feature"])
-        paths = [(tree, chunks, tree.ancestors(tree.leaf_of_item[[item]])[0][1:]) for tree, chunks in forest.trees]
-        sums = [sum(float(chunks.weights_of(tree, int(node), rows.indices)[at]) for node in path) for tree, chunks, path in paths]
-        assert entry["contribution"] == pytest.approx(np.mean(sums) * rows.values[at], rel=1e-4)
 
 
 def test_new_items_are_placed_in_every_tree(shop: Path, forest: Bundle, tmp_path: Path) -> None:

@@ -28,8 +28,9 @@ from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQu
 from espalier.manifest import Activation, Ranking
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree, complete_tree
+from tests.training.points import random_points, unit
 from training.data import xmc
-from training.data.csr import Csr, as_matrix, as_rows, normalised
+from training.data.csr import Csr, as_matrix, as_rows
 from training.data.xmc import LabelledPoints, read_xmc
 from training.linear import fit
 from training.linear.examples import Examples
@@ -43,23 +44,6 @@ from training.trees.hierarchical_kmeans import hierarchical_kmeans
 
 def dense_of(rows: SparseRows) -> NDArray[np.float32]:
     return as_matrix(rows).toarray()
-
-
-def unit(dense: Any) -> Csr:
-    return normalised(csr_array(np.asarray(dense, np.float32)))
-
-
-def random_points(rng: np.random.Generator, points: int, features: int, labels: int, density: float = 0.2) -> LabelledPoints:
-    """Points whose features tell their labels: each label has features of its own, beside noise."""
-    own = [np.sort(rng.permutation(labels)[: rng.integers(0, 4)]) for _ in range(points)]
-    dense = random_array((points, features), density=density, rng=rng).toarray()
-    for b, some in enumerate(own):
-        dense[b, some % features] += 2
-        dense[b, (7 * some + 3) % features] += 1
-    labels_from = np.concatenate([[0], np.cumsum([len(some) for some in own])])
-    flat = np.concatenate([*own, np.empty(0, np.int64)]).astype(np.int32)
-    ones = np.ones(len(flat), np.float32)
-    return LabelledPoints(unit(dense), csr_array((ones, flat, labels_from), shape=(points, labels)))
 
 
 # -- rows -----------------------------------------------------------------------------------------------------------------

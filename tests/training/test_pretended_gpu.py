@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 
 from tests.training import shared_runs
 from tests.training.pretended_gpu import GPU, TwoDevices, pretended_gpu
-from tests.training.test_row_shares import KINDS, configuration, write_log
+from tests.training.shared_runs import KINDS, configuration, write_log
 
 
 def test_what_a_gpu_would_refuse_is_refused() -> None:

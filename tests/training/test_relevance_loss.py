@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree, complete_tree
-from tests.training.test_linear import random_points
+from tests.training.points import random_points
 from training.data.csr import as_rows
 from training.data.xmc import LabelledPoints
 from training.linear.examples import Examples

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 
 from espalier.bundle import Bundle
 from espalier.content.rows import rows_of_items
 from espalier.engines import open_engine
 from tests.training.content_logs import KINDS, SIZE, write_log
 from training.data.csr import as_matrix
-from training.deep import fit as fit_module
 from training.deep.first_model import build_model
-from training.deep.fit import fit, steps_of
+from training.deep.fit import steps_of
 from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.run import fit_and_export
 from training.deep.scorers.model import NodeScorer
@@ -32,14 +30,6 @@ from training.specification.deep import DeepConfig
 from training.specification.models import deep_config
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -190,28 +180,6 @@ def test_a_step_counts_the_gradient_of_the_content_table_in_its_norm(raw: dict[s
     assert float(torch.stack([gradient.norm() for gradient in gradients]).norm()) == pytest.approx(1, rel=1e-3)
 
 
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, prepared = ready(raw, tmp_path / "log", optimiser={"steps": 30})
-    tree = build_tree(config, prepared)
-    whole = fit(config, prepared, tree, CPU, made(tmp_path / "whole"), resume=False)
-    monkeypatch.setattr(fit_module, "CHECKPOINT_EVERY", 10)
-    make, work = SequenceSteps.make, made(tmp_path / "killed")
-
-    def dies(steps: Any, step: int) -> torch.Tensor:
-        if step == 17:
-            raise KeyboardInterrupt
-        return make(steps, step)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SequenceSteps, "make", dies)
-        with pytest.raises(KeyboardInterrupt):
-            fit(config, prepared, tree, CPU, work, resume=False)
-    again = fit(config, prepared, tree, CPU, work, resume=True)
-    assert "content_table" in whole.state_dict()
-    for name, values in whole.state_dict().items():
-        assert_array_equal(again.state_dict()[name], values, err_msg=name)
-
-
 def test_training_goes_on_from_a_bundle_with_content(raw: dict[str, Any], bundle: Bundle, tmp_path: Path) -> None:
     """Its rows are where it starts; a new W is fitted to those of touched items."""
     earlier = raw | {"earlier_model": str(bundle.path)}
@@ -223,8 +191,3 @@ def test_training_goes_on_from_a_bundle_with_content(raw: dict[str, Any], bundle
     assert_allclose(rows_ID[seen_I], before_ID[seen_I], atol=1e-6)
     error, size = (np.square(part[~seen_I]).mean() for part in (rows_ID - before_ID, before_ID))
     assert error < 0.5 * size
-
-
-def made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder

@@ -18,7 +18,6 @@ from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
 from training.data.interactions import Interactions
 from training.data.user_item_matrix import events_of_items
-from training.deep import fit as fit_module
 from training.deep.first_model import build_model, popularity_biases
 from training.deep.fit import fit
 from training.deep.prepare import Prepared, build_tree, prepare
@@ -107,16 +106,11 @@ def test_a_trained_bundle_answers_with_the_successor(bundle: Bundle, engine: str
 def test_the_bundle_says_what_it_reads_and_a_query_without_history_has_an_answer(bundle: Bundle) -> None:
     assert bundle.graph_scorer.encoder == "sequence"
     assert bundle.graph_scorer.state_levels == bundle.tree.height + 1
-    kind = HistoryKind(length=10)
-    assert bundle.graph_kind == kind
-    one = open_engine(bundle).search(pad_histories(kind, [np.zeros(0, np.int64)]), SearchParams.uniform(1, 10, 5))
+    config = config_of(bundle.manifest, DeepConfig)
+    assert (config.kind, config.history_length, bundle.graph_kind) == ("otm-sequence", 10, HistoryKind(length=10))
+    one = open_engine(bundle).search(pad_histories(bundle.graph_kind, [np.zeros(0, np.int64)]), SearchParams.uniform(1, 10, 5))
     assert np.isfinite(one.ranks_BM).all()
     assert bundle.manifest.metrics["test"]["raw"][0]["recall"] > 0.5
-
-
-def test_what_the_manifest_holds_trains_the_same_model_again(bundle: Bundle) -> None:
-    config = config_of(bundle.manifest, DeepConfig)
-    assert (config.kind, config.history_length) == ("otm-sequence", 10)
 
 
 def test_every_part_of_a_row_starts_from_the_same_embeddings_and_the_popularity_of_what_is_below(log: Path, tmp_path: Path) -> None:
@@ -139,34 +133,11 @@ def weights(model: torch.nn.Module) -> dict[str, np.ndarray]:
     return {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
 
 
-@pytest.mark.parametrize("targets", [1, 3])
-def test_a_resumed_run_ends_as_an_uninterrupted_one(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: int) -> None:
-    """Killed in the second epoch, between two validations."""
-    raw = settings(log, optimiser={"steps": 40, "validate_every": 15}, instances={"targets": targets})
-    config, prepared = ready(raw, tmp_path / "log")
-    tree = build_tree(config, prepared)
-    whole = fit(config, prepared, tree, CPU, _made(tmp_path / "whole"), resume=False)
-    monkeypatch.setattr(fit_module, "CHECKPOINT_EVERY", 10)
-    make, killed = SequenceSteps.make, _made(tmp_path / "killed")
-
-    def dies(steps: Any, step: int) -> torch.Tensor:
-        if step == 23:
-            raise KeyboardInterrupt
-        return make(steps, step)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SequenceSteps, "make", dies)
-        with pytest.raises(KeyboardInterrupt):
-            fit(config, prepared, tree, CPU, killed, resume=False)
-    resumed = fit(config, prepared, tree, CPU, killed, resume=True)
-    for name, array in weights(whole).items():
-        assert_array_equal(weights(resumed)[name], array, err_msg=name)
-    assert (tmp_path / "whole" / "curve.json").read_text() == (killed / "curve.json").read_text()
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
+def test_length_and_places_come_from_the_log_unless_they_are_configured(log: Path, tmp_path: Path) -> None:
+    config, _ = ready(settings(log, scorer={"length": "auto"}, optimiser={"places": "auto"}), tmp_path / "log")
+    assert (config.history_length, config.optimiser.model_dump()["places"]) == (50, 1024)
+    with pytest.raises(InvalidConfig, match=r"scorer\.length"):
+        _ = deep_config(settings(log, scorer={"length": "auto"})).history_length
 
 
 def test_a_loss_that_is_not_finite_ends_training_with_advice(log: Path, tmp_path: Path) -> None:
@@ -176,13 +147,6 @@ def test_a_loss_that_is_not_finite_ends_training_with_advice(log: Path, tmp_path
 
 
 # -- rules and earlier models ---------------------------------------------------------------------------------------------
-
-
-def test_length_and_places_come_from_the_log_unless_they_are_configured(log: Path, tmp_path: Path) -> None:
-    config, _ = ready(settings(log, scorer={"length": "auto"}, optimiser={"places": "auto"}), tmp_path / "log")
-    assert (config.history_length, config.optimiser.model_dump()["places"]) == (50, 1024)
-    with pytest.raises(InvalidConfig, match=r"scorer\.length"):
-        _ = deep_config(settings(log, scorer={"length": "auto"})).history_length
 
 
 @pytest.mark.parametrize("tree", ["earlier", "jtm"])

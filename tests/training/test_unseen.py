@@ -25,14 +25,10 @@ from espalier.placement.placer import Placer
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
 from tests.espalier.bundle.parts import model_with
+from tests.training.commands import command
 from tests.training.content_logs import KINDS, SIZE, write_log
-from training.__main__ import main
-from training.deep import fit as module
 from training.deep.content_rows import content_graph
-from training.deep.fit import fit
-from training.deep.prepare import build_tree, prepare
 from training.held_out import held_out_log
-from training.specification.models import read_deep_config
 
 
 @pytest.fixture(scope="module")
@@ -55,18 +51,10 @@ content = {{ columns = "auto" }}
     return folder
 
 
-def run(*arguments: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["training", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-        assert end.value.code == 0
-
-
 @pytest.fixture(scope="module")
 def bundle(folder: Path) -> Bundle:
     out = folder / "models" / "with" / "1"
-    run("fit", "--config", str(folder / "with.toml"), "--out", str(out), "--device", "cpu")
+    assert command("fit", "--config", folder / "with.toml", "--out", out, "--device", "cpu").status == 0
     return Bundle.open(out)
 
 
@@ -78,7 +66,7 @@ def fields_of(bundle: Bundle) -> list[dict[str, Any]]:
 def test_unseen_items_are_found_by_their_content(folder: Path, bundle: Bundle) -> None:
     report = folder / "report.json"
     options = ("--unseen", "--exclude-seen", "--beam", "64", "--m", "10,20", "--batch", "24")
-    run("evaluate", "--model", str(bundle.path), *options, "--json", str(report))
+    assert command("evaluate", "--model", bundle.path, *options, "--json", report).status == 0
     found = {(row["among"], row["m"]): row["recall"] for row in json.loads(report.read_text())["rows"]}
     assert found["unseen", 10] > 0.9  # four of 24 are of the user's kind: any ten hold .42 of them
     assert found["all", 20] > 0.5  # any twenty hold .17
@@ -143,15 +131,6 @@ def test_similar_unseen_items_are_neighbours_in_the_tree(bundle: Bundle) -> None
     assert alike > 0.8 * len(unseen)
 
 
-def replaced(bundle: Bundle, to: Path, name: str, data: bytes) -> Bundle:
-    return with_parts(bundle, to, {}, {name: data})
-
-
-def refused(bundle: Bundle, why: str) -> None:
-    ContentRows(bundle)
-    pytest.fail(why)
-
-
 def test_graphs_of_other_shapes_and_numbers_are_refused(bundle: Bundle, tmp_path: Path) -> None:
     info = bundle.manifest.content
     assert info is not None
@@ -172,43 +151,13 @@ def test_graphs_of_other_shapes_and_numbers_are_refused(bundle: Bundle, tmp_path
         "no graph": b"nothing",
     }
     for version, (why, graph) in enumerate(graphs.items(), start=1):
-        other = replaced(bundle, tmp_path / "m" / str(version), CONTENT, graph)
+        other = with_parts(bundle, tmp_path / "m" / str(version), {}, {CONTENT: graph})
         with pytest.raises(BundleCorrupt, match=r"content\.onnx"):
-            refused(other, why)
-    same = replaced(bundle, tmp_path / "m" / "9", CONTENT, bundle.graph(CONTENT))
+            pytest.fail(f"{why}: {ContentRows(other)}")
+    same = with_parts(bundle, tmp_path / "m" / "9", {}, {CONTENT: bundle.graph(CONTENT)})
     assert_array_equal(rows_of_items(same, fields_of(bundle)[:3]), rows_of_items(bundle, fields_of(bundle)[:3]))
     with pytest.raises(BundleCorrupt):
-        ContentRows(replaced(bundle, tmp_path / "m" / "10", CONTENT_ARRAYS, b"nothing"))
-
-
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = read_deep_config(folder / "with.toml")
-    config = config.model_copy(update={"optimiser": config.optimiser.model_copy(update={"steps": 24})})
-    prepared = prepare(config, None, tmp_path)
-    tree = build_tree(config, prepared)
-    whole = fit(config, prepared, tree, torch.device("cpu"), made(tmp_path / "whole"), False)
-    step = module.train_step
-
-    def killed(*arguments: Any) -> Any:
-        if arguments[5] == 15:
-            raise KeyboardInterrupt
-        return step(*arguments)
-
-    monkeypatch.setattr(module, "CHECKPOINT_EVERY", 10)
-    monkeypatch.setattr(module, "train_step", killed)
-    work = made(tmp_path / "killed")
-    with pytest.raises(KeyboardInterrupt):
-        fit(config, prepared, tree, torch.device("cpu"), work, False)
-    monkeypatch.setattr(module, "train_step", step)
-    again = fit(config, prepared, tree, torch.device("cpu"), work, True)
-    for name, values in whole.state_dict().items():
-        assert_array_equal(again.state_dict()[name], values, err_msg=name)
-    assert "content_table" in whole.state_dict()
-
-
-def made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
+        ContentRows(with_parts(bundle, tmp_path / "m" / "10", {}, {CONTENT_ARRAYS: b"nothing"}))
 
 
 def test_a_log_that_has_moved_is_asked_for(folder: Path, bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:

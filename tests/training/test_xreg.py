@@ -15,7 +15,7 @@ from espalier.errors import InvalidConfig
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 from tests.service.running import run
-from tests.training.test_linear import random_points
+from tests.training.points import random_points
 from training.__main__ import fit
 from training.data.csr import as_rows
 from training.data.xmc import LabelledPoints

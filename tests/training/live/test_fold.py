@@ -18,15 +18,15 @@ from espalier.live.state import LiveState
 from espalier.rerank.ranker import GOLDEN_SCORES
 from espalier.search import SearchParams
 from tests.rankers import add_ranker
+from tests.training.commands import command
 from tests.training.live.journals import JournalOf, history_model, linear_model
-from tests.training.test_earlier import command
 from training.inspect import inspect
 from training.live import publish_fold
 from training.live.publish_fold import fitted
 
 
 def fold(model: Path, out: Path) -> int:
-    return command("fold", "--model", model, "--out", out)
+    return command("fold", "--model", model, "--out", out).status
 
 
 @pytest.fixture
