@@ -307,29 +307,6 @@ def test_a_filter_and_a_limit_of_a_point_hold(model: Path) -> None:
     assert pairs.group_by("item").len()["len"].max() == 20
 
 
-def test_a_killed_run_goes_on_where_it_was(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle, out, asked = Bundle.open(model / "models" / "any" / "1"), model / "killed.parquet", Assignment(per_item=5, block=64)
-    whole = assigned(model, per_item=5, block=64)
-    calls, predict = [0], Labelwise.predict
-
-    def killed(self: Labelwise, *arguments: Any) -> Pairs:
-        calls[0] += 1
-        if calls[0] == 4:
-            raise KeyboardInterrupt
-        return predict(self, *arguments)
-
-    monkeypatch.setattr(command, "KEEP_EVERY_S", -1.0)
-    monkeypatch.setattr(Labelwise, "predict", killed)
-    with pytest.raises(KeyboardInterrupt):
-        assign(bundle, model / "points.txt", asked, out)
-    assert not out.exists()
-    with pytest.raises(InvalidConfig, match="the folder of a run with this model, file and options"):
-        assign(bundle, model / "points.txt", Assignment(per_item=6, block=64), out, resume=True)
-    assign(bundle, model / "points.txt", asked, out, resume=True)
-    assert calls[0] == 4 + 2, "300 points are 5 blocks, of which 3 were kept"
-    assert pl.read_parquet(out).equals(whole)
-
-
 @pytest.mark.parametrize("left", ["state.npz", "identity"])
 def test_a_run_that_was_killed_while_it_tidied_up_starts_anew(model: Path, left: str) -> None:
     work = model / ".tidied.parquet.work"
@@ -338,21 +315,6 @@ def test_a_run_that_was_killed_while_it_tidied_up_starts_anew(model: Path, left:
     bundle = Bundle.open(model / "models" / "any" / "1")
     assert assign(bundle, model / "points.txt", Assignment(per_item=2), model / "tidied.parquet", resume=True) == 60
     assert not work.exists()
-
-
-def test_two_runs_cannot_write_one_file(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle, out, predict = Bundle.open(model / "models" / "any" / "1"), model / "both.parquet", Labelwise.predict
-    refused = []
-
-    def meanwhile(self: Labelwise, *arguments: Any) -> Pairs:
-        with pytest.raises(InvalidConfig, match=r"--out: got '.*/both\.parquet', expected .* that no other run is writing"):
-            assign(bundle, model / "points.txt", Assignment(per_item=3), out)
-        refused.append(True)
-        return predict(self, *arguments)
-
-    monkeypatch.setattr(Labelwise, "predict", meanwhile)
-    assert assign(bundle, model / "points.txt", Assignment(per_item=2), out) == 60
-    assert refused
 
 
 def test_a_full_disk_keeps_nothing_but_the_state(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import fields, replace
+from typing import Any
+
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,12 +15,17 @@ from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidConfig
+from espalier.items import ItemTable
 from tests.training.logs import log_of
 from tests.training.tasks import task_of
 from training.baselines import item_cf as module
+from training.baselines import product_dnn, sasrec
+from training.baselines.ials import implicit_is_installed
 from training.baselines.item_cf import fit_item_cf
 from training.baselines.methods import METHODS
 from training.baselines.popularity import fit_popularity
+from training.baselines.product_dnn import ProductDnnConfig
+from training.baselines.sasrec_model import SasRecConfig
 from training.data.user_item_matrix import user_item_matrix
 from training.neighbours.neighbour_lists import NeighbourLists
 
@@ -38,10 +48,6 @@ def test_the_matrix_is_binary_and_holds_the_given_users_in_their_order() -> None
 
 def test_popularity_counts_users_not_events_and_breaks_ties_by_row() -> None:
     assert fit_popularity(log_of([[2, 2, 2, 1], [3, 1], [3]], items=5), np.arange(3)).best_I.tolist() == [1, 3, 2, 0, 4]
-
-
-def test_popularity_knows_training_users_only() -> None:
-    assert fit_popularity(log_of(LISTS), np.array([3])).best_I.tolist() == [3, 0, 1, 2]
 
 
 def test_popularity_leaves_out_what_was_seen_and_pads() -> None:
@@ -79,10 +85,6 @@ def test_what_neighbours_leave_empty_is_filled_with_popular_items() -> None:
     histories = [np.array([0]), np.array([5]), np.array([], np.int64)]
     assert item_cf.rank(histories, 4, exclude_seen=False).tolist() == [[1, 2, 3, 0], [1, 2, 3, 0], [1, 2, 3, 0]]
     assert item_cf.rank(histories, 6, exclude_seen=True).tolist() == [[1, 2, 3, 4, 5, -1], [1, 2, 3, 0, 4, -1], [1, 2, 3, 0, 4, 5]]
-
-
-def test_item_cf_knows_training_users_only() -> None:
-    assert fit_item_cf(log_of(LISTS), np.array([1, 3]), 10).neighbours.item_N.tolist() == [2, 1]
 
 
 @given(seed=st.integers(0, 2**32 - 1), neighbours=st.integers(1, 12), block=st.integers(1, 15), exclude_seen=st.booleans())
@@ -137,12 +139,55 @@ def test_bad_arguments_are_refused_by_name() -> None:
         assert error.value.field == field
 
 
-@pytest.mark.parametrize("name", ["popularity", "item-cf", "neighbours", "ease", "ials"])
-def test_what_a_test_user_did_changes_no_answer(name: str) -> None:
-    def answers(tested: list[int]) -> list[list[int]]:
+def small(config: Any, **limits: Any) -> Any:
+    """A configuration's class whose objects have these values, whatever else they are made of."""
+
+    def made(**values: Any) -> Any:
+        return config(**(values | limits))
+
+    return made
+
+
+@pytest.fixture
+def small_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round of few steps."""
+    limits = {"max_rounds": 1, "warm_steps": 1, "width": 8, "heads": 1, "places": 32}
+    monkeypatch.setattr(sasrec, "SasRecConfig", small(sasrec.SasRecConfig, **limits))
+    monkeypatch.setattr(product_dnn, "ProductDnnConfig", small(product_dnn.ProductDnnConfig, max_steps=3, round_steps=3, batch=8, dim=4))
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "item-means"])
+def test_answers_depend_on_the_seed_and_training_and_validation_users_and_on_no_other_query(name: str, small_networks: None) -> None:
+    if name == "ials" and not implicit_is_installed():
+        pytest.skip("the extra `baselines` is not installed")
+    histories = [np.array([12]), np.array([0, 10]), np.array([], np.int64), np.array([-1, 4, -1])]
+
+    def answers(tested: list[int], histories: list[NDArray[np.int64]] = histories) -> list[list[int]]:
         lists = [[user % 5, 5 + user % 4, 10, (user + 1) % 5] for user in range(12)]
         task = task_of(log_of([*lists, *[tested] * 20], items=14), list(range(10)), [10, 11], m=3)
-        found: list[list[int]] = METHODS[name](task).rank([np.array([12]), np.array([0, 10])], 5, exclude_seen=False).tolist()
-        return found
+        words = pa.table({"id": [f"i{row}" for row in range(14)], "title": [f"a{row % 3} b{row % 5}" for row in range(14)]})
+        fitted = METHODS[name](replace(task, items=ItemTable.build(words)))
+        found = fitted.rank(histories, 5, exclude_seen=False)
+        for history, rows in zip(histories, found, strict=True):
+            assert_array_equal(fitted.rank([history], 5, exclude_seen=False)[0], rows)
+            unseen = fitted.rank([history], 14, exclude_seen=True)[0]
+            assert not set(unseen.tolist()) & {*history.tolist()} - {-1}
+        rows: list[list[int]] = found.tolist()
+        return rows
 
     assert answers([12, 13, 12, 13]) == answers([11, 7, 3])
+
+
+@pytest.mark.parametrize("config", [SasRecConfig(init="random"), ProductDnnConfig(init="random")])
+def test_options_of_networks_that_make_no_sense_are_refused_by_name(config: Any) -> None:
+    numbers = {"width", "layers", "heads", "length", "negatives", "places", "average", "patience", "max_rounds"}
+    numbers |= {"input_dim", "dim", "batch", "max_steps", "round_steps"}
+    wrong = [(name, 0) for name in numbers] + [("init_std", 0.0), ("init_std", math.inf), ("learning_rate", -1.0)]
+    wrong += [("learning_rate", math.inf), ("hidden", (8, 0)), ("dropout", 1.0), ("weight_decay", -0.1), ("warm_steps", -1)]
+    wrong += [("loss", "half"), ("init", "zeros"), ("proposal", "alias")]
+    own = {field.name for field in fields(config)}
+    for name, value in wrong:
+        if name in own:
+            with pytest.raises(InvalidConfig) as error:
+                replace(config, **{name: value})
+            assert error.value.field == name

@@ -71,12 +71,6 @@ def test_an_item_without_events_comes_back() -> None:
     assert content(task).options == fitted.options
 
 
-def test_popular_items_are_those_of_training_users() -> None:
-    items = table(title=["a", "a", "b", "b", "c", "c"])
-    task = task_of(log_of([[0, 4], [4, 0], [1, 0], [0, 1], *[[2, 3, 5]] * 9], items=6), [0, 1, 2], [3])
-    assert content(replace(task, items=items)).rank([np.array([-1])], 3, exclude_seen=True).tolist() == [[0, 4, 1]]
-
-
 def test_lists_without_an_order_have_no_recency() -> None:
     task = task_of(log_of([[0, 1], [1, 2], [2, 0]], order="none"), [0], [1, 2])
     assert content(replace(task, items=table(title=["a", "a", "a"]))).options == {"recency": 1.0}

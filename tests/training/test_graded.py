@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 from numpy.testing import assert_array_equal
 from safetensors.numpy import load_file, save_file
-from typer.testing import CliRunner
 
 from espalier.bundle import LABEL_COUNTS, Bundle
 from espalier.bundle_writer import with_parts
@@ -23,8 +22,9 @@ from espalier.errors import BundleCorrupt, InvalidConfig
 from espalier.regression_metrics import xmad_at_k
 from espalier.relevance import Relevance
 from espalier.weighted_metrics import wp_at_k
+from tests.training.commands import command
 from tests.training.test_linear_fit import write_toml
-from training.__main__ import app, evaluate, fit, inspect, place
+from training.__main__ import fit, place
 from training.data.relevance import inverse_propensities
 from training.graded import Grades, graded_figures
 from training.held_out import labelled_queries
@@ -64,20 +64,20 @@ def weighted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def evaluated(bundle: Bundle, folder: Path, data: Path | None) -> list[dict[str, Any]]:
-    evaluate(model=bundle.path, data=data, beam="10", m="1,3", engine=None, device="cpu", precision="float32", exclude_seen=False,
-             unseen=False, rerank=False, depth=None, batch=7, json_file=folder / "rows.json", plot=None)  # fmt: skip
+def evaluated(bundle: Bundle, folder: Path, data: Path | None) -> tuple[list[dict[str, Any]], str]:
+    source = () if data is None else ("--data", data)
+    options = ("--beam", 10, "--m", "1,3", "--batch", 7, "--json", folder / "rows.json", *source)
+    printed = command("evaluate", "--model", bundle.path, *options).out
     rows: list[dict[str, Any]] = json.loads((folder / "rows.json").read_text())["rows"]
-    return rows
+    return rows, printed
 
 
-def test_evaluate_measures_degrees_of_relevance(weighted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_measures_degrees_of_relevance(weighted: Path, tmp_path: Path) -> None:
     bundle = Bundle.open(weighted / "models" / "weighted" / "1")
-    own = evaluated(bundle, tmp_path, None)
-    printed = capsys.readouterr().out
+    own, printed = evaluated(bundle, tmp_path, None)
     for word in ("pointwise", "labelwise", "wp", "xmad", "tau", "psp", "auprc_zero", "released_xmad"):
         assert re.search(rf"^.*\b{word}\b", printed, re.MULTILINE)
-    read = evaluated(bundle, tmp_path, weighted / "test.txt")
+    read, _ = evaluated(bundle, tmp_path, weighted / "test.txt")
     written = bundle.manifest.metrics["test"]["raw"]
     for row, same in zip(own, read, strict=True):
         for side in ("pointwise", "labelwise"):
@@ -107,13 +107,10 @@ def test_the_figures_are_those_of_the_metrics() -> None:
     assert plain["pointwise"]["psp"] == pointwise["psp"]
 
 
-def test_inspect_shows_how_relevance_is_distributed(weighted: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    inspect(weighted / "models" / "weighted" / "1")
-    assert re.search(
-        r"relevance: 900 training labels, mean 1\.\d+, scale 4; quantiles 0 % 0\.5, 5 % 0\.5, .* 50 % 1, .* 100 % 4$",
-        capsys.readouterr().out,
-        re.MULTILINE,
-    )
+def test_inspect_shows_how_relevance_is_distributed(weighted: Path) -> None:
+    told = report(Bundle.open(weighted / "models" / "weighted" / "1"))
+    expected = r"^relevance: 900 training labels, mean 1\.\d+, scale 4; quantiles 0 % 0\.5, 5 % 0\.5, .* 50 % 1, .* 100 % 4$"
+    assert re.search(expected, told, re.MULTILINE)
 
 
 def test_a_bundle_keeps_the_counts_of_its_labels(weighted: Path, tmp_path: Path) -> None:
@@ -178,8 +175,10 @@ def test_a_wrong_scale_is_refused(weighted: Path, tmp_path: Path, told: object) 
 # -- clicks ---------------------------------------------------------------------------------------------------------------
 
 
-def clicks(folder: Path) -> Path:
-    """A log of ads that were shown and clicked, and the configuration of a model of it."""
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a log of ads that were shown and clicked, fit.toml, and models/ads/1 trained on it."""
+    folder = tmp_path_factory.mktemp("clicks")
     rng = np.random.default_rng(5)
     rows = []
     for q in range(40):
@@ -187,23 +186,24 @@ def clicks(folder: Path) -> Path:
             shown = int(rng.integers(20, 200))
             rows.append((f"shop {'abcdef'[ad]} word{q}", f"ad-{ad}", shown, int(rng.binomial(shown, 0.1 * (1 + ad)))))
     pl.DataFrame(rows, schema=["query", "item", "shown", "clicked"], orient="row").write_csv(folder / "log.csv")
-    return write_toml(
+    config = write_toml(
         folder / "fit.toml",
         f'[data]\nformat = "log"\ntrain = "{folder}/log.csv"\nviews = "shown"\nclicks = "clicked"\n[tree]\nbranching = 2\nmax_leaf = 4\n',
     )
+    fit(config=config, out=folder / "models" / "ads" / "1", data=None, test=None, device="cpu", resume=False)
+    return folder
 
 
-def test_rates_of_clicks_are_learned_from_and_measured_with(tmp_path: Path) -> None:
-    fit(config=clicks(tmp_path), out=tmp_path / "models" / "ads" / "1", data=None, test=None, device="cpu", resume=False)
-    bundle = Bundle.open(tmp_path / "models" / "ads" / "1")
+def test_rates_of_clicks_are_learned_from_and_measured_with(clicks: Path) -> None:
+    bundle = Bundle.open(clicks / "models" / "ads" / "1")
     prior = bundle.manifest.data["prior"]
-    log = pl.read_csv(tmp_path / "log.csv")
+    log = pl.read_csv(clicks / "log.csv")
     held = bundle.heldout().column("text").to_pylist()
     learned = log.filter(~pl.col("query").is_in(held))
     assert 0 < len(learned) < len(log)
     assert prior == int(learned["clicked"].sum()) / int(learned["shown"].sum()), "held-out queries have no part in it"
     own = labelled_queries(bundle, None).grades
-    read = labelled_queries(bundle, tmp_path / "log.csv")
+    read = labelled_queries(bundle, clicks / "log.csv")
     assert own is not None
     assert read.grades is not None
     assert own.relevance is not None
@@ -215,19 +215,14 @@ def test_rates_of_clicks_are_learned_from_and_measured_with(tmp_path: Path) -> N
     assert own.scale == pytest.approx(max(float(rates.max()) for rates in read.grades.relevance), rel=0.2)
 
 
-def test_a_bundle_that_does_not_say_its_prior_is_refused(tmp_path: Path) -> None:
-    fit(config=clicks(tmp_path), out=tmp_path / "models" / "ads" / "1", data=None, test=None, device="cpu", resume=False)
-    bundle = Bundle.open(tmp_path / "models" / "ads" / "1")
+def test_a_prior_that_is_no_rate_and_a_threshold_that_leaves_nothing_are_refused(clicks: Path, tmp_path: Path) -> None:
+    bundle = Bundle.open(clicks / "models" / "ads" / "1")
     wrong = Bundle(bundle.path, bundle.manifest.model_copy(update={"data": bundle.manifest.data | {"prior": 2.0}}))
     with pytest.raises(BundleCorrupt, match=r"data\.prior of the manifest is 2\.0, expected a rate from 0 to 1"):
-        labelled_queries(wrong, tmp_path / "log.csv")
-
-
-def test_a_threshold_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
-    config = clicks(tmp_path)
-    config.write_text(config.read_text() + "[relevance]\nthreshold = 1.5\n")
+        labelled_queries(wrong, clicks / "log.csv")
+    (tmp_path / "fit.toml").write_text((clicks / "fit.toml").read_text() + "[relevance]\nthreshold = 1.5\n")
     with pytest.raises(InvalidConfig, match=r"relevance\.threshold: got 1\.5, expected a number that some training label reaches"):
-        fit(config=config, out=tmp_path / "models" / "ads" / "1", data=None, test=None, device="cpu", resume=False)
+        fit(config=tmp_path / "fit.toml", out=tmp_path / "models" / "ads" / "1", data=None, test=None, device="cpu", resume=False)
 
 
 def test_queries_of_a_file_get_the_relevance_that_training_had(weighted: Path, tmp_path: Path) -> None:
@@ -285,11 +280,11 @@ def test_the_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: pyte
     out = tmp_path / "models" / "ads" / "1"
     fit(config=tmp_path / "ads.toml", out=out, data=None, test=None, device="cpu", resume=False)
     bundle = Bundle.open(out)
-    figures = evaluated(bundle, tmp_path, None)[1]["graded"]["pointwise"]
+    figures = evaluated(bundle, tmp_path, None)[0][1]["graded"]["pointwise"]
     nothing = float(np.mean([sum(row) / 3 for row in bundle.heldout().column("relevance").to_pylist()]))
     assert figures["wp"] > 0.95
     assert figures["xmad"] * bundle.manifest.data["relevance"]["scale"] < nothing / 3, "zeros"
-    arguments = ["assign", "--model", str(out), "--data", "users.csv", "--column", "user", "--per-item", "1", "--out", "pairs.parquet"]
-    assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
+    options = ("--data", "users.csv", "--column", "user", "--per-item", 1, "--out", "pairs.parquet")
+    assert command("assign", "--model", out, *options).status == 0
     pairs = pl.read_parquet("pairs.parquet")
     assert {row["item"]: row["point"] for row in pairs.iter_rows(named=True)} == {f"ad-{ad}": ad for ad in range(len(words))}

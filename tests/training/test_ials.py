@@ -40,22 +40,6 @@ def test_a_history_gets_its_vector_by_least_squares() -> None:
 
 
 @installed
-def test_options_are_chosen_by_validation_queries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "START", SMALL)
-    monkeypatch.setattr(module, "MOST_TRIALS", 9)
-    task = task_of(grouped(3), list(range(60)), list(range(60, 80)), m=4)
-    fitted = ials(task)
-    assert task.measured(fitted.rank, task.validation_pairs()) == max(trial.figure for trial in fitted.trials) > 0.4
-    again = ials(task)
-    assert again.options == fitted.options
-    assert fitted.bytes == 36 * (4 * fitted.options["factors"] + 1 + 8)
-    histories = [np.array([], np.int64), np.array([2, 3])]
-    assert again.rank(histories, 36, True).tolist() == fitted.rank(histories, 36, True).tolist()
-    assert (fitted.rank(histories, 36, True)[0] >= 0).all()  # popular ones
-    assert not set(fitted.rank(histories, 36, True)[1].tolist()) & {2, 3}
-
-
-@installed
 def test_items_that_no_training_user_has_come_last() -> None:
     task = task_of(grouped(3), list(range(60)), list(range(60, 80)), m=4, seconds=0.0)
     lists = task.split.lists

@@ -18,8 +18,6 @@ from scipy.sparse import csr_array, random_array
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
 
-from benchmarks.papers.product_search.xrlinear_peer import growth_mb
-from benchmarks.papers.xreg.xmc_quality import quality
 from espalier.checks.random_bundles import random_chunks, random_tree, sparse_rows
 from espalier.chunks import ARRAYS, Chunks
 from espalier.engines.linear import feature_tables
@@ -521,33 +519,11 @@ def test_the_loss_says_what_a_product_is_turned_into() -> None:
     assert LinearOptions(loss="logistic", activation="l2-hinge").ranking.activation == "l2-hinge"
 
 
-def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_level_of_a_killed_run_is_named(tmp_path: Path) -> None:
     rng = np.random.default_rng(8)
     data = random_points(rng, 200, 30, 40)
     tree = hierarchical_kmeans(pifa(data), 4, 5, 0)
-    whole = fit_linear(data, tree, LinearOptions())
-    trained: list[int] = []
-
-    def stop_at_the_last_level(nodes: int) -> None:
-        trained.append(nodes)
-        if len(trained) > 1 + tree.level_size(1):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fit_linear(data, tree, LinearOptions(), progress=stop_at_the_last_level, work=tmp_path)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["level-1.npz", "level-2.npz"]
-    levels: list[int] = []
-    original = fit.LevelTrainer.train
-
-    def recorded(self: fit.LevelTrainer, level: int, *rest: Any) -> Any:
-        levels.append(level)
-        return original(self, level, *rest)
-
-    monkeypatch.setattr(fit.LevelTrainer, "train", recorded)
-    resumed = fit_linear(data, tree, LinearOptions(), work=tmp_path)
-    assert levels == [2]
-    for name in ARRAYS:
-        assert_array_equal(getattr(resumed, name), getattr(whole, name))
+    fit_linear(data, tree, LinearOptions(), work=tmp_path)
     (tmp_path / "level-2.npz").write_bytes(b"damaged")
     with pytest.raises(InvalidConfig, match=r"--resume: got .*level-2.npz', expected a readable level"):
         fit_linear(data, tree, LinearOptions(), work=tmp_path)
@@ -573,20 +549,6 @@ def test_a_positive_costs_as_much_as_its_weight_says(loss: Any) -> None:
         model.fit(points, np.where(weight_BI[known, label] > 0, 1, -1), sample_weight=cost)
         assert_allclose(chunks.bias[1 + label], model.coef_[0, -1], atol=3e-3)
         assert_allclose(chunks.weights_of(tree, 1 + label, np.arange(15, dtype=np.int32)), model.coef_[0, :-1], atol=3e-3)
-
-
-def test_a_trained_tree_finds_labels_and_a_beam_of_all_finds_no_fewer() -> None:
-    rng = np.random.default_rng(9)
-    data = random_points(rng, 1500, 120, 60, density=0.02)
-    training, test = data.take(np.arange(1200)), data.take(np.arange(1200, 1500))
-    tree = hierarchical_kmeans(pifa(training), 8, 8, 0)
-    search = ChunkSearch(tree, fit_linear(training, tree, LinearOptions()))
-    scores = {}
-    for beam in (1, 5, 60):
-        leaves = search.search(as_rows(test.points), BeamParams.uniform(len(test), beam, 10)).leaves_BM
-        scores[beam] = quality(np.where(leaves >= 0, tree.leaf_item[leaves - tree.leaf_offset], -1), test, training)
-    assert scores[5]["p1"] > 60  # a point has a label in three of four cases
-    assert scores[60]["r10"] >= scores[1]["r10"]
 
 
 def test_labels_must_be_the_trees() -> None:
@@ -698,25 +660,3 @@ def test_chunks_that_do_not_fit_their_tree_are_refused() -> None:
 
 
 # -- quality --------------------------------------------------------------------------------------------------------------
-
-
-def test_quality_is_what_the_definitions_say() -> None:
-    labels = csr_array(np.array([[0, 1, 0, 0, 1], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]], np.float32))
-    test = LabelledPoints(csr_array(np.zeros((3, 3), np.float32)), labels)
-    found = np.array([[4, 2, 1, 3, -1], [1, 0, -1, -1, -1], [3, 2, 1, 0, -1]])
-    row = quality(found, test, test)
-    assert row["p1"] == pytest.approx(100 / 3, abs=0.01)
-    assert row["p5"] == pytest.approx(100 * 3 / 15, abs=0.01)
-    assert row["r10"] == 100
-    first = (1 + 1 / np.log2(4)) / (1 + 1 / np.log2(3))
-    assert row["ndcg5"] == pytest.approx(100 * (first + 1 / np.log2(3)) / 3, abs=0.01)
-    assert row["psp1"] == pytest.approx(50, abs=0.01)  # equal propensities: one of two points with labels
-
-
-def test_growth_is_what_was_used_at_most_and_is_given_back() -> None:
-    def use(megabytes: int) -> None:
-        np.ones(megabytes * 1_000_000, np.uint8)
-
-    use(300)  # a peak before
-    assert growth_mb(lambda: use(100)) == pytest.approx(100, abs=15)
-    assert growth_mb(lambda: None) < 15

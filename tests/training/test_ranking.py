@@ -19,7 +19,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
-from espalier.errors import InvalidConfig
 from espalier.masks.eligibility import eligible_nodes
 from espalier.memory import Memory
 from espalier.memory_lists import MemoryTree
@@ -225,13 +224,6 @@ def test_a_memory_that_takes_long_to_add_up_is_tried_with_fewer_neighbours_only(
     assert tried() == {1}
 
 
-def test_a_weight_of_the_users_is_kept_as_it_is(run: Run) -> None:
-    chosen = run.chosen(weight=0.75)
-    assert chosen.memory is not None
-    assert chosen.memory.key_weight == 0.75
-    assert {trial["options"]["weight"] for trial in chosen.trials if "weight" in trial["options"]} == {0.75}
-
-
 @pytest.mark.parametrize(("errors", "kept"), [(-3.0, False), (0.0, False), (0.9, False), (1.1, True)])
 def test_a_gain_within_a_standard_error_is_no_reason_for_a_memory(
     run: Run, monkeypatch: pytest.MonkeyPatch, errors: float, kept: bool
@@ -256,14 +248,10 @@ def test_few_validation_users_choose_no_memory(tmp_path: Path, caplog: pytest.Lo
 def test_lists_without_an_order_weigh_all_places_alike(tmp_path: Path) -> None:
     chosen = run_on(tmp_path, rings(200), order="none").chosen(weight=4.0)
     assert chosen.memory is not None
+    assert chosen.memory.key_weight == 4, "a weight of the user's is kept as it is"
+    assert {trial["options"]["weight"] for trial in chosen.trials if "weight" in trial["options"]} == {4}
     assert len(set(chosen.memory.weight.tolist())) == 1
     assert len(chosen.memory.weight) == 6
-
-
-@pytest.mark.parametrize(("key", "value"), [("weight", -1), ("weight", "much"), ("weight", True), ("neighbours", 0), ("neighbours", 5000)])
-def test_wrong_values_are_refused_by_name(key: str, value: object) -> None:
-    with pytest.raises(InvalidConfig, match=rf"memory\.{key}"):
-        deep_config({"kind": "otm-robust", "name": "x", "data": {"log": "log.csv"}, "memory": {key: value}})
 
 
 # -- the bundle -----------------------------------------------------------------------------------------------------------
@@ -277,6 +265,11 @@ def bundle(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def test_the_engines_find_what_training_chose_by(run: Run, bundle: Bundle) -> None:
     memory = bundle.memory
     assert memory is not None
+    trials = bundle.manifest.metrics["validation"]
+    assert trials[0]["options"].keys() == {"gamma"}
+    assert bundle.manifest.memory is not None
+    assert any(trial["options"].get("weight") == bundle.manifest.memory.weight for trial in trials)
+    assert all(trial["recall"].keys() == {"10", "20"} for trial in trials)  # 50 and 200 are cut at max_m
     searches = Searches(run.config, run.topology, run.model, list(run.prepared.split.validation), "logit")
     eligible = searches.eligible
     of = MemoryTree(memory, run.topology.tree)
@@ -294,11 +287,3 @@ def test_the_engines_find_what_training_chose_by(run: Run, bundle: Bundle) -> No
         assert_allclose(result.keys_BM, np.concatenate(keys), rtol=1e-4, atol=1e-4)
         assert (result.item_rows_BM == np.concatenate(rows)).mean() > 0.98  # ties of rounding
         engine.close()
-
-
-def test_the_manifest_says_what_was_tried(bundle: Bundle) -> None:
-    trials = bundle.manifest.metrics["validation"]
-    assert trials[0]["options"].keys() == {"gamma"}
-    assert bundle.manifest.memory is not None
-    assert any(trial["options"].get("weight") == bundle.manifest.memory.weight for trial in trials)
-    assert all(trial["recall"].keys() == {"10", "20"} for trial in trials)  # 50 and 200 are cut at max_m

@@ -12,7 +12,6 @@ from scipy.sparse import csr_array
 from sklearn.linear_model import LogisticRegression
 
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
-from espalier.errors import InvalidConfig
 from espalier.tree import Tree, complete_tree
 from tests.training.points import random_points
 from training.data.csr import as_rows
@@ -20,7 +19,6 @@ from training.data.xmc import LabelledPoints
 from training.linear.examples import Examples
 from training.linear.fit import fit_linear
 from training.specification.linear import LinearOptions
-from training.specification.models import SPECIFICATION
 
 
 class Exact(LinearOptions):
@@ -120,13 +118,6 @@ def test_estimates_of_rare_items_are_too_high_without_base_rates() -> None:
         found = search.search(as_rows(data.points), BeamParams.uniform(300, 16, 16))
         ratio[intercept] = np.exp(found.ranks_BM[np.isin(tree.leaf_item[found.leaves_BM - tree.leaf_offset], rare)]).sum() / truth
     assert 1 < ratio["base-rate"] < 1.3 < 1.7 < ratio["zero"], ratio
-
-
-def test_base_rates_are_of_relevance_alone() -> None:
-    data = {"format": "npz", "train": "a", "train_labels": "b"}
-    with pytest.raises(InvalidConfig, match=r"linear.intercept: got 'base-rate', expected \"zero\" where linear.loss is \"squared-hinge\""):
-        SPECIFICATION.checked({"kind": "xr-linear", "name": "any", "data": data, "linear": {"intercept": "base-rate"}})
-    SPECIFICATION.checked({"kind": "xreg", "name": "any", "data": data, "linear": {"intercept": "base-rate"}})
 
 
 def test_the_scale_of_relevance_changes_nothing() -> None:

@@ -18,7 +18,7 @@ from training.data import grouping, splits
 from training.data.interactions import Interactions, read_interactions
 from training.data.moments import moment_of
 from training.data.splits import EvaluationPair, Split, halves, split_log, without_seen
-from training.specification.log_format import CsvFormat, ListsFormat, Order
+from training.specification.log_format import CsvFormat, ListsFormat
 from training.specification.splits import DateSplit, FileSplit, LastSplit, UserSplit
 
 
@@ -27,20 +27,13 @@ def by_user(log: Interactions, work: Path, *, seed: int, test_share: float = 0.1
     return split_log(log, shares, CsvFormat(), work, seed=seed)
 
 
-def test_every_user_is_in_exactly_one_part_of_the_stated_size(tmp_path: Path) -> None:
-    split = by_user(log_of([[0, 1]] * 57), tmp_path, seed=3, test_share=0.2, validation_share=0.1)
+def test_every_user_is_in_exactly_one_part_of_the_stated_size_by_the_seed(tmp_path: Path) -> None:
+    log = log_of([[0, 1]] * 57)
+    split, same, other = (by_user(log, tmp_path, seed=seed, test_share=0.2, validation_share=0.1) for seed in (3, 3, 4))
     assert (len(split.test), len(split.validation), len(split.train)) == (11, 5, 41)
     held = [pair.user for pair in (*split.validation, *split.test)]
     assert_array_equal(np.sort(np.concatenate([split.train, held])), np.arange(57))
-
-
-def test_the_seed_decides_the_split(tmp_path: Path) -> None:
-    log = log_of([[0, 1]] * 100)
-    one, same, other = ([pair.user for pair in by_user(log, tmp_path, seed=seed).test] for seed in (1, 1, 2))
-    assert one == same != other
-
-
-def test_a_split_that_leaves_nobody_to_choose_by_is_refused(tmp_path: Path) -> None:
+    assert held == [pair.user for pair in (*same.validation, *same.test)] != [pair.user for pair in (*other.validation, *other.test)]
     with pytest.raises(InvalidData, match="validation"):
         by_user(log_of([[0, 1]] * 9), tmp_path, seed=0, validation_share=0.1)
 
@@ -109,18 +102,15 @@ def test_lists_are_cut_alike_in_chunks_of_any_size(tmp_path: Path, monkeypatch: 
         assert named(piece, piece.validation) == named(whole, whole.validation)
 
 
-def test_dates_in_the_wrong_order_are_refused(tmp_path: Path) -> None:
+def test_dates_in_the_wrong_order_or_that_leave_nothing_to_learn_from_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidData, match=r"log: .*11 events, all held out.*to learn from"):
+        dated(tmp_path, {"kind": "date", "validation_from": 1, "test_from": 2})
     with pytest.raises(InvalidData, match="test_from"):
         dated(tmp_path, {"kind": "date", "validation_from": 30, "test_from": 30})
     with pytest.raises(
         InvalidData, match=r"^data\.split\.validation_from: got 99, expected a time before \d+, from which on the last tenth"
     ):
         dated(tmp_path, {"kind": "date", "validation_from": 99})
-
-
-def test_dates_that_leave_nothing_to_learn_from_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidData, match=r"log: .*11 events, all held out.*to learn from"):
-        dated(tmp_path, {"kind": "date", "validation_from": 1, "test_from": 2})
 
 
 @pytest.mark.parametrize("order", ["file", "none"])
@@ -188,27 +178,15 @@ def shown(pairs: Sequence[EvaluationPair]) -> list[tuple[int, list[int], list[in
     return [(pair.user, pair.history.tolist(), pair.relevant.tolist()) for pair in pairs]
 
 
-def test_the_first_half_is_the_query_and_the_whole_second_half_is_relevant() -> None:
-    pairs = halves(log_of([[4, 3, 2, 1, 0], [1, 1]]), np.array([1, 0]), seed=0)
+def test_the_first_half_is_the_query_and_the_whole_second_half_is_relevant_of_lists_long_enough() -> None:
+    pairs = halves(log_of([[4, 3, 2, 1, 0], [1, 1], [3]]), np.array([1, 0, 2]), seed=0)
     assert [(pair.user, pair.history.tolist(), pair.relevant.tolist()) for pair in pairs] == [(1, [1], [1]), (0, [4, 3], [2, 1, 0])]
-
-
-def test_a_list_too_short_for_two_halves_is_skipped() -> None:
-    assert [pair.user for pair in halves(log_of([[0], [0, 1]]), np.array([0, 1]), seed=0)] == [1]
-
-
-def test_lists_without_order_are_shuffled_and_ordered_ones_are_not() -> None:
-    users = np.arange(1)
-    orders: tuple[Order, Order] = ("file", "none")
-    ordered, shuffled = (halves(log_of([list(range(40))], order), users, seed=5)[0] for order in orders)
-    assert ordered.history.tolist() == list(range(20))
-    assert shuffled.history.tolist() != list(range(20))
-    assert sorted([*shuffled.history, *shuffled.relevant]) == list(range(40))
 
 
 def test_a_users_shuffle_depends_on_the_seed_but_not_on_the_other_users() -> None:
     log = log_of([list(range(40))] * 6, "none")
     together, alone = halves(log, np.arange(6), seed=5), halves(log, np.array([4]), seed=5)
+    assert sorted([*alone[0].history, *alone[0].relevant]) == list(range(40))
     assert_array_equal(together[4].history, alone[0].history)
     assert not np.array_equal(together[4].history, together[3].history)
     assert not np.array_equal(alone[0].history, halves(log, np.array([4]), seed=6)[0].history)
@@ -223,8 +201,8 @@ def test_without_seen_takes_the_history_out_of_what_is_relevant() -> None:
 @pytest.mark.parametrize("config", [UserSplit(unseen_items=0.3, test_share=0.2, validation_share=0.2), LastSplit(unseen_items=0.3)])
 def test_of_some_items_nothing_is_learned_but_they_are_asked_for(tmp_path: Path, config: UserSplit | LastSplit) -> None:
     log = log_of([*np.random.default_rng(1).integers(0, 20, (60, 8)).tolist(), [19, 19]])
-    whole = split_log(log, config.model_copy(update={"unseen_items": 0.0}), CsvFormat(), made(tmp_path / "whole"), seed=4)
-    split = split_log(log, config, CsvFormat(), made(tmp_path / "part"), seed=4)
+    whole = split_log(log, config.model_copy(update={"unseen_items": 0.0}), CsvFormat(), tmp_path, seed=4)
+    split = split_log(log, config, CsvFormat(), tmp_path, seed=4)
     hidden = np.flatnonzero(splits.drawn_items(20, 0.3, 4))
     assert len(hidden) == 6
     assert split.lists.item_count == 20
@@ -234,8 +212,3 @@ def test_of_some_items_nothing_is_learned_but_they_are_asked_for(tmp_path: Path,
     assert (np.diff(split.lists.offset_U1)[split.train] > 0).all()
     assert shown(split.test) == shown(whole.test)
     assert np.isin(np.concatenate([pair.relevant for pair in split.test]), hidden).any()
-
-
-def made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder

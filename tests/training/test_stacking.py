@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from training.linear import stacking, stacking_examples, stacking_tables
 from training.linear.run import fit_and_export
 from training.linear.stacking import folds, gain_of, learn
 from training.linear.stacking_examples import Examples, candidates_of, examples_of
-from training.linear.stacking_network import NETWORKS, logits
 from training.linear.stacking_network import fitted as fitted_network
 from training.linear.stacking_tables import Weighing, tables_of
 from training.specification.linear import LinearConfig
@@ -85,23 +83,21 @@ def log_of_parity(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[
 
 
 def test_what_no_line_separates_is_found_by_neighbours(log_of_parity: tuple[Path, dict[str, Any], LabelledPoints]) -> None:
-    """And the same model comes of any number of threads, and of a run that was killed and goes on."""
+    """And the same model comes of any number of threads."""
     folder, data, test = log_of_parity
     trees = fitted(folder, data, "trees", stacking={"model": "none"})
     stacked = fitted(folder, data, "stacked")
     assert trees.stacking is None
     assert stacked.stacking is not None
+    assert stacked.stacking.arrays().keys() == {*TABLES, *NETWORK}
     assert found(trees, test) + 0.1 < found(stacked, test)
     report = stacked.manifest.stacking.training if stacked.manifest.stacking else {}
     assert report["gain"] > report["standard_error"] > 0
     assert report["stacked"]["recall@10"] >= report["trees"]["recall@10"]
     again = fitted(folder, data, "again", threads=2)
-    resumed = fitted(folder, data, "stacked")
     assert again.stacking is not None
-    assert resumed.stacking is not None
     for name, array in stacked.stacking.arrays().items():
         assert_array_equal(again.stacking.arrays()[name], array, err_msg=name)
-        assert_array_equal(resumed.stacking.arrays()[name], array, err_msg=name)
 
 
 def test_a_forest_is_stacked_as_one_model(log_of_parity: tuple[Path, dict[str, Any], LabelledPoints]) -> None:
@@ -133,14 +129,6 @@ def test_xreg_has_none_unless_it_is_wanted(log_of_parity: tuple[Path, dict[str, 
     config = SPECIFICATION.checked({"kind": "xreg", "name": "parity", "data": data})
     assert isinstance(config, LinearConfig)
     assert config.stacking.model == "none"
-
-
-def test_a_tail_and_stacking_exclude_each_other() -> None:
-    raw = {"kind": "xr-linear", "name": "both", "data": {"format": "npz", "train": "a", "train_labels": "b"}}
-    raw |= {"tree": {"count": 2}, "tail": {"form": "product"}}
-    SPECIFICATION.checked(raw)
-    with pytest.raises(InvalidConfig, match=r"stacking\.model"):
-        SPECIFICATION.checked(raw | {"stacking": {"model": "network"}})
 
 
 def test_weights_are_what_is_estimated() -> None:
@@ -328,15 +316,6 @@ def test_candidates_do_not_depend_on_blocks_of_points(
     assert_array_equal(whole.rows_BC, served.item_rows_BM)  # what the service will find, with few items all of it
 
 
-def test_all_arrays_are_stored(log_of_parity: tuple[Path, dict[str, Any], LabelledPoints]) -> None:
-    folder, data, _ = log_of_parity
-    bundle = fitted(folder, data, "stored", stacking={"model": "network", "candidates": 5, "points": 700})
-    assert bundle.stacking is not None
-    assert bundle.stacking.info.candidates == 5
-    assert bundle.stacking.tables.points == 700
-    assert bundle.stacking.arrays().keys() == {*TABLES, *NETWORK}
-
-
 def test_stacking_is_served_and_explained(log_of_parity: tuple[Path, dict[str, Any], LabelledPoints], tmp_path: Path) -> None:
     folder, data, test = log_of_parity
     bundle = fitted(folder, data, "stored", stacking={"model": "network", "candidates": 5, "points": 700})
@@ -369,20 +348,3 @@ def test_stacking_is_served_and_explained(log_of_parity: tuple[Path, dict[str, A
     for entry in explained.values():
         if entry["outcome"] == "below_m":
             assert np.exp(entry["cut"]) == pytest.approx(result["items"][-1]["score"], rel=1e-5)
-
-
-def test_every_network_learns_to_be_sure() -> None:
-    """Candidates of which one feature says all: each of the networks tells them apart, from any seed."""
-    rng = np.random.default_rng(0)
-    features = rng.normal(size=(2000, 8, KNOWN)).astype(np.float32)
-    targets = (features[..., 3] > 1).astype(np.float32)
-    examples = Examples(features, targets, np.tile(np.arange(8), (2000, 1)), np.arange(2000))
-    for seed in range(3):
-        network = fitted_network(examples, seed)
-        share = len(network.weight_3) // NETWORKS
-        assert not np.allclose(network.weight_3[:share], network.weight_3[share : 2 * share])
-        for own in range(NETWORKS):
-            part = np.zeros_like(network.weight_3)
-            part[own * share : (own + 1) * share] = NETWORKS * network.weight_3[own * share : (own + 1) * share]
-            logits_BC = logits(replace(network, weight_3=part), features)
-            assert logits_BC[targets == 1].mean() > 1 > -1 > logits_BC[targets == 0].mean()

@@ -48,10 +48,6 @@ def test_every_tree_is_balanced_as_low_as_possible_and_without_empty_leaves(name
     assert max(tree.max_children) <= branching
 
 
-def test_leaves_follow_the_order_that_was_given() -> None:
-    assert balanced_tree(np.array([3, 0, 4, 1, 2]), 2).leaf_item.tolist() == [3, 0, 4, 1, 2]
-
-
 @pytest.mark.parametrize("name", ["random", "category", "kmeans"])
 def test_the_seed_decides_the_tree(name: str) -> None:
     first, again, other = (BUILDERS[name](200, 3, seed).leaf_item for seed in (1, 1, 2))
@@ -86,8 +82,7 @@ def test_a_category_below_none_is_refused() -> None:
         category_tree(np.array([0, -2], np.int32), 2, seed=0)
 
 
-@pytest.mark.parametrize("branching", [2, 3, 4, 5, 8])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("branching", "seed"), [(2, 0), (3, 1), (8, 2)])
 def test_kmeans_gives_each_planted_cluster_a_subtree(branching: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     cluster = rng.permutation(np.repeat(np.arange(branching), 30))
@@ -172,10 +167,9 @@ def test_embeddings_of_few_kinds_of_lists_end_in_zeros() -> None:
     assert_allclose(np.linalg.norm(found, axis=0), [1, 1, 0], atol=1e-5)
 
 
-@pytest.mark.parametrize("threads", [2, 5])
-def test_threads_change_nothing_of_a_tree(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_change_nothing_of_a_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = kmeans_tree(vectors(1000), 3, seed=1)
-    monkeypatch.setattr(numba, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(numba, "get_num_threads", lambda: 5)
     assert_array_equal(kmeans_tree(vectors(1000), 3, seed=1).leaf_item, alone.leaf_item)
 
 
@@ -216,7 +210,3 @@ def test_unseen_items_without_categories_are_spread_over_the_tree() -> None:
     assert unseen_per_subtree.min() > 12
     clumped = (kmeans_tree(embeddings, 2, seed=0).leaf_item >= 256).reshape(8, 64).sum(axis=1)
     assert clumped.max() > unseen_per_subtree.max()
-
-
-def test_nothing_is_borrowed_where_nothing_is_known() -> None:
-    assert not spread_unseen(np.zeros((3, 2), np.float32), seed=0).any()

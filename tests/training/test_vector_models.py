@@ -243,43 +243,6 @@ def test_a_bundle_of_other_vectors_is_no_start(trained: Bundle, log: Path, tmp_p
         fitted(raw | {"earlier_model": str(trained.path), "tree": {"kind": "earlier"}}, tmp_path / "planted" / "2")
 
 
-@pytest.mark.parametrize(
-    ("sections", "expected"),
-    [
-        ({"scorer": {"kind": "attention"}}, "scorer.kind: got 'attention', expected product or mlp, since data.format.format is vectors"),
-        ({"instances": {"windows": [4, 2]}}, "instances.windows: .*, since data.format.format is vectors"),
-        ({"instances": {"cold_share": 0.5}}, "instances.cold_share: got 0.5, expected its default 0.02"),
-        ({"tree": {"kind": "category"}}, "tree.kind: got 'category', expected another kind, .*vectors have no categories"),
-        ({"data": {"split": {"kind": "last"}}}, "data.split.kind: got 'last'"),
-        ({"data": {"split": {"kind": "date"}}}, "data.split.kind: got 'date'"),
-        (
-            {"data": {"format": {"format": "vectors", "items": "vector"}}},
-            "data.format: got .*, expected different columns for vector and items",
-        ),
-    ],
-)
-def test_what_vectors_cannot_have_is_refused(log: Path, sections: dict[str, Any], expected: str) -> None:
-    raw = settings(log)
-    for name, section in sections.items():
-        raw[name] = raw.get(name, {}) | section
-    if raw["scorer"].get("kind") == "attention":
-        raw["scorer"] = {"kind": "attention"}
-    with pytest.raises(InvalidConfig, match=expected):
-        deep_config(raw)
-
-
-def test_a_sequence_encoder_is_refused(log: Path) -> None:
-    raw = {key: value for key, value in settings(log).items() if key in ("name", "data", "search")}
-    with pytest.raises(InvalidConfig, match="kind: got 'otm-sequence', expected a kind without a sequence encoder"):
-        deep_config(raw | {"kind": "otm-sequence"})
-
-
-def test_what_vectors_have_seen_is_not_excluded(log: Path) -> None:
-    assert not deep_config(settings(log)).search.exclude_seen
-    with pytest.raises(InvalidConfig, match=r"search.exclude_seen: got True, expected false"):
-        deep_config(settings(log, search={"exclude_seen": True}))
-
-
 def test_a_bundle_remembers_its_configuration(trained: Bundle, log: Path) -> None:
     assert config_of(trained.manifest, DeepConfig).model_dump() == deep_config(settings(log)).model_dump() | {"name": "planted"}
 

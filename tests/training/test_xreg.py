@@ -11,7 +11,6 @@ from numpy.testing import assert_allclose
 
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
-from espalier.errors import InvalidConfig
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 from tests.service.running import run
@@ -20,7 +19,6 @@ from training.__main__ import fit
 from training.data.csr import as_rows
 from training.data.xmc import LabelledPoints
 from training.linear.label_features import weighted_sums
-from training.specification.models import read_config
 
 
 def weighted(seed: int, points: int = 400, labels: int = 30) -> LabelledPoints:
@@ -88,9 +86,6 @@ def test_a_tail_holds_the_direction_of_each_items_points(folder: Path) -> None:
     rows = np.zeros((30, 60))
     rows[np.repeat(np.arange(30), np.diff(bundle.tail.row_begin)), bundle.tail.feature] = bundle.tail.value
     assert_allclose(rows, sums / np.linalg.norm(sums, axis=1, keepdims=True), atol=1e-6)
-    (folder / "one.toml").write_text((folder / "any.toml").read_text() + "count = 1\n[tail]\nform = 'product'\n")
-    with pytest.raises(InvalidConfig, match=r"tail.form: got 'product', expected \"none\" where tree.count is 1"):
-        read_config(folder / "one.toml")
 
 
 @pytest.mark.parametrize("name", ["any", "tail"])
