@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from training.__main__ import main
+import training.__main__
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Outcome:
 def command(*arguments: object) -> Outcome:
     out, err = StringIO(), StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", ["python -m training", *map(str, arguments)])
+        patch.setattr(sys, "argv", [training.__main__.__file__, *map(str, arguments)])
         patch.setattr(logging, "basicConfig", lambda **_: None)
         with pytest.raises(SystemExit) as left:
-            main()
+            training.__main__.main()
     return Outcome(int(left.value.code or 0), out.getvalue(), err.getvalue())
 
 

@@ -146,6 +146,10 @@ LINEAR: list[tuple[Raw, str, str]] = [
     ({"data": {"format": "log"}}, "data.train", "a log, or data.own_texts to learn from"),
     ({"data": {"format": "log", "own_texts": [["title"]]}}, "data.items", "a table of items"),
     ({"data": LOG | {"texts": "b"}}, "data.text_columns", "columns exactly where"),
+    ({"data": LOG | {"views": "v"}}, "data.clicks", "a column exactly where data.views is one"),
+    ({"data": LOG | {"clicks": "v"}}, "data.clicks", "a column exactly where data.views is one"),
+    ({"data": LOG | {"views": "v", "clicks": "c", "weight": "w"}}, "data.weight", "nothing, since data.views"),
+    ({"data": LOG | {"views": "v", "clicks": "c", "own_texts": [["t"]], "items": "i"}}, "data.own_texts", "nothing, since such texts"),
     ({"data": NPZ | {"test": "c"}}, "data.test_labels", "a file exactly"),
     ({"data": XMC | {"query": "q"}}, "data.query", "one of data.format 'log'"),
     ({"data": XMC, "instances": {"targets": 3}}, "instances", "one of kind 'otm-robust'"),
@@ -183,6 +187,14 @@ def checked_linear(changed: Raw) -> object:
     return SPECIFICATION.checked({"kind": "xr-linear", "name": "any"} | changed)
 
 
+def given(changed: Raw, key: str) -> object:
+    """The value of a key, None where it is not among what was changed."""
+    value: Any = changed
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else value[int(part)] if isinstance(value, list) else None
+    return value
+
+
 @pytest.mark.parametrize(
     ("check", "changed", "key", "words"),
     [*((checked, *row) for row in NETWORKS), *((checked_linear, *row) for row in LINEAR)],
@@ -194,9 +206,7 @@ def test_what_cannot_be_is_refused_by_key_value_and_what_was_expected(
         check(changed)
     assert caught.value.field == key
     assert words in caught.value.expected
-    value: Any = changed
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else value[int(part)]
+    value = given(changed, key)
     if isinstance(value, int | float | str):
         assert caught.value.value == repr(value)
 

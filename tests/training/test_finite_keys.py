@@ -39,13 +39,9 @@ def number_keys() -> Iterator[tuple[type[BaseModel], str]]:
                 yield section, name
 
 
-def test_the_walk_finds_keys_of_every_family() -> None:
-    found = {name for _, name in number_keys()}
-    assert found >= {"learning_rate", "init_std", "weight", "dropout", "weight_decay", "cost", "gamma", "unseen_items"}
-
-
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_every_number_has_to_be_finite(value: float) -> None:
+    assert {name for _, name in number_keys()} >= {"learning_rate", "init_std", "weight", "dropout", "cost", "gamma", "unseen_items"}
     accepted = []
     for section, name in number_keys():
         try:
@@ -57,10 +53,7 @@ def test_every_number_has_to_be_finite(value: float) -> None:
     assert accepted == []
 
 
-@pytest.mark.parametrize(
-    ("table", "key"),
-    [("optimiser", "learning_rate"), ("optimiser", "weight_decay"), ("scorer", "init_std")],
-)
+@pytest.mark.parametrize(("table", "key"), [("optimiser", "learning_rate"), ("scorer", "init_std")])
 def test_the_refusal_names_key_value_and_what_was_expected(table: str, key: str) -> None:
     raw = tomllib.loads(f'kind = "otm-sequence"\nname = "books"\n[data]\nlog = "log.csv"\n[{table}]\n{key} = inf\n')
     with pytest.raises(InvalidConfig) as caught:

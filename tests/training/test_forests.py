@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +26,10 @@ from espalier.search import NO_ITEM, SearchParams
 from loadtest.queries import held_out
 from service.models.probe import Replay
 from tests.service.running import problem, run
-from training.__main__ import evaluate, fit, inspect
+from tests.training.commands import command
+from training.__main__ import fit
 from training.golden import golden_answers
+from training.inspect import inspect
 from training.linear import run as linear_run
 from training.linear.placing import place
 from training.linear.prepare import written_features
@@ -102,14 +102,12 @@ def test_each_tree_keeps_its_levels_in_a_folder_of_its_own(tmp_path: Path) -> No
     assert linear_run.seed_of_tree(7, 0) == 7
 
 
-def test_a_forest_is_inspected_and_evaluated(forest: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
-    inspect(forest.path)
-    report = capsys.readouterr().out
+def test_a_forest_is_inspected_evaluated_and_watched(forest: Bundle) -> None:
+    report = inspect(forest)
     assert "an item's score is its mean over the 3 trees" in report
     assert f"tree 3: {forest.trees[2].tree.node_count} nodes" in report
-    evaluate(model=forest.path, data=None, beam="1,10", m="10", engine="reference", device="cpu", precision="float32",
-             exclude_seen=False, batch=4, json_file=None, plot=None)  # fmt: skip
-    assert "shop version 1 on reference" in capsys.readouterr().out
+    evaluated = command("evaluate", "--model", forest.path, "--beam", "1,10", "--m", 10, "--engine", "reference", "--batch", 4)
+    assert "shop version 1 on reference" in evaluated.out
     assert len(held_out(forest)) == forest.manifest.data["test_queries"]
     assert Replay(forest).expected[10] == pytest.approx(np.mean(forest.heldout().column("recall@10").to_pylist()))
 
@@ -172,21 +170,6 @@ def test_a_forest_is_served_with_filters_exclusions_and_removals(shop: Path, tmp
         above = ask(queries=[{"text": "yellow lamp"}], m=48, min_score=score).json()["results"][0]["items"]
         assert [item["id"] for item in above] == [best["id"], *(item["id"] for item in others if item["score"] >= score)]
 
-        texts = [f"{colour} {thing}" for colour in COLOURS for thing in THINGS]
-
-        async def at_once() -> list[httpx.Response]:
-            bodies = [{"model": "shop", "queries": [{"text": text}], "m": 5} for text in texts]
-            return await asyncio.gather(*(running.client.http.post("/retrieve", json=body) for body in bodies))
-
-        answers = [answer.json()["results"][0]["items"] for answer in running.client.runner.run(at_once())]
-        together = ask(queries=[{"text": text} for text in texts], m=5).json()["results"]
-        assert answers == [result["items"] for result in together]
-        assert all(items[0]["id"] == text.replace(" ", "-") for items, text in zip(answers, texts, strict=True))
-
-        lines = "".join(json.dumps({"model": "shop", "version": 1, "queries": [{"text": text}], "m": 5}) + "\n" for text in texts[:5])
-        stream = running.client.post("/retrieve/stream", content=lines, headers={"Content-Type": "application/x-ndjson"}).text
-        assert [json.loads(line)["results"][0]["items"] for line in stream.splitlines()] == answers[:5]
-
         removed = running.client.request("PUT", "/models/shop/removed/yellow-lamp", headers={"Authorization": f"Bearer {ADMIN}"})
         assert removed.status_code in (200, 201, 204), removed.text
         without = ask(queries=[{"text": "yellow lamp"}], m=48).json()["results"][0]
@@ -196,9 +179,6 @@ def test_a_forest_is_served_with_filters_exclusions_and_removals(shop: Path, tmp
 
         described = running.client.get("/models/shop").json()
         assert (described["trees"], described["tail"]) == (TREES, None)
-
-        large = ask(queries=[{"text": "x" * 5}], m=10**9)
-        assert problem(large)["errors"][0]["field"] == "m"
 
 
 def test_an_explanation_tells_what_each_tree_did(shop: Path, forest: Bundle) -> None:

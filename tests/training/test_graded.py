@@ -85,6 +85,8 @@ def test_evaluate_measures_degrees_of_relevance(weighted: Path, tmp_path: Path) 
     assert own[1]["graded"]["pointwise"]["wp"] > 0.7
     assert 0 < own[1]["graded"]["pointwise"]["xmad"] < 0.75
     assert "graded" in written[0]
+    expected = r"^relevance: 900 training labels, mean 1\.\d+, scale 4; quantiles 0 % 0\.5, 5 % 0\.5, .* 50 % 1, .* 100 % 4$"
+    assert re.search(expected, report(bundle), re.MULTILINE)
 
 
 def test_the_figures_are_those_of_the_metrics() -> None:
@@ -105,12 +107,6 @@ def test_the_figures_are_those_of_the_metrics() -> None:
     plain = graded_figures(relevant, Grades(None, 4.0, inverse_I), found_BM, scores_BM, [1, 2], 3)[2]
     assert plain["pointwise"].keys() == plain["labelwise"].keys() == {"psp", "psn"}
     assert plain["pointwise"]["psp"] == pointwise["psp"]
-
-
-def test_inspect_shows_how_relevance_is_distributed(weighted: Path) -> None:
-    told = report(Bundle.open(weighted / "models" / "weighted" / "1"))
-    expected = r"^relevance: 900 training labels, mean 1\.\d+, scale 4; quantiles 0 % 0\.5, 5 % 0\.5, .* 50 % 1, .* 100 % 4$"
-    assert re.search(expected, told, re.MULTILINE)
 
 
 def test_a_bundle_keeps_the_counts_of_its_labels(weighted: Path, tmp_path: Path) -> None:
@@ -150,26 +146,23 @@ def test_wrong_counts_are_refused(weighted: Path, tmp_path: Path, changed: dict[
         Bundle(path, bundle.manifest).label_counts()
 
 
-@pytest.mark.parametrize("values", [[1.0, 2.0], [1.0, 2.0, 0.0], [1.0, 2.0, float("nan")], None])
-def test_wrong_degrees_of_held_out_queries_are_refused(weighted: Path, tmp_path: Path, values: list[float] | None) -> None:
+def test_wrong_degrees_of_held_out_queries_and_a_wrong_scale_are_refused(weighted: Path, tmp_path: Path) -> None:
     bundle = Bundle.open(weighted / "models" / "weighted" / "1")
     table = bundle.heldout()
     at = table.column_names.index("relevance")
-    column = [values, *table.column("relevance").to_pylist()[1:]]
-    table = table.set_column(at, "relevance", pa.array(column, pa.list_(pa.float32())))
-    wrong = with_parts(bundle, tmp_path / "weighted" / "2", {}, {"heldout.parquet": table})
-    with pytest.raises(BundleCorrupt, match="row 0 of relevance: expected 3 finite numbers above 0"):
-        read_heldout(wrong)
-
-
-@pytest.mark.parametrize("told", [{"scale": 0.0}, {"scale": "4"}, {"scale": float("inf")}, {}, 4])
-def test_a_wrong_scale_is_refused(weighted: Path, tmp_path: Path, told: object) -> None:
-    bundle = Bundle.open(weighted / "models" / "weighted" / "1")
-    wrong = Bundle(bundle.path, bundle.manifest.model_copy(update={"data": bundle.manifest.data | {"relevance": told}}))
-    with pytest.raises(BundleCorrupt, match=r"data\.relevance\.scale of the manifest is .* expected a number above 0"):
-        labelled_queries(wrong, None)
-    with pytest.raises(BundleCorrupt, match=r"data\.relevance of the manifest is .* expected labels, mean, scale and quantiles"):
-        report(wrong)
+    for version, values in enumerate(([1.0, 2.0], [1.0, 2.0, 0.0], [1.0, 2.0, float("nan")], None), start=2):
+        column = pa.array([values, *table.column("relevance").to_pylist()[1:]], pa.list_(pa.float32()))
+        changed = table.set_column(at, "relevance", column)
+        wrong = with_parts(bundle, tmp_path / "weighted" / str(version), {}, {"heldout.parquet": changed})
+        with pytest.raises(BundleCorrupt, match="row 0 of relevance: expected 3 finite numbers above 0"):
+            read_heldout(wrong)
+    scales: tuple[object, ...] = ({"scale": 0.0}, {"scale": "4"}, {"scale": float("inf")}, {}, 4)
+    for told in scales:
+        wrong = Bundle(bundle.path, bundle.manifest.model_copy(update={"data": bundle.manifest.data | {"relevance": told}}))
+        with pytest.raises(BundleCorrupt, match=r"data\.relevance\.scale of the manifest is .* expected a number above 0"):
+            labelled_queries(wrong, None)
+        with pytest.raises(BundleCorrupt, match=r"data\.relevance of the manifest is .* expected labels, mean, scale and quantiles"):
+            report(wrong)
 
 
 # -- clicks ---------------------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def test_rows_of_wrong_shape_are_refused() -> None:
 
 
 def test_files_of_the_repository_are_read(tmp_path: Path) -> None:
-    text = "4 5 3\n2,0 3:0.5 1:2\n 0:1e-1\n1 \n\n"
+    text = "4 5 3\n2,0 3:0.5 1:2\n 0:1e-1\n1 \n\n\n \n"  # blank lines may follow the points
     (tmp_path / "a.txt").write_text(text)
     with gzip.open(tmp_path / "a.txt.gz", "wt") as file:
         file.write(text)
@@ -126,11 +126,6 @@ def test_files_that_are_wrong_say_where(tmp_path: Path, text: str, expected: str
         read_xmc(tmp_path / "a.txt")
 
 
-def test_blank_lines_may_follow_the_points(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("1 5 3\n0 1:1\n\n \n")
-    assert len(read_xmc(tmp_path / "a.txt")) == 1
-
-
 def test_files_are_parsed_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text("7 5 3\n" + "".join(f"{b % 3} {b % 5}:{b + 1}\n" for b in range(7)))
     (tmp_path / "none.txt").write_text("0 5 3\n")
@@ -152,24 +147,18 @@ def test_files_are_parsed_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert read_xmc(tmp_path / "none.txt").points.shape == (0, 5)
 
 
-def test_a_line_of_any_length_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xmc, "LONGEST_LINE", 40)
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"2 5 3\n0 " + b"1:1 " * 20))
-    with pytest.raises(InvalidData, match="line 2: got 'more than 40 bytes', expected a shorter line"):
-        read_xmc(tmp_path / "a.txt.gz")
-
-
-def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_to_their_end_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = gzip.compress(b"1 5 3\n0 1:1\n" * 50)
     for name, data in (("cut.txt.gz", whole[:-9]), ("other.txt.gz", b"plain"), ("spoilt.txt.gz", whole[:12] + b"\xff" * 9 + whole[21:])):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(InvalidData, match=name):
             read_xmc(tmp_path / name)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidData, match=r"none\.txt"):
         read_xmc(tmp_path / "none.txt")
+    monkeypatch.setattr(xmc, "LONGEST_LINE", 40)
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"2 5 3\n0 " + b"1:1 " * 20))
+    with pytest.raises(InvalidData, match="line 2: got 'more than 40 bytes', expected a shorter line"):
+        read_xmc(tmp_path / "a.txt.gz")
 
 
 # -- labels and their tree ------------------------------------------------------------------------------------------------
@@ -203,6 +192,10 @@ def test_a_tree_of_labels_is_balanced_and_keeps_like_labels_together() -> None:
     assert_array_equal(tree.leaf_item, again.leaf_item)
     other = hierarchical_kmeans(labels, branching=4, max_leaf=25, seed=1)
     assert not np.array_equal(tree.leaf_item, other.leaf_item)
+    assert_array_equal(hierarchical_kmeans(labels, branching=4, max_leaf=25, seed=0, threads=2).leaf_item, tree.leaf_item)
+    for options, message in (((1, 2), "branching: got 1, expected at least 2"), ((2, 1), "max_leaf: got 1, expected at least 2")):
+        with pytest.raises(InvalidConfig, match=message):
+            hierarchical_kmeans(labels, *options, 0)
 
 
 @pytest.mark.parametrize(
@@ -215,22 +208,6 @@ def test_trees_of_any_size(count: int, branching: int, max_leaf: int, children: 
     tree = hierarchical_kmeans(labels, branching, max_leaf, seed=0)
     assert tree.max_children == children
     assert_array_equal(np.sort(tree.leaf_item), np.arange(count))
-
-
-def test_threads_change_no_tree() -> None:
-    rng = np.random.default_rng(3)
-    labels = unit(random_array((300, 40), density=0.2, rng=rng).toarray())
-    one, two = (hierarchical_kmeans(labels, 4, 8, seed=5, threads=threads) for threads in (1, 2))
-    assert_array_equal(one.leaf_item, two.leaf_item)
-    assert (one.leaf_item != hierarchical_kmeans(labels, 4, 8, seed=6).leaf_item).any()
-
-
-def test_options_of_a_tree_are_checked() -> None:
-    labels = csr_array(np.eye(4, dtype=np.float32))
-    with pytest.raises(InvalidConfig, match="branching: got 1, expected at least 2"):
-        hierarchical_kmeans(labels, 1, 2, 0)
-    with pytest.raises(InvalidConfig, match="max_leaf: got 1, expected at least 2"):
-        hierarchical_kmeans(labels, 2, 1, 0)
 
 
 # -- the solver -----------------------------------------------------------------------------------------------------------
@@ -269,38 +246,23 @@ def solved(
     return dense, found.bias
 
 
-@pytest.mark.parametrize("cost", [0.3, 1.0, 5.0])
-def test_the_solver_finds_the_optimum(cost: float) -> None:
-    """scikit-learn's LinearSVC minimises the same function, one child at a time."""
+@pytest.mark.parametrize(
+    ("loss", "cost"), [*(("squared-hinge", cost) for cost in (0.3, 1.0, 5.0)), *(("logistic", cost) for cost in (0.1, 1.0, 30.0))]
+)
+def test_the_solver_finds_the_optimum_as_scikit_learn_does_one_child_at_a_time(loss: str, cost: float) -> None:
     rng = np.random.default_rng(4)
     data = random_points(rng, 60, 15, 5)
     rows = np.sort(rng.permutation(60)[:45])
     positives = [data.labels_of(b).tolist() for b in rows]
-    weights, bias = solved(data.points, rows, positives, 5, cost=cost)
-    dense = data.points.toarray()[rows]
+    weights, biases = solved(data.points, rows, positives, 5, loss=loss, cost=cost)
+    dense = np.hstack([data.points.toarray()[rows].astype(np.float64), np.ones((45, 1))])  # the bias is one more feature
     for child in range(5):
         target = np.array([1 if child in own else -1 for own in positives])
-        expected = LinearSVC(C=cost, loss="squared_hinge", tol=1e-8, max_iter=100_000, random_state=0).fit(dense, target)
-        assert_allclose(weights[:, child], expected.coef_[0], atol=2e-3)
-        assert_allclose(bias[child], expected.intercept_[0], atol=2e-3)
-
-
-@pytest.mark.parametrize("cost", [0.1, 1.0, 30.0])
-def test_the_solver_finds_the_optimum_of_the_logistic_loss(cost: float) -> None:
-    """scikit-learn's LogisticRegression minimises the same function, the bias as one more feature."""
-    rng = np.random.default_rng(4)
-    data = random_points(rng, 60, 15, 5)
-    rows = np.sort(rng.permutation(60)[:45])
-    positives = [data.labels_of(b).tolist() for b in rows]
-    weights, biases = solved(data.points, rows, positives, 5, loss="logistic", cost=cost)
-    dense = np.hstack([data.points.toarray()[rows].astype(np.float64), np.ones((45, 1))])
-    for child in range(5):
-        target = np.array([1 if child in own else -1 for own in positives])
-        expected = LogisticRegression(C=cost, fit_intercept=False, tol=1e-10, max_iter=10_000).fit(dense, target).coef_[0]
-        found = np.append(weights[:, child], biases[child])
-        of_found, least = (0.5 * w @ w + cost * np.logaddexp(0, -target * (dense @ w)).sum() for w in (found.astype(np.float64), expected))
-        assert of_found == pytest.approx(least, rel=1e-5)
-        assert_allclose(found, expected, atol=2e-3)
+        if loss == "logistic":
+            model: Any = LogisticRegression(C=cost, fit_intercept=False, tol=1e-10, max_iter=10_000)
+        else:
+            model = LinearSVC(C=cost, fit_intercept=False, loss="squared_hinge", tol=1e-8, max_iter=100_000, random_state=0)
+        assert_allclose(np.append(weights[:, child], biases[child]), model.fit(dense, target).coef_[0], atol=2e-3)
 
 
 @given(
@@ -329,18 +291,14 @@ def test_more_children_than_one_block_are_independent_of_each_other() -> None:
     assert_allclose(many[:, BLOCK + 5 : BLOCK + 8], few, atol=1e-3)
 
 
-def test_small_weights_are_left_out() -> None:
+def test_small_weights_are_left_out_and_a_node_without_points_has_none() -> None:
     rng = np.random.default_rng(6)
     data = random_points(rng, 50, 15, 3)
     positives = [data.labels_of(b).tolist() for b in range(50)]
     every, pruned = (solved(data.points, np.arange(50), positives, 3, threshold=least)[0] for least in (0.0, 0.2))
     assert_array_equal(pruned, np.where(np.abs(every) >= 0.2, every, 0))
     assert 0 < np.count_nonzero(pruned) < np.count_nonzero(every)
-
-
-def test_a_node_without_points_has_no_weights() -> None:
-    points = csr_array(np.eye(3, dtype=np.float32))
-    weights, bias = solved(points, np.empty(0, np.int64), [], 2)
+    weights, bias = solved(data.points, np.empty(0, np.int64), [], 2)
     assert not weights.any()
     assert not bias.any()
 
@@ -502,6 +460,8 @@ def test_training_ranks_as_serving_will() -> None:
         options = OfBeam3(negatives="matcher", gamma=gamma, threshold=0)
         chunks, trained = learned_rows(data, tree, options)
         assert options.ranking == Ranking(activation="l3-hinge", own="log_activation", gamma=gamma)
+        assert LinearOptions(loss="logistic", activation="l2-hinge").ranking.activation == "l2-hinge"
+        assert LinearOptions(loss="logistic").ranking.activation == "sigmoid"
         nodes = [*tree.level(1), *tree.level(2)]
         logits_BN = data.points.toarray() @ np.array([chunks.weights_of(tree, node, every) for node in nodes]).T + chunks.bias[nodes]
         own_BN = -(np.maximum(1 - logits_BN, 0) ** 3)
@@ -511,12 +471,6 @@ def test_training_ranks_as_serving_will() -> None:
             assert_array_equal(trained[4 + k], np.flatnonzero((kept_BK == k).any(1)))
         rows[gamma] = trained[4:]
     assert any(len(one) != len(other) for one, other in zip(rows[0.0], rows[1.0], strict=True))
-
-
-def test_the_loss_says_what_a_product_is_turned_into() -> None:
-    assert LinearOptions().ranking.activation == "l3-hinge"
-    assert LinearOptions(loss="logistic").ranking.activation == "sigmoid"
-    assert LinearOptions(loss="logistic", activation="l2-hinge").ranking.activation == "l2-hinge"
 
 
 def test_a_damaged_level_of_a_killed_run_is_named(tmp_path: Path) -> None:
@@ -551,11 +505,14 @@ def test_a_positive_costs_as_much_as_its_weight_says(loss: Any) -> None:
         assert_allclose(chunks.weights_of(tree, 1 + label, np.arange(15, dtype=np.int32)), model.coef_[0, :-1], atol=3e-3)
 
 
-def test_labels_must_be_the_trees() -> None:
+def test_labels_must_be_the_trees_and_no_more_than_a_chunk_can_number(monkeypatch: pytest.MonkeyPatch) -> None:
     points, tree = csr_array(np.eye(3, dtype=np.float32)), complete_tree(np.arange(4), 2)
     for shape in ((3, 5), (2, 4)):
         with pytest.raises(InvalidData, match=rf"labels: got '\[{shape[0]}, {shape[1]}\]', expected \[3, 4\]: a row per point"):
             fit_linear(LabelledPoints(points, csr_array(np.zeros(shape, np.float32))), tree, LinearOptions())
+    monkeypatch.setattr("training.linear.fit.MAX_CHILDREN", 3)
+    with pytest.raises(InvalidData, match="tree: got 'a node of 4 children', expected at most 3"):
+        fit_linear(LabelledPoints(points, csr_array(np.zeros((3, 4), np.float32))), complete_tree(np.arange(4), 4), LinearOptions())
 
 
 # -- the search -----------------------------------------------------------------------------------------------------------
@@ -627,16 +584,6 @@ def test_queries_that_would_be_written_outside_are_refused() -> None:
         with pytest.raises(InvalidQuery, match=f"features.indices: got {bad}, expected feature numbers from 0 to 29"):
             search.search(rows, BeamParams.uniform(len(rows), 1, 1))
     assert len(search.search(good.take(np.empty(0, np.int64)), BeamParams.uniform(0, 1, 1)).leaves_BM) == 0
-
-
-def test_more_children_than_a_chunk_can_number_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.linear.fit.MAX_CHILDREN", 3)
-    with pytest.raises(InvalidData, match="tree: got 'a node of 4 children', expected at most 3"):
-        fit_linear(
-            LabelledPoints(csr_array(np.eye(3, dtype=np.float32)), csr_array(np.zeros((3, 4), np.float32))),
-            complete_tree(np.arange(4), 4),
-            LinearOptions(),
-        )
 
 
 def test_chunks_that_do_not_fit_their_tree_are_refused() -> None:

@@ -88,18 +88,8 @@ def test_queries_of_the_log_are_held_out_and_texts_of_items_are_not(tmp_path: Pa
     assert bundle.manifest.metrics["validation"]["held_out"] == 5 * 27
     texts = set(bundle.items.column("title").to_pylist())
     assert not texts & set(bundle.heldout().column("text").to_pylist())
-
-
-def test_a_ranker_learns_from_queries_of_the_log_and_not_from_texts_of_items(tmp_path: Path) -> None:
-    bundle = fitted(write_shop(tmp_path, 120, 300, train=str(tmp_path / "log.csv")), tmp_path)
     parts = from_log(bundle, None, "training", False)
-    assert (len(parts.train), len(parts.valid), len(parts.test)) == (243, 27, 30)
-
-
-def test_texts_of_items_alone_teach_no_ranker(tmp_path: Path) -> None:
-    bundle = fitted(write_shop(tmp_path, 60, 0), tmp_path)
-    with pytest.raises(InvalidConfig, match="0 training queries that are not texts of items"):
-        from_log(bundle, None, "training", False)
+    assert (len(parts.train), len(parts.valid), len(parts.test)) == (243, 27, 30), "nor does a ranker learn from them"
 
 
 def test_a_log_of_the_items_own_texts_chooses_nothing(tmp_path: Path) -> None:
@@ -110,12 +100,10 @@ def test_a_log_of_the_items_own_texts_chooses_nothing(tmp_path: Path) -> None:
     log.write_csv(tmp_path / "log.csv")
     bundle = fitted(config, tmp_path)
     assert bundle.manifest.data["tested"] == "texts of items, which the tree has seen"
-    assert "validation" not in bundle.manifest.metrics
-
-
-def test_a_network_that_only_texts_of_items_could_teach_is_refused(tmp_path: Path) -> None:
-    config = write_shop(tmp_path, 60, 0)
+    with pytest.raises(InvalidConfig, match="0 training queries that are not texts of items"):
+        from_log(bundle, None, "training", False)
     wanted = SPECIFICATION.checked(json.loads(config.model_dump_json()) | {"stacking": {"model": "network"}})
     assert isinstance(wanted, LinearConfig)
     with pytest.raises(InvalidConfig, match="0 training points have labels that are not texts of items, a network takes 10"):
-        fitted(wanted, tmp_path)
+        fit_and_export(wanted, tmp_path / "models" / "shop" / "2", tmp_path, threads=1)
+    assert "validation" not in bundle.manifest.metrics

@@ -30,10 +30,11 @@ from espalier.queries import QueryBatch, TextKind, encode_texts
 from espalier.search import SearchParams, SearchResult
 from espalier.tree import EMPTY_LEAF, complete_tree
 from tests.espalier.test_tail import with_tail
-from tests.service.running import run
-from training.__main__ import evaluate, fit, inspect
+from tests.training.commands import command
+from training.__main__ import fit
 from training.__main__ import place as place_command
 from training.data.csr import Csr, as_rows, normalised
+from training.inspect import inspect
 from training.linear.placing import grown, nearest_clusters, new_weights, place
 
 COLOURS = ["red", "green", "blue", "yellow", "black", "white"]
@@ -136,26 +137,15 @@ def test_the_new_version_says_what_it_is_and_is_whole(bundles: tuple[Bundle, Bun
     assert sorted(path.name for path in (shop / "models" / "shop").iterdir()) == ["1", "2"]
 
 
-def test_a_placed_item_is_served_filtered_by_and_explained(shop: Path) -> None:
-    with run(shop / "models", lambda bundle: open_engine(bundle, "cpu")) as running:
-        body = {"queries": [{"text": "a purple lamp"}], "m": 3, "fields": ["title", "colour"], "explain_items": ["purple-lamp"]}
-        result = running.client.post("/retrieve", json=body).json()["results"][0]
-        assert "purple-lamp" in [item["id"] for item in result["items"]]
-        assert result["explain"]["items"][0]["outcome"] == "returned"
-        only = running.client.post("/retrieve", json=body | {"filter": {"colour": ["purple"]}}).json()["results"][0]
-        assert [item["id"] for item in only["items"]] == ["purple-lamp", "purple-teapot"]
-        assert only["items"][0]["fields"] == {"title": "Purple Lamp", "colour": "purple"}
-
-
-def test_the_offline_commands_take_it(shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_offline_commands_take_it(shop: Path, tmp_path: Path) -> None:
     log = [("purple teapot", "purple-teapot"), ("lamp, purple", "purple-lamp"), ("red lamp", "red-lamp")]
     pl.DataFrame(log, schema=["query", "item"], orient="row").write_csv(tmp_path / "log.csv")
-    evaluate(model=shop / "models" / "shop" / "2", data=tmp_path / "log.csv", beam="10", m="5", engine=None, device="cpu",
-             precision="float32", exclude_seen=False, batch=1, json_file=tmp_path / "rows.json", plot=None)  # fmt: skip
-    report = json.loads((tmp_path / "rows.json").read_text())
+    model, rows = shop / "models" / "shop" / "2", tmp_path / "rows.json"
+    options = ("--data", tmp_path / "log.csv", "--beam", 10, "--m", 5, "--json", rows)
+    assert command("evaluate", "--model", model, *options).status == 0
+    report = json.loads(rows.read_text())
     assert (report["queries"], report["rows"][0]["recall"]) == (3, 1)
-    inspect(shop / "models" / "shop" / "2")
-    assert "placed without training: 5 items" in capsys.readouterr().out
+    assert "placed without training: 5 items" in inspect(Bundle.open(model))
 
 
 def test_more_items_go_into_a_version_with_placed_ones(shop: Path, tmp_path: Path) -> None:

@@ -59,22 +59,14 @@ def test_vectors_and_items_may_be_lists_of_any_kind(tmp_path: Path, vectors: pa.
     assert as_pairs(read(file, tmp_path)) == {(1.0, -2.0): ["1", "2"], (3.0, 4.0): ["2"]}
 
 
-def test_whole_numbers_are_rounded_as_others_are(tmp_path: Path) -> None:
-    file = written(tmp_path, pa.array([[2**62 + 1]], pa.list_(pa.int64())), [["a"]])
-    assert as_pairs(read(file, tmp_path)) == {(2.0**62,): ["a"]}
-
-
 def test_rows_with_one_item_are_read_and_rows_with_equal_vectors_are_one_query(tmp_path: Path) -> None:
     file = tmp_path / "pairs.parquet"
     pq.write_table(pa.table({"embedding": [[0.0, 1.0], [5.0, 6.0], [-0.0, 1.0]], "product": ["a", "b", "c"]}), file)
     log = read(file, tmp_path, vector="embedding", items="product")
     assert as_pairs(log) == {(0.0, 1.0): ["a", "c"], (5.0, 6.0): ["b"]}
-
-
-def test_equal_vectors_of_different_blocks_are_one_query(tmp_path: Path) -> None:
-    file = written(tmp_path, [[1.0], [2.0], [1.0], [3.0], [2.0]], [["a"], ["b"], ["c"], ["d"], ["e"]])
-    log = read_interactions(file, FORMAT, tmp_path, block_bytes=2 * 4)
-    assert as_pairs(log) == {(1.0,): ["a", "c"], (2.0,): ["b", "e"], (3.0,): ["d"]}
+    blocks = written(tmp_path, [[1.0], [2.0], [1.0], [3.0], [2.0]], [["a"], ["b"], ["c"], ["d"], ["e"]])
+    log = read_interactions(blocks, FORMAT, tmp_path, block_bytes=2 * 4)
+    assert as_pairs(log) == {(1.0,): ["a", "c"], (2.0,): ["b", "e"], (3.0,): ["d"]}, "of different blocks, too"
 
 
 def test_rows_without_items_are_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -103,6 +95,7 @@ def test_rare_items_and_short_lists_are_dropped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("vectors", "items", "expected"),
     [
+        ([[0.0] * (MAX_VECTOR_WIDTH + 1)], [["a"]], "column vector: got '65537 numbers', expected 1 to 65536"),
         ([[1.0, 2.0], [1.0]], [["a"], ["a"]], "row 2, column vector: got '1 numbers', expected 2 numbers, as in the first row"),
         ([[1.0], [float("nan")]], [["a"], ["a"]], "row 2, column vector: got nan, expected finite 32-bit numbers"),
         ([[1.0], [1e39]], [["a"], ["a"]], "row 2, column vector: got 1e[+]39, expected finite"),
@@ -128,19 +121,6 @@ def test_a_missing_column_is_named(log: Path, tmp_path: Path) -> None:
         read(log, tmp_path, vector="embedding")
     with pytest.raises(InvalidData, match=r"column items: got 'item', expected one of"):
         read(log, tmp_path, items="item")
-
-
-def test_vectors_may_be_as_wide_as_the_service_takes_them(tmp_path: Path) -> None:
-    for width in (MAX_VECTOR_WIDTH, MAX_VECTOR_WIDTH + 1):
-        vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(width, np.float32)), width)
-        file = written(tmp_path, vectors, [["a"]])
-        if width == MAX_VECTOR_WIDTH:
-            found = read(file, tmp_path).vectors_UF
-            assert found is not None
-            assert found.shape == (1, width)
-        else:
-            with pytest.raises(InvalidData, match="65537 numbers"):
-                read(file, tmp_path)
 
 
 # -- splits and batches ---------------------------------------------------------------------------------------------------

@@ -62,8 +62,9 @@ def test_the_next_version_holds_what_is_live(journal: JournalOf, tmp_path: Path)
     assert verify_golden(after, open_engine(after, "cpu", "reference")) == 1
 
 
-def test_it_finds_what_the_version_with_live_items_finds(tmp_path: Path) -> None:
-    writer = JournalOf(linear_model(tmp_path))
+@pytest.mark.parametrize("trees", [1, 3])
+def test_it_finds_what_the_version_with_live_items_finds(tmp_path: Path, trees: int) -> None:
+    writer = JournalOf(linear_model(tmp_path, trees))
     for number in range(6):
         writer.put(f"new-{number}")
     writer.put("item-2", events=({"indices": [1], "values": [1.0]},))
@@ -79,18 +80,6 @@ def test_it_finds_what_the_version_with_live_items_finds(tmp_path: Path) -> None
     assert (was.item_rows_BM >= len(writer.bundle.items)).any()
     assert_array_equal(rows.of_rows(was.item_rows_BM), now.item_rows_BM)
     assert_array_equal(was.ranks_BM, now.ranks_BM)
-
-
-@pytest.mark.parametrize("trees", [1, 3])
-def test_linear_models_and_forests_fold(tmp_path: Path, trees: int) -> None:
-    writer = JournalOf(linear_model(tmp_path, trees))
-    writer.put("new")
-    writer.delete("item-0")
-    assert fold(tmp_path / "books" / "1", tmp_path / "books" / "2") == 0
-    after = Bundle.open(tmp_path / "books" / "2")
-    assert len(after.trees) == trees
-    assert {tree.item_count for tree, _ in after.trees} == {len(writer.bundle.items)}
-    assert after.items.column("id").to_pylist()[-1] == "new"
 
 
 def test_a_ranker_goes_along(journal: JournalOf, tmp_path: Path) -> None:
@@ -129,15 +118,6 @@ def test_an_operation_without_a_place_is_placed(journal: JournalOf, tmp_path: Pa
     assert "'nowhere'" in caplog.text
     parents = after.tree.parent[after.tree.leaf_of_item[after.items.rows_of(["late-comer", "later"])]]
     assert parents[0] == parents[1]
-
-
-def test_a_place_that_is_taken_is_found_anew(journal: JournalOf, tmp_path: Path) -> None:
-    (taken,) = journal.journal.placements(1, [1])[1]
-    sequence = journal.put("second", placed=False, like=("item-1",))
-    with journal.journal.writing() as transaction:
-        transaction.store_placements(1, {sequence: [taken]})
-    assert fold(tmp_path / "books" / "1", tmp_path / "books" / "2") == 0
-    assert {"new-a", "second"} <= {*Bundle.open(tmp_path / "books" / "2").items.column("id").to_pylist()}
 
 
 def test_a_place_of_an_expired_item_may_have_been_taken(tmp_path: Path) -> None:
@@ -208,18 +188,16 @@ def test_a_memory_keeps_the_largest_entries_that_a_bundle_may_hold(tmp_path: Pat
         assert sorted(now.values()) == sorted(sorted(was.values(), reverse=True)[:2])
 
 
-@pytest.mark.parametrize(
-    ("out", "message"), [("other/2", "another version of books"), ("books/1", "never overwritten"), ("books/x", "a version number")]
-)
-def test_another_place_is_refused(journal: JournalOf, tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str, message: str) -> None:
-    assert fold(tmp_path / "books" / "1", tmp_path / out) == 1
-    assert message in capsys.readouterr().err
+def test_another_place_and_nothing_to_fold_are_refused(journal: JournalOf, tmp_path: Path) -> None:
+    def refused(model: str, out: str) -> str:
+        outcome = command("fold", "--model", tmp_path / model, "--out", tmp_path / out)
+        assert outcome.status == 1
+        return outcome.err
 
-
-def test_nothing_to_fold_is_said(journal: JournalOf, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "another version of books" in refused("books/1", "other/2")
+    assert "never overwritten" in refused("books/1", "books/1")
+    assert "a version number" in refused("books/1", "books/x")
     assert fold(tmp_path / "books" / "1", tmp_path / "books" / "2") == 0
-    assert fold(tmp_path / "books" / "2", tmp_path / "books" / "3") == 1
-    assert "through operation 8, all of which it holds" in capsys.readouterr().err
+    assert "through operation 8, all of which it holds" in refused("books/2", "books/3")
     history_model(tmp_path, name="plain")
-    assert fold(tmp_path / "plain" / "1", tmp_path / "plain" / "2") == 1
-    assert "with no journal" in capsys.readouterr().err
+    assert "with no journal" in refused("plain/1", "plain/2")
