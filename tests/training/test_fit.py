@@ -40,7 +40,6 @@ from training.deep.beam import search
 from training.deep.export import check_parity, export
 from training.deep.first_model import build_model
 from training.deep.fit import fit
-from training.deep.instances import Instances, InstanceSource
 from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.scorers.model import NodeScorer, export_graphs
 from training.deep.topology import Topology
@@ -163,19 +162,6 @@ def test_training_finds_the_planted_clusters(trained: Callable[[str], Trained], 
     run = trained(kind).run
     assert run.popularity() < 0.2
     assert trained(kind).recall > 0.7
-
-
-def test_targets_of_other_users_teach_no_more_than_popularity(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the margin above measures the objective, not the tree, the initial rows or the search."""
-    batch = InstanceSource.batch
-
-    def shuffled(self: InstanceSource, step: int, size: int) -> Instances:
-        instances = batch(self, step, size)
-        return dataclasses.replace(instances, target_BP=np.random.default_rng(step).permutation(instances.target_BP))
-
-    monkeypatch.setattr(InstanceSource, "batch", shuffled)
-    run = ready(settings(log, "otm-robust", **RECIPES["otm-robust"]), tmp_path / "work")
-    assert run.recall(run.fit(tmp_path / "work")) < 0.3
 
 
 def test_ties_between_gammas_go_to_the_trained_one_and_a_softmaxs_logits_are_always_calibrated(log: Path, tmp_path: Path) -> None:

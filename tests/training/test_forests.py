@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import httpx
 import numpy as np
-import polars as pl
 import pytest
 from numpy.testing import assert_array_equal
 
@@ -27,6 +23,7 @@ from loadtest.queries import held_out
 from service.models.probe import Replay
 from tests.service.running import problem, run
 from tests.training.commands import command
+from tests.training.shop import item_frame, write_shop
 from training.__main__ import fit
 from training.golden import golden_answers
 from training.inspect import inspect
@@ -35,46 +32,15 @@ from training.linear.placing import place
 from training.linear.prepare import written_features
 from training.publish import publish
 
-COLOURS = ["red", "green", "blue", "yellow", "black", "white"]
-THINGS = ["teapot", "kettle", "lamp", "chair", "table", "spoon", "ladder", "bucket"]
 TREES = 3
-ADMIN = "an-admin-key-of-a-test"
-
-
-def item_frame(ids: list[str]) -> pl.DataFrame:
-    rows = [(item, item.replace("-", " ").title(), item.split("-")[0]) for item in ids]
-    return pl.DataFrame(rows, schema=["id", "title", "colour"], orient="row")
 
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A shop of coloured things, a forest over them, and beside it a model of one tree."""
     folder = tmp_path_factory.mktemp("shop")
-    ids = [f"{colour}-{thing}" for colour in COLOURS for thing in THINGS]
-    item_frame(ids).write_parquet(folder / "items.parquet")
-    patterns = ("{}", "{} for my kitchen", "buy a {}", "cheap {}s")
-    log = [(pattern.format(item.replace("-", " ")), item) for item in ids for pattern in patterns]
-    pl.DataFrame(log, schema=["query", "item"], orient="row").write_csv(folder / "log.csv")
     for name, count in (("models", TREES), ("single", 1)):
-        config = folder / f"{count}.toml"
-        config.write_text(
-            f"""
-            kind = "xr-linear"
-            name = "any"
-            [data]
-            format = "log"
-            train = "{folder}/log.csv"
-            items = "{folder}/items.parquet"
-            own_texts = [["title"]]
-            [tree]
-            branching = 4
-            max_leaf = 6
-            count = {count}
-            [linear]
-            cost = 1.0
-            gamma = 0.5
-            """
-        )
+        config = write_shop(folder, tree={"branching": 4, "max_leaf": 6, "count": count}, linear={"cost": 1.0, "gamma": 0.5})
         fit(config=config, out=folder / name / "shop" / "1", data=None, test=None, device="cpu", resume=False)
     return folder
 
@@ -147,38 +113,6 @@ def test_values_that_are_too_large_for_any_tree_are_refused(tmp_path: Path) -> N
             answer = running.client.post("/retrieve", json={"queries": [{"features": features}]})
             assert answer.status_code == status
         assert problem(answer)["errors"][0]["field"] == "queries[0].features.values"
-
-
-def test_a_forest_is_served_with_filters_exclusions_and_removals(shop: Path, tmp_path: Path) -> None:
-    def ask(**body: Any) -> httpx.Response:
-        return running.client.post("/retrieve", json={"model": "shop", "version": 1} | body)
-
-    shutil.copytree(shop / "models" / "shop", tmp_path / "shop")  # a removal stays in its folder
-    with run(tmp_path, lambda bundle: open_engine(bundle, "cpu"), admin_keys=(ADMIN,)) as running:
-        found = ask(queries=[{"text": "yellow lamp"}, {"text": ""}], m=3).json()
-        assert found["engine"] == "sparse-cpu"
-        best, *others = found["results"][0]["items"]
-        assert best["id"] == "yellow-lamp"
-        assert 0 < others[0]["score"] < best["score"] <= 1
-
-        blue = sorted(f"blue-{thing}" for thing in THINGS if thing != "lamp")
-        filtered = ask(queries=[{"text": "yellow lamp", "exclude": ["blue-lamp"]}], filter={"colour": ["blue"]}, m=48).json()["results"][0]
-        assert sorted(item["id"] for item in filtered["items"]) == blue
-        assert filtered["complete"]
-
-        score = others[0]["score"]
-        above = ask(queries=[{"text": "yellow lamp"}], m=48, min_score=score).json()["results"][0]["items"]
-        assert [item["id"] for item in above] == [best["id"], *(item["id"] for item in others if item["score"] >= score)]
-
-        removed = running.client.request("PUT", "/models/shop/removed/yellow-lamp", headers={"Authorization": f"Bearer {ADMIN}"})
-        assert removed.status_code in (200, 201, 204), removed.text
-        without = ask(queries=[{"text": "yellow lamp"}], m=48).json()["results"][0]
-        assert "yellow-lamp" not in {item["id"] for item in without["items"]}
-        assert len(without["items"]) == 47
-        assert without["complete"]
-
-        described = running.client.get("/models/shop").json()
-        assert (described["trees"], described["tail"]) == (TREES, None)
 
 
 def test_an_explanation_tells_what_each_tree_did(shop: Path, forest: Bundle) -> None:

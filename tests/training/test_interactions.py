@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pa_parquet
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from espalier.errors import InvalidConfig, InvalidData
@@ -215,32 +215,6 @@ def test_the_result_holds_the_stated_types_and_leaves_one_file_that_a_later_read
     with pytest.raises(InvalidData) as error:
         log.of(2)
     assert error.value.field == "user"
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(events_of=st.lists(st.integers(1, 12), min_size=1, max_size=30), chunk=st.integers(1, 20), most=st.integers(1, 6))
-@example(events_of=[4] * 6, chunk=1, most=4)  # two lists are more than a quarter of all
-def test_a_log_is_sorted_in_few_parts_whatever_the_lengths_of_its_lists(
-    tmp_path: Path, events_of: list[int], chunk: int, most: int
-) -> None:
-    lines = [f"u{user:02},i{place:02}" for user, count in enumerate(events_of) for place in range(count)]
-    path = write(tmp_path, "log", "\n".join(["user,item", *lines]))
-    dealt = grouping._dealt
-    sizes: list[int] = []
-
-    def noted(*arguments: Any) -> list[Path]:
-        parts = dealt(*arguments)
-        sizes.extend(part.stat().st_size // 8 for part in parts)
-        return parts
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouping, "CHUNK", chunk)
-        patch.setattr(grouping, "MOST_PARTS", most)
-        patch.setattr(grouping, "_dealt", noted)
-        log = read(path)
-    assert log.event_count == sum(sizes) == len(lines)
-    assert len(sizes) <= most
-    assert max(sizes) < max(chunk, -(-len(lines) // most)) + max(events_of)
 
 
 EVENT = st.tuples(st.integers(0, 5), st.integers(0, 8), st.integers(0, 4), st.integers(0, 2))

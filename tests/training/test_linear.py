@@ -60,25 +60,19 @@ def test_rows_are_taken_and_normalised() -> None:
 
 
 @pytest.mark.parametrize(
-    ("indices", "values", "expected"),
+    ("indptr", "indices", "values", "expected"),
     [
-        ([0, 9], [1, 1], r"features.indices: got 9, expected feature numbers from 0 to 8"),
-        ([-1, 2], [1, 1], r"features.indices: got -1"),
-        ([2, 2], [1, 1], r"features.indices: got 2, expected ascending numbers within a row, none twice"),
-        ([1, 2], [1, np.inf], r"features.values: got inf, expected finite numbers"),
+        ([0, 0, 2], [0, 9], [1, 1], r"features.indices: got 9, expected feature numbers from 0 to 8"),
+        ([0, 0, 2], [-1, 2], [1, 1], r"features.indices: got -1"),
+        ([0, 0, 2], [2, 2], [1, 1], r"features.indices: got 2, expected ascending numbers within a row, none twice"),
+        ([0, 0, 2], [1, 2], [1, np.inf], r"features.values: got inf, expected finite numbers"),
+        ([0, 3], [0, 1], [1, 1], r"features.indptr: .*expected from 0 to 2, never decreasing"),
+        ([0, 2], [0, 1], [1], r"features.values: got '1 numbers', expected 2, one per index"),
     ],
 )
-def test_rows_that_are_wrong_say_where(indices: list[int], values: list[float], expected: str) -> None:
-    rows = SparseRows(np.array([0, 0, 2]), np.array(indices, np.int32), np.array(values, np.float32), 9)
+def test_rows_that_are_wrong_say_where(indptr: list[int], indices: list[int], values: list[float], expected: str) -> None:
     with pytest.raises(InvalidQuery, match=expected):
-        rows.check()
-
-
-def test_rows_of_wrong_shape_are_refused() -> None:
-    with pytest.raises(InvalidQuery, match=r"features.indptr: .*expected from 0 to 2, never decreasing"):
-        SparseRows(np.array([0, 3]), np.array([0, 1], np.int32), np.ones(2, np.float32), 9)
-    with pytest.raises(InvalidQuery, match=r"features.values: got '1 numbers', expected 2, one per index"):
-        SparseRows(np.array([0, 2]), np.array([0, 1], np.int32), np.ones(1, np.float32), 9)
+        SparseRows(np.array(indptr), np.array(indices, np.int32), np.array(values, np.float32), 9).check()
     with pytest.raises(InvalidQuery, match=r"features.indices: got 'int64\[2\]'"):
         SparseRows(np.array([0, 2]), np.array([0, 1]), np.ones(2, np.float32), 9)
 

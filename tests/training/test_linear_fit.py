@@ -12,26 +12,30 @@ import httpx
 import numpy as np
 import polars as pl
 import pytest
+from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import BundleExists, InvalidConfig, InvalidData
 from espalier.manifest import Activation, Ranking
-from espalier.search import Engine
+from espalier.queries import TextKind, encode_texts
+from espalier.search import SearchParams
 from loadtest.queries import held_out
 from service.models.probe import Replay
 from tests.file_modes import assert_every_user_can_read, umask
 from tests.service.running import Json, problem, run
 from tests.training.commands import command, written_toml
 from tests.training.points import as_xmc, npz_files
+from tests.training.shop import IDS, THINGS, item_frame
 from training.__main__ import fit
 from training.data.xmc import LabelledPoints
 from training.inspect import inspect
 from training.linear import run as linear_run
-
-COLOURS = ["red", "green", "blue", "yellow", "black", "white"]
-THINGS = ["teapot", "kettle", "lamp", "chair", "table", "spoon", "ladder", "bucket"]
+from training.linear.run import fit_and_export
+from training.rankers.log_queries import from_log
+from training.specification.linear import LinearConfig
+from training.specification.models import SPECIFICATION
 
 
 def write_toml(path: Path, text: str) -> Path:
@@ -43,36 +47,20 @@ def write_toml(path: Path, text: str) -> Path:
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A shop of coloured things, a log of what was searched for and bought, and a model of it."""
     folder = tmp_path_factory.mktemp("shop")
-    items = [(f"{colour}-{thing}", f"{colour.title()} {thing}", colour, ["goods", thing]) for colour in COLOURS for thing in THINGS]
-    frame = pl.DataFrame(items, schema=["id", "title", "colour", "tags"], orient="row")
-    frame.write_parquet(folder / "items.parquet")
+    item_frame(IDS).write_parquet(folder / "items.parquet")
     rng = np.random.default_rng(3)
     rows = []
-    for item_id, title, colour, tags in items:
-        for text in (title, f"{title} for my kitchen", f"buy a {tags[1]} in {colour}", f"cheap {colour} {tags[1]}s"):
-            rows.append((text, item_id, float(rng.integers(1, 5))))
+    for item in IDS:
+        colour, thing = item.split("-")
+        title = f"{colour} {thing}".title()
+        for text in (title, f"{title} for my kitchen", f"buy a {thing} in {colour}", f"cheap {colour} {thing}s"):
+            rows.append((text, item, float(rng.integers(1, 5))))
     log = pl.DataFrame(rows, schema=["query", "bought", "times"], orient="row")
     log.write_csv(folder / "log.csv")
-    write_toml(
-        folder / "shop.toml",
-        f'''
-        [data]
-        format = "log"
-        train = "{folder}/log.csv"
-        item = "bought"
-        weight = "times"
-        items = "{folder}/items.parquet"
-        own_texts = [["title", "tags"]]
-        [labels]
-        kind = "both"
-        columns = ["title"]
-        [tree]
-        branching = 4
-        max_leaf = 8
-        [linear]
-        weighted = true
-        ''',
-    )
+    data = {"format": "log", "train": str(folder / "log.csv"), "items": str(folder / "items.parquet")}
+    data |= {"item": "bought", "weight": "times", "own_texts": [["title", "tags"]]}
+    sections = {"labels": {"kind": "both", "columns": ["title"]}, "tree": {"branching": 4, "max_leaf": 8}, "linear": {"weighted": True}}
+    written_toml(folder / "shop.toml", {"kind": "xr-linear", "name": "any", "data": data} | sections)
     fit(config=folder / "shop.toml", out=folder / "models" / "shop" / "1", data=None, test=None, device="cpu", resume=False)
     return folder
 
@@ -102,27 +90,16 @@ def test_a_model_of_texts_finds_what_was_bought(shop: Path) -> None:
     assert "--exclude-seen: got True, expected a model of histories, not of text queries" in refused.err
 
 
-@pytest.mark.parametrize("engine", ["sparse-cpu", "sparse-cuda"])
-def test_a_text_is_answered_and_explained_over_http(shop: Path, engine: str) -> None:
-    """On a GPU's engine too, in Triton's interpreter; levels are listed from the first that has to be cut."""
-    if engine == "sparse-cuda":
-        pytest.importorskip("triton")
-
-    def opened(bundle: Bundle) -> Engine:
-        if engine == "sparse-cpu":
-            return open_engine(bundle, "cpu")
-        from espalier.engines.triton.cells import FixedShapes
-        from espalier.engines.triton.linear_engine import SparseCudaEngine
-
-        return SparseCudaEngine(bundle, "cpu", shapes=FixedShapes(batches=(1,), m_sizes=(64,)))
+def test_a_text_is_answered_and_explained_over_http(shop: Path) -> None:
+    """Levels are listed from the first that has to be cut."""
 
     def ask(**body: Any) -> httpx.Response:
         return running.client.post("/retrieve", json=body)
 
-    with run(shop / "models", opened, max_text=40, timeout_ms=60_000) as running:
+    with run(shop / "models", lambda opened: open_engine(opened, "cpu"), max_text=40) as running:
         answer = ask(queries=[{"text": "a YELLOW lamp, please"}, {"text": ""}], m=3, fields=["title"]).json()
-        assert answer["engine"] == engine == running.client.get("/models").json()["models"][0]["versions"][0]["engine"]
-        assert answer["results"][0]["items"][0] | {"score": 0} == {"id": "yellow-lamp", "score": 0, "fields": {"title": "Yellow lamp"}}
+        assert answer["engine"] == "sparse-cpu" == running.client.get("/models").json()["models"][0]["versions"][0]["engine"]
+        assert answer["results"][0]["items"][0] | {"score": 0} == {"id": "yellow-lamp", "score": 0, "fields": {"title": "Yellow Lamp"}}
         assert 0 < answer["results"][0]["items"][1]["score"] < answer["results"][0]["items"][0]["score"] <= 1
         assert len(answer["results"][1]["items"]) == 3
         filtering = {"queries": [{"text": "yellow lamp", "exclude": ["blue-lamp", "gone"]}], "filter": {"colour": ["blue"]}}
@@ -312,3 +289,94 @@ def test_texts_may_be_looked_up_by_their_ids(shop: Path, tmp_path: Path) -> None
     pl.DataFrame({"who": ["a"], "needs": ["pink-table"]}).write_parquet(tmp_path / "needs.parquet")
     with pytest.raises(InvalidData, match=r"query: got 'pink-table', expected an id of .*items.parquet"):
         fit(config=config, out=tmp_path / "m" / "2", data=None, test=None, device="cpu", resume=False)
+
+
+# -- texts of items teach, but nothing is chosen by them ----------------------------------------------------------------
+
+
+WORDS = np.array(
+    [f"{first}{last}" for first in ("ba", "co", "di", "fu", "ga", "lo", "mi", "pe") for last in ("ra", "tin", "lop", "nes", "k")]
+)
+ITEMS = 2500
+
+
+def titles_of(rng: np.random.Generator, count: int) -> list[NDArray[np.str_]]:
+    """Titles of five words, some of them frequent, so that many titles are alike."""
+    share = 1 / np.arange(1, len(WORDS) + 1)
+    return [rng.choice(WORDS, 5, p=share / share.sum()) for _ in range(count)]
+
+
+def write_shop(folder: Path, items: int, queries: int, **log: Any) -> LinearConfig:
+    """A shop whose items have titles, and a log of so many different queries of two or three words of the title of what was bought."""
+    rng = np.random.default_rng(5)
+    titles = titles_of(rng, items)
+    frame = pl.DataFrame({"id": [f"i{row}" for row in range(items)], "title": [" ".join(title) for title in titles]})
+    frame.write_parquet(folder / "items.parquet")
+    searched: dict[str, str] = {}
+    while len(searched) < queries:
+        row = int(rng.integers(items))
+        searched[" ".join(rng.permutation(titles[row])[: rng.integers(2, 4)])] = f"i{row}"
+    pl.DataFrame({"query": list(searched), "item": list(searched.values())}).write_csv(folder / "log.csv")
+    data = {"format": "log", "items": str(folder / "items.parquet"), "own_texts": [["title"]], **log}
+    raw = {"kind": "xr-linear", "name": "shop", "data": data, "labels": {"kind": "text", "columns": ["title"]}}
+    config = SPECIFICATION.checked(raw)
+    assert isinstance(config, LinearConfig)
+    return config
+
+
+def fitted_shop(config: LinearConfig, folder: Path) -> Bundle:
+    (folder / "work").mkdir()
+    return fit_and_export(config, folder / "models" / "shop" / "1", folder / "work", threads=1)
+
+
+def share_with_all_words(bundle: Bundle) -> float:
+    """Of the first three results of queries of two words that some title has."""
+    kind, titles, rng = bundle.manifest.query, bundle.items.column("title").to_pylist(), np.random.default_rng(6)
+    assert isinstance(kind, TextKind)
+    searched = [" ".join(rng.permutation(sorted(set(title.split())))[:2]) for title in titles[::10]]
+    params = SearchParams.uniform(len(searched), 50, 3)
+    found = open_engine(bundle, "cpu").search(encode_texts(kind, bundle.vectoriser, searched), params)
+    return float(np.mean([set(query.split()) <= set(titles[row].split())
+                          for query, rows in zip(searched, found.item_rows_BM.tolist(), strict=True) for row in rows]))  # fmt: skip
+
+
+def test_nothing_is_chosen_by_texts_of_items(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    config = write_shop(tmp_path, ITEMS, 0)
+    bundle = fitted_shop(config, tmp_path)
+    assert bundle.stacking is None
+    assert "validation" not in bundle.manifest.metrics
+    assert (bundle.manifest.ranking.gamma, bundle.manifest.data["tested"]) == (0.5, "texts of items, which the tree has seen")
+    assert "figures will be of texts of items, which the tree has seen" in caplog.text
+    assert "no stacking: 0 points with labels that are not texts of items, it takes 2000" in caplog.text
+    assert share_with_all_words(bundle) > 0.9
+
+
+def test_queries_of_the_log_are_held_out_and_texts_of_items_are_not(tmp_path: Path) -> None:
+    """Two logs of the same queries: one beside the items' texts, one alone; the same number of them chooses."""
+    config = write_shop(tmp_path, 120, 300, train=str(tmp_path / "log.csv"))
+    bundle = fitted_shop(config, tmp_path)
+    assert bundle.manifest.data["tested"] == "queries of the log, held out"
+    assert (bundle.manifest.data["queries"], bundle.manifest.data["test_queries"]) == (120 + 270, 30)
+    assert bundle.manifest.metrics["validation"]["held_out"] == 5 * 27
+    texts = set(bundle.items.column("title").to_pylist())
+    assert not texts & set(bundle.heldout().column("text").to_pylist())
+    parts = from_log(bundle, None, "training", False)
+    assert (len(parts.train), len(parts.valid), len(parts.test)) == (243, 27, 30), "nor does a ranker learn from them"
+
+
+def test_a_log_of_the_items_own_texts_chooses_nothing(tmp_path: Path) -> None:
+    """In other letters and with other signs, too."""
+    config = write_shop(tmp_path, 300, 0, train=str(tmp_path / "log.csv"))
+    frame = pl.read_parquet(tmp_path / "items.parquet")
+    log = frame.select(pl.col("title").str.to_uppercase().str.replace(" ", ", ").alias("query"), pl.col("id").alias("item"))
+    log.write_csv(tmp_path / "log.csv")
+    bundle = fitted_shop(config, tmp_path)
+    assert bundle.manifest.data["tested"] == "texts of items, which the tree has seen"
+    with pytest.raises(InvalidConfig, match="0 training queries that are not texts of items"):
+        from_log(bundle, None, "training", False)
+    wanted = SPECIFICATION.checked(json.loads(config.model_dump_json()) | {"stacking": {"model": "network"}})
+    assert isinstance(wanted, LinearConfig)
+    with pytest.raises(InvalidConfig, match="0 training points have labels that are not texts of items, a network takes 10"):
+        fit_and_export(wanted, tmp_path / "models" / "shop" / "2", tmp_path, threads=1)
+    assert "validation" not in bundle.manifest.metrics

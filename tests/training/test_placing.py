@@ -31,14 +31,13 @@ from espalier.search import SearchParams, SearchResult
 from espalier.tree import EMPTY_LEAF, complete_tree
 from tests.espalier.test_tail import with_tail
 from tests.training.commands import command
+from tests.training.shop import item_frame, write_shop
 from training.__main__ import fit
 from training.__main__ import place as place_command
 from training.data.csr import Csr, as_rows, normalised
 from training.inspect import inspect
 from training.linear.placing import grown, nearest_clusters, new_weights, place
 
-COLOURS = ["red", "green", "blue", "yellow", "black", "white"]
-THINGS = ["teapot", "kettle", "lamp", "chair", "table", "spoon", "ladder", "bucket"]
 NEW = ["purple-teapot", "red-clock", "blue-clock", "golden-spoon", "purple-lamp"]
 
 
@@ -46,39 +45,15 @@ def unit(dense: Any) -> Csr:
     return normalised(csr_array(dense.astype(np.float32)))
 
 
-def item_frame(ids: list[str]) -> pl.DataFrame:
-    rows = [(item, item.replace("-", " ").title(), item.split("-")[0], ["goods", item.split("-")[1]], len(item)) for item in ids]
-    return pl.DataFrame(rows, schema=["id", "title", "colour", "tags", "price"], orient="row")
-
-
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A shop of coloured things, a model of it (version 1), and the same with new things (version 2)."""
     folder = tmp_path_factory.mktemp("shop")
-    ids = [f"{colour}-{thing}" for colour in COLOURS for thing in THINGS]
-    item_frame(ids).write_parquet(folder / "items.parquet")
     item_frame(NEW).write_parquet(folder / "new.parquet")
-    patterns = ("{}", "{} for my kitchen", "buy a {}", "cheap {}s")
-    log = [(pattern.format(item.replace("-", " ")), item) for item in ids for pattern in patterns]
-    pl.DataFrame(log, schema=["query", "item"], orient="row").write_csv(folder / "log.csv")
-    (folder / "shop.toml").write_text(
-        f"""
-        kind = "xr-linear"
-        name = "any"
-        [data]
-        format = "log"
-        train = "{folder}/log.csv"
-        items = "{folder}/items.parquet"
-        own_texts = [["title", "tags"]]
-        [tree]
-        branching = 4
-        max_leaf = 8
-        """
-    )
-    fit(config=folder / "shop.toml", out=folder / "models" / "shop" / "1", data=None, test=None, device="cpu", resume=False)
-    place_command(
-        model=folder / "models" / "shop" / "1", items=folder / "new.parquet", out=folder / "models" / "shop" / "2", text="title,tags"
-    )
+    config = write_shop(folder, data={"own_texts": [["title", "tags"]]})
+    models = folder / "models" / "shop"
+    fit(config=config, out=models / "1", data=None, test=None, device="cpu", resume=False)
+    place_command(model=models / "1", items=folder / "new.parquet", out=models / "2", text="title,tags")
     return folder
 
 

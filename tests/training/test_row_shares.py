@@ -1,4 +1,6 @@
-"""Two processes that share the node rows train what one does: the same losses, recalls and rows; and each goes on from the other."""
+"""Two processes that share the node rows train what one does, and each goes on from the other; training keeps to the device that it is
+given.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +10,25 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from numpy.testing import assert_allclose
 
+import training.deep.fit as fit_module
 from tests import ROOT
 from tests.training import shared_runs
+from tests.training.pretended_gpu import GPU, TwoDevices, pretended_gpu
 from tests.training.shared_runs import CHECKPOINT_EVERY, KINDS, STEPS, configuration, write_log
 from training.deep import checkpoint
-from training.deep import fit as fit_module
 from training.deep.checkpoint import Checkpoint, RunState
+from training.deep.parallel import drawn_rows, joined, own_rows
 from training.deep.row_shares import FEW_BYTES, shares_rows
 from training.trees.balanced import random_tree
 from training.versions import clear
@@ -177,3 +184,61 @@ def test_rows_are_shared_where_they_are_large_or_where_it_is_asked_for(monkeypat
     assert [shares_rows(None, tree, width) for width in (fits, fits + 1)] == [False, True]
     assert shares_rows(True, tree, 1)
     assert not shares_rows(False, tree, 10 * fits)
+
+
+# -- a GPU that is not there --------------------------------------------------------------------------------------------
+
+
+def test_what_a_gpu_would_refuse_is_refused() -> None:
+    with pretended_gpu() as gpu:
+        there = torch.zeros(3, device=gpu)
+        assert (there + 1).device == there.to(gpu).device == torch.nn.Linear(2, 2).to(gpu).weight.device == GPU
+        assert there.cpu().device == torch.device("cpu")
+        with pytest.raises(TwoDevices, match="add"):
+            there + torch.ones(3)
+        with pytest.raises(TwoDevices, match="numpy"):
+            there.numpy()
+        with pytest.raises(TwoDevices, match="generator"):
+            torch.rand(3, device=gpu, generator=torch.Generator())
+        assert np.array_equal(there.cpu().numpy(), np.zeros(3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "attention"])
+def test_every_kind_trains_on_the_device_that_it_is_given(tmp_path: Path, kind: str) -> None:
+    """Not attention: torch's recomputation of its hidden layers sees through the pretence."""
+    write_log(tmp_path)
+    raw = configuration(tmp_path, kind)
+    losses = shared_runs.train(raw, tmp_path / "cpu", "whole")
+    with pretended_gpu() as gpu:
+        there = shared_runs.train(raw, tmp_path / "gpu", "whole", device=gpu)
+    assert_allclose(there, losses, rtol=1e-5)
+
+
+# -- processes ----------------------------------------------------------------------------------------------------------
+
+
+CPU = torch.device("cpu")
+
+
+def test_processes_wait_while_one_builds_a_tree_for_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0, "TORCHELASTIC_RUN_ID": "one"}
+    for name, value in one.items():
+        monkeypatch.setenv(name, str(value))
+    with joined(CPU):
+        assert dist.group.WORLD is not None
+        assert dist.group.WORLD._get_backend(CPU).options._timeout >= timedelta(days=1)
+
+
+def test_processes_share_the_draws_that_one_alone_would_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    def draw(rows: int) -> torch.Tensor:
+        return torch.randint(0, 1000, (rows, 3), generator=torch.Generator().manual_seed(5))
+
+    alone = drawn_rows(draw, 12)
+    monkeypatch.setattr("training.deep.parallel.processes", lambda: 3)
+    shares = []
+    for number in range(3):
+        monkeypatch.setattr("training.deep.parallel.process", partial(int, number))
+        shares.append(drawn_rows(draw, 4))
+        assert torch.equal(alone[own_rows(12)], shares[-1])
+    assert torch.equal(torch.cat(shares), alone)

@@ -177,7 +177,7 @@ def test_sampled_levels_estimate_their_sums_without_bias(eligible_I: NDArray[np.
     score_N = torch.randn(TREE.node_count, generator=rng)
     target_NP = torch.tensor([[4], [9]])
     sums = torch.zeros(TREE.height, 2)
-    draws = 4000
+    draws = 1500
     for _ in range(draws):
         for h, level in enumerate(source.levels(target_NP, rng)):
             assert level.column_S is not None
@@ -194,7 +194,7 @@ def test_sampled_levels_estimate_their_sums_without_bias(eligible_I: NDArray[np.
         span = TREE.level(h + 1)
         counts_N = node_mask(TREE, eligible_I).eligible_N[span.start : span.stop]
         expected = float(score_N[span.start : span.stop][torch.from_numpy(counts_N)].exp().sum())
-        assert (sums[h] / draws).tolist() == pytest.approx([expected, expected], rel=0.05)
+        assert (sums[h] / draws).tolist() == pytest.approx([expected, expected], rel=0.08)
 
 
 @pytest.mark.parametrize("whole", [0, 1000])

@@ -82,11 +82,19 @@ def log_of_parity(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[
     return folder, written(folder / "data", parity(2400), test), test
 
 
-def test_what_no_line_separates_is_found_by_neighbours(log_of_parity: tuple[Path, dict[str, Any], LabelledPoints]) -> None:
+@pytest.fixture(scope="module")
+def trees_of_parity(log_of_parity: tuple[Path, dict[str, Any], LabelledPoints]) -> Bundle:
+    """The model without stacking."""
+    folder, data, _ = log_of_parity
+    return fitted(folder, data, "trees", stacking={"model": "none"})
+
+
+def test_what_no_line_separates_is_found_by_neighbours(
+    log_of_parity: tuple[Path, dict[str, Any], LabelledPoints], trees_of_parity: Bundle
+) -> None:
     """And the same model comes of any number of threads."""
     folder, data, test = log_of_parity
-    trees = fitted(folder, data, "trees", stacking={"model": "none"})
-    stacked = fitted(folder, data, "stacked")
+    trees, stacked = trees_of_parity, fitted(folder, data, "stacked")
     assert trees.stacking is None
     assert stacked.stacking is not None
     assert stacked.stacking.arrays().keys() == {*TABLES, *NETWORK}
@@ -144,9 +152,8 @@ def test_a_point_of_very_many_labels_does_not_take_all_pairs(monkeypatch: pytest
             assert_array_equal(getattr(again, name), getattr(tables, name))
 
 
-def test_examples_know_nothing_of_the_points_held_out(log_of_parity: tuple[Path, dict[str, Any], LabelledPoints]) -> None:
-    folder, data, _ = log_of_parity
-    bundle = fitted(folder, data, "trees", stacking={"model": "none"})
+def test_examples_know_nothing_of_the_points_held_out(trees_of_parity: Bundle) -> None:
+    bundle = trees_of_parity
     points, held, kept = parity(300), np.arange(0, 300, 5), np.flatnonzero(np.arange(300) % 5)
     seen: list[LabelledPoints] = []
 
@@ -170,10 +177,9 @@ def test_examples_know_nothing_of_the_points_held_out(log_of_parity: tuple[Path,
 
 
 def test_gain_is_measured_on_points_that_the_network_did_not_see(
-    log_of_parity: tuple[Path, dict[str, Any], LabelledPoints], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trees_of_parity: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, data, _ = log_of_parity
-    bundle, points = fitted(folder, data, "trees", stacking={"model": "none"}), parity(100)
+    bundle, points = trees_of_parity, parity(100)
     learned: list[NDArray[np.int64]] = []
     judged: list[NDArray[np.int64]] = []
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 from numpy.testing import assert_array_equal
 
@@ -17,6 +16,7 @@ from espalier.queries import FeaturesKind, HistoryKind, TextKind, encode_feature
 from espalier.search import SearchParams
 from tests.training.commands import command, written_toml
 from tests.training.live.journals import JournalOf
+from tests.training.shop import write_shop
 from tests.training.test_earlier import CLUSTERS, ITEMS, settings, trained, write_log
 from training.deep.prepare import leaf_rows, prepare
 from training.rankers.log_queries import from_log
@@ -106,33 +106,13 @@ def test_k_means_over_rows_knows_those_of_live_items(models: Path, tmp_path: Pat
 
 # -- linear models -------------------------------------------------------------------------------------------------------------
 
-COLOURS, THINGS = ("black", "green", "blue", "red"), ("teapot", "kettle", "lamp", "chair", "table", "spoon")
-
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of texts over coloured things, with new and deleted ones in its journal."""
     folder = tmp_path_factory.mktemp("shop")
-    ids = [f"{colour}-{thing}" for colour in COLOURS for thing in THINGS]
-    pl.DataFrame({"id": ids, "title": [item.replace("-", " ") for item in ids]}).write_parquet(folder / "items.parquet")
-    log = [(pattern.format(item.replace("-", " ")), item) for item in ids for pattern in ("{}", "{} for me", "buy a {}")]
-    pl.DataFrame(log, schema=["query", "item"], orient="row").write_csv(folder / "log.csv")
-    (folder / "shop.toml").write_text(
-        f"""
-        kind = "xr-linear"
-        name = "shop"
-        [data]
-        format = "log"
-        train = "{folder}/log.csv"
-        items = "{folder}/items.parquet"
-        own_texts = [["title"]]
-        [tree]
-        branching = 4
-        max_leaf = 8
-        """
-    )
-    out = folder / "models" / "shop"
-    assert command("fit", "--config", folder / "shop.toml", "--out", out / "1").status == 0
+    config, out = write_shop(folder), folder / "models" / "shop"
+    assert command("fit", "--config", config, "--out", out / "1").status == 0
     writer = JournalOf(Bundle.open(out / "1"))
     writer.put("purple-teapot", events=("purple teapot", "a purple teapot please"), fields={"title": "purple teapot"})
     writer.put("golden-spoon", text="a golden spoon")
@@ -140,7 +120,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     writer.put("blue-thing", like=("blue-lamp",))
     writer.put("red-lamp", placed=False, fields={"title": "crimson lamp"})
     writer.delete("black-chair")
-    assert command("fit", "--config", folder / "shop.toml", "--out", out / "2", "--earlier", out / "1").status == 0
+    assert command("fit", "--config", config, "--out", out / "2", "--earlier", out / "1").status == 0
     return out
 
 
@@ -195,15 +175,8 @@ def test_features_train_labels_that_the_points_lack(tmp_path: Path) -> None:
         others = sorted({int(f) for f in rng.integers(3, 5, 2)})
         lines.append(f"{label} " + " ".join(f"{f}:1" for f in [label, *others]))
     (tmp_path / "train.txt").write_text("\n".join(lines) + "\n")
-    (tmp_path / "points.toml").write_text(
-        f"""
-        kind = "xr-linear"
-        name = "points"
-        [data]
-        format = "xmc"
-        train = "{tmp_path}/train.txt"
-        """
-    )
+    data = {"format": "xmc", "train": str(tmp_path / "train.txt")}
+    written_toml(tmp_path / "points.toml", {"kind": "xr-linear", "name": "points", "data": data})
     out = tmp_path / "models" / "points"
     assert command("fit", "--config", tmp_path / "points.toml", "--out", out / "1").status == 0
     writer = JournalOf(Bundle.open(out / "1"))

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from espalier.bundle import Bundle
@@ -17,12 +19,14 @@ from espalier.live.fold import folded
 from espalier.live.state import LiveState
 from espalier.rerank.ranker import GOLDEN_SCORES
 from espalier.search import SearchParams
+from espalier.tree import tree_from_children
 from tests.rankers import add_ranker
 from tests.training.commands import command
 from tests.training.live.journals import JournalOf, history_model, linear_model
 from training.inspect import inspect
 from training.live import publish_fold
 from training.live.publish_fold import fitted
+from training.live.splitting import most_children, split_for_padding
 
 
 def fold(model: Path, out: Path) -> int:
@@ -201,3 +205,36 @@ def test_another_place_and_nothing_to_fold_are_refused(journal: JournalOf, tmp_p
     assert "through operation 8, all of which it holds" in refused("books/2", "books/3")
     history_model(tmp_path, name="plain")
     assert "with no journal" in refused("plain/1", "plain/2")
+
+
+# -- nodes of too many children -----------------------------------------------------------------------------------------
+
+
+def padded(count: list[int], most: int) -> bool:
+    """Whether padding is allowed once nodes have at most so many children."""
+    parts = [-(-c // -(-c // most)) for c in count]
+    return sum(-(-c // most) for c in count) * max(parts) <= 2 * sum(count)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=20))
+def test_as_few_nodes_are_split_as_padding_demands(count: list[int]) -> None:
+    most = most_children(np.array(count))
+    assert padded(count, most)
+    assert not any(padded(count, more) for more in range(most + 1, max(count) + 1))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 4))
+def test_a_split_tree_may_be_written_and_keeps_leaves_under_their_ancestors(seed: int, height: int) -> None:
+    rng = np.random.default_rng(seed)
+    counts, size = [], 1
+    for _ in range(height):
+        counts.append(np.where(rng.random(size) < 0.2, rng.integers(5, 30, size), rng.integers(1, 3, size)))
+        size = int(counts[-1].sum())
+    tree = tree_from_children(counts, rng.permutation(size))
+    found = split_for_padding(tree)
+    after = found.tree
+    assert all(after.level_size(h) * after.max_children[h] <= 2 * after.level_size(h + 1) for h in range(after.height))
+    assert_array_equal(after.leaf_item, tree.leaf_item)
+    leaves = np.arange(size)
+    assert_array_equal(found.source_N[after.ancestors(after.leaf_offset + leaves)], tree.ancestors(tree.leaf_offset + leaves))
+    assert (found.split == 0) == (after.node_count == tree.node_count)
