@@ -27,7 +27,8 @@ from training.baselines import item_cf as module
 from training.baselines import product_dnn, sasrec
 from training.baselines.content import Content, content, item_vectors
 from training.baselines.fusion import Fusion, depth, fuse, fused
-from training.baselines.ials import IALS_START, Ials, factors_of, ials, implicit_is_installed
+from training.baselines.ials import START as IALS_START
+from training.baselines.ials import Ials, factors_of, ials, implicit_is_installed
 from training.baselines.item_cf import fit_item_cf
 from training.baselines.methods import METHODS
 from training.baselines.popularity import fit_popularity
@@ -66,27 +67,12 @@ def test_popularity_leaves_out_what_was_seen_and_pads() -> None:
     assert popularity.rank(histories, 5, exclude_seen=False).tolist() == [[1, 2, 3, 0, -1]] * 2
 
 
-def test_item_cf_similarity_is_the_cosine_of_user_sets() -> None:
-    similarity = dense(fit_item_cf(log_of(LISTS), np.arange(4), 10).neighbours)
-    half, r3, r6 = 0.5, 1 / np.sqrt(3), 1 / np.sqrt(6)
-    assert_allclose(similarity, [[0, r3, 0, 0], [r3, 0, 2 * r6, r6], [0, 2 * r6, 0, half], [0, r6, half, 0]], rtol=1e-6)
-
-
 def test_item_cf_keeps_the_best_neighbours_and_the_lower_row_of_equals() -> None:
     log = log_of([[0, 1, 2, 3], [0, 3]])
     kept = fit_item_cf(log, np.arange(2), 2).neighbours
     assert kept.item_N.tolist() == [3, 1, 2, 0, 1, 0, 0, 1]
     assert kept.offset_I1.tolist() == [0, 2, 4, 6, 8]
     assert_array_equal(dense(fit_item_cf(log, np.arange(2), 3).limited(2).neighbours), dense(kept))
-
-
-def test_item_cf_ranks_by_summed_similarity() -> None:
-    item_cf = fit_item_cf(log_of(LISTS), np.arange(4), 10)
-    # From {1, 3}: item 2 gets 2/√6 + 1/2, item 0 gets 1/√3, item 1 gets 1/√6 (through 3), item 3 the same (through 1).
-    histories = [np.array([1, 3, 3, -1])]
-    assert item_cf.rank(histories, 5, exclude_seen=False).tolist() == [[2, 0, 1, 3, -1]]
-    assert item_cf.rank(histories, 1, exclude_seen=True).tolist() == [[2]]
-    assert item_cf.rank(histories, 3, exclude_seen=True).tolist() == [[2, 0, -1]]
 
 
 def test_what_neighbours_leave_empty_is_filled_with_popular_items() -> None:

@@ -22,8 +22,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 import training.deep.fit as fit_module
 import training.deep.ranking as ranking_module
 from espalier.bundle import Bundle, find_versions
-from espalier.checks.heldout import read_heldout
-from espalier.engines import open_engine
 from espalier.engines.onnx.engine import OnnxEngine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleCorrupt, InvalidConfig
@@ -44,7 +42,6 @@ from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.scorers.model import NodeScorer, export_graphs
 from training.deep.topology import Topology
 from training.deep.validation import search_pairs
-from training.evaluate import evaluate, held_out_pairs
 from training.specification.deep import DeepConfig, TdmObjective, WindowConfig
 from training.specification.models import deep_config
 
@@ -411,17 +408,6 @@ def test_the_training_beam_finds_what_the_reference_finds_without_excluded_items
 
 
 # -- the exported bundle ------------------------------------------------------------------------------------------------
-
-
-def test_held_out_queries_say_the_recall_that_they_had_at_export(trained: Callable[[str], Trained]) -> None:
-    made = trained("otm")
-    engine, limits = open_engine(made.bundle, "cpu"), made.bundle.manifest.search
-    ms = sorted(read_heldout(made.bundle).recall_by_m)
-    assert ms[0] == 10
-    measured = evaluate(made.bundle, engine, held_out_pairs(made.bundle), [limits.beam_size], ms)
-    said = [float(recall_B.mean()) for _, recall_B in sorted(read_heldout(made.bundle).recall_by_m.items())]
-    assert said == pytest.approx([row["recall"] for row in measured], abs=1e-12)
-    assert 0 < said[0] < 1
 
 
 # -- commands -----------------------------------------------------------------------------------------------------------

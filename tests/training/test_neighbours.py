@@ -222,3 +222,10 @@ def test_the_fewest_neighbours_that_find_as_much_are_kept(monkeypatch: pytest.Mo
     assert [trial.options["kept"] for trial in fitted.trials if "kept" in trial.options] == [3, 2, 1]  # no item has 9
     assert fitted.options["kept"] == 1
     assert fitted.bytes == 8 * 7 + 8 * 6 + 8 * 6  # where rows begin, one neighbour and its score an item, popularity
+
+
+def test_neighbours_that_are_needed_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbours, "KEPT", (1, 2, 12))
+    fitted = methods.METHODS["neighbours"](task_of(planted(1, "file"), list(range(150)), list(range(150, 200)), m=5))
+    assert [trial.options["kept"] for trial in fitted.trials if "kept" in trial.options] == [12]
+    assert fitted.options["kept"] is None

@@ -64,17 +64,6 @@ def planted_log() -> tuple[Interactions, Split]:
     return log, split_of(log, 200, 50, 50)
 
 
-def test_the_kept_weights_are_averages_over_steps() -> None:
-    """They lag behind those of the last step, which have gone further from the start."""
-    interactions, split = planted_log()
-    short = replace(SMALL, max_steps=40)
-    start_IE = build_network(interactions, split.train, short, 1).input_IE.detach().numpy()
-    gone = [
-        float(np.linalg.norm(fit_product_dnn(split, replace(short, average=average), seed=1).input_IE - start_IE)) for average in (1, 100)
-    ]
-    assert 0 < gone[1] < 0.99 * gone[0]
-
-
 # -- losses ---------------------------------------------------------------------------------------------------------------
 
 

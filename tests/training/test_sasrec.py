@@ -22,7 +22,6 @@ from tests.training.logs import log_of
 from training.baselines import sasrec
 from training.baselines.methods import METHODS
 from training.baselines.popularity import fit_popularity
-from training.baselines.sampled_softmax import Proposal
 from training.baselines.sasrec import fit_sasrec, grid
 from training.baselines.sasrec_model import SasRecConfig
 from training.baselines.sasrec_training import Training, start_table
@@ -145,21 +144,6 @@ def test_the_sampled_loss_is_its_formula_and_leaves_the_target_out_of_the_negati
     torch.testing.assert_close(mine, expected)
     for one, other in zip(torch.autograd.grad(mine, (state_ND, item_ID)), torch.autograd.grad(expected, (state_ND, item_ID)), strict=True):
         torch.testing.assert_close(one, other)
-
-
-def test_the_sampled_partition_function_is_unbiased() -> None:
-    rng = torch.Generator().manual_seed(1)
-    state_ND, item_ID, target_N = torch.randn(1, 4, generator=rng), torch.randn(12, 4, generator=rng), torch.tensor([3])
-    proposal = Proposal(np.arange(1.0, 13.0), torch.device("cpu"))
-    own = float(state_ND[0] @ item_ID[3])
-
-    def estimate() -> float:
-        negative_S, log_weight_S = proposal.draw(6, rng)
-        loss = softmax_loss(state_ND, item_ID[target_N], item_ID[negative_S], places_of(target_N, negative_S), log_weight_S)
-        return float((loss + own).exp())
-
-    sums = [estimate() for _ in range(3000)]
-    assert np.mean(sums) == pytest.approx(float((state_ND @ item_ID.T).exp().sum()), rel=0.03)
 
 
 def test_a_block_holds_no_more_logits_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,8 +141,9 @@ def weights(model: torch.nn.Module) -> dict[str, np.ndarray]:
 
 
 def test_length_and_places_come_from_the_log_unless_they_are_configured(log: Path, tmp_path: Path) -> None:
-    config, _ = ready(settings(log, scorer={"length": "auto"}, optimiser={"places": "auto"}), tmp_path / "log")
+    config, _ = ready(settings(log, scorer={"length": "auto", "dropout": "auto"}, optimiser={"places": "auto"}), tmp_path / "log")
     assert (config.history_length, config.optimiser.model_dump()["places"]) == (50, 1024)
+    assert config.scorer.model_dump()["dropout"] == 0.5, "some 40 events an item"
     with pytest.raises(InvalidConfig, match=r"scorer\.length"):
         _ = deep_config(settings(log, scorer={"length": "auto"})).history_length
 

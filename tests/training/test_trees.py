@@ -115,30 +115,6 @@ def test_kmeans_refuses_what_are_not_vectors(points: np.ndarray) -> None:
     assert error.value.field == "embeddings_ID"
 
 
-def two_worlds() -> list[list[int]]:
-    """Twenty users who touch even items and twenty who touch odd ones, of 0 … 19."""
-    rng = np.random.default_rng(0)
-    return [(2 * rng.permutation(10)[:6] + side).tolist() for side in (0, 1) for _ in range(20)]
-
-
-def test_embeddings_put_items_together_that_users_touch_together() -> None:
-    embeddings = item_embeddings(log_of(two_worlds()), np.arange(40), 4, seed=0)
-    unit = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
-    cosine = unit @ unit.T
-    assert embeddings.dtype == np.float32
-    assert cosine[::2, ::2].mean() > cosine[::2, 1::2].mean() + 0.3
-    leaves = kmeans_tree(embeddings, 2, seed=0).leaf_item % 2
-    assert (leaves[:10] == leaves[0]).all()
-
-
-def test_embeddings_know_the_given_users_only() -> None:
-    log = log_of([*two_worlds(), [20, 0]], items=22)
-    embeddings = item_embeddings(log, np.arange(40), 4, seed=0)
-    assert_array_equal(np.flatnonzero(~embeddings.any(axis=1)), [20, 21])
-    assert_allclose(embeddings, item_embeddings(log, np.arange(40), 4, seed=0), atol=1e-6)
-    assert item_embeddings(log, np.arange(41), 4, seed=0)[20].any()
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("width", [4, 17])
 def test_embeddings_are_the_truncated_svd_of_the_weighted_matrix(width: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +162,7 @@ def test_a_split_leaves_no_item_that_is_nearer_to_the_other_side() -> None:
 @pytest.mark.parametrize("width", [0, 20])
 def test_an_embedding_width_that_the_matrix_does_not_have_is_refused(width: int) -> None:
     with pytest.raises(InvalidConfig) as error:
-        item_embeddings(log_of(two_worlds()), np.arange(40), width, seed=0)
+        item_embeddings(log_of([[0, 1], [2, 19]] * 20), np.arange(40), width, seed=0)
     assert error.value.field == "width"
 
 
@@ -200,6 +176,7 @@ def test_unseen_items_borrow_from_their_category_and_else_from_anyone() -> None:
         assert filled[4].tolist() in ([1, 0], [2, 0])
         assert filled.any(axis=1).all()
     assert not embeddings[3:].any()
+    assert not spread_unseen(np.zeros((3, 2), np.float32), seed=0).any(), "nothing is borrowed where nothing is known"
 
 
 def test_unseen_items_without_categories_are_spread_over_the_tree() -> None:

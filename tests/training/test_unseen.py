@@ -22,7 +22,7 @@ from espalier.checks.random_bundles import random_tree
 from espalier.content import rows as rows_module
 from espalier.content.rows import ContentRows, rows_of_items
 from espalier.engines import open_live_engine
-from espalier.errors import BundleCorrupt, EspalierError
+from espalier.errors import BundleCorrupt, EspalierError, InvalidConfig
 from espalier.live.operations import ItemBody
 from espalier.live.rows import Placement
 from espalier.live.state import Change, LiveState
@@ -150,6 +150,16 @@ def test_graphs_of_other_shapes_and_numbers_are_refused(bundle: Bundle, tmp_path
     assert_array_equal(rows_of_items(same, fields_of(bundle)[:3]), rows_of_items(bundle, fields_of(bundle)[:3]))
     with pytest.raises(BundleCorrupt):
         ContentRows(with_parts(bundle, tmp_path / "m" / "10", {}, {CONTENT_ARRAYS: b"nothing"}))
+
+
+def test_a_log_that_has_moved_is_asked_for(folder: Path, bundle: Bundle) -> None:
+    moved = (folder / "log.csv").rename(folder / "moved.csv")
+    try:
+        with pytest.raises(InvalidConfig, match=r"--data: .*log\.csv.* is not there"):
+            held_out_log(bundle)
+        assert held_out_log(bundle, moved).unseen_I.any()
+    finally:
+        moved.rename(folder / "log.csv")
 
 
 # -- updates of rows with a part from content ---------------------------------------------------------------------------

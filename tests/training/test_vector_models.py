@@ -21,9 +21,7 @@ from espalier.bundle import Bundle
 from espalier.checks.golden import verify_golden
 from espalier.checks.heldout import read_heldout
 from espalier.engines import open_engine
-from espalier.engines.reference import ReferenceEngine
 from espalier.errors import InvalidConfig, InvalidData
-from espalier.manifest import GraphScorer
 from espalier.metrics import precision_recall_f
 from espalier.queries import MAX_VECTOR_WIDTH, VectorKind, encode_vectors
 from espalier.search import SearchParams
@@ -128,28 +126,16 @@ def fitted(raw: dict[str, Any], out: Path) -> Bundle:
     return bundle
 
 
-def of_kind(log: Path, kind: str, scorer: str) -> dict[str, Any]:
-    raw = settings(log, kind=kind, optimiser={"steps": 4, "validate_every": 2})
-    raw["objective"] = {} if kind in ("plt", "hsm") else {"negatives": 40}
-    return raw | {"scorer": {"kind": scorer, "node_dim": 12, "hidden": [24]}}
-
-
-@pytest.mark.parametrize(("kind", "scorer"), [("otm", "product"), ("hsm", "mlp")])
-def test_engines_answer_vectors_as_the_reference_does(log: Path, tmp_path: Path, kind: str, scorer: str) -> None:
-    bundle = fitted(of_kind(log, kind, scorer), tmp_path / "planted" / "1")
-    held, engine = read_heldout(bundle), open_engine(bundle, "cpu")
-    params = SearchParams.uniform(len(held.queries), 20, 10)
-    found, expected = engine.search(held.queries, params), ReferenceEngine(bundle).search(held.queries, params)
-    assert_allclose(found.ranks_BM, expected.ranks_BM, atol=1e-4)
-    scorer_info = bundle.manifest.scorer
-    assert isinstance(scorer_info, GraphScorer)
-    assert scorer_info.state_levels == 1
-    assert bundle.manifest.query == VectorKind(width=WIDTH)
-
-
 @pytest.fixture(scope="module")
 def trained(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return fitted(settings(log), tmp_path_factory.mktemp("models") / "planted" / "1")
+
+
+@pytest.fixture
+def task(log: Path, tmp_path: Path) -> Task:
+    config = deep_config(settings(log))
+    prepared = prepare(config, None, tmp_path)
+    return Task(prepared.split, prepared.items, Metric("recall", 10), False, config.windowed_instances)
 
 
 def test_a_vector_is_answered_with_the_items_of_its_cluster(trained: Bundle) -> None:
@@ -226,31 +212,29 @@ def test_a_bundle_of_other_vectors_is_no_start(trained: Bundle, log: Path, tmp_p
 # -- what it is compared with, and re-ranked by ----------------------------------------------------------------------------
 
 
-def test_item_means_find_a_clusters_items_by_what_validation_queries_choose(log: Path, tmp_path: Path) -> None:
-    config = deep_config(settings(log))
-    prepared = prepare(config, None, tmp_path)
-    task = Task(prepared.split, prepared.items, Metric("recall", 10), False, config.windowed_instances)
-    fitted = fit_item_means(task)
-    test = prepared.split.test
+def test_item_means_find_a_clusters_items_by_what_validation_queries_choose(task: Task) -> None:
+    fitted, test = fit_item_means(task), task.split.test
     found = fitted.rank([pair.query for pair in test], 10, False)
-    reference = nearest_means(prepared.interactions, prepared.split, 10)
+    reference = nearest_means(task.split.lists, task.split, 10)
     recalls = [precision_recall_f(rows, [pair.relevant for pair in test], 10)[1].mean() for rows in (found, reference)]
     assert recalls[0] > 0.9 * recalls[1] > 0.5
     assert fitted.bytes == 4 * WIDTH * (CLUSTERS * SIZE + 1)
     assert max(trial.figure for trial in fitted.trials) == task.measured(fitted.rank, task.validation_pairs())
     assert {trial.options["centred"] for trial in fitted.trials} == {True, False}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(item_means_module, "GRID", ())
+        patch.setattr(item_means_module, "START", {"centred": True, "power": 1.0, "damping": 0.0})
+        by_hand = fit_item_means(task).rank([pair.query for pair in test], 10, False)
+    assert (by_hand == reference).mean() > 0.99
 
 
-def test_item_means_have_a_limit_and_need_vectors(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = deep_config(settings(log))
-    prepared = prepare(config, None, tmp_path)
-    task = Task(prepared.split, prepared.items, Metric("recall", 10), False, config.windowed_instances)
+def test_item_means_have_a_limit_and_need_vectors(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(item_means_module, "MOST_BYTES", 4 * CLUSTERS * SIZE * WIDTH)
     fit_item_means(task)
     monkeypatch.setattr(item_means_module, "MOST_BYTES", 4 * CLUSTERS * SIZE * WIDTH - 1)
     with pytest.raises(InvalidData, match="96 items of 10 numbers"):
         fit_item_means(task)
-    histories = dataclasses.replace(prepared.split, lists=dataclasses.replace(prepared.interactions, vectors_UF=None))
+    histories = dataclasses.replace(task.split, lists=dataclasses.replace(task.split.lists, vectors_UF=None))
     with pytest.raises(InvalidData, match="a log of vectors"):
         fit_item_means(dataclasses.replace(task, split=histories))
 

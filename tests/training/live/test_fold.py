@@ -124,6 +124,15 @@ def test_an_operation_without_a_place_is_placed(journal: JournalOf, tmp_path: Pa
     assert parents[0] == parents[1]
 
 
+def test_a_place_that_is_taken_is_found_anew(journal: JournalOf, tmp_path: Path) -> None:
+    (taken,) = journal.journal.placements(1, [1])[1]
+    sequence = journal.put("second", placed=False, like=("item-1",))
+    with journal.journal.writing() as transaction:
+        transaction.store_placements(1, {sequence: [taken]})
+    assert fold(tmp_path / "books" / "1", tmp_path / "books" / "2") == 0
+    assert {"new-a", "second"} <= {*Bundle.open(tmp_path / "books" / "2").items.column("id").to_pylist()}
+
+
 def test_a_place_of_an_expired_item_may_have_been_taken(tmp_path: Path) -> None:
     writer = JournalOf(history_model(tmp_path))
     first = writer.put("late", valid_until=5.0)
