@@ -21,7 +21,7 @@ from espalier.queries import TextKind, encode_texts
 from espalier.search import NO_ITEM, SearchParams
 from loadtest.queries import held_out
 from service.models.probe import Replay
-from tests.service.running import problem, run
+from tests.service.running import run
 from tests.training.commands import command
 from tests.training.shop import item_frame, write_shop
 from training.__main__ import fit
@@ -103,16 +103,6 @@ def test_the_probe_knows_the_golden_scores_of_a_forest(tmp_path: Path) -> None:
     found = open_engine(forest, "cpu").search(queries, SearchParams.uniform(6, 5, 5))
     for stored_M, score_M in zip(Replay(forest)._golden_scores, found.scores_BM, strict=True):
         np.testing.assert_allclose(stored_M, score_M, rtol=1e-3)
-
-
-def test_values_that_are_too_large_for_any_tree_are_refused(tmp_path: Path) -> None:
-    random_forest(tmp_path, Ranking(own="log_activation", gamma=1))
-    with run(tmp_path / "models", lambda bundle: open_engine(bundle, "cpu")) as running:
-        for value, status in ((1e6, 200), (1e35, 422)):
-            features = {"indices": [3], "values": [value]}
-            answer = running.client.post("/retrieve", json={"queries": [{"features": features}]})
-            assert answer.status_code == status
-        assert problem(answer)["errors"][0]["field"] == "queries[0].features.values"
 
 
 def test_an_explanation_tells_what_each_tree_did(shop: Path, forest: Bundle) -> None:

@@ -322,21 +322,6 @@ def test_a_log_with_a_timestamp_column_is_read_in_its_order(tmp_path: Path) -> N
     assert [found.item_ids[row].as_py() for row in found.of(0).tolist()] == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize(
-    ("table", "field", "expected"),
-    [
-        ({"user": ["u"], "thing": ["a"]}, "log: column item", "one of"),
-        ({"user": ["u", None], "item": ["a", "b"]}, "log: row group 1, row 2, column user", "an id"),
-        ({"user": ["u"], "item": [1.5]}, "log: column item", "strings or integers"),
-    ],
-)
-def test_bad_parquet_is_refused_with_file_row_and_column(tmp_path: Path, table: dict[str, Any], field: str, expected: str) -> None:
-    pa_parquet.write_table(pa.table(table), tmp_path / "log")
-    with pytest.raises(InvalidData, match=expected) as error:
-        read(tmp_path / "log", format="parquet")
-    assert error.value.field == field
-
-
 def test_files_that_are_not_what_they_should_be_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidData, match="a file that exists"):
         read(tmp_path / "missing")

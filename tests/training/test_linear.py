@@ -20,10 +20,9 @@ from sklearn.svm import LinearSVC
 
 from espalier.checks.random_bundles import random_chunks, random_tree, sparse_rows
 from espalier.chunks import ARRAYS, Chunks
-from espalier.engines.linear import feature_tables
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQuery
-from espalier.manifest import Activation, Ranking
+from espalier.manifest import Ranking
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree, complete_tree
 from tests.training.points import random_points, unit
@@ -510,57 +509,6 @@ def test_labels_must_be_the_trees_and_no_more_than_a_chunk_can_number(monkeypatc
 
 
 # -- the search -----------------------------------------------------------------------------------------------------------
-
-
-def brute_force(tree: Tree, chunks: Chunks, x: NDArray[np.float32], beam: int, m: int, activation: str) -> tuple[list[int], list[float]]:
-    """The beam search in NumPy, node by node."""
-    kept, ranks = [0], [np.float32(0)]
-    for level in range(tree.height):
-        found: list[tuple[np.float32, int]] = []
-        for p, above in zip(kept, ranks, strict=True):
-            logits = x @ weights_of(chunks, tree, p) + chunks.bias[tree.first_child[p] : tree.first_child[p + 1]]
-            own = -(np.maximum(1 - logits, 0) ** 3) if activation == "l3-hinge" else -np.logaddexp(0, -logits)
-            found += [(np.float32(above + value), int(tree.first_child[p]) + c) for c, value in enumerate(own)]
-        best = sorted(found, key=lambda pair: (-pair[0], pair[1]))[: beam if level + 1 < tree.height else m]
-        if level + 1 < tree.height:
-            best = sorted(best, key=lambda pair: pair[1])
-        kept, ranks = [node for _, node in best], [rank for rank, _ in best]
-    return kept, [float(rank) for rank in ranks]
-
-
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    shape=st.sampled_from([(2, 4), (3, 3), (8, 2), (40, 1)]),
-    integer=st.booleans(),
-    activation=st.sampled_from(["l3-hinge", "sigmoid"]),
-    tables=st.sampled_from(["by feature", "hashed"]),
-)
-def test_the_search_equals_brute_force(seed: int, shape: tuple[int, int], integer: bool, activation: Activation, tables: str) -> None:
-    rng = np.random.default_rng(seed)
-    branching, height = shape
-    tree = random_tree(rng, height, branching)
-    width = 30
-    integer = integer and activation == "l3-hinge"  # logs of sigmoids round, and whole numbers tie: which of two is dropped is then open
-    chunks = random_chunks(rng, tree, width, integer)
-    chunks.check(tree)
-    dense = np.where(rng.random((5, width)) < rng.choice([0.0, 0.1, 0.8], (5, 1)), rng.integers(1, 3, (5, width)), 0).astype(np.float32)
-    beam, m = int(rng.integers(1, 12)), int(rng.integers(1, 60))
-    with pytest.MonkeyPatch.context() as patch:
-        if tables == "hashed":
-            patch.setattr(feature_tables, "DIRECT_BYTES", 0)
-            patch.setattr(feature_tables, "DIRECT_SLOTS", 0)
-        search = ChunkSearch(tree, chunks, Ranking(activation=activation, own="log_activation", gamma=1))
-    found = search.search(sparse_rows(dense), BeamParams.uniform(len(dense), beam, m))
-    for b in range(5):
-        nodes, ranks = brute_force(tree, chunks, dense[b], beam, m, activation)
-        here = found.leaves_BM[b] >= 0
-        assert here.sum() == len(nodes)
-        assert_allclose(found.ranks_BM[b][here], ranks, rtol=1e-4, atol=1e-4)
-        if integer:
-            assert_array_equal(found.leaves_BM[b][here], nodes)
-        alone = search.search(sparse_rows(dense[b : b + 1]), BeamParams.uniform(1, beam, m))
-        assert_array_equal(alone.leaves_BM[0], found.leaves_BM[b])
-        assert_array_equal(alone.ranks_BM[0], found.ranks_BM[b])
 
 
 def test_queries_that_would_be_written_outside_are_refused() -> None:

@@ -177,13 +177,3 @@ def test_unseen_items_borrow_from_their_category_and_else_from_anyone() -> None:
         assert filled.any(axis=1).all()
     assert not embeddings[3:].any()
     assert not spread_unseen(np.zeros((3, 2), np.float32), seed=0).any(), "nothing is borrowed where nothing is known"
-
-
-def test_unseen_items_without_categories_are_spread_over_the_tree() -> None:
-    embeddings = vectors(512)
-    embeddings[256:] = 0
-    leaves = kmeans_tree(spread_unseen(embeddings, seed=0), 2, seed=0).leaf_item
-    unseen_per_subtree = (leaves >= 256).reshape(8, 64).sum(axis=1)
-    assert unseen_per_subtree.min() > 12
-    clumped = (kmeans_tree(embeddings, 2, seed=0).leaf_item >= 256).reshape(8, 64).sum(axis=1)
-    assert clumped.max() > unseen_per_subtree.max()
