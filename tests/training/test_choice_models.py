@@ -133,8 +133,8 @@ def test_marginal_ties_are_the_sum_over_all_orders_that_agree_with_the_grades(
 def test_marginal_ties_stay_finite_with_extreme_scores_and_large_groups(tied: Tied, loss: Loss) -> None:
     generator = torch.Generator().manual_seed(1)
     for spread in (1e-3, 30.0, 1e4):
-        f = (torch.randn(2, 3000, generator=generator) * spread).requires_grad_()
-        value = tied(f, torch.randint(0, 3, (2, 3000), generator=generator), all_real(f))
+        f = (torch.randn(2, 1000, generator=generator) * spread).requires_grad_()
+        value = tied(f, torch.randint(0, 3, (2, 1000), generator=generator), all_real(f))
         (gradient,) = torch.autograd.grad(value.sum(), f)
         assert value.isfinite().all()
         assert gradient.isfinite().all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -239,10 +239,10 @@ SPLITS: dict[str, dict[str, Any]] = {
 }
 
 
-def write_timed_log(file: Path, users: int = USERS) -> Path:
+def write_timed_log(file: Path) -> Path:
     """User u's event n is at time 3 n + u mod 3."""
     rng = np.random.default_rng(7)
-    rows = [(f"u{user}", f"i{item}", 3 * n + user % 3) for user in range(users) for n, item in enumerate(rng.permutation(ITEMS)[:EVENTS])]
+    rows = [(f"u{user}", f"i{item}", 3 * n + user % 3) for user in range(USERS) for n, item in enumerate(rng.permutation(ITEMS)[:EVENTS])]
     file.write_text("user,item,time\n" + "".join(f"{user},{item},{time}\n" for user, item, time in rows))
     return file
 
@@ -263,11 +263,31 @@ def config_under(kind: str, folder: Path, log: Path) -> DeepConfig:
     )
 
 
+Trained = Callable[[str], tuple[DeepConfig, Path, Bundle]]
+"""The configuration, the log and the model of a protocol."""
+
+
+@pytest.fixture(scope="module")
+def trained_under(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A model of each protocol, trained when it is first asked for."""
+    models: dict[str, tuple[DeepConfig, Path, Bundle]] = {}
+
+    def of(kind: str) -> tuple[DeepConfig, Path, Bundle]:
+        if kind not in models:
+            folder = tmp_path_factory.mktemp(kind)
+            log = write_timed_log(folder / "log.csv")
+            config = config_under(kind, folder, log)
+            bundle = fit_and_export(config, None, folder / "shop/1", CPU, resume=False)
+            assert bundle is not None
+            models[kind] = config, log, bundle
+        return models[kind]
+
+    return of
+
+
 @pytest.mark.parametrize(("kind", "queries", "relevant"), [("users", 12, 6), ("last", USERS, 1), ("date", USERS, None), ("file", 15, 1)])
-def test_a_model_is_measured_on_the_queries_of_its_protocol(tmp_path: Path, kind: str, queries: int, relevant: int | None) -> None:
-    log = write_timed_log(tmp_path / "log.csv")
-    bundle = fit_and_export(config_under(kind, tmp_path, log), None, tmp_path / "shop/1", CPU, resume=False)
-    assert bundle is not None
+def test_a_model_is_measured_on_the_queries_of_its_protocol(trained_under: Trained, kind: str, queries: int, relevant: int | None) -> None:
+    _, log, bundle = trained_under(kind)
     held, of_log = held_out_pairs(bundle), pairs_of_log(bundle, log)
     assert len(held) == len(of_log) == queries
     assert [set(pair.relevant) for pair in held] == [set(pair.relevant) for pair in of_log]
@@ -278,10 +298,10 @@ def test_a_model_is_measured_on_the_queries_of_its_protocol(tmp_path: Path, kind
     assert len(of_ranker.train) > 0
 
 
-def test_dates_that_training_chose_hold_for_a_log_that_has_grown(tmp_path: Path) -> None:
-    log = write_timed_log(tmp_path / "log.csv")
-    bundle = fit_and_export(config_under("date", tmp_path, log), None, tmp_path / "shop/1", CPU, resume=False)
-    assert bundle is not None
+def test_dates_that_training_chose_hold_for_a_log_that_has_grown(trained_under: Trained, tmp_path: Path) -> None:
+    _, written, bundle = trained_under("date")
+    log = tmp_path / "log.csv"
+    log.write_text(written.read_text())
     split = config_of(bundle.manifest, DeepConfig).data.split
     assert isinstance(split, DateSplit)
     assert split.test_from is not None
@@ -333,17 +353,16 @@ def recalls(bundle: Bundle) -> list[tuple[str, int, float, float]]:
 
 
 @pytest.mark.parametrize("kind", ["users", "date"])
-def test_a_log_in_parquet_gives_the_model_and_the_figures_of_the_same_log_in_text(tmp_path: Path, kind: str) -> None:
-    text = write_timed_log(tmp_path / "log.csv")
+def test_a_log_in_parquet_gives_the_model_and_the_figures_of_the_same_log_in_text(
+    trained_under: Trained, tmp_path: Path, kind: str
+) -> None:
+    config, text, first = trained_under(kind)
     rows, folder = pa_csv.read_csv(text), tmp_path / "log"
     for number, start in enumerate(range(0, len(rows), 171)):
         file = folder / f"day={number}" / "part.parquet"
         file.parent.mkdir(parents=True)
         pq.write_table(rows.slice(start, 171), file, row_group_size=50)
-    config = config_under(kind, tmp_path, text)
-    first = fit_and_export(config, None, tmp_path / "text/1", CPU, resume=False)
     other = fit_and_export(config, folder, tmp_path / "parquet/1", CPU, resume=False)
-    assert first is not None
     assert other is not None
     assert_array_equal(first.node_rows_ND, other.node_rows_ND)
     assert_array_equal(first.tree.leaf_item, other.tree.leaf_item)
