@@ -147,7 +147,7 @@ def small(config: Any, **limits: Any) -> Any:
 def small_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round of few steps."""
     limits = {"max_rounds": 1, "warm_steps": 1, "width": 8, "heads": 1, "places": 32}
-    monkeypatch.setattr(sasrec, "SasRecConfig", small(sasrec.SasRecConfig, **limits))
+    monkeypatch.setattr(sasrec, "SasRecConfig", small(SasRecConfig, **limits))
     monkeypatch.setattr(product_dnn, "ProductDnnConfig", small(product_dnn.ProductDnnConfig, max_steps=3, round_steps=3, batch=8, dim=4))
 
 
@@ -163,8 +163,8 @@ def test_answers_depend_on_the_seed_and_training_and_validation_users_and_on_no_
         words = pa.table({"id": [f"i{row}" for row in range(14)], "title": [f"a{row % 3} b{row % 5}" for row in range(14)]})
         fitted = METHODS[name](replace(task, items=ItemTable.build(words)))
         found = fitted.rank(histories, 5, exclude_seen=False)
-        for history, rows in zip(histories, found, strict=True):
-            assert_array_equal(fitted.rank([history], 5, exclude_seen=False)[0], rows)
+        for history, row_M in zip(histories, found, strict=True):
+            assert_array_equal(fitted.rank([history], 5, exclude_seen=False)[0], row_M)
             unseen = fitted.rank([history], 14, exclude_seen=True)[0]
             assert not set(unseen.tolist()) & {*history.tolist()} - {-1}
         rows: list[list[int]] = found.tolist()
@@ -177,7 +177,7 @@ def test_answers_depend_on_the_seed_and_training_and_validation_users_and_on_no_
 def test_options_of_networks_that_make_no_sense_are_refused_by_name(config: Any) -> None:
     numbers = {"width", "layers", "heads", "length", "negatives", "places", "average", "patience", "max_rounds"}
     numbers |= {"input_dim", "dim", "batch", "max_steps", "round_steps"}
-    wrong = [(name, 0) for name in numbers] + [("init_std", 0.0), ("init_std", math.inf), ("learning_rate", -1.0)]
+    wrong: list[tuple[str, Any]] = [(name, 0) for name in numbers] + [("init_std", 0.0), ("init_std", math.inf), ("learning_rate", -1.0)]
     wrong += [("learning_rate", math.inf), ("hidden", (8, 0)), ("dropout", 1.0), ("weight_decay", -0.1), ("warm_steps", -1)]
     wrong += [("loss", "half"), ("init", "zeros"), ("proposal", "alias")]
     own = {field.name for field in fields(config)}

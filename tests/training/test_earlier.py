@@ -226,19 +226,17 @@ def test_new_items_are_placed_by_their_events_alone_and_by_the_ranks_of_the_sear
     assert_array_equal(np.bincount(made[0].samples.target_S), count_I[prepared.items.rows_of(new_ids)])
 
 
-@pytest.mark.parametrize(
-    ("missing", "new", "message"),
-    [
-        ([3], 10, r"tree\.kind: got 'earlier', expected kmeans, .* 10 items .* room for 9"),
-        (range(ITEMS), 8, r"earlier_model: .* 'item-120'"),
-    ],
-)
-def test_a_catalogue_of_other_or_too_many_new_items_is_refused(
-    bundle: Bundle, tmp_path: Path, missing: Sequence[int], new: int, message: str
-) -> None:
-    log = write_log(tmp_path / "log.csv", missing, new)
-    with pytest.raises(InvalidConfig, match=message):
-        prepare(going_on(bundle, log, data={"log": str(log), "format": {"min_user_events": 1}}), None, tmp_path)
+def test_more_new_items_than_the_tree_has_room_for_are_refused(bundle: Bundle, tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.csv", missing=[3], new=10)
+    with pytest.raises(InvalidConfig, match=r"tree\.kind: got 'earlier', expected kmeans, .* 10 items .* room for 9"):
+        prepare(going_on(bundle, log), None, tmp_path)
+
+
+def test_a_model_of_other_items_is_refused(bundle: Bundle, tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("user,item\n" + "".join(f"u{user},other-{item}\n" for user in range(20) for item in range(12)))
+    with pytest.raises(InvalidConfig, match=r"earlier_model: .* 'other-0'"):
+        prepare(going_on(bundle, log), None, tmp_path)
 
 
 @given(seed=st.integers(0, 1 << 30), height=st.integers(1, 4), gone=st.sampled_from([0.0, 0.3]), wished=st.integers(0, 12))

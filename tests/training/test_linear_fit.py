@@ -57,7 +57,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
             rows.append((text, item, float(rng.integers(1, 5))))
     log = pl.DataFrame(rows, schema=["query", "bought", "times"], orient="row")
     log.write_csv(folder / "log.csv")
-    data = {"format": "log", "train": str(folder / "log.csv"), "items": str(folder / "items.parquet")}
+    data: dict[str, Any] = {"format": "log", "train": str(folder / "log.csv"), "items": str(folder / "items.parquet")}
     data |= {"item": "bought", "weight": "times", "own_texts": [["title", "tags"]]}
     sections = {"labels": {"kind": "both", "columns": ["title"]}, "tree": {"branching": 4, "max_leaf": 8}, "linear": {"weighted": True}}
     written_toml(folder / "shop.toml", {"kind": "xr-linear", "name": "any", "data": data} | sections)

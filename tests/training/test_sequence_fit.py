@@ -115,7 +115,7 @@ def test_the_bundle_says_what_it_reads_and_a_query_without_history_has_an_answer
     assert bundle.graph_scorer.state_levels == bundle.tree.height + 1
     config = config_of(bundle.manifest, DeepConfig)
     assert (config.kind, config.history_length, bundle.graph_kind) == ("otm-sequence", 10, HistoryKind(length=10))
-    one = open_engine(bundle).search(pad_histories(bundle.graph_kind, [np.zeros(0, np.int64)]), SearchParams.uniform(1, 10, 5))
+    one = open_engine(bundle).search(pad_histories(HistoryKind(length=10), [np.zeros(0, np.int64)]), SearchParams.uniform(1, 10, 5))
     assert np.isfinite(one.ranks_BM).all()
     assert bundle.manifest.metrics["test"]["raw"][0]["recall"] > 0.5
 
