@@ -152,8 +152,8 @@ def test_queries_of_a_ranker_have_the_rows_of_the_new_version(shop: Path) -> Non
     bundle = Bundle.open(shop / "2")
     kind = bundle.manifest.query
     assert isinstance(kind, TextKind)
-    (red,) = bundle.items.rows_of(["red-spoon"])  # behind the item that is gone, so its row is another one now
-    wanted = encode_texts(kind, bundle.vectoriser, ["buy a red spoon"]).features
+    (white,) = bundle.items.rows_of(["white-spoon"])  # behind the item that is gone, so its row is another one now
+    wanted = encode_texts(kind, bundle.vectoriser, ["buy a white spoon"]).features
     split = from_log(bundle, None, "training", False)
     parts = [(part.queries.features, part.items) for part in (split.train, split.valid, split.test)]
     rows = np.concatenate([items for _, own in parts for items in own])
@@ -164,7 +164,7 @@ def test_queries_of_a_ranker_have_the_rows_of_the_new_version(shop: Path) -> Non
         for b in range(len(own))
         if features.take(np.array([b])).indices.tolist() == wanted.indices.tolist()
     ]
-    assert [red] in found
+    assert [white] in found
 
 
 def test_features_train_labels_that_the_points_lack(tmp_path: Path) -> None:
