@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 from scipy.sparse import csr_array, random_array, save_npz
 
-from benchmarks.papers.xreg.labelwise import SYSTEMS, assigned, figures, fitted, transposed_search, write_points
+from benchmarks.papers.xreg.labelwise import assigned, figures, fitted, transposed_search
 from benchmarks.papers.xreg.labelwise_sets import held_out, movielens, read_weighted
 from espalier.relevance import Relevance
-from tests import ROOT
 from training.data.csr import as_rows
-from training.data.xmc import LabelledPoints, parse_points, read_header
+from training.data.xmc import LabelledPoints
 
 LABELS = 8
 
@@ -79,38 +74,3 @@ def test_searches_find_what_assign_finds_if_both_take_everything(tmp_path: Path)
     by_search = transposed_search(bundle, test.points, beam=100, m=LABELS)
     assert len(found.column_E) == len(by_search.column_E) == len(test) * LABELS
     np.testing.assert_allclose(found.at(by_search.key_E), by_search.value_E, rtol=1e-4)
-
-
-def test_points_at_scale_are_those_given_without_some_features(tmp_path: Path) -> None:
-    points = weighted(3, 5).points
-    write_points(tmp_path / "points.txt", points, 300)
-    first, *lines = (tmp_path / "points.txt").read_bytes().splitlines()
-    written = parse_points(tmp_path, lines, read_header(tmp_path, first), 2, weighted=False).points
-    assert written.shape == (300, 30)
-    dense, whole = written.toarray(), points.toarray()
-    may_be = ((dense[:, None] == 0) | np.isclose(dense[:, None], whole, rtol=1e-4)).all(2)  # [written, given]
-    assert may_be.any(1).all()
-    assert may_be.any(0).all()
-    assert 0.7 < written.nnz / 300 / (points.nnz / 5) < 0.9
-
-
-@pytest.mark.slow
-def test_the_command_writes_a_row_a_system_and_a_row_a_rule(tmp_path: Path) -> None:
-    (tmp_path / "flowers").mkdir()
-    for part, points in (("train", weighted(1, 160)), ("test", weighted(2, 40))):
-        save_npz(tmp_path / "flowers" / f"{part}_X.npz", points.points)
-        save_npz(tmp_path / "flowers" / f"{part}_Y.npz", points.labels)
-    command = [sys.executable, "-m", "benchmarks.labelwise", "--data", str(tmp_path), "--set", "flowers", "--json", str(tmp_path / "F")]
-
-    def rows(*options: str) -> list[dict[str, Any]]:
-        subprocess.run([*command, *options], cwd=ROOT, check=True, capture_output=True)
-        found: list[dict[str, Any]] = json.loads((tmp_path / "F").read_text())["rows"]
-        return found
-
-    zero, *others = rows()
-    assert [row["system"] for row in others] == list(SYSTEMS)
-    assert all(row["wp1"] > zero["wp1"] == 0 for row in others)
-    assert others[0]["xmad5"] < zero["xmad5"]
-    for row in rows("--scale", "--points", "500"):
-        assert (row["points"], row["labels"]) == (500, LABELS)
-        assert row["pairs"] > 0 < row["peak_mb"]

@@ -16,7 +16,7 @@ from benchmarks.papers.nce import nce_losses, nce_tables
 from benchmarks.papers.nce.boosting import BoostingConfig
 from benchmarks.papers.nce.nce_losses import naive_elimination
 from benchmarks.papers.nce.nce_summary import METHODS, markdown, paired, plot, summary
-from benchmarks.papers.nce.nce_tables import candidates, measure, read_folds, written
+from benchmarks.papers.nce.nce_tables import measure, read_folds
 from espalier.errors import InvalidData
 from tests.pictures import Pictures
 from tests.training.test_rankers import synthetic
@@ -79,16 +79,6 @@ def test_sets_without_folds_are_split_by_the_seed(tmp_path: Path) -> None:
     assert first.valid.query_ids == again.valid.query_ids != other.valid.query_ids
     with pytest.raises(InvalidData, match="--set"):
         read_folds(tmp_path, "yahoo", 1)
-
-
-def test_both_losses_have_the_same_candidates() -> None:
-    for function in ("linear", "highway", "boosting"):
-        one, two = (candidates(function, loss, 1) for loss in ("elimination", "plackett-luce"))
-        assert len(one) == len(two) > 1
-        for first, second in zip(one, two, strict=True):
-            assert not isinstance(first, dict)
-            assert not isinstance(second, dict)
-            assert written(first) | {"loss": "plackett-luce"} == written(second)
 
 
 @pytest.mark.usefixtures("few")

@@ -13,7 +13,7 @@ from benchmarks import real_logs
 from benchmarks.papers.otm import otm_real, otm_real_report, otm_real_trees
 from espalier.errors import InvalidConfig
 from tests.pictures import Pictures
-from training.specification.deep import OtmConfig, OtmObjective, RobustObjective, SequenceConfig
+from training.specification.deep import RobustObjective
 from training.specification.models import read_deep_config
 from training.specification.scorers import MlpScorer, ProductScorer
 
@@ -49,16 +49,6 @@ def test_a_method_may_be_changed_key_by_key() -> None:
     ):
         with pytest.raises(InvalidConfig):
             otm_real_trees.method_config(CONFIG, wrong)
-
-
-def test_a_sets_own_objective_is_not_a_methods() -> None:
-    own = OtmConfig(
-        kind="otm", name=CONFIG.name, data=CONFIG.data, search=CONFIG.search, objective=OtmObjective(warm_start=0.6, random_nodes=40)
-    )
-    sequence = SequenceConfig(kind="otm-sequence", name=CONFIG.name, data=CONFIG.data, search=CONFIG.search)
-    for method in otm_real_trees.TREES:
-        assert otm_real_trees.method_config(own, method) == otm_real_trees.method_config(CONFIG, method)
-        assert otm_real_trees.method_config(sequence, method).scorer == otm_real_trees.method_config(CONFIG, method).scorer
 
 
 def test_rows_are_written_after_every_method_and_not_made_twice(

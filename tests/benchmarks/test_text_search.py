@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import sys
 from dataclasses import replace
@@ -14,7 +13,7 @@ import polars as pl
 import pytest
 from numpy.testing import assert_array_equal
 
-from benchmarks.papers.product_search import text_linear, text_search, text_sweeps
+from benchmarks.papers.product_search import text_search, text_sweeps
 from benchmarks.papers.product_search.ann import faiss_is_installed
 from benchmarks.papers.product_search.dssm import EF_SEARCH
 from benchmarks.papers.product_search.text_linear import BEAMS, TEXTS, Recipe
@@ -65,26 +64,6 @@ def test_every_system_finds_what_was_asked_for(file: Path) -> None:
     assert len([row for row in rows if row["system"] == "dssm"]) == 1 + faiss_is_installed() * len(EF_SEARCH)
 
 
-def test_bm25_is_measured_or_named_as_missing(shop: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = Report(None, shop)
-    run(shop, [job for job in jobs_of() if job.system == "bm25"], report, tmp_path)
-    if importlib.util.find_spec("bm25s") is None:
-        assert report.rows("rows") == []
-        assert "bm25 (k1 1.5, b 0.75) is left out" in capsys.readouterr().out
-    else:
-        assert report.rows("rows")[0]["recall10"] > 95
-
-
-def test_one_versus_all_of_too_many_items_is_left_out(
-    shop: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(text_linear, "MOST_LABELS", ITEMS - 1)
-    report = Report(None, shop)
-    run(shop, [job for job in jobs_of() if job.system == "one-versus-all"], report, tmp_path)
-    assert report.rows("rows") == []
-    assert f"one-versus-all (words) is left out: items: got {ITEMS}" in capsys.readouterr().out
-
-
 def test_rows_of_an_earlier_run_are_not_made_again(shop: Task, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = json.loads(file.read_text())
     kept = [row for row in before["rows"] if row["system"] != "centroid"]
@@ -106,11 +85,6 @@ def test_rows_of_an_earlier_run_are_not_made_again(shop: Task, file: Path, tmp_p
     assert after[: len(kept)] == kept
     recalls = {row["config"]: row["recall10"] for row in before["rows"] if row["system"] == "centroid"}
     assert {row["config"]: row["recall10"] for row in after[len(kept) :]} == recalls
-
-
-def test_a_report_of_another_set_is_refused(shop: Task, file: Path) -> None:
-    with pytest.raises(Exception, match="shop"):
-        Report(file, Task("other", shop.own_texts, shop.folds))
 
 
 def test_the_threshold_sweep_shrinks_the_model_and_is_drawn(
@@ -186,14 +160,6 @@ def test_a_part_of_a_description_stands_for_every_package_that_has_it(packages: 
     assert len(answers) == 58  # of 60, one is too short and two are one
     assert fold.apart.all()
     assert {"pack3 games", " ".join(f"p3w{k}" for k in range(12))} <= set(fold.train.texts)
-
-
-def test_what_was_held_out_of_depends_is_judged_by_items_with_dependants(packages: Path) -> None:
-    task = read_set(packages, "debian-depends")
-    assert task.own_texts == ["c", *(f"lib{k}" for k in range(7))]
-    fold = task.folds[0]
-    assert 5 <= len(fold.texts) <= 6
-    assert all(len(rows) == 2 and rows[0] == 0 for rows in fold.relevant)
 
 
 def test_queries_of_a_shop_are_held_out_whole(tmp_path: Path) -> None:

@@ -14,15 +14,13 @@ from scipy.sparse import csr_array, save_npz
 
 from benchmarks.papers.xreg.least_squares import fit_least_squares
 from benchmarks.papers.xreg.linear_scores import LinearScores
-from benchmarks.papers.xreg.xmc import rows_of
-from benchmarks.papers.xreg.xmc_baselines import BASELINES, BASELINES_OF_RELEVANCE, _chosen, of_relevance
+from benchmarks.papers.xreg.xmc_baselines import _chosen, of_relevance
 from benchmarks.papers.xreg.xmc_figures import Found, figures_of
 from benchmarks.papers.xreg.xmc_sets import read_set
 from benchmarks.papers.xreg.xmc_systems import MODELS, configuration
 from espalier.errors import InvalidConfig, InvalidData
 from tests import ROOT
 from training.data.xmc import LabelledPoints
-from training.specification.models import SPECIFICATION
 
 pytestmark = pytest.mark.slow
 
@@ -61,13 +59,6 @@ def test_sets_are_read_in_both_formats(tmp_path: Path) -> None:
     (tmp_path / "trees" / "any_test.txt.gz").unlink()
     with pytest.raises(InvalidData, match=r"expected a folder with \*test.txt"):
         read_set(tmp_path, "trees")
-
-
-@pytest.mark.parametrize("system", MODELS)
-def test_every_system_is_a_configuration(system: str) -> None:
-    data = {"format": "npz", "train": "a", "train_labels": "b"}
-    config = SPECIFICATION.checked(configuration(system, data, 3993))
-    assert config.kind in ("xr-linear", "xreg")
 
 
 def test_keys_of_a_system_can_be_changed() -> None:
@@ -124,16 +115,6 @@ def one_of_six_labels() -> LabelledPoints:
     return LabelledPoints(csr_array(points.astype(np.float32)), csr_array(np.eye(6, dtype=np.float32)[label_B]))
 
 
-@pytest.mark.parametrize("system", BASELINES)
-def test_every_baseline_finds_the_labels_that_it_learned(system: str) -> None:
-    data = one_of_six_labels()
-    found = Found(*BASELINES[system](data).best(data.points, 6), system in BASELINES_OF_RELEVANCE)
-    figures = figures_of(found, data, data)
-    assert figures["p1"] == figures["psp1"] == 100
-    if found.of_relevance:
-        assert figures["xmad5"] < figures_of(Found(np.full((60, 1), -1), np.zeros((60, 1))), data, data)["xmad5"]
-
-
 def test_an_option_is_chosen_by_what_it_finds_for_points_held_out() -> None:
     six, learned = one_of_six_labels(), []
     data = LabelledPoints(six.points, csr_array(np.pad(six.labels.toarray(), ((0, 0), (6, 0)))))
@@ -145,20 +126,6 @@ def test_an_option_is_chosen_by_what_it_finds_for_points_held_out() -> None:
     model = _chosen(data, fit, (1, 2, 3))
     assert learned == [(54, 1), (54, 2), (54, 3), (60, 2)]
     assert (model.best(data.points, 1)[0][:, 0] == 6 + np.maximum(np.arange(60) % 12 - 6, 0)).all()
-
-
-def test_pfastrexml_has_a_tail_and_its_trees_alone_have_none() -> None:
-    data = one_of_six_labels()
-    assert "tail_value" in BASELINES["pfastrexml"](data).arrays()
-    assert "tail_value" not in BASELINES["pfastxml"](data).arrays()
-
-
-def test_a_baseline_has_one_row_without_a_beam() -> None:
-    data = one_of_six_labels()
-    (row,) = rows_of("least-squares", data, data, [10, 50])
-    assert row["beam_size"] is None
-    assert row["p1"] == 100
-    assert min(row["ms_p50"], row["train_cpu_s"]) > 0
 
 
 def test_relevance_of_baselines_is_inverse_propensity_over_its_maximum() -> None:
