@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,8 +11,6 @@ from numpy.typing import NDArray
 
 from benchmarks.papers.product_search.ann import AnnIndex, Kind, equally_long, faiss_is_installed
 from benchmarks.quality import ann_systems, why_not_ann
-from tests.training.test_product_dnn import ITEMS, SMALL, planted_log
-from training.baselines.product_dnn import build_network
 from training.data.splits import EvaluationPair
 
 Float32 = NDArray[np.float32]
@@ -68,23 +64,6 @@ def test_the_nearest_of_equally_long_vectors_has_the_largest_product(seed: int) 
 
 
 # -- the benchmark --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("with_faiss", [pytest.param(True, marks=needs_faiss), False])
-@pytest.mark.parametrize("exclude_seen", [False, True])
-def test_every_search_of_the_benchmark_at_full_effort_finds_what_the_model_ranks(
-    with_faiss: bool, exclude_seen: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(ann_systems, "faiss_is_installed", lambda: with_faiss)
-    log, split = planted_log()
-    model = build_network(log, split.train, replace(SMALL, init="random"), 1).frozen()
-    systems = ann_systems.product_dnn_systems(model, {"hnsw": [ITEMS, ITEMS + 1], "ivf": [ITEMS // 39, ITEMS]}, exclude_seen)
-    names = ["product-dnn exact", "product-dnn HNSW", "product-dnn IVF"]
-    assert [system.name for system in systems] == (names if with_faiss else names[:1])
-    assert ("faiss is not installed" in capsys.readouterr().err) is not with_faiss
-    history = np.array([5, 17, 5])
-    for system in systems:
-        assert_array_equal(system.find(history), model.rank([history], ann_systems.M, exclude_seen))
 
 
 def test_the_benchmark_reports_the_mean_recall_of_each_system_at_each_m() -> None:

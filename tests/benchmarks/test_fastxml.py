@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from scipy.sparse import csc_array, csr_array
 
-from benchmarks.papers.xreg import fastxml
 from benchmarks.papers.xreg.fastxml import FastXmlOptions, fit_fastxml, tail_classifiers
 from benchmarks.papers.xreg.l1_linear import Columns, Stop, minimise
 from espalier.search import NO_ITEM
 from training.data.xmc import LabelledPoints
+
+pytestmark = pytest.mark.slow  # it compiles
 
 EXACT = Stop(tolerance=1e-9, rounds=500, passes=500)
 
@@ -87,27 +88,3 @@ def test_tail_classifiers_multiply_the_nearness_of_a_labels_points() -> None:
             mean_F = points[labels[:, label] > 0].mean(axis=0)
             near = 1 / (1 + np.exp(3 * ((points[4] - mean_F) ** 2).sum()))
             assert score == pytest.approx(before[label] ** 0.8 * near**0.2, rel=1e-4)
-
-
-def test_the_smaller_side_costs_as_much_as_the_larger(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    def learned(columns: Columns, sign_R: np.ndarray, cost_R: np.ndarray, *rest: object) -> np.ndarray:
-        seen.append((cost_R[sign_R > 0].sum(), cost_R[sign_R < 0].sum()))
-        return minimise(columns, sign_R, cost_R, False, EXACT, 1)
-
-    monkeypatch.setattr(fastxml, "minimise", learned)
-    fit_fastxml(two_groups(40), FastXmlOptions(trees=2, cost=2.0))
-    assert seen[0] == pytest.approx((80, 80))
-    assert all(right == pytest.approx(left) for right, left in seen)
-
-
-def test_gains_are_over_the_best_dcg_for_fastxml_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr(fastxml, "_rank_and_assign", lambda labels, rows, gain_B, *rest: seen.append(gain_B))
-    for discount_gain in (True, False):
-        fit_fastxml(two_groups(20), FastXmlOptions(trees=1, discount_gain=discount_gain))
-        first = seen[0]
-        seen.clear()
-        two, three = 1 + 1 / np.log2(3), 1.5 + 1 / np.log2(3)
-        assert np.allclose(first, np.where(np.arange(20) % 3 == 0, 1 / three, 1 / two) if discount_gain else 1)

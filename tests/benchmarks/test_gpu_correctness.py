@@ -20,7 +20,6 @@ from benchmarks.gpu.lines import Row
 from benchmarks.gpu.memory_accesses import sanitized
 from espalier.engines.onnx import engine as onnx_graph
 from espalier.engines.onnx.engine import OnnxEngine
-from espalier.engines.triton import cells as gpu_cells
 from espalier.engines.triton.graph_engine import TritonEngine
 from espalier.engines.triton.linear_engine import SparseCudaEngine
 from espalier.search import SearchParams
@@ -121,19 +120,6 @@ def test_answers_that_depend_on_the_batch_are_found(monkeypatch: pytest.MonkeyPa
     assert "differs between alone and in a batch of 2" in wrong(correctness.onnx_cuda(6, "cpu"))["alone"]
 
 
-def test_ranks_that_are_rounded_more_than_they_may_be_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real weights are exact in every precision, so that ranks in float16 have to be as good as in float32."""
-
-    def part(self: Any, count: int, width: int) -> Any:
-        nodes, *numbers = whole(self, count, width)
-        return nodes, *(part.astype(np.float16).astype(np.float32) for part in numbers)
-
-    monkeypatch.setattr(correctness, "GRAPH_FORMS", {"product": "product"})
-    whole = gpu_cells.Beam.part
-    monkeypatch.setattr(gpu_cells.Beam, "part", part)
-    assert "away, rounding 0.001" in wrong(correctness.triton("float16", 2, False, "cpu"))["replay"]
-
-
 def test_kernels_that_fail_are_no_reason_for_another_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """An encoder that cannot be run looks like an unknown one; of a scorer that `triton` knows it is wrong."""
 
@@ -148,8 +134,6 @@ def test_kernels_that_fail_are_no_reason_for_another_engine(monkeypatch: pytest.
     assert "illegal memory access" in exported["product"]["note"]
     assert exported["attention"]["ok"] is None
 
-
-# -- memory accesses ------------------------------------------------------------------------------------------------------
 
 FINDS = 'echo "========= ERROR SUMMARY: 2 errors"; exit 3'
 

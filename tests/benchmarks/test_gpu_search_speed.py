@@ -14,7 +14,7 @@ if importlib.util.find_spec("triton") is None:  # there are no wheels of it outs
 
 from benchmarks.gpu import search_speed
 from benchmarks.gpu.graph_models import FORMS, TorchSearch, items_of, model_of
-from benchmarks.gpu.search_speed import agreement, filled_cell, search, tune, work
+from benchmarks.gpu.search_speed import agreement, filled_cell, search, work
 from espalier.engines.triton.cells import FixedShapes
 from espalier.engines.triton.graph_engine import TritonEngine
 from espalier.queries import QueryBatch
@@ -87,13 +87,3 @@ def test_work_is_that_of_the_scorer() -> None:
     assert work(TritonEngine(model_of(5, "mlp"), "cpu", "float16", shapes), "mlp", 4, 2, 2) == (2 * 24 * paper, 2 * 24 * 24 * 2)
     product = TritonEngine(model_of(5, "product"), "cpu", "float16", shapes)
     assert work(product, "product", 4, 1, 2) == ((24 + 6) * 128 * 2, (24 + 6) * 128 * 2)
-
-
-def test_tuning_tries_one_size_after_the_other_and_names_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_speed, "TUNED", {"warps": (2,), "bits": (1,)})
-    times = iter([3.0, 1.0, 2.0])
-    monkeypatch.setattr(search_speed, "milliseconds", lambda run, least=1: next(times))
-    *rows, fastest = tune(4, [2], [1], device="cpu")
-    assert [row["tuning"] for row in rows] == [{}, {"warps": 2}, {"bits": 1}]
-    assert (fastest["tuning"], fastest["ms"], fastest["as_it_is_ms"]) == ({"warps": 2}, 1, 3)
-    assert fastest["case"].startswith("fastest: ")

@@ -52,11 +52,3 @@ def test_memory_that_a_former_version_keeps_is_wrong(monkeypatch: pytest.MonkeyP
     reload, memory = gpu_service._reload(1, [b""], "cuda")
     assert reload["ok"]
     assert (memory["ok"], memory["kept_mb"], memory["with_both_mb"]) == (ok, kept_mb, 1200)
-
-
-def test_a_request_that_fails_during_a_reload_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_service, "_admin", lambda port, action, version: (200, "{}"))
-    monkeypatch.setattr(gpu_service, "closed_loop", lambda *given: answered(500))
-    reload, _ = gpu_service._reload(1, [b""], "cpu")
-    assert not reload["ok"]
-    assert set(reload["statuses"]) == {"500"}

@@ -105,13 +105,3 @@ def test_the_table_has_means_over_seeds_and_their_spread() -> None:
         row |= {"recall_change": -0.02, "recall_change_se": 0.01} if row["m"] == 200 else {}
     cell = "50.00 / 20.00 ± 14.14 / 25.00"
     assert otm_real_report.markdown(rows).splitlines()[2:] == [f"| tdm | 0 | 50 | raw | 2 | {cell} | {cell} | {cell} | -2.00 ± 0.71 |"]
-
-
-def test_a_fusion_has_a_beam_and_no_gamma(capsys: pytest.CaptureFixture[str], tmp_path: Path, pictures: Pictures) -> None:
-    about = {"method": "fusion", "seed": 1, "gamma": None, "exclude_seen": False, "precision": 0.1, "f": 0.1, "recall_se": 0.0}
-    rows = [about | {"beam_size": beam, "m": m, "recall": m / 1000} for beam in (50, 200) for m in otm_real_report.MS]
-    otm_real_report.print_rows(rows)
-    assert "beam 200           raw           R@10   1.00  R@50   5.00  R@200  20.00" in capsys.readouterr().out
-    otm_real_report.plot_curves(rows, "title", tmp_path / "curves.png")
-    assert "fusion" in pictures.lines(tmp_path / "curves.png")
-    assert "| fusion |  | 200 | raw |" in otm_real_report.markdown(rows)

@@ -23,7 +23,6 @@ from benchmarks.papers.otm.otm_table2 import (
     make_data,
     optimal_labels,
     ranks,
-    upward,
 )
 from tests.pictures import Pictures
 
@@ -84,23 +83,6 @@ def test_candidates_are_the_children_of_the_beam() -> None:
             assert set(found_BC[b].tolist()) == wanted
             assert all((1 << h) - 1 <= node < (2 << h) - 1 for node in wanted)
             kept[b] = set(sorted(wanted, key=lambda node: -float(score_BN[b, node]))[:5])
-
-
-def test_the_oracle_has_no_regret_and_a_reversed_one_has() -> None:
-    _, test = make_data(torch.Generator().manual_seed(4), -5.0)
-    assert max(otm_table2.regrets(upward(test.eta_BM), test)) <= 1e-12
-    assert min(otm_table2.regrets(-upward(test.eta_BM), test)) > 0.1
-
-
-def test_path_products_are_sums_of_logs() -> None:
-    g_BN = torch.randn(2, 2 * LEAVES - 1, generator=torch.Generator().manual_seed(5))
-    rank_BN = ranks("plt", g_BN)
-    node, expected = 1500, 0.0
-    while node:
-        expected += float(torch.nn.functional.logsigmoid(g_BN[1, node]))
-        node = (node - 1) // 2
-    assert float(rank_BN[1, 1500]) == pytest.approx(expected, rel=1e-5)
-    assert ranks("otm", g_BN) is g_BN
 
 
 def test_the_papers_numbers_stand_beside_ours_at_its_biases_alone() -> None:

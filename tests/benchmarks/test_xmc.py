@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,14 +11,11 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array, save_npz
 
-from benchmarks.papers.xreg.least_squares import fit_least_squares
-from benchmarks.papers.xreg.linear_scores import LinearScores
-from benchmarks.papers.xreg.xmc_baselines import _chosen, of_relevance
+from benchmarks.papers.xreg import xmc
+from benchmarks.papers.xreg.xmc_baselines import of_relevance
 from benchmarks.papers.xreg.xmc_figures import Found, figures_of
 from benchmarks.papers.xreg.xmc_sets import read_set
-from benchmarks.papers.xreg.xmc_systems import MODELS, configuration
-from espalier.errors import InvalidConfig, InvalidData
-from tests import ROOT
+from espalier.errors import InvalidData
 from training.data.xmc import LabelledPoints
 
 pytestmark = pytest.mark.slow
@@ -61,17 +57,6 @@ def test_sets_are_read_in_both_formats(tmp_path: Path) -> None:
         read_set(tmp_path, "trees")
 
 
-def test_keys_of_a_system_can_be_changed() -> None:
-    raw = configuration("xreg:tree.count=5:tree.max_leaf=50:linear.cost=2.5", {"format": "npz"}, 10)
-    assert raw["tree"] == {"count": 5, "max_leaf": 50}
-    assert raw["linear"] == {"cost": 2.5}
-    assert raw["kind"] == "xreg"
-    assert configuration("parabel:tree.count=2", {}, 10)["tree"] == MODELS["parabel"]["tree"] | {"count": 2}
-    assert "count" not in MODELS["parabel"]["tree"]
-    with pytest.raises(InvalidConfig, match=r"--systems: got 'tree.count', expected SECTION.KEY=VALUE"):
-        configuration("xreg:tree.count", {}, 10)
-
-
 def test_values_of_xreg_zero_keep_the_order_alone() -> None:
     rng = np.random.default_rng(2)
     labels = (rng.random((30, 6)) < 0.3).astype(np.float32)
@@ -84,14 +69,15 @@ def test_values_of_xreg_zero_keep_the_order_alone() -> None:
     assert zero["xmad5"] != plain["xmad5"]
 
 
-def test_rows_have_all_figures_and_are_kept(tmp_path: Path) -> None:
+def test_rows_have_all_figures_and_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_npz(tmp_path / "xmc-small-flowers")
-    options = {"data": tmp_path, "set": "flowers", "beam": "1,3", "json": tmp_path / "rows.json"}
-    command = [sys.executable, "-m", "benchmarks.xmc", *(f"--{key}={value}" for key, value in options.items())]
 
     def rows(systems: str) -> list[dict[str, object]]:
-        subprocess.run([*command, "--systems", systems], cwd=ROOT, check=True, capture_output=True)
-        found: list[dict[str, object]] = json.loads((tmp_path / "rows.json").read_text())["rows"]
+        out = tmp_path / "rows.json"
+        options = {"data": tmp_path, "set": "flowers", "beam": "1,3", "json": out, "systems": systems}
+        monkeypatch.setattr(sys, "argv", ["xmc", *(f"--{key}={value}" for key, value in options.items())])
+        xmc.main()
+        found: list[dict[str, object]] = json.loads(out.read_text())["rows"]
         return found
 
     first = rows("all-zero,dismec")
@@ -105,27 +91,6 @@ def test_rows_have_all_figures_and_are_kept(tmp_path: Path) -> None:
     second = rows("dismec,parabel")
     assert second[:3] == first
     assert [row["system"] for row in second[3:]] == ["parabel", "parabel"]
-
-
-def one_of_six_labels() -> LabelledPoints:
-    """Points whose label is the feature that stands out; the first label is the most frequent."""
-    rng = np.random.default_rng(1)
-    label_B = np.maximum(np.arange(60) % 12 - 6, 0)
-    points = np.eye(6, 20, dtype=np.float32)[label_B] * rng.uniform(0.5, 2, (60, 1)) + 0.1 * rng.random((60, 20))
-    return LabelledPoints(csr_array(points.astype(np.float32)), csr_array(np.eye(6, dtype=np.float32)[label_B]))
-
-
-def test_an_option_is_chosen_by_what_it_finds_for_points_held_out() -> None:
-    six, learned = one_of_six_labels(), []
-    data = LabelledPoints(six.points, csr_array(np.pad(six.labels.toarray(), ((0, 0), (6, 0)))))
-
-    def fit(train: LabelledPoints, option: float) -> LinearScores:
-        learned.append((len(train), option))
-        return fit_least_squares(train, 1.0) if option == 2 else LinearScores(np.zeros((21, 12), np.float32))
-
-    model = _chosen(data, fit, (1, 2, 3))
-    assert learned == [(54, 1), (54, 2), (54, 3), (60, 2)]
-    assert (model.best(data.points, 1)[0][:, 0] == 6 + np.maximum(np.arange(60) % 12 - 6, 0)).all()
 
 
 def test_relevance_of_baselines_is_inverse_propensity_over_its_maximum() -> None:

@@ -139,13 +139,3 @@ def test_ppd_sparse_is_at_the_optimum_of_its_objective(sparsity: float, monkeypa
             nearby = [objective(weight_F + scale * rng.normal(size=len(weight_F)) * (rng.random(len(weight_F)) < 0.5)) for _ in range(200)]
             assert reached <= min(nearby) * 1.00001
     assert (weight_FI == 0).mean() >= (0 if sparsity == 0 else 0.2)
-
-
-def test_best_labels_are_the_highest_scores_and_ties_go_to_the_lower_label() -> None:
-    left = np.zeros((4, 5), np.float32)
-    left[-1] = [1, 3, 3, 2, 3]
-    label_BM, score_BM = LinearScores(left).best(csr_array(np.ones((600, 3), np.float32)), 4)
-    assert label_BM.shape == (600, 4)
-    assert (label_BM == [1, 2, 4, 3]).all()
-    assert (score_BM == [3, 3, 3, 2]).all()
-    assert LinearScores(left).best(csr_array(np.ones((1, 3), np.float32)), 9)[0].shape == (1, 5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ def set_of(seed: int) -> LabelledPoints:
     return LabelledPoints(csr_array(points), csr_array(np.eye(40, dtype=np.float32)[label]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("system", "trees"), [("espalier", 1), ("forest", 3)])
 def test_a_model_is_trained_as_fit_does_then_timed(tmp_path: Path, system: str, trees: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for part, seed in (("train", 1), ("test", 2)):
@@ -54,25 +54,3 @@ def test_our_trees_stand_beside_the_fastest_peer_with_as_many() -> None:
     for one in rows:
         xrlinear_peers._beside_the_fastest(one, rows)
     assert [one.get("of_fastest_peer") for one in rows] == [0.5, 0.75, None, None, None, None, None]
-
-
-def test_a_trained_model_is_kept_and_what_a_stopped_training_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def step(folder: Path, system: str, step: str, beams: list[int], peer_python: str) -> dict[str, Any]:
-        calls.append((system, step))
-        assert not (folder / system).exists()
-        (folder / system / "work").mkdir(parents=True)
-        for beam in beams:
-            np.save(folder / f"{system}-{beam}.npy", np.zeros(1))
-        return {"train_cpu_s": 1.0}
-
-    monkeypatch.setattr(xrlinear_peers, "_step", step)
-    (tmp_path / "forest" / "work").mkdir(parents=True)
-    (tmp_path / "forest" / "work" / "half").write_text("a level")
-    for _ in range(2):
-        assert xrlinear_peers._trained(tmp_path, "forest", [1], "python") == {"train_cpu_s": 1.0}
-    assert calls == [("forest", "train")]
-    assert json.loads((tmp_path / "forest.json").read_text()) == {"train_cpu_s": 1.0}
-    assert xrlinear_peers._trained(tmp_path, "forest", [1, 5], "python") is not None  # another beam was not searched yet
-    assert len(calls) == 2
