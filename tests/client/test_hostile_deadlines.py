@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from espalier_client import AsyncClient, Client, Query, Retry, TimedOut
-from tests.client.rude_server import HEAD, KINDS, LONG_S, SOON, Connection, Server, answer, asking, behaving, call, response
+from tests.client.rude_server import HEAD, KINDS, LONG_S, SOON, Connection, Server, answer, asking, behaving, call, in_turn, response
 
 LONG_BODY = b"Content-Length: 100000\r\n\r\n"
 
@@ -23,11 +23,17 @@ def silent(_: Server, connection: Connection) -> None:
     connection.gone.wait(LONG_S)
 
 
-@KINDS
-@pytest.mark.parametrize(("method", "arguments"), [("ready", ()), ("retrieve", ([Query()],)), ("retrieve_stream", (asking("a"),))])
-@pytest.mark.parametrize("head", [HEAD, HEAD.replace(b"200 OK", b"500 Oops")], ids=["an answer", "an error"])
-def test_the_deadline_holds_against_a_server_that_drips(kind: str, head: bytes, method: str, arguments: Any) -> None:
+@in_turn(
+    "drips",
+    [
+        (head, method, arguments)
+        for head in (HEAD, HEAD.replace(b"200 OK", b"500 Oops"))
+        for method, arguments in (("ready", ()), ("retrieve", ([Query()],)), ("retrieve_stream", (asking("a"),)))
+    ],
+)
+def test_the_deadline_holds_against_a_server_that_drips(kind: str, drips: tuple[bytes, str, Any]) -> None:
     """Each byte comes in time for the time-out of a single read."""
+    head, method, arguments = drips
 
     def behave(server: Server, connection: Connection) -> None:
         connection.request()
@@ -42,10 +48,10 @@ def test_the_deadline_holds_against_a_server_that_drips(kind: str, head: bytes, 
 
 
 @KINDS
-@pytest.mark.parametrize(("scheme", "letters"), [("http", 1), ("http", 50_000_000), ("https", 1)], ids=["answer", "request", "handshake"])
+@pytest.mark.parametrize(("scheme", "letters"), [("http", 1), ("http", 20_000_000), ("https", 1)], ids=["answer", "request", "handshake"])
 def test_an_operation_waits_for_what_is_left_and_no_longer(kind: str, scheme: str, letters: int) -> None:
     """Nobody answers, nobody reads, or nobody shakes hands."""
-    with behaving(silent) as server:
+    with behaving(silent, receive_bytes=1 << 16) as server:
         address = server.address.replace("http:", f"{scheme}:")
         with pytest.raises(TimedOut):
             call(kind, address, "retrieve", [Query(text="x" * letters)], timeout_s=LONG_S, retry=SOON)
@@ -144,11 +150,6 @@ def test_the_deadline_is_checked_between_the_pieces_of_an_answer(kind: str) -> N
     with pytest.raises(TimedOut, match=r"GET /readyz: no whole answer within 100 s \(deadline_s\)"):
         call(kind, "http://service", "ready", transport=transport, retry=retry)
     assert len(taken) < 200
-
-
-def test_a_deadline_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="deadline_s: got 0, expected a finite number above 0"):
-        Retry(deadline_s=0)
 
 
 def test_what_may_take_minutes_is_not_held_to_the_deadline_of_the_rest() -> None:

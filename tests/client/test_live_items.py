@@ -18,10 +18,8 @@ from espalier_client import (
     AsyncClient,
     CatalogueFull,
     ClientError,
-    Conflict,
     Delete,
     ItemOutcome,
-    NotFound,
     Put,
     RequestFailed,
     Retry,
@@ -85,18 +83,6 @@ def test_events_of_every_kind_are_written(driver: Driver) -> None:
     assert stub.bodies == [{"events": [[0.5, 2.0], {"indices": [3], "values": [1.5]}, "words"]}]
 
 
-def test_arguments_that_cannot_be_meant_are_refused(driver: Driver) -> None:
-    driver.open(Stub())
-    with pytest.raises(TypeError, match="like"):
-        Put("b9", like="b1")
-    with pytest.raises(ValueError, match="zone"):
-        Put("b9", valid_until=datetime(2030, 1, 31))
-    with pytest.raises(ValueError, match="if_none_match"):
-        driver.put_item("books", "b9", if_none_match="41")
-    with pytest.raises(ValueError, match="item_id"):
-        driver.get_item("books", "")
-
-
 def test_conditions_are_headers(driver: Driver) -> None:
     stub = Stub()
     driver.open(stub)
@@ -106,12 +92,6 @@ def test_conditions_are_headers(driver: Driver) -> None:
     headers = [(request.headers.get("If-Match"), request.headers.get("If-None-Match")) for request in stub.requests]
     assert headers == [('"41"', None), (None, "*"), (None, None), ('"41"', None)]
     assert stub.requests[-1].url.params["source_version"] == "8"
-
-
-@pytest.mark.parametrize(("status", "kind"), [(412, Conflict), (507, CatalogueFull), (404, NotFound), (410, NotFound)])
-def test_a_refusal_has_its_error(driver: Driver, status: int, kind: type[RequestFailed]) -> None:
-    with pytest.raises(kind):
-        driver.open(lambda _: refuse(status)).put_item("books", "b9")
 
 
 @pytest.mark.parametrize("failure", [httpx.ReadError("reset"), refuse(503), refuse(429)])

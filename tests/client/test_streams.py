@@ -80,11 +80,6 @@ def test_a_request_may_depend_on_the_answer_before(driver: Driver) -> None:
     assert answers[2] == "after after start"
 
 
-def test_chunks_have_at_least_one_line(driver: Driver) -> None:
-    with pytest.raises(ValueError, match="chunk_lines: got 0"):
-        next(driver.open(Stub()).retrieve_stream(asking("b1"), chunk_lines=0))
-
-
 def test_an_asynchronous_client_takes_asynchronous_requests() -> None:
     async def requests() -> AsyncIterator[Request]:
         for request in asking("a", "b"):

@@ -39,12 +39,11 @@ def bad_gateway(route: Route) -> None:
     ("failing", "said"),
     [
         (refusing(500, "Internal Server Error", LASTING), LASTING),
-        (refusing(503, "Service Unavailable", "No model is ready."), "No model is ready."),
         (refusing(429, "Too Many Requests", "16 background requests wait."), "16 background requests wait."),
         (bad_gateway, "502"),
         (lambda route: route.abort(), "does not answer"),
     ],
-    ids=["500", "503", "429", "a proxy's 502", "no answer"],
+    ids=["500", "429", "a proxy's 502", "no answer"],
 )
 def test_a_failure_at_the_start_is_told_and_what_passes_is_tried_again(
     watched: Watched, failing: Callable[[Route], None], said: str
