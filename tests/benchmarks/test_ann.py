@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
-from benchmarks.papers.product_search.ann import AnnIndex, Kind, equally_long, faiss_is_installed
+from benchmarks.papers.product_search.ann import AnnIndex, Kind, faiss_is_installed
 from benchmarks.quality import ann_systems, why_not_ann
 from training.data.splits import EvaluationPair
 
@@ -52,15 +52,6 @@ def test_more_effort_finds_more_and_the_knob_can_be_turned_back(kind: Kind) -> N
     assert np.isin(little_BM, best_BM).mean() < 0.9
     assert_array_equal(much_BM, best_BM)
     assert_array_equal(again_BM, little_BM)
-
-
-@given(seed=st.integers(0, 2**32 - 1))
-def test_the_nearest_of_equally_long_vectors_has_the_largest_product(seed: int) -> None:
-    item_ID, user_BD = random_vectors(seed, 50, 5)
-    lengthened = equally_long(item_ID)
-    assert_allclose(np.linalg.norm(lengthened, axis=1), np.linalg.norm(item_ID, axis=1).max(), rtol=1e-5)
-    distance_BI = np.linalg.norm(np.pad(user_BD, ((0, 0), (0, 1)))[:, None] - lengthened, axis=2)
-    assert_array_equal(distance_BI.argmin(axis=1), exact(item_ID, user_BD, 1)[:, 0])
 
 
 # -- the benchmark --------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csc_array, csr_array
 
-from benchmarks.papers.xreg.fastxml import FastXmlOptions, fit_fastxml, tail_classifiers
+from benchmarks.papers.xreg.fastxml import FastXmlOptions, fit_fastxml
 from benchmarks.papers.xreg.l1_linear import Columns, Stop, minimise
 from espalier.search import NO_ITEM
 from training.data.xmc import LabelledPoints
@@ -72,19 +72,3 @@ def test_a_leaf_has_the_mean_relevance_of_its_points_and_no_more_labels_than_all
     assert label_BM.tolist() == [[*best, NO_ITEM, NO_ITEM, NO_ITEM]]
     assert np.allclose(score_BM[0, :5], mean_I[best])
     assert (score_BM[0, 5:] == 0).all()
-
-
-def test_tail_classifiers_multiply_the_nearness_of_a_labels_points() -> None:
-    train = two_groups(10)
-    tail = tail_classifiers(train, alpha=0.8, gamma=3.0)
-    one_leaf = FastXmlOptions(trees=1, max_leaf=10)
-    plain, tailed = fit_fastxml(train, one_leaf), fit_fastxml(train, one_leaf, tail)
-    points, labels = train.points.toarray(), train.labels.toarray()
-    points /= np.linalg.norm(points, axis=1, keepdims=True)
-    before = dict(zip(*(part[0] for part in plain.best(train.points[[4]], 14)), strict=True))
-    label_BM, score_BM = tailed.best(train.points[[4]], 14)
-    for label, score in zip(label_BM[0], score_BM[0], strict=True):
-        if label != NO_ITEM:
-            mean_F = points[labels[:, label] > 0].mean(axis=0)
-            near = 1 / (1 + np.exp(3 * ((points[4] - mean_F) ** 2).sum()))
-            assert score == pytest.approx(before[label] ** 0.8 * near**0.2, rel=1e-4)

@@ -14,7 +14,7 @@ if importlib.util.find_spec("triton") is None:  # there are no wheels of it outs
 
 from benchmarks.gpu import search_speed
 from benchmarks.gpu.graph_models import FORMS, TorchSearch, items_of, model_of
-from benchmarks.gpu.search_speed import agreement, filled_cell, search, work
+from benchmarks.gpu.search_speed import agreement, filled_cell, search
 from espalier.engines.triton.cells import FixedShapes
 from espalier.engines.triton.graph_engine import TritonEngine
 from espalier.queries import QueryBatch
@@ -78,12 +78,3 @@ def test_a_peer_that_fails_leaves_a_row_and_the_others_go_on(monkeypatch: pytest
     assert [row["engine"] for row in rows if row["ok"] is False] == ["exhaustive", "exhaustive"]
     assert all("no room for the scores" in row["note"] for row in rows if row["ok"] is False)
     assert [row["engine"] for row in rows if row["ok"]] == ["triton", "triton-call"] * 2
-
-
-def test_work_is_that_of_the_scorer() -> None:
-    """Beam 4 of 2^5 items: 8 candidates on each of the levels 3, 4 and 5; with γ the 6 nodes above are scored too."""
-    shapes = FixedShapes(batches=(1,), m_sizes=(64,))
-    paper = 2 * (24 * 128 + 128 * 64 + 64 * 24 + 24)
-    assert work(TritonEngine(model_of(5, "mlp"), "cpu", "float16", shapes), "mlp", 4, 2, 2) == (2 * 24 * paper, 2 * 24 * 24 * 2)
-    product = TritonEngine(model_of(5, "product"), "cpu", "float16", shapes)
-    assert work(product, "product", 4, 1, 2) == ((24 + 6) * 128 * 2, (24 + 6) * 128 * 2)

@@ -14,24 +14,10 @@ if importlib.util.find_spec("triton") is None:  # there are no wheels of it outs
 
 
 from benchmarks.gpu import sparse_speed, timing
-from benchmarks.gpu.sparse_speed import NON_ZEROS, M, model_of, queries_of, search
-from espalier.engines.linear.engine import SparseCpuEngine
+from benchmarks.gpu.sparse_speed import search
 from espalier.engines.triton.linear_engine import SparseCudaEngine
-from espalier.search import SearchParams
 
 pytestmark = pytest.mark.slow
-
-
-def test_the_model_is_one_and_its_labels_are_found() -> None:
-    bundle, own_NF = model_of(3, 8)
-    bundle.chunks.check(bundle.tree)
-    queries = queries_of(bundle, own_NF, 200)
-    queries.features.check()
-    counts = np.diff(queries.features.indptr)
-    assert 0.9 * NON_ZEROS < counts.mean() <= counts.max() == NON_ZEROS
-    found = SparseCpuEngine(bundle).search(queries, SearchParams.uniform(200, 10, M))
-    leaves = np.random.default_rng(1).integers(bundle.tree.leaf_offset, bundle.tree.node_count, 200)  # as the queries are drawn
-    assert np.mean(found.item_rows_BM[:, 0] == bundle.tree.leaf_item[leaves - bundle.tree.leaf_offset]) > 0.9
 
 
 @pytest.fixture

@@ -53,13 +53,6 @@ def test_neighbours_see_the_same_events_and_no_others(hidden: HiddenItems) -> No
     assert lists.item_ids.to_pylist() == hidden.ids
 
 
-def test_items_come_with_their_own_fields(hidden: HiddenItems) -> None:
-    assert hidden.items.ids_of(np.arange(ITEMS)) == hidden.ids
-    titles = hidden.whole.items.values("title", hidden.hidden_n)
-    assert [fields.get("title") for fields in hidden.fields] == titles
-    assert hidden.items.values("title", len(hidden.old.items) + np.arange(3)) == titles
-
-
 def test_recall_is_of_the_wanted_items_alone() -> None:
     pairs = [EvaluationPair(0, np.array([0]), np.array([1, 3])), EvaluationPair(1, np.array([0]), np.array([1]))]
     measure = Measure(pairs, 3, exclude_seen=False)

@@ -62,16 +62,6 @@ def test_every_part_is_tested_on_once_and_never_learned_from_then(folder: Path) 
     assert {name.split("-")[0] for name in folds[0].train.query_ids or ()} == {"1", "2", "3"}
 
 
-def test_sets_without_folds_are_split_by_the_seed(tmp_path: Path) -> None:
-    for part in ("train", "test"):
-        write_letor(tmp_path / f"{part}.txt.gz", 7 if part == "train" else 8)
-    first, again, other = (read_folds(tmp_path, "l2r-mq2008-partial", seed)[0] for seed in (1, 1, 2))
-    assert len(first.valid) == 2
-    assert first.valid.query_ids == again.valid.query_ids != other.valid.query_ids
-    with pytest.raises(InvalidData, match="--set"):
-        read_folds(tmp_path, "yahoo", 1)
-
-
 @pytest.mark.usefixtures("few")
 def test_rows_are_measured_once_and_summed_up(folder: Path, tmp_path: Path, pictures: Pictures) -> None:
     file = tmp_path / "rows.json"

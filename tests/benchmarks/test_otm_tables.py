@@ -18,7 +18,6 @@ from benchmarks.papers.otm.otm_table2 import (
     HEIGHT,
     LEAVES,
     Data,
-    beam_candidates,
     level,
     make_data,
     optimal_labels,
@@ -70,19 +69,6 @@ def test_optimal_labels_follow_the_child_of_the_larger_logit() -> None:
                 [left, right] if g_BN[b, left] == g_BN[b, right] else [left if g_BN[b, left] > g_BN[b, right] else right]
             )  # of equals the positive one
             assert labels_BN[b, node] == max(labels_BN[b, child] for child in children)
-
-
-def test_candidates_are_the_children_of_the_beam() -> None:
-    generator = torch.Generator().manual_seed(2)
-    score_BN = torch.randn(3, 2 * LEAVES - 1, generator=generator)
-    candidates = beam_candidates(score_BN, 5)
-    kept = [{0}] * 3
-    for h, found_BC in enumerate(candidates, 1):
-        for b in range(3):
-            wanted = {child for node in kept[b] for child in (2 * node + 1, 2 * node + 2)}
-            assert set(found_BC[b].tolist()) == wanted
-            assert all((1 << h) - 1 <= node < (2 << h) - 1 for node in wanted)
-            kept[b] = set(sorted(wanted, key=lambda node: -float(score_BN[b, node]))[:5])
 
 
 def test_the_papers_numbers_stand_beside_ours_at_its_biases_alone() -> None:

@@ -20,7 +20,7 @@ from benchmarks.papers.product_search.text_linear import BEAMS, TEXTS, Recipe
 from benchmarks.papers.product_search.text_report import Report, Trained, row_of
 from benchmarks.papers.product_search.text_search import Job, jobs_of, run
 from benchmarks.papers.product_search.text_sets import Fold, Task, fold_of, pairs_of, read_set
-from benchmarks.papers.product_search.text_sweeps import plot, sweep_beam, sweep_threshold
+from benchmarks.papers.product_search.text_sweeps import plot, sweep_threshold
 from espalier.errors import InvalidData
 from tests.pictures import Pictures
 from training.specification.linear import LinearTree
@@ -30,7 +30,6 @@ pytestmark = pytest.mark.slow
 COLOURS = ["red", "green", "blue", "yellow", "black", "white", "purple", "orange"]
 THINGS = ["teapot", "kettle", "lamp", "chair", "spoon", "ladder", "bucket", "mirror"]
 ITEMS = len(COLOURS) * len(THINGS)
-SMALL = Recipe("words", tree=LinearTree(branching=4, max_leaf=4))
 
 
 @pytest.fixture(scope="module")
@@ -80,13 +79,11 @@ def test_every_system_finds_what_was_asked_for_and_its_rows_are_not_made_again(s
         Report(file, Task("other", shop.own_texts, shop.folds))
 
 
-def test_the_threshold_sweep_shrinks_the_model_and_is_drawn(
-    shop: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pictures: Pictures
-) -> None:
+def test_a_sweep_has_a_row_a_setting_and_is_drawn(shop: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pictures: Pictures) -> None:
     monkeypatch.setattr(text_sweeps, "THRESHOLDS", (0.0, 0.45))
     monkeypatch.setattr(text_sweeps, "resident_mb", lambda *args: 1.0)
     report = Report(tmp_path / "rows.json", shop)
-    sweep_threshold(shop, report, tmp_path, SMALL)
+    sweep_threshold(shop, report, tmp_path, Recipe("words", tree=LinearTree(branching=4, max_leaf=4)))
     whole, cut = report.rows("threshold")
     assert cut["weights"] < whole["weights"]
     assert cut["model_mb"] < whole["model_mb"]
@@ -94,17 +91,6 @@ def test_the_threshold_sweep_shrinks_the_model_and_is_drawn(
     plot(report, "threshold", tmp_path / "threshold.png")
     lines = pictures.lines(tmp_path / "threshold.png")
     assert lines["recall@10"] == [(row["model_mb"], row["recall10"]) for row in (whole, cut)]
-
-
-def test_the_beam_sweep_finds_more_with_more_nodes(shop: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_sweeps, "BEAMS", (1, 16))
-    of_thing = [np.arange(t, ITEMS, len(THINGS)) for t in range(len(THINGS))]  # twice as many as a leaf cluster has
-    all_colours = replace(shop, folds=[fold_of(shop.folds[0].train, THINGS, of_thing)])
-    report = Report(tmp_path / "rows.json", all_colours)
-    sweep_beam(all_colours, report, tmp_path, SMALL)
-    narrow, wide = report.rows("beam")
-    assert narrow["recall100"] <= 50
-    assert wide["recall100"] == 100
 
 
 def test_recall_and_milliseconds_are_over_all_queries_of_all_folds(shop: Task) -> None:
