@@ -203,9 +203,9 @@ def test_a_refusal_fits_into_a_line_of_a_log(kind: str, caplog: pytest.LogCaptur
     caplog.set_level("INFO", "espalier_client")
     problem = {"title": "a\nb\x1b[31m", "detail": "x" * 500_000, "errors": [{"field": "\r\n", "value": "\ud800", "expected": "y" * 9000}]}
     content = json.dumps(problem).encode()
-    with behaving(saying(response(content, 503, "application/problem+json", f"X-Request-Id: {'i' * 5000}"))) as server:
-        with pytest.raises(Unavailable) as raised:
-            call(kind, server.address, "retrieve", [Query()], retry=Retry(retries=1, backoff_s=0))
+    refused = response(content, 503, "application/problem+json", f"X-Request-Id: {'i' * 5000}")
+    with behaving(saying(refused)) as server, pytest.raises(Unavailable) as raised:
+        call(kind, server.address, "retrieve", [Query()], retry=Retry(retries=1, backoff_s=0))
     error = raised.value
     assert (error.title, error.errors[0].field, error.errors[0].value) == ("a b [31m", "  ", " ")
     assert error.request_id is not None

@@ -68,24 +68,10 @@ def exposed() -> dict[str, set[str]]:
 
 
 WORDS = re.compile(r"\b(by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
-FUNCTIONS = {
-    *[
-        "absent",
-        "and",
-        "avg_over_time",
-        "bool",
-        "changes",
-        "clamp_max",
-        "count",
-        "count_over_time",
-        "histogram_quantile",
-        "increase",
-        "max",
-        "max_over_time",
-        "min",
-    ],
-    *["offset", "or", "rate", "sum", "sum_over_time", "unless", "vector"],
-}
+FUNCTIONS = """
+absent and avg_over_time bool changes clamp_max count count_over_time histogram_quantile increase max max_over_time min
+offset or rate sum sum_over_time unless vector
+"""
 
 
 def series_of(expression: str) -> list[tuple[str, set[str]]]:
@@ -95,7 +81,7 @@ def series_of(expression: str) -> list[tuple[str, set[str]]]:
     bare = re.sub(r"\boffset \d+[smhd]\b", "", bare)
     found = []
     for name, matchers in re.findall(r"\b([a-zA-Z_][\w:]*)\b(?:\s*\{([^}]*)\})?", re.sub(r'"[^"]*"', '""', bare)):
-        if name not in FUNCTIONS:
+        if name not in FUNCTIONS.split():
             found.append((name, set(re.findall(r"(\w+)\s*[=!]", matchers))))
     return found
 
@@ -230,7 +216,8 @@ def test_the_runbook_lists_alerts_and_recording_rules_as_they_are() -> None:
     rows = re.findall(r"^\| (`espalier:[^|]+`) \| ([^|]+) \| \w", RUNBOOK, re.MULTILINE)
     listed = [(name, set(labels.split(", "))) for names, labels in rows for name in re.findall("`([^`]+)`", names)]
     known = all_series()
-    assert sorted(listed) == sorted((rule["record"], known[rule["record"]]) for rule in RECORDED)
+    assert len(dict(listed)) == len(listed)
+    assert dict(listed) == {rule["record"]: known[rule["record"]] for rule in RECORDED}
 
 
 @pytest.mark.slow
@@ -293,12 +280,8 @@ def round_trip(document: Json) -> Json:
 
 def test_the_dashboard_has_nothing_that_grafanas_schema_does_not_know() -> None:
     assert list(missing(DASHBOARD, round_trip(DASHBOARD))) == []
-
-
-def test_a_misspelt_option_would_be_noticed() -> None:
-    document = json.loads(json.dumps(DASHBOARD).replace('"drawStyle"', '"drawstyle"').replace('"reduceOptions"', '"reduce"'))
-    lost = {path.rpartition(".")[2] for path in missing(document, round_trip(document))}
-    assert lost == {"drawstyle", "reduce"}
+    misspelt = json.loads(json.dumps(DASHBOARD).replace('"drawStyle"', '"drawstyle"'))
+    assert {path.rpartition(".")[2] for path in missing(misspelt, round_trip(misspelt))} == {"drawstyle"}
 
 
 def test_panels_cover_the_grid_without_holes_and_without_overlap() -> None:
