@@ -67,14 +67,3 @@ def test_an_engine_that_finds_other_items_than_torch_is_wrong(monkeypatch: pytes
     monkeypatch.setattr(TorchSearch, "search", lambda self, beam, m: torch.arange(31, 31 + m).expand(len(self._state_BLS), -1))
     rows = list(search(5, [4], [1], peers=[], masked=False, device="cpu"))
     assert [(row["engine"], row["ok"]) for row in rows] == [("triton", False), ("triton-call", True)]
-
-
-def test_a_peer_that_fails_leaves_a_row_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_room(self: Any, m: int) -> Any:
-        raise MemoryError("no room for the scores")
-
-    monkeypatch.setattr(TorchSearch, "exhaustive", no_room)
-    rows = list(search(5, [4], [1, 2], peers=["exhaustive"], masked=False, device="cpu"))
-    assert [row["engine"] for row in rows if row["ok"] is False] == ["exhaustive", "exhaustive"]
-    assert all("no room for the scores" in row["note"] for row in rows if row["ok"] is False)
-    assert [row["engine"] for row in rows if row["ok"]] == ["triton", "triton-call"] * 2

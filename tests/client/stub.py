@@ -272,7 +272,7 @@ def ids(outcomes: Iterable[Answer | RequestFailed]) -> list[str | int]:
 
 
 @contextmanager
-def serving(stub: Handler, handler: type[BaseHTTPRequestHandler] | None = None) -> Iterator[str]:
+def serving(stub: Handler) -> Iterator[str]:
     """A handler behind a socket; gives its address."""
 
     class Answering(BaseHTTPRequestHandler):
@@ -291,7 +291,7 @@ def serving(stub: Handler, handler: type[BaseHTTPRequestHandler] | None = None) 
         def log_message(self, *_: Any) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler or Answering) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:

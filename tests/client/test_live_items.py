@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any
@@ -15,19 +14,17 @@ import pytest
 
 from espalier_client import (
     NEVER,
-    AsyncClient,
     CatalogueFull,
     ClientError,
     Delete,
     ItemOutcome,
     Put,
     RequestFailed,
-    Retry,
 )
 from espalier_client.items import ItemOptions
 from espalier_client.stream import BULK_BYTES, BULK_LINES, CHUNK_BYTES
 from service.http.item_schemas import ItemRequest
-from tests.client.stub import URL, Driver, Json, Pieces, Stub, dump, problem, refuse, written
+from tests.client.stub import Driver, Json, Pieces, Stub, dump, problem, refuse, written
 
 
 def streamed(*pieces: bytes | Exception) -> httpx.Response:
@@ -139,19 +136,6 @@ def test_operations_are_read_no_further_than_their_outcomes_are_taken(driver: Dr
     for n, _ in enumerate(driver.open(Stub()).bulk("books", operations(), chunk_lines=8), 1):
         assert len(read) <= 8 * -(-n // 8)
     assert len(read) == 1000
-
-
-def test_an_asynchronous_bulk_takes_asynchronous_operations() -> None:
-    async def operations() -> AsyncIterator[Put]:
-        for n in range(5):
-            await asyncio.sleep(0)
-            yield Put(f"b{n}")
-
-    async def scenario() -> list[str]:
-        async with AsyncClient(URL, transport=httpx.MockTransport(Stub()), retry=Retry(retries=0)) as client:
-            return said([outcome async for outcome in client.bulk("books", operations(), chunk_lines=2)])
-
-    assert asyncio.run(scenario()) == [f"b{n}" for n in range(5)]
 
 
 def test_a_line_that_fails_does_not_end_the_bulk(driver: Driver) -> None:
