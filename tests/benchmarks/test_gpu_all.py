@@ -115,15 +115,6 @@ def test_a_stage_that_fails_leaves_its_lines_the_others_go_on_and_it_alone_is_ru
     assert ran.read_text() == "ran\nran\n"
 
 
-def test_what_never_ended_is_run_before_what_failed(tmp_path: Path) -> None:
-    out, ran = tmp_path / "out", str(tmp_path / "ran")
-    assert main(["--out", str(out), "--only", "crash"], [card(), stage("crash", "crash")]) == WRONG
-    key = next(row["key"] for row in read(out / "gpu_all.jsonl") if row["stage"] == "crash" and row["case"] == "begin")
-    append(out / "gpu_all.jsonl", {"stage": "two", "case": "begin", "key": key, "date": "2026-01-01"})  # and then the machine went
-    main(["--out", str(out)], [card(), stage("crash", "crash"), stage("two", "two", {"ran": ran})])
-    assert begun(out)[3:] == ["card", "two", "crash"]
-
-
 def test_lines_of_another_card_size_or_code_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, ran = ["--out", str(tmp_path / "out")], tmp_path / "ran"
 

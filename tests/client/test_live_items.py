@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any
@@ -123,19 +122,6 @@ def test_a_bulk_of_more_lines_than_the_service_holds_has_less_of_a_body_under_wa
     stub = Stub()
     list(driver.open(stub).bulk("books", [Put(f"b{n}", text="x" * (CHUNK_BYTES // 3)) for n in range(5)], chunk_lines=BULK_LINES + 1))
     assert [len(lines) for lines in sent(stub)] == [2, 2, 1]
-
-
-def test_operations_are_read_no_further_than_their_outcomes_are_taken(driver: Driver) -> None:
-    read = []
-
-    def operations() -> Iterator[Put]:
-        for n in range(1000):
-            read.append(n)
-            yield Put(f"b{n}")
-
-    for n, _ in enumerate(driver.open(Stub()).bulk("books", operations(), chunk_lines=8), 1):
-        assert len(read) <= 8 * -(-n // 8)
-    assert len(read) == 1000
 
 
 def test_a_line_that_fails_does_not_end_the_bulk(driver: Driver) -> None:

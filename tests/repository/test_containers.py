@@ -8,9 +8,6 @@ import runpy
 import shutil
 import subprocess
 import sys
-import tomllib
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,7 @@ import yaml
 
 from service.settings import Settings
 from tests import ROOT
-from tests.stack.containers import Unavailable, compose_command, find_client, pip_secrets
+from tests.stack.containers import Unavailable, compose_command, find_client
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
@@ -186,15 +183,6 @@ def test_every_service_that_stays_publishes_on_one_address_and_is_checked(name: 
     assert "healthcheck" in service or last(service["build"]["target"], "HEALTHCHECK")
 
 
-def test_the_gpu_service_takes_the_place_of_the_other() -> None:
-    ours, gpu = SERVICES["service"], SERVICES["service-gpu"]
-    assert gpu["networks"]["default"]["aliases"] == ["service"]
-    assert gpu["ports"] == ours["ports"]
-    (device,) = gpu["deploy"]["resources"]["reservations"]["devices"]
-    assert device["capabilities"] == ["gpu"]
-    assert (ours.get("profiles"), gpu["profiles"]) == (None, ["gpu"])
-
-
 def test_the_router_asks_for_every_shard_by_its_name() -> None:
     router, shards = SERVICES["router"], {name: SERVICES[name] for name in SHARDS}
     assert router["command"] == ["--shards", ",".join(f"dns+http://{name}:8000" for name in SHARDS)]
@@ -338,6 +326,7 @@ def test_docker_compose_accepts_the_file_with_every_profile_and_override(tmp_pat
 
 # -- docs/operate.md ---------------------------------------------------------------------------------------------------------------------
 
+
 GUIDE = (ROOT / "docs/operate.md").read_text()
 
 
@@ -352,32 +341,3 @@ def test_commands_of_the_page_name_services_profiles_and_targets_that_exist() ->
     assert set(ran) == {"trainer", "load"}
     once = [match[1] for line in commands if (match := re.match(r"docker compose (?:--profile \w+ )?run --rm ([\w-]+)$", line))]
     assert set(once) == {"trainer", "sharder", "publisher"}
-
-
-# -- what the stack test brings along ------------------------------------------------------------------------------------------------------
-
-
-def test_pip_in_a_build_is_told_of_indices_and_of_wheels_in_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wheels, index = tmp_path / "wheels", tmp_path / "index" / "simple"
-    wheels.mkdir()
-    index.mkdir(parents=True)
-    (wheels / "a.whl").write_text("wheel")
-    (tmp_path / "private").write_text("private")
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_FIND_LINKS", f"{wheels} https://wheels.example/")
-    monkeypatch.setenv("PIP_INDEX_URL", index.as_uri())
-    monkeypatch.setenv("PIP_CERT", "/certificates.pem")
-    monkeypatch.delenv("TORCH_INDEX", raising=False)
-    for name in ("http_proxy", "https_proxy", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-    with pip_secrets(tmp_path) as options:
-        assert options == ["--secret", f"id=pip.conf,src={tmp_path / 'pip.conf'}", "--secret", "id=ca.pem,src=/certificates.pem"]
-        told = tomllib.loads(re.sub(r"^(\S+) = (.*)$", r'\1 = "\2"', (tmp_path / "pip.conf").read_text(), flags=re.MULTILINE))["global"]
-        assert told["cert"] == "/run/secrets/ca.pem"
-        local, remote = told["find-links"].split()
-        assert remote == "https://wheels.example/"
-        assert urllib.request.urlopen(f"{local}a.whl").read() == b"wheel"
-        assert told["index-url"].endswith(f"{index}/")
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(local.replace("/wheels/", "/private"))
