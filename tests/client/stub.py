@@ -209,6 +209,8 @@ class Driver:
     def __init__(self, runner: asyncio.Runner | None) -> None:
         self.runner = runner
         self.now_s = 0.0
+        self.late_s = 0.0
+        """By how much a pause takes longer than it should."""
         self.pauses_s: list[float] = []
 
     def open(self, handler: Handler, api_key: str | None = None, timeout_s: float = 10.0, url: str = URL, **retry: Any) -> Driver:
@@ -255,7 +257,7 @@ class Driver:
 
     def _sleep(self, seconds: float) -> None:
         self.pauses_s.append(seconds)
-        self.now_s += seconds
+        self.now_s += seconds + self.late_s
 
     async def _async_sleep(self, seconds: float) -> None:
         self._sleep(seconds)

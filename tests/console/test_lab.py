@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests import ROOT
 from tests.console.browsing import Watched, visit
@@ -92,30 +92,6 @@ def test_two_hundred_fast_moves_show_nothing_stale(watched: Watched) -> None:
     assert page.evaluate("asked.length") < 150, "requests are debounced"
     answered(page)
     assert page.evaluate(SHOWN) == "beam 200"
-
-
-def test_an_answer_that_fails_leaves_the_last_one_and_says_so(watched: Watched) -> None:
-    page = watched.page
-    watched.expect_failures("Failed to load resource")
-    show(page, f"{watched.origin}/", "lab")
-    answered(page)
-    before = ids(page)
-    problem = {"type": "about:blank", "title": "Unprocessable Content", "status": 422, "detail": "beam_size: got 5"}
-    problem |= {"errors": [{"field": "beam_size", "value": 5, "expected": "<b>another</b>"}]}
-    page.route("**/retrieve", lambda route: _refuse(route, problem))
-    page.get_by_role("slider").first.fill("5")
-    alert = page.get_by_role("alert")
-    expect(alert).to_contain_text("beam_size: got 5")
-    expect(alert).to_contain_text("<b>another</b>")
-    assert ids(page) == before
-    page.unroute("**/retrieve")
-    page.get_by_role("slider").first.fill("6")
-    answered(page)
-    expect(alert).to_have_count(0)
-
-
-def _refuse(route: Route, problem: dict[str, Any]) -> None:
-    route.fulfill(status=int(problem["status"]), headers={"Content-Type": "application/problem+json"}, body=json.dumps(problem))
 
 
 def test_two_versions_are_compared_item_by_item(watched: Watched, console: Service) -> None:
