@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,6 @@ if importlib.util.find_spec("triton") is None:  # there are no wheels of it outs
 
 from benchmarks.gpu import correctness
 from benchmarks.gpu.lines import Row
-from benchmarks.gpu.memory_accesses import sanitized
 from espalier.engines.onnx import engine as onnx_graph
 from espalier.engines.onnx.engine import OnnxEngine
 from espalier.engines.triton.graph_engine import TritonEngine
@@ -115,23 +112,3 @@ def test_kernels_that_fail_are_no_reason_for_another_engine(monkeypatch: pytest.
     assert exported["product"]["ok"] is False
     assert "illegal memory access" in exported["product"]["note"]
     assert exported["attention"]["ok"] is None
-
-
-FINDS = 'echo "========= ERROR SUMMARY: 2 errors"; exit 3'
-
-
-@pytest.mark.parametrize("stands_in", [None, 'shift 2; exec "$@"', FINDS], ids=["not installed", "finds nothing", "finds something"])
-def test_what_the_checker_of_memory_accesses_finds_is_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stands_in: str | None) -> None:
-    """A stand-in for the tool: it runs what it is given, or finds something at once. Without one, a row says so."""
-    if stands_in is None:
-        monkeypatch.setenv("PATH", str(tmp_path))
-        assert list(sanitized(10)) == [{"case": "compute-sanitizer", "ok": None, "note": "not installed"}]
-        return
-    tool = tmp_path / "compute-sanitizer"
-    tool.write_text(f"#!/bin/sh\n{stands_in}\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    (row,) = sanitized(400, ["sparse_cuda"], "cpu")
-    finds = stands_in == FINDS
-    assert (row["case"], row["ok"], row["cases"] > 5) == ("compute-sanitizer, sparse_cuda", not finds, not finds)
-    assert ("ERROR SUMMARY: 2 errors" in row["note"]) == finds

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import sys
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +18,6 @@ from benchmarks.papers.otm.otm_table2 import (
     optimal_labels,
     ranks,
 )
-from tests.pictures import Pictures
 
 pytestmark = pytest.mark.slow
 
@@ -92,29 +86,3 @@ def test_every_method_learns(method: str) -> None:
     theta_DN = otm_table2.fit(method, few, torch.Generator().manual_seed(7), epochs=3)
     untrained = otm_table2.regrets(0.01 * torch.randn(len(test.x_BD), 2 * LEAVES - 1, generator=torch.Generator().manual_seed(8)), test)
     assert otm_table2.regrets(ranks(method, test.x_BD @ theta_DN), test)[-1] < 0.8 * untrained[-1]
-
-
-@pytest.mark.parametrize(
-    ("table", "report"),
-    [
-        (otm_table1, {"runs": 2, "rows": [{"N": "inf", "k": 5, "paper": None, "ours": 0.125, "standard_error": None}]}),
-        (
-            otm_table2,
-            {"b": -4, "seconds": 1, "runs": [{"seed": 0}], "rows": [{"method": "otm", "m": 50, "paper": None, "mean": 0.125, "sd": None}]},
-        ),
-    ],
-)
-def test_a_stored_report_is_shown_again_without_a_run(
-    table: ModuleType,
-    report: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    pictures: Pictures,
-) -> None:
-    stored, drawn = tmp_path / "stored.json", tmp_path / "drawn.png"
-    stored.write_text(json.dumps(report))
-    monkeypatch.setattr(sys, "argv", [table.__name__, "--from-json", str(stored), "--plot", str(drawn)])
-    table.main()
-    assert "0.1250" in capsys.readouterr().out
-    assert pictures.lines(drawn) == {"ours": [(0, 0.125)]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import sys
 from pathlib import Path
@@ -14,8 +13,6 @@ from scipy.sparse import csr_array, save_npz
 from benchmarks.papers.xreg import xmc
 from benchmarks.papers.xreg.xmc_baselines import of_relevance
 from benchmarks.papers.xreg.xmc_figures import Found, figures_of
-from benchmarks.papers.xreg.xmc_sets import read_set
-from espalier.errors import InvalidData
 from training.data.xmc import LabelledPoints
 
 pytestmark = pytest.mark.slow
@@ -29,32 +26,6 @@ def as_npz(folder: Path) -> None:
     for part in ("train", "test"):
         save_npz(folder / f"{part}_X.npz", csr_array(POINTS))
         save_npz(folder / f"{part}_Y.npz", csr_array(LABELS))
-
-
-def as_text() -> str:
-    lines = [f"{len(POINTS)} 20 6"]
-    for point, labels in zip(POINTS, LABELS, strict=True):
-        lines.append(",".join(map(str, np.flatnonzero(labels))) + "".join(f" {f}:{point[f]:g}" for f in np.flatnonzero(point)))
-    return "\n".join(lines) + "\n"
-
-
-def test_sets_are_read_in_both_formats(tmp_path: Path) -> None:
-    as_npz(tmp_path / "xmc-small-flowers")
-    (tmp_path / "trees").mkdir()
-    (tmp_path / "trees" / "any_train.txt").write_text(as_text())
-    (tmp_path / "trees" / "any_test.txt.gz").write_bytes(gzip.compress(as_text().encode()))
-    for name in ("flowers", "xmc-small-flowers", "trees"):
-        for part in read_set(tmp_path, name):
-            assert np.allclose(part.points.toarray(), POINTS / np.sqrt(2))
-            assert np.array_equal(part.labels.toarray(), LABELS)
-    with pytest.raises(InvalidData, match="--set: got 'shrubs', expected a folder in"):
-        read_set(tmp_path, "shrubs")
-    save_npz(tmp_path / "xmc-small-flowers" / "test_Y.npz", csr_array(LABELS[:, :5]))
-    with pytest.raises(InvalidData, match=r"5 labels.*, expected 6, as the training points have"):
-        read_set(tmp_path, "flowers")
-    (tmp_path / "trees" / "any_test.txt.gz").unlink()
-    with pytest.raises(InvalidData, match=r"expected a folder with \*test.txt"):
-        read_set(tmp_path, "trees")
 
 
 def test_values_of_xreg_zero_keep_the_order_alone() -> None:

@@ -60,16 +60,6 @@ def test_a_failure_at_the_start_is_told_and_what_passes_is_tried_again(
     expect(page.get_by_role("alert")).to_have_count(0)
 
 
-def test_a_slow_start_says_that_it_is_under_way(watched: Watched) -> None:
-    page = watched.page
-    waiting: list[Route] = []
-    page.route("**/models", lambda route: waiting.append(route))
-    page.goto(f"{watched.origin}/")
-    expect(page.get_by_role("status").filter(has_text="Reading the models")).to_be_visible()
-    waiting[0].continue_()
-    settled(page)
-
-
 def test_a_service_that_was_killed_and_started_again_is_used_again(sample: Path, browser: Browser) -> None:
     with service(sample, 1, **OPEN) as first, visit(browser, f"http://127.0.0.1:{first.port}") as watched:
         page = watched.page

@@ -291,16 +291,6 @@ def test_what_is_mounted_is_there_and_read_only_and_named_volumes_are_declared()
     assert {source for source, *_ in volumes if not source.startswith(".")} == set(yaml.safe_load(COMPOSE)["volumes"])
 
 
-def test_overrides_only_replace_what_the_compose_file_has() -> None:
-    for path in sorted((ROOT / "docker/offline").glob("*.yml")):
-        override = yaml.safe_load(path.read_text())
-        assert set(override) == {"services"}
-        assert set(override["services"]) <= set(SERVICES)
-        assert not {"ports", "read_only", "cap_drop", "security_opt", "command"} & {
-            key for service in override["services"].values() for key in service
-        }, f"{path} must leave alone what is tested"
-
-
 def test_docker_compose_accepts_the_file_with_every_profile_and_override(tmp_path: Path) -> None:
     if shutil.which("docker-compose"):
         command = ["docker-compose"]
