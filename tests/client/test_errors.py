@@ -65,16 +65,18 @@ ADDRESSES = ["localhost:8000", "ftp://host", "http://", "", "http://a..b", f"htt
     ],
 )
 def test_an_option_of_a_client_is_checked(options: Json, said: str) -> None:
+    given: Json = {"base_url": URL} | options
     for kind in (Client, AsyncClient):
         with pytest.raises(ValueError, match=said):
-            kind(**{"base_url": URL} | options)
+            kind(**given)
 
 
 @pytest.mark.parametrize("name", ["retries", "backoff_s", "max_backoff_s", "deadline_s"])
 def test_retry_settings_are_checked(name: str) -> None:
-    for value in (-1, float("nan"), float("inf")):
+    wrong: list[Json] = [{name: value} for value in (-1, float("nan"), float("inf"))]
+    for given in wrong:
         with pytest.raises(ValueError, match=f"{name}: got"):
-            Retry(**{name: value})
+            Retry(**given)
     zero: Json = {name: 0}
     if name == "deadline_s":
         with pytest.raises(ValueError, match="deadline_s: got 0, expected a finite number above 0"):
