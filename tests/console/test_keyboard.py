@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.console.browsing import Watched
-from tests.console.showing import VIEWS, settled, show
+from tests.console.showing import STATES, VIEWS, settled, show
 
 pytestmark = [pytest.mark.slow, pytest.mark.console]
 
@@ -56,7 +56,7 @@ def expect_history(page: Page, ids: list[str]) -> None:
 @pytest.mark.parametrize("view", VIEWS)
 def test_tab_goes_through_a_view_in_its_order_and_shows_where_it_is(watched: Watched, view: str) -> None:
     page = watched.page
-    show(page, f"{watched.origin}/", view)
+    show(page, f"{watched.origin}/", *STATES[view])
     found = stops(page)
     places = [stop["place"] for stop in found]
     assert places == sorted(places)

@@ -191,7 +191,7 @@ def cases() -> list[Json]:
     return [case for path in sorted((PROMETHEUS / "tests").glob("*.yml")) for case in yaml.safe_load(path.read_text())["tests"]]
 
 
-def test_every_alert_has_a_case_in_which_it_fires_one_on_either_side_of_its_threshold_and_none_fires_of_a_healthy_service() -> None:
+def test_every_alert_fires_in_a_case_and_on_one_side_of_its_threshold_alone() -> None:
     """Those of `== 0` and `> 0` have no threshold: firing.yml and healthy.yml are their two sides."""
     firing = {test["alertname"] for case in cases() for test in case.get("alert_rule_test", []) if test["exp_alerts"]}
     assert firing == set(ALERTS)
