@@ -55,6 +55,10 @@ from training.linear.placing import place
 from training.linear.prepare import written_features
 from training.publish import publish
 
+WIDTH = 20
+"""Of models of features."""
+WIDTH = 20
+"""Of models of features."""
 NEW = ["purple-teapot", "red-clock", "blue-clock", "golden-spoon", "purple-lamp"]
 
 
