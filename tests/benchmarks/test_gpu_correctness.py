@@ -15,21 +15,11 @@ if importlib.util.find_spec("triton") is None:  # there are no wheels of it outs
 
 from benchmarks.gpu import correctness
 from benchmarks.gpu.lines import Row
-<<<<<<< HEAD
-from benchmarks.gpu.memory_accesses import sanitized
-from espalier.engines.onnx import engine as onnx_graph
-from espalier.engines.onnx.engine import OnnxSearch
-from espalier.engines.stages import Leaves, TreeQuery
-from espalier.engines.triton import cells as gpu_cells
-from espalier.engines.triton.graph_engine import TritonSearch
-from espalier.engines.triton.linear_engine import SparseCudaSearch
-=======
 from espalier.engines.onnx import engine as onnx_graph
 from espalier.engines.onnx.engine import OnnxEngine
 from espalier.engines.triton.graph_engine import TritonEngine
 from espalier.engines.triton.linear_engine import SparseCudaEngine
 from espalier.search import SearchParams
->>>>>>> T4
 
 pytestmark = pytest.mark.slow
 
@@ -77,8 +67,8 @@ def narrower(engine: type) -> Any:
     """An engine that keeps half of every beam, so that some items are missed."""
 
     class Narrower(engine):  # type: ignore[misc]  # any class
-        def search(self, query: TreeQuery) -> Any:
-            return super().search(replace(query, beam_size_B=np.maximum(query.beam_size_B // 2, 1)))
+        def search(self, queries: Any, params: SearchParams) -> Any:
+            return super().search(queries, replace(params, beam_size_B=np.maximum(params.beam_size_B // 2, 1)))
 
     return Narrower
 
@@ -90,38 +80,22 @@ def wrong(rows: Iterator[Row]) -> dict[str, str]:
 
 def test_narrower_beams_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(correctness, "GRAPH_FORMS", {"product": "product"})
-<<<<<<< HEAD
-    monkeypatch.setattr(correctness, "TritonSearch", narrower(TritonSearch))
-=======
     assert wrong(correctness.triton("float32", 2, False, "cpu")) == {}
     monkeypatch.setattr(correctness, "TritonEngine", narrower(TritonEngine))
->>>>>>> T4
     found = wrong(correctness.triton("float32", 2, False, "cpu"))
     assert {"integer", "replay"} <= set(found)
     assert "candidates kept, expected" in found["replay"]
-    monkeypatch.setattr(correctness, "SparseCudaSearch", narrower(SparseCudaSearch))
+    monkeypatch.setattr(correctness, "SparseCudaEngine", narrower(SparseCudaEngine))
     assert {"integer", "replay"} <= set(wrong(correctness.sparse_cuda("float32", 4, False, "cpu")))
 
 
-<<<<<<< HEAD
-def test_narrower_beams_are_found_in_shards_under_live_items_and_in_forests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalogue_checks, "TritonSearch", narrower(TritonSearch))
-    monkeypatch.setattr(catalogue_checks, "SparseCudaSearch", narrower(SparseCudaSearch))
-    monkeypatch.setattr(catalogue_checks, "GRAPH_FORMS", {"product": "product"})
-    rows = [row for row in catalogue_checks.catalogues(3, "cpu") if not row["engine"].startswith("onnx")]
-    found = {(row["engine"], row["check"]) for row in rows if row["ok"] is False}
-    assert found == {("triton", "shard"), ("triton", "live"), ("sparse-cuda", "integer"), ("sparse-cuda", "shard")}
-
-
-=======
->>>>>>> T4
 def test_answers_that_depend_on_the_batch_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Uneven(OnnxSearch):
-        def search(self, query: TreeQuery) -> Leaves:
-            leaves = super().search(query)
-            return replace(leaves, ranks_BTM=leaves.ranks_BTM + np.float32(len(query) - 1) / 64)
+    class Uneven(OnnxEngine):
+        def search(self, queries: Any, params: SearchParams) -> Any:
+            result = super().search(queries, params)
+            return replace(result, ranks_BM=result.ranks_BM + np.float32(len(queries) - 1) / 64)
 
-    monkeypatch.setattr(onnx_graph, "OnnxSearch", Uneven)
+    monkeypatch.setattr(onnx_graph, "OnnxEngine", Uneven)
     assert "differs between alone and in a batch of 2" in wrong(correctness.onnx_cuda(6, "cpu"))["alone"]
 
 
