@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from espalier.engines.onnx.compose import Plan, compose
 from onnx import TensorProto, helper, numpy_helper
 
 from espalier.bundle import RANKER, Bundle
 from espalier.bundle_writer import with_ranker, write_bundle
 from espalier.checks.random_bundles import make_bundle, random_queries
 from espalier.engines.onnx import graphs
-from espalier.engines.onnx.compose import Plan, compose
 from espalier.engines.onnx.engine import OnnxEngine
 from espalier.engines.onnx.graphs import messages, parsed_model, read_graph
 from espalier.engines.onnx.runtime import ort, session_options
