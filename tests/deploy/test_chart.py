@@ -147,7 +147,7 @@ def test_every_pod_is_confined_limited_spread_and_probed(case: str, name: str) -
 @pytest.mark.parametrize(("case", "name"), ALL)
 def test_a_pod_is_killed_only_after_it_has_drained(case: str, name: str) -> None:
     workload = workloads(case)[name]
-    delay_s, drain_s = (float(environment(case, workload)[f"ESPALIER_{name}_S"]) for name in ("DRAIN_DELAY", "DRAIN"))
+    delay_s, drain_s = (float(environment(case, workload)[f"ESPALIER_{setting}_S"]) for setting in ("DRAIN_DELAY", "DRAIN"))
     assert delay_s > 0
     assert pod(workload)["terminationGracePeriodSeconds"] > delay_s + drain_s + 10
 

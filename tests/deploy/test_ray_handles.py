@@ -126,9 +126,10 @@ def test_what_went_wrong_has_a_reason_and_one_line(
     transport: Transport, deployment: Deployment, answers: list[Any], reason: str, says: str
 ) -> None:
     deployment.answers = answers
-    with pytest.raises(ReplicaFailed, match=says) as raised:
+    with pytest.raises(ReplicaFailed) as raised:
         send(transport)
     assert raised.value.reason == reason
+    assert says in str(raised.value)
     assert "\n" not in str(raised.value)
 
 

@@ -158,17 +158,6 @@ def test_a_lost_list_is_ended_by_a_new_one(models: Path) -> None:
         until(lambda: running.books.reason is None, "all is well")
 
 
-def test_a_list_that_cannot_be_read_at_the_start_lets_nothing_serve(models: Path) -> None:
-    DesiredState(models / "books").write(Removed(generation=1, ids=("item-0",)))
-    lost = Lost(models, "the file cannot be read")
-    with run(models) as running:
-        [reason] = running.registry.not_ready()
-        assert "books/removed.json" in reason
-        lost.bring_back()
-        until(lambda: not running.registry.not_ready(), "ready")
-        assert running.found() == [1, 2, 3]
-
-
 def test_a_file_that_becomes_readable_is_read_though_it_was_not_written(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after chmod, which changes neither its time nor its size."""
     denied = [True]

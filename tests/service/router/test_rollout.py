@@ -110,7 +110,7 @@ def test_a_version_that_is_cut_into_another_number_is_opened_anew_once_all_of_it
             assert after["coverage"] == {"items": 1.0, "shards": 3, "answered": 3, "missing": []}
             assert after["version"] == before["version"]
             assert shards.client.get("/readyz").status_code == 200
-            assert up() == {"0": 1, "1": 1, "2": 1}
+            until(lambda: up() == {"0": 1, "1": 1, "2": 1})
 
 
 @pytest.mark.parametrize(("kind", "query"), [("product", {"history": []}), ("forest", {"features": {"indices": [1], "values": [1.0]}})])

@@ -19,17 +19,7 @@ from espalier.search import NodeMask, SearchParams
 from espalier.shards.messages import MaskBits
 from tests.espalier.shards.merging import with_states
 from tests.service.running import Running, run
-from tests.service.shards.cutting import cut, queries_of, query_for, search, whole_bundle
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return whole_bundle(tmp_path_factory.mktemp("whole"), "product memory")
-
-
-@pytest.fixture(scope="module")
-def shards(whole: Bundle, tmp_path_factory: pytest.TempPathFactory) -> list[Bundle]:
-    return cut(whole, tmp_path_factory.mktemp("shards") / "books-shards")
+from tests.service.shards.cutting import queries_of, query_for, search
 
 
 @pytest.fixture(scope="module", params=["compiled-cpu", "onnx-cpu", "reference"])
