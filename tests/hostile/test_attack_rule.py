@@ -18,7 +18,7 @@ from tests.hostile.attacks import ATTACKS, Attack, Limits, Seen, Target, framing
 from tests.hostile.attacks.heads import endless_header
 from tests.hostile.attacks.target import flood, judged
 from tests.hostile.attacks.wire import LIVEZ, parsed
-from tests.hostile.livez import Requests, liveness
+from tests.hostile.livez import Answered, liveness
 from tests.hostile.measuring import Row, judge
 
 QUIET: Row = {
@@ -81,7 +81,7 @@ def test_each_part_of_the_rule_counts(attack: Attack, changed: dict[str, Any], f
 
 
 def test_livez_that_is_not_answered_counts_with_the_time_out() -> None:
-    found = liveness(Requests([1.0, 2.0]), Requests([5000.0], failed=1, refused=0), Requests([3.0], refused=1))
+    found = liveness([Answered(1.0), Answered(2.0), Answered(5000.0, failed=True), Answered(3.0, refused=True)])
     assert (found.max_ms, found.requests, found.failed, found.refused) == (5000.0, 4, 1, 1)
 
 
