@@ -118,17 +118,21 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def ask(clock: Clock, shard: Shard, within_s: float, patient: bool = False, silent_at_s: float | None = None) -> Asked:
-    """Ask once. silent_at_s: when the first replica does not answer a look either."""
+def ask(clock: Clock, shard: Shard, within_s: float, patient: bool = False, silent: tuple[int, float] | None = None) -> Asked:
+    """Ask once. silent: which replica does not answer a look either, and after how many seconds."""
 
     async def scenario() -> str:
         asking = Asking(shard, Question(PIN, _body, 1 << 20, lambda _: None, {}), clock.now + within_s, patient)  # type: ignore[arg-type]
-        if silent_at_s is not None:
-            asyncio.get_running_loop().call_later(silent_at_s, shard.replicas[0].silent, True)
+        if silent is not None:
+            asyncio.get_running_loop().call_later(silent[1], shard.replicas[silent[0]].silent, True)
         try:
             return (await asking.answer).engine
         except ReplicaFailed as error:
             return error.reason
+        finally:
+            await asyncio.sleep(0)  # what is still under way has been given up
+            await asyncio.sleep(0)
+            assert {replica.under_way for replica in shard.replicas} == {0}
 
     shard.began = clock.now
     with asyncio.Runner(loop_factory=lambda: Loop(clock)) as runner:
@@ -164,7 +168,6 @@ def test_who_is_asked_and_when(
     assert (found.outcome, found.took_ms) == (outcome, took_ms)
     assert " ".join(f"{replica}@{at}{''.join(wanted)}" for at, replica, wanted in found.shard.sent) == sent
     assert " ".join(replica.trust for replica in found.shard.replicas) == trust
-    assert {replica.under_way for replica in found.shard.replicas} == {0}
 
 
 @pytest.mark.parametrize(
@@ -185,9 +188,28 @@ def test_without_a_budget_nobody_gets_company_and_whoever_holds_nothing_is_not_a
 
 
 def test_a_replica_that_answers_no_look_either_is_followed_at_once(clock: Clock) -> None:
-    found = ask(clock, Shard(clock, [[(NEVER, OK)], [(0.01, OK)]]), 1, silent_at_s=0.02)
+    found = ask(clock, Shard(clock, [[(NEVER, OK)], [(0.01, OK)]]), 1, silent=(0, 0.02))
     assert found[:2] == ("1", 30)
     assert (found.shard.counted("hedges"), found.shard.counted("retries")) == (0, 1)
+
+
+def test_three_replicas_are_asked_at_most(clock: Clock) -> None:
+    """One fails, one is silent, and one that was asked beside it fails, too."""
+    turns = [[(0.01, "broken")], [(NEVER, OK)], [(0.01, "broken")], [(0.01, OK)]]
+    assert ask(clock, Shard(clock, turns), 1, silent=(1, 0.1))[:2] == ("late", 1000)
+
+
+def test_an_answer_restores_trust_and_is_counted(clock: Clock) -> None:
+    shard = Shard(clock, [[(0.02, OK)]])
+    while shard.budget.take():
+        pass
+    shard.replicas[0].suspect("failed", clock.now)
+    for number in range(1, LEAST + 1):
+        assert ask(clock, shard, 1).outcome == "0"
+        assert shard.replicas[0].trust == "trusted"
+        assert sum(value for name, _, value in shard.found.samples() if name == "espalier_router_shard_seconds_count") == number
+    assert shard.known.p95_s == pytest.approx(0.02)
+    assert shard.budget.take()
 
 
 @pytest.mark.parametrize(("patient", "outcome", "took_ms"), [(False, "full", 20), (True, "0", round(1e3 * PAUSE_S) + 30)])
