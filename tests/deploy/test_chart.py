@@ -204,18 +204,6 @@ def test_each_shard_has_replicas_a_headless_service_and_a_budget_and_routers_kno
     assert commands == [["python", "-m", "service.router", "--config", "/etc/espalier/router.toml"]] * routers
 
 
-def test_a_claim_is_mounted_read_only_and_a_copy_of_the_store_has_a_volume_of_its_own() -> None:
-    for workload in workloads("defaults").values():
-        assert {"name": "models", "mountPath": "/models", "readOnly": True} in container(workload)["volumeMounts"]
-        assert "volumeClaimTemplates" not in workload["spec"]
-    for name, workload in workloads("store").items():
-        [claim] = workload["spec"]["volumeClaimTemplates"]
-        assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
-        retention = workload["spec"].get("persistentVolumeClaimRetentionPolicy")
-        # The writer's volume has the journal, which is nowhere else.
-        assert retention == (None if name.endswith("-writer") else {"whenDeleted": "Delete", "whenScaled": "Delete"}), name
-
-
 def test_each_pod_gets_the_keys_of_its_part_and_no_other() -> None:
     by_name = {
         name: {variable["name"] for variable in container(workload)["env"] if "valueFrom" in variable}
@@ -227,6 +215,8 @@ def test_each_pod_gets_the_keys_of_its_part_and_no_other() -> None:
         "r-espalier-router": readers | {"ESPALIER_FOLLOW_KEY"},
         "r-espalier-writer": readers | {"ESPALIER_WRITE_KEYS"},
     }
+    follows = {name: environment("store", workload).get("ESPALIER_FOLLOW") for name, workload in workloads("store").items()}
+    assert {name: address for name, address in follows.items() if address} == {"r-espalier-router": "http://r-espalier-writer:8000"}
     [secret] = named("store", "Secret").values()
     assert set().union(*by_name.values()) == secret["stringData"].keys()
     assert named("existing", "Secret") == named("defaults", "Secret") == {}
@@ -236,13 +226,6 @@ def test_each_pod_gets_the_keys_of_its_part_and_no_other() -> None:
 def test_no_key_is_outside_of_the_secret() -> None:
     rest = [manifest for manifest in manifests("store") if manifest["kind"] != "Secret"]
     assert KEY not in json.dumps(rest)
-
-
-def test_routers_follow_the_writer_and_only_it_keeps_a_journal() -> None:
-    follows = {name: environment("store", workload).get("ESPALIER_FOLLOW") for name, workload in workloads("store").items()}
-    assert {name: address for name, address in follows.items() if address} == {"r-espalier-router": "http://r-espalier-writer:8000"}
-    assert named("store", "Service")["r-espalier-writer"]["spec"]["ports"][0]["port"] == 8000
-    assert workloads("store")["r-espalier-writer"]["spec"]["replicas"] == 1
 
 
 def test_only_routers_and_prometheus_reach_a_shard() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from espalier.serving import Serving
 from service.errors import Conflict, ModelNotFound, NotReady
 from service.models.desired_state import DesiredState
-from tests.service.models.registry import Held, add_version, damage, run
+from tests.service.models.registry import Held, add_version, damage, run, search
 from tests.waiting import until
 
 
@@ -221,3 +223,23 @@ def test_a_loader_whose_priority_cannot_be_lowered_loads_all_the_same(
         running.run(running.registry.changes.load("books", 2, default=True))
         assert running.served() == 2
     assert "cannot lower its priority (Operation not permitted)" in caplog.text
+
+
+def test_a_version_is_taken_apart_once_nobody_holds_it(models: Path) -> None:
+    add_version(models, 2)
+    with run(models) as running:
+        assert running.served() == 2
+        running.run(running.registry.changes.set_default("books", 1))
+        held = running.registry.choose("books", 2)
+        engine = weakref.ref(running.engines.pop(2))
+        running.run(running.registry.changes.unload("books", 2))
+        until(lambda: running.states() == {1: "ready", 2: "draining"}, "the versions are so")
+        assert running.run(search(held)) == [0, 1, 2]
+        gc.disable()  # it must need no collection
+        try:
+            del held
+            until(lambda: running.states() == {1: "ready", 2: "available"}, "version 2 is taken apart")
+            until(lambda: engine() is None, "its engine is freed")
+        finally:
+            gc.enable()
+        assert running.count("unloaded") == 1

@@ -177,17 +177,6 @@ def test_what_is_written_to_while_it_is_compared_says_nothing(models: Path, monk
         assert compare_files(loaded.files) == "written"
 
 
-def test_a_bundle_of_another_size_is_not_compared(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(loaded: LoadedModel) -> bool:
-        raise AssertionError("its size says enough")
-
-    monkeypatch.setattr("service.models.swapping.compare_contents", never)
-    with run(models) as running:
-        with (models / "books" / "1" / "golden.parquet").open("ab") as stream:
-            stream.write(b"more")
-        until(lambda: running.books.loaded is None, "it stops")
-
-
 def test_comparing_what_is_touched_again_and_again_takes_a_tenth_of_the_time(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, compared = [1000.0], [0]
 
@@ -207,14 +196,6 @@ def test_comparing_what_is_touched_again_and_again_takes_a_tenth_of_the_time(mod
             assert not swapper.check_files(running.books, loaded)
             swapper._comparing.join()
             assert compared[0] == wanted
-
-
-def test_without_a_state_the_version_before_serves_when_one_is_changed_in_place(models: Path) -> None:
-    add_version(models, 2)
-    with run(models) as running:
-        damage(models / "books" / "2")
-        until(lambda: running.books.loaded is not None and running.served() == 1, "version 1 serves")
-        until(lambda: running.states() == {1: "ready", 2: "failed"}, "the versions are so")
 
 
 @pytest.mark.parametrize("how", ["deleted", "renamed", "replaced"])

@@ -144,20 +144,6 @@ def test_removed_items_stay_removed_when_their_list_is_lost(models: Path, how: s
         assert running.found() == [0, 1, 2]
 
 
-def test_a_lost_list_is_ended_by_a_new_one(models: Path) -> None:
-    with run(models) as running:
-        running.remove("item-0")
-        (models / "books" / "removed.json").unlink()
-        until(lambda: running.books.reason is not None, "it is said")
-        running.remove()
-        assert running.found() == [0, 1, 2]
-        until(lambda: running.books.reason is None, "all is well")
-        (models / "books" / "removed.json").unlink()  # an empty one can get lost
-        running.remove("item-1")
-        assert running.found() == [0, 2, 3]
-        until(lambda: running.books.reason is None, "all is well")
-
-
 def test_a_file_that_becomes_readable_is_read_though_it_was_not_written(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after chmod, which changes neither its time nor its size."""
     denied = [True]

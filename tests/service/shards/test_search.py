@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,9 +16,7 @@ from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.masks.eligibility import forest_mask
 from espalier.search import SearchParams, SearchResult
-from espalier.shards.messages import MaskBits, decode_answer, encode_query
-from service.errors import QueueFull
-from service.shards.search import answer_search
+from espalier.shards.messages import MaskBits
 from tests.service.running import Running, run
 from tests.service.shards.cutting import KINDS, cut, expected, queries_of, query_for, search, whole_bundle
 
@@ -108,34 +104,3 @@ def test_masks_let_eligible_items_pass_and_queries_without_one_all(served: Serve
     right = expected(served.whole, shard, queries, replace(params, mask_B=(mask, None, mask)))
     same(search(served.service, query).result, right)
     same(search(served.service, replace(query, sent_masks={})).result, right)  # it is known by now
-
-
-def test_one_call_may_hold_the_queries_of_several_searches(served: Served) -> None:
-    """Searches with and without a frontier, masks and exclusions, at once: each gets its own answer."""
-    shard, items = served.shards[0], served.whole.tree.item_count
-    assert shard.shard is not None
-    bits = MaskBits(np.packbits(np.arange(len(shard.shard.items)) % 2 == 0))
-    mask = forest_mask([alone.tree for alone in shard.alone], np.arange(len(shard.shard.items)) % 2 == 0)
-    asked = []
-    for number in range(9):
-        queries = queries_of(served.whole, 1 + number % 3, seed=number)
-        batch, own = len(queries), queries
-        exclude_BE = np.random.default_rng(number).integers(-1, items, (batch, 4)) if number % 2 else None
-        params = replace(SearchParams.uniform(batch, 1 + 5 * number, 3 + number, exclude_BE), frontier=number % 3 == 0)
-        more: dict[str, Any] = {"masks": (bits.digest,) * batch, "sent_masks": {bits.digest: bits}} if number % 4 == 0 else {}
-        right = expected(served.whole, shard, own, replace(params, mask_B=(mask,) * batch if more else None))
-        asked.append((query_for(served.whole, shard, own, params, **more), right))
-        search(served.service, asked[-1][0])  # the engine knows then what a query costs, and takes many at once
-
-    async def until_taken(body: bytes) -> bytes:
-        while True:  # a busy machine may look like overload
-            with suppress(QueueFull):
-                return await answer_search(served.service.app.state.service.registry, body)
-            await asyncio.sleep(0.05)
-
-    async def all_at_once() -> list[bytes]:
-        return await asyncio.gather(*(until_taken(encode_query(query)) for query, _ in asked))
-
-    answers = [decode_answer(body) for body in served.service.client.runner.run(all_at_once())]
-    for answer, (_, right) in zip(answers, asked, strict=True):
-        same(answer.result, right)
