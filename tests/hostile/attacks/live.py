@@ -70,10 +70,13 @@ def empty_lines(target: Target) -> Seen:
     """Nothing but line ends: each costs the service more than the client."""
     wire = target.connect()
     wire.send(_bulk_head(target), 1)
-    block = _chunk(b"\n" * 0x10000)
-    sent = sum(wire.send(block, 1) for _ in target.spell())
+    block, sent = _chunk(b"\n" * 0x10000), 0
+    for _ in target.spell():
+        if not wire.send(block, 1):
+            break
+        sent += len(block)
     wire.send(b"0\r\n\r\n")
-    return _after(target, f"{sent} times 65,536 line ends", True)
+    return _after(target, f"{sent / 1e6:.0f} MB of line ends", True)
 
 
 def wrong_lines(target: Target) -> Seen:
@@ -159,8 +162,9 @@ def _spell(target: Target, writes: Iterator[tuple[str, dict[str, object] | None]
     """Writes, one after the other, as long as an attack lasts; None deletes."""
     wire, outcomes = target.connect(), []
     for _, (item, body) in zip(target.spell(), writes, strict=False):
-        if not wire.ended:
-            outcomes.append(wire.ask(_put(target, item, body)))
+        if wire.ended:
+            break
+        outcomes.append(wire.ask(_put(target, item, body)))
     return _after(target, tally(outcomes), bool(outcomes) and set(outcomes) <= WRITTEN)
 
 
