@@ -56,7 +56,7 @@ class Limited(NamedTuple):
         samples = self.service.app.state.service.metrics.samples()
         return sum(float(value) for found, own, value in samples if found == name and labels.items() <= own.items())
 
-    def count(self, reason: str) -> float:
+    def refusals(self, reason: str) -> float:
         return self.metric("espalier_shard_refused_total", reason=reason)
 
     def bits(self, number: int, shard: int = 0) -> MaskBits:
@@ -128,9 +128,9 @@ WRAPPED = [0, 2**63 - 1, -(2**63), -1, 4]
 def test_what_is_beyond_them_or_does_not_fit_the_shard_is_refused_by_its_name(
     limited: Limited, field: str, asked: dict[str, int], change: Changed
 ) -> None:
-    before = limited.count("invalid")
+    before = limited.refusals("invalid")
     assert limited.error(change(limited.query(**asked)))["field"] == field
-    assert limited.count("invalid") == before + 1
+    assert limited.refusals("invalid") == before + 1
 
 
 def test_no_more_masks_than_queries_and_than_there_is_room_for(limited: Limited) -> None:
@@ -146,12 +146,12 @@ def test_no_more_masks_than_queries_and_than_there_is_room_for(limited: Limited)
 def test_a_shard_asks_for_masks_that_it_does_not_hold_or_another_one_does(limited: Limited) -> None:
     one, other = limited.bits(255, shard=1), limited.bits(15)
     limited.taken(limited.query(masks=(other.digest, None), sent_masks={other.digest: other}))
-    before = limited.count("unknown_masks")
+    before = limited.refusals("unknown_masks")
     answer = post(limited.service, limited.query(shard=1, masks=(one.digest, other.digest), sent_masks={one.digest: one}))
     assert answer.status_code == 409
     assert answer.headers["content-type"] == "application/json"
     assert answer.json() == [other.digest]
-    assert limited.count("unknown_masks") == before + 1
+    assert limited.refusals("unknown_masks") == before + 1
     limited.taken(limited.query(shard=1, masks=(one.digest, one.digest)))
 
 
@@ -159,11 +159,11 @@ def test_a_shard_asks_for_masks_that_it_does_not_hold_or_another_one_does(limite
     "changed", [{"of": "films"}, {"version": 2}, {"digest": "0" * 64}, {"index": 1 << 40}, {"index": -1}, {"count": 3}, {"of": "x" * 9999}]
 )
 def test_another_shard_version_or_layout_is_not_served(limited: Limited, changed: dict[str, Any]) -> None:
-    before, query = limited.count("not_served"), limited.query()
+    before, query = limited.refusals("not_served"), limited.query()
     refusal = limited.refused(replace(query, pin=replace(query.pin, **changed)), 410)
     assert refusal["detail"].endswith("is not served here.")
     assert len(refusal["detail"]) < 300
-    assert limited.count("not_served") == before + 1
+    assert limited.refusals("not_served") == before + 1
 
 
 def test_a_body_has_a_largest_size_of_its_own_and_one_media_type(limited: Limited) -> None:
@@ -185,21 +185,21 @@ def test_a_deadline_that_has_passed_is_504_also_where_it_passes_while_the_answer
         passed_s[0] = 3600.0
         return written(*given)
 
-    before = limited.count("late")
+    before = limited.refusals("late")
     limited.refused(limited.query(timeout_ms=1e-6), 504)
     monkeypatch.setattr(search_module, "time", SimpleNamespace(perf_counter=lambda: time.perf_counter() + passed_s[0]))
     limited.taken(limited.query())
     monkeypatch.setattr(search_module, "_written", written_late)
     limited.refused(limited.query(), 504)
-    assert limited.count("late") == before + 2
+    assert limited.refusals("late") == before + 2
 
 
 def test_answers_that_are_being_made_hold_a_share_of_the_memory(limited: Limited) -> None:
-    served, before = limited.service.app.state.service.registry.shards, limited.count("full")
+    served, before = limited.service.app.state.service.registry.shards, limited.refusals("full")
     with served.room(4 * MAX_VALUES - 7):
         limited.taken(limited.query(batch=1, m=7))
         limited.refused(limited.query(batch=1, m=8), 429)
-    assert limited.count("full") == before + 1
+    assert limited.refusals("full") == before + 1
     limited.taken(limited.query(batch=1, m=8))
 
 
