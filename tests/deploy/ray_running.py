@@ -38,11 +38,10 @@ TURN_S = 0.5
 
 @dataclass
 class RayServing:
-    """port: where the ingress listens; started: time.monotonic() when the command was started; log: what Ray writes."""
+    """port: where the ingress listens; log: what Ray writes."""
 
     process: subprocess.Popen[bytes]
     port: int
-    started: float
     log: Path
 
     def ask(self, body: Mapping[str, Any], timeout_s: float = 30) -> tuple[int, Any]:
@@ -115,25 +114,19 @@ class Load:
                 self.answered += 1
 
 
-def document(arguments: Mapping[str, Any], port: int) -> dict[str, Any]:
-    """deploy/ray/app.yaml with other arguments, on another port."""
-    found: dict[str, Any] = yaml.safe_load((ROOT / "deploy/ray/app.yaml").read_text())
-    found["http_options"]["port"] = port
-    (application,) = found["applications"]
-    application["args"] = dict(arguments)
-    return found
-
-
 @contextmanager
-def ray_serving(command: Sequence[str], arguments: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Iterator[RayServing]:
-    """`command` with a file as its last argument, from the root of the repository. Ray has a temporary folder of its own.
+def ray_serving(command: Sequence[str], arguments: Mapping[str, Any]) -> Iterator[RayServing]:
+    """`command` with deploy/ray/app.yaml, but for other arguments and a free port, from the root of the repository.
 
-    environment  of Ray and of the replicas
+    Ray has a temporary folder of its own.
     """
     folder = Path(tempfile.mkdtemp(prefix="ray-"))  # a short path: sockets lie in it
     port = free_port()
     file, log = folder / "app.yaml", folder / "log"
-    file.write_text(yaml.safe_dump(document(arguments, port)))
+    document: dict[str, Any] = yaml.safe_load((ROOT / "deploy/ray/app.yaml").read_text())
+    document["http_options"]["port"] = port
+    document["applications"][0]["args"] = dict(arguments)
+    file.write_text(yaml.safe_dump(document))
     own = {
         "PYTHONPATH": str(ROOT),
         "RAY_TMPDIR": str(folder),
@@ -143,13 +136,11 @@ def ray_serving(command: Sequence[str], arguments: Mapping[str, Any], environmen
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "haproxy/server-state"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "haproxy/metrics.sock"),
     }
-    started = time.monotonic()
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, str(file)], cwd=ROOT, env=os.environ | LOCAL | own | dict(environment or {}), stdout=output, stderr=subprocess.STDOUT
-        )
+        environment = os.environ | LOCAL | own
+        process = subprocess.Popen([*command, str(file)], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
     try:
-        yield RayServing(process, port, started, log)
+        yield RayServing(process, port, log)
     finally:
         _end(process)
         shutil.rmtree(folder, ignore_errors=True)

@@ -113,56 +113,43 @@ def test_the_chart_has_the_version_of_the_project() -> None:
 # -- pods --------------------------------------------------------------------------------------------------------------------------------
 
 
+CONFINED: Json = {
+    "runAsNonRoot": True,
+    "runAsUser": 10001,  # the image's user
+    "runAsGroup": 10001,
+    "fsGroup": 10001,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+UNPRIVILEGED: Json = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
+PROBES = {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
+"""Restarts go by /livez, routing by /readyz."""
+ZONES_AND_HOSTS = ["topology.kubernetes.io/zone", "kubernetes.io/hostname"]
+
+
 @pytest.mark.parametrize(("case", "name"), ALL)
-def test_every_pod_is_confined_and_limited(case: str, name: str) -> None:
+def test_every_pod_is_confined_limited_spread_and_probed(case: str, name: str) -> None:
     workload = workloads(case)[name]
-    spec, only = pod(workload), container(workload)
-    assert spec["securityContext"]["runAsNonRoot"] is True
-    assert (spec["securityContext"]["runAsUser"], spec["securityContext"]["fsGroup"]) == (10001, 10001)  # the image's user
-    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert spec["automountServiceAccountToken"] is False
-    assert spec["enableServiceLinks"] is False
+    spec, only, selector = pod(workload), container(workload), workload["spec"]["selector"]["matchLabels"]
+    assert (spec["securityContext"], only["securityContext"]) == (CONFINED, UNPRIVILEGED)
+    assert (spec["automountServiceAccountToken"], spec["enableServiceLinks"]) == (False, False)
     assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
-    assert only["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-        "readOnlyRootFilesystem": True,
-    }
-    assert only["resources"]["requests"].keys() == only["resources"]["limits"].keys() == {"cpu", "memory"}
     assert "hostPath" not in str(spec["volumes"])
+    assert only["resources"]["requests"].keys() == only["resources"]["limits"].keys() == {"cpu", "memory"}
+    assert {probe: only[probe]["httpGet"]["path"] for probe in PROBES} == PROBES
+    assert {port["name"]: port["containerPort"] for port in only["ports"]} == {"http": 8000}
+    spread = {constraint["topologyKey"]: constraint["labelSelector"]["matchLabels"] for constraint in spec["topologySpreadConstraints"]}
+    assert spread == dict.fromkeys(ZONES_AND_HOSTS, selector)
+    labels = {other: found["spec"]["template"]["metadata"]["labels"] for other, found in workloads(case).items()}
+    assert [other for other, found in labels.items() if selector.items() <= found.items()] == [name], "it selects its own pods alone"
 
 
 @pytest.mark.parametrize(("case", "name"), ALL)
 def test_a_pod_is_killed_only_after_it_has_drained(case: str, name: str) -> None:
     workload = workloads(case)[name]
-    settings = environment(case, workload)
-    drains_s = float(settings["ESPALIER_DRAIN_DELAY_S"]) + float(settings["ESPALIER_DRAIN_S"])
-    assert float(settings["ESPALIER_DRAIN_DELAY_S"]) > 0
-    assert pod(workload)["terminationGracePeriodSeconds"] > drains_s + 10
-
-
-@pytest.mark.parametrize(("case", "name"), ALL)
-def test_probes_restart_by_livez_and_route_by_readyz(case: str, name: str) -> None:
-    only = container(workloads(case)[name])
-    paths = {probe: only[probe]["httpGet"]["path"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")}
-    assert paths == {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
-    assert {port["name"]: port["containerPort"] for port in only["ports"]} == {"http": 8000}
-
-
-@pytest.mark.parametrize(("case", "name"), ALL)
-def test_replicas_spread_over_zones_and_hosts(case: str, name: str) -> None:
-    workload = workloads(case)[name]
-    spread = pod(workload)["topologySpreadConstraints"]
-    assert [constraint["topologyKey"] for constraint in spread] == ["topology.kubernetes.io/zone", "kubernetes.io/hostname"]
-    for constraint in spread:
-        assert constraint["labelSelector"]["matchLabels"] == workload["spec"]["selector"]["matchLabels"]
-
-
-@pytest.mark.parametrize(("case", "name"), ALL)
-def test_selectors_find_their_own_pods_alone(case: str, name: str) -> None:
-    selector = workloads(case)[name]["spec"]["selector"]["matchLabels"].items()
-    found = [other for other, workload in workloads(case).items() if selector <= workload["spec"]["template"]["metadata"]["labels"].items()]
-    assert found == [name]
+    delay_s, drain_s = (float(environment(case, workload)[f"ESPALIER_{setting}_S"]) for setting in ("DRAIN_DELAY", "DRAIN"))
+    assert delay_s > 0
+    assert pod(workload)["terminationGracePeriodSeconds"] > delay_s + drain_s + 10
 
 
 @pytest.mark.parametrize(("case", "name"), ALL)
@@ -197,8 +184,8 @@ def test_what_a_pod_refers_to_is_there(case: str) -> None:
 # -- shards and router -------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("case", "count"), [("defaults", 2), ("store", 3), ("existing", 2)])
-def test_each_shard_has_replicas_a_headless_service_and_a_budget(case: str, count: int) -> None:
+@pytest.mark.parametrize(("case", "count", "routers"), [("defaults", 2, 1), ("store", 3, 2), ("existing", 2, 1)])
+def test_each_shard_has_replicas_a_headless_service_and_a_budget_and_routers_know_its_name(case: str, count: int, routers: int) -> None:
     shards = {name: workload for name, workload in workloads(case).items() if "ESPALIER_SHARD" in environment(case, workload)}
     assert sorted(environment(case, workload)["ESPALIER_SHARD"] for workload in shards.values()) == [str(index) for index in range(count)]
     for name, workload in shards.items():
@@ -210,30 +197,11 @@ def test_each_shard_has_replicas_a_headless_service_and_a_budget(case: str, coun
         budget = named(case, "PodDisruptionBudget")[name]["spec"]
         assert (budget["maxUnavailable"], budget["selector"]["matchLabels"].items() <= labels) == (1, True)
         assert workload["spec"].get("replicas", 2) >= 2
-
-
-@pytest.mark.parametrize(("case", "namespace"), [("defaults", "shop"), ("store", "shop"), ("existing", "shop")])
-def test_the_router_is_told_the_name_of_every_shard(case: str, namespace: str) -> None:
     [fleet] = [data for name, data in named(case, "ConfigMap").items() if name.endswith("-fleet")]
     written = re.findall(r'"dns\+http://([\w-]+)\.(\w+)\.svc:8000"', fleet["data"]["router.toml"])
-    shards = [name for name, service in named(case, "Service").items() if service["spec"].get("clusterIP") == "None"]
-    assert written == [(name, namespace) for name in shards]
-    routers = [workload for workload in workloads(case).values() if "service.router" in container(workload).get("command", [])]
-    assert len(routers) == (2 if case == "store" else 1)
-    for workload in routers:
-        assert container(workload)["command"] == ["python", "-m", "service.router", "--config", "/etc/espalier/router.toml"]
-
-
-def test_a_claim_is_mounted_read_only_and_a_copy_of_the_store_has_a_volume_of_its_own() -> None:
-    for workload in workloads("defaults").values():
-        assert {"name": "models", "mountPath": "/models", "readOnly": True} in container(workload)["volumeMounts"]
-        assert "volumeClaimTemplates" not in workload["spec"]
-    for name, workload in workloads("store").items():
-        [claim] = workload["spec"]["volumeClaimTemplates"]
-        assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
-        retention = workload["spec"].get("persistentVolumeClaimRetentionPolicy")
-        # The writer's volume has the journal, which is nowhere else.
-        assert retention == (None if name.endswith("-writer") else {"whenDeleted": "Delete", "whenScaled": "Delete"}), name
+    assert sorted(written) == sorted((name, "shop") for name in shards)
+    commands = [container(workload).get("command") for name, workload in workloads(case).items() if name not in shards]
+    assert commands == [["python", "-m", "service.router", "--config", "/etc/espalier/router.toml"]] * routers
 
 
 def test_each_pod_gets_the_keys_of_its_part_and_no_other() -> None:
@@ -247,6 +215,8 @@ def test_each_pod_gets_the_keys_of_its_part_and_no_other() -> None:
         "r-espalier-router": readers | {"ESPALIER_FOLLOW_KEY"},
         "r-espalier-writer": readers | {"ESPALIER_WRITE_KEYS"},
     }
+    follows = {name: environment("store", workload).get("ESPALIER_FOLLOW") for name, workload in workloads("store").items()}
+    assert {name: address for name, address in follows.items() if address} == {"r-espalier-router": "http://r-espalier-writer:8000"}
     [secret] = named("store", "Secret").values()
     assert set().union(*by_name.values()) == secret["stringData"].keys()
     assert named("existing", "Secret") == named("defaults", "Secret") == {}
@@ -256,13 +226,6 @@ def test_each_pod_gets_the_keys_of_its_part_and_no_other() -> None:
 def test_no_key_is_outside_of_the_secret() -> None:
     rest = [manifest for manifest in manifests("store") if manifest["kind"] != "Secret"]
     assert KEY not in json.dumps(rest)
-
-
-def test_routers_follow_the_writer_and_only_it_keeps_a_journal() -> None:
-    follows = {name: environment("store", workload).get("ESPALIER_FOLLOW") for name, workload in workloads("store").items()}
-    assert {name: address for name, address in follows.items() if address} == {"r-espalier-router": "http://r-espalier-writer:8000"}
-    assert named("store", "Service")["r-espalier-writer"]["spec"]["ports"][0]["port"] == 8000
-    assert workloads("store")["r-espalier-writer"]["spec"]["replicas"] == 1
 
 
 def test_only_routers_and_prometheus_reach_a_shard() -> None:
@@ -330,13 +293,9 @@ def test_the_manifests_here_are_of_this_chart(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_helm_makes_the_manifests_of_the_chart(case: str) -> None:
+def test_helm_makes_the_manifests_of_the_chart_and_lints_it_without_a_warning(case: str) -> None:
     made = [manifest for manifest in yaml.safe_load_all(render(CASES[case])) if manifest]
     assert made == list(manifests(case))
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_helm_lints_the_chart_without_a_warning(case: str) -> None:
     ran = run_helm("lint", "--strict", CHART, values=CASES[case])
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "[WARNING]" not in ran.stdout

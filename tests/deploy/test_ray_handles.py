@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Coroutine, Generator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,50 +38,44 @@ class Response:
         self.cancelled = True
 
 
-class Method:
-    """A method of a deployment; every call of it is kept."""
-
-    def __init__(self, answer: Callable[..., Coroutine[Any, Any, Any]]) -> None:
-        self._answer = answer
-        self.calls: list[Response] = []
-
-    def remote(self, *arguments: Any) -> Response:
-        self.calls.append(Response(self._answer(*arguments)))
-        return self.calls[-1]
-
-
-class Broadcast:
-    def __init__(self, found: Sequence[Listed] | Exception) -> None:
-        self._found = found
-
-    async def results_async(self, timeout_s: float) -> Sequence[Listed]:
-        await asyncio.sleep(0)
-        if isinstance(self._found, Exception):
-            raise self._found
-        return self._found
-
-
 class Deployment:
-    """A handle. answer: of a search, None: never; all_say: what its replicas say when all are asked."""
+    """A handle.
+
+    answers  of searches in turn, the last again and again; None: never
+    all_say  what its replicas say when all are asked
+    """
 
     def __init__(self) -> None:
-        self.search = Method(self._search)
-        self.answer: tuple[int, bytes] | Exception | None = (200, b"found")
+        self.search = SimpleNamespace(remote=self._remote)
+        self.answers: list[tuple[int, bytes] | Exception | None] = [(200, b"found")]
         self.all_say: Sequence[Listed] | Exception = [[FIRST]]
+        self.calls: list[Response] = []
         self.broadcasts = 0
 
-    def broadcast(self, method_name: str) -> Broadcast:
+    def broadcast(self, method_name: str) -> SimpleNamespace:
         assert method_name == "shards"
         self.broadcasts += 1
-        return Broadcast(self.all_say)
+        return SimpleNamespace(results_async=self._all)
+
+    def _remote(self, body: bytes) -> Response:
+        self.calls.append(Response(self._search(body)))
+        return self.calls[-1]
 
     async def _search(self, body: bytes) -> tuple[int, bytes]:
-        if self.answer is None:
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if answer is None:
             await asyncio.Event().wait()
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        assert self.answer is not None
-        return self.answer[0], body + b" " + self.answer[1]
+        if isinstance(answer, Exception):
+            raise answer
+        assert answer is not None
+        status, content = answer
+        return status, body + b" " + content if status == 200 else content
+
+    async def _all(self, timeout_s: float) -> Sequence[Listed]:
+        await asyncio.sleep(0)
+        if isinstance(self.all_say, Exception):
+            raise self.all_say
+        return self.all_say
 
 
 @pytest.fixture
@@ -97,8 +91,8 @@ def transport(deployment: Deployment) -> Transport:
 MOST = len(b"asked found")
 
 
-def send(transport: Transport, timeout_s: float = 5) -> bytes:
-    return asyncio.run(transport.send("books-shards-0/1", b"asked", MOST, timeout_s, {}))
+def send(transport: Transport, timeout_s: float = 5, most: int = MOST) -> bytes:
+    return asyncio.run(transport.send("books-shards-0/1", b"asked", most, timeout_s, {}))
 
 
 def held(transport: Transport, timeout_s: float = 5) -> frozenset[Pin]:
@@ -116,57 +110,44 @@ def test_a_deployment_has_an_address_for_each_try(transport: Transport) -> None:
         assert asyncio.run(transport.send(address, b"asked", MOST, 5, {})) == b"asked found"
 
 
-def test_an_answer_that_is_longer_than_it_may_be_is_garbage(transport: Transport) -> None:
-    with pytest.raises(ReplicaFailed, match="11 bytes, expected at most 10") as failed:
-        asyncio.run(transport.send("books-shards-0/0", b"asked", MOST - 1, 5, {}))
-    assert failed.value.reason == "garbage"
-
-
-def test_an_answer_is_its_body_and_a_status_what_went_wrong(transport: Transport, deployment: Deployment) -> None:
-    assert send(transport) == b"asked found"
-    deployment.answer = (409, b"")
-    with pytest.raises(ReplicaFailed, match="digests of masks were expected"):
-        send(transport)
-    for status, reason in ((410, "not_served"), (429, "full"), (504, "late"), (422, "refused")):
-        deployment.answer = (status, b"")
-        with pytest.raises(ReplicaFailed) as raised:
-            send(transport)
-        assert raised.value.reason == reason
-
-
-def test_masks_that_a_shard_lacks_are_named(deployment: Deployment) -> None:
-    async def wants() -> tuple[int, bytes]:
-        return 409, orjson.dumps(["a", "b"])
-
-    deployment.search = Method(lambda body: wants())
-    with pytest.raises(MasksWanted) as raised:
-        send(HandleTransport({"books-shards-0": deployment}))
-    assert raised.value.digests == ("a", "b")
-
-
-def test_a_replica_that_died_has_failed_in_one_line(transport: Transport, deployment: Deployment) -> None:
-    deployment.answer = DEAD
+@pytest.mark.parametrize(
+    ("answers", "reason", "says"),
+    [
+        ([(410, b"")], "not_served", ""),
+        ([(429, b"")], "full", ""),
+        ([(504, b"")], "late", ""),
+        ([(422, b"")], "refused", ""),
+        ([(409, b"")], "garbage", "digests of masks were expected"),
+        ([(200, b"found!")], "garbage", "12 bytes, expected at most 11"),
+        ([DEAD], "connection", "ActorUnavailableError"),
+    ],
+)
+def test_what_went_wrong_has_a_reason_and_one_line(
+    transport: Transport, deployment: Deployment, answers: list[Any], reason: str, says: str
+) -> None:
+    deployment.answers = answers
     with pytest.raises(ReplicaFailed) as raised:
         send(transport)
-    assert raised.value.reason == "connection"
+    assert raised.value.reason == reason
+    assert says in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
+def test_masks_that_a_shard_lacks_are_named(transport: Transport, deployment: Deployment) -> None:
+    deployment.answers = [(409, orjson.dumps(["a", "b"]))]
+    with pytest.raises(MasksWanted) as raised:
+        send(transport)
+    assert raised.value.digests == ("a", "b")
+
+
 def test_a_dead_replica_that_ray_still_chooses_is_asked_past(transport: Transport, deployment: Deployment) -> None:
-    failures = [DEAD, DEAD]
-
-    async def search(body: bytes) -> tuple[int, bytes]:
-        if failures:
-            raise failures.pop()
-        return 200, body
-
-    deployment.search = Method(search)
-    assert send(transport) == b"asked"
-    assert len(deployment.search.calls) == 3
+    deployment.answers = [DEAD, DEAD, (200, b"found")]
+    assert send(transport) == b"asked found"
+    assert len(deployment.calls) == 3
 
 
 def test_what_is_late_or_given_up_is_cancelled_in_the_replica_too(transport: Transport, deployment: Deployment) -> None:
-    deployment.answer = None
+    deployment.answers = [None]
     with pytest.raises(ReplicaFailed) as raised:
         send(transport, timeout_s=0.01)
     assert raised.value.reason == "late"
@@ -180,7 +161,7 @@ def test_what_is_late_or_given_up_is_cancelled_in_the_replica_too(transport: Tra
             await task
 
     asyncio.run(give_up())
-    assert [call.cancelled for call in deployment.search.calls] == [True, True]
+    assert [call.cancelled for call in deployment.calls] == [True, True]
 
 
 def test_a_shard_serves_what_all_its_replicas_serve(transport: Transport, deployment: Deployment) -> None:
@@ -218,7 +199,7 @@ def test_what_all_said_before_is_forgotten_where_one_is_silent_for_too_long(
     now += KEPT_S
     assert versions(held(transport)) == [1]
     now += 0.1
-    with pytest.raises(ReplicaFailed, match="not all replicas say what they serve") as failed:
+    with pytest.raises(ReplicaFailed) as failed:
         held(transport)
     assert failed.value.reason == "late"
     deployment.all_say = [[SECOND]]

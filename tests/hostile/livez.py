@@ -18,27 +18,27 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 TIMEOUT_S = 5.0
 """An answer that takes longer counts as none, and as so long."""
 EVERY_S = 0.04
 
 
-@dataclass
-class Requests:
-    """What became of the requests on connections of one sort."""
+class Answered(NamedTuple):
+    """One request. refused: a new connection was answered 503 and closed."""
 
-    ms: list[float] = field(default_factory=list)
-    failed: int = 0
-    refused: int = 0
+    ms: float
+    failed: bool = False
+    refused: bool = False
 
 
 @dataclass(frozen=True)
 class Liveness:
-    """max_ms over all requests; a failed one counts with the time-out. `refused`: a new connection was answered 503 and closed."""
+    """max_ms over all requests; a failed one counts with the time-out."""
 
     max_ms: float
     p99_ms: float
@@ -47,7 +47,7 @@ class Liveness:
     refused: int
 
 
-def ask(port: int, keep: bool, requests: Requests, end: threading.Event) -> None:
+def ask(port: int, keep: bool, answers: list[Answered], end: threading.Event) -> None:
     """Ask until the end."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
     while not end.is_set():
@@ -57,16 +57,13 @@ def ask(port: int, keep: bool, requests: Requests, end: threading.Event) -> None
             answer = connection.getresponse()
             answer.read()
         except (OSError, http.client.HTTPException):
-            requests.failed += 1
-            requests.ms.append(TIMEOUT_S * 1e3)
+            answers.append(Answered(TIMEOUT_S * 1e3, failed=True))
             connection.close()
         else:
-            requests.ms.append((time.perf_counter() - began) * 1e3)
-            if answer.status == 503 and answer.headers["connection"] == "close":
-                requests.refused += 1
-            elif answer.status != 200:
-                requests.failed += 1
-            if not keep or answer.headers["connection"] == "close":
+            closes = answer.headers["connection"] == "close"
+            refused = answer.status == 503 and closes
+            answers.append(Answered((time.perf_counter() - began) * 1e3, answer.status != 200 and not refused, refused))
+            if not keep or closes:
                 connection.close()
         end.wait(max(0.0, EVERY_S - (time.perf_counter() - began)))
     connection.close()
@@ -79,26 +76,24 @@ def main() -> None:
     gc.disable()
     with contextlib.suppress(OSError):
         os.nice(-10)  # what is measured is the service, not this process's place in the queue for a core
-    kept, fresh, end = Requests(), Requests(), threading.Event()
-    threads = [threading.Thread(target=ask, args=(port, keep, requests, end)) for keep, requests in ((True, kept), (False, fresh))]
+    kept, fresh, end = list[Answered](), list[Answered](), threading.Event()
+    threads = [threading.Thread(target=ask, args=(port, keep, answers, end)) for keep, answers in ((True, kept), (False, fresh))]
     for thread in threads:
         thread.start()
-    while not (kept.ms and fresh.ms):
+    while not (kept and fresh):
         time.sleep(0.01)
     print("asking", flush=True)
     sys.stdin.read()
     end.set()
     for thread in threads:
         thread.join()
-    print(json.dumps(vars(liveness(kept, fresh))))
+    print(json.dumps(vars(liveness([*kept, *fresh]))))
 
 
-def liveness(*of: Requests) -> Liveness:
-    """The figures of several sorts of connections together."""
-    ms = sorted(one for requests in of for one in requests.ms)
-    return Liveness(
-        ms[-1], ms[int(0.99 * (len(ms) - 1))], len(ms), sum(requests.failed for requests in of), sum(requests.refused for requests in of)
-    )
+def liveness(answers: Sequence[Answered]) -> Liveness:
+    ms = sorted(answer.ms for answer in answers)
+    failed, refused = sum(answer.failed for answer in answers), sum(answer.refused for answer in answers)
+    return Liveness(ms[-1], ms[int(0.99 * (len(ms) - 1))], len(ms), failed, refused)
 
 
 @contextmanager

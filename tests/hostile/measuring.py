@@ -21,7 +21,7 @@ from typing import TypedDict
 
 from tests.hostile.attacked import Attacked
 from tests.hostile.attacks import Attack, Seen, Target
-from tests.hostile.attacks.wire import post
+from tests.hostile.attacks.wire import LIVEZ, post
 from tests.hostile.livez import TIMEOUT_S, Liveness, watched
 
 GUARD_MB = 3000.0
@@ -124,20 +124,12 @@ def judge(row: Row, expected: bool, attack: Attack) -> list[str]:
 
 def warm_up(target: Target) -> None:
     """What a service meets on an ordinary day: small retrievals and a larger one, its metrics, several connections."""
-    ordinary = [post(target.retrieval(1 + i % 4, 10 + i, target.fields)) for i in range(60)]
     wires = target.connect_many(8)
-    for i, request in enumerate(ordinary):
-        wire = wires[i % len(wires)]
-        wire.held.clear()
-        wire.send(request)
-        wire.answers()
-    for path in ("livez", "metrics", "models"):
-        wires[0].held.clear()
-        wires[0].send(f"GET /{path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-        wires[0].answers()
-    wires[1].held.clear()
-    wires[1].send(post(target.retrieval(16, 500, target.fields)))
-    wires[1].answers()
+    for i in range(60):
+        wires[i % len(wires)].ask(post(target.retrieval(1 + i % 4, 10 + i, target.fields)))
+    for path in (b"livez", b"metrics", b"models"):
+        wires[0].ask(LIVEZ.replace(b"livez", path))
+    wires[1].ask(post(target.retrieval(16, 500, target.fields)))
     target.close()
 
 

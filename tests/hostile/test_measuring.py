@@ -35,25 +35,16 @@ def test_a_service_that_dies_makes_a_row_that_says_so(large: Path, tmp_path: Pat
     assert (row["livez_ms_max"], row["attack"]) == (5000.0, "murder")
 
 
-def test_an_attack_that_does_not_end_is_stopped(service: Attacked, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limit", ["ATTACK_S", "GUARD_MB"])
+def test_an_attack_that_lasts_or_takes_too_much_is_stopped(service: Attacked, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     def endless(target: Target) -> Seen:
         target.stop.wait(60)
         return Seen(True, "stopped" if target.stop.is_set() else "went on")
 
-    monkeypatch.setattr(measuring, "ATTACK_S", 0.2)
+    monkeypatch.setattr(measuring, limit, 0.2 if limit == "ATTACK_S" else 0.75 * service.rss_mb())
     row = measure(Attack(endless), service, books(service.port))
-    assert row["told"].startswith("stopped; stopped: ")
-    assert "expected" in row["failed"]
-
-
-def test_an_attack_is_stopped_where_the_service_takes_too_much(service: Attacked, monkeypatch: pytest.MonkeyPatch) -> None:
-    def endless(target: Target) -> Seen:
-        target.stop.wait(60)
-        return Seen(True, "held")
-
-    monkeypatch.setattr(measuring, "GUARD_MB", 0.75 * service.rss_mb())
-    row = measure(Attack(endless), service, books(service.port))
-    assert row["stopped"].endswith(" MB")
+    assert row["told"] == f"stopped; stopped: {row['stopped']}"
+    assert row["stopped"].endswith(" s" if limit == "ATTACK_S" else " MB")
     assert "expected" in row["failed"]
 
 

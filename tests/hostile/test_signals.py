@@ -17,7 +17,7 @@ import pytest
 
 from tests.service.processes import Service, paused, service
 from tests.service.running import Json
-from tests.service.test_chaos import bodies, make_models
+from tests.service.test_chaos import bodies, make_models, same
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.hostile]
@@ -57,21 +57,13 @@ def results(answer: Json) -> Results:
     return [[(item["id"], item["score"]) for item in result["items"]] for result in answer["results"]]
 
 
-def same(found: Results, expected: Results) -> bool:
-    return [[one for one, _ in result] for result in found] == [[one for one, _ in result] for result in expected] and all(
-        score == pytest.approx(other, abs=1e-5)
-        for one, two in zip(found, expected, strict=True)
-        for (_, score), (_, other) in zip(one, two, strict=True)
-    )
-
-
 def answered(clients: list[Client], more: int) -> None:
     """Wait until so many more requests are answered."""
     goal = sum(client.answered for client in clients) + more
     until(lambda: sum(client.answered for client in clients) >= goal, f"{more} more are answered")
 
 
-def ready(running: Service, times: int) -> None:
+def loaded(running: Service, times: int) -> None:
     """Wait until so many workers have loaded, the dead ones included."""
     until(lambda: "".join(running.log).count("is ready on") >= times, "another one has loaded")
 
@@ -99,7 +91,7 @@ def test_workers_killed_and_stopped_at_random_lose_nothing_and_answer_right(tmp_
             if rng.random() < 0.5:
                 os.kill(victim, signal.SIGKILL)
                 killed += 1
-                ready(running, 2 + killed)
+                loaded(running, 2 + killed)
             else:
                 with paused(victim):
                     late = Client(running, asked, expected, seed * 100 + len(clients))  # all before may wait for the one that is stopped

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import socket
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
@@ -27,50 +24,20 @@ from loadtest.loops import Answered, arrivals, closed_loop, each_once, open_loop
 from loadtest.proposal import propose
 from loadtest.queries import Query
 from loadtest.target import Json, ServiceRefused, Target
+from tests.loadtest.stub import Request, stub
 
 ANSWER: Json = {"engine": "stub", "results": [{"items": [{"id": "a", "score": 1.0}], "complete": True, "degraded": False, "unknown": []}]}
 ANSWER |= {"timing": {"ms_per_query": 0.5}}
 
 
-class Server(ThreadingHTTPServer):
-    daemon_threads, request_queue_size = True, 128
-
-
-@contextmanager
-def stub(answer: Callable[[int, Json], int | None]) -> Iterator[Target]:
+def answering(status: Callable[[int, Json], int | None]) -> AbstractContextManager[Target]:
     """A server whose answer to the n-th request, given its body, has this status; None closes the connection instead."""
-    counted, lock = Counter[str](), threading.Lock()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
+    def answer(request: Request) -> tuple[int, object] | None:
+        found = status(request.number, request.document)
+        return None if found is None else (found, ANSWER if found == 200 else {"title": "no", "status": found})
 
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            with lock:
-                number = counted["requests"]
-                counted["requests"] += 1
-            status = answer(number, body)
-            if status is None:
-                self.close_connection = True
-                return
-            content = orjson.dumps(ANSWER if status == 200 else {"title": "no", "status": status})
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *arguments: Any) -> None:
-            """Nothing."""
-
-    server = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield Target("127.0.0.1", server.server_address[1])
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    return stub(answer)
 
 
 REQUEST = request_bytes("/retrieve", {"queries": [{"history": []}]})
@@ -86,7 +53,7 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
         everything.wait(30)
         return 200
 
-    with stub(answer) as target:
+    with answering(answer) as target:
         answered = open_loop(target.address, [REQUEST], per_s, seconds, seed)
     assert statuses(answered) == {"200": len(due)}
     began = sorted(answer.began for answer in answered)
@@ -111,14 +78,14 @@ def test_every_request_is_sent_once_and_answers_find_their_requests() -> None:
         return None if body["id"] == "7" else 200 if int(body["id"]) % 2 else 503
 
     requests = [request_bytes("/retrieve", {"id": str(i)}) for i in range(40)]
-    with stub(answer) as target:
+    with answering(answer) as target:
         answered = each_once(target.address, requests, 4)
     assert sorted(seen, key=int) == [str(i) for i in range(40)]
     assert {answer.number: answer.status for answer in answered} == {i: 0 if i == 7 else 200 if i % 2 else 503 for i in range(40)}
 
 
 def test_lost_connections_are_made_anew() -> None:
-    with stub(lambda number, body: None if number % 3 == 0 else 200) as target:
+    with answering(lambda number, body: None if number % 3 == 0 else 200) as target:
         answered = each_once(target.address, [REQUEST] * 30, 2)
     assert statuses(answered) == {"0": 10, "200": 20}
 
@@ -138,7 +105,7 @@ def load(target: Target) -> Load:
 def test_failures_are_counted_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every fourth request is refused; a query that was refused is asked again for its recall."""
     monkeypatch.setattr(cell_module, "PAUSE_S", 0)
-    with stub(lambda number, body: 429 if number % 4 == 1 else 200) as target:
+    with answering(lambda number, body: 429 if number % 4 == 1 else 200) as target:
         cell = measure(load(target), 8, 3)
     assert cell["recall"] == 0.25
     document: Json = {"cells": [cell]}
@@ -154,7 +121,7 @@ def test_failures_are_counted_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_figures_are_medians_of_the_rounds_and_counts_are_sums() -> None:
-    with stub(lambda number, body: 200) as target:
+    with answering(lambda number, body: 200) as target:
         cell = measure(replace(load(target), rounds=3), 8, 3)
     for loop in cell["loops"].values():
         assert loop["p99_ms"] == sorted(loop["rounds_p99_ms"])[1]
@@ -165,17 +132,20 @@ def test_figures_are_medians_of_the_rounds_and_counts_are_sums() -> None:
 
 def test_recall_is_left_out_where_a_query_is_never_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cell_module, "PAUSE_S", 0)
-    with stub(lambda number, body: 503 if body["queries"][0]["history"] == ["b"] else 200) as target:
+    with answering(lambda number, body: 503 if body["queries"][0]["history"] == ["b"] else 200) as target:
         cell = measure(load(target), 8, 3)
     assert cell["recall"] is None
     assert cell["recall_unanswered"] == 1
     assert any("no recall, 1 of its queries were not answered" in warning for warning in report.warnings({"cells": [cell]}))
 
 
-def test_a_query_that_the_service_refuses_ends_the_cell_and_is_named() -> None:
+@pytest.mark.parametrize(
+    ("refused", "named"), [(["b"], "query 2 of 2: 422"), (["a"], "/retrieve: 422, no")], ids=["a later query", "the first request"]
+)
+def test_a_query_that_the_service_refuses_for_good_ends_the_cell_and_is_named(refused: list[str], named: str) -> None:
     with (
-        stub(lambda number, body: 422 if body["queries"][0]["history"] == ["b"] else 200) as target,
-        pytest.raises(ServiceRefused, match="query 2 of 2: 422"),
+        answering(lambda number, body: 422 if body["queries"][0]["history"] == refused else 200) as target,
+        pytest.raises(ServiceRefused, match=named),
     ):
         measure(load(target), 8, 3)
 
@@ -195,7 +165,7 @@ def test_the_capacity_is_that_of_as_many_clients_as_it_takes(
 
     monkeypatch.setattr(cell_module, "closed_loop", closed)
     monkeypatch.setattr(cell_module, "PAUSE_S", 0)
-    found, loop = cell_module._capacity(replace(load(Target("127.0.0.1", 1)), seconds=4.0), [REQUEST])
+    found, loop = cell_module._capacity(replace(load(Target("127.0.0.1", 1)), seconds=1.0), [REQUEST])
     assert found == expected
     assert loop["requests_per_s"] == pytest.approx(100 * min(found, lanes), rel=0.02)
 
@@ -208,7 +178,7 @@ def test_what_is_due_and_never_sent_counts_as_unanswered(monkeypatch: pytest.Mon
         stop.wait(10)
         return 200
 
-    with stub(answer) as target:
+    with answering(answer) as target:
         answered = open_loop(target.address, [REQUEST], 500, 0.1, connections=2)
         stop.set()
     assert len(answered) == 50
@@ -225,15 +195,10 @@ def test_an_answer_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch)
             stop.wait(10)
         return 200
 
-    with stub(answer) as target:
+    with answering(answer) as target:
         answered = each_once(target.address, [REQUEST] * 3, 1)
         stop.set()
     assert sorted(answer.status for answer in answered) == [0, 200, 200]
-
-
-def test_what_the_service_refuses_for_good_ends_the_cell() -> None:
-    with stub(lambda number, body: 422) as target, pytest.raises(ServiceRefused, match="/retrieve: 422, no"):
-        measure(load(target), 8, 3)
 
 
 @given(st.lists(st.text()), st.lists(st.text()), st.booleans())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -15,13 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from espalier.bundle import Bundle
-from espalier.bundle_writer import GraphContent, write_bundle
+from espalier.bundle_writer import write_bundle
 from espalier.checks.heldout import read_heldout
 from espalier.checks.random_bundles import make_bundle, random_tree
 from espalier.engines.onnx.engine import OnnxEngine
 from espalier.errors import EspalierError
 from espalier.hardware import hardware
-from espalier.manifest import ManifestDraft
 from espalier.metrics import precision_recall_f
 from espalier.search import SearchParams
 from loadtest import sweep as sweep_module
@@ -30,6 +30,7 @@ from loadtest.queries import read_queries
 from loadtest.sweep import main
 from loadtest.target import Json, ask, parse_url
 from tests.pictures import Pictures
+from tests.service.damaged_models import content_of, draft_of
 from tests.service.processes import service
 from training.evaluate import evaluate, held_out_pairs
 
@@ -41,20 +42,8 @@ BEAMS, MS = (2, 8, 32), (3, 20)
 
 def with_held_out(folder: Path, bundle: Bundle, heldout: pa.Table) -> Bundle:
     """The same bundle with other held-out queries."""
-    manifest = bundle.manifest
-    draft = ManifestDraft(**{name: getattr(manifest, name) for name in ManifestDraft.model_fields})
-    content = GraphContent(
-        tree=bundle.tree,
-        node_rows_ND=bundle.node_rows_ND,
-        state_levels=bundle.graph_scorer.state_levels,
-        state_dim=bundle.graph_scorer.state_dim,
-        query_onnx=bundle.graph("query.onnx"),
-        scorer_onnx=bundle.graph("scorer.onnx"),
-        items=bundle.items,
-        golden=bundle.golden(),
-        heldout=heldout,
-    )
-    return write_bundle(folder / manifest.name / str(manifest.version), draft, content)
+    content = replace(content_of(bundle), heldout=heldout)
+    return write_bundle(folder / bundle.manifest.name / str(bundle.manifest.version), draft_of(bundle, bundle.manifest.version), content)
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +123,7 @@ def test_recall_of_vectors_is_that_of_a_direct_search(sweep: Callable[..., int],
 def test_the_files_hold_every_cell_and_loop(
     sweep: Callable[..., int], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], pictures: Pictures
 ) -> None:
-    assert sweep("--beam", "2,8", "--m", "3,20", "--budget-ms", "0.0001,1e6") == 0
+    assert sweep("--beam", "2,8", "--m", "3,20", "--budget-ms", "0.0001,1e6", f"--key={KEY}") == 0
     found = rows(tmp_path)
     assert list(found[0]) == ["beam_size", "m", "recall", "p50_ms", "p95_ms", "p99_ms", "requests_per_s", "ms_per_query", "loop"]
     assert [(row["m"], row["beam_size"], row["loop"]) for row in found] == [
@@ -156,6 +145,8 @@ def test_the_files_hold_every_cell_and_loop(
     printed = capsys.readouterr()
     assert f"open loop, m 3, p99 within 1e+06 ms: beam {best['beam_size']}" in printed.out
     assert "open loop, m 20, p99 within 0.0001 ms: no beam; the smallest p99 was" in printed.out
+    assert KEY not in printed.out + printed.err + repr(parse_url("http://localhost", KEY))
+    assert not [file for file in tmp_path.iterdir() if KEY.encode() in file.read_bytes()]
     assert printed.err.count("recall") == 4  # a line for each cell, where no progress bar can be shown
     lines = pictures.lines(tmp_path / "frontier.png")
     for m, name in (("3", "closed"), ("20", "open")):
@@ -185,24 +176,20 @@ def test_a_third_loop_has_writes_beside_its_retrievals(sweep: Callable[..., int]
     assert sweep("--writes", "100") == 1  # without a key
 
 
-def test_few_samples_are_marked(sweep: Callable[..., int], tmp_path: Path) -> None:
-    assert sweep("--rate", "100") == 0
-    (cell,) = document(tmp_path)["cells"]
-    assert cell["loops"]["open"]["samples"] == 5
-    line = next(line for line in (tmp_path / "sweep.md").read_text().splitlines() if line.startswith("| 8 |") and "| open |" in line)
-    assert " \\* |" in line
-
-
 def test_queries_from_a_file_without_relevant_items(
     sweep: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str], pictures: Pictures
 ) -> None:
     file = tmp_path / "mine.jsonl"
     file.write_text('{"history": ["item-3", "item-4"]}\n\n{"history": []}\n')
-    assert sweep("--queries", str(file), "--models", str(tmp_path / "nowhere")) == 0
+    assert sweep("--queries", str(file), "--models", str(tmp_path / "nowhere"), "--rate", "100") == 0
     assert {row["recall"] for row in rows(tmp_path)} == {""}
     assert "no query has relevant items" in capsys.readouterr().err
     lines = pictures.lines(tmp_path / "frontier.png")
-    assert [height for _, height in lines["m 3, one client"]] == [cell["beam_size"] for cell in document(tmp_path)["cells"]]
+    (cell,) = document(tmp_path)["cells"]
+    assert [height for _, height in lines["m 3, one client"]] == [cell["beam_size"]]
+    assert cell["loops"]["open"]["samples"] == 5
+    line = next(line for line in (tmp_path / "sweep.md").read_text().splitlines() if line.startswith("| 8 |") and "| open |" in line)
+    assert " \\* |" in line  # few samples are marked
 
 
 def test_queries_from_a_file_are_measured_like_the_same_ones_of_the_bundle(sweep: Callable[..., int], folder: Path, tmp_path: Path) -> None:
@@ -260,18 +247,12 @@ def test_cells_of_other_settings_are_never_mixed(sweep: Callable[..., int], tmp_
         assert "error: --resume: got" in message
         assert wanted in message
         assert document(tmp_path) == before
-    assert sweep("--seconds", "0.06") == 0  # without --resume it is measured anew
-
-
-def test_cells_of_another_model_under_the_same_name_are_never_mixed(
-    sweep: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert sweep() == 0
     changed = document(tmp_path)
-    changed["identity"]["tree"]["nodes"] += 1
+    changed["identity"]["tree"]["nodes"] += 1  # another model under the same name
     (tmp_path / "sweep.json").write_text(json.dumps(changed))
     assert sweep("--resume") == 1
     assert "with identity another tree" in capsys.readouterr().err
+    assert sweep("--seconds", "0.06") == 0  # without --resume it is measured anew
 
 
 # -- what cannot be measured ----------------------------------------------------------------------------------------------
@@ -341,13 +322,6 @@ def test_a_wrong_file_of_queries_says_where(tmp_path: Path, lines: str, wanted: 
     file.write_text(lines)
     with pytest.raises(EspalierError, match=wanted):
         read_queries(file)
-
-
-def test_the_key_is_written_nowhere(sweep: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sweep(f"--key={KEY}") == 0
-    printed = capsys.readouterr()
-    assert KEY not in printed.out + printed.err + repr(parse_url("http://localhost", KEY))
-    assert not [file for file in tmp_path.iterdir() if KEY.encode() in file.read_bytes()]
 
 
 def test_an_address_may_have_a_prefix_and_be_ipv6() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -16,6 +15,7 @@ from loadtest.loops import request_bytes
 from loadtest.queries import Query
 from loadtest.target import ServiceRefused, Target
 from loadtest.writes import PREFIX, Writes, delete_all, mixed, put_bytes
+from tests.loadtest.stub import Request, stub
 
 QUERIES = [Query("history", ("a", "b")), Query("history", ()), Query("history", ("c",))]
 
@@ -49,76 +49,35 @@ def test_writes_are_spread_evenly(per_s: float, writes_per_s: float, seconds: fl
         assert abs(sum(found.is_write[:i]) - i * share) <= 1
 
 
-class Service(ThreadingHTTPServer):
-    """Answers retrievals and writes, and remembers the keys and what was written and deleted."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answers)
-        self.put: list[str] = []
-        self.deleted: list[str] = []
-        self.keys: Counter[tuple[str, str]] = Counter()
-
-
-class Answers(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Service
-
-    def do_PUT(self) -> None:
-        self.server.put.append(self.path.rpartition("/")[2])
-        self.answer({"sequence": 1, "outcome": "inserted"}, 201)
-
-    def do_POST(self) -> None:
-        if self.path == "/retrieve":
-            self.answer({"results": [{"items": [], "complete": True}], "timing": {"ms_per_query": 0.5}}, 200)
-            return
-        ids = [json.loads(line)["id"] for line in self.body().splitlines()]
-        self.server.deleted += ids
-        self.answer("\n".join(json.dumps({"id": item, "status": 404 if item == "gone" else 200}) for item in ids), 200)
-
-    def body(self) -> bytes:
-        return self.rfile.read(int(self.headers["Content-Length"]))
-
-    def answer(self, document: object, status: int) -> None:
-        if self.command == "PUT" or self.path == "/retrieve":
-            self.body()
-        self.server.keys[self.command, self.headers.get("Authorization", "")] += 1
-        content = (document if isinstance(document, str) else json.dumps(document)).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 def test_a_mixed_loop_measures_both_and_deletes_what_it_has_put() -> None:
-    with Service() as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
-        try:
-            address = server.server_address[:2]
-            target = Target("127.0.0.1", int(address[1]))
-            writer = Target("127.0.0.1", int(address[1]), headers={"Authorization": "Bearer writes"})
-            load = Load(target, "my books", 1, QUERIES, seconds=0.3, rounds=2, writes_per_s=20, writer=writer)
-            retrieved, written = _with_writes(load, [request_bytes("/retrieve", {})], 40, [0, 1])
-        finally:
-            server.shutdown()
+    put: list[str] = []
+    deleted: list[str] = []
+    keys: Counter[tuple[str, str]] = Counter()
+
+    def answer(request: Request) -> tuple[int, object]:
+        keys[request.method, request.authorization] += 1
+        if request.method == "PUT":
+            put.append(request.path.rpartition("/")[2])
+            return 201, {"sequence": 1, "outcome": "inserted"}
+        if request.path == "/retrieve":
+            return 200, {"results": [{"items": [], "complete": True}], "timing": {"ms_per_query": 0.5}}
+        deleted.extend(json.loads(line)["id"] for line in request.body.splitlines())
+        return 200, "\n".join(json.dumps({"id": item, "status": 200}) for item in deleted)
+
+    with stub(answer) as target:
+        writer = replace(target, headers={"Authorization": "Bearer writes"})
+        load = Load(target, "my books", 1, QUERIES, seconds=0.3, rounds=2, writes_per_s=20, writer=writer)
+        retrieved, written = _with_writes(load, [request_bytes("/retrieve", {})], 40, [0, 1])
     assert (retrieved["samples"], retrieved["statuses"], retrieved["offered_per_s"]) == (24, {"200": 24}, 40)
     assert (written["samples"], written["failed"], written["statuses"]) == (12, 0, {"201": 12})
-    assert sorted(server.put) == sorted(server.deleted) == sorted(f"{PREFIX}{n}" for n in range(12))
-    assert server.keys == {("POST", ""): 24, ("PUT", "Bearer writes"): 12, ("POST", "Bearer writes"): 1}
+    assert sorted(put) == sorted(deleted) == sorted(f"{PREFIX}{n}" for n in range(12))
+    assert keys == {("POST", ""): 24, ("PUT", "Bearer writes"): 12, ("POST", "Bearer writes"): 1}
 
 
 def test_what_is_not_deleted_is_told() -> None:
-    with Service() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        target = Target("127.0.0.1", int(server.server_address[1]))
-        try:
-            delete_all(target, "books", ["a", "gone"])
-        finally:
-            server.shutdown()
-            thread.join()
+    missing = "\n".join(json.dumps({"id": item, "status": 404 if item == "gone" else 200}) for item in ("a", "gone"))
+    with stub(lambda request: (200, missing)) as target:
+        delete_all(target, "books", ["a", "gone"])
     with pytest.raises(ServiceRefused, match="no answer"):
         delete_all(target, "books", ["a"])
 

@@ -14,7 +14,7 @@ from espalier.search import NO_CONTEXT, NO_ITEM, SearchContext, SearchParams, Se
 class FakeEngine:
     """Answers the lowest eligible item rows, scored 1, 1/2, 1/3, …, of which a search reaches at most `beam_size`.
 
-    calls    (queries, params) of every search
+    calls    (queries, params) of every search; contexts: theirs
     started  set when a search has begun
     go       a search waits for it; set unless a test clears it
     failure  raised by the next search
@@ -28,6 +28,7 @@ class FakeEngine:
         self.items = items
         self.leaf_of_item = np.arange(items) if leaf_of_item is None else leaf_of_item
         self.calls: list[tuple[QueryBatch, SearchParams]] = []
+        self.contexts: list[SearchContext] = []
         self.started, self.go = threading.Event(), threading.Event()
         self.go.set()
         self.failure: Exception | None = None
@@ -49,6 +50,7 @@ class FakeEngine:
             none = np.empty((0, 0), np.float32)
             return SearchResult(none.astype(np.int64), none, none, none, params.m_B, np.empty(0, np.bool_))
         self.calls.append((queries, params))
+        self.contexts.append(context)
         self.started.set()
         assert self.go.wait(10), "the test forgot to let the engine go"
         failure, self.failure = self.failure, None

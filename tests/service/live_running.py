@@ -12,7 +12,7 @@ import pytest
 
 from espalier.bundle import Bundle
 from espalier.checks.random_bundles import make_bundle
-from espalier.engines import open_live_engine
+from espalier.engines import open_engine
 from espalier.errors import EspalierError, InvalidInput
 from espalier.items import Items
 from espalier.live.operations import ItemBody
@@ -84,7 +84,7 @@ def add_version(models: Path, version: int, seed: int = 0) -> Bundle:
 
 
 def open_reference(bundle: Bundle) -> Engine:
-    return open_live_engine(bundle, "cpu", "reference", 1, "float32")
+    return open_engine(bundle, "cpu", "reference", 1, "float32")
 
 
 @contextmanager

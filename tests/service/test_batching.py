@@ -109,9 +109,7 @@ async def test_where_calls_end_at_deadlines_a_short_one_cuts_no_other_request_sh
     assert sorted(calls(engine)) == [[0], [0], [1, 2], [3], [4]]
 
 
-async def test_each_request_of_a_call_keeps_its_own_beam_m_exclusions_mask_and_whether_it_is_frozen(
-    engine: FakeEngine, new_batcher: NewBatcher
-) -> None:
+async def test_each_request_of_a_call_keeps_its_own_beam_m_exclusions_and_mask(engine: FakeEngine, new_batcher: NewBatcher) -> None:
     batcher, mask = new_batcher(max_batch=16), NodeMask(np.arange(ITEMS) % 2 == 1, ITEMS // 2)
     excluding = SearchParams.uniform(2, beam_size=8, m=2, exclude_BE=np.array([[0, 2, 4], [1, -1, -1]]))
     async with held(engine, batcher):
@@ -120,7 +118,7 @@ async def test_each_request_of_a_call_keeps_its_own_beam_m_exclusions_mask_and_w
             ask(batcher, 2, beam_size=3, m=7),
             batcher.search(queries(3, 4), excluding),
             batcher.search(queries(5, 6), SearchParams.uniform(2, 3, 3, mask=mask)),
-            batcher.search(queries(7, 8), replace(SearchParams.uniform(2, 1, 1), frozen_B=np.array([False, True]))),
+            batcher.search(queries(7, 8), replace(SearchParams.uniform(2, 1, 1), mask_B=(None, mask))),
         )
     wide, narrow, excluded, masked, _ = [(await task).result for task in tasks]
     assert wide.item_rows_BM.tolist() == [list(range(20))]
@@ -130,9 +128,7 @@ async def test_each_request_of_a_call_keeps_its_own_beam_m_exclusions_mask_and_w
     assert masked.item_rows_BM.tolist() == [[1, 3, 5], [1, 3, 5]]
     _, (_, params) = engine.calls
     assert (params.beam_size_B.tolist(), params.m_B.tolist()) == ([20, 3, 8, 8, 3, 3, 1, 1], [20, 7, 2, 2, 3, 3, 1, 1])
-    assert params.mask_B == (None,) * 4 + (mask, mask) + (None,) * 2
-    assert params.frozen_B is not None
-    assert params.frozen_B.tolist() == [False] * 7 + [True]
+    assert params.mask_B == (None,) * 4 + (mask, mask) + (None, mask)
 
 
 async def test_a_request_larger_than_a_batch_takes_several_calls(engine: FakeEngine, new_batcher: NewBatcher) -> None:

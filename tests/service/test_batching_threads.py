@@ -6,13 +6,14 @@ import asyncio
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from espalier.engines.stages import Frontier, ParentsFound
+from espalier.live.overlay import Overlay
 from espalier.queries import QueryBatch
-from espalier.search import Engine, Frontier, SearchParams, SearchResult
+from espalier.search import NO_CONTEXT, Engine, SearchContext, SearchParams, SearchResult
 from service.batching.admission import OVERLOAD_S
 from service.batching.batcher import JOB_QUERIES, OVERLOAD_SWITCH_S, QUIET_JOB_QUERIES, QUIET_S, SWITCH_S
 from service.errors import EngineFailed, NotReady, QueueFull
@@ -68,36 +69,51 @@ async def test_a_job_runs_on_the_engines_thread_and_gives_its_result_or_its_erro
         batcher.run(job)
 
 
-async def test_a_search_as_jobs_is_short_calls_and_one_result(new_batcher: NewBatcher) -> None:
-    class Frontiers(FakeEngine):
-        def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
-            nodes_BK = np.full((len(queries), len(queries)), -1, np.int64)
-            nodes_BK[:, 0] = queries.array[:, -1]
-            ranks_BK = np.where(nodes_BK >= 0, np.float32(0), np.float32(-np.inf))
-            own = Frontier(nodes_BK, ranks_BK, queries.array[:, -1:].astype(np.float32))
-            return replace(super().search(queries, params), frontiers=(own,))
+class Leading(FakeEngine):
+    """A query leads to the node of its newest item's number, and that is its state; the beams are as wide as the call."""
 
-    engine = Frontiers(ITEMS)
+    def set_overlay(self, overlay: Overlay | None) -> None:
+        raise AssertionError("nothing is live")
+
+    def candidates(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
+        return self.search(queries, params, context)
+
+    def parents(self, queries: QueryBatch, params: SearchParams) -> ParentsFound:
+        nodes_BK = np.full((len(queries), len(queries)), -1, np.int64)
+        nodes_BK[:, 0] = queries.array[:, -1]
+        ranks_BK = np.where(nodes_BK >= 0, np.float32(0), np.float32(-np.inf))
+        return ParentsFound(self.search(queries, params), (Frontier(nodes_BK, ranks_BK),), queries.array[:, -1:].astype(np.float32))
+
+
+async def test_where_queries_lead_is_found_in_short_jobs_and_is_one_result(new_batcher: NewBatcher) -> None:
+    engine = Leading(ITEMS)
     batcher = new_batcher(engine)
     await ask(batcher, 1)
     asked = queries(*range(JOB_QUERIES + 2))
-    found = await asyncio.to_thread(batcher.search_now, asked, SearchParams.uniform(len(asked), 5, 5))
+    found = await asyncio.to_thread(batcher.parents_now, asked, SearchParams.uniform(len(asked), 5, 5))
     assert [len(call) for call in calls(engine)] == [1, JOB_QUERIES, 2]
-    assert found.item_rows_BM.shape == (JOB_QUERIES + 2, 5)
+    assert found.result.item_rows_BM.shape == (JOB_QUERIES + 2, 5)
     (frontier,) = found.frontiers
     assert frontier.nodes_BK[:, 0].tolist() == [*range(JOB_QUERIES + 2)]
     assert frontier.nodes_BK.shape == (JOB_QUERIES + 2, JOB_QUERIES)
-    assert frontier.states_BS is not None
-    assert frontier.states_BS[:, 0].tolist() == [*range(JOB_QUERIES + 2)]
+    assert found.leaf_states_BS is not None
+    assert found.leaf_states_BS[:, 0].tolist() == [*range(JOB_QUERIES + 2)]
 
 
-async def test_jobs_are_larger_while_nobody_asks(engine: FakeEngine, new_batcher: NewBatcher) -> None:
-    batcher = new_batcher()
+async def test_an_engine_of_one_stage_cannot_say_where_queries_lead(new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(FakeEngine(ITEMS))
+    with pytest.raises(EngineFailed, match="fake finds no parents"):
+        await asyncio.to_thread(batcher.parents_now, queries(1), SearchParams.uniform(1, 5, 5))
+
+
+async def test_jobs_are_larger_while_nobody_asks(new_batcher: NewBatcher) -> None:
+    engine = Leading(ITEMS)
+    batcher = new_batcher(engine)
     await ask(batcher, 1)
     asked = queries(*range(QUIET_JOB_QUERIES + 2))
     for waited_s in (QUIET_S, QUIET_S / 2):  # after the second the limit has passed
         await pass_time(waited_s)
-        await asyncio.to_thread(batcher.search_now, asked, SearchParams.uniform(len(asked), 5, 5))
+        await asyncio.to_thread(batcher.parents_now, asked, SearchParams.uniform(len(asked), 5, 5))
     small, large = [JOB_QUERIES] * 4 + [2], [QUIET_JOB_QUERIES, 2]
     assert [len(call) for call in calls(engine)] == [1, *small, *large]
 
@@ -111,9 +127,9 @@ async def test_while_queries_wait_jobs_pause_between_each_other(new_batcher: New
         loop.passed_s += 1
 
     class Timed(FakeEngine):
-        def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+        def search(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
             took_a_second("call")
-            return super().search(queries, params)
+            return super().search(queries, params, context)
 
     timed = Timed(ITEMS)
     batcher = new_batcher(timed, max_batch=1, burst_s=1e9)
@@ -134,9 +150,9 @@ class Meeting(FakeEngine):
         super().__init__(ITEMS)
         self.barrier = threading.Barrier(parties, timeout=wait_s)
 
-    def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+    def search(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
         self.barrier.wait()
-        return super().search(queries, params)
+        return super().search(queries, params, context)
 
 
 async def test_several_calls_run_at_once_where_the_engine_takes_them(new_batcher: NewBatcher) -> None:
@@ -158,6 +174,6 @@ async def test_an_engine_of_several_calls_is_told_the_nearest_deadline_of_a_call
     async with held(engine, batcher) as first, held(engine, batcher) as second:
         tasks = await accepted(*(ask(batcher, i, deadline=50 + i) for i in range(2)))
     await asyncio.gather(first, second, *tasks)
-    assert [params.deadline for _, params in engine.calls[:2]] == [None, None]
-    assert {params.deadline for _, params in engine.calls[2:]} <= {50, 51}
-    assert engine.calls[2][1].deadline == 50
+    assert [context.deadline for context in engine.contexts[:2]] == [None, None]
+    assert {context.deadline for context in engine.contexts[2:]} <= {50, 51}
+    assert engine.contexts[2].deadline == 50

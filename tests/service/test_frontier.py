@@ -85,8 +85,8 @@ def test_each_beam_has_a_line_with_its_recall_interval_and_time(tmp_path: Path) 
 def test_the_number_of_queries_is_a_choice_and_they_see_the_trained_version_alone(running: Running) -> None:
     few, default = (lines(ask(running, beam_size=[4], **more))[0] for more in ({"queries": 7}, {}))
     assert (few["queries"], default["queries"], default["m"]) == (7, HELD_OUT, 5)
-    frozen = [params.frozen_B for _, params in running.engines["books"].calls]
-    assert [flags.tolist() for flags in frozen if flags is not None] == [[True]] * (7 + HELD_OUT)
+    masks = [mask for _, params in running.engines["books"].calls for mask in params.mask_B or (None,)]
+    assert [mask is not None and mask.live_R is None and bool(mask.eligible_N.all()) for mask in masks] == [True] * (7 + HELD_OUT)
 
 
 def test_an_interval_holds_the_mean_and_stays_a_share() -> None:

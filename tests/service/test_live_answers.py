@@ -11,7 +11,7 @@ import pytest
 
 from espalier.bundle import Bundle
 from espalier.checks.random_bundles import make_linear_bundle, tree_over
-from espalier.engines import open_live_engine
+from espalier.engines import open_engine
 from espalier.manifest import Ranking
 from espalier.search import Engine
 from tests.rankers import add_ranker
@@ -107,7 +107,7 @@ def test_linear_models_have_live_items(tmp_path: Path, trees: int) -> None:
     make_linear_bundle(tmp_path, rng, first, ranking, integer=False, name="books", others=others)
 
     def opened(bundle: Bundle) -> Engine:
-        return open_live_engine(bundle, "cpu", "sparse-cpu", 1, "float32")
+        return open_engine(bundle, "cpu", "sparse-cpu", 1, "float32")
 
     event = {"indices": [1, 4, 7], "values": [1.0, 2.0, 0.5]}
     query = {"queries": [{"features": event}], "m": 50, "beam_size": 64}

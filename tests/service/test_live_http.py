@@ -11,7 +11,7 @@ import pytest
 
 from espalier.bundle import Bundle
 from espalier.checks.random_bundles import make_bundle
-from espalier.engines import open_live_engine
+from espalier.engines import open_engine
 from espalier.search import Engine
 from espalier.tree import complete_tree
 from tests.service.listening import Listening, listening, post, retrieval
@@ -43,7 +43,7 @@ def found(running: Listening, **body: Any) -> list[str]:
 @pytest.mark.parametrize("engine", ["reference", "onnx-cpu", "compiled-cpu"])
 def test_an_item_is_found_by_the_request_after_its_put(models: Path, engine: str) -> None:
     def opened(bundle: Bundle) -> Engine:
-        return open_live_engine(bundle, "cpu", engine, 1, "float32")
+        return open_engine(bundle, "cpu", engine, 1, "float32")
 
     with listening(models, opened, write_keys=KEY) as running:
         before = found(running)

@@ -13,6 +13,7 @@ from espalier.bundle import Bundle
 from espalier.checks.random_bundles import make_bundle
 from espalier.items import ItemTable
 from espalier.live.operations import ItemBody, Operation
+from espalier.masks.eligibility import bundle_alone
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams, SearchResult
 from espalier.tree import complete_tree
@@ -81,15 +82,13 @@ def history(bundle: Bundle, *rows: int) -> QueryBatch:
     return QueryBatch(kind, array)
 
 
-FROZEN = SearchParams(np.array([8]), np.array([5]), frozen_B=np.array([True]))
-
-
 def asked(replay: LiveReplay, bundle: Bundle, wanted: Sequence[int], frozen: SearchResult, answer: SearchResult) -> list[QueryBatch]:
     """One held-out query, and every question that follows it, all answered alike."""
-    replay.after(history(bundle, 1, 2), FROZEN, np.array(wanted), frozen)
+    alone = SearchParams.uniform(1, 8, 5, mask=bundle_alone([bundle.tree]))
+    replay.after(history(bundle, 1, 2), alone, np.array(wanted), frozen)
     found = []
     while (question := replay.next()) is not None:
-        assert question[1].frozen_B is None  # it sees the live items
+        assert question[1].mask_B is None  # it sees the live items
         found.append(question[0])
         replay.take(answer)
     return found

@@ -15,7 +15,7 @@ import pytest
 from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.checks.random_bundles import make_bundle, make_linear_bundle, tree_over
-from espalier.engines import open_live_engine
+from espalier.engines import open_engine
 from espalier.items import ItemTable
 from espalier.manifest import Ranking
 from espalier.search import Engine
@@ -195,7 +195,7 @@ def test_every_tree_of_a_forest_is_shown(tmp_path: Path, trees: int) -> None:
     make_linear_bundle(tmp_path, rng, first, ranking, integer=False, name="books", others=others, columns=columns)
 
     def opened(bundle: Bundle) -> Engine:
-        return open_live_engine(bundle, "cpu", "sparse-cpu", 1, "float32")
+        return open_engine(bundle, "cpu", "sparse-cpu", 1, "float32")
 
     event = {"indices": [1, 4, 7], "values": [1.0, 2.0, 0.5]}
     with run(tmp_path, opened, write_keys="a-key-that-may-write") as running:

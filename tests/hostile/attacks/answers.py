@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from tests.hostile.attacks.target import SLACK_S, STALL_S, Seen, Target, tally
+from tests.hostile.attacks.target import SLACK_S, STALL_S, Seen, Target, judged, tally
 from tests.hostile.attacks.wire import Wire, post
 
 CONNECTIONS = 30
@@ -14,6 +14,7 @@ PATIENCE_S = 15.0
 """How long clients try again that are refused for now."""
 NOT_NOW = ("429", "503")
 """Refusals with which a service may hold its memory together."""
+BEGUN = {"200", "closed", *NOT_NOW}
 
 
 def too_large_answers(target: Target) -> Seen:
@@ -21,7 +22,7 @@ def too_large_answers(target: Target) -> Seen:
     wires = target.connect_many(CONNECTIONS, receive_buffer=4096)
     statuses = insist(target, wires, post(target.too_large()))
     target.hold(wires, STALL_S)
-    return Seen(bool(statuses) and set(statuses) == {"422"}, f"{tally(statuses)}, expected 422")
+    return judged(statuses, {"422"})
 
 
 def unread_answers(target: Target) -> Seen:
@@ -31,36 +32,29 @@ def unread_answers(target: Target) -> Seen:
     hold_s = target.limits.write_timeout_s + 2 * SLACK_S
     target.hold(wires, hold_s)
     outcomes = [wire.outcome(SLACK_S) for wire in wires if not target.stop.is_set()]
-    ok = bool(outcomes) and set(statuses) <= {"200", "closed", *NOT_NOW} and set(outcomes) <= {"closed", *NOT_NOW}
-    return Seen(ok, f"{tally(statuses)}; after {hold_s:g} s unread {tally(outcomes)}, expected closed, 429 or 503")
+    return judged(outcomes, {"closed", *NOT_NOW}, f"{tally(statuses)}; after {hold_s:g} s unread ", set(statuses) <= BEGUN)
 
 
 def read_answers(target: Target) -> Seen:
     """The same at once, read: what is allowed is answered, or refused for now."""
-    wires = target.connect_many(CONNECTIONS)
-    for wire in wires:
-        wire.send(post(target.largest()))
     outcomes = []
-    for wire in wires:
+    for wire in target.send_many(CONNECTIONS, post(target.largest())):
         if not target.stop.is_set():
             outcomes.append(wire.outcome(30))
             wire.held.clear()
-    ok = "200" in outcomes and set(outcomes) <= {"200", *NOT_NOW}
-    return Seen(ok, f"{tally(outcomes)}, expected 200, 429 or 503")
+    return judged(outcomes, {"200", *NOT_NOW}, held="200" in outcomes)
 
 
 def sipped_answers(target: Target) -> Seen:
     """The same, read at a few kilobytes a second."""
     wires = target.connect_many(CONNECTIONS, receive_buffer=4096)
     statuses = insist(target, wires, post(target.largest()))
-    give_up = time.monotonic() + target.spell_s
-    while time.monotonic() < give_up and not target.stop.is_set():
+    for _ in target.spell():
         for wire in wires:
             wire.pull(1024)
         target.wait(0.2)
-    read = [len(wire.held) for wire in wires]
-    ok = max(read, default=0) > 0 and set(statuses) <= {"200", "closed", *NOT_NOW}
-    return Seen(ok, f"{tally(statuses)}; {sum(read) / 1e3:.0f} kB read of {len(wires)} answers")
+    read = sum(len(wire.held) for wire in wires)
+    return judged(statuses, BEGUN, f"{read / 1e3:.0f} kB read of {len(wires)} answers; ", read > 0)
 
 
 def insist(target: Target, wires: Sequence[Wire], request: bytes) -> list[str]:
@@ -97,9 +91,7 @@ def too_large_stream(target: Target) -> Seen:
 
 
 def _unread_streams(target: Target, count: int, line: bytes, expected: set[str]) -> Seen:
-    wires = target.connect_many(count, receive_buffer=4096)
-    for wire in wires:
-        wire.send(post((line + b"\n") * LINES, "/retrieve/stream", "application/x-ndjson"))
+    wires = target.send_many(count, post((line + b"\n") * LINES, "/retrieve/stream", "application/x-ndjson"), receive_buffer=4096)
     hold_s = target.limits.stream_idle_s + target.limits.write_timeout_s + SLACK_S
     target.hold(wires, hold_s)
     outcomes = []
@@ -108,5 +100,4 @@ def _unread_streams(target: Target, count: int, line: bytes, expected: set[str])
         whole = wire.held.endswith(b"\r\n0\r\n\r\n")
         outcomes.append("whole" if whole else "closed" if wire.ended else "open")
         wire.held.clear()
-    ok = bool(outcomes) and set(outcomes) <= expected
-    return Seen(ok, f"{tally(outcomes)} after {hold_s:g} s unread, expected {' or '.join(sorted(expected))}")
+    return judged(outcomes, expected, f"after {hold_s:g} s unread ")

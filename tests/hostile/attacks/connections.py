@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import resource
-import time
 
-from tests.hostile.attacks.target import SLACK_S, STALL_S, Seen, Target, tally
+from tests.hostile.attacks.target import SLACK_S, STALL_S, Seen, Target
 from tests.hostile.attacks.wire import LIVEZ, Wire, post
 
 SILENT = 1500
@@ -27,7 +26,7 @@ def _affordable(count: int) -> int:
 def silent_connections(target: Target) -> Seen:
     """More connections than the service has descriptors, on which nothing is said: they are ended, and then it answers as before."""
     wires = target.connect_many(_affordable(SILENT))
-    return _let_go(target, wires, target.limits.head_timeout_s, f"{len(wires)} silent connections")
+    return _let_go(target, wires, target.limits.head_timeout_s)
 
 
 def idle_connections(target: Target) -> Seen:
@@ -35,29 +34,23 @@ def idle_connections(target: Target) -> Seen:
     wires = target.connect_many(_affordable(SILENT))
     for wire in wires:
         wire.push(LIVEZ)
-    return _let_go(target, wires, max(target.limits.keep_alive_s, target.limits.head_timeout_s), f"{len(wires)} idle connections")
+    return _let_go(target, wires, max(target.limits.keep_alive_s, target.limits.head_timeout_s))
 
 
-def _let_go(target: Target, wires: list[Wire], within_s: float, what: str) -> Seen:
-    """Those in the kernel's queue are accepted, and so ended, after the first ones: the time-out runs anew."""
-    target.hold(wires, within_s + SLACK_S)
-    open_ones = [wire for wire in wires if not wire.given_up()]
-    rounds = 1
-    while open_ones and rounds < 4 and not target.stop.is_set():
-        target.hold(open_ones, within_s + STALL_S)
-        open_ones = [wire for wire in open_ones if not wire.given_up()]
-        rounds += 1
-    outcome = _asked(target)
-    return Seen(not open_ones and outcome == "200", f"{len(open_ones)} of {what} still open; /livez afterwards: {outcome}")
+def _let_go(target: Target, wires: list[Wire], within_s: float) -> Seen:
+    """Those in the kernel's queue are accepted, and so ended, after the first ones: the time-out runs anew, up to three times."""
+    left = wires
+    for more_s in (SLACK_S, STALL_S, STALL_S, STALL_S):
+        if left and not target.stop.is_set():
+            target.hold(left, within_s + more_s)
+            left = [wire for wire in left if not wire.given_up()]
+    return _as_before(target, f"{len(left)} of {len(wires)} connections still open", not left)
 
 
-def _asked(target: Target) -> str:
-    try:
-        wire = target.connect()
-    except OSError as error:
-        return str(error)
-    wire.send(LIVEZ)
-    return wire.outcome(5)
+def _as_before(target: Target, told: str, ok: bool) -> Seen:
+    """And /livez is answered on a new connection."""
+    found = target.ask(LIVEZ, 5)
+    return Seen(ok and found is not None and found.status == 200, f"{told}; /livez afterwards: {found and found.status}")
 
 
 def half_closed(target: Target) -> Seen:
@@ -75,14 +68,12 @@ def half_closed(target: Target) -> Seen:
 
 def churned(target: Target) -> Seen:
     """Connections that are opened and reset, at any point of a request."""
-    whole = post(target.retrieval())
+    whole, count = post(target.retrieval()), 0
     cuts = (0, 1, 30, len(whole) // 2, len(whole))
-    give_up, count = time.monotonic() + target.spell_s, 0
-    while time.monotonic() < give_up and not target.stop.is_set():
+    for number in target.spell():
         with contextlib.suppress(OSError):
             wire = Wire(target.port)
-            wire.push(whole[: cuts[count % len(cuts)]])
+            wire.push(whole[: cuts[number % len(cuts)]])
             wire.reset()
             count += 1
-    outcome = _asked(target)
-    return Seen(outcome == "200" and count > 100, f"{count} connections reset; /livez afterwards: {tally([outcome])}")
+    return _as_before(target, f"{count} connections reset", count > 100)

@@ -6,7 +6,7 @@ smuggling). So a wrong message is refused, the connection ends, and nothing that
 
 from __future__ import annotations
 
-from tests.hostile.attacks.target import SLACK_S, STALL_S, Seen, Target
+from tests.hostile.attacks.target import SLACK_S, Seen, Target
 from tests.hostile.attacks.wire import LIVEZ
 
 ASK = b'{"queries": [{"history": []}], "m": 1}'
@@ -101,25 +101,6 @@ RIGHT: dict[str, tuple[bytes, list[int]]] = {
 }
 """Each is answered with these statuses, in this order."""
 
-EITHER: dict[str, bytes] = {
-    "equal lengths": _sized(_N, _N),
-    "equal lengths in one line": _sized(_N + b", " + _N),
-    "bare line feeds": LIVEZ.replace(b"\r\n", b"\n"),
-    "another protocol": _get(line=b"GET /livez RTSP/1.0"),
-    "a wish for a WebSocket": _get(
-        b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAA\r\n"
-    ),
-    "CONNECT": _get(line=b"CONNECT example.com:443 HTTP/1.1"),
-    "an absolute address": _get(line=b"GET http://example.com/livez HTTP/1.1"),
-    "an asterisk": _get(line=b"OPTIONS * HTTP/1.1"),
-    "TRACE": _get(line=b"TRACE /livez HTTP/1.1"),
-    "chunks in HTTP/1.0": _CHUNKED.replace(b"HTTP/1.1", b"HTTP/1.0") + _CHUNK + b"0\r\n\r\n",
-    "an expectation that nobody knows": _sized(_N, extra=b"Expect: miracles\r\n"),
-    "a chunk size with blanks": _CHUNKED + b"%x \r\n" % len(ASK) + ASK + b"\r\n0\r\n\r\n",
-    "a length of 2^63": _sized(b"9223372036854775808"),
-}
-"""A server may take these or refuse them: it answers once, or closes the connection, and never fails."""
-
 
 def wrong(target: Target, data: bytes) -> str | None:
     """What a service did to a wrong message if that is not to refuse it and to end the connection; None where all is well."""
@@ -143,18 +124,6 @@ def right(target: Target, data: bytes, expected: list[int]) -> str | None:
     return None if statuses == expected else f"answered {statuses}, expected {expected}"
 
 
-def either(target: Target, data: bytes) -> str | None:
-    """What a service did where that is neither one answer below 500 (or 501, 505) nor the end of the connection."""
-    wire = target.connect()
-    wire.send(data)
-    wire.until(lambda: bool(wire.answers(1, 0)), target.limits.head_timeout_s + target.limits.body_timeout_s + SLACK_S)
-    wire.until(lambda: False, STALL_S / 10)
-    statuses = [answer.status for answer in wire.answers(0, 0)]
-    if not statuses:
-        return None if wire.ended else "neither answered nor closed"
-    return None if len(statuses) == 1 and (statuses[0] < 500 or statuses[0] in (501, 505)) else f"answered {statuses}"
-
-
 def wrong_framing(target: Target) -> Seen:
     """All of them, one after the other."""
     found: dict[str, str | None] = {}
@@ -162,6 +131,5 @@ def wrong_framing(target: Target) -> Seen:
         if not target.stop.is_set():
             found[name] = wrong(target, data)
     found |= {name: right(target, data, expected) for name, (data, expected) in RIGHT.items()}
-    found |= {name: either(target, data) for name, data in EITHER.items()}
     bad = [f"{name}: {told}" for name, told in found.items() if told is not None]
     return Seen(not bad, "; ".join(bad) or f"{len(found)} messages refused or answered as they should be")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.hostile.attacks.target import SLACK_S, STALL_S, Seen, Target, drip, flood, tally
+from tests.hostile.attacks.target import SLACK_S, STALL_S, Seen, Target, drip, flood, judged
 from tests.hostile.attacks.wire import head
 
 MOST = 400 << 20
@@ -14,57 +14,54 @@ TAKEN = 16 << 20
 BLOCK = b"x" * (1 << 20)
 
 
-def _endless(target: Target, start: bytes, block: bytes, most: int, statuses: tuple[str, ...], taken: int = TAKEN) -> Seen:
-    """Send a head that goes on and on. It should be refused, before `taken` bytes, in an answer that a client can read."""
+GET = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n"
+
+
+def _endless(target: Target, start: bytes, block: bytes, most: int, statuses: set[str], taken: int = TAKEN, ends_s: float = 0) -> Seen:
+    """Send a head that goes on and on. It should be refused, before `taken` bytes, in an answer that a client can read.
+
+    ends_s  how much later than at once the connection may end
+    """
     wire = target.connect()
     wire.send(start)
     (sent,) = flood(target, [wire], block, most)
     outcome = wire.outcome(5)
-    ok = outcome in statuses and sent < taken and wire.ends(SLACK_S)
-    return Seen(ok, f"{outcome} after {sent / 1e6:.1f} MB, expected {' or '.join(statuses)} and the end of the connection")
+    ended = wire.ends(ends_s + SLACK_S)
+    return judged([outcome], statuses, f"after {sent / 1e6:.1f} MB, connection {'ended' if ended else 'open'}: ", sent < taken and ended)
 
 
 def endless_header(target: Target) -> Seen:
-    return _endless(target, b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Long: ", BLOCK, MOST, ("431",))
+    return _endless(target, GET + b"X-Long: ", BLOCK, MOST, {"431"})
 
 
 def endless_header_name(target: Target) -> Seen:
-    return _endless(target, b"GET /livez HTTP/1.1\r\nHost: localhost\r\n", BLOCK, MOST, ("431",))
+    return _endless(target, GET, BLOCK, MOST, {"431"})
 
 
 def endless_url(target: Target) -> Seen:
-    return _endless(target, b"GET /livez?", BLOCK, 60 << 20, ("414", "431"))
+    return _endless(target, b"GET /livez?", BLOCK, 60 << 20, {"414", "431"})
 
 
 def many_headers(target: Target) -> Seen:
     block = b"".join(b"X-%05d: y\r\n" % i for i in range(100_000))
-    return _endless(target, b"GET /livez HTTP/1.1\r\nHost: localhost\r\n", block, len(block), ("431",))
+    return _endless(target, GET, block, len(block), {"431"})
 
 
 def endless_chunk_extension(target: Target) -> Seen:
     """Bytes that mean nothing inside a body. They may come for as long as a body may take."""
-    return _endless(target, head(None) + b"1;x=", BLOCK, 2 * MOST, ("400", "408", "413", "431"), taken=sys.maxsize)
+    return _endless(target, head(None) + b"1;x=", BLOCK, 2 * MOST, {"400", "408", "413", "431"}, taken=sys.maxsize)
 
 
 def endless_trailers(target: Target) -> Seen:
     body = target.retrieval()
     start = head(None) + b"%x\r\n" % len(body) + body + b"\r\n0\r\n"
-    wire = target.connect()
-    wire.send(start)
-    (sent,) = flood(target, [wire], b"X-Trailer: y\r\n" * 10_000, MOST // 4)
-    outcome = wire.outcome(5)
-    ended = wire.ends(target.limits.head_timeout_s + SLACK_S)
-    ok = outcome in ("200", "400", "413", "431") and sent < TAKEN and ended
-    return Seen(ok, f"{outcome} after {sent / 1e6:.1f} MB of trailers, connection {'ended' if ended else 'open'}")
+    block, statuses = b"X-Trailer: y\r\n" * 10_000, {"200", "400", "413", "431"}
+    return _endless(target, start, block, MOST // 4, statuses, ends_s=target.limits.head_timeout_s)
 
 
 def dripping_heads(target: Target) -> Seen:
     """A hundred heads of which a byte comes four times a second."""
-    wires = target.connect_many(100)
-    for wire in wires:
-        wire.push(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
-    within_s = target.limits.head_timeout_s + SLACK_S
-    drip(target, wires, b"x", 0.25, within_s)
+    wires = target.send_many(100, GET + b"X-Slow: ")
+    drip(target, wires, b"x", 0.25, target.limits.head_timeout_s + SLACK_S)
     outcomes = [wire.outcome(0) for wire in wires]
-    ok = bool(wires) and set(outcomes) == {"408"} and all(wire.ends(STALL_S) for wire in wires)
-    return Seen(ok, f"{tally(outcomes)} within {within_s:g} s, expected 408 and the end of the connection")
+    return judged(outcomes, {"408"}, held=all(wire.ends(STALL_S) for wire in wires))

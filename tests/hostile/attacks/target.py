@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import orjson
 
-from tests.hostile.attacks.wire import Wire, ready
+from tests.hostile.attacks.wire import Answer, Wire, ready
 
 SLACK_S = 4.0
 """How much later than a time-out of the service its consequence may be seen: a busy machine must not decide."""
@@ -86,11 +87,35 @@ class Target:
                 found.append(self.connect(receive_buffer))
         return found
 
+    def send_many(self, count: int, request: bytes, receive_buffer: int | None = None, within_s: float = 5.0) -> list[Wire]:
+        """As many connections, with the same bytes sent on each."""
+        wires = self.connect_many(count, receive_buffer)
+        for wire in wires:
+            if not self.stop.is_set():
+                wire.send(request, within_s)
+        return wires
+
+    def ask(self, request: bytes, within_s: float = 10.0) -> Answer | None:
+        """The answer to a request on a connection of its own; None where there is none."""
+        wire = self.connect()
+        wire.send(request)
+        found = wire.answers(1, within_s)
+        wire.close()
+        return found[0] if found else None
+
     def close(self) -> None:
         """End all connections."""
         for wire in self.wires:
             wire.close()
         self.wires.clear()
+
+    def spell(self, times: float = 1.0) -> Iterator[int]:
+        """0, 1, 2 and so on, for as long as an attack lasts that has no end of its own."""
+        give_up = time.monotonic() + times * self.spell_s
+        for number in itertools.count():
+            if self.stop.is_set() or time.monotonic() > give_up:
+                return
+            yield number
 
     def wait(self, seconds: float) -> None:
         """Hold what is held, unless told to stop."""
@@ -150,6 +175,13 @@ def drip(target: Target, wires: Sequence[Wire], piece: bytes, every_s: float, se
                 wire.push(piece)
                 wire.pull()
         target.wait(every_s)
+
+
+def judged(outcomes: Iterable[str], allowed: Iterable[str], before: str = "", held: bool = True) -> Seen:
+    """Whether there are outcomes, and none but those that are allowed. held: what else must be true."""
+    found, wanted = list(outcomes), set(allowed)
+    ok = held and bool(found) and set(found) <= wanted
+    return Seen(ok, f"{before}{tally(found)}, expected {' or '.join(sorted(wanted))}")
 
 
 def tally(outcomes: Iterable[object]) -> str:

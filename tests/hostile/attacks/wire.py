@@ -128,6 +128,12 @@ class Wire:
         found = self.answers(1, within_s)
         return str(found[0].status) if found else "closed" if self.ended else "silence"
 
+    def ask(self, request: bytes, within_s: float = 10.0) -> str:
+        """The outcome of another request on this connection."""
+        self.held.clear()
+        self.send(request)
+        return self.outcome(within_s)
+
     def ends(self, within_s: float) -> bool:
         """Read on, and forget what is read, until the other side ends the connection. Whether it does in time."""
 

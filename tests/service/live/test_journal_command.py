@@ -110,10 +110,6 @@ def add_bundle(models: Path, version: int, through: int) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"live": {"through": through}}))
 
 
-def test_compact_keeps_what_is_asked_for(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(models, capsys, "compact", "--keep-from", "1")["operations"] == 0
-
-
 def test_backup_says_up_to_which_operation_it_holds(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = tmp_path / "copy.db"
     assert run(models, capsys, "backup", "--to", str(copy)) == {"written": str(copy), "sequence": 2}

@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
-import json
-import os
-import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from espalier.checks.random_bundles import make_bundle
 from espalier.errors import EspalierError
 from espalier.live.journal import Journal
 from espalier.live.journal_file import locked
 from espalier.live.operations import ItemBody
-from espalier.tree import complete_tree
 from service.errors import NotWritable
 from service.live import catalogue as module
 from service.live.catalogue_types import Delete, Outcome, Put
 from tests.service.live_running import Nearest, live_service, models
-from tests.service.processes import Service, process_state, service
-from tests.service.running import ITEMS, LIMITS
 from tests.waiting import until
 
 __all__ = ["models"]
 
-KEY = "a-write-key-of-a-test"
 LIMIT_S = 20.0
 """How long a step that is held up waits at most, so that a test fails and does not hang."""
 
@@ -163,65 +150,3 @@ def _is_read(live: Any) -> bool:
         return bool(live.get("new").sequence == 1)
     except NotWritable:
         return False
-
-
-HOLDER = """
-import sys
-from pathlib import Path
-from espalier.live.journal_file import locked
-with locked(Path(sys.argv[1])):
-    print("locked", flush=True)
-    sys.stdin.read()
-"""
-
-
-@contextmanager
-def stopped_holder(journal: Path) -> Iterator[None]:
-    """A process that was stopped while it held the journal's lock."""
-    with subprocess.Popen([sys.executable, "-c", HOLDER, journal], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        try:
-            assert holder.stdout is not None
-            assert holder.stdout.readline() == b"locked\n"
-            os.kill(holder.pid, signal.SIGSTOP)
-            until(lambda: process_state(holder.pid) == "T", "it has stopped")
-            yield
-        finally:
-            holder.kill()
-
-
-def asked(running: Service, method: str, path: str, body: bytes | None = None, kind: str = "application/json") -> tuple[int, Any, Any]:
-    """Status, headers and body of a request that is not waited for longer than LIMIT_S."""
-    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=LIMIT_S)
-    try:
-        connection.request(method, path, body, {"Content-Type": kind, "Authorization": f"Bearer {KEY}"})
-        answer = connection.getresponse()
-        return answer.status, answer.headers, answer.read()
-    finally:
-        connection.close()
-
-
-@pytest.mark.slow
-def test_beside_a_process_that_was_stopped_with_the_lock_writes_are_refused_and_reads_go_on(tmp_path: Path) -> None:
-    rng, folder = np.random.default_rng(0), tmp_path / "models"
-    make_bundle(folder, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", kind="product", **LIMITS)
-    evidence = json.dumps({"events": [["item-1"]]}).encode()
-    with service(folder, 2, ESPALIER_WRITE_KEYS=KEY) as running:
-        assert asked(running, "PUT", "/models/books/items/new", evidence)[0] == 201
-        with stopped_holder(folder / "books" / "live.db"):
-            lines = [{"id": f"new-{i % 10}", "events": [["item-1"]], "fields": {"title": f"{i}"}} for i in range(200)]
-            body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-            bulks = [
-                threading.Thread(target=asked, args=(running, "POST", "/models/books/items", body, "application/x-ndjson"))
-                for _ in range(3)
-            ]
-            for bulk in bulks:
-                bulk.start()
-            for i in range(4):
-                status, headers, document = asked(running, "PUT", f"/models/books/items/more-{i}", evidence)
-                assert (status, headers["Retry-After"]) == (503, "1")
-                assert b"lock" in document
-                assert asked(running, "GET", "/models/books/items/new")[0] == 200
-            for bulk in bulks:
-                bulk.join()
-        status, _, document = asked(running, "PUT", "/models/books/items/after", evidence)
-        assert (status, json.loads(document)["sequence"]) == (201, 2)

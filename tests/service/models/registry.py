@@ -6,7 +6,7 @@ import asyncio
 import json
 import shutil
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,13 +49,6 @@ def damage(bundle: Path) -> None:
         stream.write(bytes([byte[0] ^ 1]))
 
 
-async def set_removed(registry: Registry, name: str, ids: Sequence[str]) -> list[str]:
-    """Replace a model's standing exclusions. Returns the ids that its catalogue does not have."""
-    listed = tuple(dict.fromkeys(ids))
-    await registry.changes.edit_removed(name, lambda _: listed, replace=True)
-    return await registry.unknown(name, listed)
-
-
 @dataclass
 class Running:
     """A registry that has loaded what should serve. `engines` by version, the latest that was opened."""
@@ -73,6 +66,18 @@ class Running:
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         return self.runner.run(coroutine)
+
+    def found(self, version: int | None = None) -> list[int]:
+        """Item rows of a search without a filter."""
+        return self.run(search(self.registry.choose("books", version)))
+
+    def remove(self, *ids: str) -> list[str]:
+        """Replace the standing exclusions of `books`. Returns the ids that its catalogue does not have."""
+        return self.run(self._remove(tuple(dict.fromkeys(ids))))
+
+    async def _remove(self, ids: tuple[str, ...]) -> list[str]:
+        await self.registry.changes.edit_removed("books", lambda _: ids, replace=True)
+        return await self.registry.unknown("books", ids)
 
     def states(self) -> dict[int, str]:
         return {info.version: info.state for info in self.books.states()}
@@ -110,17 +115,29 @@ def run(models: Path, open_model: Callable[[Bundle], Engine] | None = None, **se
             runner.run(registry.drain(10))
 
 
-def held_back(version: int) -> tuple[Callable[[Bundle], Engine], threading.Event, threading.Event]:
-    """How an engine is opened whose version waits: (the opener, set when it has begun, to be set to let it go on)."""
-    opening, let_go = threading.Event(), threading.Event()
+@dataclass
+class Held:
+    """Opens fake engines, of which those of one version or model wait.
 
-    def open_late(bundle: Bundle) -> Engine:
-        if bundle.manifest.version == version:
-            opening.set()
-            assert let_go.wait(10)
+    opening  set when one of them has begun
+    let_go   to be set to let it go on
+    """
+
+    of: int | str
+    opening: threading.Event = field(default_factory=threading.Event)
+    let_go: threading.Event = field(default_factory=threading.Event)
+
+    def open(self, bundle: Bundle) -> Engine:
+        if self.of in (bundle.manifest.version, bundle.manifest.name):
+            self.opening.set()
+            assert self.let_go.wait(10)
         return FakeEngine(bundle.tree.item_count, bundle.tree.leaf_of_item)
 
-    return open_late, opening, let_go
+    async def begun(self, change: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """A change that waits now for the engine that it opens."""
+        task = asyncio.create_task(change)
+        assert await asyncio.to_thread(self.opening.wait, 10)
+        return task
 
 
 async def search(model: LoadedModel) -> list[int]:

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
-import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from espalier.bundle import Bundle
-from espalier.search import Engine
 from espalier.serving import Serving
 from service.errors import Conflict, ModelNotFound, NotReady
 from service.models.desired_state import DesiredState
-from tests.service.fake_engine import FakeEngine
-from tests.service.models.registry import ITEMS, add_version, damage, held_back, run, set_removed
+from tests.service.models.registry import Held, add_version, damage, run, search
 from tests.waiting import until
 
 
 def test_load_default_unload(models: Path) -> None:
     with run(models) as running:
         registry = running.registry
+        running.run(registry.changes.load("books", 1))  # it serves, and is not pinned by that
+        assert not (models / "books" / "serving.json").exists()
+        running.run(registry.changes.set_default("books", 1))
+        assert DesiredState(models / "books").read(Serving) == Serving(generation=1, versions=(1,), default=1)
+        with pytest.raises(Conflict, match="is the default"):
+            running.run(registry.changes.unload("books", 1))
         add_version(models, 2)
         running.run(registry.changes.load("books", 2))
         assert (running.served(), running.served(2)) == (1, 2)
-        assert json.loads((models / "books" / "serving.json").read_text()) == {"generation": 1, "versions": [1, 2], "default": 1}
+        assert json.loads((models / "books" / "serving.json").read_text()) == {"generation": 2, "versions": [1, 2], "default": 1}
         running.run(registry.changes.load("books", 2))  # nothing to do
         running.run(registry.changes.set_default("books", 2))
         assert (running.served(), running.served(1)) == (2, 1)
@@ -39,21 +43,11 @@ def test_load_default_unload(models: Path) -> None:
         with pytest.raises(ModelNotFound):
             running.served(2)
         until(lambda: running.states() == {1: "ready", 2: "available"}, "version 2 is taken apart")
-        assert DesiredState(models / "books").read(Serving) == Serving(generation=4, versions=(1,), default=1)
+        assert DesiredState(models / "books").read(Serving) == Serving(generation=5, versions=(1,), default=1)
         assert (running.count("loaded"), running.count("unloaded"), running.count("failed")) == (2, 1, 0)
         text = running.metrics.render().decode()
         assert 'espalier_model_info{engine="fake",model="books",version="1"} 1.0\n' in text
         assert 'version="2"' not in text
-
-
-def test_the_default_can_be_pinned_as_it_is(models: Path) -> None:
-    with run(models) as running:
-        running.run(running.registry.changes.load("books", 1))
-        assert not (models / "books" / "serving.json").exists()
-        running.run(running.registry.changes.set_default("books", 1))
-        assert DesiredState(models / "books").read(Serving) == Serving(generation=1, versions=(1,), default=1)
-        with pytest.raises(Conflict, match="is the default"):
-            running.run(running.registry.changes.unload("books", 1))
 
 
 def test_what_is_not_there_is_said(models: Path) -> None:
@@ -66,7 +60,7 @@ def test_what_is_not_there_is_said(models: Path) -> None:
             with pytest.raises(ModelNotFound, match="no model 'films'"):
                 running.run(change)
         with pytest.raises(ModelNotFound):
-            running.run(set_removed(registry, "films", []))
+            running.run(registry.changes.edit_removed("films", lambda _: ()))
         with pytest.raises(ModelNotFound):
             registry.removed("../books")
 
@@ -104,75 +98,85 @@ def test_a_change_that_is_taken_back_brings_no_other_version(models: Path) -> No
 
 def test_one_change_waits_for_no_other(models: Path) -> None:
     async def scenario() -> None:
-        loading = asyncio.create_task(running.registry.changes.load("books", 2))
-        await asyncio.to_thread(opening.wait, 10)
+        loading = await held.begun(running.registry.changes.load("books", 2))
         with pytest.raises(Conflict, match="under way"):
             await running.registry.changes.set_default("books", 1)
         assert running.states()[2] == "loading"
         assert running.registry.not_ready() == []
-        let_go.set()
+        held.let_go.set()
         await loading
 
-    open_late, opening, let_go = held_back(2)
-
-    with run(models, open_late) as running:
+    held = Held(2)
+    with run(models, held.open) as running:
         add_version(models, 2)
+        running.run(scenario())
+
+
+def test_another_default_does_not_wait_for_a_model_that_is_being_loaded(models: Path) -> None:
+    async def scenario() -> None:
+        loading = await held.begun(running.registry.changes.load("films", 1))
+        await running.registry.changes.set_default("books", 1)
+        assert running.served() == 1
+        held.let_go.set()
+        await loading
+
+    held = Held("films")
+    add_version(models, 2)
+    with run(models, held.open) as running:
+        running.run(running.registry.changes.load("books", 1))
+        add_version(models, 1, name="films")
         running.run(scenario())
 
 
 def test_a_change_goes_on_when_its_client_hangs_up(models: Path) -> None:
     async def scenario() -> None:
-        loading = asyncio.create_task(running.registry.changes.load("books", 2, default=True))
-        await asyncio.to_thread(opening.wait, 10)
+        loading = await held.begun(running.registry.changes.load("books", 2, default=True))
         loading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await loading
-        let_go.set()
+        held.let_go.set()
         while running.served() != 2:
             await asyncio.sleep(0)
 
-    open_late, opening, let_go = held_back(2)
-
-    with run(models, open_late) as running:
+    held = Held(2)
+    with run(models, held.open) as running:
         add_version(models, 2)
         running.run(scenario())
 
 
 def test_a_load_that_takes_too_long_is_taken_back(models: Path) -> None:
-    let_go = threading.Event()
-
-    def open_late(bundle: Bundle) -> Engine:
-        assert bundle.manifest.version == 1 or let_go.wait(10)
-        return FakeEngine(ITEMS)
-
     async def scenario() -> None:
         loading = asyncio.create_task(running.registry.changes.load("books", 2))
         while running.count("rolled_back") == 0:
             await asyncio.sleep(0.01)
-        let_go.set()
+        held.let_go.set()
         with pytest.raises(Conflict, match=r"did not follow within 0.05 s"):
             await loading
 
-    with run(models, open_late, load_timeout_s=0.05) as running:
+    held = Held(2)
+    with run(models, held.open, load_timeout_s=0.05) as running:
         add_version(models, 2)
         running.run(scenario())
         until(lambda: running.states() == {1: "ready", 2: "available"}, "version 2 is dropped again")
         assert running.served() == 1
 
 
-def test_a_change_that_a_shutdown_interrupts_is_taken_back(models: Path) -> None:
-    open_late, opening, let_go = held_back(2)
+def test_a_change_that_a_shutdown_interrupts_is_taken_back_and_leaves_no_note(models: Path) -> None:
+    def notes() -> list[Path]:
+        return list((models / "books").glob(".opening.books.2.*"))
 
     async def scenario() -> None:
-        loading = asyncio.create_task(running.registry.changes.load("books", 2))
-        assert await asyncio.to_thread(opening.wait, 10)
+        loading = await held.begun(running.registry.changes.load("books", 2))
+        assert len(notes()) == 1
         draining = asyncio.create_task(running.registry.drain(10))
         with pytest.raises(NotReady):
             await loading
-        let_go.set()
+        assert notes() == []
+        held.let_go.set()
         await draining
 
-    with run(models, open_late) as running:
+    held = Held(2)
+    with run(models, held.open) as running:
         add_version(models, 2)
         running.run(scenario())
         assert not (models / "books" / "serving.json").exists()
@@ -191,7 +195,7 @@ def test_a_folder_that_cannot_be_written_to_is_said(models: Path, monkeypatch: p
         monkeypatch.undo()
         monkeypatch.setattr("service.models.desired_state.tempfile.mkstemp", refuse)
         with pytest.raises(Conflict, match="Read-only file system"):
-            running.run(set_removed(running.registry, "books", ["item-1"]))
+            running.remove("item-1")
         assert running.registry.removed("books") == []
 
 
@@ -207,30 +211,6 @@ def test_a_model_that_is_new_is_loaded_when_told(models: Path) -> None:
         assert running.registry.not_ready() == []
 
 
-def test_another_default_does_not_wait_for_what_is_being_loaded(models: Path) -> None:
-    opening, let_go = threading.Event(), threading.Event()
-
-    def open_late(bundle: Bundle) -> Engine:
-        if bundle.manifest.name == "films":
-            opening.set()
-            assert let_go.wait(10)
-        return FakeEngine(ITEMS)
-
-    async def scenario() -> None:
-        loading = asyncio.create_task(running.registry.changes.load("films", 1))
-        await asyncio.to_thread(opening.wait, 10)
-        await running.registry.changes.set_default("books", 1)
-        assert running.served() == 1
-        let_go.set()
-        await loading
-
-    add_version(models, 2)
-    with run(models, open_late) as running:
-        running.run(running.registry.changes.load("books", 1))
-        add_version(models, 1, name="films")
-        running.run(scenario())
-
-
 def test_a_loader_whose_priority_cannot_be_lowered_loads_all_the_same(
     models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -243,3 +223,23 @@ def test_a_loader_whose_priority_cannot_be_lowered_loads_all_the_same(
         running.run(running.registry.changes.load("books", 2, default=True))
         assert running.served() == 2
     assert "cannot lower its priority (Operation not permitted)" in caplog.text
+
+
+def test_a_version_is_taken_apart_once_nobody_holds_it(models: Path) -> None:
+    add_version(models, 2)
+    with run(models) as running:
+        assert running.served() == 2
+        running.run(running.registry.changes.set_default("books", 1))
+        held = running.registry.choose("books", 2)
+        engine = weakref.ref(running.engines.pop(2))
+        running.run(running.registry.changes.unload("books", 2))
+        until(lambda: running.states() == {1: "ready", 2: "draining"}, "the versions are so")
+        assert running.run(search(held)) == [0, 1, 2]
+        gc.disable()  # it must need no collection
+        try:
+            del held
+            until(lambda: running.states() == {1: "ready", 2: "available"}, "version 2 is taken apart")
+            until(lambda: engine() is None, "its engine is freed")
+        finally:
+            gc.enable()
+        assert running.count("unloaded") == 1

@@ -35,12 +35,10 @@ def test_a_state_is_read_as_it_was_written_and_leaves_no_other_file(tmp_path: Pa
     ("content", "named"),
     [
         ("", "books/serving.json"),
-        ("[]", "books/serving.json"),
         ('{"generation": 1, "versions": [1]}', "default"),
         ('{"generation": 0, "versions": [1], "default": 1}', "generation"),
         ('{"generation": 1, "versions": [], "default": 1}', "versions"),
         ('{"generation": 1, "versions": [0], "default": 0}', "versions.0"),
-        ('{"generation": 1, "versions": ["1"], "default": 1}', "versions.0"),
         ('{"generation": 1, "versions": [1, 2], "default": 3}', "default 3 is not among the versions"),
         ('{"generation": 1, "versions": [1], "default": 1, "canary": 2}', "canary"),
         ('{"generation": 1, "versions": [1], "default": 1', "books/serving.json"),

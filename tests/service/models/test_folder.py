@@ -16,7 +16,7 @@ from espalier.serving import Serving
 from service.errors import Conflict, NotReady
 from service.models.desired_state import DesiredState
 from service.models.loading import LoadedModel, compare_contents, compare_files, relative_paths
-from tests.service.models.registry import add_version, damage, run, search
+from tests.service.models.registry import Running, add_version, damage, run
 from tests.waiting import until
 
 
@@ -50,29 +50,29 @@ def test_a_new_version_is_served_when_the_folder_is_polled(models: Path) -> None
         until(lambda: 3 in running.books.reasons, "the damaged version was tried")
         tried = running.opened.count(2)
         assert running.served() == 2
-        add_version(models, 1, name="films")
-        until(lambda: "films" in running.registry.entries and running.registry.entry("films").loaded, "the new model serves")
+        wait_for_films(running)
         assert running.count("failed") == 1  # once, not at every look
         damage(models / "books" / "3")
         until(lambda: running.served() == 3, "the repaired version serves")
         assert tried == 1
 
 
-def test_a_pinned_model_is_not_polled(models: Path) -> None:
-    with run(models, poll_s=0.01) as running:
-        running.run(running.registry.changes.set_default("books", 1))
-        add_version(models, 2)
-        until(lambda: running.books.versions == (1, 2), "the new version was seen")
-        add_version(models, 1, name="films")
-        until(lambda: "films" in running.registry.entries and running.registry.entry("films").loaded, "another look was taken")
-        assert running.opened == [1, 1]
-        assert running.served() == 1
+def wait_for_films(running: Running) -> None:
+    """Until a new model serves: another look was taken."""
+    add_version(running.models, 1, name="films")
+    until(lambda: "films" in running.registry.entries and running.registry.entry("films").loaded, "the new model serves")
 
 
-def test_without_polling_a_new_version_is_only_listed(models: Path) -> None:
-    with run(models) as running:
+@pytest.mark.parametrize(("poll_s", "pinned"), [(0.01, True), (None, False)])
+def test_a_new_version_is_only_listed_where_the_model_is_pinned_or_not_polled(models: Path, poll_s: float | None, pinned: bool) -> None:
+    with run(models, poll_s=poll_s) as running:
+        if pinned:
+            running.run(running.registry.changes.set_default("books", 1))
         add_version(models, 2)
         until(lambda: running.states() == {1: "ready", 2: "available"}, "the new version is listed")
+        if pinned:
+            wait_for_films(running)
+        assert running.opened == [1] * (1 + pinned)
         assert running.served() == 1
 
 
@@ -104,14 +104,13 @@ def test_a_bundle_that_is_touched_serves_on(models: Path, name: str, caplog: pyt
             assert running.registry.choose("books", None) is before
         for _ in range(3):
             running.registry._follower.wake()
-            assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
+            assert running.found() == [0, 1, 2]
         assert (running.books.reason, running.count("failed"), running.opened) == (None, 0, [1])
         damage(models / "books" / "1")
         until(lambda: running.books.loaded is None, "it is watched as before")
 
 
-@pytest.mark.parametrize("pinned", [True, False])
-@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize(("pinned", "late"), [(True, True), (False, True), (True, False)])
 def test_what_is_whole_again_serves_again_where_nothing_else_does(models: Path, pinned: bool, late: bool) -> None:
     """late: cut and restored while it serves; otherwise at the start, as where a cut file has ended the process."""
     file = models / "books" / "1" / "nodes.safetensors"
@@ -121,8 +120,7 @@ def test_what_is_whole_again_serves_again_where_nothing_else_does(models: Path, 
     if not late:
         file.write_bytes(whole[:100])
     with run(models) as running:
-        if late:
-            file.write_bytes(whole[:100])
+        file.write_bytes(whole[:100])
         until(lambda: running.states() == {1: "failed"}, "it does not serve")
         assert running.registry.not_ready() != []
         file.write_bytes(whole)
@@ -146,7 +144,7 @@ def test_a_bundle_serves_while_its_contents_are_compared(models: Path, monkeypat
         monkeypatch.setattr("service.models.loading.hashlib.file_digest", slow)
         damage(models / "books" / "1")
         until(reading.is_set, "it is being compared")
-        assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
+        assert running.found() == [0, 1, 2]
         monkeypatch.setattr("service.models.loading.hashlib.file_digest", digest)
         running.run(running.registry.changes.load("books", 2))  # nor does a version that is to be loaded wait
         assert not let_go.is_set()
@@ -179,17 +177,6 @@ def test_what_is_written_to_while_it_is_compared_says_nothing(models: Path, monk
         assert compare_files(loaded.files) == "written"
 
 
-def test_a_bundle_of_another_size_is_not_compared(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(loaded: LoadedModel) -> bool:
-        raise AssertionError("its size says enough")
-
-    monkeypatch.setattr("service.models.swapping.compare_contents", never)
-    with run(models) as running:
-        with (models / "books" / "1" / "golden.parquet").open("ab") as stream:
-            stream.write(b"more")
-        until(lambda: running.books.loaded is None, "it stops")
-
-
 def test_comparing_what_is_touched_again_and_again_takes_a_tenth_of_the_time(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, compared = [1000.0], [0]
 
@@ -211,14 +198,6 @@ def test_comparing_what_is_touched_again_and_again_takes_a_tenth_of_the_time(mod
             assert compared[0] == wanted
 
 
-def test_without_a_state_the_version_before_serves_when_one_is_changed_in_place(models: Path) -> None:
-    add_version(models, 2)
-    with run(models) as running:
-        damage(models / "books" / "2")
-        until(lambda: running.books.loaded is not None and running.served() == 1, "version 1 serves")
-        until(lambda: running.states() == {1: "ready", 2: "failed"}, "the versions are so")
-
-
 @pytest.mark.parametrize("how", ["deleted", "renamed", "replaced"])
 def test_a_bundle_that_is_deleted_renamed_or_replaced_serves_on(models: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
     with run(models) as running:
@@ -232,7 +211,7 @@ def test_a_bundle_that_is_deleted_renamed_or_replaced_serves_on(models: Path, ho
         until(lambda: "deleted or replaced" in caplog.text, "it is said")
         for _ in range(3):
             running.registry._follower.wake()
-            assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
+            assert running.found() == [0, 1, 2]
         assert running.registry.not_ready() == []
         assert caplog.text.count("deleted or replaced") == 1
 

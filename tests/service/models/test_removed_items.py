@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from espalier.bundle import Bundle, find_versions
-from espalier.search import Engine
+from espalier.bundle import find_versions
 from espalier.serving import Serving
 from service.live.catalogue import LiveCatalogue
 from service.live.live_version import LiveVersion
 from service.models.desired_state import DesiredState, Removed
 from service.models.registry_entry import Entry
-from tests.service.fake_engine import FakeEngine
-from tests.service.models.registry import ITEMS, add_version, held_back, run, search, set_removed
+from tests.service.models.registry import Held, add_version, run, search
 from tests.waiting import until
 
 
@@ -27,40 +25,48 @@ def test_removals_hold_for_every_version_and_need_no_reload(models: Path) -> Non
     with run(models) as running:
         registry = running.registry
         assert registry.removed("books") == []
-        assert running.run(set_removed(registry, "books", ["item-1", "gone", "item-1", "item-0"])) == ["gone"]
+        assert running.remove("item-1", "gone", "item-1", "item-0") == ["gone"]
         assert registry.removed("books") == ["item-1", "gone", "item-0"]
-        assert running.run(search(registry.choose("books", None))) == [2, 3, 4]
+        assert running.found() == [2, 3, 4]
         add_version(models, 2)
         running.run(registry.changes.load("books", 2))
-        assert running.run(search(registry.choose("books", 2))) == [2, 3, 4]
-        assert running.run(set_removed(registry, "books", ["item-2"])) == []
-        for version in (1, 2):
-            assert running.run(search(registry.choose("books", version))) == [0, 1, 3]
-        running.run(set_removed(registry, "books", []))
-        assert running.run(search(registry.choose("books", None))) == [0, 1, 2]
+        assert running.found(2) == [2, 3, 4]
+        assert running.remove("item-2") == []
+        assert running.found(1) == running.found(2) == [0, 1, 3]
+        running.remove()
+        assert running.found() == [0, 1, 2]
         assert registry.choose("books", None).filters.standing is None
         assert running.opened == [1, 2]
         assert DesiredState(models / "books").read(Removed) == Removed(generation=3, ids=())
 
 
-def test_removals_apply_while_a_version_is_loading(models: Path) -> None:
-    opening, let_go = threading.Event(), threading.Event()
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_items_can_be_removed_while_a_version_is_loading(models: Path, monkeypatch: pytest.MonkeyPatch, by_hand: bool) -> None:
+    """by_hand: it is loaded because a file says so."""
 
-    def open_late(bundle: Bundle) -> Engine:
-        if bundle.manifest.version == 2:
-            opening.set()
-            assert let_go.wait(10)
-        return FakeEngine(ITEMS, bundle.tree.leaf_of_item)
+    async def loaded() -> None:
+        loading = await held.begun(running.registry.changes.load("books", 2, default=True))
+        await running.registry.changes.edit_removed("books", lambda _: ("item-0",))
+        assert running.states()[2] == "loading"
+        assert await search(running.registry.choose("books", None)) == [1, 2, 3]
+        held.let_go.set()
+        await loading
 
-    with run(models, open_late) as running:
+    if not by_hand:
+        monkeypatch.setattr("service.models.changes.REMOVALS_WAIT_S", 0.0)
+    held = Held(2)
+    with run(models, held.open) as running:
         add_version(models, 2)
-        DesiredState(models / "books").write(Serving(generation=1, versions=(1, 2), default=2))
-        until(opening.is_set, "version 2 is being opened")
-        assert running.run(set_removed(running.registry, "books", ["item-0"])) == []
-        assert running.run(search(running.registry.choose("books", None))) == [1, 2, 3]
-        let_go.set()
+        if by_hand:
+            DesiredState(models / "books").write(Serving(generation=1, versions=(1, 2), default=2))
+            until(held.opening.is_set, "version 2 is being opened")
+            assert running.remove("item-0") == []
+            assert running.found() == [1, 2, 3]
+            held.let_go.set()
+        else:
+            running.run(loaded())
         until(lambda: running.served() == 2, "version 2 serves")
-        assert running.run(search(running.registry.choose("books", None))) == [1, 2, 3]
+        assert running.found() == [1, 2, 3]
 
 
 def test_what_may_be_shown_again_while_a_version_is_loading_is_shown_by_it(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,118 +80,68 @@ def test_what_may_be_shown_again_while_a_version_is_loading_is_shown_by_it(model
 
     monkeypatch.setattr(LiveCatalogue, "join", join_late)
     with run(models) as running:
-        running.run(set_removed(running.registry, "books", ["item-0"]))
+        running.remove("item-0")
         add_version(models, 2)
         DesiredState(models / "books").write(Serving(generation=1, versions=(1, 2), default=2))
         until(joining.is_set, "version 2 has read what is removed")
-        running.run(set_removed(running.registry, "books", []))
+        running.remove()
         let_go.set()
         until(lambda: running.served() == 2, "version 2 serves")
-        assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
+        assert running.found() == [0, 1, 2]
 
 
-class Taken:
-    """The files of desired state as they may get lost, and come back."""
+def itself(place: Path) -> None:
+    place.symlink_to(place)  # OSError, for any user
+
+
+LOSSES: dict[str, tuple[str, Callable[[Path], Any] | None]] = {
+    "the models folder is renamed": ("", None),
+    "the model's folder is renamed": ("books", None),
+    "the model's folder is unmounted": ("books", Path.mkdir),
+    "the file is deleted": ("books/removed.json", None),
+    "the file cannot be looked at": ("books/removed.json", itself),
+    "the file cannot be read": ("books/removed.json", Path.mkdir),
+    "the file is malformed": ("books/removed.json", lambda place: place.write_text("{")),
+}
+"""What gets lost below the models folder, and what is found in its place."""
+
+
+class Lost:
+    """Takes something away until it is brought back, with the modification time that it had."""
 
     def __init__(self, models: Path, how: str) -> None:
-        self.models, self.books, self.removed, self.how = models, models / "books", models / "books" / "removed.json", how
-        self.aside = models.parent / "aside"
-
-    def take(self) -> None:
-        match self.how:
-            case "the models folder is renamed":
-                self.models.rename(self.aside)
-            case "the model's folder is renamed":
-                self.books.rename(self.aside)
-            case "the model's folder is unmounted":
-                self.books.rename(self.aside)
-                self.books.mkdir()
-            case "the file is deleted":
-                self.removed.rename(self.aside)
-            case "the file cannot be looked at":
-                self.removed.rename(self.aside)
-                self.removed.symlink_to(self.removed)  # OSError, for any user
-            case "the file cannot be read":
-                self.removed.rename(self.aside)
-                self.removed.mkdir()  # the same
-            case "the file is malformed":
-                self.removed.rename(self.aside)
-                self.removed.write_text("{")
+        below, in_place = LOSSES[how]
+        self.place, self.aside = models / below, models.parent / "aside"
+        self.place.rename(self.aside)
+        if in_place is not None:
+            in_place(self.place)
 
     def bring_back(self) -> None:
-        match self.how:
-            case "the models folder is renamed":
-                self.aside.rename(self.models)
-            case "the model's folder is renamed":
-                self.aside.rename(self.books)
-            case "the model's folder is unmounted":
-                self.books.rmdir()
-                self.aside.rename(self.books)
-            case "the file cannot be read":
-                self.removed.rmdir()
-                self.aside.rename(self.removed)
-            case _:
-                self.aside.rename(self.removed)
-
-
-LOSSES = [
-    "the models folder is renamed",
-    "the model's folder is renamed",
-    "the model's folder is unmounted",
-    "the file is deleted",
-    "the file cannot be looked at",
-    "the file cannot be read",
-    "the file is malformed",
-]
+        if self.place.is_dir():
+            self.place.rmdir()
+        self.aside.rename(self.place)
 
 
 @pytest.mark.parametrize("how", LOSSES)
 def test_removed_items_stay_removed_when_their_list_is_lost(models: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    taken = Taken(models, how)
     with run(models) as running:
-        running.run(set_removed(running.registry, "books", ["item-0", "item-1"]))
-        taken.take()
+        running.remove("item-0", "item-1")
+        lost = Lost(models, how)
         until(lambda: "books/removed.json" in str(running.books.reason), "it is said")
         for _ in range(3):
             running.registry._follower.wake()
-            assert running.run(search(running.registry.choose("books", None))) == [2, 3, 4]
+            assert running.found() == [2, 3, 4]
         assert running.registry.removed("books") == ["item-0", "item-1"]
         assert running.registry.not_ready() == []  # it answers right, and there may be nowhere else to go
         assert 'espalier_desired_state_wrong{model="books"} 1.0' in running.metrics.render().decode()
         assert len([record for record in caplog.records if "books stays as it is: books/removed.json" in record.message]) == 1
-        taken.bring_back()
+        lost.bring_back()
         until(lambda: running.books.reason is None, "it is over")
-        assert running.run(search(running.registry.choose("books", None))) == [2, 3, 4]
+        assert running.found() == [2, 3, 4]
         assert 'espalier_desired_state_wrong{model="books"} 0.0' in running.metrics.render().decode()
-        running.run(set_removed(running.registry, "books", []))
-        assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
-
-
-def test_a_lost_list_is_ended_by_a_new_one(models: Path) -> None:
-    with run(models) as running:
-        running.run(set_removed(running.registry, "books", ["item-0"]))
-        (models / "books" / "removed.json").unlink()
-        until(lambda: running.books.reason is not None, "it is said")
-        running.run(set_removed(running.registry, "books", []))
-        assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
-        until(lambda: running.books.reason is None, "all is well")
-        (models / "books" / "removed.json").unlink()  # an empty one can get lost
-        running.run(set_removed(running.registry, "books", ["item-1"]))
-        assert running.run(search(running.registry.choose("books", None))) == [0, 2, 3]
-        until(lambda: running.books.reason is None, "all is well")
-
-
-def test_a_list_that_cannot_be_read_at_the_start_lets_nothing_serve(models: Path) -> None:
-    DesiredState(models / "books").write(Removed(generation=1, ids=("item-0",)))
-    taken = Taken(models, "the file cannot be read")
-    taken.take()
-    with run(models) as running:
-        [reason] = running.registry.not_ready()
-        assert "books/removed.json" in reason
-        taken.bring_back()  # with the modification time that it had
-        until(lambda: not running.registry.not_ready(), "ready")
-        assert running.run(search(running.registry.choose("books", None))) == [1, 2, 3]
+        running.remove()
+        assert running.found() == [0, 1, 2]
 
 
 def test_a_file_that_becomes_readable_is_read_though_it_was_not_written(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +161,7 @@ def test_a_file_that_becomes_readable_is_read_though_it_was_not_written(models: 
         assert "books/removed.json: got 'Permission denied'" in reason
         denied[0] = False
         until(lambda: not running.registry.not_ready(), "ready")
-        assert running.run(search(running.registry.choose("books", None))) == [1, 2, 3]
+        assert running.found() == [1, 2, 3]
 
 
 def test_a_models_folder_that_cannot_be_listed_is_said_once(
@@ -224,19 +180,18 @@ def test_a_models_folder_that_cannot_be_listed_is_said_once(
         monkeypatch.setattr("service.models.follower.find_versions", broken)
         until(lambda: looks[0] >= 3, "it is looked at again")
         assert caplog.text.count("the models folder cannot be read: Input/output error") == 1
-        assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
+        assert running.found() == [0, 1, 2]
 
 
 def test_a_pin_holds_while_the_folder_is_away(models: Path) -> None:
     add_version(models, 2)
     with run(models, poll_s=0.01) as running:
         running.run(running.registry.changes.set_default("books", 1))
-        taken = Taken(models, "the model's folder is unmounted")
-        taken.take()
+        lost = Lost(models, "the model's folder is unmounted")
         until(lambda: "books/serving.json" in str(running.books.reason), "it is said")
         assert running.served() == 1
         assert running.books.serving is not None
-        taken.bring_back()
+        lost.bring_back()
         until(lambda: running.books.reason is None, "it is over")
         assert running.served() == 1
         assert running.books.serving is not None
@@ -267,29 +222,3 @@ def test_a_removal_that_is_followed_late_stays(models: Path, monkeypatch: pytest
         monkeypatch.setattr(swapper, "remove", late)
         running.run(scenario())
         assert running.count("rolled_back") == 0
-
-
-def test_items_can_be_removed_while_a_pinned_version_fails(models: Path) -> None:
-    add_version(models, 2, damaged=True)
-    DesiredState(models / "books").write(Serving(generation=1, versions=(1, 2), default=2))
-    with run(models) as running:
-        running.run(set_removed(running.registry, "books", ["item-0"]))
-        assert running.run(search(running.registry.choose("books", 1))) == [1, 2, 3]
-
-
-def test_items_can_be_removed_while_a_version_is_loading(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        loading = asyncio.create_task(running.registry.changes.load("books", 2, default=True))
-        assert await asyncio.to_thread(opening.wait, 10)
-        assert await set_removed(running.registry, "books", ["item-0"]) == []
-        assert running.states()[2] == "loading"
-        assert await search(running.registry.choose("books", 1)) == [1, 2, 3]
-        let_go.set()
-        await loading
-        assert await search(running.registry.choose("books", 2)) == [1, 2, 3]
-
-    monkeypatch.setattr("service.models.changes.REMOVALS_WAIT_S", 0.0)
-    open_late, opening, let_go = held_back(2)
-    with run(models, open_late) as running:
-        add_version(models, 2)
-        running.run(scenario())

@@ -18,7 +18,8 @@ from service.models.registry import Registry
 from service.settings import Settings
 from service.watch.metrics import Metrics
 from tests.service.fake_engine import FakeEngine
-from tests.service.models.registry import ITEMS, add_version, run, search
+from tests.service.models.lost import killed_while_opening
+from tests.service.models.registry import ITEMS, add_version, run
 from tests.waiting import until
 
 
@@ -27,17 +28,65 @@ def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
         Registry(Settings(models=tmp_path), Metrics())
 
 
-def test_without_a_state_the_highest_version_serves_alone(models: Path) -> None:
+def serving(*versions: int, default: int) -> Serving:
+    return Serving(generation=4, versions=versions, default=default)
+
+
+@pytest.mark.parametrize(
+    ("others", "damaged", "killed", "pinned", "served", "states"),
+    [
+        ((2, 10), 0, 0, None, 10, {1: "available", 2: "available", 10: "ready"}),
+        ((2, 3), 3, 0, None, 2, {1: "available", 2: "ready", 3: "failed"}),
+        ((2,), 0, 2, None, 1, {1: "ready", 2: "failed"}),
+        ((), 0, 1, None, 1, {1: "ready"}),
+        ((2, 3), 0, 0, serving(1, 2, default=1), 1, {1: "ready", 2: "ready", 3: "available"}),
+        ((2,), 2, 0, serving(1, 2, default=2), None, {1: "ready", 2: "failed"}),
+        ((2,), 0, 2, serving(1, 2, default=1), 1, {1: "ready", 2: "failed"}),
+        ((), 0, 1, serving(1, default=1), 1, {1: "ready"}),
+    ],
+)
+@pytest.mark.parametrize("poll_s", [None, 0.01])
+def test_what_serves_after_a_start(
+    models: Path,
+    others: tuple[int, ...],
+    damaged: int,
+    killed: int,
+    pinned: Serving | None,
+    served: int | None,
+    states: dict[int, str],
+    poll_s: float | None,
+) -> None:
+    """The pinned versions; without a state the highest that loads. One whose opening ended a process waits, unless nothing else is left."""
+    for version in others:
+        add_version(models, version, damaged=version == damaged)
+    if killed:
+        killed_while_opening(models / "books" / str(killed))
+    if pinned is not None:
+        DesiredState(models / "books").write(pinned)
+    with run(models, poll_s=poll_s) as running:
+        until(lambda: running.states() == states, running.states)
+        ready = [version for version, state in states.items() if state == "ready"]
+        assert [running.served(version) for version in ready] == ready
+        assert sorted(running.opened) == ready
+        if served is None:
+            assert len(running.registry.not_ready()) == 1
+            with pytest.raises(NotReady):
+                running.served()
+        else:
+            assert running.served() == served
+            assert running.registry.not_ready() == []
+            assert running.registry.choose(None, None) is running.registry.choose("books", served)
+        assert (running.books.reason is None) == ("failed" not in states.values())
+        assert running.count("loaded") == len(ready)
+        assert killed or running.count("failed") == (damaged > 0)
+        assert [*models.glob("books/.opening.*")] == [] or killed == 2
+
+
+def test_what_is_not_loaded_is_said(models: Path) -> None:
     add_version(models, 2)
-    add_version(models, 10)
     with run(models) as running:
-        assert running.opened == [10]
-        assert running.served() == running.served(10) == 10
-        until(lambda: running.states() == {1: "available", 2: "available", 10: "ready"}, "the versions are so")
-        assert running.registry.choose(None, None) is running.registry.choose("books", 10)
-        assert running.registry.not_ready() == []
-        with pytest.raises(ModelNotFound, match="Version 2 of 'books' is not loaded; loaded: version 10"):
-            running.registry.choose("books", 2)
+        with pytest.raises(ModelNotFound, match="Version 1 of 'books' is not loaded; loaded: version 2"):
+            running.registry.choose("books", 1)
         with pytest.raises(ModelNotFound, match="no model 'films'"):
             running.registry.choose("films", None)
 
@@ -48,45 +97,31 @@ def test_several_models_need_a_name(models: Path) -> None:
         running.registry.choose(None, None)
 
 
-def test_a_state_on_disk_is_served_after_a_start(models: Path) -> None:
-    for version in (2, 3):
-        add_version(models, version)
-    DesiredState(models / "books").write(Serving(generation=7, versions=(1, 2), default=1))
+def test_what_is_removed_holds_after_a_start(models: Path) -> None:
     DesiredState(models / "books").write(Removed(generation=1, ids=("item-0", "gone")))
     with run(models) as running:
-        assert running.served() == 1
-        assert running.served(2) == 2
-        until(lambda: running.states() == {1: "ready", 2: "ready", 3: "available"}, "the versions are so")
         assert running.registry.removed("books") == ["item-0", "gone"]
-        assert 0 not in running.run(search(running.registry.choose("books", 2)))
+        assert running.found() == [1, 2, 3]
 
 
-def test_a_failed_newest_version_falls_back_to_the_one_before(models: Path, caplog: pytest.LogCaptureFixture) -> None:
-    add_version(models, 2)
-    add_version(models, 3, damaged=True)
-    with run(models) as running:
-        assert running.served() == 2
-        assert running.registry.not_ready() == []
-        until(lambda: running.states() == {1: "available", 2: "ready", 3: "failed"}, "the versions are so")
-        assert running.books.reason is not None
-        assert running.books.reason.startswith("version 3: books/3/nodes.safetensors: its SHA-256")
-        assert (running.count("failed"), running.count("loaded")) == (1, 1)
-    assert any(
-        record.levelno == logging.ERROR and "version 2 serves, because version 3 failed" in record.message for record in caplog.records
-    )
-
-
-def test_a_pinned_version_that_fails_stays_failed_and_the_others_serve(models: Path) -> None:
+def test_the_log_says_which_version_serves_because_another_one_failed(models: Path, caplog: pytest.LogCaptureFixture) -> None:
     add_version(models, 2, damaged=True)
-    DesiredState(models / "books").write(Serving(generation=1, versions=(1, 2), default=2))
+    with run(models) as running:
+        assert str(running.books.reason).startswith("version 2: books/2/nodes.safetensors: its SHA-256")
+    errors = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    assert any("version 1 serves, because version 2 failed" in message for message in errors)
+
+
+def test_the_way_out_of_a_pinned_version_that_fails_is_another_default(models: Path) -> None:
+    add_version(models, 2, damaged=True)
+    DesiredState(models / "books").write(serving(1, 2, default=2))
     with run(models) as running:
         [reason] = running.registry.not_ready()
         assert reason.startswith("books version 2: failed: books/2/nodes.safetensors")
         assert str(models) not in reason
-        assert running.served(1) == 1
-        with pytest.raises(NotReady):
-            running.served()
-        running.run(running.registry.changes.set_default("books", 1))  # the way out
+        assert running.remove("item-0") == []
+        assert running.found(1) == [1, 2, 3]
+        running.run(running.registry.changes.set_default("books", 1))
         assert running.served() == 1
         assert running.registry.not_ready() == []
 
@@ -136,7 +171,7 @@ def test_leaving_is_said_while_requests_are_served(models: Path) -> None:
     with run(models) as running:
         running.registry.leaving = True
         assert running.registry.not_ready() == ["shutting down"]
-        assert running.run(search(running.registry.choose("books", None))) == [0, 1, 2]
+        assert running.found() == [0, 1, 2]
         running.run(running.registry.drain(10))
         with pytest.raises(NotReady, match="shutting down"):
             running.served()

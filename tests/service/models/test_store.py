@@ -37,11 +37,8 @@ POLL_S = 0.05
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits of minutes take no time."""
-    monkeypatch.setattr(store_mirror, "TICK_S", 0.02)
-    monkeypatch.setattr(store_mirror, "MAX_BACKOFF_S", 0.1)
-    monkeypatch.setattr(store_mirror, "RETRY_S", 0.05)
-    monkeypatch.setattr(store_mirror, "MAX_RETRY_S", 0.1)
-    monkeypatch.setattr(store_mirror, "LINGER_S", 0.0)
+    for name, seconds in (("TICK_S", 0.02), ("MAX_BACKOFF_S", 0.1), ("RETRY_S", 0.05), ("MAX_RETRY_S", 0.1), ("LINGER_S", 0.0)):
+        monkeypatch.setattr(store_mirror, name, seconds)
 
 
 @pytest.fixture
@@ -59,7 +56,7 @@ def following(store: Objects, models: Path, cache: Path) -> Iterator[Running]:
     """A service that has version 1 of `books` from the store."""
     publish(store, [models / "books" / "1"])
     with follow(store, cache) as running:
-        until(lambda: not running.registry.not_ready(), lambda: str(running.registry.not_ready()))
+        ready(running)
         yield running
 
 
@@ -67,9 +64,19 @@ def follow(store: Objects, cache: Path, **settings: Any) -> AbstractContextManag
     return run(cache, store=store.url, **{"store_poll_s": POLL_S} | settings)
 
 
+def ready(running: Running) -> None:
+    until(lambda: not running.registry.not_ready(), lambda: str(running.registry.not_ready()))
+
+
 def metric(running: Running, name: str) -> float:
     line = next(line for line in running.metrics.render().decode().splitlines() if line.startswith(f"{name} "))
     return float(line.split()[-1])
+
+
+def waits_because(running: Running, reason: str, model: str = "books") -> bool:
+    """Whether a version of a model does not come, and why."""
+    wait = running.registry.waits_for(model)
+    return wait is not None and reason in str(wait.reason)
 
 
 def serves(running: Running, version: int) -> bool:
@@ -81,21 +88,23 @@ def folder_of(store: Objects) -> Path:
     return Path(store.url.removeprefix("file://"))
 
 
-def test_a_version_comes_from_the_store_and_serves(following: Running) -> None:
+def published_anew(store: Objects, models: Path, name: str = "books", version: int = 2) -> tuple[Path, Path]:
+    """The folder of a version of other content, which is published, and the file of its node rows in the store."""
+    rng = np.random.default_rng(2)
+    made = make_bundle(models, rng, complete_tree(rng.permutation(ITEMS), 2), name=name, version=version)
+    publish(store, [made.path])
+    return made.path, folder_of(store) / blob_key(made.manifest.files["nodes.safetensors"].sha256)
+
+
+def test_versions_come_from_the_store_and_the_store_says_what_serves(following: Running, store: Objects, models: Path) -> None:
     assert following.served() == 1
     assert following.registry.waits_for("books") is None
     assert metric(following, "espalier_store_bytes_total") == sum(
         file.stat().st_size for file in (following.models / "books" / "1").iterdir() if file.name != "manifest.json"
     )
-
-
-def test_what_is_published_while_it_runs_serves_next(following: Running, store: Objects, models: Path) -> None:
     publish(store, [add_version(models, 2)])
     until(lambda: following.served() == 2)
-
-
-def test_the_store_says_what_serves(following: Running, store: Objects, models: Path) -> None:
-    publish(store, [add_version(models, 2), add_version(models, 3)])
+    publish(store, [add_version(models, 3)])
     until(lambda: following.served() == 3)
     set_default(store, "books", 1, beside=[2])
     until(lambda: following.served() == 1)
@@ -126,27 +135,27 @@ def test_it_waits_for_a_store_that_is_not_there_yet(store: Objects, models: Path
         assert running.registry.choose(None, None).version == 1
 
 
-def test_it_starts_with_what_it_has_when_the_store_is_gone(store: Objects, models: Path, cache: Path) -> None:
+def test_it_serves_what_it_has_while_the_store_is_gone_and_catches_up(store: Objects, models: Path, cache: Path) -> None:
     publish(store, [models / "books" / "1"])
     fetch(store, "books", 1, cache)
-    folder_of(store).rename(cache.with_name("elsewhere"))
+    folder, elsewhere = folder_of(store), cache.with_name("elsewhere")
+    folder.rename(elsewhere)
     with follow(store, cache) as running:
-        until(lambda: not running.registry.not_ready(), lambda: str(running.registry.not_ready()))
+        ready(running)
         assert running.served() == 1
-
-
-def test_it_goes_on_while_the_store_is_gone_and_catches_up(following: Running, store: Objects, models: Path) -> None:
-    folder = folder_of(store)
-    folder.rename(folder.with_name("elsewhere"))
-    folder.write_text("no folder")
-    until(lambda: metric(following, "espalier_store_silent_seconds") > 0)
-    assert following.registry.not_ready() == []
-    assert following.served() == 1
-    folder.unlink()
-    folder.with_name("elsewhere").rename(folder)
-    publish(store, [add_version(models, 2)])
-    until(lambda: following.served() == 2)
-    assert metric(following, "espalier_store_silent_seconds") == 0
+        elsewhere.rename(folder)
+        publish(store, [add_version(models, 2)])
+        until(lambda: running.served() == 2)
+        folder.rename(elsewhere)
+        folder.write_text("no folder")
+        until(lambda: metric(running, "espalier_store_silent_seconds") > 0)
+        assert running.registry.not_ready() == []
+        assert running.served() == 2
+        folder.unlink()
+        elsewhere.rename(folder)
+        publish(store, [add_version(models, 3)])
+        until(lambda: running.served() == 3)
+        assert metric(running, "espalier_store_silent_seconds") == 0
 
 
 def test_a_start_waits_for_all_models_of_the_store(store: Objects, models: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,41 +179,37 @@ def test_a_start_waits_for_all_models_of_the_store(store: Objects, models: Path,
 
 
 def test_a_start_waits_for_no_model_that_is_damaged_in_the_store(store: Objects, models: Path, cache: Path) -> None:
-    rng = np.random.default_rng(2)
-    films = make_bundle(models, rng, complete_tree(rng.permutation(ITEMS), 2), name="films", version=1)
-    publish(store, [models / "books" / "1", films.path])
-    (folder_of(store) / blob_key(films.manifest.files["nodes.safetensors"].sha256)).write_bytes(b"damaged")
+    publish(store, [models / "books" / "1"])
+    published_anew(store, models, "films", 1)[1].write_bytes(b"damaged")
     with follow(store, cache) as running:
-        until(lambda: not running.registry.not_ready(), lambda: str(running.registry.not_ready()))
+        ready(running)
         assert running.served() == 1
-        until(lambda: "films" not in running.registry.entries and "7 bytes" in str(running.registry.waits_for("films")))
+        until(lambda: "films" not in running.registry.entries and waits_because(running, "7 bytes", "films"))
 
 
 def test_what_is_left_of_a_model_that_the_store_has_no_more_is_deleted(store: Objects, models: Path, cache: Path) -> None:
     publish(store, [models / "books" / "1"])
     (cache / "films" / f"{FETCH}1").mkdir(parents=True)
     with follow(store, cache) as running:
-        until(lambda: not running.registry.not_ready())
+        ready(running)
         assert not (cache / "films" / f"{FETCH}1").exists()
 
 
 def test_a_damaged_version_is_said_and_the_next_lower_serves(
     store: Objects, models: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rng = np.random.default_rng(2)
-    second = make_bundle(models, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", version=2)
-    publish(store, [models / "books" / "1", second.path])
-    blob = folder_of(store) / blob_key(second.manifest.files["nodes.safetensors"].sha256)
+    publish(store, [models / "books" / "1"])
+    second, blob = published_anew(store, models)
     good = blob.read_bytes()
     blob.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
     with follow(store, cache) as running:
-        until(lambda: not running.registry.not_ready(), lambda: str(running.registry.not_ready()))
+        ready(running)
         assert running.served() == 1
-        until(lambda: (wait := running.registry.waits_for("books")) and wait.version == 2 and "damaged" in str(wait.reason))
+        until(lambda: waits_because(running, "damaged"))
         assert "books version 2 does not come from the store" in caplog.text
         assert "books version 1 does not come" not in caplog.text
         assert metric(running, 'espalier_store_failures_total{reason="damaged"}') >= 1
-        publish(store, [second.path], again=True)
+        publish(store, [second], again=True)
         until(lambda: running.served() == 2)
         until(lambda: running.registry.waits_for("books") is None)
 
@@ -213,10 +218,7 @@ def test_a_damaged_version_is_not_downloaded_again_and_again(
     following: Running, store: Objects, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_mirror, "RETRY_S", 60.0)
-    rng = np.random.default_rng(2)
-    second = make_bundle(models, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", version=2)
-    publish(store, [second.path])
-    (folder_of(store) / blob_key(second.manifest.files["nodes.safetensors"].sha256)).write_bytes(b"damaged")
+    published_anew(store, models)[1].write_bytes(b"damaged")
     damaged = 'espalier_store_failures_total{reason="damaged"}'
     until(lambda: metric(following, damaged) == 1)
     looks: list[str] = []
@@ -230,22 +232,23 @@ def test_a_damaged_version_is_not_downloaded_again_and_again(
     assert metric(following, damaged) == 1
 
 
-def test_a_malformed_serving_json_changes_nothing(following: Running, store: Objects, models: Path) -> None:
-    publish(store, [add_version(models, 2)])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"generation": 2, "versions": [9], "default": 1}', "default 1 is not among"),
+        ('{"generation": 1, "versions": [7], "default": 7}', "the store: no version 7 of 'books'"),
+    ],
+    ids=["malformed", "a version that is not there"],
+)
+def test_a_wrong_serving_json_changes_nothing_and_is_said(following: Running, store: Objects, text: str, reason: str) -> None:
     set_default(store, "books", 1)
     until(lambda: (following.models / "books" / "serving.json").exists())
-    (folder_of(store) / serving_key("books")).write_text('{"generation": 2, "versions": [9], "default": 1}')
-    until(lambda: (wait := following.registry.waits_for("books")) and "default 1 is not among" in str(wait.reason))
-    assert following.served() == 1
-    assert 'reason="damaged"' in following.metrics.render().decode()
-
-
-def test_a_pinned_version_that_the_store_lacks_is_said(following: Running, store: Objects) -> None:
-    text = '{"generation": 1, "versions": [7], "default": 7}'
+    before = (following.models / "books" / "serving.json").read_text()
     (folder_of(store) / serving_key("books")).write_text(text)
-    until(lambda: (wait := following.registry.waits_for("books")) and wait.reason == "the store: no version 7 of 'books'")
+    until(lambda: waits_because(following, reason))
     assert following.served() == 1
-    assert not (following.models / "books" / "serving.json").exists()
+    assert (following.models / "books" / "serving.json").read_text() == before
+    assert (metric(following, 'espalier_store_failures_total{reason="damaged"}') > 0) == ("among" in reason)
 
 
 def test_versions_that_nobody_needs_are_deleted_but_for_the_highest(store: Objects, models: Path, cache: Path) -> None:
@@ -298,32 +301,28 @@ def test_a_host_without_a_version_takes_one_that_fits(store: Objects, models: Pa
     monkeypatch.setattr(store_mirror, "fetch", fetch_one)
     with follow(store, cache) as running:
         until(partial(serves, running, 1))
-        until(lambda: "no room for version 2" in str(running.registry.waits_for("books")))
+        until(lambda: waits_because(running, "no room for version 2"))
 
 
-def test_of_two_processes_one_follows_the_store(store: Objects, models: Path, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_of_two_processes_one_follows_the_store_and_the_other_takes_over(
+    store: Objects, models: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     publish(store, [models / "books" / "1"])
     size = sum(file.stat().st_size for file in (models / "books" / "1").iterdir() if file.name != "manifest.json")
     with follow(store, cache) as one, follow(store, cache) as other:
-        for running in (one, other):
+        both = one, other
+        for running in both:
             until(partial(serves, running, 1))
-        assert sorted(metric(running, "espalier_store_bytes_total") for running in (one, other)) == [0, size]
+        bytes_of = {metric(running, "espalier_store_bytes_total"): running for running in both}
+        assert sorted(bytes_of) == [0, size]
         publish(store, [add_version(models, 2)])
-        for running in (one, other):
+        for running in both:
             until(partial(serves, running, 2))
         assert sum("models follow the store" in message for message in caplog.messages) == 1
-
-
-def test_another_process_takes_over(store: Objects, models: Path, cache: Path) -> None:
-    publish(store, [models / "books" / "1"])
-    with follow(store, cache) as other:
-        until(lambda: not other.registry.not_ready())
-        with follow(store, cache) as running:
-            until(lambda: running.served() == 1)
-            other.run(other.registry.drain(10))
-            publish(store, [add_version(models, 2)])
-            until(lambda: running.served() == 2)
+        bytes_of[size].run(bytes_of[size].registry.drain(10))
+        publish(store, [add_version(models, 3)])
+        until(partial(serves, bytes_of[0], 3))
 
 
 def test_a_folder_that_cannot_be_written_to_is_said(store: Objects, models: Path, cache: Path) -> None:
@@ -342,6 +341,6 @@ def test_a_shard_has_the_two_highest_versions_and_no_other_shard(store: Objects,
         shards = cut(whole_bundle(tmp_path / "whole", version=version, seed=version), tmp_path / "cut")
         publish(store, [shard.path for shard in shards])
     with run(cache, store=store.url, store_poll_s=POLL_S, shard=1) as running:
-        until(lambda: not running.registry.not_ready(), lambda: str(running.registry.not_ready()))
+        ready(running)
         until(lambda: {*running.registry.entry("1").ready} == {2, 3})
         assert find_versions(cache) == {"1": (2, 3)}

@@ -25,11 +25,12 @@ from service.router.transport import ReplicaFailed, answered, held_of
 from service.settings import Settings
 from service.shards.search import answer_search
 from service.watch.metrics import Metrics
-from tests.service.router.waiting import PATIENCE_S
 from tests.service.running import BUILDING, Client, Json, Running, started
 from tests.service.shards.cutting import cut
 from tests.waiting import until
 
+PATIENCE_S = 60.0
+"""How long tests of the router wait at most."""
 Fault = Callable[[bytes], Any]
 """The body of a query → what the replica does instead: raises, sleeps (a coroutine), or answers bytes; None: it answers as it should."""
 
@@ -53,6 +54,11 @@ class LocalTransport:
     names: dict[str, Sequence[str]] = field(default_factory=dict)
     sent: list[tuple[str, bytes, Mapping[str, str]]] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
+
+    def heal(self) -> None:
+        """Nothing misbehaves any longer."""
+        for told in (self.faults, self.hung, self.mute, self.dead, self.lists):
+            told.clear()
 
     async def addresses(self, name: str) -> Sequence[str]:
         return self.names.get(name, (name,))
@@ -113,9 +119,14 @@ class Cluster:
     def retrieve(self, **body: Any) -> Json:
         return self.router.retrieve(**body)
 
-    def metric(self, name: str) -> float:
-        """The sum of a metric's series."""
-        return sum(float(value) for found, _, value in self.app.state.service.metrics.samples() if found == name)
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's series with these labels."""
+        samples = self.app.state.service.metrics.samples()
+        return sum(float(value) for found, own, value in samples if found == name and labels.items() <= own.items())
+
+    def asked(self, address: str) -> int:
+        """How many queries an address was sent."""
+        return sum(sent == address for sent, *_ in self.transport.sent)
 
 
 def serve_shards(folder: Path, **settings: Any) -> Registry:

@@ -31,8 +31,7 @@ from service.router.fleet import Fleet
 from service.router.metrics import RouterMetrics
 from service.watch.metrics import Metrics
 from tests.espalier.test_stacking import with_stacking
-from tests.service.router.cluster import LocalTransport, serve_shards
-from tests.service.router.waiting import PATIENCE_S
+from tests.service.router.cluster import PATIENCE_S, LocalTransport, serve_shards
 from tests.service.shards.cutting import KINDS, cut, whole_bundle
 
 BATCH, EVERYTHING = 5, 64

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any, ParamSpec
 
 import pytest
 
@@ -12,6 +14,7 @@ from service.router.config import RouterConfig
 from service.router.connections import HttpTransport
 from service.router.transport import MasksWanted, ReplicaFailed
 
+P = ParamSpec("P")
 MOST = 1000
 """Bytes of the largest answer here."""
 
@@ -46,6 +49,16 @@ class Server:
             writer.close()
 
 
+def in_a_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """A test that is a coroutine."""
+
+    @functools.wraps(test)
+    def run(*arguments: P.args, **named: P.kwargs) -> None:
+        asyncio.run(test(*arguments, **named))
+
+    return run
+
+
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: x\r\ncontent-length: 4\r\n\r\nBODY"
 
 
@@ -63,28 +76,24 @@ async def serving(*answers: bytes | None, **config: float) -> AsyncIterator[tupl
             await transport.close()
 
 
-def test_a_connection_is_kept_and_carries_the_key_and_the_origin_of_a_query() -> None:
-    async def scenario() -> None:
-        async with serving(OK) as (server, transport):
-            for body in (b"abcd", b"efgh"):
-                assert await transport.send(server.address, body, MOST, 5, {"X-Request-Id": "r-1\r\nEvil: 1"}) == body
-            assert server.connections == 1
-            head = server.heads[0].decode()
-            assert head.startswith("POST /internal/search HTTP/1.1\r\n")
-            assert "Authorization: Bearer a-key-of-routers\r\n" in head
-            assert "X-Request-Id: r-1Evil:1\r\n" in head
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_a_connection_is_kept_and_carries_the_key_and_the_origin_of_a_query() -> None:
+    async with serving(OK) as (server, transport):
+        for body in (b"abcd", b"efgh"):
+            assert await transport.send(server.address, body, MOST, 5, {"X-Request-Id": "r-1\r\nEvil: 1"}) == body
+        assert server.connections == 1
+        head = server.heads[0].decode()
+        assert head.startswith("POST /internal/search HTTP/1.1\r\n")
+        assert "Authorization: Bearer a-key-of-routers\r\n" in head
+        assert "X-Request-Id: r-1Evil:1\r\n" in head
 
 
-def test_a_kept_connection_that_was_closed_meanwhile_is_made_anew() -> None:
-    async def scenario() -> None:
-        async with serving(OK, None) as (server, transport):
-            for _ in range(3):
-                assert await transport.send(server.address, b"abcd", MOST, 5, {}) == b"abcd"
-            assert server.connections == 3
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_a_kept_connection_that_was_closed_meanwhile_is_made_anew() -> None:
+    async with serving(OK, None) as (server, transport):
+        for _ in range(3):
+            assert await transport.send(server.address, b"abcd", MOST, 5, {}) == b"abcd"
+        assert server.connections == 3
 
 
 @pytest.mark.parametrize(
@@ -106,112 +115,86 @@ def test_a_kept_connection_that_was_closed_meanwhile_is_made_anew() -> None:
         (b"HTTP/1.1 409 Masks\r\ncontent-length: 2\r\n\r\n[]", "garbage"),
     ],
 )
-def test_every_way_to_fail_has_a_reason(answer: bytes | None, reason: str) -> None:
-    async def scenario() -> None:
-        async with serving(answer) as (server, transport):
-            with pytest.raises(ReplicaFailed) as failed:
-                await transport.send(server.address, b"abcd", MOST, 0.3, {})
-            assert failed.value.reason == reason
-
-    asyncio.run(scenario())
-
-
-def test_an_answer_as_long_as_it_may_be_is_read() -> None:
-    async def scenario() -> None:
-        async with serving(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n" + b"x" * MOST) as (server, transport):
-            assert await transport.send(server.address, b"abcd", MOST, 5, {}) == b"x" * MOST
-
-    asyncio.run(scenario())
-
-
-def test_a_huge_list_of_shards_is_not_read() -> None:
-    async def scenario() -> None:
-        async with serving(b"HTTP/1.1 200 OK\r\ncontent-length: 5000000\r\n\r\n") as (server, transport):
-            with pytest.raises(ReplicaFailed) as failed:
-                await transport.held(server.address, 5)
-            assert failed.value.reason == "garbage"
-
-    asyncio.run(scenario())
-
-
-def test_nobody_who_listens_is_a_failed_connection() -> None:
-    async def scenario() -> None:
-        async with serving(OK) as (server, transport):
-            pass
+@in_a_loop
+async def test_every_way_to_fail_has_a_reason(answer: bytes | None, reason: str) -> None:
+    async with serving(answer) as (server, transport):
         with pytest.raises(ReplicaFailed) as failed:
-            await transport.held(server.address, 1)
-        assert failed.value.reason == "connection"
-
-    asyncio.run(scenario())
+            await transport.send(server.address, b"abcd", MOST, 0.3, {})
+        assert failed.value.reason == reason
 
 
-def test_masks_that_a_shard_lacks_are_named() -> None:
-    async def scenario() -> None:
-        async with serving(b'HTTP/1.1 409 Masks\r\ncontent-length: 9\r\n\r\n["a","b"]') as (server, transport):
-            with pytest.raises(MasksWanted) as wanted:
-                await transport.send(server.address, b"", MOST, 5, {})
-            assert wanted.value.digests == ("a", "b")
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_an_answer_as_long_as_it_may_be_is_read() -> None:
+    async with serving(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n" + b"x" * MOST) as (server, transport):
+        assert await transport.send(server.address, b"abcd", MOST, 5, {}) == b"x" * MOST
 
 
-def test_connections_to_one_address_are_bounded() -> None:
-    async def scenario() -> None:
-        async with serving(b"HTTP/1.1 200 OK\r\n", connections=2) as (server, transport):
-            sent = [asyncio.create_task(transport.send(server.address, b"", MOST, 0.3, {})) for _ in range(3)]
-            found = await asyncio.gather(*sent, return_exceptions=True)
-            assert sorted(error.reason for error in found if isinstance(error, ReplicaFailed)) == ["full", "late", "late"]
-
-    asyncio.run(scenario())
-
-
-def test_an_exchange_that_is_given_up_leaves_no_connection_behind() -> None:
-    async def scenario() -> None:
-        async with serving(OK) as (server, transport):
-            giving_up = asyncio.create_task(transport.send(server.address, b"abcd", MOST, 5, {}))
-            await asyncio.sleep(0)
-            giving_up.cancel()
-            await asyncio.gather(giving_up, return_exceptions=True)
-            assert await transport.send(server.address, b"efgh", MOST, 5, {}) == b"efgh"
-
-    asyncio.run(scenario())
-
-
-def test_a_name_may_stand_for_several_addresses() -> None:
-    async def scenario() -> None:
-        transport = HttpTransport(RouterConfig(shards=("dns+http://localhost:8001",)))
-        assert set(await transport.addresses("dns+http://localhost:8001")) <= {"http://127.0.0.1:8001", "http://[::1]:8001"}
-        assert await transport.addresses("http://localhost:8001") == ("http://localhost:8001",)
+@in_a_loop
+async def test_a_look_fails_where_the_list_is_huge_or_nobody_listens() -> None:
+    async with serving(b"HTTP/1.1 200 OK\r\ncontent-length: 5000000\r\n\r\n") as (server, transport):
         with pytest.raises(ReplicaFailed) as failed:
-            await transport.addresses("dns+http://nobody.invalid:8001")
-        assert failed.value.reason == "connection"
+            await transport.held(server.address, 5)
+        assert failed.value.reason == "garbage"
+    with pytest.raises(ReplicaFailed) as failed:
+        await transport.held(server.address, 1)
+    assert failed.value.reason == "connection"
 
-    asyncio.run(scenario())
+
+@in_a_loop
+async def test_masks_that_a_shard_lacks_are_named() -> None:
+    async with serving(b'HTTP/1.1 409 Masks\r\ncontent-length: 9\r\n\r\n["a","b"]') as (server, transport):
+        with pytest.raises(MasksWanted) as wanted:
+            await transport.send(server.address, b"", MOST, 5, {})
+        assert wanted.value.digests == ("a", "b")
+
+
+@in_a_loop
+async def test_connections_to_one_address_are_bounded() -> None:
+    async with serving(b"HTTP/1.1 200 OK\r\n", connections=2) as (server, transport):
+        sent = [asyncio.create_task(transport.send(server.address, b"", MOST, 0.3, {})) for _ in range(3)]
+        found = await asyncio.gather(*sent, return_exceptions=True)
+        assert sorted(error.reason for error in found if isinstance(error, ReplicaFailed)) == ["full", "late", "late"]
+
+
+@in_a_loop
+async def test_an_exchange_that_is_given_up_leaves_no_connection_behind() -> None:
+    async with serving(OK) as (server, transport):
+        giving_up = asyncio.create_task(transport.send(server.address, b"abcd", MOST, 5, {}))
+        await asyncio.sleep(0)
+        giving_up.cancel()
+        await asyncio.gather(giving_up, return_exceptions=True)
+        assert await transport.send(server.address, b"efgh", MOST, 5, {}) == b"efgh"
+
+
+@in_a_loop
+async def test_a_name_may_stand_for_several_addresses() -> None:
+    transport = HttpTransport(RouterConfig(shards=("dns+http://localhost:8001",)))
+    assert set(await transport.addresses("dns+http://localhost:8001")) <= {"http://127.0.0.1:8001", "http://[::1]:8001"}
+    assert await transport.addresses("http://localhost:8001") == ("http://localhost:8001",)
+    with pytest.raises(ReplicaFailed) as failed:
+        await transport.addresses("dns+http://nobody.invalid:8001")
+    assert failed.value.reason == "connection"
 
 
 @pytest.mark.parametrize(
     "answer",
     [b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 4\r\n\r\nBODY", b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nBODYmore"],
 )
-def test_a_connection_that_is_not_kept_is_closed_here(answer: bytes) -> None:
-    async def scenario() -> None:
-        async with serving(answer) as (server, transport):
-            for _ in range(3):
-                assert await transport.send(server.address, b"abcd", MOST, 5, {}) == b"abcd"
-            async with asyncio.timeout(5):
-                while server.ended < 3:
-                    await asyncio.sleep(0.01)
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_a_connection_that_is_not_kept_is_closed_here(answer: bytes) -> None:
+    async with serving(answer) as (server, transport):
+        for _ in range(3):
+            assert await transport.send(server.address, b"abcd", MOST, 5, {}) == b"abcd"
+        async with asyncio.timeout(5):
+            while server.ended < 3:
+                await asyncio.sleep(0.01)
 
 
-def test_connections_to_an_address_that_is_forgotten_are_closed() -> None:
-    async def scenario() -> None:
-        async with serving(OK) as (server, transport):
-            await transport.send(server.address, b"abcd", MOST, 5, {})
-            transport.forget(server.address)
-            async with asyncio.timeout(5):
-                while not server.ended:
-                    await asyncio.sleep(0.01)
-
-    asyncio.run(scenario())
+@in_a_loop
+async def test_connections_to_an_address_that_is_forgotten_are_closed() -> None:
+    async with serving(OK) as (server, transport):
+        await transport.send(server.address, b"abcd", MOST, 5, {})
+        transport.forget(server.address)
+        async with asyncio.timeout(5):
+            while not server.ended:
+                await asyncio.sleep(0.01)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,20 @@ import pytest
 from espalier.bundle import Bundle
 from service.router.fleet import Fleet
 from service.router.shard_search import ShardSearch, whole_of
-from tests.service.router.cluster import cluster, serve_shards, shard_folders
+from tests.service.router.cluster import Cluster, cluster, serve_shards, shard_folders
 from tests.service.running import Json
 from tests.service.shards.cutting import cut, whole_bundle
 from tests.waiting import until
 
 QUERY: Json = {"queries": [{"history": ["item-1"]}], "m": 40, "beam_size": 64}
+
+
+@contextmanager
+def served(folder: Path, shards: Cluster, address: str) -> Iterator[None]:
+    """Another replica, which serves a folder of shards."""
+    registry = shards.transport.registries[address] = serve_shards(folder)
+    yield
+    asyncio.run(registry.drain(1.0))
 
 
 def test_a_version_waits_until_every_shard_is_there(tmp_path: Path) -> None:
@@ -29,11 +39,10 @@ def test_a_version_waits_until_every_shard_is_there(tmp_path: Path) -> None:
         assert answer.json()["reasons"] == ["books version 1: loading: waiting for shard 1 of 2"]
         until(lambda: shards.metric("espalier_router_replicas") == 1)
         assert shards.client.post("/retrieve", json=QUERY).status_code == 503
-        late = shards.transport.registries["http://late"] = serve_shards(folders["shard-1-0"])
-        shards.transport.names["http://shard-0-0"] = ["http://shard-0-0", "http://late"]
-        until(lambda: shards.client.get("/readyz").status_code == 200)
-        assert shards.retrieve(**QUERY)["coverage"]["answered"] == 2
-        asyncio.run(late.drain(1.0))
+        with served(folders["shard-1-0"], shards, "http://late"):
+            shards.transport.names["http://shard-0-0"] = ["http://shard-0-0", "http://late"]
+            until(lambda: shards.client.get("/readyz").status_code == 200)
+            assert shards.retrieve(**QUERY)["coverage"]["answered"] == 2
 
 
 def test_shards_of_another_bundle_do_not_count(tmp_path: Path) -> None:
@@ -77,36 +86,31 @@ def test_a_router_over_a_folder_of_shards_says_so(tmp_path: Path) -> None:
         until(lambda: "shard 0 of 2; a router opens the whole bundle, books" in shards.client.get("/models").text)
 
 
-def test_the_metric_is_of_the_layout_that_is_searched(tmp_path: Path) -> None:
+def test_a_version_that_is_cut_into_another_number_is_opened_anew_once_all_of_it_is_there(tmp_path: Path) -> None:
+    """Until then the metric is of the layout that is searched."""
     whole = whole_bundle(tmp_path / "models")
     cut(whole, tmp_path / "three", 3)
-    shutil.rmtree(tmp_path / "three" / "2")
+    shutil.move(tmp_path / "three" / "2", tmp_path / "aside")
     with cluster(tmp_path / "models", shard_folders(whole, tmp_path / "shards", 2)) as shards:
-        three = shards.transport.registries["http://three"] = serve_shards(tmp_path / "three")
-        shards.transport.names["http://shard-0-0"] = ["http://three"]
 
         def up() -> dict[str, float]:
             samples = shards.app.state.service.metrics.samples()
             return {labels["shard"]: float(value) for name, labels, value in samples if name == "espalier_router_replicas"}
 
-        until(lambda: up() == {"0": 0, "1": 1})
-        assert shards.transport.forgotten == ["http://shard-0-0"]
-        asyncio.run(three.drain(1.0))
-
-
-def test_a_version_that_is_cut_into_another_number_is_opened_anew(tmp_path: Path) -> None:
-    whole = whole_bundle(tmp_path / "models")
-    cut(whole, tmp_path / "three", 3)
-    with cluster(tmp_path / "models", shard_folders(whole, tmp_path / "shards", 2)) as shards:
         before = shards.retrieve(**QUERY)
-        three = shards.transport.registries["http://three"] = serve_shards(tmp_path / "three")
-        shards.transport.names["http://shard-0-0"] = shards.transport.names["http://shard-1-0"] = ["http://three"]
-        until(lambda: shards.client.post("/retrieve", json=QUERY).json().get("coverage", {}).get("shards") == 3)
-        after = shards.retrieve(**QUERY)
-        assert after["coverage"] == {"items": 1.0, "shards": 3, "answered": 3, "missing": []}
-        assert after["version"] == before["version"]
-        assert shards.client.get("/readyz").status_code == 200
-        asyncio.run(three.drain(1.0))
+        with served(tmp_path / "three", shards, "http://three"):
+            shards.transport.names["http://shard-0-0"] = ["http://three"]
+            until(lambda: up() == {"0": 0, "1": 1})
+            assert shards.transport.forgotten == ["http://shard-0-0"]
+        shutil.move(tmp_path / "aside", tmp_path / "three" / "2")
+        with served(tmp_path / "three", shards, "http://all"):
+            shards.transport.names["http://shard-0-0"] = shards.transport.names["http://shard-1-0"] = ["http://all"]
+            until(lambda: shards.client.post("/retrieve", json=QUERY).json().get("coverage", {}).get("shards") == 3)
+            after = shards.retrieve(**QUERY)
+            assert after["coverage"] == {"items": 1.0, "shards": 3, "answered": 3, "missing": []}
+            assert after["version"] == before["version"]
+            assert shards.client.get("/readyz").status_code == 200
+            until(lambda: up() == {"0": 1, "1": 1, "2": 1})
 
 
 @pytest.mark.parametrize(("kind", "query"), [("product", {"history": []}), ("forest", {"features": {"indices": [1], "values": [1.0]}})])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from espalier.search import SearchParams
 from service.app import create_app
 from service.settings import Settings
 from tests.service.running import Running, run
-from tests.service.shards.cutting import cut, post, queries_of, query_for, search, whole_bundle
+from tests.service.shards.cutting import cut, post, queries_of, query_for, whole_bundle
 from tests.waiting import until
 
 open_cpu = partial(open_engine, device="cpu")
@@ -106,19 +105,26 @@ def test_the_workers_of_one_start_are_one_process(tmp_path: Path, versions: Any)
     assert ids[0] == ids[1] != ids[2]
 
 
-def test_a_version_that_routers_still_search_stays_beside_two_higher_ones(versions: Any, tmp_path: Path) -> None:
+def test_a_version_that_routers_still_search_stays_beside_two_higher_ones(
+    versions: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wholes, shards = versions
+    now = [100.0]
+    monkeypatch.setattr("service.models.registry.monotonic", lambda: now[0])
+    monkeypatch.setattr("service.models.shard_version.monotonic", lambda: now[0])
     put(tmp_path, shards[0])
     put(tmp_path, shards[1])
-    with run(tmp_path, open_cpu, poll_s=0.05, shard_linger_s=0.6) as service:
-        search(service, query_for(wholes[0], shards[0][1], queries_of(wholes[0]), SearchParams.uniform(3, 4, 4)))
+    with run(tmp_path, open_cpu, poll_s=0.05, shard_linger_s=60) as service:
+        assert status(service, wholes[0], shards[0][1]) == 200
         put(tmp_path, shards[2])
-        until(lambda: served(service)["0"] == [2, 3], "nobody searches version 1 of shard 0")
-        until(lambda: 3 in served(service)["1"], "shard 1 has version 3")
-        last = time.monotonic()
-        while time.monotonic() < last + 1.0:
-            assert status(service, wholes[0], shards[0][1]) == 200
-            assert served(service)["1"] == [1, 2, 3]
+        until(lambda: served(service) == {"0": [2, 3], "1": [1, 2, 3]}, "nobody searches version 1 of shard 0")
+        now[0] += 59
+        assert status(service, wholes[0], shards[0][1]) == 200
+        now[0] += 59
+        put(tmp_path, [shards[3][0]])
+        until(lambda: 4 in served(service)["0"], "the folder was looked at")
+        assert served(service)["1"] == [1, 2, 3]
+        now[0] += 1
         until(lambda: served(service)["1"] == [2, 3], "version 1 has gone")
         assert status(service, wholes[0], shards[0][1]) == 410
 

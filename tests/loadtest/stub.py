@@ -1,0 +1,91 @@
+"""A server in place of a service: what it answers is up to the test."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
+
+from loadtest.target import Json, Target
+
+
+class Request(NamedTuple):
+    """What came in. number: of the request, from 0; authorization: the header, empty without one."""
+
+    number: int
+    method: str
+    path: str
+    authorization: str
+    body: bytes
+
+    @property
+    def document(self) -> Json:
+        found: Json = json.loads(self.body)
+        return found
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads, request_queue_size = True, 128
+
+
+@contextmanager
+def stub(answer: Callable[[Request], tuple[int, object] | None]) -> Iterator[Target]:
+    """A server that answers with this status and this document (text as it is); None closes the connection instead."""
+    numbers = itertools.count()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
+
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            found = answer(Request(next(numbers), self.command, self.path, self.headers.get("Authorization", ""), body))
+            if found is None:
+                self.close_connection = True
+                return
+            status, document = found
+            content = (document if isinstance(document, str) else json.dumps(document)).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_POST = do_PUT = do_GET
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Nothing."""
+
+    server = Server(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield Target("127.0.0.1", server.server_address[1])
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+MODEL: Json = {"name": "books", "version": 1, "state": "ready", "query": {"kind": "history"}, "tree": {"items": 10}}
+MODEL |= {"search": {"max_beam_size": 64, "max_m": 64}, "versions": [{"version": 1, "state": "ready"}]}
+
+
+@contextmanager
+def made_up(retrieve: Callable[[Json], tuple[int, Json]]) -> Iterator[str]:
+    """The address of a service with a model of ten items, and the test's own answers to POST /retrieve."""
+
+    def answer(request: Request) -> tuple[int, object]:
+        if request.method == "POST":
+            return retrieve(request.document)
+        return 200, {"models": [MODEL]} if request.path == "/models" else MODEL
+
+    with stub(answer) as target:
+        yield str(target)
+
+
+def results(count: int, complete: bool = True) -> Json:
+    """An answer with so many items."""
+    return {"results": [{"items": [{}] * count, "complete": complete}]}

@@ -1,0 +1,258 @@
+"""Which replica of a shard is asked when, and whom that makes a suspect: by a clock that the test owns."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+import pytest
+
+from espalier.search import SearchResult
+from espalier.shards.messages import Pin, ShardAnswer, encode_answer
+from service.router.asking import PAUSE_S, Asking, Question
+from service.router.hedging import LEAST, SAVED, Budget, Latencies
+from service.router.metrics import RouterMetrics
+from service.router.replicas import LONGEST_REST_S, REST_S, Replica
+from service.router.transport import MasksWanted, ReplicaFailed
+from service.watch.metrics import Metrics
+
+PIN = Pin("books", 1, "d" * 64, 0, 2)
+ONE = np.zeros((1, 1), np.float32)
+FOUND = SearchResult(np.zeros((1, 1), np.int64), ONE, ONE, ONE, np.ones(1, np.int64), np.ones(1, np.bool_))
+HEDGE_S = 0.05
+NEVER, OK = 1e3, "ok"
+
+
+class Clock:
+    """Seconds that pass only where an event loop would wait."""
+
+    now = 100.0
+
+
+class Waiting(selectors.DefaultSelector):
+    """Waiting takes no time: the clock goes on instead."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        assert timeout is not None, "nothing will ever happen"
+        self.clock.now += max(timeout, 0)
+        return super().select(0)
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """An event loop by such a clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        super().__init__(Waiting(clock))
+
+    def time(self) -> float:
+        return self.clock.now
+
+
+class Shard:
+    """A stand-in for the fleet and its transport: replicas that answer after so many seconds, by turns, the last for ever.
+
+    turns  for each replica: (seconds, OK, a reason to fail, or digests of masks that it lacks)
+    sent   (milliseconds since the first, number of the replica, digests whose bits were sent)
+    """
+
+    def __init__(self, clock: Clock, turns: Sequence[Sequence[tuple[float, Any]]], hedges: bool = True) -> None:
+        self.clock, self.turns = clock, [list(own) for own in turns]
+        self.replicas = [Replica(str(number)) for number in range(len(turns))]
+        for replica in self.replicas:
+            replica.says(frozenset({PIN}), clock.now)
+        self.budget, self.transport = Budget(float(hedges)), self
+        self.found = Metrics()
+        self.metrics = RouterMetrics(self.found)
+        self.known = Latencies(HEDGE_S)
+        self.sent: list[tuple[int, int, list[str]]] = []
+        self.began = clock.now
+
+    def holders(self, pin: Pin, late: bool = False) -> list[Replica]:
+        return [replica for replica in self.replicas if pin in replica.shards and not replica.gone]
+
+    def latencies(self, index: int) -> Latencies:
+        return self.known
+
+    async def send(self, address: str, body: bytes, most: int, timeout_s: float, headers: Mapping[str, str]) -> bytes:
+        asked, own = orjson.loads(body), self.turns[int(address)]
+        self.sent.append((round(1e3 * (self.clock.now - self.began)), int(address), asked["wanted"]))
+        seconds, what = own.pop(0) if len(own) > 1 else own[0]
+        await asyncio.sleep(seconds)
+        if what == OK:
+            return encode_answer(ShardAnswer(PIN, FOUND, address, 1.0, 1, asked["number"]))
+        raise MasksWanted(what) if isinstance(what, tuple) else ReplicaFailed(what, "as the test says")
+
+    def counted(self, name: str) -> float:
+        return sum(float(value) for found, _, value in self.found.samples() if found == f"espalier_router_{name}_total")
+
+
+class Asked(NamedTuple):
+    """What became of a question: the replica that answered or the reason why none did, and the milliseconds that it took."""
+
+    outcome: str
+    took_ms: int
+    shard: Shard
+
+
+def _body(wanted: Sequence[str], left_s: float, number: int) -> bytes:
+    return orjson.dumps({"wanted": list(wanted), "number": number})
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Seconds of the router's modules; of two replicas that are equally busy the first is taken."""
+    clock = Clock()
+    seconds = SimpleNamespace(perf_counter=lambda: clock.now, monotonic=lambda: clock.now)
+    monkeypatch.setattr("service.router.asking.time", seconds)
+    monkeypatch.setattr("service.router.replicas.random", SimpleNamespace(sample=lambda found, count: found[:count]))
+    return clock
+
+
+def ask(clock: Clock, shard: Shard, within_s: float, patient: bool = False, silent: tuple[int, float] | None = None) -> Asked:
+    """Ask once. silent: which replica does not answer a look either, and after how many seconds."""
+
+    async def scenario() -> str:
+        asking = Asking(shard, Question(PIN, _body, 1 << 20, lambda _: None, {}), clock.now + within_s, patient)  # type: ignore[arg-type]
+        if silent is not None:
+            asyncio.get_running_loop().call_later(silent[1], shard.replicas[silent[0]].silent, True)
+        try:
+            return (await asking.answer).engine
+        except ReplicaFailed as error:
+            return error.reason
+        finally:
+            await asyncio.sleep(0)  # what is still under way has been given up
+            await asyncio.sleep(0)
+            assert {replica.under_way for replica in shard.replicas} == {0}
+
+    shard.began = clock.now
+    with asyncio.Runner(loop_factory=lambda: Loop(clock)) as runner:
+        outcome = runner.run(scenario())
+        took_ms = round(1e3 * (clock.now - shard.began))
+    return Asked(outcome, took_ms, shard)
+
+
+@pytest.mark.parametrize(
+    ("turns", "within_s", "outcome", "took_ms", "sent", "trust"),
+    [
+        ([[(0.01, OK)], [(0.01, OK)]], 1, "0", 10, "0@0", "trusted trusted"),
+        ([[(0.01, "broken")], [(0.01, OK)]], 1, "1", 20, "0@0 1@10", "failed trusted"),
+        ([[(0.01, "full")], [(0.01, OK)]], 1, "1", 20, "0@0 1@10", "trusted trusted"),
+        ([[(0.01, "refused")], [(0.01, OK)]], 1, "1", 20, "0@0 1@10", "trusted trusted"),
+        ([[(0.01, "broken")], [(0.01, "connection")], [(0.01, OK)]], 1, "connection", 20, "0@0 1@10", "failed failed trusted"),
+        ([[(0.01, "late")], [(0.01, OK)]], 1, "1", 20, "0@0 1@10", "trusted trusted"),
+        ([[(0.055, "late")], [(0.01, OK)]], 1, "1", 60, "0@0 1@50", "late trusted"),
+        ([[(NEVER, OK)], [(0.01, OK)]], 1, "1", 60, "0@0 1@50", "late trusted"),
+        ([[(0.09, OK)], [(0.06, OK)]], 1, "0", 90, "0@0 1@50", "trusted trusted"),
+        ([[(NEVER, OK)], [(0.01, "broken")], [(0.01, OK)]], 1, "2", 70, "0@0 1@50 2@60", "late failed trusted"),
+        ([[(NEVER, OK)]], 0.2, "late", 200, "0@0", "late"),
+        ([[(NEVER, OK)]], 0.04, "late", 40, "0@0", "trusted"),
+        ([[(0.01, ("a", "b")), (0.01, OK)]], 1, "0", 20, "0@0 0@10ab", "trusted"),
+        ([[(0.01, ("a",)), (0.01, ("b",))], [(0.01, OK)]], 1, "1", 30, "0@0 0@10a 1@20", "failed trusted"),
+    ],
+)
+def test_who_is_asked_and_when(
+    clock: Clock, turns: Sequence[Sequence[tuple[float, Any]]], within_s: float, outcome: str, took_ms: int, sent: str, trust: str
+) -> None:
+    """`1@50`: replica 1 after 50 ms. A failure is followed once, silence gets company at the 95th percentile, the first answer counts."""
+    found = ask(clock, Shard(clock, turns), within_s)
+    assert (found.outcome, found.took_ms) == (outcome, took_ms)
+    assert " ".join(f"{replica}@{at}{''.join(wanted)}" for at, replica, wanted in found.shard.sent) == sent
+    assert " ".join(replica.trust for replica in found.shard.replicas) == trust
+
+
+@pytest.mark.parametrize(
+    ("first", "hedged", "retried", "failed"), [((0.01, "broken"), 0, 1, 1), ((NEVER, OK), 1, 0, 0), ((0.01, OK), 0, 0, 0)]
+)
+def test_retries_company_and_failures_are_counted(clock: Clock, first: tuple[float, Any], hedged: int, retried: int, failed: int) -> None:
+    shard = ask(clock, Shard(clock, [[first], [(0.01, OK)]]), 1).shard
+    assert [shard.counted(name) for name in ("hedges", "retries", "failures")] == [hedged, retried, failed]
+
+
+def test_without_a_budget_nobody_gets_company_and_whoever_holds_nothing_is_not_asked(clock: Clock) -> None:
+    assert ask(clock, Shard(clock, [[(0.3, OK)], [(0.01, OK)]], hedges=False), 1)[:2] == ("0", 300)
+    gone = Shard(clock, [[(0.01, OK)], [(0.01, "not_served")]])
+    gone.replicas[0].gone = True
+    assert ask(clock, gone, 1).outcome == "not_served"
+    assert PIN not in gone.replicas[1].shards
+    assert ask(clock, gone, 1)[:2] == ("connection", 0)
+
+
+def test_a_replica_that_answers_no_look_either_is_followed_at_once(clock: Clock) -> None:
+    found = ask(clock, Shard(clock, [[(NEVER, OK)], [(0.01, OK)]]), 1, silent=(0, 0.02))
+    assert found[:2] == ("1", 30)
+    assert (found.shard.counted("hedges"), found.shard.counted("retries")) == (0, 1)
+
+
+def test_three_replicas_are_asked_at_most(clock: Clock) -> None:
+    """One fails, one is silent, and one that was asked beside it fails, too."""
+    turns = [[(0.01, "broken")], [(NEVER, OK)], [(0.01, "broken")], [(0.01, OK)]]
+    assert ask(clock, Shard(clock, turns), 1, silent=(1, 0.1))[:2] == ("late", 1000)
+
+
+def test_an_answer_restores_trust_and_is_counted(clock: Clock) -> None:
+    shard = Shard(clock, [[(0.02, OK)]])
+    while shard.budget.take():
+        pass
+    shard.replicas[0].suspect("failed", clock.now)
+    for number in range(1, LEAST + 1):
+        assert ask(clock, shard, 1).outcome == "0"
+        assert shard.replicas[0].trust == "trusted"
+        assert sum(value for name, _, value in shard.found.samples() if name == "espalier_router_shard_seconds_count") == number
+    assert shard.known.p95_s == pytest.approx(0.02)
+    assert shard.budget.take()
+
+
+@pytest.mark.parametrize(("patient", "outcome", "took_ms"), [(False, "full", 20), (True, "0", round(1e3 * PAUSE_S) + 30)])
+def test_who_has_time_asks_again_those_that_were_too_busy(clock: Clock, patient: bool, outcome: str, took_ms: int) -> None:
+    shard = Shard(clock, [[(0.01, "full"), (0.01, OK)], [(0.01, "full")]])
+    assert ask(clock, shard, 5, patient)[:2] == (outcome, took_ms)
+
+
+def test_a_suspect_rests_longer_after_each_failure_in_a_row() -> None:
+    replica, now = Replica("0"), 100.0
+    for failure in range(10):
+        replica.suspect("failed", now)
+        rest_s = min(REST_S * 2**failure, LONGEST_REST_S)
+        assert replica.rests_until == pytest.approx(now + rest_s)
+        replica.suspect("late", now)  # it is one already
+        replica.says(frozenset({PIN}), now + rest_s - 0.01)
+        before, now = replica.trust, now + rest_s
+        replica.says(frozenset({PIN}), replica.rests_until)
+        assert (before, replica.trust) == ("late", "trusted")
+    replica.answered()
+    replica.suspect("failed", now)
+    assert replica.rests_until == now + REST_S
+
+
+def test_a_percentile_is_known_after_some_answers_and_found_anew_from_time_to_time() -> None:
+    latencies = Latencies(9.0)
+    found = []
+    for number in range(1, 300):
+        latencies.add(float(number))
+        found.append(latencies.p95_s)
+    assert found[: LEAST - 1] == [9.0] * (LEAST - 1)
+    assert (found[LEAST - 1], found[30], found[31]) == (20.0, 20.0, 31.0)  # the 20th of 20, and the 31st of 32
+    assert found[287] == 32 + 1 + int(0.95 * 256)  # the oldest are forgotten
+
+
+def test_second_tries_are_a_share_of_first_ones_and_some_are_saved() -> None:
+    budget = Budget(0.5)
+    assert [budget.take() for _ in range(int(SAVED) + 1)] == [True] * int(SAVED) + [False]
+    budget.first_try()
+    assert not budget.take()
+    budget.first_try()
+    assert (budget.take(), budget.take()) == (True, False)
+    for _ in range(100):
+        budget.first_try()
+    assert sum(budget.take() for _ in range(100)) == SAVED
+    assert not Budget(0.0).take()
