@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,8 +18,8 @@ from espalier.items import Items
 from espalier.live.operations import ItemBody
 from espalier.live.overlay import Overlay
 from espalier.live.rows import LiveRow
-from espalier.queries import QueryBatch
-from espalier.search import Engine, SearchParams, SearchResult
+from espalier.placement.parents import Search
+from espalier.search import Engine
 from espalier.tree import complete_tree
 from service.entity_tags import Condition
 from service.live.catalogue import LiveCatalogue
@@ -47,7 +47,7 @@ class Nearest:
         items: Sequence[ItemBody],
         known: Items,
         overlay: Overlay | None,
-        search: Callable[[QueryBatch, SearchParams], SearchResult],
+        search: Search,
     ) -> Sequence[Candidates | EspalierError]:
         return [self._place(body, known) for body in items]
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
-from espalier.search import NodeMask, SearchParams, SearchResult
+from espalier.search import NO_CONTEXT, NodeMask, SearchContext, SearchParams, SearchResult
 from service.batching.admission import Admission, Limits
 from service.batching.batcher import Batcher
 from service.batching.parts import Answer
@@ -195,8 +195,8 @@ async def test_each_request_is_told_of_its_own_queries_alone_whether_their_score
     """Requests of one and of two queries in one call, and one of three queries in two calls."""
 
     class Vectors(FakeEngine):
-        def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
-            return replace(super().search(queries, params), finite_B=queries.array[:, -1] % 2 == 0)
+        def search(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
+            return replace(super().search(queries, params, context), finite_B=queries.array[:, -1] % 2 == 0)
 
     engine = Vectors(ITEMS)
     batcher = new_batcher(engine, max_batch=2)

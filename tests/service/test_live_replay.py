@@ -82,10 +82,14 @@ def history(bundle: Bundle, *rows: int) -> QueryBatch:
     return QueryBatch(kind, array)
 
 
+def alone(bundle: Bundle) -> SearchParams:
+    """Of a query that sees the bundle alone."""
+    return SearchParams.uniform(1, 8, 5, mask=bundle_alone([bundle.tree]))
+
+
 def asked(replay: LiveReplay, bundle: Bundle, wanted: Sequence[int], frozen: SearchResult, answer: SearchResult) -> list[QueryBatch]:
     """One held-out query, and every question that follows it, all answered alike."""
-    alone = SearchParams.uniform(1, 8, 5, mask=bundle_alone([bundle.tree]))
-    replay.after(history(bundle, 1, 2), alone, np.array(wanted), frozen)
+    replay.after(history(bundle, 1, 2), alone(bundle), np.array(wanted), frozen)
     found = []
     while (question := replay.next()) is not None:
         assert question[1].mask_B is None  # it sees the live items
@@ -197,7 +201,7 @@ def test_a_query_of_another_kind_of_model_is_passed_over(bundle: Bundle, live: L
     vectors = make_bundle(tmp_path / "vectors" / "1", rng, tree, kind="vector", name="vectors", beam_size=8, m=5)
     replay = LiveReplay(vectors, live, HELD_OUT)
     live.recent.note([put(1, "new-3", [0.5, 0.5])])  # two numbers; the model takes four
-    replay.after(QueryBatch(vectors.manifest.query, np.zeros((1, 4), np.float32)), FROZEN, np.array([1]), result(1))
+    replay.after(QueryBatch(vectors.manifest.query, np.zeros((1, 4), np.float32)), alone(vectors), np.array([1]), result(1))
     assert replay.next() is not None
     assert replay.next() is None
 

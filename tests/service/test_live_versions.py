@@ -235,7 +235,7 @@ def test_a_trained_item_that_comes_back_is_as_it_was_trained(version: LiveVersio
 
 def test_slots_are_promised_once_and_an_item_keeps_its_own_under_its_parent(version: LiveVersion) -> None:
     state, nearest = version.built(), Nearest(version.bundle)
-    (where,) = nearest.place([ItemBody(like=("item-1", "item-9"))], version.items, None, version.search)
+    (where,) = nearest.place([ItemBody(like=("item-1", "item-9"))], version.items, None, version.parents)
     assert not isinstance(where, Exception)
     slots = Slots(state)
     places = [slots.place(f"new-{i}", where)[0] for i in range(32)]

@@ -22,7 +22,7 @@ from espalier.checks.heldout import read_heldout
 from espalier.engines import open_engine
 from espalier.errors import BundleCorrupt
 from espalier.queries import QueryBatch
-from espalier.search import SearchParams, SearchResult
+from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResult
 from service.batching.batcher import Batcher
 from service.batching.parts import Answer
 from service.models import probe
@@ -50,8 +50,8 @@ class Spoilt:
         self.items = len(bundle.items)
         self.spoil: Callable[[SearchResult], SearchResult] = lambda result: result
 
-    def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
-        return self.spoil(self._engine.search(queries, params))
+    def search(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
+        return self.spoil(self._engine.search(queries, params, context))
 
 
 class Service:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from espalier.bundle import RANKER, Bundle
 from espalier.bundle_writer import with_ranker, write_bundle
 from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_tree
-from espalier.engines.onnx.engine import OnnxEngine
+from espalier.engines import open_engine
 from espalier.errors import BundleCorrupt, BundleExists, BundleNotFound
 from espalier.manifest import Manifest, RankerInfo, Ranking
 from espalier.queries import HistoryKind, QueryBatch, VectorKind, encode_vectors, pad_histories
@@ -256,7 +256,7 @@ def test_a_ranker_that_answers_otherwise_is_not_served(plain: Bundle) -> None:
     bare = with_ranker(plain, plain.path.parent / "14", info, graph, golden)
     with pytest.raises(BundleCorrupt, match="no column 'rerank_scores'"):
         verify_ranker(bare, Reranker(bare))
-    engines = EngineSource(lambda b, *_: OnnxEngine(b, "cpu"))
+    engines = EngineSource(lambda b, *_: open_engine(b, "cpu", "onnx-cpu"))
     with pytest.raises(LoadFailed, match="golden query 0 otherwise"):
         load_version(Settings(models=plain.path.parent.parent, engine="reference"), Metrics(), engines, "books", 13, print)
 
@@ -385,7 +385,7 @@ def test_fields_follow_their_items(served: Running) -> None:
 
 
 def test_explain_says_what_moved(served: Running, plain: Bundle, ranked: Bundle) -> None:
-    with run(served.app.state.service.settings.models, lambda bundle: OnnxEngine(bundle, "cpu"), max_explained=16) as real:
+    with run(served.app.state.service.settings.models, lambda bundle: open_engine(bundle, "cpu", "onnx-cpu"), max_explained=16) as real:
         body: Json = {"queries": [{"history": ["item-1"], "exclude": ["item-9"]}], "m": 3, "beam_size": 20}
         before = real.retrieve(**body | {"m": 12})["results"][0]
         wanted = [*ids(before)[:8], ids(before)[11], "item-9"]

@@ -13,10 +13,10 @@ import pytest
 
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
+from espalier.queries import blank_queries
 from espalier.search import SearchParams
 from espalier.shards.messages import MEDIA_TYPE, encode_query
-from service.live.live_version import TakesOverlay
-from service.models.loading import open_served_engine
+from service.errors import NotReady
 from service.models.probe import Probe
 from tests.service.running import Running, bearer, problem, run
 from tests.service.shards.cutting import cut, queries_of, query_for
@@ -80,10 +80,13 @@ def test_what_a_shard_can_say_of_itself_it_says(service: Running, path: str) -> 
     assert service.client.get(path).status_code == 200
 
 
-def test_a_shard_is_searched_by_an_engine_that_takes_no_live_items(folder: Path) -> None:
-    whole, shard = (open_served_engine(Bundle.open(folder / name / "1"), "cpu", None, 1, "float32") for name in ("books", "1"))
-    assert isinstance(whole, TakesOverlay)
-    assert not isinstance(shard, TakesOverlay)
+def test_a_shard_takes_no_live_items_though_its_engine_would(service: Running) -> None:
+    registry = service.app.state.service.registry
+    whole, shard = (registry.entries[name].loaded.live for name in ("books", "1"))
+    assert whole.refused is None
+    assert shard.refused == "version 1 on compiled-cpu takes no live items"
+    with pytest.raises(NotReady, match="takes no live items"):
+        shard.parents(blank_queries(shard.bundle.manifest.query, 1), SearchParams.uniform(1, 4, 4))
 
 
 def test_the_probe_leaves_shards_out(service: Running) -> None:

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
+from espalier.engines.stages import ShardResult
 from espalier.masks.eligibility import forest_mask
-from espalier.search import SearchParams, SearchResult
+from espalier.search import SearchParams
 from espalier.shards.messages import MaskBits
 from tests.service.running import Running, run
 from tests.service.shards.cutting import KINDS, cut, expected, queries_of, query_for, search, whole_bundle
@@ -23,7 +24,7 @@ from tests.service.shards.cutting import KINDS, cut, expected, queries_of, query
 open_cpu = partial(open_engine, device="cpu")
 
 
-def same(found: SearchResult, right: SearchResult) -> None:
+def same(found: ShardResult, right: ShardResult) -> None:
     """Equal results, but for padding behind beams and the rounding of logarithms."""
     for name in ("item_rows_BM", "count_B", "complete_B"):
         assert_array_equal(getattr(found, name), getattr(right, name), err_msg=name)
