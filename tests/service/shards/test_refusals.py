@@ -13,10 +13,8 @@ import pytest
 
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
-from espalier.queries import blank_queries
 from espalier.search import SearchParams
 from espalier.shards.messages import MEDIA_TYPE, encode_query
-from service.errors import NotReady
 from service.models.probe import Probe
 from tests.service.running import Running, bearer, problem, run
 from tests.service.shards.cutting import cut, queries_of, query_for
@@ -85,8 +83,6 @@ def test_a_shard_takes_no_live_items_though_its_engine_would(service: Running) -
     whole, shard = (registry.entries[name].loaded.live for name in ("books", "1"))
     assert whole.refused is None
     assert shard.refused == "version 1 on compiled-cpu takes no live items"
-    with pytest.raises(NotReady, match="takes no live items"):
-        shard.parents(blank_queries(shard.bundle.manifest.query, 1), SearchParams.uniform(1, 4, 4))
 
 
 def test_the_probe_leaves_shards_out(service: Running) -> None:
