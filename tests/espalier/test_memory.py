@@ -23,7 +23,7 @@ from espalier.checks.golden import verify_golden
 from espalier.checks.random_bundles import graph_model, linear_graphs, make_bundle, random_masks, random_memory, random_queries, random_tree
 from espalier.engines import open_engine
 from espalier.engines.onnx import engine as onnx_engine
-from espalier.engines.onnx.engine import FixedShapes, OnnxEngine
+from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleCorrupt
 from espalier.masks.eligibility import eligible_nodes
@@ -35,7 +35,7 @@ from espalier.read_only import read_only
 from espalier.search import SearchParams, SearchResult
 from espalier.tree import complete_tree, tree_from_children
 from tests.espalier.bundle.parts import content_of, draft_of, remembering
-from tests.espalier.test_signature import SMALL_SHAPES, assert_same
+from tests.espalier.test_signature import assert_same
 from training.golden import golden_answers
 from training.inspect import inspect
 
@@ -80,7 +80,7 @@ def test_lists_hold_the_sums_at_eligible_leaves_and_their_maxima_above(
     made = MemoryTree(memory, tree)
     reference = ReferenceEngine(bundle)
     for _ in range(2):  # nothing is left from the first call
-        lists = made.lists(queries.array, eligible_nodes(tree, params, 4, None))
+        lists = made.lists(queries.array, eligible_nodes(tree, params, None))
         for b, history_T in enumerate(queries.array):
             eligible_N = reference.eligible_nodes(params, b).eligible_N
             allowed = set(np.flatnonzero(eligible_N[tree.leaf_of_item]).tolist())
@@ -138,8 +138,8 @@ def test_golden_queries_of_a_memory_compare_keys(tmp_path: Path) -> None:
         verify_golden(bundle, reference, golden.drop_columns(["keys"]))
 
     class Forgetful(ReferenceEngine):
-        def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
-            result = super().search(queries, params)
+        def search(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
+            result = super().search(queries, params, context)
             return replace(result, keys_BM=result.ranks_BM)
 
     result = reference.search(queries, SearchParams.uniform(6, 4, 5))

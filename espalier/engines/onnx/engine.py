@@ -56,8 +56,9 @@ class _Level(NamedTuple):
 class OnnxSearch:
     """See the module. Any number of threads may search.
 
-    device   "cpu" or "cuda"
-    threads  intra-op threads of one search on the CPU
+    device    "cpu" or "cuda"
+    threads   intra-op threads of one search on the CPU
+    together  queries whose nodes are scored together
     Raises DeviceUnavailable where there is no GPU.
     """
 
@@ -72,7 +73,7 @@ class OnnxSearch:
         self.name = f"onnx-{device}"
         self._tree, self._rows_ND, self._ranking = bundle.tree, bundle.node_rows_ND, bundle.manifest.ranking
         self._key_weight = np.float32(0 if bundle.memory is None else bundle.memory.key_weight)
-        self._together = 1 if device == "cpu" else TOGETHER
+        self.together = 1 if device == "cpu" else TOGETHER
         model = load_graph("scorer.onnx", bundle.graph("scorer.onnx"))
         fuse_state(model)
         free_inputs(model)
@@ -97,8 +98,8 @@ class OnnxSearch:
             raise ValueError("queries without states")
         paths: list[list[_Level]] = []
         finite_B = np.ones(len(query), np.bool_)
-        for begin in range(0, len(query), self._together):
-            paths += self._searched(query, range(begin, min(begin + self._together, len(query))), finite_B)
+        for begin in range(0, len(query), self.together):
+            paths += self._searched(query, range(begin, min(begin + self.together, len(query))), finite_B)
         best = [_best_first(path[-1]) for path in paths]
         leaves_BM = _stacked([path[-1].nodes_C[order] for path, order in zip(paths, best, strict=True)], -1)
         rows_BM = np.where(leaves_BM < 0, -1, self._tree.leaf_item[np.maximum(leaves_BM - self._tree.leaf_offset, 0)])
