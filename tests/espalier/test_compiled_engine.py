@@ -55,19 +55,20 @@ def small(folder: Path, kind: Literal["history", "product", "vector"] = "product
     return make_bundle(folder, rng, random_tree(rng, 5, 3, empty_share=0.1), kind, name=f"{kind}-{seed}", **options)
 
 
-@pytest.mark.parametrize(("kind", "name"), [("product", "compiled-cpu"), ("vector", "compiled-cpu"), ("history", "compiled-cpu")])
-def test_inner_products_are_compiled_and_other_scorers_are_left_to_onnx_runtime(
-    tmp_path: Path, kind: Literal["history", "product", "vector"], name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("kind", ["product", "vector", "history"])
+def test_products_and_mlps_are_compiled(tmp_path: Path, kind: Literal["history", "product", "vector"], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     bundle = small(tmp_path, kind)
-    assert open_engine(bundle, "cpu").name == name
+    assert open_engine(bundle, "cpu").name == "compiled-cpu"
     assert open_engine(bundle, "cpu", "onnx-cpu").name == "onnx-cpu"
-    assert ("cannot run on compiled-cpu: its scorer is not an inner product" in caplog.text) == (kind == "history")
     assert "there is a GPU" not in caplog.text
-    if kind == "history":
-        with pytest.raises(DeviceUnavailable, match="compiled-cpu cannot run history-1 version 1: its scorer is not an inner product"):
-            open_engine(bundle, engine="compiled-cpu")
+
+
+def test_scorers_of_no_declared_form_are_left_to_onnx_runtime(tmp_path: Path) -> None:
+    bundle = small(tmp_path, "history", form=None)
+    assert open_engine(bundle, "cpu").name == "onnx-cpu"
+    with pytest.raises(DeviceUnavailable, match="compiled-cpu cannot run history-1 version 1: the manifest declares no form"):
+        open_engine(bundle, engine="compiled-cpu")
 
 
 def test_a_scorer_that_is_not_the_declared_inner_product_is_left_to_onnx_runtime(tmp_path: Path) -> None:

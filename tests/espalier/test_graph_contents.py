@@ -18,8 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 from espalier.bundle import RANKER, Bundle
 from espalier.bundle_writer import with_ranker, write_bundle
 from espalier.checks.random_bundles import make_bundle, random_queries
-from espalier.engines.onnx import graphs
 from espalier.engines import open_engine
+from espalier.engines.onnx import graphs
 from espalier.engines.onnx.graphs import messages, parsed_model, read_graph
 from espalier.engines.onnx.runtime import ort, session_options
 from espalier.engines.reference import ReferenceEngine

@@ -16,8 +16,8 @@ from espalier.bundle import Bundle
 from espalier.bundle_writer import LinearContent, write_bundle
 from espalier.checks.random_bundles import make_linear_bundle, random_chunks, random_queries, random_tree, tree_over
 from espalier.chunks import ARRAYS, Chunks, TreeChunks
-from espalier.engines.linear import feature_tables
 from espalier.engines import open_engine
+from espalier.engines.linear import feature_tables
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.triton.chunk_tiles import ChunkTiles, TileSizes, laid_out
 from espalier.manifest import ManifestDraft, Ranking

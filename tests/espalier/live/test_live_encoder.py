@@ -8,9 +8,6 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 import pytest
-from espalier.engines.encoder import free_inputs
-from espalier.engines.live_encoder import LiveEncoder
-from espalier.engines.histories import histories_of
 from numpy.testing import assert_array_equal
 from onnx import helper, numpy_helper
 
@@ -18,6 +15,9 @@ from espalier.bundle import Bundle
 from espalier.checks.random_bundles import make_bundle, product_graphs, random_queries, random_tree
 from espalier.checks.random_live import random_state
 from espalier.engines import open_engine
+from espalier.engines.encoder import free_inputs
+from espalier.engines.histories import histories_of
+from espalier.engines.live_encoder import LiveEncoder
 from espalier.engines.onnx.graphs import load_graph
 from espalier.engines.onnx.runtime import ort, session_options
 from espalier.engines.reference import ReferenceEngine
