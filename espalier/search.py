@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from espalier.queries import QueryBatch
 
 if TYPE_CHECKING:
     from espalier.engines.stages import ParentsFound
+    from espalier.live.overlay import Overlay
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["float32", "float16", "bfloat16"]
@@ -247,14 +248,6 @@ class Engine(Protocol):
         """The top m eligible items of each query. The same query gives the same answer in any batch. One search at a time."""
         ...
 
-    def candidates(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
-        """The same before the last stage orders the best candidates anew, where the bundle has one."""
-        ...
-
-    def parents(self, queries: QueryBatch, params: SearchParams) -> ParentsFound:
-        """The beams above the leaves that queries lead to: where new items belong."""
-        ...
-
     def warm_up(self) -> None:
         """Build and run what the first queries would otherwise wait for."""
         ...
@@ -265,4 +258,21 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free what the engine holds, a little at a time, so that other engines of the process are not held up. No search after it."""
+        ...
+
+
+@runtime_checkable
+class StagedEngine(Engine, Protocol):
+    """An engine whose stages can be asked one by one, and whose items come and go (espalier.engines.pipeline)."""
+
+    def set_overlay(self, overlay: Overlay | None) -> None:
+        """What is live from the next call on; None: nothing. From any thread."""
+        ...
+
+    def candidates(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
+        """The best m items before the last stage orders the best candidates anew, where the bundle has one."""
+        ...
+
+    def parents(self, queries: QueryBatch, params: SearchParams) -> ParentsFound:
+        """The beams above the leaves that queries lead to: where new items belong."""
         ...

@@ -1,6 +1,6 @@
 """Are the engines right on this card under what is built over them: shards, live items, forests?
 
-shard   each of two shards of a bundle, with states that come with the parameters, brings what the reference finds in it, the beam above
+shard   each of two shards of a bundle, with queries that somebody else has encoded, brings what the reference finds in it, the beam above
         the leaves included, which a router's live items need
 live    with items that came, went and changed, a search finds what it finds over the reference; live items are in histories and memories,
         and pass filters
@@ -17,45 +17,45 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from benchmarks.gpu.beams import wrong_parents
 from benchmarks.gpu.correctness import FIXED_SHAPES, GRAPH_FORMS, checked, labels, made, random_params
 from benchmarks.gpu.lines import Row
 from espalier.bundle import Bundle
 from espalier.checks.engines import differences
 from espalier.checks.random_bundles import Rng, make_linear_bundle, random_queries, random_tree, tree_over
 from espalier.checks.random_live import random_state
-from espalier.engines import open_live_engine
-from espalier.engines.forest import ForestEngine
-from espalier.engines.live.engine import LiveEngine, LiveSearch
-from espalier.engines.live.forest import LiveForestEngine
+from espalier.engines import open_engine
 from espalier.engines.onnx import engine as onnx_graph
+from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine
-from espalier.engines.triton.graph_engine import TritonEngine
-from espalier.engines.triton.linear_engine import open_sparse_cuda
+from espalier.engines.stages import GivenQueries, TreeSearch
+from espalier.engines.triton.graph_engine import TritonSearch
+from espalier.engines.triton.linear_engine import SparseCudaSearch
 from espalier.live.folded_tables import FoldedRows
 from espalier.live.masks import live_mask
 from espalier.live.overlay import Overlay
 from espalier.manifest import GraphScorer, Ranking
 from espalier.masks.eligibility import forest_mask
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
-from espalier.search import Engine, Precision, SearchParams
+from espalier.search import Precision, SearchParams
 from espalier.shards.cut import Cut
 from espalier.tree import Tree
 
 Device = Literal["cuda", "cpu"]
+Open = Callable[[Bundle], TreeSearch]
 PRECISIONS: tuple[Precision, ...] = ("float32", "float16", "bfloat16")
 SHAPES = {"cuda": ((2, 8), (3, 4), (32, 2), (8, 3)), "cpu": ((2, 3), (3, 2))}
 """Branching and height of the trees."""
 MOST = {"cuda": 65, "cpu": 6}
 """Beams are smaller than this."""
 SHARDS = 2
-ONNX_SHAPES = onnx_graph.FixedShapes(batches=(2, 4, 64), m_sizes=(64, 256), excluded=64)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Case:
     """One random tree under one engine.
 
     number  of the case, which says what takes turns
-    open    a bundle → the engine that is checked, in `precision`
+    open    a bundle → the search that is checked, in `precision`
     batch   queries of a call
     """
 
@@ -72,7 +72,7 @@ class Case:
     engine: str
     form: str
     precision: Precision
-    open: Callable[[Bundle], Engine]
+    open: Open
     rng: Rng
     batch: int
 
@@ -86,9 +86,9 @@ class Case:
 
     def same(self, bundle: Bundle, queries: QueryBatch, params: SearchParams) -> list[str]:
         """Where the engine's answers and beams differ from the reference's."""
-        params = replace(params, frontier=True)
-        with closing(self.open(bundle)) as engine:
-            return differences(engine.search(queries, params), ReferenceEngine(bundle).search(queries, params))
+        with closing(Pipeline(bundle, self.open(bundle))) as engine:
+            wrong = differences(engine.search(queries, params), ReferenceEngine(bundle).search(queries, params))
+            return wrong + wrong_parents(engine, bundle, queries, params)
 
 
 def catalogues(cases: int, device: Device = "cuda", seed: int = 1) -> Iterator[Row]:
@@ -101,16 +101,16 @@ def catalogues(cases: int, device: Device = "cuda", seed: int = 1) -> Iterator[R
         for form, kind in GRAPH_FORMS.items():
             # Triton's interpreter cannot multiply matrices of bfloat16.
             precision: Precision = "float32" if device == "cpu" and turn == "bfloat16" and form.startswith("mlp") else turn
-            triton = partial(TritonEngine, device=device, precision=precision, shapes=FIXED_SHAPES[device])
+            triton = partial(TritonSearch, device=device, precision=precision, shapes=FIXED_SHAPES[device])
             yield from _graphs(_case(number, device, "triton", form, precision, triton, seed), kind)
             if onnx_too:
-                opened = partial(onnx_graph.OnnxEngine, device=device, shapes=ONNX_SHAPES)
+                opened = partial(onnx_graph.OnnxSearch, device=device)
                 yield from _graphs(_case(number, device, f"onnx-{device}", form, "float32", opened, seed), kind)
-        sparse = partial(open_sparse_cuda, device=device, precision=turn, shapes=FIXED_SHAPES[device])
+        sparse = partial(SparseCudaSearch, device=device, precision=turn, shapes=FIXED_SHAPES[device])
         yield from _forests(_case(number, device, "sparse-cuda", "forest", turn, sparse, seed))
 
 
-def _case(number: int, device: Device, engine: str, form: str, precision: Precision, opened: Callable[[Bundle], Engine], seed: int) -> Case:
+def _case(number: int, device: Device, engine: str, form: str, precision: Precision, opened: Open, seed: int) -> Case:
     rng = np.random.default_rng((seed, number))
     return Case(number, device, engine, form, precision, opened, rng, int(rng.choice([1, 3])))
 
@@ -146,13 +146,13 @@ def _forests(case: Case) -> Iterator[Row]:
 
 
 def _shards(case: Case, whole: Bundle, folder: Path) -> list[str]:
-    queries, states_BLS = random_queries(case.rng, whole, case.batch), None
+    queries = random_queries(case.rng, whole, case.batch)
     if isinstance(whole.manifest.scorer, GraphScorer):
-        states_BLS = ReferenceEngine(whole).states(queries)
+        queries = GivenQueries(queries.kind, queries.rows, ReferenceEngine(whole).states(queries))
     wrong = []
     for index in range(SHARDS):
         shard = Cut(whole, SHARDS).write(folder / "shards" / str(index) / "1", index)
-        params = replace(case.params([alone.tree for alone in shard.alone]), states_BLS=states_BLS)
+        params = case.params([alone.tree for alone in shard.alone])
         wrong += [f"shard {index}: {line}" for line in case.same(shard, queries, params)]
     return wrong
 
@@ -161,9 +161,8 @@ def _live(case: Case, bundle: Bundle) -> list[str]:
     touched = min(7, bundle.tree.item_count - 1)
     overlay = random_state(case.rng, bundle, deleted=touched // 2, changed=touched - touched // 2).overlay()
     queries, params = _live_queries(case, bundle, overlay), _live_params(case, bundle, overlay)
-    with closing(case.open(bundle)) as inner:
-        searched: LiveSearch = LiveForestEngine(inner) if isinstance(inner, ForestEngine) else LiveEngine(bundle, inner)
-        expected = open_live_engine(bundle, engine="reference")
+    with closing(Pipeline(bundle, case.open(bundle))) as searched:
+        expected = open_engine(bundle, engine="reference")
         for engine in (searched, expected):
             engine.set_overlay(overlay)
         return differences(searched.search(queries, params), expected.search(queries, params))

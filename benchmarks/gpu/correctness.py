@@ -42,12 +42,13 @@ from espalier.checks.random_bundles import (
     random_queries,
     random_tree,
 )
-from espalier.engines.linear.engine import SparseCpuEngine
+from espalier.engines import open_engine
 from espalier.engines.onnx import engine as onnx_graph
+from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.triton.cells import FixedShapes
-from espalier.engines.triton.graph_engine import ROUNDING, TritonEngine
-from espalier.engines.triton.linear_engine import SparseCudaEngine
+from espalier.engines.triton.graph_engine import ROUNDING, TritonSearch
+from espalier.engines.triton.linear_engine import SparseCudaSearch
 from espalier.errors import UnsupportedGraph
 from espalier.manifest import Ranking
 from espalier.queries import QueryBatch
@@ -89,7 +90,7 @@ def triton(
     """cases: random trees of each scorer form. large: with 2^16 items too."""
 
     def opened(bundle: Bundle) -> Engine:
-        return TritonEngine(bundle, device, precision, FIXED_SHAPES[device], cuda_graphs=cuda_graphs)
+        return Pipeline(bundle, TritonSearch(bundle, device, precision, FIXED_SHAPES[device], cuda_graphs=cuda_graphs))
 
     forms = dict(GRAPH_FORMS)
     if device == "cpu" and precision == "bfloat16":
@@ -111,7 +112,7 @@ def sparse_cuda(
     """cases: random trees. large: with 32^3 labels too, beside sparse-cpu."""
 
     def opened(bundle: Bundle) -> Engine:
-        return SparseCudaEngine(bundle, device, precision, FIXED_SHAPES[device], cuda_graphs=cuda_graphs)
+        return Pipeline(bundle, SparseCudaSearch(bundle, device, precision, FIXED_SHAPES[device], cuda_graphs=cuda_graphs))
 
     if large:
         yield from compared(precision, device, 3, 32, 300)
@@ -119,18 +120,17 @@ def sparse_cuda(
 
 
 def onnx_cuda(cases: int, device: Device = "cuda", seed: int = 1) -> Iterator[Row]:
-    """`onnx-cuda`; with the device "cpu" its twin there, with the same fixed shapes."""
+    """`onnx-cuda`; with the device "cpu" its twin there."""
     if device == "cuda" and not onnx_graph.cuda_available():
         yield {"case": "onnx-cuda", "ok": None, "note": "not installed: ONNX Runtime here has no CUDA"} | labels("onnx-cuda", "", "float32")
         return
-    shapes = onnx_graph.FixedShapes(batches=(2, 4, 64), m_sizes=(64, 256), excluded=64)
 
     def opened(bundle: Bundle) -> Engine:
-        return onnx_graph.OnnxEngine(bundle, device, shapes=shapes)
+        return Pipeline(bundle, onnx_graph.OnnxSearch(bundle, device))
 
     name = f"onnx-{device}"
     yield from exported_cases(name, opened, EXPORTED, "float32")
-    yield from graph_cases(name, opened, GRAPH_FORMS, "float32", cases, device, onnx_graph.OnnxEngine.rounding, True, seed)
+    yield from graph_cases(name, opened, GRAPH_FORMS, "float32", cases, device, onnx_graph.OnnxSearch.rounding, True, seed)
 
 
 # -- the cases ------------------------------------------------------------------------------------------------------------
@@ -285,13 +285,14 @@ def _large(precision: Precision, device: Device) -> Iterator[Row]:
     shapes = FixedShapes(batches=(batch,), m_sizes=(256,))
     found = {}
     for each in dict.fromkeys((precision, FLOAT32)):
-        with closing(TritonEngine(bundle, device, each, shapes)) as engine, torch.no_grad():
+        with closing(TritonSearch(bundle, device, each, shapes)) as trees, torch.no_grad():
+            engine = Pipeline(bundle, trees)
             for beam in (min(200, items // 2), wide):
                 found[each, beam] = engine.search(queries, SearchParams.uniform(batch, beam, m)).item_rows_BM
             if each == "float32":
-                _, state_BLS = filled_cell(engine, batch, wide, m)
-                leaves = engine.node_rows_ND[bundle.tree.leaf_offset :].double().expand(batch, -1, -1)
-                scores = scorer_of("mlp").head.double().to(engine.device)(state_BLS[:, -1].double(), leaves)
+                _, state_BLS = filled_cell(trees, batch, wide, m)
+                leaves = trees.node_rows_ND[bundle.tree.leaf_offset :].double().expand(batch, -1, -1)
+                scores = scorer_of("mlp").head.double().to(trees.device)(state_BLS[:, -1].double(), leaves)
     best_BM = bundle.tree.leaf_item[scores.topk(m).indices.cpu().numpy()]
     of_row = labels("triton", "mlp", precision, "large")
     share = agreement(found["float32", wide], best_BM)
@@ -312,12 +313,12 @@ def compared(precision: Precision, device: Device, levels: int, branching: int, 
     """The synthetic linear model's answers beside those of sparse-cpu."""
     bundle, own_NF = linear_model_of(levels, branching)
     queries = queries_of(bundle, own_NF, count)
-    on_cpu = SparseCpuEngine(bundle)
+    on_cpu = open_engine(bundle, "cpu")
     shapes = FixedShapes(batches=(1, 8, 64, 512), m_sizes=(64,)) if device == "cuda" else FixedShapes(batches=(count,), m_sizes=(64,))
     for beam in (10, 200) if device == "cuda" else (3,):
         params = SearchParams.uniform(count, beam, 10)
         expected = on_cpu.search(queries, params)
-        with closing(SparseCudaEngine(bundle, device, precision, shapes)) as engine:
+        with closing(Pipeline(bundle, SparseCudaSearch(bundle, device, precision, shapes))) as engine:
             got = engine.search(queries, params)
         share = agreement(got.item_rows_BM, expected.item_rows_BM)
         away = np.nanmax(np.abs(np.where(np.isfinite(expected.ranks_BM), got.ranks_BM, np.nan) - expected.ranks_BM))

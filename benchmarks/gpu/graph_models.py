@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from espalier.bundle import Bundle
-from espalier.engines.triton.graph_engine import TritonEngine
-from espalier.manifest import GraphScorer, Ranking, SearchDefaults
+from espalier.engines.triton.graph_engine import TritonSearch
+from espalier.manifest import GraphScorer, Ranking, SearchDefaults, TreeInfo
 from espalier.queries import HistoryKind
 from espalier.tree import Tree, complete_tree
 from training.deep.export import scorer_form
@@ -85,7 +85,9 @@ def model_of(height: int, form: str = "mlp") -> Bundle:
     )
     ranking = Ranking(own="logit", gamma=FORMS[form].gamma)
     manifest = SimpleNamespace(
+        tree=TreeInfo.of(tree),
         trees=(),
+        memory=None,
         stacking=None,
         shard=None,
         history_items=tree.item_count,
@@ -121,7 +123,7 @@ class TorchSearch:
     state_BLS  query states, the first of them for level `first`
     """
 
-    def __init__(self, engine: TritonEngine, form: str, state_BLS: Tensor, first: int) -> None:
+    def __init__(self, engine: TritonSearch, form: str, state_BLS: Tensor, first: int) -> None:
         self._head = scorer_of(form).head.half().to(engine.device).eval()
         self._rows_ND, self._tree, self._gamma = engine.node_rows_ND.half(), engine.bundle.tree, FORMS[form].gamma
         self._state_BLS, self._first = state_BLS.half(), first

@@ -23,9 +23,10 @@ from benchmarks.gpu.sparse_speed import M as LABELS
 from benchmarks.gpu.sparse_speed import model_of as linear_model_of
 from benchmarks.gpu.sparse_speed import queries_of
 from benchmarks.gpu.timing import captured, ceilings, milliseconds, significant, wait
+from espalier.engines.pipeline import Pipeline
 from espalier.engines.triton.cells import Cell, FixedShapes
-from espalier.engines.triton.graph_engine import TritonEngine
-from espalier.engines.triton.linear_engine import SparseCudaEngine
+from espalier.engines.triton.graph_engine import TritonSearch
+from espalier.engines.triton.linear_engine import SparseCudaSearch
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 from training.specification.deep import PAPER_WINDOWS
@@ -52,12 +53,13 @@ def profile(
     yield {"case": "at best", "ok": None} | best
     for form in forms:
         bundle, rng = model_of(height, form), np.random.default_rng(1)
-        with closing(TritonEngine(bundle, device, "float16", FixedShapes(batches=tuple(sorted(batches)), m_sizes=(64, 256)))) as engine:
+        with closing(TritonSearch(bundle, device, "float16", FixedShapes(batches=tuple(sorted(batches)), m_sizes=(64, 256)))) as engine:
             for batch, beam in itertools.product(batches, beams):
                 m = min(M, beam, bundle.tree.item_count)
                 queries = QueryBatch(bundle.manifest.query, rng.integers(0, bundle.tree.item_count, (batch, sum(PAPER_WINDOWS))))
                 params = SearchParams.uniform(batch, beam, m)
-                engine.search(queries, params)
+                call = partial(Pipeline(bundle, engine).search, queries, params)
+                call()
                 cell, state_BLS = filled_cell(engine, batch, beam, m)
                 case = f"triton, {form}, 2^{height}, beam {beam}, batch {batch}, float16"
                 searched = captured(partial(cell.launch_search, state_BLS))
@@ -67,7 +69,7 @@ def profile(
                 row |= {"mflop": significant(flops / 1e6), "mb": significant(read / 1e6)}
                 row |= {"share_of_tflops": significant(flops / ms / 1e9 / best["tflops"])}
                 yield row | {"share_of_gb_per_s": significant(read / ms / 1e6 / best["gb_per_s"])}
-                whole = milliseconds(partial(engine.search, queries, params), 5)
+                whole = milliseconds(call, 5)
                 with engine.running():
                     encoder = milliseconds(captured(cell.launch_encoder))
                 row = {"case": f"{case}: a call", "ok": True, "ms": round(whole, 4), "encoder_ms": round(encoder, 4)}
@@ -77,11 +79,11 @@ def profile(
                 yield _parts(case, cell, state_BLS)
     linear, own_NF = linear_model_of(levels, branching)
     with closing(
-        SparseCudaEngine(linear, device, "float16", FixedShapes(batches=tuple(sorted(batches)), m_sizes=(64,)))
+        SparseCudaSearch(linear, device, "float16", FixedShapes(batches=tuple(sorted(batches)), m_sizes=(64,)))
     ) as engine_of_labels:
         for batch, beam in itertools.product(batches, beams):
             queries, params = queries_of(linear, own_NF, batch), SearchParams.uniform(batch, beam, LABELS)
-            engine_of_labels.search(queries, params)
+            Pipeline(linear, engine_of_labels).search(queries, params)
             with engine_of_labels.running():
                 cell_of_labels = engine_of_labels.cell(batch, beam.bit_length() - 1, LABELS)
             case = f"sparse-cuda, {linear.tree.leaf_count} labels, beam {beam}, batch {batch}, float16"

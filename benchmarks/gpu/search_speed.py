@@ -33,15 +33,17 @@ from benchmarks.gpu.lines import Row, reason
 from benchmarks.gpu.timing import captured, milliseconds, significant, wait
 from espalier.bundle import Bundle
 from espalier.engines.onnx import engine as onnx_graph
+from espalier.engines.pipeline import Pipeline
 from espalier.engines.triton.cells import FixedShapes, Tuning
-from espalier.engines.triton.graph_engine import GraphCell, TritonEngine
+from espalier.engines.triton.graph_engine import GraphCell, TritonSearch
 from espalier.masks.eligibility import node_mask
 from espalier.queries import QueryBatch
-from espalier.search import NodeMask, Precision, SearchParams
+from espalier.search import NodeMask, Precision, SearchParams, SearchResult
 from training.specification.deep import PAPER_WINDOWS
 
 M = 200
 VECTOR = 64
+Call = Callable[[QueryBatch, SearchParams], SearchResult]
 LARGEST = 24e9
 """Bytes of scores of a brute-force search that are still tried."""
 AGREED = 0.8
@@ -66,12 +68,12 @@ def search(
     bundle, rng = model_of(height, form), np.random.default_rng(1)
     tree = bundle.tree
     with closing(_engine(bundle, device, precision, batches)) as engine:
-        calls: dict[str, Callable[[QueryBatch, SearchParams], object]] = {"triton-call": engine.search}
+        calls: dict[str, Call] = {"triton-call": Pipeline(bundle, engine).search}
         if "onnx" in peers and onnx_graph.cuda_available():
-            calls["onnx-cuda-call"] = onnx_graph.OnnxEngine(with_rows_in_memory(bundle), "cuda").search
+            calls["onnx-cuda-call"] = _by_onnx(bundle, "cuda")
         elif "onnx" in peers:
             yield {"case": f"onnx-cuda-call, 2^{height}", "ok": None, "note": "not installed: ONNX Runtime here has no CUDA"}
-        alone = {"onnx-cpu-call": onnx_graph.OnnxEngine(with_rows_in_memory(bundle), "cpu").search} if "onnx" in peers else {}
+        alone = {"onnx-cpu-call": _by_onnx(bundle, "cpu")} if "onnx" in peers else {}
         masks = [node_mask(tree, rng.random(tree.item_count) < 0.5) for _ in range(2)] if masked else []
         for batch, beam in itertools.product(batches, beams):
             queries = QueryBatch(bundle.manifest.query, rng.integers(0, tree.item_count, (batch, sum(PAPER_WINDOWS))))
@@ -85,12 +87,17 @@ def search(
                 yield _inner_product(height, batch, device)
 
 
+def _by_onnx(bundle: Bundle, device: Literal["cuda", "cpu"]) -> Call:
+    in_memory = with_rows_in_memory(bundle)
+    return Pipeline(in_memory, onnx_graph.OnnxSearch(in_memory, device)).search
+
+
 def _case(
-    engine: TritonEngine,
+    engine: TritonSearch,
     form: str,
     beam: int,
     queries: QueryBatch,
-    calls: Mapping[str, Callable[[QueryBatch, SearchParams], object]],
+    calls: Mapping[str, Call],
     masks: Sequence[NodeMask],
     peers: Sequence[str],
 ) -> Iterator[Row]:
@@ -100,7 +107,7 @@ def _case(
     row = partial(_measured, engine, form, beam, batch)
     params = SearchParams.uniform(batch, beam, m)
     begin = time.perf_counter()
-    found_BM = engine.search(queries, params).item_rows_BM  # fills the cell
+    found_BM = calls["triton-call"](queries, params).item_rows_BM  # fills the cell
     first_s = round(time.perf_counter() - begin, 2)
     cell, state_BLS = filled_cell(engine, batch, beam, m)
     searched = row("triton", partial(captured, partial(cell.launch_search, state_BLS)))
@@ -111,16 +118,16 @@ def _case(
         yield row(name, partial(_itself, partial(call, queries, params)), 5)
     if masks:
         masked = replace(params, mask_B=tuple(masks[b % len(masks)] for b in range(batch)))
-        engine.search(queries, masked)
+        calls["triton-call"](queries, masked)
         yield row("triton", partial(captured, partial(cell.launch_search, state_BLS)), masked=True)
-        yield row("triton-call", partial(_itself, partial(engine.search, queries, masked)), 5, masked=True)
+        yield row("triton-call", partial(_itself, partial(calls["triton-call"], queries, masked)), 5, masked=True)
     if "torch" in peers:
         loop = partial(by_torch.search, beam, m)
         yield row("torch-graph", partial(captured, loop))
         yield row("torch-eager", partial(_itself, loop), 5)
 
 
-def _exhaustive(engine: TritonEngine, form: str, beam: int, queries: QueryBatch) -> Row:
+def _exhaustive(engine: TritonSearch, form: str, beam: int, queries: QueryBatch) -> Row:
     m = min(M, beam, engine.bundle.tree.item_count)
     _, state_BLS = filled_cell(engine, len(queries), beam, m)
     by_torch = TorchSearch(engine, form, state_BLS, _first_level(engine, beam))
@@ -155,11 +162,11 @@ def tune(
 
 def _engine(
     bundle: Bundle, device: Literal["cuda", "cpu"], precision: Precision, batches: Sequence[int], tuning: Tuning | None = None
-) -> TritonEngine:
-    return TritonEngine(bundle, device, precision, FixedShapes(batches=tuple(sorted(batches)), m_sizes=(64, 256, 1024)), tuning)
+) -> TritonSearch:
+    return TritonSearch(bundle, device, precision, FixedShapes(batches=tuple(sorted(batches)), m_sizes=(64, 256, 1024)), tuning)
 
 
-def filled_cell(engine: TritonEngine, batch: int, beam: int, m: int) -> tuple[GraphCell, Tensor]:
+def filled_cell(engine: TritonSearch, batch: int, beam: int, m: int) -> tuple[GraphCell, Tensor]:
     """The cell that a search has just filled, and the query states of its queries."""
     with engine.running():
         cell = engine.cell(batch, beam.bit_length() - 1, m)
@@ -168,8 +175,8 @@ def filled_cell(engine: TritonEngine, batch: int, beam: int, m: int) -> tuple[Gr
     return cell, state_BLS
 
 
-def _graph_of_search(engine: TritonEngine, queries: QueryBatch, beam: int, m: int) -> Callable[[], object]:
-    engine.search(queries, SearchParams.uniform(len(queries), beam, m))
+def _graph_of_search(engine: TritonSearch, queries: QueryBatch, beam: int, m: int) -> Callable[[], object]:
+    Pipeline(engine.bundle, engine).search(queries, SearchParams.uniform(len(queries), beam, m))
     cell, state_BLS = filled_cell(engine, len(queries), beam, m)
     return captured(partial(cell.launch_search, state_BLS))
 
@@ -178,7 +185,7 @@ def _itself(run: Callable[[], object]) -> Callable[[], object]:
     return run
 
 
-def _first_level(engine: TritonEngine, beam: int) -> int:
+def _first_level(engine: TritonSearch, beam: int) -> int:
     """The level that the first of a cell's query states is for."""
     return 1 if engine.bundle.manifest.ranking.gamma > 0 else engine.bundle.tree.start_level(1 << (beam.bit_length() - 1))
 
@@ -189,7 +196,7 @@ def agreement(found_BM: NDArray[np.int64], expected_BM: NDArray[np.int64]) -> fl
     return float(np.sum(same) / np.sum(expected_BM >= 0))
 
 
-def work(engine: TritonEngine, form: str, beam: int, batch: int, width: int) -> tuple[float, float]:
+def work(engine: TritonSearch, form: str, beam: int, batch: int, width: int) -> tuple[float, float]:
     """Floating-point operations of the scorer's products, and bytes of the node rows, that a search of a full binary tree needs."""
     tree, scorer = engine.bundle.tree, FORMS[form].scorer
     scored = batch * sum(min(2 * beam, tree.level_size(level)) for level in range(tree.start_level(beam), tree.height + 1))
@@ -200,7 +207,7 @@ def work(engine: TritonEngine, form: str, beam: int, batch: int, width: int) -> 
 
 
 def _measured(
-    engine: TritonEngine,
+    engine: TritonSearch,
     form: str,
     beam: int,
     batch: int,

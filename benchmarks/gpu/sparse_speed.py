@@ -28,11 +28,12 @@ from benchmarks.gpu.lines import Row
 from benchmarks.gpu.search_speed import agreement
 from benchmarks.gpu.timing import milliseconds
 from espalier.bundle import Bundle
-from espalier.chunks import Chunks
+from espalier.chunks import Chunks, TreeChunks
 from espalier.engines.linear.chunk_search import L3_HINGE
-from espalier.engines.linear.engine import SparseCpuEngine
+from espalier.engines.linear.engine import SparseSearch
+from espalier.engines.pipeline import Pipeline
 from espalier.engines.triton.cells import FixedShapes
-from espalier.engines.triton.linear_engine import SparseCudaEngine
+from espalier.engines.triton.linear_engine import SparseCudaSearch
 from espalier.manifest import LinearScorer, SearchDefaults
 from espalier.queries import FeaturesKind, QueryBatch
 from espalier.search import Engine, Precision, SearchParams
@@ -103,6 +104,7 @@ def model_of(levels: int = LEVELS, branching: int = BRANCHING) -> tuple[Bundle, 
     )
     manifest = SimpleNamespace(
         trees=(),
+        memory=None,
         stacking=None,
         shard=None,
         name=f"synthetic-{tree.leaf_count}",
@@ -112,7 +114,10 @@ def model_of(levels: int = LEVELS, branching: int = BRANCHING) -> tuple[Bundle, 
         scorer=LinearScorer(features=features, rows=len(row), weights=len(key)),
         search=SearchDefaults(beam_size=10, m=M, max_beam_size=1000, max_m=1000),
     )
-    return cast(Bundle, SimpleNamespace(tree=tree, manifest=manifest, memory=None, stacking=None, chunks=chunks)), own_NF
+    of_tree = TreeChunks(tree, chunks)
+    bundle = SimpleNamespace(tree=tree, manifest=manifest, memory=None, stacking=None, chunks=chunks, trees=(of_tree,))
+    bundle.alone = (bundle,)
+    return cast(Bundle, bundle), own_NF
 
 
 def _key(parent: NDArray[Any], feature: NDArray[Any], child: NDArray[Any], features: int, branching: int) -> NDArray[np.int64]:
@@ -152,15 +157,16 @@ def search(
     bundle, own_NF = model_of(levels, branching)
     rows = [queries_of(bundle, own_NF, batch, seed=batch) for batch in batches]
     apart = queries_of(bundle, own_NF, singles, seed=0)
-    on_cpu = SparseCpuEngine(bundle)
+    on_cpu = Pipeline(bundle, SparseSearch(bundle))
     on_cpu.warm_up()
     sizes = {"labels": bundle.tree.leaf_count, "weights": len(bundle.chunks.entry_weight), "bundle_mb": round(bundle.chunks.nbytes / 1e6)}
     yield {"case": "the model", "ok": None} | sizes | {"seconds_until_here": round(time.perf_counter() - begin, 1)}
     known: dict[tuple[int, int], NDArray[np.int64]] = {}
     for precision in precisions:
         begin = time.perf_counter()
-        with closing(SparseCudaEngine(bundle, device, precision, FixedShapes(batches=tuple(sorted(batches)), m_sizes=(64,)))) as engine:
-            tables = {name: getattr(engine.tiles, name).nbytes for name in ("tiles", "first_key", "keys", "places", "weights", "bias")}
+        with closing(SparseCudaSearch(bundle, device, precision, FixedShapes(batches=tuple(sorted(batches)), m_sizes=(64,)))) as trees:
+            engine = Pipeline(bundle, trees)
+            tables = {name: getattr(trees.tiles[0], name).nbytes for name in ("tiles", "first_key", "keys", "places", "weights", "bias")}
             sizes = {"device_mb": round(sum(tables.values()) / 1e6)}
             yield {"case": f"the tables, {precision}", "ok": None} | sizes | {"seconds_to_open": round(time.perf_counter() - begin, 1)}
             for queries, beam in itertools.product(rows, beams):
@@ -170,8 +176,8 @@ def search(
                     yield _row("sparse-cpu", "float32", beam, queries, _call(on_cpu, queries, params, apart), bundle)
                 found_BM = engine.search(queries, params).item_rows_BM
                 share = agreement(found_BM, known[beam, len(queries)])
-                with engine.running():
-                    cell = engine.cell(len(queries), beam.bit_length() - 1, M)
+                with trees.running():
+                    cell = trees.cell(len(queries), beam.bit_length() - 1, M)
                     run = cell.graph.replay if cell.graph is not None else partial(cell.launch_search, None)
                     times = {"ms": milliseconds(run)}
                 searched = _row("sparse-cuda", precision, beam, queries, times, bundle)

@@ -30,7 +30,7 @@ from espalier.queries import (
     encode_vectors,
     pad_histories,
 )
-from espalier.search import Engine, SearchParams
+from espalier.search import Engine, SearchParams, StagedEngine
 
 GOLDEN_COLUMNS = {
     "beam_size": pa.int64(),
@@ -152,7 +152,7 @@ def verify_golden(bundle: Bundle, engine: Engine, table: pa.Table | None = None)
     result, rounding = engine.search(queries, params), engine.rounding
     if result.coverage is None or len(result.coverage.items_S) == 1:
         return check_same(bundle, engine.name, expected, result, margin_B, rounding)
-    if bundle.stacking is not None:
+    if bundle.stacking is not None and isinstance(engine, StagedEngine):
         from espalier.engines.reorder import STRETCH, Stacker  # numba takes a while to import
 
         candidates = golden_candidates(bundle, table)

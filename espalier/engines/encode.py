@@ -86,7 +86,7 @@ class Encoder:
             queries = QueryBatch(queries.kind, histories.rows_BT)
         if self._live is None or not histories.any_live:
             return EncodedQueries(queries, None if self._whole is None else self._whole.states(queries.array, first_B))
-        live_B: NDArray[np.bool_] = (histories.handles_BT >= 0).any(axis=1)
+        live_B = np.any(histories.handles_BT >= 0, axis=1)
         live, others = np.flatnonzero(live_B), np.flatnonzero(~live_B)
         states_BLS = np.zeros((len(queries), *self._live.shape), np.float32)
         leaves = overlay.trees[0]

@@ -51,7 +51,8 @@ class GivenQueries(QueryBatch):
     def _joined(self, batches: Sequence[GivenQueries]) -> GivenQueries:
         own = super()._joined(batches)
         states_BLS = None if self.states_BLS is None else np.concatenate([batch.states_BLS for batch in batches])
-        memory = None if self.memory is None else MemoryLists.joined([batch.memory for batch in batches])
+        lists = [batch.memory for batch in batches if batch.memory is not None]
+        memory = MemoryLists.joined(lists) if lists else None
         return GivenQueries(own.kind, own.rows, states_BLS, memory, any(batch.frontier for batch in batches))
 
 

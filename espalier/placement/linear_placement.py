@@ -24,7 +24,7 @@ from espalier.live.overlay import Overlay
 from espalier.live.rows import LiveRow
 from espalier.masks.eligibility import bundle_alone
 from espalier.placement.evidence import Evidence
-from espalier.placement.linear_rows import CHOSEN, LinearRows, Weights, added
+from espalier.placement.linear_rows import NEIGHBOURS, LinearRows, Weights, added
 from espalier.placement.near_items import NearItems
 from espalier.placement.parents import MOST, Parents, Search, summed
 from espalier.queries import QueryBatch, TextKind
@@ -90,7 +90,7 @@ class LinearPlacement:
         near: dict[int, tuple[Sequence[int], Sequence[float]]] = {}
         if index is not None:
             asked = [i for i in told.tolist() if not len(items[i].like)]
-            item_nK, cosine_nK = index.nearest(own.take(np.array(asked, np.int64)), CHOSEN.neighbours)
+            item_nK, cosine_nK = index.nearest(own.take(np.array(asked, np.int64)), NEIGHBOURS)
             near = {i: (item_nK[k].tolist(), cosine_nK[k].tolist()) for k, i in enumerate(asked)}
         place_of = {int(i): k for k, i in enumerate(told)}
         found = []

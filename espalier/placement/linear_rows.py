@@ -7,8 +7,8 @@ validation queries (benchmarks/results, cold start):
               leaves' weights: about what `prior` makes of an item that no query led to
     bias      the first quartile of the leaves' biases
 
-`python -m training place` and a live catalogue use the same numbers. Weights below the model's smallest are left out. In a bundle's tail
-the row of a new item is x, as if its text were its only training point.
+`python -m training place` puts its items by the same numbers. Weights below the model's smallest are left out. In a bundle's tail the row
+of a new item is x, as if its text were its only training point.
 
 Legend: P clusters (nodes of the level above the leaves), F features, K neighbours.
 """
@@ -16,7 +16,6 @@ Legend: P clusters (nodes of the level above the leaves), F features, K neighbou
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,23 +35,10 @@ BLOCK = 1 << 22
 Weights = tuple[NDArray[np.int32], NDArray[np.float32]]
 """Features, ascending, and their weights."""
 
-
-@dataclass(frozen=True)
-class Placing:
-    """The constants of the module's formulas, chosen on validation queries.
-
-    room           largest number of a cluster's children, in multiples of the mean
-    neighbours     nearest items whose weights are averaged; share: the factor of that average
-    bias_quantile  of the leaves' biases; the larger, the more often new items are found
-    """
-
-    room: int = 4
-    neighbours: int = 3
-    share: float = 0.5
-    bias_quantile: float = 0.25
-
-
-CHOSEN = Placing()
+NEIGHBOURS, SHARE = 3, 0.5
+"""Nearest items whose weights are averaged, and the factor of that average."""
+BIAS_QUANTILE = 0.25
+"""Of the leaves' biases; the larger, the more often new items are found."""
 
 
 class LinearRows:
@@ -63,8 +49,8 @@ class LinearRows:
     bias      of all new leaves
     """
 
-    def __init__(self, tree: Tree, chunks: Chunks, how: Placing = CHOSEN) -> None:
-        self._tree, self._how = tree, how
+    def __init__(self, tree: Tree, chunks: Chunks) -> None:
+        self._tree = tree
         self._arrays = read_only(chunks.chunk_row, chunks.row_feature, chunks.row_entry, chunks.entry_child)
         self._weight = chunks.entry_weight
         squares, smallest = np.zeros(tree.leaf_count), np.inf
@@ -73,7 +59,7 @@ class LinearRows:
             smallest = min(smallest, float(np.abs(weight).min(initial=np.inf)))
         held = tree.leaf_item != EMPTY_LEAF
         self.length, self.smallest = np.float32(np.median(np.sqrt(squares[held]))), smallest
-        self.bias = float(np.quantile(chunks.bias[tree.leaf_offset :][held], how.bias_quantile))
+        self.bias = float(np.quantile(chunks.bias[tree.leaf_offset :][held], BIAS_QUANTILE))
 
     def row(
         self,
@@ -92,11 +78,11 @@ class LinearRows:
         """
         parts = [(own[0], self.length * own[1])]
         if like is not None:
-            parts.append((like[0], np.float32(self._how.share if len(own[0]) else 1) * like[1]))
+            parts.append((like[0], np.float32(SHARE if len(own[0]) else 1) * like[1]))
         for item, cosine in zip(near, cosine_K, strict=True):
             if item >= 0 and cosine > 0:
                 feature, weight = self.weights_of(int(item))
-                parts.append((feature, np.float32(self._how.share * cosine / self._how.neighbours) * weight))
+                parts.append((feature, np.float32(SHARE * cosine / NEIGHBOURS) * weight))
         feature, weight = parts[0] if len(parts) == 1 else added(parts)
         kept = np.abs(weight) >= self.smallest
         tail = (np.asarray(own[0], np.int32), np.asarray(own[1], np.float32)) if in_tail else (NO_FEATURES, NO_VALUES)

@@ -25,7 +25,7 @@ import numpy as np
 from espalier.engines.results import joined_parents
 from espalier.engines.stages import ParentsFound
 from espalier.queries import QueryBatch
-from espalier.search import Engine, SearchContext, SearchParams
+from espalier.search import Engine, SearchContext, SearchParams, StagedEngine
 from service.batching.admission import Admission, Cost, Limits, retry_after_s
 from service.batching.parts import Answer, Part, context_of, cut, join, merge, split
 from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
@@ -54,6 +54,8 @@ for longer than a search takes while the event loop is busy with refusals. At ot
 
 
 def _parents(queries: QueryBatch, params: SearchParams, engine: Engine) -> ParentsFound:
+    if not isinstance(engine, StagedEngine):
+        raise EngineFailed(f"{engine.name} finds no parents")
     return engine.parents(queries, params)
 
 

@@ -15,12 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
+from espalier.engines.stages import ParentsFound
 from espalier.errors import EspalierError, InvalidData
 from espalier.items import Items
 from espalier.live.fields import Columns
@@ -32,8 +33,9 @@ from espalier.live.rows import Placement
 from espalier.live.state import MAX_HANDLES, Change, LiveState
 from espalier.masks.filters import ItemFilters
 from espalier.placement.parents import Search
+from espalier.queries import QueryBatch
 from espalier.rerank.features import LiveCandidates
-from espalier.search import Engine
+from espalier.search import Engine, SearchParams, StagedEngine
 from service.errors import NotReady
 from service.live.catalogue_types import Placed
 from service.live.recent_puts import RecentPuts
@@ -51,13 +53,6 @@ TRAINED = "trained"
 """What placed an item whose row is that of training."""
 FIELDS = "fields"
 """What placed an item of which nothing else says where it belongs."""
-
-
-@runtime_checkable
-class TakesOverlay(Protocol):
-    """An engine whose items come and go."""
-
-    def set_overlay(self, overlay: Overlay | None) -> None: ...
 
 
 class Placer(Protocol):
@@ -88,8 +83,8 @@ class LiveVersion:
         info = bundle.manifest.live
         self.bundle, self.through, self.columns = bundle, 0 if info is None else info.through, Columns(bundle.items)
         self._name, self.version = bundle.manifest.name, bundle.manifest.version
-        self._engine = engine if isinstance(engine, TakesOverlay) else None
-        self.parents: Search = engine.parents
+        self._engine = engine if isinstance(engine, StagedEngine) and bundle.manifest.shard is None else None
+        self.parents: Search = _no_parents if self._engine is None else self._engine.parents
         self._open_placer, self._placing = open_placer, threading.Lock()
         self._placer: Placer | None = None
         self.refused = None if self._engine else f"version {self.version} on {engine.name} takes no live items"
@@ -349,6 +344,10 @@ class LiveVersion:
         fields = None if body.fields is None else self.columns.fitting(body.fields)
         by = placed_by(operation) if placements else TRAINED
         return Change(operation.sequence, operation.id, operation.kind, fields, placements, body.valid_until, operation.at, by)
+
+
+def _no_parents(queries: QueryBatch, params: SearchParams) -> ParentsFound:
+    raise NotReady("This version takes no live items.")
 
 
 def placed_by(operation: Operation) -> str:

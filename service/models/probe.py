@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.checks.golden import encode_table, golden_ranks
 from espalier.checks.heldout import read_heldout
+from espalier.masks.eligibility import bundle_alone
 from espalier.metrics import precision_recall_f
 from espalier.queries import QueryBatch
 from espalier.scores import scores_of_ranks
-from espalier.masks.eligibility import bundle_alone
 from espalier.search import SearchParams, SearchResult
 from service.errors import DeadlinePassed, NotReady
 from service.models.live_replay import LiveReplay

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,12 +9,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
-from benchmarks.papers.product_search import ann
-from benchmarks.papers.product_search.ann import AnnIndex, Kind, equally_long, faiss_is_installed
+from benchmarks.papers.product_search.ann import AnnIndex, Kind, faiss_is_installed
 from benchmarks.quality import ann_systems, why_not_ann
-from espalier.errors import DeviceUnavailable, InvalidConfig, InvalidData
-from tests.training.test_product_dnn import ITEMS, SMALL, planted_log
-from training.baselines.product_dnn import build_network
 from training.data.splits import EvaluationPair
 
 Float32 = NDArray[np.float32]
@@ -63,66 +54,7 @@ def test_more_effort_finds_more_and_the_knob_can_be_turned_back(kind: Kind) -> N
     assert_array_equal(again_BM, little_BM)
 
 
-@needs_faiss
-def test_an_index_is_kept_in_a_file_and_one_of_another_size_is_refused(tmp_path: Path) -> None:
-    item_ID, user_BD = random_vectors(4, 300, 6)
-    built, kept = (AnnIndex("hnsw", item_ID, tmp_path / "index") for _ in range(2))
-    assert_array_equal(kept.search(user_BD, 10, 40), built.search(user_BD, 10, 40))
-    with pytest.raises(InvalidData, match=r"index: got '300 vectors of 7 numbers', expected 299 of 7"):
-        AnnIndex("hnsw", item_ID[:299], tmp_path / "index")
-
-
-@given(seed=st.integers(0, 2**32 - 1))
-def test_the_nearest_of_equally_long_vectors_has_the_largest_product(seed: int) -> None:
-    item_ID, user_BD = random_vectors(seed, 50, 5)
-    lengthened = equally_long(item_ID)
-    assert_allclose(np.linalg.norm(lengthened, axis=1), np.linalg.norm(item_ID, axis=1).max(), rtol=1e-5)
-    distance_BI = np.linalg.norm(np.pad(user_BD, ((0, 0), (0, 1)))[:, None] - lengthened, axis=2)
-    assert_array_equal(distance_BI.argmin(axis=1), exact(item_ID, user_BD, 1)[:, 0])
-
-
-def test_without_faiss_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ann, "faiss_is_installed", bool)
-    with pytest.raises(DeviceUnavailable, match=r"pip install -e '\.\[ann\]'"):
-        AnnIndex("ivf", np.ones((2, 2), np.float32))
-
-
-@needs_faiss
-def test_indices_refuse_what_they_cannot_take_by_name() -> None:
-    vectors = np.ones((3, 2), np.float32)
-    unknown: Any = "annoy"
-    doubles: Any = np.ones((3, 2))
-    cases: list[tuple[str, Callable[[], object]]] = [
-        ("kind", lambda: AnnIndex(unknown, vectors)),
-        ("item_vectors", lambda: AnnIndex("ivf", doubles)),
-        ("item_vectors", lambda: AnnIndex("ivf", vectors[:0])),
-        ("m", lambda: AnnIndex("ivf", vectors).search(vectors, 0, 1)),
-        ("effort", lambda: AnnIndex("hnsw", vectors).search(vectors, 1, 0)),
-    ]
-    for field, refused in cases:
-        with pytest.raises((InvalidConfig, InvalidData)) as error:
-            refused()
-        assert error.value.field == field
-
-
 # -- the benchmark --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("with_faiss", [pytest.param(True, marks=needs_faiss), False])
-@pytest.mark.parametrize("exclude_seen", [False, True])
-def test_every_search_of_the_benchmark_at_full_effort_finds_what_the_model_ranks(
-    with_faiss: bool, exclude_seen: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(ann_systems, "faiss_is_installed", lambda: with_faiss)
-    log, split = planted_log()
-    model = build_network(log, split.train, replace(SMALL, init="random"), 1).frozen()
-    systems = ann_systems.product_dnn_systems(model, {"hnsw": [ITEMS, ITEMS + 1], "ivf": [ITEMS // 39, ITEMS]}, exclude_seen)
-    names = ["product-dnn exact", "product-dnn HNSW", "product-dnn IVF"]
-    assert [system.name for system in systems] == (names if with_faiss else names[:1])
-    assert ("faiss is not installed" in capsys.readouterr().err) is not with_faiss
-    history = np.array([5, 17, 5])
-    for system in systems:
-        assert_array_equal(system.find(history), model.rank([history], ann_systems.M, exclude_seen))
 
 
 def test_the_benchmark_reports_the_mean_recall_of_each_system_at_each_m() -> None:
@@ -139,14 +71,3 @@ def test_the_benchmark_reports_the_mean_recall_of_each_system_at_each_m() -> Non
     for row in rows[3:]:
         assert (row["encode_ms"], row["search_ms"]) == (None, None)
         assert row["ms_per_query"] > 0
-
-
-def test_the_benchmark_trains_once_for_each_configuration_and_log(tmp_path: Path) -> None:
-    log, split = planted_log()
-    short = replace(SMALL, max_steps=2, round_steps=2)
-    one, again = (why_not_ann.trained_product_dnn(split, short, 1, tmp_path) for _ in range(2))
-    assert_array_equal(one.item_vectors, again.item_vectors)
-    assert len(list(tmp_path.iterdir())) == 1
-    why_not_ann.trained_product_dnn(split, replace(short, dropout=0.1), 1, tmp_path)
-    why_not_ann.trained_product_dnn(replace(split, lists=replace(log, fingerprint="another")), short, 1, tmp_path)
-    assert len(list(tmp_path.iterdir())) == 3

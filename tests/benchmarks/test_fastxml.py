@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from scipy.sparse import csc_array, csr_array
 
-from benchmarks.papers.xreg import fastxml
-from benchmarks.papers.xreg.fastxml import FastXmlOptions, _rank_and_assign, _rows, fit_fastxml, tail_classifiers
-from benchmarks.papers.xreg.l1_linear import Columns, Stop, _length, minimise
+from benchmarks.papers.xreg.fastxml import FastXmlOptions, fit_fastxml
+from benchmarks.papers.xreg.l1_linear import Columns, Stop, minimise
 from espalier.search import NO_ITEM
 from training.data.xmc import LabelledPoints
+
+pytestmark = pytest.mark.slow  # it compiles
 
 EXACT = Stop(tolerance=1e-9, rounds=500, passes=500)
 
@@ -36,31 +37,6 @@ def test_the_1_norm_classifier_is_at_its_optimum(hinge: bool) -> None:
     assert np.allclose(gradient_F[~zero_F], -np.sign(weight_F[~zero_F]), atol=1e-4)
 
 
-@pytest.mark.parametrize("hinge", [False, True])
-def test_a_step_is_halved_until_the_objective_falls_enough(hinge: bool) -> None:
-    rng, taken = np.random.default_rng(5), set()
-    for _ in range(50):
-        margin_R, moved_R, weight_F, step_F = rng.normal(size=6), 4 * rng.normal(size=6), rng.normal(size=3), rng.normal(size=3)
-        sign_R, cost_R = np.where(rng.random(6) < 0.5, 1.0, -1.0), rng.uniform(0.1, 1, 6)
-        before = float(np.abs(weight_F).sum())
-
-        def objective(length: float, data: tuple[np.ndarray, ...] = (margin_R, moved_R, weight_F, step_F, sign_R, cost_R)) -> float:
-            margin_R, moved_R, weight_F, step_F, sign_R, cost_R = data
-            product_R = sign_R * (margin_R + length * moved_R)
-            loss_R = np.maximum(1 - product_R, 0) ** 2 if hinge else np.log1p(np.exp(-product_R))
-            return float(cost_R @ loss_R + np.abs(weight_F + length * step_F).sum())
-
-        fall = (objective(1e-7) - objective(0)) / 1e-7
-        length = _length(margin_R, moved_R, sign_R, cost_R, hinge, weight_F, step_F, np.arange(3), fall, before)
-        taken.add(length)
-        if length > 0:
-            assert objective(length) - objective(0) <= 0.01 * length * fall + 1e-12
-        if 0 < length < 1:
-            assert objective(2 * length) - objective(0) > 0.02 * length * fall
-        assert fall < 0 or length < 1e-5
-    assert {0.0, 1.0, 0.5} <= taken
-
-
 def two_groups(points: int) -> LabelledPoints:
     """Points of two kinds, with features and labels of their own; every third has a label that no other has."""
     kind_B = np.arange(points) % 2
@@ -71,21 +47,6 @@ def two_groups(points: int) -> LabelledPoints:
         if b % 3 == 0:
             labels[b, 4 + b] = 1
     return LabelledPoints(csr_array(features), csr_array(labels))
-
-
-def test_sides_gather_points_with_the_same_labels() -> None:
-    train = two_groups(13)
-    train = LabelledPoints(train.points, csr_array(train.labels.toarray() * (np.arange(13) < 12)[:, None]))
-    labels = _rows(train.labels)
-    discount_I = 1 / np.log2(np.arange(2, train.labels.shape[1] + 2))
-    number_I = np.full(train.labels.shape[1], -1)
-    side_R = np.array([False, True, True, True, False, True, False, True, False, True, False, False])
-    _rank_and_assign(labels, np.arange(12), np.ones(12), discount_I, number_I, side_R)
-    assert np.array_equal(side_R, np.arange(12) % 2 == 1)
-    side_R = np.array([False, True, True, True])
-    _rank_and_assign(labels, np.array([0, 1, 12, 3]), np.ones(13), discount_I, number_I, side_R)
-    assert side_R[2]  # a point without labels keeps its side
-    assert (number_I == -1).all()
 
 
 def test_a_forest_finds_the_labels_of_a_points_group_first() -> None:
@@ -111,52 +72,3 @@ def test_a_leaf_has_the_mean_relevance_of_its_points_and_no_more_labels_than_all
     assert label_BM.tolist() == [[*best, NO_ITEM, NO_ITEM, NO_ITEM]]
     assert np.allclose(score_BM[0, :5], mean_I[best])
     assert (score_BM[0, 5:] == 0).all()
-
-
-def test_tail_classifiers_multiply_the_nearness_of_a_labels_points() -> None:
-    train = two_groups(10)
-    tail = tail_classifiers(train, alpha=0.8, gamma=3.0)
-    one_leaf = FastXmlOptions(trees=1, max_leaf=10)
-    plain, tailed = fit_fastxml(train, one_leaf), fit_fastxml(train, one_leaf, tail)
-    points, labels = train.points.toarray(), train.labels.toarray()
-    points /= np.linalg.norm(points, axis=1, keepdims=True)
-    before = dict(zip(*(part[0] for part in plain.best(train.points[[4]], 14)), strict=True))
-    label_BM, score_BM = tailed.best(train.points[[4]], 14)
-    for label, score in zip(label_BM[0], score_BM[0], strict=True):
-        if label != NO_ITEM:
-            mean_F = points[labels[:, label] > 0].mean(axis=0)
-            near = 1 / (1 + np.exp(3 * ((points[4] - mean_F) ** 2).sum()))
-            assert score == pytest.approx(before[label] ** 0.8 * near**0.2, rel=1e-4)
-
-
-def test_points_without_features_are_split_off_by_the_bias() -> None:
-    kind_B = np.arange(40) % 2
-    train = LabelledPoints(csr_array(3 * kind_B[:, None].astype(np.float32)), csr_array(np.eye(2, dtype=np.float32)[kind_B]))
-    model = fit_fastxml(train, FastXmlOptions(trees=3), tail_classifiers(train))
-    label_BM, _ = model.best(train.points, 1)
-    assert np.array_equal(label_BM[:, 0], kind_B)
-    assert (model.best(csr_array(np.zeros((1, 1), np.float32)), 1)[0] == 0).all()
-
-
-def test_the_smaller_side_costs_as_much_as_the_larger(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    def learned(columns: Columns, sign_R: np.ndarray, cost_R: np.ndarray, *rest: object) -> np.ndarray:
-        seen.append((cost_R[sign_R > 0].sum(), cost_R[sign_R < 0].sum()))
-        return minimise(columns, sign_R, cost_R, False, EXACT, 1)
-
-    monkeypatch.setattr(fastxml, "minimise", learned)
-    fit_fastxml(two_groups(40), FastXmlOptions(trees=2, cost=2.0))
-    assert seen[0] == pytest.approx((80, 80))
-    assert all(right == pytest.approx(left) for right, left in seen)
-
-
-def test_gains_are_over_the_best_dcg_for_fastxml_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr(fastxml, "_rank_and_assign", lambda labels, rows, gain_B, *rest: seen.append(gain_B))
-    for discount_gain in (True, False):
-        fit_fastxml(two_groups(20), FastXmlOptions(trees=1, discount_gain=discount_gain))
-        first = seen[0]
-        seen.clear()
-        two, three = 1 + 1 / np.log2(3), 1.5 + 1 / np.log2(3)
-        assert np.allclose(first, np.where(np.arange(20) % 3 == 0, 1 / three, 1 / two) if discount_gain else 1)

@@ -6,10 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmarks.quality.live_quality import Measure, among
-from benchmarks.quality.live_sets import HiddenItems, hide, histories_of
+from benchmarks.quality.live_quality import Measure
+from benchmarks.quality.live_sets import HiddenItems, hide
 from espalier.items import ItemTable
-from espalier.search import NO_ITEM
 from tests.training.logs import log_of, split_of
 from training.data.splits import EvaluationPair
 from training.deep.prepare import Prepared
@@ -54,19 +53,6 @@ def test_neighbours_see_the_same_events_and_no_others(hidden: HiddenItems) -> No
     assert lists.item_ids.to_pylist() == hidden.ids
 
 
-def test_items_come_with_their_own_fields(hidden: HiddenItems) -> None:
-    assert hidden.items.ids_of(np.arange(ITEMS)) == hidden.ids
-    titles = hidden.whole.items.values("title", hidden.hidden_n)
-    assert [fields.get("title") for fields in hidden.fields] == titles
-    assert hidden.items.values("title", len(hidden.old.items) + np.arange(3)) == titles
-
-
-def test_an_item_has_at_most_so_many_histories_and_none_that_are_empty(hidden: HiddenItems) -> None:
-    found = histories_of(hidden.whole, 4, np.random.default_rng(2))
-    assert max(map(len, found.values())) == 4
-    assert all(len(history) for histories in found.values() for history in histories)
-
-
 def test_recall_is_of_the_wanted_items_alone() -> None:
     pairs = [EvaluationPair(0, np.array([0]), np.array([1, 3])), EvaluationPair(1, np.array([0]), np.array([1]))]
     measure = Measure(pairs, 3, exclude_seen=False)
@@ -74,8 +60,3 @@ def test_recall_is_of_the_wanted_items_alone() -> None:
     is_new_I = np.arange(4) >= 3
     assert measure.recall(found_BM, is_new_I, 2) == (1.0, 1)
     assert measure.recall(found_BM, ~is_new_I, 2) == (0.5, 2)
-
-
-def test_items_that_are_gone_make_room() -> None:
-    found_BM = np.array([[4, 1, 2, NO_ITEM]])
-    assert among(found_BM, np.arange(5) == 4, 3).tolist() == [[1, 2, NO_ITEM]]

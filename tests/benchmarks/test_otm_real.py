@@ -13,7 +13,7 @@ from benchmarks import real_logs
 from benchmarks.papers.otm import otm_real, otm_real_report, otm_real_trees
 from espalier.errors import InvalidConfig
 from tests.pictures import Pictures
-from training.specification.deep import OtmConfig, OtmObjective, RobustObjective, SequenceConfig
+from training.specification.deep import RobustObjective
 from training.specification.models import read_deep_config
 from training.specification.scorers import MlpScorer, ProductScorer
 
@@ -24,12 +24,9 @@ CONFIG = read_deep_config(real_logs.CONFIGS / "amazon-games.toml")
 
 def test_every_tree_method_changes_the_configuration_into_a_valid_one() -> None:
     configs = {method: otm_real_trees.method_config(CONFIG, method) for method in otm_real_trees.TREES}
+    kinds = {method: method for method in otm_real_trees.TREES} | dict.fromkeys(("tdm-same-scorer", "tdm-random-rows", "jtm"), "tdm")
+    assert {method: config.kind for method, config in configs.items()} == kinds
     assert configs["otm-robust"].objective == RobustObjective()
-    assert {method: config.kind for method, config in configs.items()} == {method: method for method in otm_real_trees.TREES} | {
-        "tdm-same-scorer": "tdm",
-        "tdm-random-rows": "tdm",
-        "jtm": "tdm",
-    }
     assert configs["tdm-same-scorer"].scorer == ProductScorer()
     assert {method for method, config in configs.items() if config.objective.gamma} == {"otm-robust"}
 
@@ -40,25 +37,9 @@ def test_a_method_may_be_changed_key_by_key() -> None:
     for order in ('scorer.node_dim=48+scorer.kind="mlp"', 'scorer.kind="mlp"+scorer.node_dim=48'):
         scorer = otm_real_trees.method_config(CONFIG, f"otm-robust+{order}").scorer
         assert scorer == MlpScorer(node_dim=48)
-    for wrong in (
-        "otm+scorer.hidden=[8]",
-        "otm-robust+gamma=1",
-        "otm-robust+scorer.kind=mlp",
-        "otm-robust+objective.beta=1",
-        "otm-robust+objective.gamma=2",
-    ):
+    for wrong in ("otm-robust+gamma=1", "otm-robust+scorer.kind=mlp", "otm-robust+objective.gamma=2"):
         with pytest.raises(InvalidConfig):
             otm_real_trees.method_config(CONFIG, wrong)
-
-
-def test_a_sets_own_objective_is_not_a_methods() -> None:
-    own = OtmConfig(
-        kind="otm", name=CONFIG.name, data=CONFIG.data, search=CONFIG.search, objective=OtmObjective(warm_start=0.6, random_nodes=40)
-    )
-    sequence = SequenceConfig(kind="otm-sequence", name=CONFIG.name, data=CONFIG.data, search=CONFIG.search)
-    for method in otm_real_trees.TREES:
-        assert otm_real_trees.method_config(own, method) == otm_real_trees.method_config(CONFIG, method)
-        assert otm_real_trees.method_config(sequence, method).scorer == otm_real_trees.method_config(CONFIG, method).scorer
 
 
 def test_rows_are_written_after_every_method_and_not_made_twice(
@@ -115,13 +96,3 @@ def test_the_table_has_means_over_seeds_and_their_spread() -> None:
         row |= {"recall_change": -0.02, "recall_change_se": 0.01} if row["m"] == 200 else {}
     cell = "50.00 / 20.00 ± 14.14 / 25.00"
     assert otm_real_report.markdown(rows).splitlines()[2:] == [f"| tdm | 0 | 50 | raw | 2 | {cell} | {cell} | {cell} | -2.00 ± 0.71 |"]
-
-
-def test_a_fusion_has_a_beam_and_no_gamma(capsys: pytest.CaptureFixture[str], tmp_path: Path, pictures: Pictures) -> None:
-    about = {"method": "fusion", "seed": 1, "gamma": None, "exclude_seen": False, "precision": 0.1, "f": 0.1, "recall_se": 0.0}
-    rows = [about | {"beam_size": beam, "m": m, "recall": m / 1000} for beam in (50, 200) for m in otm_real_report.MS]
-    otm_real_report.print_rows(rows)
-    assert "beam 200           raw           R@10   1.00  R@50   5.00  R@200  20.00" in capsys.readouterr().out
-    otm_real_report.plot_curves(rows, "title", tmp_path / "curves.png")
-    assert "fusion" in pictures.lines(tmp_path / "curves.png")
-    assert "| fusion |  | 200 | raw |" in otm_real_report.markdown(rows)

@@ -11,7 +11,6 @@ import torch
 
 from benchmarks.papers.nce.boosting import BoostingConfig, fit_boosted_trees
 from benchmarks.papers.nce.rank_svm import better_and_worse, fit_rank_svm
-from espalier.errors import InvalidConfig, InvalidData
 from tests.training.test_rankers import quality, synthetic
 from training.rankers.export import ranker_onnx
 from training.rankers.fit import new_ranker
@@ -65,15 +64,3 @@ def test_boosted_trees_learn_and_keep_the_best_number_of_trees(loss: Any) -> Non
     assert ended.booster.num_trees() == ended.trees + 1 < 40
     again = fit_boosted_trees(train, valid, replace(TREES, loss=loss))
     assert np.array_equal(again.scores(test.features_RF), found.scores(test.features_RF))
-
-
-def test_baselines_say_what_they_cannot_do() -> None:
-    data = synthetic(1, 5)
-    with pytest.raises(InvalidConfig, match="cost"):
-        fit_rank_svm(data, 0)
-    with pytest.raises(InvalidData, match="different grades"):
-        fit_rank_svm(replace(data, grades_R=np.zeros_like(data.grades_R)), 1)
-    wrongs: list[dict[str, Any]] = [{"loss": "hinge"}, {"leaves": 1}, {"row_share": 0.0}, {"learning_rate": -1.0}, {"l2": -1.0}]
-    for wrong in wrongs:
-        with pytest.raises(InvalidConfig, match=next(iter(wrong))):
-            BoostingConfig(**wrong)

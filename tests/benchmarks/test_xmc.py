@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,17 +10,10 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array, save_npz
 
-from benchmarks.papers.xreg.least_squares import fit_least_squares
-from benchmarks.papers.xreg.linear_scores import LinearScores
-from benchmarks.papers.xreg.xmc import rows_of
-from benchmarks.papers.xreg.xmc_baselines import BASELINES, BASELINES_OF_RELEVANCE, _chosen, of_relevance
+from benchmarks.papers.xreg import xmc
+from benchmarks.papers.xreg.xmc_baselines import of_relevance
 from benchmarks.papers.xreg.xmc_figures import Found, figures_of
-from benchmarks.papers.xreg.xmc_sets import read_set
-from benchmarks.papers.xreg.xmc_systems import MODELS, configuration
-from espalier.errors import InvalidConfig, InvalidData
-from tests import ROOT
 from training.data.xmc import LabelledPoints
-from training.specification.models import SPECIFICATION
 
 pytestmark = pytest.mark.slow
 
@@ -37,50 +28,6 @@ def as_npz(folder: Path) -> None:
         save_npz(folder / f"{part}_Y.npz", csr_array(LABELS))
 
 
-def as_text() -> str:
-    lines = [f"{len(POINTS)} 20 6"]
-    for point, labels in zip(POINTS, LABELS, strict=True):
-        lines.append(",".join(map(str, np.flatnonzero(labels))) + "".join(f" {f}:{point[f]:g}" for f in np.flatnonzero(point)))
-    return "\n".join(lines) + "\n"
-
-
-def test_sets_are_read_in_both_formats(tmp_path: Path) -> None:
-    as_npz(tmp_path / "xmc-small-flowers")
-    (tmp_path / "trees").mkdir()
-    (tmp_path / "trees" / "any_train.txt").write_text(as_text())
-    (tmp_path / "trees" / "any_test.txt.gz").write_bytes(gzip.compress(as_text().encode()))
-    for name in ("flowers", "xmc-small-flowers", "trees"):
-        for part in read_set(tmp_path, name):
-            assert np.allclose(part.points.toarray(), POINTS / np.sqrt(2))
-            assert np.array_equal(part.labels.toarray(), LABELS)
-    with pytest.raises(InvalidData, match="--set: got 'shrubs', expected a folder in"):
-        read_set(tmp_path, "shrubs")
-    save_npz(tmp_path / "xmc-small-flowers" / "test_Y.npz", csr_array(LABELS[:, :5]))
-    with pytest.raises(InvalidData, match=r"5 labels.*, expected 6, as the training points have"):
-        read_set(tmp_path, "flowers")
-    (tmp_path / "trees" / "any_test.txt.gz").unlink()
-    with pytest.raises(InvalidData, match=r"expected a folder with \*test.txt"):
-        read_set(tmp_path, "trees")
-
-
-@pytest.mark.parametrize("system", MODELS)
-def test_every_system_is_a_configuration(system: str) -> None:
-    data = {"format": "npz", "train": "a", "train_labels": "b"}
-    config = SPECIFICATION.checked(configuration(system, data, 3993))
-    assert config.kind in ("xr-linear", "xreg")
-
-
-def test_keys_of_a_system_can_be_changed() -> None:
-    raw = configuration("xreg:tree.count=5:tree.max_leaf=50:linear.cost=2.5", {"format": "npz"}, 10)
-    assert raw["tree"] == {"count": 5, "max_leaf": 50}
-    assert raw["linear"] == {"cost": 2.5}
-    assert raw["kind"] == "xreg"
-    assert configuration("parabel:tree.count=2", {}, 10)["tree"] == MODELS["parabel"]["tree"] | {"count": 2}
-    assert "count" not in MODELS["parabel"]["tree"]
-    with pytest.raises(InvalidConfig, match=r"--systems: got 'tree.count', expected SECTION.KEY=VALUE"):
-        configuration("xreg:tree.count", {}, 10)
-
-
 def test_values_of_xreg_zero_keep_the_order_alone() -> None:
     rng = np.random.default_rng(2)
     labels = (rng.random((30, 6)) < 0.3).astype(np.float32)
@@ -93,14 +40,15 @@ def test_values_of_xreg_zero_keep_the_order_alone() -> None:
     assert zero["xmad5"] != plain["xmad5"]
 
 
-def test_rows_have_all_figures_and_are_kept(tmp_path: Path) -> None:
+def test_rows_have_all_figures_and_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_npz(tmp_path / "xmc-small-flowers")
-    options = {"data": tmp_path, "set": "flowers", "beam": "1,3", "json": tmp_path / "rows.json"}
-    command = [sys.executable, "-m", "benchmarks.xmc", *(f"--{key}={value}" for key, value in options.items())]
 
     def rows(systems: str) -> list[dict[str, object]]:
-        subprocess.run([*command, "--systems", systems], cwd=ROOT, check=True, capture_output=True)
-        found: list[dict[str, object]] = json.loads((tmp_path / "rows.json").read_text())["rows"]
+        out = tmp_path / "rows.json"
+        options = {"data": tmp_path, "set": "flowers", "beam": "1,3", "json": out, "systems": systems}
+        monkeypatch.setattr(sys, "argv", ["xmc", *(f"--{key}={value}" for key, value in options.items())])
+        xmc.main()
+        found: list[dict[str, object]] = json.loads(out.read_text())["rows"]
         return found
 
     first = rows("all-zero,dismec")
@@ -114,51 +62,6 @@ def test_rows_have_all_figures_and_are_kept(tmp_path: Path) -> None:
     second = rows("dismec,parabel")
     assert second[:3] == first
     assert [row["system"] for row in second[3:]] == ["parabel", "parabel"]
-
-
-def one_of_six_labels() -> LabelledPoints:
-    """Points whose label is the feature that stands out; the first label is the most frequent."""
-    rng = np.random.default_rng(1)
-    label_B = np.maximum(np.arange(60) % 12 - 6, 0)
-    points = np.eye(6, 20, dtype=np.float32)[label_B] * rng.uniform(0.5, 2, (60, 1)) + 0.1 * rng.random((60, 20))
-    return LabelledPoints(csr_array(points.astype(np.float32)), csr_array(np.eye(6, dtype=np.float32)[label_B]))
-
-
-@pytest.mark.parametrize("system", BASELINES)
-def test_every_baseline_finds_the_labels_that_it_learned(system: str) -> None:
-    data = one_of_six_labels()
-    found = Found(*BASELINES[system](data).best(data.points, 6), system in BASELINES_OF_RELEVANCE)
-    figures = figures_of(found, data, data)
-    assert figures["p1"] == figures["psp1"] == 100
-    if found.of_relevance:
-        assert figures["xmad5"] < figures_of(Found(np.full((60, 1), -1), np.zeros((60, 1))), data, data)["xmad5"]
-
-
-def test_an_option_is_chosen_by_what_it_finds_for_points_held_out() -> None:
-    six, learned = one_of_six_labels(), []
-    data = LabelledPoints(six.points, csr_array(np.pad(six.labels.toarray(), ((0, 0), (6, 0)))))
-
-    def fit(train: LabelledPoints, option: float) -> LinearScores:
-        learned.append((len(train), option))
-        return fit_least_squares(train, 1.0) if option == 2 else LinearScores(np.zeros((21, 12), np.float32))
-
-    model = _chosen(data, fit, (1, 2, 3))
-    assert learned == [(54, 1), (54, 2), (54, 3), (60, 2)]
-    assert (model.best(data.points, 1)[0][:, 0] == 6 + np.maximum(np.arange(60) % 12 - 6, 0)).all()
-
-
-def test_pfastrexml_has_a_tail_and_its_trees_alone_have_none() -> None:
-    data = one_of_six_labels()
-    assert "tail_value" in BASELINES["pfastrexml"](data).arrays()
-    assert "tail_value" not in BASELINES["pfastxml"](data).arrays()
-
-
-def test_a_baseline_has_one_row_without_a_beam() -> None:
-    data = one_of_six_labels()
-    (row,) = rows_of("least-squares", data, data, [10, 50])
-    assert row["beam_size"] is None
-    assert row["p1"] == 100
-    assert min(row["ms_p50"], row["train_cpu_s"]) > 0
 
 
 def test_relevance_of_baselines_is_inverse_propensity_over_its_maximum() -> None:

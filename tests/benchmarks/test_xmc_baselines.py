@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array, issparse
 
-from benchmarks.papers.xreg import label_rank_svm, least_squares, leml, sparse_one_vs_all
+from benchmarks.papers.xreg import leml, sparse_one_vs_all
 from benchmarks.papers.xreg.l1_linear import Stop
 from benchmarks.papers.xreg.label_rank_svm import fit_label_rank_svm, pair_loss
 from benchmarks.papers.xreg.least_squares import fit_least_squares
@@ -16,7 +16,6 @@ from benchmarks.papers.xreg.leml import fit_leml
 from benchmarks.papers.xreg.linear_scores import LinearScores, with_bias
 from benchmarks.papers.xreg.sparse_one_vs_all import fit_ppd_sparse, fit_proxml
 from benchmarks.papers.xreg.xlr import _Objective, fit_xlr
-from espalier.errors import InvalidConfig, InvalidData
 from training.data.xmc import LabelledPoints
 
 
@@ -41,18 +40,6 @@ def test_least_squares_has_no_gradient(points: int) -> None:
     assert np.allclose(x.T @ (x @ weight_FI - y) + 0.5 * weight_FI, 0, atol=1e-5)
 
 
-def test_least_squares_refuses_what_needs_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    train = points_with_labels()
-    monkeypatch.setattr(least_squares, "LARGEST", 12)
-    with pytest.raises(InvalidData, match=r"40 points, 13 features and 5 labels.*expected at most 12 points or features"):
-        fit_least_squares(train, 1.0)
-    monkeypatch.setattr(least_squares, "LARGEST", 13)
-    fit_least_squares(train, 1.0)
-    monkeypatch.setattr(least_squares, "MOST_WEIGHTS", 64)
-    with pytest.raises(InvalidData, match="64 features times labels"):
-        fit_least_squares(train, 1.0)
-
-
 def test_leml_of_full_rank_is_the_trace_norms_optimum_and_of_a_lower_rank_no_better(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leml, "ROUNDS", 300)
     train = points_with_labels()
@@ -69,15 +56,6 @@ def test_leml_of_full_rank_is_the_trace_norms_optimum_and_of_a_lower_rank_no_bet
     assert singular.max() == pytest.approx(0.3, rel=0.05)
     assert objective(full) < objective(low)
     assert np.asarray(low.right).shape == (2, 5)
-
-
-def test_leml_of_many_features_takes_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leml, "ROUNDS", 2)
-    monkeypatch.setattr(leml, "STEPS", 3)  # each more multiplies differences of rounding by 30
-    train = points_with_labels()
-    small = np.asarray(fit_leml(train, 3, 0.3).left)
-    monkeypatch.setattr(leml, "SMALL", 0)
-    assert np.allclose(np.asarray(fit_leml(train, 3, 0.3).left), small, atol=1e-4)
 
 
 def test_loss_over_pairs_is_that_of_all_pairs() -> None:
@@ -128,17 +106,6 @@ def weights_of(model: LinearScores) -> np.ndarray:
     return model.left.toarray()
 
 
-def test_rank_svm_takes_a_sample_of_the_points_without_a_label(monkeypatch: pytest.MonkeyPatch) -> None:
-    train = points_with_labels(400)
-    whole = np.asarray(fit_label_rank_svm(train, 3.0).left)
-    monkeypatch.setattr(label_rank_svm, "MOST_WITHOUT", 100)
-    part, again = (np.asarray(fit_label_rank_svm(train, 3.0).left) for _ in range(2))
-    assert np.array_equal(part, again)
-    assert not np.allclose(part, whole)
-    for one, other in zip(part.T[:4], whole.T[:4], strict=True):
-        assert one @ other / np.linalg.norm(one) / np.linalg.norm(other) > 0.9
-
-
 def test_proxml_is_at_the_optimum_of_its_objective(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sparse_one_vs_all, "PROXML_STOP", Stop(tolerance=1e-6, rounds=500, passes=100))
     train = points_with_labels(200)
@@ -172,31 +139,3 @@ def test_ppd_sparse_is_at_the_optimum_of_its_objective(sparsity: float, monkeypa
             nearby = [objective(weight_F + scale * rng.normal(size=len(weight_F)) * (rng.random(len(weight_F)) < 0.5)) for _ in range(200)]
             assert reached <= min(nearby) * 1.00001
     assert (weight_FI == 0).mean() >= (0 if sparsity == 0 else 0.2)
-
-
-def test_a_label_without_points_scores_as_one_that_no_point_has() -> None:
-    train = points_with_labels()
-    for model in (fit_proxml(train), fit_ppd_sparse(train)):
-        label_BM, score_BM = model.best(train.points, 5)
-        assert (np.diff(score_BM, axis=1) <= 0).all()
-        assert (score_BM[label_BM == 4] == -1).all()
-
-
-def test_best_labels_are_the_highest_scores_and_ties_go_to_the_lower_label() -> None:
-    left = np.zeros((4, 5), np.float32)
-    left[-1] = [1, 3, 3, 2, 3]
-    label_BM, score_BM = LinearScores(left).best(csr_array(np.ones((600, 3), np.float32)), 4)
-    assert label_BM.shape == (600, 4)
-    assert (label_BM == [1, 2, 4, 3]).all()
-    assert (score_BM == [3, 3, 3, 2]).all()
-    assert LinearScores(left).best(csr_array(np.ones((1, 3), np.float32)), 9)[0].shape == (1, 5)
-
-
-def test_a_cost_that_is_not_positive_is_refused() -> None:
-    train = points_with_labels()
-    for fit in (fit_least_squares, fit_label_rank_svm, fit_proxml, fit_ppd_sparse):
-        with pytest.raises(InvalidConfig):
-            fit(train, 0.0)
-    for low_rank in (fit_leml, fit_xlr):
-        with pytest.raises(InvalidConfig):
-            low_rank(train, 0, 1.0)

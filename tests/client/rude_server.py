@@ -80,6 +80,8 @@ class Connection:
     gone: threading.Event
     clock: Clock
     finished: bool = False
+    received: bytes = b""
+    body_bytes: int = 0
 
     def drip(self, content: bytes) -> None:
         """A byte now and then: a second of the clock apart, and a moment in truth, so that they are not read as one."""
@@ -90,22 +92,37 @@ class Connection:
                 return
         self.finished = True
 
+    def head(self) -> bytes:
+        """The head of the next request; what has come of its body is kept."""
+        while b"\r\n\r\n" not in self.received:
+            self._more()
+        head, _, self.received = self.received.partition(b"\r\n\r\n")
+        length = re.search(rb"(?i)content-length: *(\d+)", head)
+        self.body_bytes = int(length[1]) if length else 0
+        return head + b"\r\n\r\n"
+
     def request(self) -> bytes:
         """The next request, its body too."""
-        got = b""
-        while b"\r\n\r\n" not in got:
-            got += self._more()
-        head, _, body = got.partition(b"\r\n\r\n")
-        length = re.search(rb"(?i)content-length: *(\d+)", head)
-        while length and len(body) < int(length[1]):
-            body += self._more()
-        return head + b"\r\n\r\n" + body
+        head = self.head()
+        while len(self.received) < self.body_bytes:
+            self._more()
+        body, self.received = self.received[: self.body_bytes], self.received[self.body_bytes :]
+        return head + body
 
-    def _more(self) -> bytes:
+    def lines(self) -> Iterator[bytes]:
+        """The lines of a body, each read when it is asked for."""
+        while self.body_bytes:
+            while b"\n" not in self.received:
+                self._more()
+            line, _, self.received = self.received.partition(b"\n")
+            self.body_bytes -= len(line) + 1
+            yield line
+
+    def _more(self) -> None:
         more = self.socket.recv(1 << 16)
         if not more:
             raise ConnectionResetError
-        return more
+        self.received += more
 
 
 @dataclass

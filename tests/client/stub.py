@@ -209,6 +209,8 @@ class Driver:
     def __init__(self, runner: asyncio.Runner | None) -> None:
         self.runner = runner
         self.now_s = 0.0
+        self.late_s = 0.0
+        """By how much a pause takes longer than it should."""
         self.pauses_s: list[float] = []
 
     def open(self, handler: Handler, api_key: str | None = None, timeout_s: float = 10.0, url: str = URL, **retry: Any) -> Driver:
@@ -255,7 +257,7 @@ class Driver:
 
     def _sleep(self, seconds: float) -> None:
         self.pauses_s.append(seconds)
-        self.now_s += seconds
+        self.now_s += seconds + self.late_s
 
     async def _async_sleep(self, seconds: float) -> None:
         self._sleep(seconds)
@@ -272,7 +274,7 @@ def ids(outcomes: Iterable[Answer | RequestFailed]) -> list[str | int]:
 
 
 @contextmanager
-def serving(stub: Handler, handler: type[BaseHTTPRequestHandler] | None = None) -> Iterator[str]:
+def serving(stub: Handler) -> Iterator[str]:
     """A handler behind a socket; gives its address."""
 
     class Answering(BaseHTTPRequestHandler):
@@ -291,7 +293,7 @@ def serving(stub: Handler, handler: type[BaseHTTPRequestHandler] | None = None) 
         def log_message(self, *_: Any) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler or Answering) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:

@@ -8,7 +8,6 @@ import json
 import re
 import sys
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, NotRequired, get_origin, get_type_hints
 
 import httpx
@@ -49,29 +48,6 @@ from tests import ROOT
 from tests.client.stub import FACETS, KEY, NODE, URL, Driver, Json, Stub, answer_to, refuse, serving
 
 
-def test_the_public_surface() -> None:
-    assert espalier_client.__all__ == [
-        "NEVER",
-        *("Answer", "AsyncClient", "Bin", "CatalogueFull", "Change", "Changes", "Client", "ClientError", "Completion", "Conflict"),
-        *("ConnectionFailed", "Coverage", "DeadlineExceeded", "Delete"),
-        *("ExplainedFeature", "ExplainedInTree", "ExplainedItem", "ExplainedLevel", "ExplainedLive"),
-        *("ExplainedMemory", "ExplainedTree", "Explanation", "FacetValue", "Facets"),
-        *("InvalidAnswer", "InvalidRequest", "Item", "ItemBelow", "ItemOutcome", "LiveItem", "Model", "Moved", "Node"),
-        *("NotAllowed", "NotFound", "Overloaded"),
-        *("Placement", "Put", "Query", "Readiness"),
-        *("Removal", "RemovedIds", "RemovedItem"),
-        *("Request", "RequestFailed", "Result", "Retry", "ServiceFailed", "Source", "TimedOut", "Timing"),
-        *("TypicalValue", "Unavailable", "Version"),
-        "WrongValue",
-    ]
-    methods = [name for name in vars(Client) if not name.startswith("_")]
-    assert methods == [
-        *("retrieve", "retrieve_stream", "put_item", "get_item", "delete_item", "bulk", "changes", "models", "model", "complete"),
-        *("facets", "node", "item_path", "ready"),
-        *("load", "unload", "set_default", "set_removed", "remove_item", "restore_item", "removed", "close"),
-    ]
-
-
 def test_both_clients_take_the_same() -> None:
     def shape(kind: type, method: str) -> list[tuple[str, Any, Any]]:
         parameters = inspect.signature(getattr(kind, method)).parameters.values()
@@ -85,12 +61,18 @@ def test_retrieve_takes_every_field_of_a_request() -> None:
     assert list(Options.__annotations__) == [one.name for one in fields(Request) if one.name != "queries"]
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "espalier_client").glob("*.py")), ids=lambda path: path.name)
-def test_nothing_is_imported_but_httpx_and_what_is_below_it(path: Path) -> None:
-    nodes = list(ast.walk(ast.parse(path.read_text())))
+def test_nothing_is_imported_but_httpx_and_what_is_below_it() -> None:
+    nodes = [node for path in (ROOT / "espalier_client").glob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
     imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
     assert {name.partition(".")[0] for name in imported} - sys.stdlib_module_names <= {"httpx", "espalier_client"}
+
+
+def test_cookies_are_not_kept(driver: Driver) -> None:
+    stub = Stub([httpx.Response(200, json={"ready": True, "reasons": []}, headers={"Set-Cookie": "c=1; Max-Age=99999"})])
+    driver.open(stub)
+    assert driver.ready() == driver.ready()
+    assert ["Cookie" in request.headers for request in stub.requests] == [False, False]
 
 
 def test_retrieve(driver: Driver) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import pickle
+from collections.abc import Callable
+from datetime import datetime
 
 import httpx
 import pytest
@@ -16,6 +18,7 @@ from espalier_client import (
     InvalidAnswer,
     NotAllowed,
     Overloaded,
+    Put,
     Query,
     Request,
     RequestFailed,
@@ -26,44 +29,60 @@ from espalier_client import (
 from tests.client.stub import KEY, URL, Driver, Json, Stub, refuse, serving
 
 
-@pytest.mark.parametrize("name", ["", ".", ".."])
-def test_a_name_that_would_change_the_path_is_refused(driver: Driver, name: str) -> None:
-    with pytest.raises(ValueError, match="expected the name of a model"):
-        driver.open(Stub()).model(name)
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        *((lambda client, name=name: client.model(name), "expected the name of a model") for name in ("", ".", "..")),
+        (lambda client: client.set_removed("books", "b1"), "ids: got 'b1', expected a list"),
+        (lambda client: client.retrieve([Query(vector=[float("nan")])]), "not JSON compliant"),
+        (lambda client: client.put_item("books", "b9", if_none_match="41"), "if_none_match: got '41', expected an etag"),
+        (lambda client: client.get_item("books", ""), "item_id: got ''"),
+        (lambda client: client.load("books", 3, timeout_s=0), "timeout_s: got 0"),
+        (lambda client: next(client.retrieve_stream([Request([Query()])], chunk_lines=0)), "chunk_lines: got 0, expected at least 1"),
+        (lambda _: Query(history="b1"), "history: got 'b1', expected a list"),
+        (lambda _: Request([Query()], fields="title"), "fields: got 'title', expected a list"),
+        (lambda _: Put("b9", like="b1"), "like: got 'b1', expected a list"),
+        (lambda _: Put("b9", valid_until=datetime(2030, 1, 31)), "zone"),
+    ],
+)
+def test_an_argument_that_cannot_be_meant_is_refused_by_name_and_not_sent(
+    driver: Driver, given: Callable[[Driver], object], said: str
+) -> None:
+    stub = Stub()
+    with pytest.raises((TypeError, ValueError), match=said):
+        given(driver.open(stub))
+    assert stub.requests == []
 
 
-def test_a_string_is_no_list_of_ids(driver: Driver) -> None:
-    with pytest.raises(TypeError, match="history: got 'b1', expected a list"):
-        Query(history="b1")
-    with pytest.raises(TypeError, match="fields: got 'title', expected a list"):
-        Request([Query()], fields="title")
-    with pytest.raises(TypeError, match="ids: got 'b1', expected a list"):
-        driver.open(Stub()).set_removed("books", "b1")
+ADDRESSES = ["localhost:8000", "ftp://host", "http://", "", "http://a..b", f"http://{'x' * 64}.test"]
 
 
-def test_what_json_does_not_have_is_refused(driver: Driver) -> None:
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        driver.open(Stub()).retrieve([Query(vector=[float("nan")])])
-
-
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://", "", "http://a..b", f"http://{'x' * 64}.test"])
-def test_an_address_is_checked(url: str) -> None:
-    with pytest.raises(ValueError, match=f"base_url: got '{url}', expected http://host:port"):
-        Client(url)
-
-
-@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
-def test_timeouts_are_checked(value: float) -> None:
-    with pytest.raises(ValueError, match="timeout_s: got"):
-        Client(URL, timeout_s=value)
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        *(({"base_url": url}, f"base_url: got '{url}', expected http://host:port") for url in ADDRESSES),
+        *(({"timeout_s": value}, "timeout_s: got") for value in (0, -1, float("nan"), float("inf"))),
+    ],
+)
+def test_an_option_of_a_client_is_checked(options: Json, said: str) -> None:
+    given: Json = {"base_url": URL} | options
+    for kind in (Client, AsyncClient):
+        with pytest.raises(ValueError, match=said):
+            kind(**given)
 
 
 @pytest.mark.parametrize("name", ["retries", "backoff_s", "max_backoff_s", "deadline_s"])
-@pytest.mark.parametrize("value", [-1, float("nan"), float("inf")])
-def test_retry_settings_are_checked(name: str, value: float) -> None:
-    setting: Json = {name: value}
-    with pytest.raises(ValueError, match=f"{name}: got"):
-        Retry(**setting)
+def test_retry_settings_are_checked(name: str) -> None:
+    wrong: list[Json] = [{name: value} for value in (-1, float("nan"), float("inf"))]
+    for given in wrong:
+        with pytest.raises(ValueError, match=f"{name}: got"):
+            Retry(**given)
+    zero: Json = {name: 0}
+    if name == "deadline_s":
+        with pytest.raises(ValueError, match="deadline_s: got 0, expected a finite number above 0"):
+            Retry(**zero)
+    else:
+        assert getattr(Retry(**zero), name) == 0
 
 
 @pytest.mark.parametrize(
@@ -71,12 +90,13 @@ def test_retry_settings_are_checked(name: str, value: float) -> None:
     [
         ((400, 413, 415, 422), "InvalidRequest"),
         ((401, 403), "NotAllowed"),
-        ((404,), "NotFound"),
-        ((409,), "Conflict"),
+        ((404, 410), "NotFound"),
+        ((409, 412), "Conflict"),
         ((429,), "Overloaded"),
         ((500, 502), "ServiceFailed"),
         ((503,), "Unavailable"),
         ((504,), "DeadlineExceeded"),
+        ((507,), "CatalogueFull"),
         ((301, 405, 408, 499, 599), "RequestFailed"),
     ],
 )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any
@@ -15,21 +13,17 @@ import pytest
 
 from espalier_client import (
     NEVER,
-    AsyncClient,
     CatalogueFull,
     ClientError,
-    Conflict,
     Delete,
     ItemOutcome,
-    NotFound,
     Put,
     RequestFailed,
-    Retry,
 )
 from espalier_client.items import ItemOptions
 from espalier_client.stream import BULK_BYTES, BULK_LINES, CHUNK_BYTES
 from service.http.item_schemas import ItemRequest
-from tests.client.stub import URL, Driver, Json, Pieces, Stub, dump, problem, refuse, written
+from tests.client.stub import Driver, Json, Pieces, Stub, dump, problem, refuse, written
 
 
 def streamed(*pieces: bytes | Exception) -> httpx.Response:
@@ -85,18 +79,6 @@ def test_events_of_every_kind_are_written(driver: Driver) -> None:
     assert stub.bodies == [{"events": [[0.5, 2.0], {"indices": [3], "values": [1.5]}, "words"]}]
 
 
-def test_arguments_that_cannot_be_meant_are_refused(driver: Driver) -> None:
-    driver.open(Stub())
-    with pytest.raises(TypeError, match="like"):
-        Put("b9", like="b1")
-    with pytest.raises(ValueError, match="zone"):
-        Put("b9", valid_until=datetime(2030, 1, 31))
-    with pytest.raises(ValueError, match="if_none_match"):
-        driver.put_item("books", "b9", if_none_match="41")
-    with pytest.raises(ValueError, match="item_id"):
-        driver.get_item("books", "")
-
-
 def test_conditions_are_headers(driver: Driver) -> None:
     stub = Stub()
     driver.open(stub)
@@ -106,12 +88,6 @@ def test_conditions_are_headers(driver: Driver) -> None:
     headers = [(request.headers.get("If-Match"), request.headers.get("If-None-Match")) for request in stub.requests]
     assert headers == [('"41"', None), (None, "*"), (None, None), ('"41"', None)]
     assert stub.requests[-1].url.params["source_version"] == "8"
-
-
-@pytest.mark.parametrize(("status", "kind"), [(412, Conflict), (507, CatalogueFull), (404, NotFound), (410, NotFound)])
-def test_a_refusal_has_its_error(driver: Driver, status: int, kind: type[RequestFailed]) -> None:
-    with pytest.raises(kind):
-        driver.open(lambda _: refuse(status)).put_item("books", "b9")
 
 
 @pytest.mark.parametrize("failure", [httpx.ReadError("reset"), refuse(503), refuse(429)])
@@ -146,32 +122,6 @@ def test_a_bulk_of_more_lines_than_the_service_holds_has_less_of_a_body_under_wa
     stub = Stub()
     list(driver.open(stub).bulk("books", [Put(f"b{n}", text="x" * (CHUNK_BYTES // 3)) for n in range(5)], chunk_lines=BULK_LINES + 1))
     assert [len(lines) for lines in sent(stub)] == [2, 2, 1]
-
-
-def test_operations_are_read_no_further_than_their_outcomes_are_taken(driver: Driver) -> None:
-    read = []
-
-    def operations() -> Iterator[Put]:
-        for n in range(1000):
-            read.append(n)
-            yield Put(f"b{n}")
-
-    for n, _ in enumerate(driver.open(Stub()).bulk("books", operations(), chunk_lines=8), 1):
-        assert len(read) <= 8 * -(-n // 8)
-    assert len(read) == 1000
-
-
-def test_an_asynchronous_bulk_takes_asynchronous_operations() -> None:
-    async def operations() -> AsyncIterator[Put]:
-        for n in range(5):
-            await asyncio.sleep(0)
-            yield Put(f"b{n}")
-
-    async def scenario() -> list[str]:
-        async with AsyncClient(URL, transport=httpx.MockTransport(Stub()), retry=Retry(retries=0)) as client:
-            return said([outcome async for outcome in client.bulk("books", operations(), chunk_lines=2)])
-
-    assert asyncio.run(scenario()) == [f"b{n}" for n in range(5)]
 
 
 def test_a_line_that_fails_does_not_end_the_bulk(driver: Driver) -> None:

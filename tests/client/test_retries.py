@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import httpx
@@ -15,7 +17,7 @@ from espalier_client import (
     TimedOut,
     Unavailable,
 )
-from tests.client.stub import Driver, Stub, refuse
+from tests.client.stub import Driver, Pieces, Stub, answer_to, asking, dump, refuse
 
 
 @pytest.mark.parametrize(
@@ -69,12 +71,25 @@ def test_pauses_are_drawn_from_zero_on(driver: Driver) -> None:
     assert driver.pauses_s == [0.25, 0.5]
 
 
-@pytest.mark.parametrize(
-    ("value", "asked_s"), [("3", 3.0), ("0", 0.0), ("1.5", 1.5), ("Wed, 21 Oct 2026 07:28:00 GMT", 0), ("-1", 0), ("nan", 0)]
-)
-def test_no_attempt_before_the_service_asks_for_it(driver: Driver, value: str, asked_s: float) -> None:
-    driver.open(Stub([refuse(429, {"Retry-After": value})])).retrieve([Query()])
-    assert driver.pauses_s == [asked_s + 0.1]
+DATE = "Wed, 21 Oct 2026 07:28:00 GMT"
+NO_SECONDS = (DATE, "-1", "-3", "nan", "1e400", "inf", "0x10", "\xb2", "1,5", "", "9" * 5000, "soon")
+
+
+@pytest.mark.parametrize(("value", "asked_s"), [("3", 3.0), ("0", 0.0), ("1.5", 1.5), *((value, None) for value in NO_SECONDS)])
+def test_no_attempt_before_the_service_asks_for_it(driver: Driver, value: str, asked_s: float | None) -> None:
+    """What is no number of seconds is as if nothing were said."""
+    refused = httpx.Response(429, headers=[(b"Retry-After", value.encode("latin-1"))], content=b"{}")
+    with pytest.raises(Overloaded) as raised:
+        driver.open(Stub([refused] * 2), retries=1).retrieve([Query()])
+    assert raised.value.retry_after_s == asked_s
+    assert driver.pauses_s == [(asked_s or 0) + 0.1]
+
+
+@pytest.mark.parametrize("value", ["31536000", "9" * 200, "9" * 200 + "." + "9" * 200])
+def test_a_service_that_asks_for_a_year_is_not_waited_for(driver: Driver, value: str) -> None:
+    with pytest.raises(Overloaded) as raised:
+        driver.open(Stub([refuse(429, {"Retry-After": value})])).retrieve([Query()])
+    assert (raised.value.retry_after_s, driver.pauses_s) == (31_536_000.0, [])
 
 
 def test_no_pause_that_ends_after_the_deadline(driver: Driver) -> None:
@@ -89,6 +104,56 @@ def test_repeated_attempts_wait_only_for_what_is_left(driver: Driver) -> None:
     stub = Stub([refuse(429, {"Retry-After": "4"}), refuse(429, {"Retry-After": "4"})])
     driver.open(stub, timeout_s=8, deadline_s=10, backoff_s=0).retrieve([Query()])
     assert [request.extensions["timeout"]["read"] for request in stub.requests] == [8, 6, 2]
+
+
+def slow(driver: Driver, pieces: list[bytes], each_s: float) -> httpx.Response:
+    """An answer whose pieces take their time."""
+
+    def sent() -> Iterator[bytes]:
+        for piece in pieces:
+            driver.now_s += each_s
+            yield piece
+
+    return httpx.Response(200, stream=Pieces(sent()))
+
+
+def test_the_deadline_is_checked_between_the_pieces_of_an_answer(driver: Driver) -> None:
+    with pytest.raises(TimedOut, match=r"GET /readyz: no whole answer within 100 s \(deadline_s\)"):
+        driver.open(Stub([slow(driver, [b" "] * 10_000, 1)]), deadline_s=100).ready()
+    assert 100 <= driver.now_s <= 101
+
+
+def test_the_deadline_of_a_stream_is_that_of_its_next_answer(driver: Driver) -> None:
+    """Answers come one after the other for longer than the deadline, and then one that drips."""
+    line = dump(answer_to({"queries": [{"history": ["a"]}]}))
+    stub = Stub([slow(driver, [line] * 10 + [b" "] * 10, 20)])
+    outcomes = driver.open(stub, retries=0, deadline_s=30).retrieve_stream(asking(*"abcdefghijk"))
+    assert [next(outcomes).results[0].items[0].id for _ in range(10)] == ["a"] * 10  # type: ignore[union-attr]
+    with pytest.raises(TimedOut):
+        next(outcomes)
+    assert driver.now_s == 10 * 20 + 2 * 20
+
+
+def test_no_attempt_begins_after_the_deadline(driver: Driver) -> None:
+    stub, driver.late_s = Stub([refuse(503)] * 2), 60
+    with pytest.raises(TimedOut, match=r"no whole answer within 30 s \(deadline_s\)"):
+        driver.open(stub, deadline_s=30).model("a")
+    assert len(stub.requests) == 1
+
+
+@pytest.mark.parametrize(("looks_s", "may"), [(40.0, True), (700.0, False)])
+def test_what_may_take_minutes_is_not_held_to_the_deadline_of_the_rest(driver: Driver, looks_s: float, may: bool) -> None:
+    """Loading has ten minutes by itself, however short the deadline is."""
+
+    def ticking() -> float:
+        driver.now_s += looks_s
+        return driver.now_s
+
+    driver.open(Stub(), deadline_s=30, clock=ticking)
+    calls: list[tuple[Callable[[], Any], bool]] = [(lambda: driver.load("a", 1), may), (lambda: driver.model("a"), False)]
+    for call, passes in calls:
+        with nullcontext() if passes else pytest.raises(TimedOut):
+            call()
 
 
 def test_what_came_of_a_connection(driver: Driver) -> None:
@@ -132,5 +197,3 @@ def test_loading_may_take_minutes_and_connecting_may_not(driver: Driver) -> None
     timeouts = [request.extensions["timeout"] for request in stub.requests]
     assert [timeout["read"] for timeout in timeouts] == [600, 30] * 3 + [2]
     assert {timeout["connect"] for timeout in timeouts} == {2}
-    with pytest.raises(ValueError, match="timeout_s: got 0"):
-        driver.load("books", 3, timeout_s=0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -19,6 +20,7 @@ from espalier_client import (
     ConnectionFailed,
     InvalidAnswer,
     NotAllowed,
+    Put,
     Query,
     Request,
     WrongValue,
@@ -80,21 +82,20 @@ def test_a_request_may_depend_on_the_answer_before(driver: Driver) -> None:
     assert answers[2] == "after after start"
 
 
-def test_chunks_have_at_least_one_line(driver: Driver) -> None:
-    with pytest.raises(ValueError, match="chunk_lines: got 0"):
-        next(driver.open(Stub()).retrieve_stream(asking("b1"), chunk_lines=0))
+def test_an_asynchronous_client_takes_asynchronous_requests_and_operations() -> None:
+    async def given(sent: Iterable[Any]) -> AsyncIterator[Any]:
+        for one in sent:
+            await asyncio.sleep(0)
+            yield one
 
-
-def test_an_asynchronous_client_takes_asynchronous_requests() -> None:
-    async def requests() -> AsyncIterator[Request]:
-        for request in asking("a", "b"):
-            yield request
-
-    async def outcomes() -> list[str | int]:
+    async def outcomes() -> tuple[list[Any], list[Any]]:
         async with AsyncClient(URL, transport=httpx.MockTransport(Stub())) as client:
-            return ids([outcome async for outcome in client.retrieve_stream(requests())])
+            answers = [outcome async for outcome in client.retrieve_stream(given(asking("a", "b")))]
+            written = [outcome async for outcome in client.bulk("books", given([Put("b1"), Put("b2"), Put("b3")]), chunk_lines=2)]
+            return answers, written
 
-    assert asyncio.run(outcomes()) == ["a", "b"]
+    answers, written = asyncio.run(outcomes())
+    assert (ids(answers), [outcome.id for outcome in written]) == (["a", "b"], ["b1", "b2", "b3"])
 
 
 def streamed(*pieces: bytes | Exception) -> httpx.Response:

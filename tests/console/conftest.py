@@ -47,10 +47,10 @@ def console(sample: Path, browser: Browser) -> Iterator[Service]:
 
 
 @pytest.fixture(scope="session")
-def guarded(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Service]:
-    """A service with keys of all roles on two versions of `strange`."""
+def guarded(sample: Path, tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Service]:
+    """A service with keys of all roles on the sample and on two versions of `strange`, of which it serves the second."""
     folder = tmp_path_factory.mktemp("guarded") / "models"
-    strange_model(folder, versions=2)
+    shutil.copytree(sample, folder, ignore=shutil.ignore_patterns("serving.json"))
     with service(folder, 1, **GUARDED) as running:
         yield running
 

@@ -16,6 +16,7 @@ PAIR = {"model": "strange", "q": '{"history":["item-0","item-5"]}', "beam": "8",
 PRUNED = {"model": "debian-depends", "q": '{"history":["libsdl2-2.0-0","libgl1"]}', "item": "python3-numpy", "beam": "10"}
 STATES: dict[str, tuple[str, dict[str, str]]] = {
     **{view: (view, {}) for view in VIEWS},
+    "frontier": ("frontier", {"beams": "10,100", "queries": "64"}),
     **{f"{view} of strange titles": (view, {"model": "strange"}) for view in VIEWS},
     "two versions compared": ("lab", PAIR | {"side": "b", "version": "1", "b.version": "2"}),
     "an item that was pruned": ("whynot", PRUNED),
@@ -41,6 +42,22 @@ MOVING = """() => [...document.querySelectorAll("*")].flatMap((element) => {
 })"""
 
 
+MADE_OF_TITLES = """() => [...document.querySelectorAll("body :is(script, img, iframe, .injected, [onload], [onerror]), bdi *")]
+  .map((element) => element.outerHTML.slice(0, 200))"""
+
+NOT_ISOLATED = r"""() => {
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const text = walker.currentNode;
+    if (/[\u0590-\u05ff\u202a-\u202e\u2066-\u2069]/.test(text.data) && !text.parentElement.closest("bdi, option, textarea")) {
+      found.push(`${text.parentElement.outerHTML.slice(0, 200)}`);
+    }
+  }
+  return found;
+}"""
+
+
 def address(base: str, view: str, params: Mapping[str, str] | None = None) -> str:
     """The address of a view. base: that of the page, with its slash."""
     return f"{base}#/{view}" + (f"?{urlencode(params)}" if params else "")
@@ -58,9 +75,23 @@ def show(page: Page, base: str, view: str, params: Mapping[str, str] | None = No
     settled(page)
 
 
-def serious_findings(page: Page) -> list[str]:
-    """What axe-core finds on the page that it calls serious or critical, and where."""
-    found: list[dict[str, Any]] = Axe().run(page).response["violations"]
+def give_key(page: Page, role: str, key: str) -> None:
+    """Type a key into the dialog that asks for one of a role."""
+    dialog = page.get_by_role("dialog").filter(has_text=role)
+    dialog.get_by_label("API key").fill(key)
+    page.keyboard.press("Enter")
+    expect(dialog).to_be_hidden()
+
+
+def kept(page: Page) -> str:
+    """All that the browser keeps beyond the page's memory."""
+    return str(page.evaluate("JSON.stringify([document.cookie, {...localStorage}, {...sessionStorage}, history.state, location.href])"))
+
+
+def serious_findings(page: Page, only: str | None = None) -> list[str]:
+    """What axe-core finds on the page that it calls serious or critical, and where. only: by one of its rules."""
+    options = {"runOnly": {"type": "rule", "values": [only]}} if only else None
+    found: list[dict[str, Any]] = Axe().run(page, options=options).response["violations"]
     return [
         f"{each['id']} ({each['impact']}): {each['help']}: {node['html'][:200]} {node.get('failureSummary', '')[:300]}"
         for each in found

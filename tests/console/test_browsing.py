@@ -46,12 +46,9 @@ def test_a_fault_of_a_page_is_noted(browser: Browser, script: str, fault: str) -
         watched.faults.clear()
 
 
-def test_a_page_with_a_fault_fails_its_test(browser: Browser) -> None:
+def test_a_page_with_a_fault_fails_its_test_unless_the_failure_belongs_to_it(browser: Browser) -> None:
     with pytest.raises(AssertionError, match="broken"), visit(browser, ORIGIN) as watched:
         show(watched.page, "console.error('broken')")
-
-
-def test_a_failure_that_belongs_to_the_test_is_no_fault(browser: Browser) -> None:
     with visit(browser, ORIGIN) as watched:
         watched.expect_failures("status of 404")
         with watched.page.expect_response(f"{ORIGIN}/missing"):

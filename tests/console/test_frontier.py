@@ -27,47 +27,32 @@ def answered(route: Route) -> None:
     route.fulfill(status=200, content_type="application/x-ndjson", body="".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_lines_are_drawn_and_listed_with_the_default_marked(watched: Watched) -> None:
+def test_lines_are_drawn_listed_with_the_default_marked_and_saved(watched: Watched) -> None:
     page = watched.page
     page.route("**/frontier", answered)
     page.goto(f"{watched.origin}/#/frontier?beams=10,100")
     settled(page)
-    found = rows(page)
-    assert [row[:3] for row in found] == [["10", "", ".500"], ["100", "default", ".550"]]
+    assert [row[:3] for row in rows(page)] == [["10", "", ".500"], ["100", "default", ".550"]]
     expect(page.get_by_text("and no beam that was measured finds more")).to_be_visible()
     expect(page.locator(".chart .event")).to_have_count(2)
     assert serious_findings(page) == []
-
-
-def test_figures_are_saved(watched: Watched) -> None:
-    page = watched.page
-    page.route("**/frontier", answered)
-    page.goto(f"{watched.origin}/#/frontier?beams=10,100")
-    settled(page)
     with page.expect_download() as download:
         page.get_by_role("button", name="Save as CSV").click()
     lines = Path(download.value.path()).read_text().splitlines()
     assert lines == ["beam_size,m,recall,low,high,ms_per_query,queries", "10,50,0.5,0.4,0.6,0.2,64", "100,50,0.55,0.4,0.6,0.2,64"]
 
 
-def test_a_problem_in_place_of_a_line_is_shown_beside_what_came(watched: Watched) -> None:
+def test_a_problem_in_place_of_a_line_is_shown_beside_what_came_and_a_measurement_is_cancelled(watched: Watched) -> None:
     page = watched.page
-    body = (
-        json.dumps(LINE | {"beam_size": 10, "recall": 0.5})
-        + "\n"
-        + json.dumps({"title": "Dropped", "status": 503, "detail": "Gone."})
-        + "\n"
-    )
+    lines = [LINE | {"beam_size": 10, "recall": 0.5}, {"title": "Dropped", "status": 503, "detail": "Gone."}]
+    body = "".join(json.dumps(line) + "\n" for line in lines)
     page.route("**/frontier", lambda route: route.fulfill(status=200, content_type="application/x-ndjson", body=body))
     page.goto(f"{watched.origin}/#/frontier?beams=10,100")
     expect(page.get_by_role("alert")).to_contain_text("Gone.")
     assert len(rows(page)) == 1
-
-
-def test_a_measurement_is_cancelled(watched: Watched) -> None:
-    page = watched.page
+    page.unroute("**/frontier")
     page.route("**/frontier", lambda route: None)  # never answered
-    page.goto(f"{watched.origin}/#/frontier?beams=10,100")
+    page.goto(f"{watched.origin}/#/frontier?beams=10,200")
     page.get_by_role("button", name="Cancel").click()
     expect(page.get_by_role("button", name="Measure again")).to_be_visible()
     expect(page.get_by_role("alert")).to_have_count(0)

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.console.browsing import Watched
-from tests.console.showing import VIEWS, settled, show
+from tests.console.showing import STATES, VIEWS, settled, show
 
 pytestmark = [pytest.mark.slow, pytest.mark.console]
 
@@ -56,7 +56,7 @@ def expect_history(page: Page, ids: list[str]) -> None:
 @pytest.mark.parametrize("view", VIEWS)
 def test_tab_goes_through_a_view_in_its_order_and_shows_where_it_is(watched: Watched, view: str) -> None:
     page = watched.page
-    show(page, f"{watched.origin}/", view)
+    show(page, f"{watched.origin}/", *STATES[view])
     found = stops(page)
     places = [stop["place"] for stop in found]
     assert places == sorted(places)
@@ -109,7 +109,7 @@ def test_a_query_is_made_asked_and_followed_without_a_pointer(watched: Watched) 
     expect(page.get_by_role("button", name=re.compile(r" of \d+$")).locator("nth=-1")).to_be_focused()
 
 
-def test_sliders_follow_the_arrows(watched: Watched) -> None:
+def test_sliders_follow_the_arrows_and_a_result_leads_to_why_not_and_back(watched: Watched) -> None:
     page = watched.page
     show(page, f"{watched.origin}/", "lab", {"model": "debian-depends", "beam": "20"})
     expect(page.locator(".results .result").first).to_be_visible()
@@ -119,11 +119,6 @@ def test_sliders_follow_the_arrows(watched: Watched) -> None:
     page.wait_for_url(re.compile(r"beam=2\b"))
     settled(page)
     expect(page.get_by_role("slider").first).to_be_focused()
-
-
-def test_a_result_leads_to_why_not_and_back(watched: Watched) -> None:
-    page = watched.page
-    show(page, f"{watched.origin}/", "lab")
     page.locator(".results .result a").first.focus()
     page.keyboard.press("Enter")
     page.wait_for_url(re.compile("#/whynot"))

@@ -45,29 +45,6 @@ def ids(page: Page) -> list[str]:
     return page.locator(".result .about bdi.mono").all_inner_texts()
 
 
-def test_a_history_is_made_by_the_keyboard_alone(watched: Watched) -> None:
-    page = lab(watched)
-    page.keyboard.press("/")
-    page.keyboard.type("libc6")
-    expect(page.locator(".combobox").get_by_role("option", name="libc6 GNU C Library: Shared libraries")).to_be_visible()
-    page.keyboard.press("Enter")
-    expect_history(page, ["libsdl2-2.0-0", "libgl1", "libc6"])
-    page.keyboard.type("no-such-item")
-    page.keyboard.press("Enter")  # before the answer
-    expect(page.get_by_text("not in the catalogue")).to_be_visible()
-    page.locator(".grip").nth(3).focus()
-    page.keyboard.press("Delete")
-    expect_history(page, ["libsdl2-2.0-0", "libgl1", "libc6"])
-    page.locator(".grip").nth(2).focus()
-    page.keyboard.press("Alt+ArrowUp")
-    expect_history(page, ["libsdl2-2.0-0", "libc6", "libgl1"])
-    expect(page.locator(".grip").nth(1)).to_be_focused()
-    page.keyboard.press("Alt+ArrowUp")
-    expect_history(page, ["libc6", "libsdl2-2.0-0", "libgl1"])
-    page.go_back()
-    expect_history(page, ["libsdl2-2.0-0", "libc6", "libgl1"])
-
-
 def test_a_history_is_dragged_and_pasted(watched: Watched) -> None:
     page = lab(watched)
     grips = [page.locator(".grip").nth(place).bounding_box() for place in (0, 1)]
@@ -115,18 +92,6 @@ def test_a_wrong_value_is_told_in_the_words_of_the_service(watched: Watched) -> 
     page.get_by_role("slider", name="Beam").first.evaluate(SET_RANGE, "10")
     expect(page.get_by_role("alert")).to_have_count(0)
     expect(page.locator(".result").first).to_be_visible()
-
-
-def test_an_answer_that_was_overtaken_by_a_failure_is_marked_and_comes_anew(watched: Watched) -> None:
-    watched.expect_failures("Failed to load resource")
-    page = lab(watched)
-    page.route("**/retrieve", lambda route: route.abort())
-    page.get_by_role("slider", name="m results wanted").evaluate(SET_RANGE, "7")
-    expect(page.get_by_role("alert")).to_contain_text("does not answer")
-    expect(page.get_by_text("The last answer that came:")).to_be_visible()
-    page.unroute("**/retrieve")
-    expect(page.locator(".result")).to_have_count(7)  # by itself
-    expect(page.get_by_role("alert")).to_have_count(0)
 
 
 def test_an_address_that_cannot_be_read_is_as_if_it_said_nothing(watched: Watched) -> None:

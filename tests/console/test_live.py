@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, expect
 
 from tests.console.browsing import Watched, visit
-from tests.console.conftest import OPEN
-from tests.console.showing import serious_findings, settled
-from tests.service.processes import service
+from tests.console.conftest import ADMIN_KEY, RETRIEVE_KEY, WRITE_KEY
+from tests.console.showing import give_key, serious_findings, settled
+from tests.service.processes import Service
 
 pytestmark = [pytest.mark.slow, pytest.mark.console]
 
-WRITE_KEY, ADMIN_KEY = "console-write-key-1", "console-admin-key-1"
 TITLE = "<b>Simple</b> \u202eDirectMedia Layer 3"
 
 
 @pytest.fixture
-def writer(sample: Path, browser: Browser, tmp_path: Path) -> Iterator[Watched]:
-    shutil.copytree(sample / "debian-depends", tmp_path / "models" / "debian-depends")
-    keys = {"ESPALIER_WRITE_KEYS": WRITE_KEY, "ESPALIER_ADMIN_KEYS": ADMIN_KEY}
-    with service(tmp_path / "models", 1, **OPEN | keys) as running, visit(browser, f"http://127.0.0.1:{running.port}") as watched:
-        watched.expect_failures("status of 401")
-        watched.page.goto(f"{watched.origin}/#/live")
+def writer(guarded: Service, browser: Browser) -> Iterator[Watched]:
+    with visit(browser, f"http://127.0.0.1:{guarded.port}") as watched:
+        watched.expect_failures("status of 40")
+        watched.page.goto(f"{watched.origin}/#/live?model=debian-depends")
+        give_key(watched.page, "a retrieval key", RETRIEVE_KEY)
         settled(watched.page)
         yield watched
-
-
-def give_key(page: Page, role: str, key: str) -> None:
-    dialog = page.get_by_role("dialog").filter(has_text=f"{role} key")
-    dialog.get_by_label("API key").fill(key)
-    page.keyboard.press("Enter")
 
 
 def test_an_item_is_put_found_looked_at_and_deleted(writer: Watched) -> None:
@@ -60,21 +50,15 @@ def test_an_item_is_put_found_looked_at_and_deleted(writer: Watched) -> None:
     row.get_by_role("link").click()
     page.get_by_role("button", name="Look made/by hand up").click()
     expect(page.locator(".live-body")).to_contain_text('"role::shared-lib"')
+    page.get_by_role("link", name="Is it found?").click()
+    expect(page.locator(".whynot-sentence")).to_contain_text("It comes, at place")
+    expect(page.get_by_role("heading", name="Live")).to_be_visible()
+    page.go_back()
+    page.get_by_role("button", name="Look made/by hand up").click()
     page.get_by_role("button", name="Delete", exact=True).click()
     page.get_by_role("dialog").get_by_role("button", name="Delete it").click()
     expect(page.get_by_text("made/by hand: deleted, operation 2.")).to_be_visible()
     expect(page.locator(".live-status")).to_contain_text("0 live items")
-
-
-def test_it_is_found_where_the_page_says(writer: Watched) -> None:
-    page = writer.page
-    page.get_by_label("Id", exact=True).fill("new")
-    page.get_by_label("Events").fill('["libsdl2-2.0-0", "libgl1"]')
-    page.get_by_role("button", name="Put", exact=True).click()
-    give_key(page, "a write", WRITE_KEY)
-    page.get_by_role("link", name="Is it found?").click()
-    expect(page.locator(".whynot-sentence")).to_contain_text("It comes, at place")
-    expect(page.get_by_role("heading", name="Live")).to_be_visible()
 
 
 def test_what_is_wrong_is_named(writer: Watched) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, expect
 
 from tests.console.browsing import Watched, visit
 from tests.console.conftest import ADMIN_KEY, RETRIEVE_KEY
 from tests.console.prefix_proxy import behind_prefix
-from tests.console.showing import serious_findings, settled, show
+from tests.console.showing import give_key, kept, serious_findings, settled, show
 from tests.service.processes import Service
 
 pytestmark = [pytest.mark.slow, pytest.mark.console]
@@ -30,11 +30,6 @@ def test_every_view_works_behind_a_path_prefix(console: Service, browser: Browse
         assert urlsplit(page.url).path == f"{PREFIX}/"
 
 
-def stored(page: Page) -> str:
-    """All that the browser keeps beyond the page's memory."""
-    return str(page.evaluate("JSON.stringify([document.cookie, {...localStorage}, {...sessionStorage}, history.state, location.href])"))
-
-
 def test_a_key_is_asked_for_where_it_is_needed_and_kept_in_memory_alone(guarded: Service, browser: Browser) -> None:
     with visit(browser, f"http://127.0.0.1:{guarded.port}") as watched:
         page = watched.page
@@ -49,7 +44,7 @@ def test_a_key_is_asked_for_where_it_is_needed_and_kept_in_memory_alone(guarded:
         page.keyboard.press("Enter")
         settled(page)
         expect(dialog).to_be_hidden()
-        assert RETRIEVE_KEY not in stored(page)
+        assert RETRIEVE_KEY not in kept(page)
         page.reload()
         expect(dialog).to_be_visible()
         page.keyboard.press("Escape")
@@ -58,28 +53,21 @@ def test_a_key_is_asked_for_where_it_is_needed_and_kept_in_memory_alone(guarded:
         expect(dialog.get_by_label("API key")).to_be_focused()
 
 
-def give_key(page: Page, kind: str, key: str) -> None:
-    dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text(kind)
-    dialog.get_by_label("API key").fill(key)
-    page.keyboard.press("Enter")
-    expect(dialog).to_be_hidden()
-    settled(page)
-
-
 def test_an_admin_key_opens_every_view(guarded: Service, browser: Browser) -> None:
     with visit(browser, f"http://127.0.0.1:{guarded.port}") as watched:
         page = watched.page
         watched.expect_failures("status of 401")
         page.goto(f"{watched.origin}/")
         give_key(page, "a retrieval key", RETRIEVE_KEY)
+        settled(page)
         page.get_by_role("link", name="Today", exact=True).click()
         give_key(page, "an admin key", ADMIN_KEY)
+        settled(page)
         for link in page.get_by_role("navigation", name="Views").get_by_role("link").all():
             link.click()
             settled(page)
             expect(page.get_by_role("alert")).to_have_count(0)
-        assert ADMIN_KEY not in stored(page)
+        assert ADMIN_KEY not in kept(page)
         assert all(ADMIN_KEY not in request.url for request in watched.requests)
 
 

@@ -70,13 +70,3 @@ def test_a_replay_of_the_sample_is_told_apart_by_its_interval(watched: Watched) 
     page.get_by_role("button", name="Replay", exact=True).click()
     expect(page.locator(".replays-figures")).to_contain_text("Queries100")
     expect(page.locator(".replays-said")).to_contain_text("B finds less: recall@50 −")
-
-
-def test_a_replay_is_cancelled(watched: Watched) -> None:
-    page = watched.page
-    page.route("**/retrieve", lambda route: None)  # never answered
-    page.goto(f"{watched.origin}/#/replays?model=debian-depends&count=20")
-    page.get_by_role("button", name="Replay", exact=True).click()
-    page.get_by_role("button", name="Cancel").click()
-    expect(page.get_by_role("button", name="Replay", exact=True)).to_be_visible()
-    expect(page.get_by_role("alert")).to_have_count(0)

@@ -66,18 +66,14 @@ def test_what_is_wrong_comes_first(watched: Watched, changes: dict[str, Any], ex
     assert expected in sentence(show(watched, **changes))
 
 
-def test_it_reads_again_by_itself(watched: Watched) -> None:
+def test_it_reads_again_by_itself_and_a_service_that_has_just_begun_says_so(watched: Watched) -> None:
     page = watched.page
     page.clock.install()
     show(watched)
     page.unroute("**/health")
-    page.route("**/health", lambda route: route.fulfill(json=HEALTH | {"series": SERIES | {"requests_per_s": [0] * 6}}))
+    begun = {"at": [NOW], "series": {name: [None] for name in SERIES}, "events": [], "unknown_ids": []}
+    page.route("**/health", lambda route: route.fulfill(json=HEALTH | begun))
     page.clock.run_for(31_000)
-    expect(page.locator(".today-said")).to_contain_text("nobody asks now")
-
-
-def test_a_service_that_has_just_begun_says_so(watched: Watched) -> None:
-    page = show(watched, at=[NOW], series={name: [None] for name in SERIES}, events=[], unknown_ids=[])
     expect(page.get_by_text("The service has just begun")).to_be_visible()
 
 

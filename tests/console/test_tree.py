@@ -14,7 +14,7 @@ from tests.console.showing import WIDER_THAN_THE_PAGE, serious_findings, settled
 
 pytestmark = [pytest.mark.slow, pytest.mark.console]
 
-WIDE, HEIGHT, TRAINED = 800, 22, 40_000
+WIDE, HEIGHT, TRAINED = 200, 22, 40_000
 FIRST = TRAINED - WIDE
 
 
@@ -38,7 +38,7 @@ def here(page: Page) -> str:
 
 
 def documents(node: int) -> dict[str, Any]:
-    """A tree of 22 levels below whose last inner node are 800 leaves and a live one."""
+    """A tree of 22 levels below whose last inner node are 200 leaves and a live one."""
     leaf = node >= FIRST
     row: dict[str, Any] = {"node": node, "height": HEIGHT, "trained_nodes": TRAINED, "looked_at": 1, "values": {}, "items": []}
     line = [0, *range(10_001, 10_000 + HEIGHT)]
@@ -87,9 +87,14 @@ def test_an_item_is_found_among_its_neighbours_and_its_path_leads_to_the_leaf(wa
     expect(page.get_by_role("region", name="Items below")).to_contain_text("libc6")
 
 
-def test_a_node_beside_the_way_to_an_item_says_so(watched: Watched) -> None:
+def test_a_node_beside_the_way_to_an_item_says_so_and_lists_more_on_demand(watched: Watched) -> None:
     page = see(watched, item="libc6", node=2)
     expect(page.get_by_text("is not below this node")).to_be_visible()
+    rows = page.get_by_role("region", name="Items below").locator("tbody tr")
+    expect(rows).to_have_count(50)
+    page.get_by_role("button", name="Show more items").click()
+    expect(rows).to_have_count(1000)
+    expect(page.get_by_role("button", name="Show more items")).to_have_count(0)
     page.get_by_role("link", name="Go to it").click()
     expect(page.get_by_text("is below, at leaf")).to_be_visible()
 
@@ -113,16 +118,7 @@ def test_the_keyboard_alone_goes_down_and_up(watched: Watched) -> None:
     expect(page.locator(f".tree-children a[data-node='{second}']")).to_be_focused()  # where it came from
 
 
-def test_more_items_are_listed_on_demand(watched: Watched) -> None:
-    page = see(watched, item="libc6", node=4)
-    rows = page.get_by_role("region", name="Items below").locator("tbody tr")
-    expect(rows).to_have_count(50)
-    page.get_by_role("button", name="Show more items").click()
-    expect(rows).to_have_count(1000)
-    expect(page.get_by_role("button", name="Show more items")).to_have_count(0)
-
-
-def test_eight_hundred_children_on_level_22_are_readable_and_the_live_leaf_is_first(watched: Watched) -> None:
+def test_hundreds_of_children_on_level_22_are_readable_and_the_live_leaf_is_first(watched: Watched) -> None:
     page = watched.page
     page.route("**/models/*/tree/*", answered)
     see(watched, node=10_021)
@@ -142,18 +138,15 @@ def test_eight_hundred_children_on_level_22_are_readable_and_the_live_leaf_is_fi
     assert page.evaluate(WIDER_THAN_THE_PAGE) == []
 
 
-def test_a_node_that_is_not_there_is_told_and_leads_to_the_root(watched: Watched) -> None:
+def test_a_node_or_an_item_that_is_not_there_is_told(watched: Watched) -> None:
     watched.expect_failures("status of 404")
-    watched.page.goto(f"{watched.origin}/#/tree?model=debian-depends&node=99999999")
-    expect(watched.page.get_by_role("alert")).to_contain_text("nodes 0 to 28792")
-    watched.page.get_by_role("link", name="Begin at the root").click()
-    expect(watched.page.locator("#tree-node")).to_have_text("Root, node 0")
-    expect(watched.page.get_by_role("alert")).to_have_count(0)
-
-
-def test_an_item_that_is_not_there_is_told_and_the_node_is_shown(watched: Watched) -> None:
-    watched.expect_failures("status of 404")
-    page = see(watched, item="no-such-thing", node=1)
+    page = watched.page
+    page.goto(f"{watched.origin}/#/tree?model=debian-depends&node=99999999")
+    expect(page.get_by_role("alert")).to_contain_text("nodes 0 to 28792")
+    page.get_by_role("link", name="Begin at the root").click()
+    expect(page.locator("#tree-node")).to_have_text("Root, node 0")
+    expect(page.get_by_role("alert")).to_have_count(0)
+    see(watched, item="no-such-thing", node=1)
     expect(page.locator(".tree")).to_contain_text("There is no item 'no-such-thing'")
     assert here(page) == "Node 1"
 

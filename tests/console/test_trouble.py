@@ -39,12 +39,11 @@ def bad_gateway(route: Route) -> None:
     ("failing", "said"),
     [
         (refusing(500, "Internal Server Error", LASTING), LASTING),
-        (refusing(503, "Service Unavailable", "No model is ready."), "No model is ready."),
         (refusing(429, "Too Many Requests", "16 background requests wait."), "16 background requests wait."),
         (bad_gateway, "502"),
         (lambda route: route.abort(), "does not answer"),
     ],
-    ids=["500", "503", "429", "a proxy's 502", "no answer"],
+    ids=["500", "429", "a proxy's 502", "no answer"],
 )
 def test_a_failure_at_the_start_is_told_and_what_passes_is_tried_again(
     watched: Watched, failing: Callable[[Route], None], said: str
@@ -59,16 +58,6 @@ def test_a_failure_at_the_start_is_told_and_what_passes_is_tried_again(
         page.get_by_role("alert").get_by_role("button", name="Try again").click()
     settled(page)
     expect(page.get_by_role("alert")).to_have_count(0)
-
-
-def test_a_slow_start_says_that_it_is_under_way(watched: Watched) -> None:
-    page = watched.page
-    waiting: list[Route] = []
-    page.route("**/models", lambda route: waiting.append(route))
-    page.goto(f"{watched.origin}/")
-    expect(page.get_by_role("status").filter(has_text="Reading the models")).to_be_visible()
-    waiting[0].continue_()
-    settled(page)
 
 
 def test_a_service_that_was_killed_and_started_again_is_used_again(sample: Path, browser: Browser) -> None:

@@ -25,10 +25,6 @@ def ask(watched: Watched, item: str, query: dict[str, Any] = QUERY, **more: Any)
     return watched.page
 
 
-def told(page: Page) -> str:
-    return str(page.locator(".whynot-verdict").inner_text())
-
-
 def test_an_item_that_a_wider_beam_finds(watched: Watched) -> None:
     page = ask(watched, "python3-numpy", beam=10)
     expect(page.locator(".whynot-sentence")).to_have_text("It fell out on level 5 of 14: its branch was 16th of 20, and the beam keeps 10.")
@@ -47,11 +43,17 @@ def test_an_item_that_was_scored_but_not_among_the_results(watched: Watched) -> 
     assert "m=77" in page.url
 
 
-def test_an_item_that_came_and_what_the_history_says_for_it(watched: Watched) -> None:
+def test_an_item_that_came_and_another_that_is_asked_for_by_typing(watched: Watched) -> None:
     page = ask(watched, "libc6")
-    assert "It comes, at place 1 of 20." in told(page)
+    assert "It comes, at place 1 of 20." in str(page.locator(".whynot-verdict").inner_text())
     expect(page.get_by_role("heading", name="What the history says for it")).to_be_visible()
     assert serious_findings(page) == []
+    box = page.get_by_role("combobox", name="Why did this item not come?")
+    box.fill("libgtk-3-0")
+    page.get_by_role("option").filter(has_text="libgtk-3-0").first.click()
+    expect(page.locator(".whynot-sentence")).to_contain_text("77th")
+    page.go_back()
+    expect(page.locator(".whynot-sentence")).to_contain_text("It comes, at place 1")
 
 
 @pytest.mark.parametrize(
@@ -77,13 +79,3 @@ def test_only_the_condition_that_forbids_it_is_taken_out(watched: Watched) -> No
     page.get_by_role("link", name="Ask without this condition").click()
     assert "filter=" in page.url
     assert "without=" not in page.url
-
-
-def test_another_item_is_asked_for_by_typing(watched: Watched) -> None:
-    page = ask(watched, "libc6")
-    box = page.get_by_role("combobox", name="Why did this item not come?")
-    box.fill("libgtk-3-0")
-    page.get_by_role("option").filter(has_text="libgtk-3-0").first.click()
-    expect(page.locator(".whynot-sentence")).to_contain_text("77th")
-    page.go_back()
-    expect(page.locator(".whynot-sentence")).to_contain_text("It comes, at place 1")

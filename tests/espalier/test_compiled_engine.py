@@ -1,12 +1,13 @@
 """`compiled-cpu`: which bundles it takes, rows of float16, threads and blocks, and that a warm one compiles nothing.
 
-That it searches as the reference does is here for memories and sequence encoders, else in test_signature.py and test_finite_ranks.py.
+MLPs in compiled code are here, too. That it searches as the reference does is in test_signature.py and test_finite_ranks.py.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import NDArray
 from onnx import helper
 
 from espalier.bundle import Bundle
@@ -35,56 +37,22 @@ from espalier.engines import open_engine
 from espalier.engines.compiled import engine as compiled
 from espalier.engines.compiled.beam import search_queries
 from espalier.engines.compiled.engine import CompiledEngine
+from espalier.engines.compiled.mlp import mlp_logits, packed
 from espalier.engines.reference import ReferenceEngine
+from espalier.engines.scorer_weights import Layer, ScorerWeights
 from espalier.engines.stored_numbers import number
 from espalier.errors import BundleCorrupt, DeviceUnavailable, InvalidQuery
 from espalier.manifest import InnerProductForm
 from espalier.queries import VectorKind, blank_queries
+from espalier.read_only import read_only
 from espalier.search import SearchParams
 from tests.espalier.bundle.parts import content_of, draft_of
-from tests.espalier.test_signature import assert_alone_as_together, assert_best_beams, assert_same
+from tests.espalier.test_signature import assert_same
 
 
 def small(folder: Path, kind: Literal["history", "product", "vector"] = "product", seed: int = 1, **options: Any) -> Bundle:
     rng = np.random.default_rng(seed)
     return make_bundle(folder, rng, random_tree(rng, 5, 3, empty_share=0.1), kind, name=f"{kind}-{seed}", **options)
-
-
-shapes = st.fixed_dictionaries(
-    {
-        "seed": st.integers(0, 2**32 - 1),
-        "branching_height": st.sampled_from([(2, 3), (2, 6), (3, 4), (4, 3), (32, 2), (2, 1)]),
-        "encoder": st.sampled_from(["levels", "sequence"]),
-        "remembers": st.booleans(),
-        "gamma": st.sampled_from([0.0, 0.5]),
-        "own": st.sampled_from(["logit", "log_activation"]),
-        "exclude": st.sampled_from([0, 3, 40]),
-        "passing": st.sampled_from([None, 0.05, 0.5]),
-    }
-)
-
-
-@pytest.mark.parametrize("integer", [True, False])
-@given(shape=shapes)
-def test_memories_and_sequence_encoders_are_searched_as_the_reference_does(
-    tmp_path_factory: pytest.TempPathFactory, integer: bool, shape: dict[str, Any]
-) -> None:
-    rng = np.random.default_rng(shape["seed"])
-    branching, height = shape["branching_height"]
-    tree = random_tree(rng, height, branching, empty_share=0.2)
-    memory = random_memory(rng, tree.item_count, int(rng.integers(1, 6)), integer) if shape["remembers"] else None
-    own: Literal["logit", "log_activation"] = "logit" if integer else shape["own"]
-    bundle = make_bundle(
-        tmp_path_factory.mktemp("models"), rng, tree, "product", shape["gamma"], own, integer, memory=memory, encoder=shape["encoder"]
-    )
-    exclude_BE = rng.integers(-1, tree.item_count, (3, shape["exclude"])) if shape["exclude"] else None
-    masks = None if shape["passing"] is None else random_masks(rng, tree, 3, shape["passing"])
-    params = SearchParams(rng.integers(1, 40, 3), rng.integers(1, 50, 3), exclude_BE, mask_B=masks)
-    engine, queries = CompiledEngine(bundle), random_queries(rng, bundle, 3, integer)
-    if integer:
-        assert_same(engine.search(queries, params), ReferenceEngine(bundle).search(queries, params))
-    assert_best_beams(engine, bundle, queries, params)
-    assert_alone_as_together(engine, queries, params)
 
 
 @pytest.mark.parametrize(("kind", "name"), [("product", "compiled-cpu"), ("vector", "compiled-cpu"), ("history", "onnx-cpu")])
@@ -247,15 +215,72 @@ def test_blocks_and_threads_change_no_answer(tmp_path: Path, threads: int, monke
     engine.close()
 
 
-@pytest.mark.parametrize("gamma", [0.0, 0.5])
-def test_the_two_parts_of_a_search_make_the_whole(tmp_path: Path, gamma: float) -> None:
-    bundle, rng = small(tmp_path, gamma=gamma, integer=False), np.random.default_rng(2)
-    engine, queries = CompiledEngine(bundle), random_queries(rng, bundle, 5, integer=False)
-    params = SearchParams(np.array([1, 3, 9, 30, 500]), np.full(5, 20))
-    given = replace(params, states_BLS=engine.encode(queries, params))
-    assert_same(engine.search(queries, given), engine.search(queries, params))
-
-
 def test_queries_of_another_kind_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidQuery, match=r"queries: got VectorKind\(kind='vector', width=7\), expected kind='history' length=5"):
         CompiledEngine(small(tmp_path)).search(blank_queries(VectorKind(width=7), 1), SearchParams.uniform(1, 2, 2))
+
+
+# -- MLPs --------------------------------------------------------------------------------------------------------------
+
+Floats = NDArray[np.float32]
+
+
+def random_scorer(rng: np.random.Generator, widths: list[int], integer: bool) -> ScorerWeights:
+    def numbers(*shape: int) -> Floats:
+        return (rng.integers(-2, 3, shape) if integer else rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
+
+    def slopes(width: int) -> Floats:
+        return (rng.integers(0, 2, width) if integer else rng.uniform(-1, 1, width)).astype(np.float32)
+
+    layers = tuple(Layer(numbers(before, after), numbers(after), slopes(after)) for before, after in pairwise(widths))
+    return ScorerWeights(layers, numbers(widths[-1]), float(numbers(1)[0]))
+
+
+def logits_of(scorer: ScorerWeights, counts: list[int], rows_PD: Floats, place_X: NDArray[np.int64], states_BS: Floats) -> Floats:
+    """Those of all rows for queries of so many of them each."""
+    begin_B = np.append(0, np.cumsum(counts))
+    logits_C: Floats = mlp_logits(*read_only(begin_B, np.arange(begin_B[-1]), place_X, rows_PD, states_BS), packed(scorer))
+    return logits_C
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    widths=st.lists(st.integers(1, 40), min_size=2, max_size=5),
+    counts=st.lists(st.integers(0, 9), min_size=1, max_size=3),
+    integer=st.booleans(),
+)
+def test_logits_of_a_compiled_mlp_are_those_of_its_weights(seed: int, widths: list[int], counts: list[int], integer: bool) -> None:
+    rng = np.random.default_rng(seed)
+    scorer, total = random_scorer(rng, widths, integer), sum(counts)
+    rows_PD: Any = rng.integers(-2, 3, (total, widths[0])) if integer else rng.standard_normal((total, widths[0]))
+    states_BS: Any = rng.integers(-2, 3, (len(counts), widths[1])) if integer else rng.standard_normal((len(counts), widths[1]))
+    rows_PD, states_BS, place_X = rows_PD.astype(np.float32), states_BS.astype(np.float32), rng.permutation(total)
+    found_C = logits_of(scorer, counts, rows_PD, place_X, states_BS)
+    rows_CD = rows_PD[place_X]
+    expected_C = scorer.logits(np.repeat(states_BS, counts, axis=0), rows_CD[:, None])[:, 0]
+    if integer:
+        assert_array_equal(found_C, expected_C)
+    else:
+        assert_allclose(found_C, expected_C, rtol=1e-4, atol=1e-4)
+
+
+def test_a_row_that_overflows_in_a_compiled_mlp_leaves_the_others_alone() -> None:
+    rng = np.random.default_rng(3)
+    scorer, rows_PD, states_BS = random_scorer(rng, [5, 7, 3], False), rng.standard_normal((6, 5), np.float32), np.zeros((1, 7), np.float32)
+    before_C = logits_of(scorer, [6], rows_PD, np.arange(6), states_BS)
+    rows_PD[2] = 3e38
+    after_C = logits_of(scorer, [6], rows_PD, np.arange(6), states_BS)
+    assert np.flatnonzero(~np.isfinite(after_C)).tolist() == [2]
+    assert_array_equal(np.delete(after_C, 2), np.delete(before_C, 2))
+
+
+@given(st.integers(1, 9))
+def test_a_compiled_mlp_scores_a_row_the_same_whichever_rows_stand_beside_it(count: int) -> None:
+    rng = np.random.default_rng(4)
+    scorer, rows_PD, states_BS = (
+        random_scorer(rng, [13, 30, 11], False),
+        rng.standard_normal((9, 13), np.float32),
+        np.ones((1, 30), np.float32),
+    )
+    whole_C = logits_of(scorer, [9], rows_PD, np.arange(9), states_BS)
+    assert_array_equal(logits_of(scorer, [count], rows_PD, np.arange(9)[-count:], states_BS), whole_C[-count:])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
@@ -38,6 +38,7 @@ def nodes_of(frontier: Frontier, b: int) -> list[int]:
     return [int(node) for node in frontier.nodes_BK[b] if node >= 0]
 
 
+@settings(max_examples=10)
 @given(shape=shapes)
 def test_the_reference_scores_exactly_the_children_of_its_frontier(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
@@ -62,6 +63,7 @@ def test_the_reference_scores_exactly_the_children_of_its_frontier(tmp_path_fact
             assert nodes == level[eligible_N[level]].tolist()
 
 
+@settings(max_examples=10)
 @given(shape=shapes)
 def test_engines_have_the_frontier_of_the_reference(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
     """And the same answers as without it; so they have from states that come with the parameters, whatever the queries hold."""
@@ -78,6 +80,7 @@ def test_engines_have_the_frontier_of_the_reference(tmp_path_factory: pytest.Tem
     assert_same(reference.search(queries, given), expected)
 
 
+@settings(max_examples=10)
 @given(shape=shapes)
 def test_a_frontier_is_the_same_in_any_batch(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=False)
@@ -138,16 +141,6 @@ def test_a_forest_has_the_frontier_of_each_tree(tmp_path: Path) -> None:
         assert_array_equal(frontier.ranks_BK, trace[-2].ranks_BK)
 
 
-def test_a_tree_of_height_1_has_its_root(tmp_path: Path) -> None:
-    rng = np.random.default_rng(4)
-    bundle = make_bundle(tmp_path, rng, random_tree(rng, 1, 4), gamma=0.5)
-    (frontier,) = (
-        ReferenceEngine(bundle).search(random_queries(rng, bundle, 2), replace(SearchParams.uniform(2, 1, 1), frontier=True)).frontiers
-    )
-    assert_array_equal(frontier.nodes_BK, [[0], [0]])
-    assert_array_equal(frontier.ranks_BK, [[0], [0]])
-
-
 def test_states_for_linear_scorers_or_of_another_shape_are_refused(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     tree = random_tree(rng, 3, 3)
@@ -162,28 +155,17 @@ def test_states_for_linear_scorers_or_of_another_shape_are_refused(tmp_path: Pat
         ReferenceEngine(linear).search(random_queries(rng, linear, 2), params)
 
 
-@given(shape=test_sparse_engine.shapes, trace=st.booleans())
-def test_linear_scorers_give_the_frontier_of_the_reference(
-    tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], trace: bool
+@pytest.mark.parametrize("drawn", [test_sparse_engine, test_forest])
+@given(data=st.data(), trace=st.booleans(), block=st.sampled_from([1, 1 << 20]))
+def test_linear_scorers_and_forests_give_the_frontiers_of_the_reference(
+    tmp_path_factory: pytest.TempPathFactory, drawn: Any, data: st.DataObject, trace: bool, block: int
 ) -> None:
-    bundle, queries, params = test_sparse_engine.draw(tmp_path_factory.mktemp("models"), shape, integer=True)
-    engine = open_sparse_cpu(bundle, shape["threads"])
-    got = engine.search(queries, replace(params, frontier=True, trace=trace))
-    assert_same(replace(got, trace=None), ReferenceEngine(bundle).search(queries, replace(params, frontier=True)))
-    assert engine.search(queries, params).frontiers == ()
-    engine.close()
-
-
-@given(shape=test_forest.shapes, trace=st.booleans(), block=st.sampled_from([1, 1 << 20]))
-def test_a_forest_gives_the_frontier_of_each_tree(
-    tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], trace: bool, block: int
-) -> None:
-    bundle, queries, params = test_forest.draw(tmp_path_factory.mktemp("models"), shape, integer=True)
+    shape = data.draw(drawn.shapes)
+    bundle, queries, params = drawn.draw(tmp_path_factory.mktemp("models"), shape, integer=True)
     engine = open_sparse_cpu(bundle, shape["threads"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forest, "BLOCK", block)
         got = engine.search(queries, replace(params, frontier=True, trace=trace))
-    expected = ReferenceEngine(bundle).search(queries, replace(params, frontier=True))
-    assert_same(replace(got, trace=None, other_traces=()), expected)
+    assert_same(replace(got, trace=None, other_traces=()), ReferenceEngine(bundle).search(queries, replace(params, frontier=True)))
     assert engine.search(queries, params).frontiers == ()
     engine.close()

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from espalier.engines.onnx.compose import Plan, compose
 from onnx import TensorProto, helper, numpy_helper
 
 from espalier.bundle import RANKER, Bundle
@@ -176,39 +177,82 @@ def test_no_engine_serves_it(bundle: Bundle, part: str, change: Change) -> None:
     with pytest.raises(BundleCorrupt, match="external data"):
         ReferenceEngine(hostile)
     if importlib.util.find_spec("triton") is not None:
-        from espalier.engines.triton.graph_engine import TritonEngine
+        from espalier.engines.triton.graph_engine import TritonSearch
 
         with pytest.raises(BundleCorrupt, match="external data"):
-            TritonEngine(hostile, "cpu")
+            TritonSearch(hostile, "cpu")
 
 
-@pytest.mark.parametrize("change", EVERYWHERE)
-def test_no_ranker_serves_it(bundle: Bundle, change: Change) -> None:
-    info = RankerInfo(features=("retrieval.rank", "retrieval.score"), depth=4, max_depth=8)
+def test_no_ranker_serves_it(bundle: Bundle) -> None:
+    info = RankerInfo(features=("retrieval.rank",), depth=4, max_depth=8)
     golden = bundle.golden().append_column(GOLDEN_SCORES, bundle.golden().column("ranks"))
-    graph = changed(weighted_sum({"retrieval.rank": 2.0, "retrieval.score": 1.0}), change)
+    graph = changed(weighted_sum({"retrieval.rank": 2.0}), in_an_initializer)
     hostile = with_ranker(bundle, bundle.path.parent / "2", info, graph, golden)
     with pytest.raises(BundleCorrupt, match=r"ranker\.onnx: .*not accepted"):
         Reranker(hostile)
 
 
-def test_a_ranker_has_plain_operators_of_the_contract(bundle: Bundle) -> None:
-    """As the other graphs: ONNX Runtime knows operators of its own that open files (EPContext)."""
+# -- operators of the contract --------------------------------------------------------------------------------------------
+
+
+def custom_operator(model: onnx.ModelProto) -> None:
+    """ONNX Runtime knows operators of its own that open files (EPContext)."""
+    model.graph.node[-1].domain = "com.microsoft"
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+
+
+def control_flow(model: onnx.ModelProto) -> None:
+    logits = model.graph.node[-1].output[0]
+    model.graph.node[-1].output[0] = "raw"
+    chosen = helper.make_tensor_value_info("chosen", TensorProto.FLOAT, ["B", "C"])
+    branch = helper.make_graph([helper.make_node("Identity", ["raw"], ["chosen"])], "branch", [], [chosen])
+    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "always"))
+    model.graph.node.append(helper.make_node("If", ["always"], [logits], then_branch=branch, else_branch=branch))
+
+
+def another_input(model: onnx.ModelProto) -> None:
+    old = model.graph.input[0].name
+    model.graph.input[0].name = "surprise"
+    for node in model.graph.node:
+        for i, name in enumerate(node.input):
+            if name == old:
+                node.input[i] = "surprise"
+
+
+def opset(version: int) -> Change:
+    def change(model: onnx.ModelProto) -> None:
+        model.opset_import[0].version = version
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (custom_operator, "custom operators"),
+        (control_flow, r"scorer\.onnx: "),
+        (another_input, "surprise"),
+        (opset(17), "opset 17, expected 18 to 23"),
+        (opset(24), "opset 24, expected 18 to 23"),
+        (opset(21), r"opset 20, scorer\.onnx 21"),
+    ],
+)
+@pytest.mark.parametrize("plan", [Plan(1, 1), Plan(4, 7, single=True)])
+def test_a_graph_outside_the_contract_is_refused(bundle: Bundle, change: Change, said: str, plan: Plan) -> None:
+    scorer = changed(bundle.graph("scorer.onnx"), change)
+    with pytest.raises(BundleCorrupt, match=said):
+        compose(bundle.graph("query.onnx"), scorer, bundle.tree, bundle.manifest.ranking, bundle.graph_kind, bundle.graph_scorer, plan)
+
+
+def test_a_ranker_keeps_the_contract() -> None:
     whole = weighted_sum({"retrieval.rank": 2.0})
-
-    def foreign(model: onnx.ModelProto) -> None:
-        model.graph.node[-1].domain = "com.microsoft"
-        model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-
-    def old(model: onnx.ModelProto) -> None:
-        model.opset_import[0].version = 13
-
-    with pytest.raises(BundleCorrupt, match="custom operators"):
-        read_graph(RANKER, changed(whole, foreign))
-    with pytest.raises(BundleCorrupt, match="opset 13, expected 18 to 23"):
-        read_graph(RANKER, changed(whole, old))
-    with pytest.raises(BundleCorrupt, match=r"ranker\.onnx: not a valid ONNX model"):
-        read_graph(RANKER, b"\x08\x00\x00\x00ORTM" + bytes(64))  # ONNX Runtime's own format, which it tells by these letters
+    for data, said in (
+        (changed(whole, custom_operator), "custom operators"),
+        (changed(whole, opset(13)), "opset 13, expected 18 to 23"),
+        (b"\x08\x00\x00\x00ORTM" + bytes(64), r"ranker\.onnx: not a valid ONNX model"),  # ONNX Runtime's own format, told by these letters
+    ):
+        with pytest.raises(BundleCorrupt, match=said):
+            read_graph(RANKER, data)
 
 
 @pytest.mark.parametrize("change", [in_an_initializer, in_a_constant])

@@ -1,34 +1,41 @@
-"""A memory: what its files must say, what it gives for a history, and how the reference ranks with it."""
+"""A memory: what it gives for a history, and how the reference and the ONNX engine rank with it, beyond the signature test.
+
+What its files must say is in bundle/test_arrays.py.
+"""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
+from onnx import helper
 
-from espalier import memory as memory_module
 from espalier.bundle import GRAPH_PARTS, MEMORY, Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.checks.golden import verify_golden
-from espalier.checks.random_bundles import make_bundle, random_masks, random_memory, random_queries, random_tree
+from espalier.checks.random_bundles import graph_model, linear_graphs, make_bundle, random_masks, random_memory, random_queries, random_tree
+from espalier.engines import open_engine
+from espalier.engines.onnx import engine as onnx_engine
+from espalier.engines.onnx.engine import FixedShapes, OnnxEngine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleCorrupt
 from espalier.masks.eligibility import eligible_nodes
-from espalier.memory import MAX_ROW, MAX_VISITS, Memory
+from espalier.memory import Memory
 from espalier.memory_lists import MemoryTree
+from espalier.memory_sums import add_up, of_live_leaves
 from espalier.queries import PADDING, HistoryKind, QueryBatch
+from espalier.read_only import read_only
 from espalier.search import SearchParams, SearchResult
 from espalier.tree import complete_tree, tree_from_children
-from tests.espalier.bundle.parts import content_of, draft_of, reseal
+from tests.espalier.bundle.parts import content_of, draft_of, remembering
+from tests.espalier.test_signature import SMALL_SHAPES, assert_same
 from training.golden import golden_answers
 from training.inspect import inspect
 
@@ -86,19 +93,6 @@ def test_lists_hold_the_sums_at_eligible_leaves_and_their_maxima_above(
             assert_array_equal(reference.memory_parts(history_T, eligible_N)[1:], parts_N[1:])
 
 
-def test_only_the_last_items_of_a_history_count_by_their_weights_and_padding_counts_for_nothing(tmp_path: Path) -> None:
-    """Items 0 … 3, each of which remembers the next."""
-    tree = complete_tree(np.arange(4), 2)
-    memory = Memory(np.arange(5), np.array([1, 2, 3, 0], np.int32), np.ones(4, np.float32), np.array([1, 0.5], np.float32), 2.0)
-    history_BT = np.array([[0, 1, 2], [0, PADDING, 2], [PADDING, 1, 1], [PADDING] * 3])
-    lists = MemoryTree(memory, tree).lists(history_BT, eligible_nodes(tree, SearchParams.uniform(4, 1, 1), 4, None))
-    found = []
-    for b in range(4):
-        nodes, values = (array.tolist() for array in lists.of(b))
-        found.append({int(tree.leaf_item[node - 3]): value for node, value in zip(nodes, values, strict=True) if node >= 3})
-    assert found == [{3: 1.0, 2: 0.5}, {3: 1.0, 1: 0.5}, {2: 1.5}, {}]
-
-
 def test_beams_are_cut_by_key_and_rank_alone_goes_down(tmp_path: Path) -> None:
     """Item 0 remembers item 3. By rank the left half is better; the memory lifts the right half over it, and not item 2 there."""
     tree = tree_from_children([[2], [2, 2]], np.arange(4))
@@ -117,14 +111,8 @@ def test_beams_are_cut_by_key_and_rank_alone_goes_down(tmp_path: Path) -> None:
     assert excluded.item_rows_BM.tolist() == [[0, 1], [0, 1]]  # what nobody may see lifts nothing
 
 
-def small(folder: Path, **changed: Any) -> Bundle:
-    rng = np.random.default_rng(5)
-    tree = random_tree(rng, 3, 3)
-    return make_bundle(folder, rng, tree, memory=replace(random_memory(rng, tree.item_count, 4), **changed))
-
-
 def test_a_memory_that_is_written_comes_back(tmp_path: Path) -> None:
-    bundle = Bundle.open(small(tmp_path).path)
+    bundle = Bundle.open(remembering(tmp_path).path)
     info = bundle.manifest.memory
     assert info is not None
     assert bundle.memory is not None
@@ -137,107 +125,8 @@ def test_a_memory_that_is_written_comes_back(tmp_path: Path) -> None:
     assert f"memory: key(n) = rank(n) + 0.5 · mem(n); {info.entries} entries" in inspect(bundle)
 
 
-@pytest.mark.parametrize(
-    ("name", "place", "value", "said"),
-    [
-        ("offset", 0, 1, "offset: expected to rise from 0"),
-        ("offset", 2, -1, "offset: expected to rise from 0"),
-        ("offset", 2, 2**62, "offset: expected to rise from 0"),
-        ("offset", -1, 2, "offset: expected to rise from 0"),
-        ("item", 3, -1, "item: expected item rows"),
-        ("item", 3, 10_000, "item: expected item rows"),
-        ("item", slice(None, None, -1), None, "item: expected ascending"),
-        ("value", 1, -1, "value: expected finite"),
-        ("value", 1, np.nan, "value: expected finite"),
-        ("value", 1, np.inf, "value: expected finite"),
-        ("value", 1, 3e38, "value: sums of weight"),
-        ("weight", 0, -1, "weight: expected at least one"),
-        ("weight", 0, np.inf, "weight: expected at least one"),
-        ("weight", None, np.ones(3, np.float32), "3 weights and"),
-        ("value", None, np.ones(3, np.float32), r"value: float32\[3\]"),
-        ("offset", None, np.zeros(3, np.int64), r"offset: int64\[3\]"),
-        ("item", None, np.zeros(3, np.int64), "3 entries"),
-        ("more", None, np.ones(3, np.float32), "arrays"),
-        ("weight", None, np.array(1, np.float32), r"weight: float32\[\], expected one dimension"),
-        ("item", None, np.array(1, np.int32), r"item: int32\[\], expected one dimension"),
-    ],
-)
-def test_a_memory_of_a_stranger_is_checked(
-    tmp_path: Path, name: str, place: Any, value: Any, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory_module, "BLOCK", 7)
-    bundle = small(tmp_path)
-    arrays = {key: np.array(array) for key, array in load_file(bundle.path / MEMORY).items()}
-    if place is None:
-        arrays[name] = value
-    elif value is None:
-        arrays[name] = np.ascontiguousarray(arrays[name][place])
-    else:
-        arrays[name][place] = value
-    save_file(arrays, bundle.path / MEMORY)
-    reseal(bundle.path)
-    with pytest.raises(BundleCorrupt, match=rf"memory\.safetensors: .*{said}"):
-        _ = Bundle.open(bundle.path).memory
-
-
-@pytest.mark.parametrize("key_weight", [1e-30, 1.0, 1e30])
-def test_neither_mem_nor_its_part_of_a_key_may_overflow(key_weight: float) -> None:
-    most = float(np.finfo(np.float32).max) / 2 / max(key_weight, 1)
-    for share in (0.99, 1.01):
-        ones = np.ones(1, np.float32)
-        memory = Memory(np.array([0, 1]), np.zeros(1, np.int32), np.float32(share * most) * ones, ones, key_weight)
-        if share > 1:
-            with pytest.raises(BundleCorrupt, match="sums of weight · value reach"):
-                memory.check(1)
-        else:
-            memory.check(1)
-
-
-def test_a_row_has_a_limit(tmp_path: Path) -> None:
-    items = MAX_ROW + 1
-    for entries in (MAX_ROW, MAX_ROW + 1):
-        offset = np.full(items + 1, entries)
-        offset[0] = 0
-        memory = Memory(offset, np.arange(entries, dtype=np.int32), np.ones(entries, np.float32), np.ones(1, np.float32), 1.0)
-        if entries > MAX_ROW:
-            with pytest.raises(BundleCorrupt, match=f"by at most {MAX_ROW} entries an item"):
-                memory.check(items)
-        else:
-            memory.check(items)
-
-
-@pytest.mark.parametrize("places", [MAX_VISITS // MAX_ROW, MAX_VISITS // MAX_ROW + 1])
-def test_what_one_query_adds_up_has_a_limit(places: int) -> None:
-    offset = np.full(MAX_ROW + 1, MAX_ROW)
-    offset[0] = 0
-    weight = np.ones(places, np.float32)
-    memory = Memory(offset, np.arange(MAX_ROW, dtype=np.int32), np.ones(MAX_ROW, np.float32), weight, 1.0)
-    if places * MAX_ROW > MAX_VISITS:
-        with pytest.raises(BundleCorrupt, match=f"{places} places over rows of up to {MAX_ROW} entries, at most {MAX_VISITS} together"):
-            memory.check(MAX_ROW)
-    else:
-        memory.check(MAX_ROW)
-
-
-def test_only_histories_have_a_memory_and_no_longer_one_than_they_are(tmp_path: Path) -> None:
-    bundle = small(tmp_path)
-    manifest = json.loads((bundle.path / "manifest.json").read_text())
-    wrong = [
-        ({"query": {"kind": "vector", "width": 4}}, "a memory cannot serve vector queries"),
-        ({"query": {"kind": "history", "length": 3}}, "a memory of 4 items, histories have 3"),
-        ({"memory": manifest["memory"] | {"weight": 0}}, "memory.weight"),
-        ({"memory": manifest["memory"] | {"weight": 1e-38}}, "memory.weight"),
-        ({"memory": manifest["memory"] | {"weight": 1e-320}}, "memory.weight"),
-        ({"memory": manifest["memory"] | {"search": "second_source"}}, "memory.search"),
-    ]
-    for changed, said in wrong:
-        (bundle.path / "manifest.json").write_text(json.dumps(manifest | changed))
-        with pytest.raises(BundleCorrupt, match=said):
-            Bundle.open(bundle.path)
-
-
 def test_golden_queries_of_a_memory_compare_keys(tmp_path: Path) -> None:
-    bundle = small(tmp_path)
+    bundle = remembering(tmp_path)
     kind = bundle.manifest.query
     assert isinstance(kind, HistoryKind)
     queries = random_queries(np.random.default_rng(2), bundle, 6)
@@ -257,3 +146,120 @@ def test_golden_queries_of_a_memory_compare_keys(tmp_path: Path) -> None:
     assert np.any(result.keys_BM > result.ranks_BM)
     with pytest.raises(BundleCorrupt, match=r"item row \d+ has key"):
         verify_golden(bundle, Forgetful(bundle), golden)
+
+
+# -- sums ----------------------------------------------------------------------------------------------------------------
+
+LIVE_ROW = 3
+"""Of the first handle: items 0 … 2 are trained."""
+TRAINED = read_only(np.array([0, 2, 2, 2]), np.array([1, 2], np.int32), np.array([2, 1], np.float32), np.array([1, 0.5], np.float32))
+LIVE = read_only(
+    np.array([0]), np.array([0]), np.array([0]), np.array([3]), np.array([1, 2, LIVE_ROW], np.int32), np.array([1, 3, 5], np.float32)
+)
+EXPECTED = {1: 3.0, 2: 4.5, LIVE_ROW: 7.5}  # the history holds item 0 twice, with the weights 1 and .5
+
+
+def test_of_two_entries_of_a_pair_the_larger_one_counts() -> None:
+    """One is trained and one live; so in sums of live leaves alone."""
+    (history_T, leaf_of_item), sum_L, sum_R = read_only(np.array([-1, 0, 0]), np.arange(3)), np.zeros(3), np.zeros(1)
+    leaves, handles = add_up(history_T, TRAINED, LIVE, leaf_of_item, 0, sum_L, sum_R)
+    assert {leaf: sum_L[leaf] for leaf in leaves.tolist()} | {LIVE_ROW + handle: sum_R[handle] for handle in handles.tolist()} == EXPECTED
+
+
+@pytest.mark.parametrize("more_sources", [0, 4])
+def test_live_leaves_have_the_same_sums(more_sources: int) -> None:
+    """Those of a shard, too: its memory has the entries of all items of the whole, of which the shard holds some."""
+    trained = *read_only(np.pad(TRAINED[0], (0, more_sources), mode="edge")), *TRAINED[1:]
+    arrays, sum_R = read_only(np.array([[-1, 0, 0]]), np.array([0, 3]), np.array(list(EXPECTED))), np.zeros(1)
+    assert of_live_leaves(*arrays, LIVE_ROW, trained, LIVE, sum_R).tolist() == list(EXPECTED.values())
+    assert not sum_R.any()
+
+
+# -- the ONNX engine ---------------------------------------------------------------------------------------------------
+
+
+def with_sequences(folder: Path) -> Bundle:
+    rng = np.random.default_rng(3)
+    tree = random_tree(rng, 5, 2, empty_share=0.1)
+    return make_bundle(folder, rng, tree, gamma=0.5, memory=random_memory(rng, tree.item_count, 4), encoder="sequence")
+
+
+@pytest.mark.parametrize("shapes", [None, SMALL_SHAPES])
+def test_nothing_of_a_call_is_left_in_the_next(tmp_path: Path, shapes: FixedShapes | None) -> None:
+    bundle, rng = with_sequences(tmp_path), np.random.default_rng(5)
+    engine, reference = OnnxEngine(bundle, "cpu", shapes=shapes), ReferenceEngine(bundle)
+    for _ in range(12):
+        batch = int(rng.integers(1, 5))
+        queries = random_queries(rng, bundle, batch)
+        exclude_BE = rng.integers(-1, bundle.tree.item_count, (batch, 3)) if rng.random() < 0.5 else None
+        params = SearchParams.uniform(batch, 4, 5, exclude_BE)
+        assert_same(engine.search(queries, params), reference.search(queries, params))
+
+
+def test_runs_of_many_queries_are_split_where_their_memory_would_be_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = with_sequences(tmp_path)
+    queries, params = random_queries(np.random.default_rng(1), bundle, 4), SearchParams.uniform(4, 3, 6)
+    expected = ReferenceEngine(bundle).search(queries, params)
+    for cells, sizes in ((1, [1, 1, 1, 1]), (3 * bundle.tree.node_count, [3, 1]), (4 * bundle.tree.node_count, [4])):
+        monkeypatch.setattr(onnx_engine, "MEMORY_CELLS", cells)
+        engine = OnnxEngine(bundle, "cpu", shapes=SMALL_SHAPES)
+        assert [len(members) for members, _ in engine._groups(params)] == sizes
+        assert_same(engine.search(queries, params), expected)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_node_whose_key_is_not_finite_is_no_candidate(tmp_path: Path, batch: int, beam: int, inner: bool) -> None:
+    """Logits and memory are finite; their sums are not, at items 0 and 3, and where `inner` above item 3."""
+    tree = complete_tree(np.arange(8), 2)
+    large = np.float32(1.6e38)
+    memory = Memory(np.append(0, np.full(8, 2)), np.array([0, 3], np.int32), np.full(2, large), np.ones(1, np.float32), 1.0)
+    nodes = [
+        helper.make_node("GreaterOrEqual", ["history_nodes", "zero"], ["present"]),
+        helper.make_node("Cast", ["present"], ["float"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("ReduceMax", ["float", "two"], ["query_state"], keepdims=1),
+    ]
+    one = graph_model(nodes, ["history_nodes", "node_rows"], "query_state", {"zero": np.array(0), "two": np.array([2])}, 1)
+    graphs = one, linear_graphs(1)[1]  # logits are node rows
+    bundle = make_bundle(tmp_path, np.random.default_rng(1), tree, graphs=graphs, memory=memory, width=1, state_dim=1)
+    rows_ND = np.zeros((15, 1), np.float32)
+    rows_ND[[7, 10]] = 2.4e38  # the leaves of items 0 and 3
+    rows_ND[4] = 3e38 if inner else 0  # the parent of items 2 and 3
+    bundle = write_bundle(tmp_path / "tiny" / "2", draft_of(bundle), content_of(bundle, node_rows_ND=rows_ND, memory=memory))
+    queries = QueryBatch(bundle.manifest.query, np.array([[PADDING] * 4 + [0]] * batch))
+    params = SearchParams.uniform(batch, beam, 8)
+    reference, engine = ReferenceEngine(bundle), OnnxEngine(bundle, "cpu", shapes=None if batch == 1 else SMALL_SHAPES)
+    expected, got = reference.search(queries, params), engine.search(queries, params)
+    assert_same(got, expected)
+    rows = got.item_rows_BM[0].tolist()
+    assert 0 not in rows
+    assert 3 not in rows
+    assert rows[0] != -1
+
+
+def test_a_sequence_encoder_that_takes_something_else_is_refused(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 3, 2))
+    wrong = write_bundle(tmp_path / "tiny" / "2", draft_of(bundle), content_of(bundle, encoder="sequence"))
+    engine = open_engine(wrong, "cpu")
+    with pytest.raises(BundleCorrupt, match=r"query\.onnx: inputs \['history_nodes'\]"):
+        engine.search(random_queries(rng, wrong, 1), SearchParams.uniform(1, 2, 2))
+
+
+def test_a_trace_has_the_keys(tmp_path: Path) -> None:
+    bundle = with_sequences(tmp_path)
+    queries, params = random_queries(np.random.default_rng(1), bundle, 2), replace(SearchParams.uniform(2, 4, 5), trace=True)
+    expected, got = ReferenceEngine(bundle).search(queries, params), OnnxEngine(bundle, "cpu").search(queries, params)
+    assert expected.trace is not None
+    assert got.trace is not None
+    assert any(np.any(level.keys_BK > level.ranks_BK) for level in got.trace)
+    for level, same in zip(got.trace, expected.trace, strict=True):
+        assert level.level == same.level
+        for b in range(2):
+            assert key_of(level.nodes_BK[b], level.keys_BK[b]) == key_of(same.nodes_BK[b], same.keys_BK[b])
+            assert key_of(level.candidates_BC[b], level.candidate_keys_BC[b]) == key_of(same.candidates_BC[b], same.candidate_keys_BC[b])
+
+
+def key_of(nodes: NDArray[np.int64], keys: NDArray[np.float32]) -> dict[int, float]:
+    return {int(node): float(key) for node, key in zip(nodes, keys, strict=True) if node >= 0}

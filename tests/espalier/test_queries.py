@@ -19,7 +19,6 @@ from espalier.queries import (
     QueryBatch,
     TextKind,
     VectorKind,
-    blank_queries,
     encode_histories,
     encode_vectors,
     pad_histories,
@@ -28,11 +27,6 @@ from espalier.text.blocks import TextBlock
 from espalier.text.sparse_rows import MAX_FEATURES
 
 IDS = ["apple", "pear", "né", "梨"]
-
-
-@pytest.fixture
-def items() -> ItemTable:
-    return ItemTable.build(pa.table({"id": IDS}))
 
 
 @given(st.lists(st.lists(st.integers(-1, 9), max_size=9), max_size=5), st.integers(1, 6))
@@ -56,11 +50,6 @@ def test_unknown_ids_are_skipped_and_reported_as_minus_one(histories: list[list[
     batch, rows = encode_histories(HistoryKind(length=3), table, histories)
     assert [row.tolist() for row in rows] == [[IDS.index(name) if name in IDS else -1 for name in history] for history in histories]
     assert_array_equal(batch.array, pad_histories(HistoryKind(length=3), rows).array)
-
-
-def test_an_empty_and_an_all_unknown_history_are_the_same_cold_query(items: ItemTable) -> None:
-    batch, _ = encode_histories(HistoryKind(length=2), items, [[], ["nobody", "nothing"]])
-    assert_array_equal(batch.array, blank_queries(HistoryKind(length=2), 2).array)
 
 
 def test_vectors_become_32_bit_rows() -> None:

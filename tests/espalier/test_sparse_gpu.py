@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from espalier.engines.stacked import StackedEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from benchmarks.gpu.beams import wrong_parents
 from espalier.bundle import Bundle
 from espalier.checks.golden import verify_golden
 from espalier.checks.random_bundles import (
@@ -32,8 +32,9 @@ from espalier.checks.random_bundles import (
     sparse_rows,
     tree_over,
 )
-from espalier.engines import forest, open_engine
-from espalier.engines.linear.engine import SparseCpuEngine
+from espalier.engines import open_engine, pipeline
+from espalier.engines.forest_mean import most_leaves
+from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.triton import chunk_tiles, device_lists
 from espalier.engines.triton import linear_engine as sparse_gpu
@@ -57,11 +58,11 @@ if importlib.util.find_spec("triton") is None:  # there are no wheels of it outs
 from espalier.engines.triton import gpu_engine
 from espalier.engines.triton.cells import FixedShapes, Tuning
 from espalier.engines.triton.gpu_engine import refuse_what_does_not_fit
-from espalier.engines.triton.linear_engine import FEATURES, SparseCudaEngine, device_bytes, open_sparse_cuda
+from espalier.engines.triton.linear_engine import FEATURES, SparseCudaSearch, device_bytes
 
 pytestmark = pytest.mark.slow
 
-SHAPES = FixedShapes(batches=(1, 3), m_sizes=(8, 64), excluded=16)
+SHAPES, ONE = FixedShapes(batches=(1, 3), m_sizes=(8, 64), excluded=16), FixedShapes(batches=(1,), m_sizes=(64,))
 L3_HINGE = Ranking(activation="l3-hinge", own="log_activation", gamma=1)
 
 shapes = st.fixed_dictionaries(
@@ -98,8 +99,12 @@ def draw(folder: Path, shape: dict[str, Any], integer: bool, trees: int = 1) -> 
     return bundle, queries, SearchParams(rng.integers(1, 13, batch), rng.integers(1, 30, batch), exclude, mask_B=masks)
 
 
-def engine_of(bundle: Bundle, precision: Precision = "float32", shapes: FixedShapes = SHAPES, **tuning: int) -> SparseCudaEngine:
-    return SparseCudaEngine(bundle, "cpu", precision, shapes, Tuning(**tuning))
+def search_of(bundle: Bundle, precision: Precision = "float32", shapes: FixedShapes = SHAPES, **tuning: int) -> SparseCudaSearch:
+    return SparseCudaSearch(bundle, "cpu", precision, shapes, Tuning(**tuning))
+
+
+def engine_of(bundle: Bundle, precision: Precision = "float32", shapes: FixedShapes = SHAPES, **tuning: int) -> Pipeline:
+    return Pipeline(bundle, search_of(bundle, precision, shapes, **tuning))
 
 
 @settings(max_examples=15)
@@ -108,8 +113,9 @@ def test_it_equals_the_reference_exactly_with_integer_weights(
     tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], whole: int
 ) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
-    params = replace(params, frontier=True)
-    assert_same(engine_of(bundle, whole=whole).search(queries, params), ReferenceEngine(bundle).search(queries, params))
+    engine = engine_of(bundle, whole=whole)
+    assert_same(engine.search(queries, params), ReferenceEngine(bundle).search(queries, params))
+    assert wrong_parents(engine, bundle, queries, params) == []
 
 
 @settings(max_examples=6)
@@ -170,7 +176,7 @@ def test_traces_are_those_of_the_cpu_from_the_start_level_on(tmp_path: Path) -> 
     rng = np.random.default_rng(12)
     bundle = make_linear_bundle(tmp_path, rng, random_tree(rng, 4, 3), L3_HINGE)
     queries, params = random_queries(rng, bundle, 1), replace(SearchParams.uniform(1, 4, 9), trace=True)
-    mine, other = engine_of(bundle).search(queries, params).trace, SparseCpuEngine(bundle).search(queries, params).trace
+    mine, other = engine_of(bundle).search(queries, params).trace, open_engine(bundle, "cpu").search(queries, params).trace
     assert mine is not None
     assert other is not None
     assert [level.level for level in mine] == list(range(bundle.tree.start_level(4), 5))
@@ -232,16 +238,17 @@ def test_queries_must_be_the_bundles(tmp_path: Path) -> None:
 def test_warm_up_builds_every_cell_that_a_query_may_need(tmp_path: Path) -> None:
     rng = np.random.default_rng(7)
     bundle = make_linear_bundle(tmp_path, rng, random_tree(rng, 2, 4), L3_HINGE, max_beam_size=10, max_m=12)
-    engine = engine_of(bundle)
+    search = search_of(bundle)
+    engine = Pipeline(bundle, search)
     engine.warm_up()
-    warm = engine.cell_count
+    warm = search.cell_count
     for exclude_BE in (None, rng.integers(0, bundle.tree.item_count, (3, 3))):
         params = SearchParams(rng.integers(1, 11, 3), rng.integers(1, 13, 3), exclude_BE, mask_B=random_masks(rng, bundle.tree, 3, 0.5))
         engine.search(random_queries(rng, bundle, 3), params)
-    assert engine.cell_count == warm > 0
+    assert search.cell_count == warm > 0
     engine.close()
     engine.close()
-    assert engine.cell_count == 0
+    assert search.cell_count == 0
 
 
 # -- tables ---------------------------------------------------------------------------------------------------------------
@@ -314,7 +321,8 @@ def test_a_bundle_that_does_not_fit_is_refused_with_figures(tmp_path: Path) -> N
     needed = device_bytes(bundle, TileSizes.of(bundle.tree, bundle.chunks), "float32")
     halves = device_bytes(bundle, TileSizes.of(bundle.tree, bundle.chunks), "float16")
     assert needed - halves == 2 * len(bundle.chunks.entry_weight)
-    held = [tensor for part in (engine_of(bundle).tiles, engine_of(bundle)._context.tables) for tensor in vars(part).values()]
+    search = search_of(bundle)
+    held = [tensor for part in (search.tiles[0], search.contexts[0].tables) for tensor in vars(part).values()]
     on_device = sum(tensor.nbytes for tensor in held if hasattr(tensor, "nbytes"))
     assert abs(on_device - needed) < 100  # small change
     with pytest.raises(
@@ -343,9 +351,7 @@ def test_a_gpu_is_taken_where_it_can_be(tmp_path: Path, monkeypatch: pytest.Monk
     caplog.set_level("INFO")
     bundle = make_linear_bundle(tmp_path, np.random.default_rng(5), random_tree(np.random.default_rng(5), 2, 4), L3_HINGE)
     monkeypatch.setattr("espalier.engines.gpu_present", lambda: True)
-    monkeypatch.setattr(
-        sparse_gpu, "SparseCudaEngine", lambda bundle, device, precision, shapes: SparseCudaEngine(bundle, "cpu", precision, SHAPES)
-    )
+    monkeypatch.setattr(sparse_gpu, "SparseCudaSearch", lambda bundle, precision: SparseCudaSearch(bundle, "cpu", precision, SHAPES))
     assert open_engine(bundle).name == open_engine(bundle, "cuda").name == open_engine(bundle, engine="sparse-cuda").name == "sparse-cuda"
     assert "linear version 1 runs on sparse-cuda" in caplog.text
     assert open_engine(bundle, precision="float16").rounding > open_engine(bundle).rounding
@@ -353,10 +359,10 @@ def test_a_gpu_is_taken_where_it_can_be(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(DeviceUnavailable, match="precision float16 needs the engine sparse-cuda; linear would run on sparse-cpu"):
         open_engine(bundle, "cpu", precision="float16")
 
-    def refuse(*_: object) -> SparseCudaEngine:
+    def refuse(bundle: Bundle, precision: str) -> SparseCudaSearch:
         raise DeviceUnavailable("too large")
 
-    monkeypatch.setattr(sparse_gpu, "SparseCudaEngine", refuse)
+    monkeypatch.setattr(sparse_gpu, "SparseCudaSearch", refuse)
     assert open_engine(bundle).name == "sparse-cpu"
     assert "linear version 1 runs on the CPU: there is a GPU, but sparse-cuda cannot use it: too large" in caplog.text
     with pytest.raises(DeviceUnavailable, match="too large"):
@@ -381,7 +387,7 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path, monkeypatch: pytest.Monke
     for place, (branching, ragged, ranking, precision, beam) in enumerate(cases):
         tree = random_tree(rng, 2, branching, ragged)
         bundle = make_linear_bundle(tmp_path, rng, tree, ranking, False, f"m{place}")
-        engine = SparseCudaEngine(bundle, "cpu", precision, FixedShapes(batches=(1,), m_sizes=(64,)))
+        engine = Pipeline(bundle, SparseCudaSearch(bundle, "cpu", precision, ONE))
         engine.search(random_queries(rng, bundle, 1, False), SearchParams.uniform(1, beam, 4))
     assert {launch["kernel"] for launch in launches} == {"score_chunks_kernel", "score_level_kernel"}
     assert {launch["types"]["weights_W"] for launch in launches} == {"*fp32", "*fp16", "*bf16"}
@@ -404,10 +410,10 @@ def test_a_forest_equals_the_reference_exactly_with_integer_weights(
     tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], trees: int
 ) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True, trees=trees)
-    engine = open_sparse_cuda(bundle, "cpu", shapes=SHAPES)
+    engine = engine_of(bundle)
     assert engine.name == "sparse-cuda"
-    params = replace(params, frontier=True)
     assert_same(engine.search(queries, params), ReferenceEngine(bundle).search(queries, params))
+    assert wrong_parents(engine, bundle, queries, params) == []
     engine.close()
 
 
@@ -415,7 +421,7 @@ def test_a_forest_equals_the_reference_exactly_with_integer_weights(
 @given(shape=shapes)
 def test_each_tree_of_a_forest_keeps_its_best_beams(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=False, trees=2)
-    engine = open_sparse_cuda(bundle, "cpu", shapes=SHAPES)
+    engine = engine_of(bundle)
     assert_best_beams(engine, bundle, queries, params)
     assert_alone_as_together(engine, queries, params)
     engine.close()
@@ -426,7 +432,7 @@ def test_a_tail_enters_the_scores_as_in_the_reference(tmp_path: Path, form: Lite
     bundle, plain = with_tail(tmp_path, 5, form, alpha=0.3)
     queries = random_queries(np.random.default_rng(5), bundle, 6, integer=False)
     params = SearchParams.uniform(6, 4, 9)
-    engine = open_sparse_cuda(bundle, "cpu", shapes=SHAPES)
+    engine = engine_of(bundle)
     got, expected = engine.search(queries, params), ReferenceEngine(bundle).search(queries, params)
     assert_array_equal(got.item_rows_BM, expected.item_rows_BM)
     assert_allclose(got.ranks_BM, expected.ranks_BM, atol=1e-4)
@@ -440,7 +446,7 @@ def test_stacking_orders_what_the_card_found(tmp_path: Path) -> None:
     bundle, plain = with_stacking(tmp_path, 5, trees=2)
     queries = random_queries(np.random.default_rng(5), bundle, 6, integer=False)
     params = SearchParams.uniform(6, 4, 9)
-    engine = StackedEngine(bundle, open_sparse_cuda(bundle.unstacked, "cpu", shapes=SHAPES))
+    engine = engine_of(bundle)
     got, expected = engine.search(queries, params), ReferenceEngine(bundle).search(queries, params)
     assert_array_equal(got.item_rows_BM, expected.item_rows_BM)
     assert_allclose(got.keys_BM, expected.keys_BM, atol=2e-3)
@@ -455,17 +461,17 @@ def test_warming_up_a_forest_builds_the_cells_of_its_calls(tmp_path: Path, monke
     first = random_tree(rng, 3, 4)
     others = [tree_over(rng, first.item_count, 3)]
     bundle = make_linear_bundle(tmp_path, rng, first, L3_HINGE, others=others, max_beam_size=16, beam_size=4)
-    engines = [SparseCudaEngine(alone, "cpu", shapes=SHAPES, every_leaf=True) for alone in bundle.alone]
-    block = 3 * engines[0].most_leaves(2)
+    block = 2 * most_leaves([alone.tree for alone in bundle.alone], 2)  # two queries of a beam of 2 take a cell of three
     monkeypatch.setattr(gpu_engine, "BLOCK", block)
-    monkeypatch.setattr(forest, "BLOCK", block)
-    forest_engine = forest.ForestEngine(bundle, engines)
-    forest_engine.warm_up()
-    built = [engine.cell_count for engine in engines]
-    assert built[0] == 5 + 2  # beams of 1, 2, 4, 8, 16; batches of 3 for the first two
+    monkeypatch.setattr(pipeline, "BLOCK", block)
+    search = search_of(bundle)
+    engine = Pipeline(bundle, search)
+    engine.warm_up()
+    built = search.cell_count
+    assert built == 2 * (5 + 2 + 1)  # in each tree: beams of 1, 2, 4, 8, 16; batches of 3 for the first two; the usual beam with live items
     queries = random_queries(rng, bundle, 7)
-    for beam_size in (1, 3, 16):
-        forest_engine.search(queries, SearchParams.uniform(7, beam_size, 5))
-        forest_engine.prepare(SearchParams.uniform(1, beam_size, 5))
-    assert [engine.cell_count for engine in engines] == built
-    forest_engine.close()
+    for beam_size in (1, 2, 3, 16):
+        engine.search(queries, SearchParams.uniform(7, beam_size, 5))
+        engine.prepare(SearchParams.uniform(1, beam_size, 5))
+    assert search.cell_count == built
+    engine.close()

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from espalier.errors import InvalidTree
 from espalier.tree import EMPTY_LEAF, Tree, complete_tree, tree_from_children
 
+WRAPPING = 2**63 - 1
+"""Differences of int64 that pass it begin again below 0, so that a compiled search would follow such numbers out of its arrays."""
 Counts = list[list[int]]
 Arrays = dict[str, NDArray[np.int64]]
 
@@ -163,9 +165,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "two roots": ({"level_offset": np.array([0, 2, 3, 6])}, "level_offset: expected 0, 1"),
     "an empty level": ({"level_offset": np.array([0, 1, 1, 6])}, "level_offset: .*strictly rising"),
     "a falling level": ({"level_offset": np.array([0, 1, 7, 6])}, "level_offset: .*strictly rising"),
+    "levels whose differences wrap": ({"level_offset": np.array([0, 1, WRAPPING, -2])}, "level_offset: .*strictly rising"),
     "too few nodes": ({"first_child": np.array([1, 3, 5, 6, 6, 6])}, "first_child: expected 7 entries .*got 6"),
     "too many nodes": ({"first_child": np.array([1, 3, 5, 6, 6, 6, 6, 6])}, "first_child: expected 7 entries .*got 8"),
     "a childless inner node": ({"first_child": np.array([1, 3, 3, 6, 6, 6, 6])}, "every inner node needs at least one child"),
+    "children whose differences wrap": ({"first_child": np.array([1, WRAPPING, -2, 6, 6, 6, 6])}, "every inner node needs"),
     "children in falling order": ({"first_child": np.array([1, 5, 3, 6, 6, 6, 6])}, "every inner node needs at least one child"),
     "a child from the same level": ({"first_child": np.array([1, 2, 5, 6, 6, 6, 6])}, "fill exactly the next level"),
     "a node that is its own child": ({"first_child": np.array([0, 3, 5, 6, 6, 6, 6])}, "fill exactly the next level"),

@@ -29,14 +29,18 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.gpu.beams import wrong_parents
 from benchmarks.trained_bundles import trained_kind
 from espalier import open_engine
 from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.checks.random_bundles import make_bundle, random_masks, random_memory, random_queries, random_tree
 from espalier.engines import ENGINES, gpu_usable
+from espalier.engines.pipeline import Pipeline
+from espalier.engines.stages import GivenQueries, TreeQuery
 from espalier.errors import BundleCorrupt, DeviceUnavailable, InvalidQuery, UnsupportedGraph
 from espalier.manifest import DenseLayer, InnerProductForm, MlpForm, ScorerForm
+from espalier.masks.eligibility import eligible_nodes, unrestricted_mask
 from espalier.memory import Memory
 from espalier.queries import HistoryKind, QueryBatch, VectorKind, pad_histories
 from espalier.search import NodeMask, Precision, SearchParams
@@ -61,7 +65,7 @@ from espalier.engines.triton import gpu_engine
 from espalier.engines.triton import graph_engine as gpu
 from espalier.engines.triton.cells import FixedShapes, Tuning
 from espalier.engines.triton.gpu_engine import refuse_what_does_not_fit
-from espalier.engines.triton.graph_engine import TritonEngine, device_bytes
+from espalier.engines.triton.graph_engine import TritonSearch, device_bytes
 from espalier.engines.triton.kernels.matmul import matmul
 from espalier.engines.triton.kernels.numbers import log_sigmoid
 from espalier.engines.triton.torch_graph import TorchGraph, encoder_of
@@ -69,12 +73,16 @@ from espalier.engines.triton.torch_operators import constant_of
 
 pytestmark = pytest.mark.slow
 
-SHAPES = FixedShapes(batches=(2, 4), m_sizes=(8, 64), excluded=16)
+SHAPES, ONE = FixedShapes(batches=(2, 4), m_sizes=(8, 64), excluded=16), FixedShapes(batches=(1,), m_sizes=(64,))
 BITS = st.sampled_from([1, 2, 4])
 
 
-def engine_of(bundle: Bundle, precision: Precision = "float32", **tuning: int) -> TritonEngine:
-    return TritonEngine(bundle, "cpu", precision, SHAPES, Tuning(tile=16, **tuning))
+def search_of(bundle: Bundle, precision: Precision = "float32", **tuning: int) -> TritonSearch:
+    return TritonSearch(bundle, "cpu", precision, SHAPES, Tuning(tile=16, **tuning))
+
+
+def engine_of(bundle: Bundle, precision: Precision = "float32", **tuning: int) -> Pipeline:
+    return Pipeline(bundle, search_of(bundle, precision, **tuning))
 
 
 @settings(max_examples=12)
@@ -84,10 +92,28 @@ def test_it_equals_the_reference_exactly_with_integer_weights(
 ) -> None:
     bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
     engine, reference = engine_of(bundle, bits=bits, whole=whole, busy_tiles=busy), ReferenceEngine(bundle)
-    expected = reference.search(queries, replace(params, frontier=True))
-    assert_same(engine.search(queries, replace(params, frontier=True)), expected)
-    states_BLS = reference.states(queries)
-    assert_same(engine.search(queries, replace(params, states_BLS=states_BLS)), replace(expected, frontiers=()))
+    expected = reference.search(queries, params)
+    assert_same(engine.search(queries, params), expected)
+    assert wrong_parents(engine, bundle, queries, params) == []
+    assert_same(engine.search(GivenQueries(queries.kind, queries.rows, reference.states(queries)), params), expected)
+
+
+def test_queries_that_bring_states_stand_beside_those_that_do_not(tmp_path: Path) -> None:
+    """In one call, under beams of several buckets; rows of states that are not meant are not looked at."""
+    rng = np.random.default_rng(3)
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 4, 3), gamma=0.5)
+    queries, params = random_queries(rng, bundle, 6), SearchParams(np.array([2, 2, 3, 9, 9, 9]), np.array([4, 1, 6, 6, 9, 2]))
+    eligible = eligible_nodes(bundle.tree, params, unrestricted_mask(bundle.tree))
+    query = TreeQuery(queries, None, params.beam_size_B, params.m_B, (eligible,), frontier=True)
+    encoded_B, states_BLS = np.array([True, False, True, False, True, False]), ReferenceEngine(bundle).states(queries)
+    states_BLS[~encoded_B] = np.nan
+    search = search_of(bundle)
+    alone, beside = search.search(query), search.search(replace(query, states_BLS=states_BLS, encoded_B=encoded_B))
+    for name in ("rows_BTM", "ranks_BTM", "keys_BTM", "count_BT", "finite_B", "leaf_states_BS"):
+        assert_array_equal(getattr(beside, name), getattr(alone, name))
+    assert_array_equal(beside.frontiers[0].nodes_BK, alone.frontiers[0].nodes_BK)
+    assert alone.rows_BTM.shape == (6, 1, 9)
+    assert_array_equal(alone.count_BT[:, 0], params.m_B)
 
 
 @settings(max_examples=6)
@@ -171,18 +197,19 @@ def test_memory_lists_of_any_length_go_to_the_device_and_rows_past_a_call_have_n
     tree = complete_tree(rng.permutation(64), 2)
     memory = random_memory(rng, tree.item_count, 5)
     bundle = make_bundle(tmp_path, rng, tree, memory=replace(memory, weight=memory.weight + 1))
-    engine, queries = engine_of(bundle), pad_histories(HistoryKind(length=5), [np.arange(5), np.arange(20, 25)])
+    search, queries = search_of(bundle), pad_histories(HistoryKind(length=5), [np.arange(5), np.arange(20, 25)])
+    engine = Pipeline(bundle, search)
     for batch in (queries, queries.take(np.array([1])), queries):
         params = SearchParams.uniform(len(batch), 4, 8)
         assert_same(engine.search(batch, params), ReferenceEngine(bundle).search(batch, params))
-        listed_B3 = engine.cell(2, 2, 8).inputs["memory"].numpy()
+        listed_B3 = search.cell(2, 2, 8).inputs["memory"].numpy()
         assert (listed_B3[: len(batch), 2] > 1).all()
         assert not listed_B3[len(batch) :].any()
 
 
 def test_without_a_memory_kernels_have_none(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path, np.random.default_rng(7), complete_tree(np.arange(8), 2))
-    cell = engine_of(bundle).cell(1, 1, 4)
+    cell = search_of(bundle).cell(1, 1, 4)
     assert not cell.memory
     assert "memory" not in cell.inputs
     beam = gpu_cells.Beam(1, 4, torch.device("cpu"), cell.memory)
@@ -198,7 +225,7 @@ def test_the_scorers_that_training_exports(tmp_path: Path, kind: str, hidden: tu
     bundle = trained_kind(tmp_path, kind, hidden, rng)
     queries, params = random_queries(rng, bundle, 3), SearchParams(np.array([1, 4, 9]), np.array([3, 20, 7]))
     got, expected = engine_of(bundle).search(queries, params), ReferenceEngine(bundle).search(queries, params)
-    assert_allclose(got.ranks_BM, expected.ranks_BM, rtol=0, atol=TritonEngine(bundle, "cpu", shapes=SHAPES).rounding)
+    assert_allclose(got.ranks_BM, expected.ranks_BM, rtol=0, atol=engine_of(bundle).rounding)
     assert_array_equal(got.item_rows_BM, expected.item_rows_BM)
 
 
@@ -227,16 +254,17 @@ def test_slopes_by_channel(tmp_path: Path, slope: NDArray[Any]) -> None:
 def test_warm_up_builds_every_cell_that_a_query_may_need(tmp_path: Path) -> None:
     rng = np.random.default_rng(7)
     bundle = make_bundle(tmp_path, rng, random_tree(rng, 3, 2), max_beam_size=10, max_m=12)
-    engine = engine_of(bundle)
+    search = search_of(bundle)
+    engine = Pipeline(bundle, search)
     engine.warm_up()
-    warm = engine.cell_count
+    warm = search.cell_count
     for exclude_BE in (None, rng.integers(0, bundle.tree.item_count, (4, 3))):
         params = SearchParams(rng.integers(1, 11, 4), rng.integers(1, 13, 4), exclude_BE, mask_B=random_masks(rng, bundle.tree, 4, 0.5))
         engine.search(random_queries(rng, bundle, 4), params)
-    assert engine.cell_count == warm > 0
+    assert search.cell_count == warm > 0
     engine.close()
     engine.close()
-    assert engine.cell_count == 0
+    assert search.cell_count == 0
 
 
 def test_a_mask_is_not_kept_alive_by_the_engine(tmp_path: Path) -> None:
@@ -338,13 +366,13 @@ def test_attention_is_left_to_another_engine_and_says_so(tmp_path: Path) -> None
     rng = np.random.default_rng(5)
     bundle = trained_kind(tmp_path, "attention", (16,), rng)
     with pytest.raises(UnsupportedGraph, match=r"declares no form of scorer\.onnx"):
-        TritonEngine(bundle, "cpu")
+        TritonSearch(bundle, "cpu")
 
 
 def test_a_network_of_too_many_layers_is_left_to_another_engine(tmp_path: Path) -> None:
     bundle = trained_kind(tmp_path, "mlp", (16, 16, 16, 16, 16), np.random.default_rng(5))
     with pytest.raises(UnsupportedGraph, match=r"5 hidden layers, at most 4 are known"):
-        TritonEngine(bundle, "cpu")
+        TritonSearch(bundle, "cpu")
 
 
 def test_a_query_graph_with_an_unknown_operator_is_named(tmp_path: Path) -> None:
@@ -410,14 +438,15 @@ def test_queries_of_another_kind_are_refused(tmp_path: Path) -> None:
 def test_more_results_than_the_grid_has(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     bundle = make_bundle(tmp_path, rng, complete_tree(rng.permutation(128), 2), max_m=100, max_beam_size=3)
-    engine = engine_of(bundle)
+    search = search_of(bundle)
+    engine = Pipeline(bundle, search)
     engine.prepare(SearchParams.uniform(1, 3, 100))
-    prepared = engine.cell_count
+    prepared = search.cell_count
     queries = random_queries(rng, bundle, 1)
     for m in (65, 90, 100):
         expected = ReferenceEngine(bundle).search(queries, SearchParams.uniform(1, 3, m))
         assert_array_equal(engine.search(queries, SearchParams.uniform(1, 3, m)).item_rows_BM, expected.item_rows_BM)
-    assert engine.cell_count == prepared == 1
+    assert search.cell_count == prepared == 1
 
 
 @pytest.mark.parametrize("sizes", [{"bits": 3}, {"whole": 1 << 16}])
@@ -429,7 +458,7 @@ def test_sizes_that_would_change_answers_are_refused(sizes: dict[str, int]) -> N
 def test_a_layer_that_is_too_wide_is_left_to_another_engine(tmp_path: Path) -> None:
     bundle = trained_kind(tmp_path, "mlp", (512, 256), np.random.default_rng(5))
     with pytest.raises(UnsupportedGraph, match="a layer of 512 × 256 weights"):
-        TritonEngine(bundle, "cpu")
+        TritonSearch(bundle, "cpu")
 
 
 def test_a_product_reads_no_row_that_a_table_lacks() -> None:
@@ -501,9 +530,11 @@ def test_a_gpu_that_was_asked_for_and_is_not_there_is_an_error(tmp_path: Path) -
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that seems to have a GPU; what would run on it runs in the interpreter, or as ONNX Runtime's CPU session."""
     monkeypatch.setattr("espalier.engines.gpu_present", lambda: True)
-    monkeypatch.setattr(gpu, "TritonEngine", lambda bundle, precision: TritonEngine(bundle, "cpu", precision, SHAPES))
+    monkeypatch.setattr(gpu, "TritonSearch", lambda bundle, precision: TritonSearch(bundle, "cpu", precision, SHAPES))
 
     class Onnx:
+        encodes = merges = False
+
         def __init__(self, bundle: Bundle, device: str, threads: int) -> None:
             self.name = f"onnx-{device}"
             if device == "cuda" and not onnx_engine.cuda_available():
@@ -512,7 +543,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr("espalier.engines.onnx.engine.OnnxEngine", Onnx)
+    monkeypatch.setattr("espalier.engines.onnx.engine.OnnxSearch", Onnx)
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -523,7 +554,7 @@ def test_the_best_engine_of_a_gpu_is_taken_and_named(
     known = make_bundle(tmp_path, np.random.default_rng(5), complete_tree(np.arange(8), 2))
     unknown = trained_kind(tmp_path, "attention", (16,), np.random.default_rng(5), name="unknown")
     assert open_engine(known).name == "triton"
-    assert open_engine(known, "cpu").name == "onnx-cpu"
+    assert open_engine(known, "cpu").name == "compiled-cpu"
     monkeypatch.setattr("espalier.engines.onnx.engine.cuda_available", lambda: True)
     assert open_engine(known, "cuda", "onnx-cuda").name == "onnx-cuda"
     assert open_engine(unknown).name == "onnx-cuda"
@@ -544,14 +575,14 @@ def test_a_gpu_that_triton_cannot_use_is_left_to_the_next_engine(
 ) -> None:
     """An old driver, or a bundle that does not fit: an error where the GPU was asked for, another engine where it was not."""
 
-    def refuse(bundle: Bundle, precision: str) -> TritonEngine:
+    def refuse(bundle: Bundle, precision: str) -> TritonSearch:
         raise DeviceUnavailable("too large")
 
     caplog.set_level("INFO")
-    monkeypatch.setattr(gpu, "TritonEngine", refuse)
+    monkeypatch.setattr(gpu, "TritonSearch", refuse)
     monkeypatch.setattr("espalier.engines.onnx.engine.cuda_available", lambda: cuda)
     bundle = make_bundle(tmp_path, np.random.default_rng(5), complete_tree(np.arange(8), 2))
-    assert open_engine(bundle).name == ("onnx-cuda" if cuda else "onnx-cpu")
+    assert open_engine(bundle).name == ("onnx-cuda" if cuda else "compiled-cpu")
     assert "tiny version 1 cannot run on triton: too large" in caplog.text
     with pytest.raises(DeviceUnavailable, match="too large"):
         open_engine(bundle, "cuda")
@@ -626,14 +657,12 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path, monkeypatch: pytest.Monke
         memory = random_memory(rng, bundle.tree.item_count, 3, False)
         remembering = write_bundle(bundle.path.with_name("2"), draft_of(bundle), content_of(bundle, memory=memory))
         for each, precision in itertools.product((bundle, remembering), precisions):
-            engine = TritonEngine(each, "cpu", precision, FixedShapes(batches=(1,), m_sizes=(64,)))
+            engine = Pipeline(each, TritonSearch(each, "cpu", precision, ONE))
             engine.search(random_queries(rng, each, 1), SearchParams.uniform(1, 5, 9))
     ragged = make_bundle(tmp_path, rng, random_tree(rng, 4, 3, empty_share=0.2), own="log_activation", gamma=1.0)
-    TritonEngine(ragged, "cpu", shapes=FixedShapes(batches=(1,), m_sizes=(64,))).search(
-        random_queries(rng, ragged, 1), SearchParams.uniform(1, 5, 9)
-    )
+    Pipeline(ragged, TritonSearch(ragged, "cpu", shapes=ONE)).search(random_queries(rng, ragged, 1), SearchParams.uniform(1, 5, 9))
     wide = make_bundle(tmp_path, rng, complete_tree(rng.permutation(32), 32), name="wide")
-    several = TritonEngine(wide, "cpu", shapes=FixedShapes(batches=(1,), m_sizes=(64,)), tuning=Tuning(whole=16, busy_tiles=1, bits=1))
+    several = Pipeline(wide, TritonSearch(wide, "cpu", shapes=ONE, tuning=Tuning(whole=16, busy_tiles=1, bits=1)))
     several.search(random_queries(rng, wide, 1), SearchParams.uniform(1, 5, 9))
     launches += [json.loads(json.dumps(launch).replace('"*fp16"', '"*bf16"')) for launch in launches]
     assert {launch["kernel"] for launch in launches} >= {"select_kernel", "matmul_kernel", "rank_level_kernel", "history_nodes_kernel"}

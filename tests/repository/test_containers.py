@@ -8,9 +8,6 @@ import runpy
 import shutil
 import subprocess
 import sys
-import tomllib
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,7 @@ import yaml
 
 from service.settings import Settings
 from tests import ROOT
-from tests.stack.containers import Unavailable, compose_command, find_client, pip_secrets
+from tests.stack.containers import Unavailable, compose_command, find_client
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
@@ -88,23 +85,15 @@ def test_all_stages_share_one_base_that_can_be_replaced() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_dependencies_are_installed_before_the_source_code_comes(target: str) -> None:
+def test_an_image_installs_by_hash_before_the_source_code_comes_and_lists_what_is_in_it(target: str) -> None:
+    """All but torch, whose index can be chosen."""
     from_repository = {source for stage, sources in copied(f"dependencies-{target}") if stage is None for source in sources}
     assert from_repository == {"requirements.lock", "docker/requirements.py", "docker/sbom.py", "docker/slim.sh"}
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_everything_but_torch_is_installed_by_its_hash(target: str) -> None:
-    installs = re.findall(
-        r"pip install ([^&;]*)", " && ".join(line for line in instructions(f"dependencies-{target}") if "pip install" in line)
-    )
+    installing = " && ".join(line for line in instructions(f"dependencies-{target}") if "pip install" in line)
     hashed = [f"--require-hashes -r {name}.txt -c requirements.lock" for name in (target, "of-torch")]
     torch = {"trainer": ['--no-deps "$@" -r torch.txt'], "service-gpu": ["--no-deps -r torch.txt"]}.get(target, [])
-    assert [line.strip() for line in installs] == ["--require-hashes -r pip.txt", hashed[0], *torch, *hashed[1:][: len(torch)]]
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_an_image_brings_the_list_of_what_is_in_it(target: str) -> None:
+    expected = ["--require-hashes -r pip.txt", hashed[0], *torch, *hashed[1:][: len(torch)]]
+    assert [line.strip() for line in re.findall(r"pip install ([^&;]*)", installing)] == expected
     made = last(f"dependencies-{target}", "RUN")
     at = made.index(f"/opt/espalier/bin/python sbom.py espalier-{target} > /opt/espalier/sbom.cdx.json")
     assert made.rindex("pip install") < at
@@ -112,18 +101,18 @@ def test_an_image_brings_the_list_of_what_is_in_it(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_images_run_as_a_numbered_user_and_get_their_signals(target: str) -> None:
+def test_images_run_as_a_numbered_user_get_their_signals_and_say_whether_they_are_ready(target: str) -> None:
     assert last(target, "USER") == "10001:10001"  # Kubernetes' runAsNonRoot can check a number only
     own = STAGES[target][1]
     assert not any(line.startswith(("RUN", "COPY")) for line in own[own.index("USER 10001:10001") :])
     started = last(target, "ENTRYPOINT") or last(target, "CMD")
     assert started.startswith("["), "a shell would stand between the signal and the service"
-
-
-@pytest.mark.parametrize("target", ["service-cpu", "service-gpu"])
-def test_service_images_say_whether_they_are_ready(target: str) -> None:
-    assert "/readyz" in last(target, "HEALTHCHECK")
-    assert last(target, "VOLUME") in ("/models", "/cache")
+    if target.startswith("service"):
+        assert "/readyz" in last(target, "HEALTHCHECK")
+        assert last(target, "VOLUME") in ("/models", "/cache")
+        made = instructions(target)
+        sample = made.index("COPY --chown=10001:10001 models/debian-depends/1 /models/debian-depends/1")
+        assert sample < made.index("VOLUME /models"), "a change of a volume's folder after this line is lost"
 
 
 def test_the_builder_is_sent_what_the_dockerfile_copies_and_nothing_else() -> None:
@@ -151,61 +140,34 @@ def test_an_image_installs_what_its_extras_require() -> None:
         assert ("scipy" in names) == (target == "trainer"), target
 
 
-def test_requirements_of_an_extra_that_names_others_are_theirs() -> None:
+def test_requirements_are_those_of_extras_and_of_the_extras_that_they_name() -> None:
     extras = 'dev = ["own[x, y]", "d"]\nx = ["b[c]==2"]\ny = ["own[z]"]\nz = ["e"]\n'
     pyproject = f'[project]\nname = "own"\ndependencies = ["a>=1"]\n[project.optional-dependencies]\n{extras}'
     assert requirements(pyproject, ["dev"]) == ["a>=1", "b[c]==2", "d", "e"]
-
-
-def test_requirements_of_what_is_installed_leave_out_what_its_extras_add() -> None:
-    lines = ["b>=1 ; python_version >= '3'", "c[extra]", "d ; extra == 'x'", 'e==2; sys_platform == "linux" and extra == "y"']
-    assert runpy.run_path(str(ROOT / "docker/requirements.py"))["of_installed"](lines) == lines[:2]
-
-
-def test_requirements_refuse_a_name_that_pyproject_does_not_have() -> None:
-    pyproject = '[project]\ndependencies = ["a>=1"]\n[project.optional-dependencies]\nx = ["b[c]==2", "a>=1"]\n'
-    assert requirements(pyproject, ["x"]) == ["a>=1", "b[c]==2"]
     assert requirements(pyproject, ["x"], ["b"]) == ["a>=1"]
-    with pytest.raises(KeyError, match="y"):
-        requirements(pyproject, ["y"])
+    with pytest.raises(KeyError, match="other"):
+        requirements(pyproject, ["other"])
     with pytest.raises(KeyError, match="--without d: not required"):
         requirements(pyproject, ["x"], ["d"])
+    lines = ["b>=1 ; python_version >= '3'", "c[extra]", "d ; extra == 'x'", 'e==2; sys_platform == "linux" and extra == "y"']
+    assert runpy.run_path(str(ROOT / "docker/requirements.py"))["of_installed"](lines) == lines[:2]
 
 
 # -- the compose file --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_every_service_is_confined_and_limited(name: str) -> None:
+def test_every_service_is_confined_limited_and_pinned(name: str) -> None:
     service = SERVICES[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["restart"] == ("no" if name in ONCE else "unless-stopped")
     assert {"cpus", "mem_limit", "pids_limit"} <= service.keys()
+    assert 0 <= float(VARIABLE.sub(r"\2", str(service["cpus"]))) <= 1, "Docker refuses a limit above the cores that there are; 0 is none"
     assert {"max-size", "max-file"} <= service["logging"]["options"].keys()
     assert not {"privileged", "network_mode", "pid", "ipc", "container_name"} & service.keys()
     assert "docker.sock" not in str(service.get("volumes"))
-
-
-@pytest.mark.parametrize("name", SERVICES)
-def test_every_service_starts_on_a_machine_of_one_core(name: str) -> None:
-    """Docker refuses a limit above the cores that there are; 0 is none."""
-    assert 0 <= float(VARIABLE.sub(r"\2", str(SERVICES[name]["cpus"]))) <= 1
-
-
-@pytest.mark.parametrize("name", [name for name in SERVICES if name not in ONCE])
-def test_every_service_that_stays_publishes_on_one_address_and_is_checked(name: str) -> None:
-    service = SERVICES[name]
-    assert bool(service.get("ports")) == (name not in SHARDS)  # the router alone asks those
-    service = {"ports": []} | service
-    assert all(port.startswith("${BIND:-127.0.0.1}:${") for port in service["ports"])
-    assert "healthcheck" in service or last(service["build"]["target"], "HEALTHCHECK")
-
-
-@pytest.mark.parametrize("name", SERVICES)
-def test_images_are_built_here_or_pinned(name: str) -> None:
-    service = SERVICES[name]
     if "build" in service:
         assert service["build"]["target"] in TARGETS
         assert service["image"] == f"espalier-{service['build']['target']}:${{TAG:-local}}"
@@ -213,43 +175,12 @@ def test_images_are_built_here_or_pinned(name: str) -> None:
         assert re.fullmatch(r"[a-z]+/[a-z]+:v?\d+\.\d+(\.\d+)?(@sha256:[0-9a-f]{64})?", service["image"])
 
 
-@pytest.mark.parametrize("name", SERVING)
-def test_the_service_may_open_many_connections(name: str) -> None:
-    assert SERVICES[name]["ulimits"] == {"nofile": {"soft": 16384, "hard": 16384}}
-
-
-def test_services_start_in_the_order_of_their_health() -> None:
-    waits = {name: {other: how["condition"] for other, how in service.get("depends_on", {}).items()} for name, service in SERVICES.items()}
-    assert waits == {
-        "trainer": {},
-        "service": {},
-        "service-gpu": {},
-        "prometheus": {},
-        "grafana": {"prometheus": "service_healthy"},
-        "load": {"service": "service_healthy"},
-        "router": {},
-        "sharder": {"router": "service_started"},
-        **{shard: {"sharder": "service_completed_successfully"} for shard in SHARDS},
-        "store": {},
-        "publisher": {"store": "service_healthy"},
-    }
-
-
-def test_the_gpu_service_takes_the_place_of_the_other() -> None:
-    ours, gpu = SERVICES["service"], SERVICES["service-gpu"]
-    assert gpu["networks"]["default"]["aliases"] == ["service"]
-    assert gpu["ports"] == ours["ports"]
-    (device,) = gpu["deploy"]["resources"]["reservations"]["devices"]
-    assert device["capabilities"] == ["gpu"]
-    assert (ours.get("profiles"), gpu["profiles"]) == (None, ["gpu"])
-
-
-def test_what_an_up_does_not_start_has_a_profile() -> None:
-    profiles = {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service}
-    assert profiles == {
-        **{"trainer": ["train"], "service-gpu": ["gpu"], "load": ["load"], "store": ["store"], "publisher": ["store"]},
-        **{name: ["shards"] for name in ("router", "sharder", *SHARDS)},
-    }
+@pytest.mark.parametrize("name", [name for name in SERVICES if name not in ONCE])
+def test_every_service_that_stays_publishes_on_one_address_and_is_checked(name: str) -> None:
+    service = SERVICES[name]
+    assert bool(service.get("ports")) == (name not in SHARDS)  # the router alone asks those
+    assert all(port.startswith("${BIND:-127.0.0.1}:${") for port in service.get("ports", []))
+    assert "healthcheck" in service or last(service["build"]["target"], "HEALTHCHECK")
 
 
 def test_the_router_asks_for_every_shard_by_its_name() -> None:
@@ -263,26 +194,36 @@ def test_the_router_asks_for_every_shard_by_its_name() -> None:
     assert keys["shard-0"] == keys["shard-1"] == {"ESPALIER_INTERNAL_KEYS"}
 
 
-@pytest.mark.parametrize(("there", "cut"), [((), "2"), (("2",), None)], ids=["new", "there"])
-def test_the_sharder_cuts_the_highest_version_once(tmp_path: Path, there: tuple[str, ...], cut: str | None) -> None:
-    for version in ("1", "2", ".3.work"):
-        (tmp_path / "models/debian-depends" / version).mkdir(parents=True)
-    for version in there:
-        (tmp_path / "models/debian-depends-shards/1" / version).mkdir(parents=True)
-        (tmp_path / "models/debian-depends-shards/1" / version / "manifest.json").touch()
-    folder = f"{tmp_path}/models/debian-depends"
-    out = f"-m training shard --model {folder}/{cut} --shards 2 --out {folder}-shards"
-    assert said(SERVICES["sharder"], tmp_path) == ([out] if cut else [])
+TRAIN, SHARD, PUBLISH = (f"-m training {name}" for name in ("fit --config training/configs/debian-depends.toml", "shard", "publish"))
 
 
-@pytest.mark.parametrize("cut", [False, True], ids=["whole", "shards"])
-def test_the_publisher_publishes_shards_before_what_they_are_of(tmp_path: Path, cut: bool) -> None:
-    (tmp_path / "models/debian-depends/4").mkdir(parents=True)
-    if cut:
-        (tmp_path / "models/debian-depends-shards").mkdir()
-    folder = f"{tmp_path}/models/debian-depends"
-    shards = [f"-m training publish --model {folder}-shards --version 4 --store s3://espalier/debian-depends-shards"] * cut
-    assert said(SERVICES["publisher"], tmp_path) == [*shards, f"-m training publish --model {folder}/4 --store s3://espalier"]
+@pytest.mark.parametrize(
+    ("name", "there", "expected"),
+    [
+        ("trainer", [], [f"{TRAIN} --out MODEL/1 --resume"]),
+        ("trainer", ["MODEL/1"], [f"{TRAIN} --out MODEL/2 --resume"]),
+        ("trainer", ["MODEL/2", "MODEL/10", "MODEL/.11.work", "MODEL/01"], [f"{TRAIN} --out MODEL/11 --resume"]),
+        ("sharder", ["MODEL/1", "MODEL/2", "MODEL/.3.work"], [f"{SHARD} --model MODEL/2 --shards 2 --out MODEL-shards"]),
+        ("sharder", ["MODEL/2", "MODEL-shards/1/2"], []),
+        ("publisher", ["MODEL/4"], [f"{PUBLISH} --model MODEL/4 --store s3://espalier"]),
+        (
+            "publisher",
+            ["MODEL/4", "MODEL-shards/1/4"],
+            [
+                f"{PUBLISH} --model MODEL-shards --version 4 --store s3://espalier/debian-depends-shards",
+                f"{PUBLISH} --model MODEL/4 --store s3://espalier",
+            ],
+        ),
+    ],
+)
+def test_what_runs_once_takes_the_next_or_the_highest_version(tmp_path: Path, name: str, there: list[str], expected: list[str]) -> None:
+    """Shards are published before what they are of, and cut once."""
+    model = f"{tmp_path}/models/debian-depends"
+    for folder in there:
+        version = Path(folder.replace("MODEL", model))
+        version.mkdir(parents=True)
+        (version / "manifest.json").touch()
+    assert said(SERVICES[name], tmp_path) == [command.replace("MODEL", model) for command in expected]
 
 
 def said(service: dict[str, Any], folder: Path) -> list[str]:
@@ -293,27 +234,6 @@ def said(service: dict[str, Any], folder: Path) -> list[str]:
     run = subprocess.run(command, env={"PATH": f"{folder}:{os.defpath}"}, capture_output=True, text=True)
     assert run.stderr == ""
     return run.stdout.splitlines()
-
-
-@pytest.mark.parametrize("target", ["service-cpu", "service-gpu"])
-def test_service_images_bring_the_sample_for_a_new_volume(target: str) -> None:
-    made = instructions(target)
-    sample = made.index("COPY --chown=10001:10001 models/debian-depends/1 /models/debian-depends/1")
-    assert sample < made.index("VOLUME /models")  # a change of a volume's folder after this line is lost
-    assert (
-        sum(source.startswith("models") for name in (target, "trainer", "loadtest") for _, sources in copied(name) for source in sources)
-        == 1
-    )
-
-
-@pytest.mark.parametrize(
-    ("versions", "trained"), [([], 1), (["1"], 2), (["2", "10", ".11.work", "01"], 11)], ids=["empty", "sample", "several"]
-)
-def test_the_trainer_trains_the_next_version_of_the_sample(tmp_path: Path, versions: list[str], trained: int) -> None:
-    for version in versions:
-        (tmp_path / "models/debian-depends" / version).mkdir(parents=True)
-    out = f"{tmp_path}/models/debian-depends/{trained}"
-    assert said(SERVICES["trainer"], tmp_path) == [f"-m training fit --config training/configs/debian-depends.toml --out {out} --resume"]
 
 
 def defaults() -> dict[str, set[str]]:
@@ -358,37 +278,17 @@ def test_the_service_starts_with_the_settings_of_the_compose_file(name: str, mon
     grace_s = int(SERVICES[name]["stop_grace_period"].removesuffix("s"))
     assert grace_s > settings.drain_delay_s + settings.drain_s + 10
     assert (settings.retrieve_keys, settings.write_keys, settings.admin_keys) == ((), (), ())
+    assert SERVICES[name]["ulimits"] == {"nofile": {"soft": 16384, "hard": 16384}}, "many connections"
 
 
-def test_what_is_mounted_is_there_and_read_only() -> None:
-    mounts = [(name, volume.split(":")) for name, service in SERVICES.items() for volume in service["volumes"] if volume.startswith("./")]
+def test_what_is_mounted_is_there_and_read_only_and_named_volumes_are_declared() -> None:
+    volumes = [VARIABLE.sub(r"\2", volume).split(":") for service in SERVICES.values() for volume in service["volumes"]]
+    mounts = [volume for volume in volumes if volume[0].startswith("./")]
     assert mounts
-    for name, (source, target, *mode) in mounts:
-        assert (ROOT / source).exists(), f"{name}: {source}"
-        assert mode == ["ro"], f"{name}: {target}"
-
-
-def test_the_dashboard_that_grafana_opens_with_is_mounted() -> None:
-    home = Path(SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
-    sources = [
-        source for source, target, *_ in (volume.split(":") for volume in SERVICES["grafana"]["volumes"]) if target == str(home.parent)
-    ]
-    assert [(ROOT / source / home.name).is_file() for source in sources] == [True]
-
-
-def test_named_volumes_are_declared_and_used() -> None:
-    used = {VARIABLE.sub(r"\2", volume).split(":")[0] for service in SERVICES.values() for volume in service["volumes"]}
-    assert {name for name in used if not name.startswith(".")} == set(yaml.safe_load(COMPOSE)["volumes"])
-
-
-def test_overrides_only_replace_what_the_compose_file_has() -> None:
-    for path in sorted((ROOT / "docker/offline").glob("*.yml")):
-        override = yaml.safe_load(path.read_text())
-        assert set(override) == {"services"}
-        assert set(override["services"]) <= set(SERVICES)
-        assert not {"ports", "read_only", "cap_drop", "security_opt", "command"} & {
-            key for service in override["services"].values() for key in service
-        }, f"{path} must leave alone what is tested"
+    for source, _, *mode in mounts:
+        assert (ROOT / source).exists(), source
+        assert mode == ["ro"], source
+    assert {source for source, *_ in volumes if not source.startswith(".")} == set(yaml.safe_load(COMPOSE)["volumes"])
 
 
 def test_docker_compose_accepts_the_file_with_every_profile_and_override(tmp_path: Path) -> None:
@@ -416,15 +316,8 @@ def test_docker_compose_accepts_the_file_with_every_profile_and_override(tmp_pat
 
 # -- docs/operate.md ---------------------------------------------------------------------------------------------------------------------
 
+
 GUIDE = (ROOT / "docs/operate.md").read_text()
-
-
-def test_the_page_says_where_each_service_is() -> None:
-    described = dict(re.findall(r"^\| `([\w-]+)` \| (?:`http://localhost:(\d+)`)? ?\| ", GUIDE, re.MULTILINE))
-    published = {name: VARIABLE.sub(r"\2", "".join(service.get("ports", []))) for name, service in SERVICES.items()}
-    assert {name: described.get(name) for name in SERVICES} == {
-        name: port.split(":")[1] if port else "" for name, port in published.items()
-    }
 
 
 def test_commands_of_the_page_name_services_profiles_and_targets_that_exist() -> None:
@@ -438,32 +331,3 @@ def test_commands_of_the_page_name_services_profiles_and_targets_that_exist() ->
     assert set(ran) == {"trainer", "load"}
     once = [match[1] for line in commands if (match := re.match(r"docker compose (?:--profile \w+ )?run --rm ([\w-]+)$", line))]
     assert set(once) == {"trainer", "sharder", "publisher"}
-
-
-# -- what the stack test brings along ------------------------------------------------------------------------------------------------------
-
-
-def test_pip_in_a_build_is_told_of_indices_and_of_wheels_in_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wheels, index = tmp_path / "wheels", tmp_path / "index" / "simple"
-    wheels.mkdir()
-    index.mkdir(parents=True)
-    (wheels / "a.whl").write_text("wheel")
-    (tmp_path / "private").write_text("private")
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_FIND_LINKS", f"{wheels} https://wheels.example/")
-    monkeypatch.setenv("PIP_INDEX_URL", index.as_uri())
-    monkeypatch.setenv("PIP_CERT", "/certificates.pem")
-    monkeypatch.delenv("TORCH_INDEX", raising=False)
-    for name in ("http_proxy", "https_proxy", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-    with pip_secrets(tmp_path) as options:
-        assert options == ["--secret", f"id=pip.conf,src={tmp_path / 'pip.conf'}", "--secret", "id=ca.pem,src=/certificates.pem"]
-        told = tomllib.loads(re.sub(r"^(\S+) = (.*)$", r'\1 = "\2"', (tmp_path / "pip.conf").read_text(), flags=re.MULTILINE))["global"]
-        assert told["cert"] == "/run/secrets/ca.pem"
-        local, remote = told["find-links"].split()
-        assert remote == "https://wheels.example/"
-        assert urllib.request.urlopen(f"{local}a.whl").read() == b"wheel"
-        assert told["index-url"].endswith(f"{index}/")
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(local.replace("/wheels/", "/private"))

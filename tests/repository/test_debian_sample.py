@@ -39,9 +39,6 @@ def test_the_files_hold_what_the_readme_counts() -> None:
     assert set(depends["package"]) | set(depends["dependency"]) <= set(packages["id"])
     assert all(0 < len(title) <= 81 for title in packages["title"])
     assert all(packages["section"])
-
-
-def test_the_sample_is_small() -> None:
     assert sum(path.stat().st_size for path in SAMPLE.iterdir()) <= 6_000_000
 
 

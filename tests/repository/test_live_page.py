@@ -101,22 +101,6 @@ def test_the_pages_item_is_found_by_the_next_request_and_gone_by_the_next(served
     assert curl(delete, served).status_code == 200
 
 
-def test_live_items_are_filtered_by_their_fields(served: str) -> None:
-    put, retrieve, delete = CURLS[:3]
-    curl(put, served).raise_for_status()
-    try:
-        assert ids(curl(retrieve, served, filter={"title": ["Simple DirectMedia Layer 3"]})) == ["libsdl3-0"]
-        assert "libsdl3-0" in ids(curl(retrieve, served, filter={"section": ["libs"]}))
-        assert "libsdl3-0" not in ids(curl(retrieve, served, exclude_filter={"debtags": ["role::shared-lib"]}))
-        changed = {"fields": {"title": "SDL", "section": "oldlibs"}, "events": []}
-        assert curl(put, served, **changed).json()["outcome"] == "updated"
-        assert ids(curl(retrieve, served, filter={"title": ["Simple DirectMedia Layer 3"]})) == []
-        assert ids(curl(retrieve, served, filter={"title": ["SDL"]})) == ["libsdl3-0"]
-    finally:
-        curl(delete, served).raise_for_status()
-    assert ids(curl(retrieve, served, filter={"title": ["SDL"]})) == []
-
-
 def test_the_readmes_item_is_found_too(served: str) -> None:
     [put] = README_PUT
     _, retrieve, delete = CURLS[:3]

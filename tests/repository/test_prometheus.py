@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -29,7 +29,6 @@ from tests.repository.test_watching import (
     series_of,
 )
 from tests.service.processes import Service, service
-from tests.service.shards.cutting import cut, whole_bundle
 from tests.service.test_probe import exported
 from tests.waiting import until
 
@@ -167,42 +166,3 @@ def test_every_rule_is_evaluated_without_an_error_and_nothing_fires(watched: tup
     assert {rule["name"] for rule in rules} == set(ALERTS) | {rule["record"] for rule in RECORDED}
     assert [rule["name"] for rule in rules if rule.get("state") == "firing"] == []
     assert {target["health"] for target in scraper.ask("targets")["activeTargets"] if target["labels"]["job"] == "espalier"} == {"up"}
-
-
-def test_every_query_about_routers_and_shards_has_an_answer_and_an_alert_fires_when_a_shard_is_gone(tmp_path: Path) -> None:
-    program("prometheus")
-    whole = whole_bundle(tmp_path)
-    cut(whole, tmp_path / "books-shards")
-    waiting = of_shards({(title, target["expr"]) for title, target in QUERIES} | NOW_RECORDED)
-    left_out = {query for query in waiting if "espalier_router_unanswered_total" in query[1]}  # has a value once a shard was left out
-    waiting -= left_out
-    assert (len(left_out), len(waiting) >= 12) == (1, True)
-    key = {"ESPALIER_INTERNAL_KEYS": "router:an-internal-key-of-tests"}
-    with ExitStack() as running:
-        shards = [running.enter_context(service(tmp_path / "books-shards", 1, ESPALIER_SHARD=index, **key)) for index in ("0", "1")]
-        at = [f"127.0.0.1:{shard.port}" for shard in shards]
-        asking = ("service.router", "--shards", ",".join(f"http://{address}" for address in at))
-        router = running.enter_context(service(whole.path.parents[1], 1, asking, **key))
-        scraper = running.enter_context(prometheus(tmp_path, f"127.0.0.1:{router.port}", at))
-        item = whole.items.ids_of(np.array([0]))[0]
-
-        def searched() -> float:
-            status, answer = router.request("POST", "/retrieve", {"queries": [{"history": [item]}], "m": 2})
-            assert status == 200
-            return float(answer["coverage"]["items"])
-
-        def all_answered() -> bool:
-            assert searched() == 1.0
-            waiting.difference_update([(title, expression) for title, expression in waiting if scraper.samples(expression)])
-            return not waiting
-
-        until(all_answered, lambda: sorted(waiting), within_s=40)
-        shards[1].process.kill()
-        until(lambda: searched() < 1.0, "the shard is missed")
-
-        def firing() -> set[str]:
-            assert searched() < 1.0
-            return {rule["name"] for rule in scraper.rules() if rule.get("state") == "firing"}
-
-        until(lambda: firing() >= {"EspalierShardMissing", "EspalierPartialAnswers"}, lambda: firing(), within_s=60)
-        assert all(scraper.samples(expression) for _, expression in left_out)

@@ -11,10 +11,12 @@ from espalier.bundle import Bundle
 from espalier.checks.golden import verify_golden
 from espalier.checks.heldout import read_heldout
 from espalier.engines import open_engine
+from espalier.engines.compiled.engine import CompiledEngine
 from espalier.engines.reference import ReferenceEngine
 from espalier.manifest import GraphScorer
 from espalier.metrics import precision_recall_f
 from espalier.search import SearchParams
+from loadtest.queries import held_out
 from tests import ROOT
 from training.specification.deep import DeepConfig
 from training.specification.models import config_of, read_deep_config
@@ -49,6 +51,17 @@ def test_an_engine_answers_the_golden_queries_of_the_sample(sample: Bundle, engi
     assert table.num_rows >= 32
     found = ReferenceEngine(sample) if engine == "reference" else open_engine(sample, "cpu", engine)
     assert verify_golden(sample, found, table) == 1
+
+
+def test_the_samples_held_out_queries_are_histories_of_ids_and_their_leaf_states_the_references(sample: Bundle) -> None:
+    heldout = read_heldout(sample)
+    queries = held_out(sample)
+    assert [list(query.values) for query in queries] == [sample.items.ids_of(row[row >= 0]) for row in heldout.queries.array]
+    assert [list(query.relevant) for query in queries] == [sample.items.ids_of(rows) for rows in heldout.relevant]
+    assert {query.kind for query in queries} == {"history"}
+    few, engine = heldout.queries.take(np.arange(3)), open_engine(sample, "cpu", "compiled-cpu")
+    assert isinstance(engine, CompiledEngine)
+    np.testing.assert_allclose(engine.leaf_states(few), ReferenceEngine(sample).states(few)[:, -1], rtol=1e-4, atol=1e-5)
 
 
 def test_the_sample_finds_what_its_manifest_and_its_held_out_queries_say(sample: Bundle) -> None:

@@ -102,35 +102,29 @@ def audit(*documents: dict[str, Any], lines: tuple[str, ...] = ("a==1", "b==2"))
 def test_an_audit_tells_what_is_known_and_what_is_not() -> None:
     assert audit(KNOWN, SKIPPED) == ([], 1)
     assert audit(FOUND, SKIPPED) == (["a 1: X-1, mended in 2", "a 1: X-2, mended in no version yet"], 1)
-
-
-def test_a_database_that_knows_nothing_of_ours_is_none() -> None:
     with pytest.raises(AUDIT["Unreachable"], match="knows none of our distributions"):
         audit(SKIPPED, SKIPPED)
-
-
-def test_an_audit_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="got no line of the form name==version"):
         audit(lines=())
+
+
+def printing(*dependencies: dict[str, Any]) -> str:
+    return f"print({json.dumps(json.dumps({'dependencies': dependencies}))})"
+
+
+NOT_DONE = "audit: not done, the database of vulnerabilities cannot be asked"
 
 
 @pytest.mark.parametrize(
     ("module", "said", "code"),
     [
-        (
-            "import sys; sys.exit('no route to host')",
-            "audit: not done, the database of vulnerabilities cannot be asked: no route to host",
-            0,
-        ),
-        ("print('<html>')", "audit: not done, the database of vulnerabilities cannot be asked: pip-audit said '<html>'", 0),
-        (f"print({json.dumps(json.dumps({'dependencies': [SKIPPED]}))})", "audit: not done, the database", 0),
-        (
-            f"print({json.dumps(json.dumps({'dependencies': [KNOWN, SKIPPED]}))})",
-            "audit: 2 distributions, 0 known vulnerabilities, 1 that",
-            0,
-        ),
-        (f"print({json.dumps(json.dumps({'dependencies': [FOUND]}))})", "audit: a 1: X-1, mended in 2\n", 1),
+        ("import sys; sys.exit('no route to host')", f"{NOT_DONE}: no route to host", 0),
+        ("print('<html>')", f"{NOT_DONE}: pip-audit said '<html>'", 0),
+        (printing(SKIPPED), NOT_DONE, 0),
+        (printing(KNOWN, SKIPPED), "audit: 2 distributions, 0 known vulnerabilities, 1 that", 0),
+        (printing(FOUND), "audit: a 1: X-1, mended in 2\n", 1),
     ],
+    ids=["no network", "a page", "nothing known", "nothing found", "found"],
 )
 def test_an_audit_fails_with_what_it_finds_and_not_without_a_network(tmp_path: Path, module: str, said: str, code: int) -> None:
     (tmp_path / "pip_audit.py").write_text(module)
@@ -160,26 +154,21 @@ def copies(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_image_of_somebody_else_is_found(copies: Path) -> None:
-    named = {line.split(": ")[0] for line in IMAGES["report"](copies)}
-    compose = (ROOT / "docker-compose.yml").read_text()
-    written = set(re.findall(r"image: ([^\s$@]+:[^\s$@]+)(?:@\S+)?$", compose, re.MULTILINE))
-    written |= set(re.findall(r"^ARG BASE_IMAGE=([^@\s]+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
-    assert named == written
-    assert len(named) == 4
+def texts(folder: Path) -> dict[str, str]:
+    return {name: (folder / name).read_text() for name in IMAGES["FILES"]}
 
 
 def test_digests_are_written_wherever_an_image_is_named(copies: Path) -> None:
-    before = {name: (copies / name).read_text() for name in IMAGES["FILES"]}
-    other = "sha256:" + "fedcba9876543210" * 4
+    before, other = texts(copies), "sha256:" + "fedcba9876543210" * 4
+    assert len(IMAGES["write"](copies, lambda command: (1, "unreachable"))) == 4, "images that somebody else makes"
+    assert texts(copies) == before
     assert IMAGES["write"](copies, lambda command: (0, f"{DIGEST}\n")) == []
     assert {line.split(": ")[1] for line in IMAGES["report"](copies)} == {DIGEST}
-    after = {name: (copies / name).read_text() for name in IMAGES["FILES"]}
-    assert {name: re.sub("@sha256:[0-9a-f]{64}", "", text) for name, text in after.items()} == {
-        name: re.sub("@sha256:[0-9a-f]{64}", "", text) for name, text in before.items()
-    }
+    after = texts(copies)
+    for name, text in after.items():
+        assert re.sub("@sha256:[0-9a-f]{64}", "", text) == re.sub("@sha256:[0-9a-f]{64}", "", before[name])
     assert IMAGES["write"](copies, lambda command: (0, other)) == []
-    assert {name: (copies / name).read_text() for name in after} == {name: text.replace(DIGEST, other) for name, text in after.items()}
+    assert texts(copies) == {name: text.replace(DIGEST, other) for name, text in after.items()}
 
 
 def test_an_image_that_is_not_the_same_everywhere_is_told(copies: Path) -> None:
@@ -204,18 +193,9 @@ def test_the_engine_is_asked_for_the_image(tmp_path: Path, monkeypatch: pytest.M
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert IMAGES["resolve"]("a/b:1", IMAGES["run_engine"]) == DIGEST
-    with pytest.raises(IMAGES["NotResolved"]):
-        IMAGES["resolve"]("c:2", IMAGES["run_engine"])
     program.unlink()
     with pytest.raises(IMAGES["NotResolved"], match="docker is not installed"):
         IMAGES["resolve"]("a/b:1", IMAGES["run_engine"])
-
-
-def test_what_cannot_be_resolved_stays_as_it_is(copies: Path) -> None:
-    before = {name: (copies / name).read_text() for name in IMAGES["FILES"]}
-    failures = IMAGES["write"](copies, lambda command: (1, "unreachable"))
-    assert len(failures) == 4
-    assert {name: (copies / name).read_text() for name in before} == before
 
 
 # -- the list of it all ---------------------------------------------------------------------------------------------------
@@ -253,12 +233,7 @@ def test_the_bill_says_what_is_there_under_which_licence_and_who_needs_it() -> N
     licences = [components[reference].get("licenses") for reference in (a, b, c)]
     assert licences == [[{"expression": "MIT OR Apache-2.0"}], [{"license": {"name": "BSD License"}}], [{"license": {"name": "MIT"}}]]
     assert {one["ref"]: one["dependsOn"] for one in bill["dependencies"]} == {"ours": [a, b, c, python], a: [b], b: [], c: [], python: []}
-
-
-def test_the_bill_of_the_same_environment_is_the_same() -> None:
-    ours = [Distribution("a", "1"), Distribution("b", "1")]
-    assert SBOM["bill"]("ours", ours) == SBOM["bill"]("ours", reversed(ours))
-    assert SBOM["bill"]("ours", ours)["serialNumber"] != SBOM["bill"]("theirs", ours)["serialNumber"]
+    assert SBOM["bill"]("ours", distributions[:2]) == SBOM["bill"]("ours", distributions[1::-1]), "the same environment, the same bill"
 
 
 def test_the_bill_of_this_environment_has_the_form_of_cyclonedx() -> None:

@@ -58,15 +58,6 @@ def test_the_request_is_answered_as_the_page_says(checkout: Path) -> None:
     assert (described["trees"], described["tail"]) == (3, None)
 
 
-def test_the_scale_is_one_and_no_kind_of_the_log_is_the_one_asked_for(checkout: Path) -> None:
-    manifest = json.loads((checkout / "models" / "debian-kinds" / "1" / "manifest.json").read_text())
-    assert manifest["data"]["relevance"]["scale"] == pytest.approx(1, abs=0.005)
-    body = json.loads(re.findall(r"-d '(\{.*?\})'\n```", SECTION, re.DOTALL)[0])
-    kinds = pl.read_csv(checkout / "data" / "debian-kinds" / "kinds.csv")["kind"].to_list()
-    assert body["queries"][0]["text"] not in kinds
-    assert len(kinds) == len(set(kinds))
-
-
 def test_assign_finds_the_kinds_that_the_page_names(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(checkout)
     names: dict[str, Any] = {"__name__": "docs", "print": lambda table: names.update(table=table)}

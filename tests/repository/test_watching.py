@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -69,25 +68,10 @@ def exposed() -> dict[str, set[str]]:
 
 
 WORDS = re.compile(r"\b(by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)")
-FUNCTIONS = {
-    *(
-        "absent",
-        "and",
-        "avg_over_time",
-        "changes",
-        "clamp_max",
-        "count",
-        "count_over_time",
-        "histogram_quantile",
-        "increase",
-        "max",
-        "max_over_time",
-        "min",
-        "offset",
-        "or",
-    ),
-    *("bool", "rate", "sum", "sum_over_time", "unless", "vector"),
-}
+FUNCTIONS = """
+absent and avg_over_time bool changes clamp_max count count_over_time histogram_quantile increase max max_over_time min
+offset or rate sum sum_over_time unless vector
+"""
 
 
 def series_of(expression: str) -> list[tuple[str, set[str]]]:
@@ -97,7 +81,7 @@ def series_of(expression: str) -> list[tuple[str, set[str]]]:
     bare = re.sub(r"\boffset \d+[smhd]\b", "", bare)
     found = []
     for name, matchers in re.findall(r"\b([a-zA-Z_][\w:]*)\b(?:\s*\{([^}]*)\})?", re.sub(r'"[^"]*"', '""', bare)):
-        if name not in FUNCTIONS:
+        if name not in FUNCTIONS.split():
             found.append((name, set(re.findall(r"(\w+)\s*[=!]", matchers))))
     return found
 
@@ -207,45 +191,32 @@ def cases() -> list[Json]:
     return [case for path in sorted((PROMETHEUS / "tests").glob("*.yml")) for case in yaml.safe_load(path.read_text())["tests"]]
 
 
-def test_every_alert_has_a_case_in_which_it_fires() -> None:
+def test_every_alert_fires_in_a_case_and_on_one_side_of_its_threshold_alone() -> None:
+    """Those of `== 0` and `> 0` have no threshold: firing.yml and healthy.yml are their two sides."""
     firing = {test["alertname"] for case in cases() for test in case.get("alert_rule_test", []) if test["exp_alerts"]}
     assert firing == set(ALERTS)
-
-
-def test_every_alert_with_a_threshold_has_a_case_on_either_side_of_it() -> None:
-    """Those of `== 0` and `> 0` have none: firing.yml and healthy.yml are their two sides."""
     tested = " ".join(path.read_text() for path in (PROMETHEUS / "tests").glob("thresholds*.yml"))
-    with_one = {name for name, alert in ALERTS.items() if re.search(r"[<>]=? (?!0$)", alert["expr"])}
-    assert with_one == set(re.findall(r'alertname="(\w+)"', tested))
-    assert len(with_one) >= 10
-
-
-def test_a_healthy_service_is_tested_for_every_alert() -> None:
-    healthy = [
-        test for case in cases() for test in case.get("promql_expr_test", []) if "ALERTS" in test["expr"] and not test["exp_samples"]
-    ]
-    assert len(healthy) >= 2
-    assert {re.sub(r"\[\w+\]", "", test["expr"]) for test in healthy} == {'count_over_time(ALERTS{alertstate="firing"})'}
-
-
-def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
-    headings = re.findall(r"^### (.*)$", RUNBOOK, re.MULTILINE)
-    assert sorted(headings) == sorted(ALERTS)
-    for name, alert in ALERTS.items():
-        assert alert["labels"]["severity"] in ("critical", "warning")
-        assert alert["annotations"].keys() == {"summary", "description", "runbook_url"}
-        assert alert["annotations"]["runbook_url"] == f"docs/alerts.md#{name.lower()}"
-        if name != "EspalierDown":
-            assert "$value" in alert["annotations"]["description"], name
+    with_threshold = {name for name, alert in ALERTS.items() if re.search(r"[<>]=? (?!0$)", alert["expr"])}
+    assert with_threshold == set(re.findall(r'alertname="(\w+)"', tested))
+    silent = [test["expr"] for case in cases() for test in case.get("promql_expr_test", []) if not test["exp_samples"]]
+    assert sum("ALERTS" in expression for expression in silent) >= 2
+    assert {re.sub(r"\[\w+\]", "", expression) for expression in silent if "ALERTS" in expression} == {
+        'count_over_time(ALERTS{alertstate="firing"})'
+    }
 
 
 def test_the_runbook_lists_alerts_and_recording_rules_as_they_are() -> None:
     sections = re.findall(r"^### (\w+)\n\n\*\*(\w+), (\w+|at once)\.\*\* \w", RUNBOOK, re.MULTILINE)
     assert sections == [(name, alert["labels"]["severity"], alert.get("for", "at once")) for name, alert in ALERTS.items()]
+    for name, alert in ALERTS.items():
+        assert alert["labels"]["severity"] in ("critical", "warning")
+        assert alert["annotations"].keys() == {"summary", "description", "runbook_url"}
+        assert alert["annotations"]["runbook_url"] == f"docs/alerts.md#{name.lower()}"
+        assert name == "EspalierDown" or "$value" in alert["annotations"]["description"], name
     rows = re.findall(r"^\| (`espalier:[^|]+`) \| ([^|]+) \| \w", RUNBOOK, re.MULTILINE)
     listed = [(name, set(labels.split(", "))) for names, labels in rows for name in re.findall("`([^`]+)`", names)]
-    assert len(dict(listed)) == len(listed)
     known = all_series()
+    assert len(dict(listed)) == len(listed)
     assert dict(listed) == {rule["record"]: known[rule["record"]] for rule in RECORDED}
 
 
@@ -309,25 +280,19 @@ def round_trip(document: Json) -> Json:
 
 def test_the_dashboard_has_nothing_that_grafanas_schema_does_not_know() -> None:
     assert list(missing(DASHBOARD, round_trip(DASHBOARD))) == []
+    misspelt = json.loads(json.dumps(DASHBOARD).replace('"drawStyle"', '"drawstyle"'))
+    assert {path.rpartition(".")[2] for path in missing(misspelt, round_trip(misspelt))} == {"drawstyle"}
 
 
-def test_a_misspelt_option_would_be_noticed() -> None:
-    document = json.loads(json.dumps(DASHBOARD).replace('"drawStyle"', '"drawstyle"').replace('"reduceOptions"', '"reduce"'))
-    lost = {path.rpartition(".")[2] for path in missing(document, round_trip(document))}
-    assert lost == {"drawstyle", "reduce"}
-
-
-def test_panels_cover_the_grid_without_overlap() -> None:
-    places = [(panel["title"], panel["gridPos"]) for panel in DASHBOARD["panels"]]
-    for title, at in places:
-        assert at["x"] >= 0, title
-        assert at["x"] + at["w"] <= 24, title
-    for (one, a), (other, b) in combinations(places, 2):
-        beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
-        below = a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
-        assert beside or below, f"{one} and {other} overlap"
-    height = max(at["y"] + at["h"] for _, at in places)
-    assert sum(at["w"] * at["h"] for _, at in places) == 24 * height, "there are holes"
+def test_panels_cover_the_grid_without_holes_and_without_overlap() -> None:
+    covered = [
+        (x, y)
+        for at in (panel["gridPos"] for panel in DASHBOARD["panels"])
+        for x in range(at["x"], at["x"] + at["w"])
+        for y in range(at["y"], at["y"] + at["h"])
+    ]
+    height = max(y for _, y in covered) + 1
+    assert sorted(covered) == [(x, y) for x in range(24) for y in range(height)]
 
 
 def test_every_panel_says_what_it_shows_and_where_from() -> None:

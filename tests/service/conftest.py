@@ -1,7 +1,10 @@
-"""Model folders for the tests of the service."""
+"""What the service's tests share: model folders, applications, and event loops for tests that are coroutines."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +12,29 @@ import pytest
 
 from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
-from tests.service.running import ITEMS, LIMITS
+from tests.service.fake_engine import FakeEngine
+from tests.service.live_running import Live, live_service
+from tests.service.own_time import OwnTime
+from tests.service.running import ITEMS, LIMITS, Running, run, settings_of
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "settings(**values): those of the service that the test is given")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine runs on the event loop of the service that it is given, or on one whose time stands still."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    services = [value for value in given.values() if isinstance(value, Running)]
+    if services:
+        services[0].client.runner.run(pyfuncitem.obj(**given))
+    else:
+        with asyncio.Runner(loop_factory=lambda: OwnTime(stands_still=True)) as runner:
+            runner.run(pyfuncitem.obj(**given))
+    return True
 
 
 @pytest.fixture
@@ -19,3 +44,25 @@ def versions(tmp_path: Path) -> Path:
     for version in (1, 2):
         make_bundle(tmp_path, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", version=version, **LIMITS)
     return tmp_path
+
+
+@pytest.fixture
+def running(models: Path, request: pytest.FixtureRequest) -> Iterator[Running]:
+    """A service of `models` with a fake engine, and the settings of the test's marker."""
+    with run(models, **settings_of(request)) as started:
+        yield started
+
+
+@pytest.fixture
+def live(models: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Live]:
+    """A service of `models` whose items come and go, with the settings of the test's marker."""
+    with live_service(models, monkeypatch, **settings_of(request)) as started:
+        yield started
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    """An engine alone, of 40 items."""
+    fake = FakeEngine(40)
+    yield fake
+    fake.go.set()

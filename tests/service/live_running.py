@@ -27,12 +27,13 @@ from service.live.catalogue_types import ALWAYS, Delete, Outcome, Put, StoredIte
 from service.live.slots import Candidates
 from service.models import loading
 from service.models.loading import LoadedModel
-from tests.service.running import LIMITS, Running, ids, run
+from tests.service.running import LIMITS, Running, bearer, ids, run
 
 T = TypeVar("T")
 
 ITEMS = 32
 ALL: dict[str, Any] = {"m": 40, "beam_size": 64}
+ADMIN = "an-admin-key-of-a-test"
 
 
 class Nearest:
@@ -89,7 +90,10 @@ def open_reference(bundle: Bundle) -> Engine:
 @contextmanager
 def live_service(models: Path, monkeypatch: pytest.MonkeyPatch, placer: type[Nearest] = Nearest, **settings: Any) -> Iterator[Live]:
     monkeypatch.setattr(loading, "Placer", placer)
-    settings.setdefault("write_keys", "a-key-that-may-write")  # so that what live items need is compiled before the first request
+    settings = {
+        "admin_keys": ADMIN,
+        "write_keys": "a-key-that-may-write",
+    } | settings  # so that what live items need is compiled before the first request
     with run(models, open_reference, **settings) as running:
         yield Live(running)
 
@@ -112,6 +116,12 @@ class Live:
 
     def get(self, item_id: str) -> StoredItem:
         return self._run(self.catalogue.get(item_id))
+
+    def admin(self, method: str, path: str, body: Any = None) -> Any:
+        """The answer to an administrator's request of the model, which must succeed."""
+        answer = self.running.client.request(method, f"/models/books/{path}", json=body, headers=bearer(ADMIN))
+        assert answer.status_code == 200, answer.text
+        return answer.json()
 
     def version(self) -> LoadedModel:
         loaded: LoadedModel = self.running.app.state.service.registry.choose("books", None)

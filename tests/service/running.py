@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from fastapi import FastAPI
 
 from espalier.bundle import Bundle
@@ -25,6 +26,7 @@ from service.settings import Settings
 from service.watch.live_metrics import LiveMetrics
 from service.watch.metrics import Metrics, ModelMetrics
 from tests.service.fake_engine import FakeEngine
+from tests.service.own_time import OwnTime
 
 ITEMS = 32
 LIMITS: dict[str, Any] = {"beam_size": 16, "m": 4, "max_beam_size": 64, "max_m": 40}
@@ -55,7 +57,7 @@ class Client:
 @contextmanager
 def started(app: FastAPI) -> Iterator[Client]:
     """The application between its start and its shutdown."""
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=OwnTime) as runner:
         lifespan = app.router.lifespan_context(app)
         runner.run(_enter(lifespan))
         yield Client(app, runner)
@@ -108,6 +110,12 @@ def run(
                 engine.go.set()
 
 
+def settings_of(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What the marker `settings` of a test says."""
+    marker = request.node.get_closest_marker("settings")
+    return {} if marker is None else dict(marker.kwargs)
+
+
 def every_metric() -> str:
     """An exposition with a sample of everything that the service can expose."""
     metrics = Metrics()
@@ -140,6 +148,12 @@ def every_metric() -> str:
 def bearer(key: str) -> dict[str, str]:
     """The header of a request with a key."""
     return {"Authorization": f"Bearer {key}"}
+
+
+def counted(running: Running) -> dict[str, float]:
+    """Every sample of /metrics by its name and labels."""
+    lines = [line for line in running.client.get("/metrics").text.splitlines() if not line.startswith("#")]
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
 
 
 def ids(result: Json) -> list[str]:

@@ -21,8 +21,10 @@ from service import lifecycle
 from service.http.memory_budget import Budget, Held
 from service.http.stream_route import _Lines
 from service.retrieval.retrieve import BLOCK_ROWS, _blocks
+from tests.service.conversation import Conversation
 from tests.service.listening import direct, listening, post, retrieval
-from tests.service.running import problem, run
+from tests.service.own_time import pass_time
+from tests.service.running import Running, problem, run
 from tests.waiting import until
 
 MANY = 2048
@@ -167,26 +169,20 @@ def test_a_stream_that_is_not_read_holds_one_answer_of_the_largest_size(large: P
 def test_an_unread_stream_leaves_nothing_behind(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even a reference cycle, which the collector may not visit for hours."""
 
-    async def scenario(running: Any) -> None:
-        line = json.dumps(many(1)).encode() + b"\n"
-        sent: list[bool] = []
-
-        async def receive() -> dict[str, Any]:
-            if sent:
-                await asyncio.Event().wait()
-            sent.append(True)
-            return {"type": "http.request", "body": line * 5, "more_body": True}
-
-        async def send(message: dict[str, Any]) -> None:
-            if message["type"] == "http.response.body":
-                await asyncio.Event().wait()
-
-        headers = [(b"content-type", b"application/x-ndjson")]
-        scope = {"type": "http", "method": "POST", "path": "/retrieve/stream", "query_string": b"", "headers": headers, "state": {}}
-        await running.app(scope, receive, send)
+    async def scenario(running: Running) -> None:
+        talk = Conversation(running, "/retrieve/stream")
+        assert await talk.head() == 200
+        talk.take(False)
+        talk.say(*[json.dumps(many(1)).encode()] * 5)
+        calls = running.engines["books"].calls
+        calls.clear()
+        while not calls:
+            await asyncio.sleep(0)
+        await pass_time(60)
+        await talk.task
 
     monkeypatch.setattr("service.http.retrieve_route.SLOWEST_BYTES_PER_S", 1 << 40)
-    with run(large, stream_idle_s=0.05) as running:
+    with run(large, stream_idle_s=60) as running:
         running.client.runner.run(scenario(running))
         gc.collect()
         gc.disable()

@@ -16,16 +16,13 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import SecretStr, ValidationError
 
-from service.errors import Conflict, Denied, Unauthorized
-from service.http.api_keys import Keys
-from service.settings import Settings
-from service.watch import logs
+from service.errors import Conflict, Unauthorized
 from service.watch.audit import Audit, BeforeAfter, Origin
-from service.watch.logs import BURST, LONGEST, PER_S, TEXT, JsonFormatter
+from service.watch.logs import BURST, LONGEST, PER_S, SUMMARY_S, TEXT, JsonFormatter
 from service.watch.metrics import AUTH_FAILURES, Metrics
 from tests import ROOT
+from tests.service.own_time import pass_time, settled
 from tests.service.running import Json, Running, bearer, run
 
 RETRIEVE, ADMIN, NAMED = "retrieve-key-0001", "admin-key-00000001", "admin-key-of-alice"
@@ -87,13 +84,6 @@ def test_whoever_is_not_let_in_leaves_one_line_and_one_count(
     assert failures(guarded) == dict.fromkeys(AUTH_FAILURES, 0) | {(role, reason): 1}
 
 
-def test_admin_routes_that_are_off_are_told_of(models: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with run(models) as running:
-        assert running.client.post("/models/books/load", json={"version": 1}, headers=bearer(ADMIN)).status_code == 403
-        assert [(line["role"], line["reason"]) for line in lines(caplog)] == [("admin", "off")]
-        assert failures(running)["admin", "off"] == 1
-
-
 def test_who_is_let_in_leaves_no_line(guarded: Running, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "service.audit")
     for key in (RETRIEVE, ADMIN, NAMED):
@@ -104,14 +94,6 @@ def test_who_is_let_in_leaves_no_line(guarded: Running, caplog: pytest.LogCaptur
     assert failures(guarded) == dict.fromkeys(AUTH_FAILURES, 0)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def scope(**rest: Any) -> Json:
     return {"type": "http", "method": "GET", "path": "/models", "raw_path": b"/models", "client": ("10.0.0.7", 4711)} | rest
 
@@ -119,46 +101,30 @@ def scope(**rest: Any) -> Json:
 DENIED = Unauthorized("The key is not known.", "admin", "unknown")
 
 
-def test_a_flood_of_wrong_keys_writes_few_lines_and_says_how_many_were_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    metrics, clock, flood = Metrics(), Clock(), 10_000
+async def test_a_flood_of_wrong_keys_writes_few_lines_and_says_how_many_were_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    metrics, flood = Metrics(), 1000
+    audit = Audit(metrics, asyncio.get_running_loop().time)
 
-    async def scenario() -> None:
-        audit = Audit(metrics, clock)
+    def deny() -> None:
         for _ in range(flood):
             audit.denied(scope(), "r", DENIED)
-        assert len(lines(caplog)) == BURST
-        assert all("left_out" not in line for line in lines(caplog))
-        clock.now += 1 / PER_S
-        for _ in range(flood):
-            audit.denied(scope(), "r", DENIED)
-        assert len(lines(caplog)) == BURST + 1
-        assert lines(caplog)[-1]["left_out"] == flood - BURST
-        audit.write_left_out()
-        assert lines(caplog)[-1]["left_out"] == flood - 1
-        audit.write_left_out()
-        assert len(lines(caplog)) == BURST + 2
-        clock.now += 1e6  # a long peace saves up no more than one burst
-        for _ in range(flood):
-            audit.denied(scope(), "r", DENIED)
-        assert len(lines(caplog)) == 2 * BURST + 2
-        audit.write_left_out()
 
-    asyncio.run(scenario())
+    deny()
+    assert len(lines(caplog)) == BURST
+    assert all("left_out" not in line for line in lines(caplog))
+    await pass_time(1 / PER_S)
+    deny()
+    assert len(lines(caplog)) == BURST + 1
+    assert lines(caplog)[-1]["left_out"] == flood - BURST
+    await pass_time(SUMMARY_S)  # what is left out is told after the flood has ended, too
+    assert lines(caplog)[-1]["left_out"] == flood - 1
+    audit.write_left_out()
+    assert len(lines(caplog)) == BURST + 2
+    await pass_time(1e6)  # a long peace saves up no more than one burst
+    deny()
+    assert len(lines(caplog)) == 2 * BURST + 2
+    audit.write_left_out()
     assert f'espalier_auth_failures_total{{reason="unknown",role="admin"}} {3 * flood:.1f}' in metrics.render().decode()
-
-
-def test_what_a_flood_left_out_is_told_after_it_has_ended(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "SUMMARY_S", 0.01)
-
-    async def scenario() -> None:
-        audit = Audit(Metrics(), Clock())
-        for _ in range(BURST + 5):
-            audit.denied(scope(), "r", DENIED)
-        while "left_out" not in lines(caplog)[-1]:
-            await asyncio.sleep(0)
-        assert lines(caplog)[-1]["left_out"] == 5
-
-    asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
 def test_a_shutdown_tells_what_was_left_out(models: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -229,33 +195,29 @@ def test_a_change_that_fails_is_told_with_its_reason(guarded: Running, versions:
         assert "before" not in line
 
 
-def test_a_change_whose_client_has_gone_is_told_when_it_is_done(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_change_whose_client_has_gone_is_told_when_it_is_done(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
+    audit, let_go, failing = Audit(Metrics()), asyncio.Event(), asyncio.Event()
 
-    async def scenario() -> None:
-        audit, let_go, failing = Audit(Metrics()), asyncio.Event(), asyncio.Event()
+    async def changing() -> int:
+        await let_go.wait()
+        return 7
 
-        async def changing() -> int:
-            await let_go.wait()
-            return 7
+    async def refused() -> int:
+        await failing.wait()
+        raise Conflict("not now")
 
-        async def refused() -> int:
-            await failing.wait()
-            raise Conflict("not now")
-
-        by = Origin("10.0.0.7:4711", "r", "alice")
-        for change, event in ((changing(), let_go), (refused(), failing)):
-            request = asyncio.create_task(audit.change("load", "books", by, change, lambda found: BeforeAfter(found - 1, found), version=2))
-            await asyncio.sleep(0)
-            request.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await request
-            written = len(lines(caplog))
-            event.set()
-            while len(lines(caplog)) == written:
-                await asyncio.sleep(0)
-
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    by = Origin("10.0.0.7:4711", "r", "alice")
+    for change, event in ((changing(), let_go), (refused(), failing)):
+        request = asyncio.create_task(audit.change("load", "books", by, change, lambda found: BeforeAfter(found - 1, found), version=2))
+        await settled()
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        written = len(lines(caplog))
+        event.set()
+        await settled()
+        assert len(lines(caplog)) == written + 1
     assert [line["outcome"] for line in lines(caplog)] == ["changed", "failed"]
 
 
@@ -318,7 +280,6 @@ def test_keys_are_in_no_line(guarded: Running, caplog: pytest.LogCaptureFixture)
 def test_the_audit_log_is_written_whatever_else_is_logged() -> None:
     said = """
 import asyncio, logging
-from service.watch import logs
 from service.watch.audit import Audit, BeforeAfter, Origin
 from service.watch.metrics import Metrics
 logs.configure("ERROR", "json")
@@ -330,22 +291,3 @@ asyncio.run(Audit(Metrics()).change("load", "books", Origin("a", "b"), change(),
     done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, cwd=ROOT, check=True)
     [line] = done.stderr.splitlines()
     assert (json.loads(line)["logger"], json.loads(line)["after"]) == ("service.audit", 1)
-
-
-# -- names of keys --------------------------------------------------------------------------------------------------------
-
-
-def test_a_key_may_have_a_name_which_is_no_part_of_it() -> None:
-    keys = Keys([SecretStr(RETRIEVE)], [SecretStr(f"alice:{NAMED}"), SecretStr(ADMIN)])
-    assert keys.check("admin", f"Bearer {NAMED}".encode()) == "alice"
-    assert keys.check("admin", f"Bearer {ADMIN}".encode()) == ADMIN_ID
-    assert keys.check("retrieve", f"Bearer {NAMED}".encode()) == "alice"
-    with pytest.raises(Denied):
-        keys.check("admin", f"Bearer alice:{NAMED}".encode())
-    assert Keys([], [SecretStr(ADMIN)]).check("retrieve", None) is None
-
-
-def test_the_name_does_not_make_a_key_long_enough() -> None:
-    Settings(admin_keys=(SecretStr(f"alice:{NAMED}"),))
-    with pytest.raises(ValidationError, match="at least 16 characters"):
-        Settings(admin_keys=(SecretStr("alice-of-the-long-name:short"),))

@@ -110,19 +110,16 @@ def test_a_line_that_is_not_whole_takes_room() -> None:
     assert room.left == 10
 
 
-def test_a_piece_of_empty_lines_lets_others_have_their_turn() -> None:
-    async def scenario() -> None:
-        turns = 0
+async def test_a_piece_of_empty_lines_lets_others_have_their_turn() -> None:
+    turns = 0
 
-        async def other() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
 
-        beside = asyncio.create_task(other())
-        assert [line async for line in read_lines(arriving(b"\n" * 100_000), 100, 10, Held(ROOM))] == []
-        beside.cancel()
-        assert turns >= 90
-
-    asyncio.run(scenario())
+    beside = asyncio.create_task(other())
+    assert [line async for line in read_lines(arriving(b"\n" * 100_000), 100, 10, Held(ROOM))] == []
+    beside.cancel()
+    assert turns >= 90

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.http.memory_budget import Budget, Held
+from service.http.memory_budget import RECHECK_S, Budget, Held
+from tests.service.own_time import pass_time, settled
 
 
 def test_a_little_is_free_for_everybody() -> None:
@@ -42,71 +42,52 @@ def test_what_is_given_back_is_there_again(steps: list[tuple[int, int]]) -> None
     assert budget.left == 20
 
 
-def test_who_waits_is_woken() -> None:
-    async def scenario() -> list[str]:
-        budget, order = Budget(10, free=0), list[str]()
-        first, second = Held(budget), Held(budget)
-        assert first.take(8)
+async def test_who_waits_is_woken() -> None:
+    budget = Budget(10, free=0)
+    first, second = Held(budget), Held(budget)
+    assert first.take(8)
+    waiting = asyncio.create_task(second.wait(5, 100, lambda: False))
+    await settled()
+    first.give(2)
+    await settled()
+    assert not waiting.done()  # two are back
+    first.give(3)
+    assert await waiting
+    assert budget.left == 10 - 3 - 5
 
-        async def wait() -> None:
-            assert await second.wait(5, 100, lambda: False)
-            order.append("second")
 
-        waiting = asyncio.create_task(wait())
+async def test_who_gives_up_waiting_holds_nothing() -> None:
+    budget = Budget(10, free=0)
+    with Held(budget) as first, Held(budget) as second:
+        assert first.take(10)
+        waiting = asyncio.create_task(second.wait(5, 100, lambda: False))
         await asyncio.sleep(0)
-        first.give(2)
+        waiting.cancel()
+        first.give(10)
+        await asyncio.gather(waiting, return_exceptions=True)
+    assert budget.left == 10
+
+
+async def test_only_so_many_may_wait_and_nobody_who_has_gone() -> None:
+    budget, gone = Budget(10, free=0, most_waiting=2), [False]
+    with Held(budget) as first, Held(budget) as second, Held(budget) as third, Held(budget) as fourth:
+        assert first.take(10)
+        waiting = [asyncio.create_task(held.wait(5, 100, lambda: gone[0])) for held in (second, third)]
         await asyncio.sleep(0)
-        order.append("two are back")
-        first.give(3)
-        await waiting
-        assert budget.left == 10 - 3 - 5
-        return order
-
-    assert asyncio.run(scenario()) == ["two are back", "second"]
-
-
-def test_who_gives_up_waiting_holds_nothing() -> None:
-    async def scenario() -> None:
-        budget = Budget(10, free=0)
-        with Held(budget) as first, Held(budget) as second:
-            assert first.take(10)
-            waiting = asyncio.create_task(second.wait(5, 100, lambda: False))
-            await asyncio.sleep(0)
-            waiting.cancel()
-            first.give(10)
-            await asyncio.gather(waiting, return_exceptions=True)
-        assert budget.left == 10
-
-    asyncio.run(scenario())
+        assert not await fourth.wait(5, 100, lambda: False)
+        gone[0] = True
+        await pass_time(RECHECK_S)
+        assert await asyncio.gather(*waiting) == [False, False]
+        assert budget.waiting == set()
+    assert budget.left == 10
 
 
-def test_only_so_many_may_wait_and_nobody_who_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.http.memory_budget.RECHECK_S", 0.01)
-
-    async def scenario() -> None:
-        budget, gone = Budget(10, free=0, most_waiting=2), [False]
-        with Held(budget) as first, Held(budget) as second, Held(budget) as third, Held(budget) as fourth:
-            assert first.take(10)
-            waiting = [asyncio.create_task(held.wait(5, 100, lambda: gone[0])) for held in (second, third)]
-            await asyncio.sleep(0)
-            assert not await fourth.wait(5, 100, lambda: False)
-            gone[0] = True
-            assert await asyncio.gather(*waiting) == [False, False]
-            assert budget.waiting == set()
-        assert budget.left == 10
-
-    asyncio.run(scenario())
-
-
-def test_one_holder_waits_for_itself_before_it_takes_more_than_its_share() -> None:
-    async def scenario() -> None:
-        budget = Budget(100, free=0)
-        with Held(budget) as held:
-            assert await held.wait(7, 5, lambda: False)  # more than its share, but nothing else
-            waiting = asyncio.create_task(held.wait(1, 5, lambda: False))
-            await asyncio.sleep(0)
-            assert not waiting.done()
-            held.give(7)
-            assert await waiting
-
-    asyncio.run(scenario())
+async def test_one_holder_waits_for_itself_before_it_takes_more_than_its_share() -> None:
+    budget = Budget(100, free=0)
+    with Held(budget) as held:
+        assert await held.wait(7, 5, lambda: False)  # more than its share, but nothing else
+        waiting = asyncio.create_task(held.wait(1, 5, lambda: False))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        held.give(7)
+        assert await waiting

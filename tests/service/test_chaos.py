@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
-import random
 import shutil
-import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -178,90 +176,6 @@ def test_every_answer_under_load_is_the_engines(port: int, checked: Checked) -> 
     assert set(statuses(answered)) == {"200"}
     assert len(answered) > 50
     assert checked.wrong(answered) == []
-
-
-def test_clients_that_hang_up_anywhere_leave_nothing_behind(port: int, checked: Checked) -> None:
-    rng = random.Random(3)
-    for i in range(150):
-        request = checked.requests[i % len(checked.requests)]
-        with socket.create_connection(("127.0.0.1", port)) as connection:
-            connection.sendall(request[: rng.choice([0, 3, 40, len(request) // 2, len(request) - 1, len(request)])])
-            if rng.random() < 0.3:  # a reset, not a farewell
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
-    settle(port)
-    answered = closed_loop(("127.0.0.1", port), checked.requests, 4, 0.5)
-    assert set(statuses(answered)) == {"200"}
-    assert checked.wrong(answered) == []
-    assert metric(port, 'espalier_requests_total{model="books",status="5') == 0
-
-
-def test_slow_bodies_end_and_hold_nobody_up(port: int, checked: Checked) -> None:
-    slow = []
-    for _ in range(20):
-        connection = socket.create_connection(("127.0.0.1", port))
-        connection.sendall(checked.requests[0][:-5])
-        slow.append(connection)
-    answered = closed_loop(("127.0.0.1", port), checked.requests, 4, 0.4)
-    assert set(statuses(answered)) == {"200"}
-    for connection in slow:
-        connection.settimeout(10)
-        assert connection.recv(1000).startswith(b"HTTP/1.1 408")
-        connection.close()
-
-
-STRANGE: list[bytes] = [
-    b"",
-    b"null",
-    b"[" * 100_000,
-    b'{"queries":' * 10_000,
-    b'{"queries": [{"history": ' + b"[" * 5000 + b"]" * 5000 + b"}]}",
-    b'{"queries": [{"history": []}], "m": 1e400}',
-    b'{"queries": [{"history": []}], "m": 99999999999999999999999999999999}',
-    b'{"queries": [{"history": []}], "m": -0}',
-    b'{"queries": [{"history": []}], "m": NaN}',
-    b'{"queries": [{"history": []}], "min_score": Infinity}',
-    b'{"queries": [{"history": []}], "timeout_ms": 1e-300}',
-    b'{"queries": [{"history": []}], "filter": {"section": [' + b"[" * 1000 + b"]" * 1000 + b"]}}",
-    b'{"queries": [{"history": []}], "filter": {"section": {"min": NaN}}}',
-    b'{"queries": [{"history": ["\\ud800"]}]}',
-    b'{"queries": [' + b",".join([b'{"history": []}'] * 5000) + b"]}",
-    b'\xff\xfe{"queries": []}',
-    b'{"queries": [{"history": []}], "version": 9007199254740993}',
-    b'{"queries": [{"vector": [1.0]}]}',
-]
-
-
-def test_strange_bodies_are_refused_and_nothing_breaks(port: int, checked: Checked) -> None:
-    for body in STRANGE:
-        head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
-        answered = closed_loop(("127.0.0.1", port), [head + body], 1, 0.01)
-        assert [answer.status for answer in answered][:1] in ([422], [404], [504]), body[:60]
-    assert checked.wrong(closed_loop(("127.0.0.1", port), checked.requests, 2, 0.3)) == []
-
-
-def test_repeated_ids_and_keys_mean_what_they_say(port: int) -> None:
-    once = b'{"queries": [{"history": ["item-1"], "exclude": ["item-2"]}], "m": 5}'
-    twice = b'{"m": 9, "queries": [{"history": ["item-1"], "exclude": ["item-2", "item-2", "item-2"]}], "m": 5}'
-    found = []
-    for body in (once, twice):
-        head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
-        found.append(json.loads(closed_loop(("127.0.0.1", port), [head + body], 1, 0.01)[0].body)["results"])
-    assert found[0] == found[1]
-    assert len(found[0][0]["items"]) == 5
-
-
-def test_bytes_that_are_no_http(port: int, checked: Checked) -> None:
-    rng = random.Random(5)
-    for size in (1, 10, 1000, 100_000):
-        with socket.create_connection(("127.0.0.1", port)) as connection:
-            connection.settimeout(5)
-            try:
-                connection.sendall(rng.randbytes(size))
-                connection.shutdown(socket.SHUT_WR)
-                connection.recv(1000)
-            except OSError:
-                continue  # the server was quicker to leave
-    assert checked.wrong(closed_loop(("127.0.0.1", port), checked.requests, 2, 0.3)) == []
 
 
 def test_overload_is_answered_by_refusals_and_right_answers(port: int, checked: Checked) -> None:

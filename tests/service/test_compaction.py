@@ -42,12 +42,11 @@ def test_a_journal_that_has_grown_loses_what_was_replaced_and_nothing_else(model
         assert live.get("new").body.fields == {"title": "Last"}
 
 
-def test_a_small_journal_is_left_as_it_is(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with live_service(models, monkeypatch) as live:
-        for number in range(20):
-            live.put("new", like=("item-1",), fields={"title": str(number)})
-        (file,) = models.rglob("live.db")
-        assert operations(file.parent) == 20
+def test_a_small_journal_is_left_as_it_is(live: Live, models: Path) -> None:
+    for number in range(20):
+        live.put("new", like=("item-1",), fields={"title": str(number)})
+    (file,) = models.rglob("live.db")
+    assert operations(file.parent) == 20
 
 
 def _put(live: Live, item_id: str, characters: int) -> None:
@@ -68,14 +67,13 @@ def test_the_fields_of_all_live_items_have_a_limit_and_a_delete_gives_room(model
         _put(live, "four", 100)
 
 
-def test_the_rows_of_all_live_items_have_a_limit_and_a_delete_gives_room(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with live_service(models, monkeypatch) as live:
-        width = live.version().bundle.node_rows_ND.shape[1]
-        monkeypatch.setattr(group, "MAX_NUMBERS", 2 * width)
-        live.put("one", like=("item-1",))
-        live.put("two", like=("item-1",))
-        with pytest.raises(CatalogueFull, match=f"rows of live items have {2 * width} numbers"):
-            live.put("three", like=("item-1",))
-        live.put("item-5", fields={"colour": "red"})  # it has the row of training
-        live.delete("one")
+def test_the_rows_of_all_live_items_have_a_limit_and_a_delete_gives_room(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    width = live.version().bundle.node_rows_ND.shape[1]
+    monkeypatch.setattr(group, "MAX_NUMBERS", 2 * width)
+    live.put("one", like=("item-1",))
+    live.put("two", like=("item-1",))
+    with pytest.raises(CatalogueFull, match=f"rows of live items have {2 * width} numbers"):
         live.put("three", like=("item-1",))
+    live.put("item-5", fields={"colour": "red"})  # it has the row of training
+    live.delete("one")
+    live.put("three", like=("item-1",))

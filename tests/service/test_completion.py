@@ -1,4 +1,4 @@
-"""Completion takes few threads, few wait for it, and none waits or runs past its deadline."""
+"""Scans take few threads, few wait for one, and none waits or runs past its deadline: completion, and all that is scanned alike."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import pytest
 
 from espalier.items import ItemTable
 from service.errors import DeadlinePassed, QueueFull
-from service.retrieval import completion
+from service.retrieval import completion, scans
 from service.retrieval.completion import Completer
 from service.retrieval.scans import MAX_SCANS, MAX_WAITING
-from tests.service.running import Json, Running, problem, run
+from tests.service.own_time import pass_time, settled
+from tests.service.running import Json, Running, problem
 
 
 @pytest.fixture
@@ -52,64 +53,57 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     found.go.set()
 
 
-async def begun(held: Held, scans: int) -> None:
+async def begun(held: Held, scans: int = MAX_SCANS) -> None:
     for _ in range(scans):
         assert await asyncio.to_thread(held.began.acquire, timeout=20)
 
 
-def test_few_scans_run_and_few_wait(items: ItemTable, held: Held) -> None:
-    async def scenario() -> None:
-        completer = Completer(20.0)
-        accepted = [asyncio.create_task(completer.complete(items, "item-1", 100)) for _ in range(MAX_SCANS + MAX_WAITING)]
-        await begun(held, MAX_SCANS)
-        for _ in range(3):
-            with pytest.raises(QueueFull) as raised:
-                await completer.complete(items, "item-1", 100)
-            assert raised.value.headers == (("Retry-After", "1"),)
-        held.go.set()
-        for found in await asyncio.gather(*accepted):
-            assert [one["id"] for one in found] == ["item-1", *(f"item-1{i}" for i in range(10))]
-        assert (held.most, held.total) == (MAX_SCANS, MAX_SCANS + MAX_WAITING)
-        assert len(await completer.complete(items, "title 2", 3)) == 3  # there is room again
-
-    asyncio.run(scenario())
+async def test_few_scans_run_and_few_wait(items: ItemTable, held: Held) -> None:
+    completer = Completer(20.0)
+    accepted = [asyncio.create_task(completer.complete(items, "item-1", 100)) for _ in range(MAX_SCANS + MAX_WAITING)]
+    await begun(held)
+    for _ in range(3):
+        with pytest.raises(QueueFull) as raised:
+            await completer.complete(items, "item-1", 100)
+        assert raised.value.headers == (("Retry-After", "1"),)
+    held.go.set()
+    for found in await asyncio.gather(*accepted):
+        assert [one["id"] for one in found] == ["item-1", *(f"item-1{i}" for i in range(10))]
+    assert (held.most, held.total) == (MAX_SCANS, MAX_SCANS + MAX_WAITING)
+    assert len(await completer.complete(items, "title 2", 3)) == 3  # there is room again
 
 
-def test_who_waits_too_long_is_told_so_and_makes_room(items: ItemTable, held: Held) -> None:
-    async def scenario() -> None:
-        completer = Completer(0.02)
-        running = [asyncio.create_task(completer.complete(items, "", 1)) for _ in range(MAX_SCANS)]
-        await begun(held, MAX_SCANS)
-        for _ in range(2 * MAX_WAITING):
-            with pytest.raises(DeadlinePassed):
-                await completer.complete(items, "", 1)
-        held.go.set()
-        await asyncio.gather(*running)
-        assert held.total == MAX_SCANS
-
-    asyncio.run(scenario())
-
-
-def test_a_scan_whose_client_has_gone_counts_until_it_ends(items: ItemTable, held: Held) -> None:
-    async def scenario() -> None:
-        completer = Completer(20.0)
-        gone = [asyncio.create_task(completer.complete(items, "", 1)) for _ in range(MAX_SCANS)]
-        await begun(held, MAX_SCANS)
-        for task in gone:
-            task.cancel()
-        await asyncio.wait(gone)
-        waiting = asyncio.create_task(completer.complete(items, "", 1))
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert held.total == MAX_SCANS
-        held.go.set()
-        assert len(await waiting) == 1
-        assert held.most == MAX_SCANS
-
-    asyncio.run(scenario())
+async def test_who_waits_too_long_is_told_so_and_makes_room(items: ItemTable, held: Held) -> None:
+    completer = Completer(20.0)
+    running = [asyncio.create_task(completer.complete(items, "", 1)) for _ in range(MAX_SCANS)]
+    await begun(held)
+    for _ in range(2):
+        late = [asyncio.create_task(completer.complete(items, "", 1)) for _ in range(MAX_WAITING)]
+        await pass_time(19.9)
+        assert not any(task.done() for task in late)
+        await pass_time(0.2)
+        assert [type(task.exception()) for task in late] == [DeadlinePassed] * MAX_WAITING
+    held.go.set()
+    await asyncio.gather(*running)
+    assert held.total == MAX_SCANS
 
 
-def test_a_scan_ends_at_its_deadline(items: ItemTable, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_scan_whose_client_has_gone_counts_until_it_ends(items: ItemTable, held: Held) -> None:
+    completer = Completer(20.0)
+    gone = [asyncio.create_task(completer.complete(items, "", 1)) for _ in range(MAX_SCANS)]
+    await begun(held)
+    for task in gone:
+        task.cancel()
+    await asyncio.wait(gone)
+    waiting = asyncio.create_task(completer.complete(items, "", 1))
+    await settled()
+    assert held.total == MAX_SCANS
+    held.go.set()
+    assert len(await waiting) == 1
+    assert held.most == MAX_SCANS
+
+
+async def test_a_scan_ends_at_its_deadline(items: ItemTable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(completion, "SCANNED_ROWS", 10)
     looked: list[float] = []
 
@@ -118,41 +112,45 @@ def test_a_scan_ends_at_its_deadline(items: ItemTable, monkeypatch: pytest.Monke
         return looked[-1]  # a second passes between two looks
 
     with pytest.raises(DeadlinePassed):
-        asyncio.run(Completer(2.0, clock).complete(items, "nothing", 1))
+        await Completer(2.0, clock).complete(items, "nothing", 1)
     assert len(looked) == 3  # the request, and two of four slices
-    assert asyncio.run(Completer(2.0, clock).complete(items, "item-1", 2)) == [
-        {"id": "item-1", "title": "Title 1"},
-        {"id": "item-10", "title": "Title 10"},
-    ]
+    found = await Completer(2.0, clock).complete(items, "item-1", 2)
+    assert found == [{"id": "item-1", "title": "Title 1"}, {"id": "item-10", "title": "Title 10"}]
 
 
-def test_completions_beyond_the_limit_are_answered_429_and_do_not_hold_up_others(models: Any, held: Held) -> None:
-    async def scenario(running: Running) -> None:
-        http = running.client.http
-        flood = [asyncio.create_task(http.get("/models/books/items?prefix=x")) for _ in range(MAX_SCANS + MAX_WAITING)]
-        await begun(held, MAX_SCANS)
-        refused = await http.get("/models/books/items?prefix=x")
-        assert refused.status_code == problem(refused)["status"] == 429
-        assert refused.headers["retry-after"] == "1"
-        body: Json = {"model": "books", "queries": [{"history": []}]}
-        assert (await http.post("/retrieve", json=body)).status_code == 200
-        assert (await http.get("/livez")).status_code == 200
-        held.go.set()
-        assert {(await task).status_code for task in flood} == {200}
-
-    with run(models, timeout_ms=20_000) as running:
-        running.client.runner.run(scenario(running))
+@pytest.mark.settings(timeout_ms=20_000)
+async def test_completions_beyond_the_limit_are_answered_429_and_do_not_hold_up_others(running: Running, held: Held) -> None:
+    http = running.client.http
+    flood = [asyncio.create_task(http.get("/models/books/items?prefix=x")) for _ in range(MAX_SCANS + MAX_WAITING)]
+    await begun(held)
+    refused = await http.get("/models/books/items?prefix=x")
+    assert refused.status_code == problem(refused)["status"] == 429
+    assert refused.headers["retry-after"] == "1"
+    body: Json = {"model": "books", "queries": [{"history": []}]}
+    assert (await http.post("/retrieve", json=body)).status_code == 200
+    assert (await http.get("/livez")).status_code == 200
+    held.go.set()
+    assert {(await task).status_code for task in flood} == {200}
 
 
-def test_a_completion_has_the_deadline_of_requests(models: Any, held: Held) -> None:
-    async def scenario(running: Running) -> None:
-        http = running.client.http
-        flood = [asyncio.create_task(http.get("/models/books/items?prefix=x")) for _ in range(MAX_SCANS + 1)]
-        await begun(held, MAX_SCANS)
-        done, _ = await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED)
-        assert [task.result().status_code for task in done] == [504]
-        held.go.set()
-        await asyncio.gather(*flood)
+@pytest.mark.settings(timeout_ms=20_000)
+async def test_a_completion_has_the_deadline_of_requests(running: Running, held: Held) -> None:
+    flood = [asyncio.create_task(running.client.http.get("/models/books/items?prefix=x")) for _ in range(MAX_SCANS + 1)]
+    await begun(held)
+    await pass_time(20)
+    done, _ = await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED)
+    assert [task.result().status_code for task in done] == [504]
+    held.go.set()
+    await asyncio.gather(*flood)
 
-    with run(models, timeout_ms=20) as running:
-        running.client.runner.run(scenario(running))
+
+SCANNED = ["items?prefix=x", "facets?column=title", "tree/0", "tree?item=item-1", "heldout"]
+
+
+async def test_few_scans_of_each_kind_are_answered_at_a_time(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scans, "MAX_WAITING", 0)
+    for address in SCANNED:
+        flood = [running.client.http.get(f"/models/books/{address}") for _ in range(10)]
+        statuses = [answer.status_code for answer in await asyncio.gather(*flood)]
+        assert sorted(statuses) == [200] * MAX_SCANS + [429] * (10 - MAX_SCANS), address
+        assert (await running.client.http.get(f"/models/books/{address}")).status_code == 200

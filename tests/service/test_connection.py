@@ -59,20 +59,6 @@ def test_a_head_may_be_as_large_as_the_limit(service: Listening) -> None:
     assert service.ask(get("/livez", *headers, "X: " + "a" * left)).status == 200
 
 
-def test_an_endless_head_is_not_read_any_further_than_its_limit(service: Listening) -> None:
-    with service.connected() as wire:
-        wire.send(b"GET / HTTP/1.1\r\nX: ")
-        sent = 0
-        try:
-            while sent < 256 << 20:  # ends when the service closes its side for good
-                wire.send(b"a" * (1 << 20))
-                sent += 1 << 20
-        except OSError:
-            pass
-        held = [len(cast(Connection, connection)._ahead) for connection in list(service.server._connections.open)]
-    assert max(held, default=0) <= MAX_HEAD_BYTES
-
-
 @given(st.integers(1, 60), st.booleans())
 def test_a_request_may_arrive_in_any_pieces(service: Listening, size: int, bare: bool) -> None:
     request = retrieval() + get("/livez")
@@ -115,16 +101,6 @@ def test_what_is_no_http_is_answered_400_and_ends_the_connection(service: Listen
         assert reply.problem["status"] == 400
         assert wire.ended()
     assert service.refused("malformed") == before + 1
-
-
-@pytest.mark.parametrize(
-    "head", [b"Upgrade: websocket\r\nConnection: Upgrade\r\n", b"Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\n"]
-)
-def test_an_upgrade_is_ignored(service: Listening, head: bytes) -> None:
-    with service.connected() as wire:
-        for _ in range(2):
-            wire.send(b"GET /livez HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n")
-            assert wire.reply().document == {"alive": True}
 
 
 # -- bodies -------------------------------------------------------------------------------------------------------------
@@ -358,16 +334,6 @@ def test_a_silent_connection_ends(models: Path) -> None:
             assert kept.reply().status == 200
             assert kept.ended()
         until(lambda: not running.server._connections.open)
-
-
-def test_an_idle_connection_is_kept_for_its_time(models: Path) -> None:
-    with listening(models, head_timeout_s=0.1, keep_alive_s=60) as running, running.connected() as kept:
-        kept.send(get("/livez"))
-        assert kept.reply().status == 200
-        with running.connected() as silent:
-            assert silent.ended()  # two looks at the times have passed
-        kept.send(get("/livez"))
-        assert kept.reply().status == 200
 
 
 def test_a_client_that_takes_nothing_is_cut_off(models: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from collections import Counter
@@ -14,9 +13,7 @@ from urllib.parse import quote
 import numpy as np
 import pyarrow as pa
 import pytest
-from fastapi import FastAPI
 
-from espalier.bundle import Bundle
 from espalier.checks.random_bundles import make_bundle, make_linear_bundle, tree_over
 from espalier.engines import open_engine
 from espalier.errors import InvalidQuery
@@ -24,12 +21,13 @@ from espalier.manifest import Ranking
 from espalier.masks.filters import Filter
 from espalier.tree import complete_tree
 from service.errors import DeadlinePassed
+from service.models.loading import LoadedModel
 from service.retrieval import facets as facets_module
-from service.retrieval import scans
 from service.retrieval.facets import facets
-from tests.service.live_running import ALL, ITEMS, live_service
+from tests.service.live_running import ALL, ITEMS, Live
 from tests.service.running import LIMITS, Json, Running, bearer, problem, run
 
+ADMIN = "admin-key-00000001"
 COLOURS = ["red", "green", "blue", None]
 COLUMNS = ("colour", "tags", "price", "year", "sold")
 
@@ -48,8 +46,7 @@ def random_columns(rng: np.random.Generator) -> dict[str, Any]:
 def random_books(folder: Path, seed: int = 0) -> Path:
     """A models folder whose items have random fields."""
     rng = np.random.default_rng(seed)
-    tree = complete_tree(rng.permutation(ITEMS), 2)
-    make_bundle(folder, rng, tree, name="books", columns=random_columns(rng), **LIMITS)
+    make_bundle(folder, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", columns=random_columns(rng), **LIMITS)
     return folder
 
 
@@ -65,13 +62,42 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield running
 
 
-def shown(running: Running, column: str, filter: Json | None = None, barred: Json | None = None, **params: Any) -> Json:
-    conditions = {"filter": filter, "exclude_filter": barred}
-    asked = {"column": column} | params | {name: json.dumps(one) for name, one in conditions.items() if one is not None}
-    answer = running.client.get("/models/books/facets", params=asked)
+def model_of(running: Running) -> LoadedModel:
+    model: LoadedModel = running.app.state.service.registry.choose("books", None)
+    return model
+
+
+def counted(
+    running: Running, column: str, filter: Json | None = None, barred: Json | None = None, limit: int = 20, live: bool = True
+) -> Json:
+    """What the route answers."""
+    model = model_of(running)
+    return facets(model, column, model.filters.parse(filter or {}, barred or {}), limit, lambda: None, live)
+
+
+def shown(running: Running, column: str, **params: Any) -> Json:
+    """The same over HTTP."""
+    answer = running.client.get("/models/books/facets", params={"column": column} | params)
     assert answer.status_code == 200, answer.text
     document: Json = answer.json()
     return document
+
+
+def remove(running: Running, *ids: str) -> None:
+    answer = running.client.request("PUT", "/models/books/removed", json={"ids": ids}, headers=bearer(ADMIN))
+    assert answer.status_code == 200
+
+
+# -- counts ---------------------------------------------------------------------------------------------------------------
+
+FILTERS: list[tuple[Json, Json]] = [
+    ({}, {}),
+    ({"colour": ["red", "blue"]}, {}),
+    ({"colour": ["red"], "year": {"min": 1995, "max": 2012}}, {"tags": ["c"]}),
+    ({"tags": ["a", "b"], "sold": [True]}, {"colour": ["green"]}),
+    ({}, {"colour": ["red"], "year": {"max": 2000}}),
+    ({"colour": ["nothing has this"], "price": {"min": 0}}, {}),
+]
 
 
 def without(column: str, conditions: Json) -> Json:
@@ -87,7 +113,7 @@ def found_with(running: Running, filter: Json, barred: Json, live: bool) -> Sequ
 
 
 def brute(column: str, fields: Sequence[Json], limit: int) -> Json:
-    """The same from the fields of all items."""
+    """The answer from the fields of all items."""
     values = [values_of(own[column]) for own in fields]
     counts = Counter(value for own in values for value in own)
     ordered = sorted(counts, key=lambda value: (-counts[value], value))
@@ -108,7 +134,8 @@ def values_of(field: Any) -> set[Any]:
 
 
 def agree(running: Running, live: bool = True) -> None:
-    fields: dict[str, Sequence[Json]] = {}  # by conditions, of which many are the same once the column's own is left out
+    """The condition on the column itself is left out."""
+    fields: dict[str, Sequence[Json]] = {}  # by conditions, of which many are the same without those on a column
     for filter, barred in FILTERS:
         for column in COLUMNS:
             conditions = without(column, filter), without(column, barred)
@@ -116,65 +143,44 @@ def agree(running: Running, live: bool = True) -> None:
             if key not in fields:
                 fields[key] = found_with(running, *conditions, live)
             for limit in (1, 2, 20):
-                found = shown(running, column, filter, barred, limit=limit, live=live)
-                counted = {name: found[name] for name in found if name not in ("min", "max", "histogram")}
-                assert counted == brute(column, fields[key], limit)
+                found = counted(running, column, filter, barred, limit, live)
+                assert {name: found[name] for name in found if name not in ("min", "max", "histogram")} == brute(column, fields[key], limit)
 
 
-FILTERS: list[tuple[Json, Json]] = [
-    ({}, {}),
-    ({"colour": ["red", "blue"]}, {}),
-    ({"colour": ["red"], "year": {"min": 1995, "max": 2012}}, {"tags": ["c"]}),
-    ({"tags": ["a", "b"], "sold": [True]}, {"colour": ["green"]}),
-    ({}, {"colour": ["red"], "year": {"max": 2000}}),
-    ({"colour": ["nothing has this"], "price": {"min": 0}}, {}),
-]
+@pytest.mark.parametrize("models", range(2), indirect=True)
+@pytest.mark.settings(admin_keys=ADMIN)
+def test_counts_are_those_of_a_search_of_everything(running: Running) -> None:
+    agree(running)
+    removed = [f"item-{i}" for i in range(0, ITEMS, 3)]
+    remove(running, *removed)
+    assert shown(running, "colour")["eligible"] == ITEMS - len(removed)
+    agree(running)
 
 
-@pytest.mark.parametrize("models", range(3), indirect=True)
-def test_counts_are_those_of_a_search_of_everything(models: Path) -> None:
-    with run(models, lambda bundle: open_engine(bundle, "cpu"), admin_keys="admin-key-00000001") as running:
-        agree(running)
-        removed = {"ids": [f"item-{i}" for i in range(0, ITEMS, 3)]}
-        answer = running.client.request("PUT", "/models/books/removed", json=removed, headers=bearer("admin-key-00000001"))
-        assert answer.status_code == 200
-        assert shown(running, "colour")["eligible"] == ITEMS - len(removed["ids"])
-        agree(running)
-
-
-@pytest.mark.parametrize("models", range(3), indirect=True)
-def test_live_items_count_by_the_fields_that_they_have_now(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("models", range(2), indirect=True)
+@pytest.mark.settings(admin_keys=ADMIN)
+def test_live_items_count_by_the_fields_that_they_have_now(live: Live) -> None:
     rng = np.random.default_rng(7)
-    with live_service(models, monkeypatch, admin_keys="admin-key-00000001") as live:
-        before = shown(live.running, "colour")
 
-        def fields() -> Json:
-            own: Json = {
-                "colour": COLOURS[rng.integers(0, 4)],
-                "tags": ["a", "a", "f"],
-                "price": 9.5,
-                "year": int(rng.integers(1990, 2030)),
-            }
-            return own
+    def fields() -> Json:
+        year = int(rng.integers(1990, 2030))
+        return {"colour": COLOURS[rng.integers(0, 4)], "tags": ["a", "a", "f"], "price": 9.5, "year": year}
 
-        for i in range(6):
-            live.put(f"new-{i}", like=(f"item-{i}",), fields=fields())  # new
-        for i in range(6):
-            live.put(f"item-{i}", fields=fields())  # trained, other fields
-        live.put("item-7", like=("item-9",), fields=fields())  # trained, moved, other fields
-        live.put("item-8", like=("item-9",))  # trained, moved, own fields
-        for gone in ("item-2", "item-8", "item-20", "new-3"):
-            live.delete(gone)
-        live.put("item-20")  # back
-        assert shown(live.running, "colour") != before
-        agree(live.running)
-        agree(live.running, live=False)
-        removed = {"ids": ["item-3", "new-4", "item-7", "item-11"]}
-        answer = live.running.client.request("PUT", "/models/books/removed", json=removed, headers=bearer("admin-key-00000001"))
-        assert answer.status_code == 200
-        assert shown(live.running, "colour")["eligible"] == ITEMS + 6 - 3 - 4
-        agree(live.running)
-        agree(live.running, live=False)
+    before = counted(live.running, "colour")
+    for i in range(6):
+        live.put(f"new-{i}", like=(f"item-{i}",), fields=fields())  # new
+        live.put(f"item-{i}", fields=fields())  # trained, other fields
+    live.put("item-7", like=("item-9",), fields=fields())  # trained, moved, other fields
+    live.put("item-8", like=("item-9",))  # trained, moved, own fields
+    for gone in ("item-2", "item-8", "item-20", "new-3"):
+        live.delete(gone)
+    live.put("item-20")  # back
+    assert counted(live.running, "colour") != before
+    agree(live.running)
+    remove(live.running, "item-3", "new-4", "item-7", "item-11")
+    assert shown(live.running, "colour")["eligible"] == ITEMS + 6 - 3 - 4
+    agree(live.running)
+    agree(live.running, live=False)
 
 
 @pytest.mark.parametrize("trees", [1, 3])
@@ -182,101 +188,113 @@ def test_linear_models_and_forests_have_facets(tmp_path: Path, trees: int) -> No
     rng = np.random.default_rng(2)
     first, *others = [tree_over(rng, 40, 4) for _ in range(trees)]
     ranking = Ranking(own="log_activation", gamma=1.0, activation="sigmoid")
-    colours = [COLOURS[i % 3] for i in range(40)]
-    make_linear_bundle(tmp_path, rng, first, ranking, name="books", others=others, columns={"colour": colours})
+    make_linear_bundle(tmp_path, rng, first, ranking, name="books", others=others, columns={"colour": [COLOURS[i % 3] for i in range(40)]})
     with run(tmp_path, lambda bundle: open_engine(bundle, "cpu")) as running:
         found = shown(running, "colour")
         assert found["values"] == [{"value": "red", "count": 14}, {"value": "blue", "count": 13}, {"value": "green", "count": 13}]
         assert (found["others"], found["missing"], found["eligible"], found["distinct"]) == (0, 0, 40, 3)
 
 
-def test_a_model_without_columns_has_facets_of_ids_and_titles(models: Path, tmp_path: Path) -> None:
+def test_a_model_without_columns_has_facets_of_ids_and_titles(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    make_bundle(tmp_path / "bare", rng, complete_tree(rng.permutation(8), 2), name="books", **LIMITS)
-    with run(tmp_path / "bare") as running:
+    make_bundle(tmp_path, rng, complete_tree(rng.permutation(8), 2), name="books", **LIMITS)
+    with run(tmp_path) as running:
         assert shown(running, "title", limit=3)["values"] == [{"value": f"Title {i}", "count": 1} for i in range(3)]
         refused = problem(running.client.get("/models/books/facets", params={"column": "colour"}))
         assert (refused["status"], refused["errors"][0]["expected"]) == (422, "a column that can be filtered: id, title")
 
 
-def test_the_condition_on_the_column_itself_is_left_out(books: Running) -> None:
-    whole = shown(books, "colour")
-    assert shown(books, "colour", {"colour": ["red"]}) == whole
-    assert shown(books, "year", {"colour": ["red"]})["eligible"] == next(one["count"] for one in whole["values"] if one["value"] == "red")
+def test_the_parameters_of_the_route_are_those_of_the_count(books: Running) -> None:
+    filter, barred = {"year": {"min": 1995, "max": 2012}}, {"tags": ["c"]}
+    asked = shown(books, "colour", filter=json.dumps(filter), exclude_filter=json.dumps(barred), limit=2, live=False)
+    assert asked == counted(books, "colour", filter, barred, 2, live=False)
+    assert shown(books, "sold") == counted(books, "sold")
 
 
-def test_numbers_of_which_there_are_many_have_a_histogram(models: Path) -> None:
-    with run(models) as running:
-        found = shown(running, "year", limit=3)
-        years = Bundle.open(models / "books" / "1").items.column("year").to_pylist()
-        assert (found["min"], found["max"]) == (min(years), max(years))
-        assert len(found["histogram"]) == facets_module.BINS
-        counts, edges = np.histogram(years, facets_module.BINS)
-        assert [one["count"] for one in found["histogram"]] == counts.tolist()
-        assert [one["min"] for one in found["histogram"]] == pytest.approx(edges[:-1].tolist())
-        assert found["histogram"][-1]["max"] == max(years)
-        assert "histogram" not in shown(running, "year", limit=100)
-        assert "histogram" not in shown(running, "colour", limit=1)
+def test_facets_leave_the_cache_of_masks_alone(books: Running) -> None:
+    model, filter = model_of(books), {"colour": ["red"]}
+    shown(books, "year", filter=json.dumps(filter))
+    assert model.filters.cached(model.filters.parse(filter, {})) is None
+    books.retrieve(queries=[{"history": []}], filter=filter)
+    assert model.filters.cached(model.filters.parse(filter, {})) is not None
+
+
+# -- many values ----------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_of_which_there_are_many_have_a_histogram(books: Running) -> None:
+    found, years = counted(books, "year", limit=3), model_of(books).bundle.items.column("year").to_pylist()
+    assert (found["min"], found["max"]) == (min(years), max(years))
+    counts, edges = np.histogram(years, facets_module.BINS)
+    assert [one["count"] for one in found["histogram"]] == counts.tolist()
+    assert [one["min"] for one in found["histogram"]] == pytest.approx(edges[:-1].tolist())
+    assert found["histogram"][-1]["max"] == max(years)
+    assert "histogram" not in counted(books, "year", limit=100)
+    assert "histogram" not in counted(books, "colour", limit=1)
+
+
+def small(folder: Path, **columns: Any) -> Path:
+    """A models folder with a `books` of four items."""
+    rng = np.random.default_rng(0)
+    make_bundle(folder, rng, complete_tree(rng.permutation(4), 2), name="books", columns=columns, **LIMITS)
+    return folder
 
 
 def test_a_histogram_of_extreme_numbers_stays_finite(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    columns = {"n": pa.array([-1.7e308, 1.7e308, 0.0, math.inf]), "i": pa.array([(1 << 63) - 1, -(1 << 63), 5, (1 << 63) - 2])}
-    make_bundle(tmp_path, rng, complete_tree(rng.permutation(4), 2), name="books", columns=columns, **LIMITS)
-    with run(tmp_path) as running:
+    ends = (1 << 63) - 1, -(1 << 63)
+    models = small(tmp_path, n=pa.array([-1.7e308, 1.7e308, 0.0, math.inf]), i=pa.array([ends[0], ends[1], 5, ends[0] - 1]))
+    with run(models) as running:
         numbers = shown(running, "n", limit=1)
         assert [one["count"] for one in numbers["histogram"] if one["count"]] == [1, 1, 1]
         assert (numbers["missing"], numbers["others"]) == (1, 2)
         integers = shown(running, "i", limit=2)
-        assert [one["value"] for one in integers["values"]] == [-(1 << 63), 5]
+        assert [one["value"] for one in integers["values"]] == [ends[1], 5]
         assert sum(one["count"] for one in integers["histogram"]) == 4
 
 
-def test_a_catalogue_of_many_blocks_is_counted_whole(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with live_service(models, monkeypatch) as live:
-        for i in range(5):
-            live.put(f"new-{i}", like=(f"item-{i}",), fields={"colour": "grey", "tags": ["z", "a"]})
-        whole = [shown(live.running, column, limit=limit) for column in COLUMNS for limit in (1, 20)]
-        monkeypatch.setattr(facets_module, "SCANNED_ROWS", 3)
-        monkeypatch.setattr(facets_module, "LIVE_ROWS", 2)
-        monkeypatch.setattr("service.retrieval.facets.LIVE_ROWS", 2)
-        monkeypatch.setattr("service.retrieval.value_counts.MERGED_VALUES", 1)
-        assert [shown(live.running, column, limit=limit) for column in COLUMNS for limit in (1, 20)] == whole
+def test_a_catalogue_of_many_blocks_is_counted_whole(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(5):
+        live.put(f"new-{i}", like=(f"item-{i}",), fields={"colour": "grey", "tags": ["z", "a"]})
+    asked = [(column, limit) for column in COLUMNS for limit in (1, 20)]
+    whole = [counted(live.running, column, limit=limit) for column, limit in asked]
+    monkeypatch.setattr(facets_module, "SCANNED_ROWS", 3)
+    monkeypatch.setattr(facets_module, "LIVE_ROWS", 2)
+    monkeypatch.setattr("service.retrieval.value_counts.MERGED_VALUES", 1)
+    assert [counted(live.running, column, limit=limit) for column, limit in asked] == whole
 
 
 def test_a_column_of_too_many_values_has_none_listed(books: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facets_module, "MAX_VALUES", ITEMS)
-    assert shown(books, "id", limit=1)["distinct"] == ITEMS
+    assert counted(books, "id", limit=1)["distinct"] == ITEMS
     monkeypatch.setattr(facets_module, "MAX_VALUES", ITEMS - 1)
     monkeypatch.setattr("service.retrieval.value_counts.MERGED_VALUES", 1)
     monkeypatch.setattr(facets_module, "SCANNED_ROWS", 3)
-    found = shown(books, "id", limit=1)
+    found = counted(books, "id", limit=1)
     assert (found["values"], found["distinct"], found["others"], found["missing"]) == ([], None, ITEMS, 0)
     monkeypatch.setattr(facets_module, "MAX_VALUES", 3)
-    numbers = shown(books, "year", limit=3)
-    assert numbers["values"] == []
-    assert sum(one["count"] for one in numbers["histogram"]) == ITEMS
+    numbers = counted(books, "year", limit=3)
+    assert (numbers["values"], sum(one["count"] for one in numbers["histogram"])) == ([], ITEMS)
 
 
 def test_long_values_end_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = ["a" * 10, "a" * 10, "é" * 10, "c" * 10]
-    rng = np.random.default_rng(0)
-    make_bundle(tmp_path, rng, complete_tree(rng.permutation(4), 2), name="books", columns={"text": texts}, **LIMITS)
-    with run(tmp_path) as running:
+    with run(small(tmp_path, text=["a" * 10, "a" * 10, "é" * 10, "c" * 10])) as running:
         for room, listed in ((40, 3), (39, 2), (20, 2), (19, 1), (9, 0)):
             monkeypatch.setattr(facets_module, "MAX_BYTES", room)
-            found = shown(running, "text")
+            found = counted(running, "text")
             assert [one["value"] for one in found["values"]] == ["a" * 10, "c" * 10, "é" * 10][:listed]
             assert found["others"] + sum(one["count"] for one in found["values"]) == 4
 
 
 def test_nothing_eligible_is_no_fault(books: Running) -> None:
     for column in COLUMNS:
-        found = shown(books, column, {"colour": ["none"], "title": ["none"]}, limit=1)
+        found = counted(books, column, {"colour": ["none"], "title": ["none"]}, limit=1)
         assert (found["values"], found["eligible"], found["missing"], found["others"]) == ([], 0, 0, 0)
 
 
-def test_a_scan_ends_at_its_deadline(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# -- what is refused ------------------------------------------------------------------------------------------------------
+
+
+def test_a_scan_ends_at_its_deadline(books: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facets_module, "SCANNED_ROWS", 4)
     looks = 0
 
@@ -286,105 +304,45 @@ def test_a_scan_ends_at_its_deadline(models: Path, monkeypatch: pytest.MonkeyPat
         if looks == 4:
             raise DeadlinePassed("too late")
 
-    with run(models) as running:
-        model = running.app.state.service.registry.choose("books", None)
-        with pytest.raises(DeadlinePassed):
-            facets(model, "colour", Filter(), 20, check)
-        assert looks == 4
-    with run(models, timeout_ms=1e-6) as running:
-        answer = running.client.get("/models/books/facets", params={"column": "colour"})
-        assert problem(answer)["status"] == 504
+    with pytest.raises(DeadlinePassed):
+        facets(model_of(books), "colour", Filter(), 20, check)
+    assert looks == 4
 
 
-def test_few_scans_run_at_once_and_the_rest_is_refused(books: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scans, "MAX_WAITING", 0)
-
-    async def flood(running: Running) -> list[int]:
-        http = running.client.http
-        answers = await asyncio.gather(*(http.get("/models/books/facets?column=colour") for _ in range(10)))
-        return [answer.status_code for answer in answers]
-
-    statuses = books.client.runner.run(flood(books))
-    assert Counter(statuses) == {200: scans.MAX_SCANS, 429: 10 - scans.MAX_SCANS}
-    assert books.client.get("/models/books/facets?column=colour").status_code == 200
-
-
-def test_facets_leave_the_cache_of_masks_alone(models: Path) -> None:
-    with run(models) as running:
-        model = running.app.state.service.registry.choose("books", None)
-        filter = {"colour": ["red"]}
-        shown(running, "year", filter)
-        assert model.filters.cached(model.filters.parse(filter, {})) is None
-        running.retrieve(queries=[{"history": []}], filter=filter)
-        assert model.filters.cached(model.filters.parse(filter, {})) is not None
+def test_a_column_name_is_checked_before_anything_is_counted(books: Running) -> None:
+    with pytest.raises(InvalidQuery, match="column: got"):
+        facets(model_of(books), "nothing", Filter(), 1, lambda: pytest.fail("it was scanned"))
 
 
 @pytest.mark.parametrize(
     ("params", "field"),
     [
-        ({}, "column"),
-        ({"column": ""}, "column"),
-        ({"column": "nothing"}, "column"),
-        ({"column": "__hash"}, "column"),
-        ({"column": "a/b\x00\u202e"}, "column"),
-        ({"column": "c" * 513}, "column"),
-        ({"column": "colour", "limit": "0"}, "limit"),
-        ({"column": "colour", "limit": "1001"}, "limit"),
-        ({"column": "colour", "limit": "-1"}, "limit"),
-        ({"column": "colour", "limit": "many"}, "limit"),
-        ({"column": "colour", "version": "0"}, "version"),
-        ({"column": "colour", "filter": "{"}, "filter"),
-        ({"column": "colour", "filter": "[]"}, "filter"),
-        ({"column": "colour", "filter": "null"}, "filter"),
-        ({"column": "colour", "exclude_filter": "3"}, "exclude_filter"),
-        ({"column": "colour", "exclude_filter": '{"nothing": ["x"]}'}, "exclude_filter.nothing"),
-        ({"column": "colour", "live": "perhaps"}, "live"),
-        ({"column": "colour", "filter": "[" * 20_000}, "filter"),
-        ({"column": "colour", "filter": '{"a":' * 3_000}, "filter"),
-        ({"column": "colour", "filter": '{"colour": []}'}, "filter.colour"),
-        ({"column": "colour", "filter": '{"nothing": ["x"]}'}, "filter.nothing"),
-        ({"column": "colour", "filter": '{"year": {"min": "x"}}'}, "filter.year.min"),
-        ({"column": "colour", "filter": json.dumps({"colour": ["x"] * 1001})}, "filter"),
+        *(({"column": column}, "column") for column in ("", "nothing", "__hash", "a/b\x00\u202e")),
+        ({"exclude_filter": "3"}, "exclude_filter"),
+        ({"exclude_filter": '{"nothing": ["x"]}'}, "exclude_filter.nothing"),
+        ({"filter": '{"a":' * 3_000}, "filter"),
+        ({"filter": '{"colour": []}'}, "filter.colour"),
+        ({"filter": '{"nothing": ["x"]}'}, "filter.nothing"),
+        ({"filter": '{"year": {"min": "x"}}'}, "filter.year.min"),
+        ({"filter": json.dumps({"colour": ["x"] * 1001})}, "filter"),
     ],
 )
 def test_wrong_values_are_named(books: Running, params: dict[str, str], field: str) -> None:
-    refused = problem(books.client.get("/models/books/facets", params=params))
+    refused = problem(books.client.get("/models/books/facets", params={"column": "colour"} | params))
     assert (refused["status"], refused["errors"][0]["field"]) == (422, field)
 
 
-def test_a_filter_of_a_megabyte_is_refused_before_it_is_parsed(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_filter_of_a_megabyte_is_refused_before_it_is_parsed(books: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client of the tests makes no such address, so the application is called itself."""
     monkeypatch.setattr("service.http.console_routes.orjson.loads", lambda _: pytest.fail("it was parsed"))
     query = b"column=colour&filter=" + quote(json.dumps({"colour": ["x" * (1 << 20)]})).encode()
-    scope = {"type": "http", "method": "GET", "path": "/models/books/facets", "query_string": query, "headers": []}
     sent: list[Any] = []
 
-    async def ask(app: FastAPI) -> None:
-        async def send(message: Any) -> None:
-            sent.append(message)
+    async def send(message: Any) -> None:
+        sent.append(message)
 
-        await app(scope, lambda: pytest.fail("there is no body"), send)
-
-    with run(models) as running:
-        running.client.runner.run(ask(running.app))
+    scope = {"type": "http", "method": "GET", "path": "/models/books/facets", "query_string": query, "headers": []}
+    await books.app(scope, lambda: pytest.fail("there is no body"), send)
     refused = json.loads(sent[1]["body"])
     assert (refused["status"], refused["errors"][0]["field"]) == (422, "filter")
     assert len(sent[1]["body"]) < 1000
-
-
-@pytest.mark.parametrize("name", ["films", "a%2Fb", "books%2F..", ".."])
-def test_other_models_are_not_there(books: Running, name: str) -> None:
-    assert problem(books.client.get(f"/models/{name}/facets", params={"column": "colour"}))["status"] == 404
-
-
-def test_a_retrieval_key_is_needed(models: Path) -> None:
-    with run(models, retrieve_keys="retrieve-key-000001") as running:
-        path = "/models/books/facets?column=colour"
-        assert problem(running.client.get(path))["status"] == 401
-        assert running.client.get(path, headers=bearer("retrieve-key-000001")).status_code == 200
-
-
-def test_a_column_name_is_checked_before_anything_is_counted(books: Running) -> None:
-    model = books.app.state.service.registry.choose("books", None)
-    with pytest.raises(InvalidQuery, match="column: got"):
-        facets(model, "nothing", Filter(), 1, lambda: pytest.fail("it was scanned"))

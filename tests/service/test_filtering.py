@@ -135,7 +135,7 @@ def test_equal_filters_share_one_mask(shelf: Running) -> None:
     assert filters.cached(filters.parse({"price": [7777]}, {})) is None
 
 
-# -- removals -------------------------------------------------------------------------------------------------------------
+# -- explanations ---------------------------------------------------------------------------------------------------------
 
 
 def remove(running: Running, *removed: str) -> Json:
@@ -143,27 +143,6 @@ def remove(running: Running, *removed: str) -> Json:
     assert answer.status_code == 200, answer.text
     document: Json = answer.json()
     return document
-
-
-def test_removed_items_stay_away_until_they_are_put_back(shelf: Running) -> None:
-    body: Json = {"queries": [{"history": ["item-3"]}], "m": 5, "beam_size": 500}
-    before = ids(shelf.retrieve(**body)["results"][0])
-    filtered = ids(shelf.retrieve(**body, filter={"price": {"max": 25}})["results"][0])
-    try:
-        answer = remove(shelf, before[0], filtered[0], "never-seen")
-        assert (answer["removed"], answer["unknown"]) == (len({before[0], filtered[0]}), ["never-seen"])
-        after = ids(shelf.retrieve(**body)["results"][0])
-        assert not {before[0], filtered[0]} & set(after)
-        assert len(after) == 5
-        assert filtered[0] not in ids(shelf.retrieve(**body, filter={"price": {"max": 25}})["results"][0])
-        told = shelf.client.get("/models/books/removed", headers={"Authorization": f"Bearer {KEY}"}).json()
-        assert set(told["ids"]) == {before[0], filtered[0], "never-seen"}
-    finally:
-        remove(shelf)
-    assert ids(shelf.retrieve(**body)["results"][0]) == before
-
-
-# -- explanations ---------------------------------------------------------------------------------------------------------
 
 
 def test_an_explanation_says_where_each_wanted_item_went(shelf: Running) -> None:

@@ -16,7 +16,6 @@ from espalier.live.journal import Journal
 from espalier.live.operations import ItemBody, Operation
 from service.live.following import Following
 from service.live.writer_feed import FeedFailed, WriterFeed, operation_of
-from service.settings import Settings
 from tests.service.writers import Writer, change_of, serving
 from tests.waiting import until
 
@@ -123,19 +122,6 @@ def test_a_host_that_starts_again_asks_for_what_it_lacks(tmp_path: Path, writer:
     assert writer.asked[0][0] == 2
 
 
-def test_it_goes_on_after_the_writer_was_away(
-    tmp_path: Path, writer: Writer, copies: JournalCopies, caplog: pytest.LogCaptureFixture
-) -> None:
-    writer.put("a")
-    with serving(writer) as url, following(url, tmp_path, copies):
-        until(lambda: ids(copies) == ["a"])
-        writer.status = 503
-        until(lambda: "answers 503: It is tired." in caplog.text)
-        writer.put("b")
-        writer.status = 200
-        until(lambda: ids(copies) == ["a", "b"])
-
-
 def test_it_goes_on_after_it_could_not_store(tmp_path: Path, writer: Writer, copies: JournalCopies) -> None:
     copies.fail = OSError("the disk is full")
     writer.put("a")
@@ -216,60 +202,50 @@ def test_a_model_that_fails_does_not_hold_up_others(tmp_path: Path, writer: Writ
         follower.stop()
 
 
-@pytest.mark.parametrize(
-    "body", [b"[]", b"{}", b"no json", b'{"changes": [{"id": "a"}], "sequence": 1}', b'{"changes": [1], "sequence": 1}']
-)
-def test_another_answer_is_a_failure(writer: Writer, monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
-    monkeypatch.setattr(writer, "answer", lambda path, key: (200, body))
-    with serving(writer) as url, closing(WriterFeed(url, None)) as feed, pytest.raises(FeedFailed, match="something else than changes"):
-        feed.changes("books", 0)
-
-
 GOOD = {"sequence": 1, "id": "a", "kind": "put", "at": "2026-01-01T00:00:00Z"}
+GARBAGE: list[dict[str, Any]] = [
+    *({"fields": wrong} for wrong in ([1], "x")),
+    {"text": 5},
+    {"events": 5},
+    {"users": ["u"]},
+    *({"like": [wrong]} for wrong in (5, "\ud800")),
+    *({"id": wrong} for wrong in (5, "x" * 513)),
+    {"kind": "drop"},
+    {"kind": "delete", "like": ["a"]},
+    *({"sequence": wrong} for wrong in (1.0, True, 1 << 63, -1)),
+    *({"source_version": wrong} for wrong in (1.5, True)),
+    {"at": "long ago"},
+    {"valid_until": 5},
+]
+
+
+def page(*changes: dict[str, Any]) -> bytes:
+    return json.dumps({"changes": [GOOD | change for change in changes], "sequence": 9, "journal": "x"}).encode()
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("after", "body"),
     [
-        {"fields": [1]},
-        {"fields": "x"},
-        {"text": 5},
-        {"events": 5},
-        {"users": ["u"]},
-        {"like": [5]},
-        {"like": ["\ud800"]},
-        {"id": 5},
-        {"id": "x" * 513},
-        {"kind": "drop"},
-        {"sequence": 1.0},
-        {"sequence": True},
-        {"sequence": 1 << 63},
-        {"sequence": -1},
-        {"source_version": 1.5},
-        {"source_version": True},
-        {"at": "long ago"},
-        {"valid_until": 5},
-        {"kind": "delete", "like": ["a"]},
+        *((0, body) for body in (b"[]", b"{}", b"no json", b"[" * 1_000_000, b'{"changes": [{"id": "a"}], "sequence": 1}')),
+        (0, b'{"changes": [1], "sequence": 1}'),
+        *((0, page(wrong)) for wrong in GARBAGE),
+        (1, page({"sequence": 1})),  # a feed that goes back
+        (0, page({"sequence": 1}, {"sequence": 1})),
+        (0, page({"sequence": 2}, {"sequence": 1})),
+        (5, page({"sequence": 4})),
     ],
 )
-def test_garbage_ends_up_in_no_journal(writer: Writer, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any]) -> None:
-    body = json.dumps({"changes": [GOOD | wrong], "sequence": 1, "journal": "x"}).encode()
-    monkeypatch.setattr(writer, "answer", lambda path, key: (200, body))
-    with serving(writer) as url, closing(WriterFeed(url, None)) as feed, pytest.raises(FeedFailed, match="something else than changes"):
-        feed.changes("books", 0)
-
-
-@pytest.mark.parametrize(("after", "sequences"), [(1, [1]), (0, [1, 1]), (0, [2, 1]), (5, [4])])
-def test_a_feed_that_goes_back_is_a_failure(writer: Writer, monkeypatch: pytest.MonkeyPatch, after: int, sequences: list[int]) -> None:
-    body = json.dumps({"changes": [GOOD | {"sequence": number} for number in sequences], "sequence": 9, "journal": "x"}).encode()
+def test_another_answer_is_a_failure_and_ends_up_in_no_journal(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch, after: int, body: bytes
+) -> None:
     monkeypatch.setattr(writer, "answer", lambda path, key: (200, body))
     with serving(writer) as url, closing(WriterFeed(url, None)) as feed, pytest.raises(FeedFailed, match="something else than changes"):
         feed.changes("books", after)
 
 
-def test_a_deep_answer_is_a_failure(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "answer", lambda path, key: (200, b"[" * 1_000_000))
-    with serving(writer) as url, closing(WriterFeed(url, None)) as feed, pytest.raises(FeedFailed, match="something else than changes"):
+def test_an_answer_that_is_too_large_is_not_read(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.live.writer_feed.MAX_ANSWER_BYTES", 10)
+    with serving(writer) as url, closing(WriterFeed(url, None)) as feed, pytest.raises(FeedFailed, match="more than 10 bytes"):
         feed.changes("books", 0)
 
 
@@ -298,19 +274,3 @@ def test_a_writer_that_answers_for_ever_holds_up_no_shutdown(tmp_path: Path, cop
             over.set()
         writer.join()
     assert stopped
-
-
-def test_an_answer_that_is_too_large_is_not_read(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.live.writer_feed.MAX_ANSWER_BYTES", 10)
-    with serving(writer) as url, closing(WriterFeed(url, None)) as feed, pytest.raises(FeedFailed, match="more than 10 bytes"):
-        feed.changes("books", 0)
-
-
-@pytest.mark.parametrize("url", ["host:8000", "ftp://host", "http://", "/path", "http://host/?a=b", "http://me:secret@host"])
-def test_an_address_that_is_no_service_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="expected the address of a service"):
-        Settings(follow=url)
-
-
-def test_an_address_may_have_a_path() -> None:
-    assert Settings(follow="https://host/shop/").follow == "https://host/shop"

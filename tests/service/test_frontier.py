@@ -17,7 +17,6 @@ import pyarrow as pa
 import pytest
 from starlette.types import Message, Send
 
-from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.checks.heldout import read_heldout
 from espalier.checks.random_bundles import make_bundle
@@ -27,28 +26,22 @@ from espalier.search import SearchParams
 from espalier.tree import complete_tree
 from service.http.frontier_route import MAX_BEAMS, MAX_QUERIES, interval
 from tests.service.damaged_models import content_of, draft_of
+from tests.service.exported_models import HELD_OUT, exported
 from tests.service.running import Json, Running, problem, run
-from tests.service.test_probe import HELD_OUT, exported
 
-ADMIN, RETRIEVE = "an-admin-key-of-tests", "a-retrieval-key-of-tests"
 PATH = "/models/books/frontier"
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return exported(tmp_path_factory.mktemp("frontier"), np.random.default_rng(5))
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A models folder whose model has no golden queries, so that an engine of a test may serve it."""
     return written(tmp_path_factory.mktemp("served"), "item-0")
 
 
 @pytest.fixture(scope="module")
-def refusing(served: Path) -> Iterator[Running]:
+def refusing(models: Path) -> Iterator[Running]:
     """A service for requests that it refuses."""
-    with run(served) as running:
+    with run(models) as running:
         yield running
 
 
@@ -71,7 +64,8 @@ def ask(running: Running, **body: Any) -> httpx.Response:
     return running.client.post(PATH, json=body)
 
 
-def test_each_beam_has_a_line_with_its_recall_interval_and_time(bundle: Bundle) -> None:
+def test_each_beam_has_a_line_with_its_recall_interval_and_time(tmp_path: Path) -> None:
+    bundle = exported(tmp_path, np.random.default_rng(5))
     held_out, engine = read_heldout(bundle), open_engine(bundle, "cpu")
     with run(bundle.path.parents[1], lambda opened: open_engine(opened, "cpu")) as running:
         found = lines(ask(running, beam_size=[8, 1, 4], m=5))
@@ -88,10 +82,11 @@ def test_each_beam_has_a_line_with_its_recall_interval_and_time(bundle: Bundle) 
     assert found[0]["recall"] > found[1]["recall"]
 
 
-def test_the_number_of_queries_is_a_choice(served: Path) -> None:
-    with run(served) as running:
-        few, default = (lines(ask(running, beam_size=[4], **more))[0] for more in ({"queries": 7}, {}))
+def test_the_number_of_queries_is_a_choice_and_they_see_the_trained_version_alone(running: Running) -> None:
+    few, default = (lines(ask(running, beam_size=[4], **more))[0] for more in ({"queries": 7}, {}))
     assert (few["queries"], default["queries"], default["m"]) == (7, HELD_OUT, 5)
+    frozen = [params.frozen_B for _, params in running.engines["books"].calls]
+    assert [flags.tolist() for flags in frozen if flags is not None] == [[True]] * (7 + HELD_OUT)
 
 
 def test_an_interval_holds_the_mean_and_stays_a_share() -> None:
@@ -106,45 +101,31 @@ def test_an_interval_holds_the_mean_and_stays_a_share() -> None:
     [
         ({"beam_size": []}, "beam_size"),
         ({"beam_size": [4] * (MAX_BEAMS + 1)}, "beam_size"),
-        ({"beam_size": list(range(1, 1001))}, "beam_size"),
         ({"beam_size": [4, 0]}, "beam_size[1]"),
         ({"beam_size": [4, 10**9]}, "beam_size[1]"),
         ({"beam_size": [10**30]}, "beam_size[0]"),
         ({"beam_size": ["4"]}, "beam_size[0]"),
-        ({"beam_size": [4], "m": 0}, "m"),
-        ({"beam_size": [4], "m": 10**6}, "m"),
-        ({"beam_size": [4], "queries": MAX_QUERIES + 1}, "queries"),
-        ({"beam_size": [4], "more": 1}, "more"),
-        ({}, "beam_size"),
+        ({"m": 0}, "m"),
+        ({"m": 10**6}, "m"),
+        ({"queries": MAX_QUERIES + 1}, "queries"),
+        ({"more": 1}, "more"),
+        ({"beam_size": None}, "beam_size"),
     ],
 )
 def test_a_wrong_value_is_422_and_named(refusing: Running, body: Json, field: str) -> None:
-    answer = ask(refusing, **body)
+    answer = ask(refusing, **{"beam_size": [4]} | body)
     assert answer.status_code == problem(answer)["status"] == 422
     assert problem(answer)["errors"][0]["field"] == field
     assert not refusing.engines["books"].calls
 
 
-def test_a_model_or_version_that_is_not_there_is_404(refusing: Running) -> None:
-    assert problem(refusing.client.post("/models/nobody/frontier", json={"beam_size": [4]}))["status"] == 404
+def test_a_version_that_is_not_there_is_404_and_one_without_held_out_queries_409(refusing: Running, tmp_path: Path) -> None:
     assert problem(ask(refusing, beam_size=[4], version=9))["status"] == 404
-    assert refusing.client.get(PATH).status_code == 405
-    assert refusing.client.post(PATH, content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 415
-
-
-def test_a_version_without_held_out_queries_is_409(tmp_path: Path) -> None:
     with run(written(tmp_path, "nobody")) as running:
         assert problem(ask(running, beam_size=[4]))["status"] == 409
 
 
-@pytest.mark.parametrize(("key", "status"), [(ADMIN, 200), (RETRIEVE, 403), (None, 401)])
-def test_where_there_are_keys_an_admin_key_is_needed(served: Path, key: str | None, status: int) -> None:
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    with run(served, admin_keys=ADMIN, retrieve_keys=RETRIEVE) as running:
-        assert running.client.post(PATH, json={"beam_size": [4]}, headers=headers).status_code == status
-
-
-async def started(app: Any, body: Json, to: Send | None = None) -> tuple[asyncio.Task[None], asyncio.Event, list[Message]]:
+async def begun(app: Any, body: Json, to: Send | None = None) -> tuple[asyncio.Task[None], asyncio.Event, list[Message]]:
     """A request whose client goes when the event is set, and what it has been sent, unless that is sent `to` somebody else."""
     gone, sent, asked = asyncio.Event(), list[Message](), [orjson.dumps(body)]
 
@@ -157,110 +138,80 @@ async def started(app: Any, body: Json, to: Send | None = None) -> tuple[asyncio
     async def send(message: Message) -> None:
         sent.append(message)
 
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": PATH,
-        "raw_path": PATH.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "scheme": "http",
-        "http_version": "1.1",
-        "headers": [(b"content-type", b"application/json")],
-        "client": ("test", 1),
-        "server": ("test", 1),
-    }
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": PATH, "raw_path": PATH.encode(), "query_string": b"", "headers": headers}
     return asyncio.create_task(app(scope, receive, to or send)), gone, sent
 
 
-def test_one_is_measured_at_a_time_and_ends_when_its_client_goes(served: Path) -> None:
-    async def scenario(running: Running) -> None:
-        engine, http = running.engines["books"], running.client.http
-        engine.go.clear()
-        task, gone, sent = await started(running.app, {"beam_size": [4, 5, 6]})
-        assert await asyncio.to_thread(engine.started.wait, 10)
-        others = await asyncio.gather(*(http.post(PATH, json={"beam_size": [4]}) for _ in range(10)))
-        assert [(answer.status_code, answer.headers["retry-after"]) for answer in others] == [(429, "1")] * 10
-        gone.set()
-        await task
-        assert [message["type"] for message in sent] == ["http.response.start"]
-        engine.go.set()
-        assert len(lines(await http.post(PATH, json={"beam_size": [4], "queries": 3}))) == 1
-        assert sum(len(batch) for batch, _ in engine.calls) == 1 + 3  # the rest of the first is not searched
-
-    with run(served) as running:
-        running.client.runner.run(scenario(running))
+async def test_one_is_measured_at_a_time_and_ends_when_its_client_goes(running: Running) -> None:
+    engine, http = running.engines["books"], running.client.http
+    engine.go.clear()
+    task, gone, sent = await begun(running.app, {"beam_size": [4, 5, 6]})
+    assert await asyncio.to_thread(engine.started.wait, 10)
+    others = await asyncio.gather(*(http.post(PATH, json={"beam_size": [4]}) for _ in range(10)))
+    assert [(answer.status_code, answer.headers["retry-after"]) for answer in others] == [(429, "1")] * 10
+    gone.set()
+    await task
+    assert [message["type"] for message in sent] == ["http.response.start"]
+    engine.go.set()
+    assert len(lines(await http.post(PATH, json={"beam_size": [4], "queries": 3}))) == 1
+    assert sum(len(batch) for batch, _ in engine.calls) == 1 + 3  # the rest of the first is not searched
 
 
-def test_the_next_one_may_come_with_the_last_line(served: Path) -> None:
-    async def scenario(running: Running) -> None:
-        body: Json = {"beam_size": [4, 5], "queries": 3}
-        sent: list[Message] = []
-        next_ones: list[int] = []
+async def test_the_next_one_may_come_with_the_last_line(running: Running) -> None:
+    body: Json = {"beam_size": [4, 5], "queries": 3}
+    sent: list[Message] = []
+    next_ones: list[int] = []
 
-        async def send(message: Message) -> None:
-            sent.append(message)
-            if len(sent) == 3:  # the head, and two lines
-                next_ones.append((await running.client.http.post(PATH, json=body)).status_code)
+    async def send(message: Message) -> None:
+        sent.append(message)
+        if len(sent) == 3:  # the head, and two lines
+            next_ones.append((await running.client.http.post(PATH, json=body)).status_code)
 
-        task, _, _ = await started(running.app, body, send)
-        await task
-        assert len(sent) == 4
-        assert next_ones == [200]
-
-    with run(served) as running:
-        running.client.runner.run(scenario(running))
+    task, _, _ = await begun(running.app, body, send)
+    await task
+    assert (len(sent), next_ones) == (4, [200])
 
 
-def test_customers_overtake_it_and_are_not_counted_with_it(served: Path) -> None:
-    async def scenario(running: Running) -> None:
-        engine, http = running.engines["books"], running.client.http
-        batcher = running.app.state.service.registry.entries["books"].loaded.batcher
+async def test_customers_overtake_it_and_are_not_counted_with_it(running: Running) -> None:
+    engine, http = running.engines["books"], running.client.http
+    batcher = running.app.state.service.registry.entries["books"].loaded.batcher
 
-        def customer(beam_size: int) -> asyncio.Task[httpx.Response]:
-            body = {"queries": [{"history": ["item-1"]}], "m": 1, "beam_size": beam_size}
-            return asyncio.create_task(http.post("/retrieve", json=body))
+    def customer(beam_size: int) -> asyncio.Task[httpx.Response]:
+        body = {"queries": [{"history": ["item-1"]}], "m": 1, "beam_size": beam_size}
+        return asyncio.create_task(http.post("/retrieve", json=body))
 
-        engine.go.clear()
-        first = customer(7)
-        assert await asyncio.to_thread(engine.started.wait, 10)
-        task, _, _ = await started(running.app, {"beam_size": [4]})
-        while not batcher._behind:  # its first query waits
-            await asyncio.sleep(0)
-        second = customer(9)
-        while not batcher.depth:
-            await asyncio.sleep(0)
-        engine.go.set()
-        assert [(await answer).status_code for answer in (first, second)] == [200, 200]
-        await task
-        assert [params.beam_size_B.tolist() for _, params in engine.calls] == [[7], [9]] + [[4]] * HELD_OUT
-        text = (await http.get("/metrics")).text
-        assert 'espalier_queries_total{model="books"} 2.0' in text
-        assert 'espalier_requests_total{model="books",status="200"} 2.0' in text
-
-    with run(served) as running:
-        running.client.runner.run(scenario(running))
+    engine.go.clear()
+    first = customer(7)
+    assert await asyncio.to_thread(engine.started.wait, 10)
+    task, _, _ = await begun(running.app, {"beam_size": [4]})
+    while not batcher._behind:  # its first query waits
+        await asyncio.sleep(0)
+    second = customer(9)
+    while not batcher.depth:
+        await asyncio.sleep(0)
+    engine.go.set()
+    assert [(await answer).status_code for answer in (first, second)] == [200, 200]
+    await task
+    assert [params.beam_size_B.tolist() for _, params in engine.calls] == [[7], [9]] + [[4]] * HELD_OUT
+    text = (await http.get("/metrics")).text
+    assert 'espalier_queries_total{model="books"} 2.0' in text
+    assert 'espalier_requests_total{model="books",status="200"} 2.0' in text
 
 
-def test_its_queries_see_the_trained_version_alone(served: Path) -> None:
-    with run(served) as running:
-        lines(ask(running, beam_size=[4], queries=3))
-        assert [params.frozen_B.tolist() for _, params in running.engines["books"].calls if params.frozen_B is not None] == [[True]] * 3
+def test_a_failing_engine_ends_the_answer_with_a_problem_document(running: Running) -> None:
+    running.engines["books"].failure = RuntimeError("secret")
+    found = lines(ask(running, beam_size=[4, 5]))
+    assert ([line["status"] for line in found], "secret" in str(found)) == ([500], False)
+    assert len(lines(ask(running, beam_size=[4, 5]))) == 2
 
 
-def test_a_failing_engine_ends_the_answer_with_a_problem_document(served: Path) -> None:
-    with run(served) as running:
-        running.engines["books"].failure = RuntimeError("secret")
-        found = lines(ask(running, beam_size=[4, 5]))
-        assert ([line["status"] for line in found], "secret" in str(found)) == ([500], False)
-        assert len(lines(ask(running, beam_size=[4, 5]))) == 2
-
-
-def test_a_version_that_is_dropped_is_measured_no_longer_and_not_kept(served: Path) -> None:
-    async def scenario(running: Running) -> None:
-        engine, entry = running.engines["books"], running.app.state.service.registry.entries["books"]
-        engine.go.clear()
-        task, _, sent = await started(running.app, {"beam_size": [4, 5]})
+async def test_a_version_that_is_dropped_is_measured_no_longer_and_not_kept(running: Running) -> None:
+    engine, entry = running.engines["books"], running.app.state.service.registry.entries["books"]
+    engine.go.clear()
+    gc.disable()
+    try:
+        task, _, sent = await begun(running.app, {"beam_size": [4, 5]})
         assert await asyncio.to_thread(engine.started.wait, 10)
         kept, entry.ready = weakref.ref(entry.ready[1]), {}
         loaded, entry.loaded = entry.loaded, None
@@ -270,10 +221,5 @@ def test_a_version_that_is_dropped_is_measured_no_longer_and_not_kept(served: Pa
         assert kept() is loaded
         del loaded, sent, task
         assert kept() is None
-
-    with run(served) as running:
-        gc.disable()
-        try:
-            running.client.runner.run(scenario(running))
-        finally:
-            gc.enable()
+    finally:
+        gc.enable()

@@ -67,40 +67,39 @@ def test_hours_of_service_are_a_number_a_minute_and_at_most_a_day(hours: int) ->
     assert set(found["series"]["live_items"]) == {None}
 
 
-def test_the_first_rate_is_unknown_and_a_gap_is_averaged() -> None:
+def recorded(*counted: tuple[float, float]) -> History:
+    """(time, requests up to then) by row."""
     history = History()
-    for at, requests in ((0.0, 100.0), (60.0, 160.0), (3660.0, 520.0)):
+    for at, requests in counted:
         history.add(Totals(at, {"requests": requests}))
-    assert document(history)["series"]["requests_per_s"] == [None, 1.0, 0.1]
+    return history
 
 
-def test_a_rate_of_now_is_not_of_a_moment() -> None:
-    history = History()
-    for at, requests in ((0.0, 0.0), (60.0, 60.0), (120.0, 120.0), (121.0, 190.0)):
-        history.add(Totals(at, {"requests": requests}))
-    assert document(history)["series"]["requests_per_s"] == [None, 1.0, 1.0, pytest.approx(130 / 61)]
+@pytest.mark.parametrize(
+    ("counted", "rates"),
+    [
+        ([(0, 100), (60, 160), (3660, 520)], [None, 1, 0.1]),  # the first is unknown, and a gap is averaged
+        ([(0, 0), (60, 60), (120, 120), (121, 190)], [None, 1, 1, pytest.approx(130 / 61)]),  # that of now is not of a moment
+        ([(0, 100), (60, 40), (120, 100)], [None, 0, 1]),  # a count that falls began anew and is no negative rate
+    ],
+)
+def test_a_rate_is_of_what_came_in_a_minute(counted: list[tuple[float, float]], rates: list[float | None]) -> None:
+    assert document(recorded(*counted))["series"]["requests_per_s"] == rates
 
 
-def test_a_count_that_falls_began_anew_and_is_no_negative_rate() -> None:
-    history = History()
-    for at, requests in ((0.0, 100.0), (60.0, 40.0), (120.0, 100.0)):
-        history.add(Totals(at, {"requests": requests}))
-    assert document(history)["series"]["requests_per_s"] == [None, 0.0, 1.0]
-    assert history.columns().increase("requests", 3600).tolist() == [0, 0, 60]
+def test_an_increase_is_never_negative() -> None:
+    assert recorded((0, 100), (60, 40), (120, 100)).columns().increase("requests", 3600).tolist() == [0, 0, 60]
 
 
-def test_a_clock_that_is_set_back_leaves_rows_out() -> None:
-    history = History()
-    for at in (60.0, 120.0, 90.0, 120.0, 180.0):
-        history.add(Totals(at, {}))
-    assert [*history.at] == [60, 120, 180]
-
-
-def test_rows_older_than_a_day_go_even_where_there_are_few() -> None:
-    history = History()
-    for at in (0.0, 60.0, KEPT_S + 60.0):
-        history.add(Totals(at, {}))
-    assert [*history.at] == [KEPT_S + 60]
+@pytest.mark.parametrize(
+    ("times", "kept"),
+    [
+        ([60, 120, 90, 120, 180], [60, 120, 180]),  # a clock that is set back leaves rows out
+        ([0, 60, KEPT_S + 60], [KEPT_S + 60]),  # rows older than a day go even where there are few
+    ],
+)
+def test_rows_are_of_the_last_day_and_in_order(times: list[float], kept: list[float]) -> None:
+    assert [*recorded(*((at, 0) for at in times)).at] == kept
 
 
 def test_quantiles_are_those_of_the_last_five_minutes() -> None:
@@ -452,10 +451,3 @@ def test_health_is_there_from_the_first_minute(versions: Path) -> None:
         assert {alert["name"] for alert in found["alerts"]} == {condition.name for condition in CONDITIONS}
         assert not [alert for alert in found["alerts"] if alert["firing"]]
         assert running.client.get("/models/nobody/health").status_code == 404
-
-
-@pytest.mark.parametrize(("key", "status"), [(ADMIN, 200), (RETRIEVE, 403), (None, 401)])
-def test_where_there_are_keys_health_needs_an_admin_key(versions: Path, key: str | None, status: int) -> None:
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    with run(versions, admin_keys=ADMIN, retrieve_keys=RETRIEVE) as running:
-        assert running.client.get("/models/books/health", headers=headers).status_code == status

@@ -11,12 +11,13 @@ import pytest
 from espalier.bundle import Bundle
 from service.models import loading
 from service.models.live_replay import CANARY_ANSWERS, MIN_CANARY_ANSWERS
+from tests.service.exported_models import GOLDEN, HELD_OUT, exported
 from tests.service.live_running import Live, Nearest, open_reference
+from tests.service.probing import Probing
 from tests.service.running import ids, run
-from tests.service.test_probe import HELD_OUT, ROUND, ask, exported, prober, recall, value
 
-M = 5
-"""The largest m of recall at export."""
+M, ROUND = 5, HELD_OUT + GOLDEN
+"""The largest m of recall at export; queries of a round."""
 
 
 @pytest.fixture
@@ -25,10 +26,6 @@ def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
     monkeypatch.setattr(loading, "Placer", Nearest)
     with run(bundle.path.parents[1], open_reference) as running:
         yield Live(running)
-
-
-def measured(live: Live, name: str) -> float | None:
-    return value(live.running, f"espalier_live_{name}", model="books", version=1)
 
 
 def displacement(live: Live, bundle: Bundle, gone: set[str]) -> float:
@@ -47,38 +44,38 @@ def displacement(live: Live, bundle: Bundle, gone: set[str]) -> float:
 
 
 def test_writes_are_no_damage_and_what_they_displace_is_measured(live: Live) -> None:
-    asking = prober(live.running)
-    ask(live.running, asking, 2 * ROUND)
-    expected = recall(live.running)
-    assert recall(live.running, metric="expected_recall") == pytest.approx(expected, abs=1e-12)
-    assert measured(live, "displacement") is None  # nothing was ever written
+    probing = Probing(live.running)
+    probing.ask(2 * ROUND)
+    expected = probing.recall()
+    assert probing.recall(metric="expected_recall") == pytest.approx(expected, abs=1e-12)
+    assert probing.value("live_displacement") is None  # nothing was ever written
     bundle = live.running.app.state.service.registry.entries["books"].loaded.bundle
     gone = {item for query in bundle.heldout().to_pylist()[:3] for item in query["relevant"][:1]}
     for item in gone:
         live.delete(item)
     for i in range(0, 64, 2):
         live.put(f"copy-{i}", like=(f"item-{i}",))
-    ask(live.running, asking, 3 * ROUND)
-    found = measured(live, "displacement")
+    probing.ask(3 * ROUND)
+    found = probing.value("live_displacement")
     assert found is not None
     assert found == pytest.approx(displacement(live, bundle, gone), abs=1e-12)
     assert found < -0.05
-    assert recall(live.running) == pytest.approx(expected, abs=1e-12)
-    assert value(live.running, "espalier_probe_drift", model="books", version=1) == pytest.approx(0, abs=1e-7)
+    assert probing.recall() == pytest.approx(expected, abs=1e-12)
+    assert probing.drift() == pytest.approx(0, abs=1e-7)
 
 
 def test_the_canary_asks_for_new_items_by_their_histories_until_they_are_deleted(live: Live) -> None:
-    asking = prober(live.running)
+    probing = Probing(live.running)
     found = live.found("item-3", m=60, beam_size=8)
     missed = next(f"item-{i}" for i in range(64) if f"item-{i}" not in found)
     live.put("near", like=(found[0],), events=(["item-3"],))  # its place and row are those of what it is like
-    ask(live.running, asking, 4 * MIN_CANARY_ANSWERS)
-    assert measured(live, "canary_recall") == 1.0
+    probing.ask(4 * MIN_CANARY_ANSWERS)
+    assert probing.value("live_canary_recall") == 1.0
     live.put("far", like=(missed,), events=(["item-3"],))
-    ask(live.running, asking, 4 * 2 * CANARY_ANSWERS)
-    assert measured(live, "canary_recall") == 0.5
+    probing.ask(4 * 2 * CANARY_ANSWERS)
+    assert probing.value("live_canary_recall") == 0.5
     live.delete("near")
     live.delete("far")
-    ask(live.running, asking, 3)
-    assert np.isnan(measured(live, "canary_recall") or 0.0)
-    assert value(live.running, "espalier_probe_queries_total", model="books", version=1, outcome="failed") is None
+    probing.ask(3)
+    assert np.isnan(probing.value("live_canary_recall") or 0.0)
+    assert probing.queries("failed") == 0

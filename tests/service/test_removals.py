@@ -23,21 +23,16 @@ from espalier.checks.random_bundles import make_bundle
 from espalier.errors import InvalidInput
 from espalier.items import MAX_ID_BYTES
 from espalier.tree import complete_tree
-from espalier_client import AsyncClient, Conflict, NotAllowed
-from service.entity_tags import Condition
-from service.errors import PreconditionFailed
+from espalier_client import AsyncClient
 from service.models import changes as changes_module
 from service.models import removals
 from service.models.desired_state import DesiredState, Removed
-from service.models.removals import check_condition, check_list, etag, with_id
-from tests.service.processes import KEY as WORKERS_KEY
-from tests.service.processes import service
-from tests.service.running import ITEMS, LIMITS, Json, Running, problem, run
-from tests.waiting import until
+from service.models.removals import check_list, etag, with_id
+from tests.service.running import ITEMS, LIMITS, Json, Running, bearer, problem, run
 
 ADMIN = "admin-key-00000001"
-HEADERS = {"Authorization": f"Bearer {ADMIN}"}
 LIST = "/models/books/removed"
+MOST = 20
 EDITORS, EACH = 4, 5
 
 
@@ -56,7 +51,7 @@ def folder(tmp_path: Path, bundle: Path) -> Path:
 
 @pytest.fixture
 def shelf(folder: Path) -> Iterator[Running]:
-    with run(folder, admin_keys=(ADMIN,), max_removed=20) as running:
+    with run(folder, admin_keys=(ADMIN,), max_removed=MOST) as running:
         yield running
 
 
@@ -70,8 +65,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Iterator[R
 
 
 def send(running: Running, method: str, path: str = LIST, body: Json | None = None, **headers: str) -> httpx.Response:
+    """headers: with _ for -."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return running.client.request(method, path, json=body, headers=HEADERS | named)
+    return running.client.request(method, path, json=body, headers=bearer(ADMIN) | named)
 
 
 def listed(running: Running) -> list[str]:
@@ -81,6 +77,12 @@ def listed(running: Running) -> list[str]:
 
 def item(item_id: str) -> str:
     return f"{LIST}/{quote(item_id, safe='')}"
+
+
+def on_disk(folder: Path) -> Removed:
+    found = DesiredState(folder / "books").read(Removed)
+    assert found is not None
+    return found
 
 
 # -- entity tags ----------------------------------------------------------------------------------------------------------
@@ -101,37 +103,31 @@ def test_whoever_reads_or_changes_the_list_gets_its_tag(shelf: Running) -> None:
         ("PUT", item("item-3"), None),
         ("GET", LIST, None),
         ("DELETE", item("item-3"), None),
-        ("GET", LIST, None),
     ):
         answer = send(shelf, method, path, body)
         assert answer.status_code == 200, answer.text
         assert answer.headers["etag"] == answer.json()["etag"]
         tags.append(answer.headers["etag"])
-    assert tags[1] == tags[2] == tags[5] == tags[6]
+    assert tags[1] == tags[2] == tags[5]
     assert tags[3] == tags[4]
     assert len(set(tags)) == 3
     head = send(shelf, "HEAD")
     assert (head.headers["etag"], head.content) == (tags[-1], b"")
-
-
-def test_who_has_the_list_already_is_told_so(shelf: Running) -> None:
-    tag = send(shelf, "PUT", body={"ids": ["item-1"]}).headers["etag"]
-    for value in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+    for value in (tags[-1], f"W/{tags[-1]}", f'"other", {tags[-1]}', "*"):  # who has the list already is told so
         answer = send(shelf, "GET", If_None_Match=value)
-        assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", tag)
-    assert send(shelf, "GET", If_None_Match='"other"').json()["ids"] == ["item-1"]
+        assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", tags[-1])
+    assert send(shelf, "GET", If_None_Match='"other"').json()["ids"] == ["item-1", "item-2"]
 
 
 def test_of_two_editors_the_second_learns_of_the_first(shelf: Running) -> None:
-    one, other = (send(shelf, "GET") for _ in range(2))
-    first = send(shelf, "PUT", body={"ids": [*one.json()["ids"], "item-1"]}, If_Match=one.headers["etag"])
+    tag = send(shelf, "GET").headers["etag"]
+    first = send(shelf, "PUT", body={"ids": ["item-1"]}, If_Match=tag)
     assert first.status_code == 200
-    late = send(shelf, "PUT", body={"ids": [*other.json()["ids"], "item-2"]}, If_Match=other.headers["etag"])
+    late = send(shelf, "PUT", body={"ids": ["item-2"]}, If_Match=tag)
     assert late.status_code == problem(late)["status"] == 412
     assert late.headers["etag"] == first.headers["etag"]
     assert listed(shelf) == ["item-1"]
-    again = send(shelf, "PUT", body={"ids": [*listed(shelf), "item-2"]}, If_Match=late.headers["etag"])
-    assert again.status_code == 200
+    assert send(shelf, "PUT", body={"ids": ["item-1", "item-2"]}, If_Match=late.headers["etag"]).status_code == 200
     assert listed(shelf) == ["item-1", "item-2"]
 
 
@@ -139,36 +135,27 @@ def test_of_two_editors_the_second_learns_of_the_first(shelf: Running) -> None:
     ("headers", "passes"),
     [
         ({}, True),
-        ({"If_Match": "*"}, True),
-        ({"If_Match": "{tag}"}, True),
-        ({"If_Match": '"other", {tag}'}, True),
+        *(({"If_Match": value}, True) for value in ("*", "{tag}", '"other", {tag}')),
         ({"If_Match": "W/{tag}"}, False),  # a weak tag is not good enough for a change
-        ({"If_Match": '"other"'}, False),
-        ({"If_Match": ""}, False),
-        ({"If_Match": "nonsense"}, False),
+        *(({"If_Match": value}, False) for value in ('"other"', "", "nonsense")),
         ({"If_None_Match": '"other"'}, True),
-        ({"If_None_Match": "{tag}"}, False),
-        ({"If_None_Match": "*"}, False),
+        *(({"If_None_Match": value}, False) for value in ("{tag}", "*")),
         ({"If_Match": "{tag}", "If_None_Match": "{tag}"}, False),
     ],
 )
-@pytest.mark.parametrize(("method", "path", "body"), [("PUT", LIST, {"ids": []}), ("PUT", item("x"), None), ("DELETE", item("x"), None)])
-def test_every_change_keeps_to_its_conditions(
-    shared: Running, method: str, path: str, body: Json | None, headers: dict[str, str], passes: bool
-) -> None:
-    tag = send(shared, "GET").headers["etag"]
-    given = {name: value.replace("{tag}", tag) for name, value in headers.items()}
-    answer = send(shared, method, path, body, **given)
-    assert answer.status_code == (200 if passes else 412)
-    assert answer.headers["etag"] == send(shared, "GET").headers["etag"]
-    assert listed(shared) == (["x"] if passes and path == item("x") and method == "PUT" else [])
-    send(shared, "PUT", body={"ids": []})
+def test_every_change_keeps_to_its_conditions(shared: Running, headers: dict[str, str], passes: bool) -> None:
+    for method, path, body in (("PUT", LIST, {"ids": []}), ("PUT", item("x"), None), ("DELETE", item("x"), None)):
+        tag = send(shared, "GET").headers["etag"]
+        answer = send(shared, method, path, body, **{name: value.replace("{tag}", tag) for name, value in headers.items()})
+        assert answer.status_code == (200 if passes else 412)
+        assert answer.headers["etag"] == send(shared, "GET").headers["etag"]
+        assert listed(shared) == (["x"] if passes and path == item("x") and method == "PUT" else [])
 
 
 # -- single items ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_item_is_removed_and_restored_by_its_id(shelf: Running) -> None:
+def test_an_item_is_removed_and_restored_by_its_id(shelf: Running, folder: Path) -> None:
     def change(method: str, item_id: str) -> tuple[bool, bool, bool, int]:
         answer = send(shelf, method, item(item_id))
         assert answer.status_code == 200, answer.text
@@ -176,18 +163,19 @@ def test_an_item_is_removed_and_restored_by_its_id(shelf: Running) -> None:
         assert told["id"] == item_id
         return told["removed"], told["changed"], told["known"], told["total"]
 
-    found = shelf.retrieve(queries=[{"history": []}], m=2)["results"][0]["items"]
-    best, second = found[0]["id"], found[1]["id"]
-    assert change("PUT", best) == (True, True, True, 1)
-    assert change("PUT", best) == (True, False, True, 1)
+    def best() -> list[str]:
+        return [found["id"] for found in shelf.retrieve(queries=[{"history": []}], m=2)["results"][0]["items"]]
+
+    first, second = best()
+    assert change("PUT", first) == (True, True, True, 1)
+    assert change("PUT", first) == (True, False, True, 1)
     assert change("PUT", "gone") == (True, True, False, 2)
-    assert shelf.retrieve(queries=[{"history": []}], m=1)["results"][0]["items"][0]["id"] == second
-    generation = DesiredState(shelf.app.state.service.settings.models / "books").read(Removed)
-    assert generation == Removed(generation=2, ids=(best, "gone"))  # what changed nothing has written nothing
-    assert change("DELETE", best) == (False, True, True, 1)
-    assert change("DELETE", best) == (False, False, True, 1)
+    assert best()[0] == second
+    assert on_disk(folder) == Removed(generation=2, ids=(first, "gone"))  # what changed nothing has written nothing
+    assert change("DELETE", first) == (False, True, True, 1)
+    assert change("DELETE", first) == (False, False, True, 1)
     assert listed(shelf) == ["gone"]
-    assert shelf.retrieve(queries=[{"history": []}], m=1)["results"][0]["items"][0]["id"] == best
+    assert best()[0] == first
 
 
 @given(
@@ -210,49 +198,41 @@ def test_any_id_can_be_removed_and_restored(shared: Running, item_id: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("path", "status"),
+    ("item_id", "status"),
     [
-        (f"{LIST}/%FF%FE", 422),  # no UTF-8: another id must not be removed in its place
-        (f"{LIST}/{'x' * MAX_ID_BYTES}", 200),
-        (f"{LIST}/{'x' * (MAX_ID_BYTES + 1)}", 422),
-        (f"{LIST}/{quote('ü' * (MAX_ID_BYTES // 2 + 1))}", 422),
-        (f"{LIST}/", 404),
-        ("/models/films/removed/x", 404),
+        ("%FF%FE", 422),  # no UTF-8: another id must not be removed in its place
+        ("x" * MAX_ID_BYTES, 200),
+        ("x" * (MAX_ID_BYTES + 1), 422),
+        (quote("ü" * (MAX_ID_BYTES // 2 + 1)), 422),
+        ("", 404),
     ],
 )
-@pytest.mark.parametrize("method", ["PUT", "DELETE"])
-def test_an_id_that_no_item_can_have_is_refused(shared: Running, method: str, path: str, status: int) -> None:
-    answer = send(shared, method, path)
-    assert answer.status_code == status, answer.text
-    assert status == 200 or problem(answer)["status"] == status
-    if status == 422:
-        assert problem(answer)["errors"][0]["field"] == "id"
-    send(shared, "PUT", body={"ids": []})
+def test_an_id_that_no_item_can_have_is_refused(shared: Running, item_id: str, status: int) -> None:
+    for method in ("PUT", "DELETE"):
+        answer = send(shared, method, f"{LIST}/{item_id}")
+        assert answer.status_code == status, answer.text
+        assert status != 422 or problem(answer)["errors"][0]["field"] == "id"
 
 
 def test_the_body_of_a_single_removal_is_not_read(shelf: Running) -> None:
-    answer = shelf.client.request("PUT", item("item-1"), content=b"[[[", headers=HEADERS | {"Content-Type": "text/plain"})
-    assert answer.status_code == 200
-    assert listed(shelf) == ["item-1"]
+    answer = shelf.client.request("PUT", item("item-1"), content=b"[[[", headers=bearer(ADMIN) | {"Content-Type": "text/plain"})
+    assert (answer.status_code, listed(shelf)) == (200, ["item-1"])
 
 
 # -- limits ---------------------------------------------------------------------------------------------------------------
 
 
 def test_a_list_has_room_for_so_many_ids_and_no_more(shelf: Running) -> None:
-    most = shelf.app.state.service.settings.max_removed
-    answer = send(shelf, "PUT", body={"ids": [f"gone-{i}" for i in range(most + 1)]})
-    assert answer.status_code == 422
-    assert "at most 20 (ESPALIER_MAX_REMOVED)" in problem(answer)["detail"]
-    assert send(shelf, "PUT", body={"ids": [f"gone-{i % most}" for i in range(most + 1)]}).status_code == 200
-    for _ in range(2):
-        full = send(shelf, "PUT", item("one-more"))
-        assert full.status_code == 422
-        assert "at most 20 (ESPALIER_MAX_REMOVED)" in problem(full)["detail"]
+    def full(answer: httpx.Response) -> bool:
+        return (answer.status_code, f"at most {MOST} (ESPALIER_MAX_REMOVED)" in problem(answer)["detail"]) == (422, True)
+
+    assert full(send(shelf, "PUT", body={"ids": [f"gone-{i}" for i in range(MOST + 1)]}))
+    assert send(shelf, "PUT", body={"ids": [f"gone-{i % MOST}" for i in range(MOST + 1)]}).status_code == 200
+    assert full(send(shelf, "PUT", item("one-more")))
     assert send(shelf, "PUT", item("gone-3")).status_code == 200  # it is on the list
-    assert len(listed(shelf)) == most
-    assert send(shelf, "DELETE", item("gone-3")).json()["total"] == most - 1
-    assert send(shelf, "PUT", item("one-more")).json()["total"] == most
+    assert len(listed(shelf)) == MOST
+    assert send(shelf, "DELETE", item("gone-3")).json()["total"] == MOST - 1
+    assert send(shelf, "PUT", item("one-more")).json()["total"] == MOST
 
 
 def test_a_list_that_is_too_long_by_hand_can_be_made_shorter(folder: Path) -> None:
@@ -296,12 +276,13 @@ def test_a_list_of_the_most_bytes_can_be_written_and_read_again(tmp_path: Path) 
 def test_editors_at_the_same_time_lose_nothing(folder: Path) -> None:
     """Two services over one folder, as two workers are, with several editors each: all of what they add and nothing of what they drop."""
     DesiredState(folder / "books").write(Removed(generation=1, ids=tuple(f"old-{i}" for i in range(2 * EDITORS * EACH))))
+    finished: list[int] = []
 
     def edit(service_number: int) -> None:
         async def editor(number: int) -> None:
             for i in range(EACH):
                 for method, item_id in (("PUT", f"new-{number}-{i}"), ("DELETE", f"old-{number * EACH + i}")):
-                    answer = await running.client.http.request(method, item(item_id), headers=HEADERS)
+                    answer = await running.client.http.request(method, item(item_id), headers=bearer(ADMIN))
                     assert answer.status_code == 200, answer.text
                     assert answer.json()["changed"]
 
@@ -312,67 +293,13 @@ def test_editors_at_the_same_time_lose_nothing(folder: Path) -> None:
             running.client.runner.run(editors())
             finished.append(service_number)
 
-    finished: list[int] = []
     threads = [threading.Thread(target=edit, args=(number,)) for number in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert sorted(finished) == [0, 1]
-    found = DesiredState(folder / "books").read(Removed)
-    assert found is not None
-    assert sorted(found.ids) == sorted(f"new-{number}-{i}" for number in range(2 * EDITORS) for i in range(EACH))
-
-
-@pytest.mark.slow
-def test_workers_take_changes_from_several_clients(folder: Path) -> None:
-    with service(folder, 2) as running:
-        refused: list[object] = []
-
-        def edit(number: int) -> None:
-            for i in range(3):
-                status, answer = running.request("PUT", item(f"item-{number * 3 + i}"))
-                if status != 200:
-                    refused.append(answer)
-
-        threads = [threading.Thread(target=edit, args=(number,)) for number in range(EDITORS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert refused == []
-        wanted = {f"item-{i}" for i in range(3 * EDITORS)}
-        for _ in range(8):  # whichever worker is asked
-            assert set(running.request("GET", LIST)[1]["ids"]) == wanted
-        assert wanted.isdisjoint(running.served()[1])
-        assert WORKERS_KEY not in "".join(running.log)
-        assert "".join(running.log).count('action="remove_item"') == 3 * EDITORS
-
-
-def test_a_change_waits_for_another_one_to_end(shelf: Running, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tries, plain = [], DesiredState.locked
-
-    def on_its_third_try(disk: DesiredState, kind: type[Removed]) -> AbstractContextManager[None]:
-        tries.append(disk)
-        if len(tries) == 3:
-            release(folder)
-        return plain(disk, kind)
-
-    monkeypatch.setattr(DesiredState, "locked", on_its_third_try)
-    with locked(folder):
-        assert send(shelf, "PUT", item("item-1")).status_code == 200
-    assert len(tries) == 3
-    assert listed(shelf) == ["item-1"]
-
-
-def test_a_change_does_not_wait_for_ever(shelf: Running, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes_module, "REMOVALS_WAIT_S", 0.05)
-    with locked(folder):
-        for method, path, body in (("PUT", item("item-1"), None), ("PUT", LIST, {"ids": ["item-1"]})):
-            answer = send(shelf, method, path, body)
-            assert answer.status_code == problem(answer)["status"] == 409
-            assert answer.headers["retry-after"] == "1"
-    assert listed(shelf) == []
+    assert sorted(on_disk(folder).ids) == sorted(f"new-{number}-{i}" for number in range(2 * EDITORS) for i in range(EACH))
 
 
 HELD: dict[Path, int] = {}
@@ -394,6 +321,28 @@ def release(folder: Path) -> None:
         os.close(HELD.pop(folder))
 
 
+def test_a_change_waits_for_another_one_to_end_but_not_for_ever(shelf: Running, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries, plain = [], DesiredState.locked
+
+    def on_its_third_try(disk: DesiredState, kind: type[Removed]) -> AbstractContextManager[None]:
+        tries.append(disk)
+        if len(tries) == 3:
+            release(folder)
+        return plain(disk, kind)
+
+    with monkeypatch.context() as patch, locked(folder):
+        patch.setattr(DesiredState, "locked", on_its_third_try)
+        assert send(shelf, "PUT", item("item-1")).status_code == 200
+    assert len(tries) == 3
+    monkeypatch.setattr(changes_module, "REMOVALS_WAIT_S", 0.05)
+    with locked(folder):
+        for method, path, body in (("PUT", item("item-2"), None), ("PUT", LIST, {"ids": ["item-2"]})):
+            answer = send(shelf, method, path, body)
+            assert answer.status_code == problem(answer)["status"] == 409
+            assert answer.headers["retry-after"] == "1"
+    assert listed(shelf) == ["item-1"]
+
+
 # -- what the file says ---------------------------------------------------------------------------------------------------
 
 
@@ -402,14 +351,12 @@ def test_a_malformed_file_is_replaced_as_a_whole_and_not_edited(shelf: Running, 
     file = folder / "books" / "removed.json"
     file.write_text('{"ids": ["item-1", "item-2"')
     tag = send(shelf, "GET").headers["etag"]
-    for method, path, body, headers in (
-        ("PUT", item("item-3"), None, {}),
-        ("DELETE", item("item-1"), None, {}),
-        ("PUT", LIST, {"ids": ["item-3"]}, {"If_Match": tag}),
+    for answer in (
+        send(shelf, "PUT", item("item-3")),
+        send(shelf, "DELETE", item("item-1")),
+        send(shelf, "PUT", body={"ids": ["item-3"]}, If_Match=tag),
     ):
-        answer = send(shelf, method, path, body, **headers)
-        assert answer.status_code == 409
-        assert "books/removed.json" in problem(answer)["detail"]
+        assert (answer.status_code, "books/removed.json" in problem(answer)["detail"]) == (409, True)
         assert file.read_text() == '{"ids": ["item-1", "item-2"'
     assert send(shelf, "PUT", body={"ids": ["item-1", "item-3"]}).status_code == 200
     assert json.loads(file.read_text())["ids"] == ["item-1", "item-3"]
@@ -426,47 +373,4 @@ def test_without_a_file_what_holds_is_edited(shelf: Running, folder: Path, monke
     monkeypatch.setattr(DesiredState, "read", read)
     assert send(shelf, "PUT", item("item-2")).json()["total"] == 2
     assert away == []
-    assert json.loads((folder / "books" / "removed.json").read_text())["ids"] == ["item-1", "item-2"]
-
-
-def test_a_condition_is_about_the_list_at_the_time_of_the_change() -> None:
-    condition = Condition(if_match=etag(["a"]))
-    check_condition(condition, ["a"])
-    with pytest.raises(PreconditionFailed) as raised:
-        check_condition(condition, ["a", "b"])
-    assert raised.value.headers == (("ETag", etag(["a", "b"])),)
-
-
-# -- the client -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_client_edits_lists_without_losing_changes(shelf: Running) -> None:
-    async def scenario() -> None:
-        transport = httpx.ASGITransport(shelf.app)
-        async with AsyncClient("http://test", api_key=ADMIN, transport=transport) as client:
-            before = await client.removed("books")
-            made = await client.set_removed("books", ["item-1", "gone"], if_match=before.etag)
-            assert (made.removed, made.unknown) == (1, ("gone",))
-            with pytest.raises(Conflict) as raised:
-                await client.set_removed("books", ["item-2"], if_match=before.etag)
-            assert raised.value.status == 412
-            assert await client.set_removed("books", ["item-2"], if_match=made.etag)
-            assert await client.removed("books") == ("item-2",)
-        async with AsyncClient("http://test", transport=transport) as stranger:
-            with pytest.raises(NotAllowed):
-                await stranger.remove_item("books", "item-1")
-
-    shelf.client.runner.run(scenario())
-    until(lambda: listed(shelf) == ["item-2"], "the list is as the client left it")
-
-
-@pytest.mark.parametrize("wrong", ["", "abc", 'W/"abc"', '"a" ', '"a\r\nX: y"', '"ü"'])
-def test_the_client_sends_no_tag_that_is_none(shelf: Running, wrong: str) -> None:
-    async def scenario() -> None:
-        async with AsyncClient("http://test", transport=httpx.ASGITransport(shelf.app)) as client:
-            with pytest.raises(ValueError, match="if_match: got"):
-                await client.set_removed("books", [], if_match=wrong)
-            with pytest.raises(ValueError, match="item_id: got ''"):
-                await client.remove_item("books", "")
-
-    shelf.client.runner.run(scenario())
+    assert on_disk(folder).ids == ("item-1", "item-2")

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -27,11 +26,11 @@ from espalier.rerank.features import CallerFeatures, RankFeatures
 from espalier.rerank.ranker import GOLDEN_SCORES, Reranker, golden_scores, verify_ranker
 from espalier.search import SearchParams, SearchResult
 from espalier.tree import complete_tree
-from espalier_client import Client, Query
 from service.models.loading import EngineSource, LoadFailed, load_version
 from service.settings import Settings
 from service.watch.metrics import Metrics
 from tests.rankers import add_ranker, weighted_sum
+from tests.service.damaged_models import content_of, draft_of
 from tests.service.running import LIMITS, Json, Running, ids, problem, run
 from training.golden import golden_answers
 
@@ -81,22 +80,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 def rewritten(bundle: Bundle, path: Path, golden: pa.Table) -> Bundle:
     """The same bundle with other golden queries."""
-    from espalier.bundle_writer import GraphContent
-    from espalier.manifest import ManifestDraft
-
-    draft = ManifestDraft(**{name: getattr(bundle.manifest, name) for name in ManifestDraft.model_fields})
-    content = GraphContent(
-        tree=bundle.tree,
-        node_rows_ND=bundle.node_rows_ND,
-        state_levels=bundle.graph_scorer.state_levels,
-        state_dim=bundle.graph_scorer.state_dim,
-        query_onnx=bundle.graph("query.onnx"),
-        scorer_onnx=bundle.graph("scorer.onnx"),
-        items=bundle.items,
-        golden=golden,
-        heldout=bundle.heldout(),
-    )
-    return write_bundle(path, draft, content)
+    return write_bundle(path, draft_of(bundle, bundle.manifest.version), replace(content_of(bundle), golden=golden))
 
 
 # -- features --------------------------------------------------------------------------------------------------------
@@ -139,8 +123,25 @@ def test_cosines_to_the_history(plain: Bundle) -> None:
     assert found["leaf.norm"] == pytest.approx(np.linalg.norm(leaves[rows], axis=1))
 
 
-def test_an_item_seen_twice_was_seen_last(plain: Bundle) -> None:
-    assert features(plain, ("history.seen",), [6, 7, 6, 8], [6, 8])["history.seen"] == [1, 0]
+SENT = CallerFeatures({"hour": 7}, {8: {"clicks": 3, "age": 1}, 30: {"clicks": 9}})
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("history", "rows", "sent", "expected"),
+    [
+        ([6, 7, 6, 8], [6, 8], None, {"history.seen": [1, 0]}),  # an item seen twice was seen last
+        ([], [6, 8], None, {"history.length": [0, 0]} | {name: [NAN, NAN] for name in HISTORY if name != "history.length"}),
+        ([], [2, 3], None, {"attribute.year": [1992, NAN], "attribute.free": [1, 0], "attribute.price": [0.5, 0.75]}),
+        ([], [2, 8], SENT, {"query.hour": [7, 7], "item.clicks": [NAN, 3], "item.age": [NAN, 1], "query.day": [NAN, NAN]}),
+    ],
+)
+def test_features_of_histories_of_columns_and_of_callers(
+    plain: Bundle, history: list[int], rows: list[int], sent: CallerFeatures | None, expected: dict[str, list[float]]
+) -> None:
+    found = features(plain, tuple(expected), history, rows, sent)
+    for name, values in expected.items():
+        assert found[name] == pytest.approx(values, nan_ok=True), name
 
 
 def test_a_history_of_one_item_has_a_best_three(plain: Bundle) -> None:
@@ -148,31 +149,10 @@ def test_a_history_of_one_item_has_a_best_three(plain: Bundle) -> None:
     assert found["history.top3"] == found["history.best"]
 
 
-def test_without_a_history_its_features_are_missing(plain: Bundle) -> None:
-    found = features(plain, HISTORY, [], [6, 8])
-    assert found.pop("history.length") == [0, 0]
-    assert all(np.isnan(values).all() for values in found.values())
-
-
-def test_columns_of_the_item_table(plain: Bundle) -> None:
-    found = features(plain, ("attribute.year", "attribute.free", "attribute.price"), [], [2, 3])
-    assert np.array_equal(found["attribute.year"], [1992, np.nan], equal_nan=True)
-    assert (found["attribute.free"], found["attribute.price"]) == ([1, 0], [0.5, 0.75])
-
-
 @pytest.mark.parametrize(("column", "why"), [("brand", "type string"), ("weight", "the items have id, title, year")])
 def test_a_column_that_is_no_number_is_no_feature(plain: Bundle, column: str, why: str) -> None:
     with pytest.raises(BundleCorrupt, match=why):
         RankFeatures(plain, (f"attribute.{column}",))
-
-
-def test_what_callers_send(plain: Bundle) -> None:
-    sent = CallerFeatures({"hour": 7}, {8: {"clicks": 3, "age": 1}, 30: {"clicks": 9}})
-    found = features(plain, ("query.hour", "item.clicks", "item.age", "query.day"), [], [2, 8], sent)
-    assert found["query.hour"] == [7, 7]
-    assert np.array_equal(found["item.clicks"], [np.nan, 3], equal_nan=True)
-    assert np.array_equal(found["item.age"], [np.nan, 1], equal_nan=True)
-    assert np.isnan(found["query.day"]).all()
 
 
 @pytest.mark.parametrize("names", [("history.worst",), ("leaf",), ("retrieval.position", "retrieval.position"), ("item.",), ("query.a b",)])
@@ -477,32 +457,7 @@ def test_server_timing_names_the_stage_where_it_ran(served: Running) -> None:
     assert [part.split(";")[0] for part in header.split(", ")] == ["queue", "encode", "search", "rerank", "serialise", "total"]
 
 
-def test_the_client_asks_for_it(served: Running) -> None:
-    sent: list[Json] = []
-
-    def handle(request: httpx.Request) -> httpx.Response:
-        sent.append(json.loads(request.content))
-        answer = served.client.post("/retrieve", content=request.content, headers={"content-type": "application/json"})
-        return httpx.Response(answer.status_code, json=answer.json())
-
-    query = Query(rank_features={"late": float(np.float32(2))}, item_features={"item-7": {"price": 1}})
-    with Client("http://service", transport=httpx.MockTransport(handle)) as client:
-        answer = client.retrieve([query], model="books", m=2, beam_size=20, rerank=True)
-        shallow = client.retrieve([Query()], model="books", m=2, beam_size=20, rerank=3)
-        client.retrieve([Query()], model="books", m=2, beam_size=20)
-    assert [document.get("rerank") for document in sent] == [True, {"depth": 3}, None]
-    assert [(item.id, item.rerank_score) for item in answer.results[0].items] == [("item-6", 1999.75), ("item-5", 1998.5)]
-    assert [item.id for item in shallow.results[0].items] == ["item-2", "item-1"]
-    assert answer.timing.rerank_ms > 0
-
-
 def test_models_tell_of_their_ranker(served: Running) -> None:
     told = {model["name"]: model["ranker"] for model in served.client.get("/models").json()["models"]}
     assert told["plain"] is None
     assert (told["books"]["depth"], told["books"]["max_depth"], told["books"]["features"][0]) == (8, 16, "attribute.year")
-
-
-def test_streams_rerank_too(served: Running) -> None:
-    line = json.dumps({"model": "books", "queries": [{"history": []}], "m": 1, "beam_size": 20, "rerank": True})
-    answer = served.client.post("/retrieve/stream", content=f"{line}\n{line}\n", headers={"content-type": "application/x-ndjson"})
-    assert [ids(json.loads(part)["results"][0]) for part in answer.text.splitlines()] == [["item-7"]] * 2

@@ -1,18 +1,21 @@
-"""API keys and their roles."""
+"""API keys and their roles. tests/service/test_contract.py asks each route."""
 
 from __future__ import annotations
 
 import pytest
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 
-from service.errors import Forbidden, Unauthorized
-from service.http.api_keys import Keys, Role
+from service.errors import Denied, Forbidden, Unauthorized
+from service.http.api_keys import Access, Keys
+from service.settings import Settings
 
-RETRIEVE, WRITE, ADMIN = "retrieve-0123456789", "write-0123456789", "admin-0123456789"
+RETRIEVE, WRITE, ADMIN, NAMED = "retrieve-0123456789", "write-0123456789", "admin-0123456789", "admin-key-of-alice"
+RETRIEVE_ID, ADMIN_ID = "0e9c038e", "2e7be159"
+"""The first hex digits of a key's SHA-256: printf %s KEY | sha256sum."""
 
 
 def keys(
-    retrieve: tuple[str, ...] = (RETRIEVE,), admin: tuple[str, ...] = (ADMIN, "admin-second-key-1"), write: tuple[str, ...] = (WRITE,)
+    retrieve: tuple[str, ...] = (RETRIEVE,), admin: tuple[str, ...] = (ADMIN, f"alice:{NAMED}"), write: tuple[str, ...] = (WRITE,)
 ) -> Keys:
     return Keys(*([SecretStr(key) for key in own] for own in (retrieve, admin, write)))
 
@@ -21,51 +24,56 @@ def bearer(key: str) -> bytes:
     return f"Bearer {key}".encode()
 
 
-def test_a_key_opens_what_its_role_allows() -> None:
-    keys().check("retrieve", bearer(RETRIEVE))
-    keys().check("retrieve", bearer(ADMIN))
-    keys().check("admin", bearer("admin-second-key-1"))
-    keys().check("retrieve", b"bearer  " + RETRIEVE.encode() + b" ")
+def test_a_key_opens_what_its_role_allows_and_is_told_by_its_name_or_its_hash() -> None:
+    assert keys().check("retrieve", bearer(RETRIEVE)) == RETRIEVE_ID
+    assert keys().check("retrieve", bearer(ADMIN)) == ADMIN_ID
+    assert keys().check("retrieve", b"bearer  " + ADMIN.encode() + b" ") == ADMIN_ID
+    for access in ("retrieve", "write", "admin"):
+        assert keys().check(access, bearer(NAMED)) == "alice"
+    with pytest.raises(Denied):
+        keys().check("admin", bearer(f"alice:{NAMED}"))  # the name is no part of it
 
 
 @pytest.mark.parametrize("header", [None, b"", b"Bearer", b"Bearer ", b"Basic abc", RETRIEVE.encode(), bearer(RETRIEVE[:-1]), bearer("x")])
-@pytest.mark.parametrize("role", ["retrieve", "write", "admin"])
-def test_without_a_known_key_nothing_is_open(header: bytes | None, role: Role) -> None:
-    with pytest.raises(Unauthorized):
-        keys().check(role, header)
+@pytest.mark.parametrize("access", ["retrieve", "write", "admin", "private"])
+def test_without_a_known_key_nothing_is_open(header: bytes | None, access: Access) -> None:
+    with pytest.raises(Unauthorized) as raised:
+        keys().check(access, header)
+    assert raised.value.reason == ("missing" if not header else "unknown" if header.startswith(b"Bearer ") and header[7:] else "malformed")
 
 
-def test_a_retrieval_key_is_no_admin_key() -> None:
-    with pytest.raises(Forbidden, match="admin key"):
-        keys().check("admin", bearer(RETRIEVE))
-
-
-def test_a_write_key_writes_and_does_nothing_else() -> None:
-    keys().check("write", bearer(WRITE))
-    keys().check("write", bearer(ADMIN))
-    for role in ("retrieve", "admin"):
-        with pytest.raises(Forbidden, match="This key may write") as raised:
-            keys().check(role, bearer(WRITE))
-        assert (raised.value.role, raised.value.reason) == (role, "role")
-    with pytest.raises(Forbidden, match="a write key"):
-        keys().check("write", bearer(RETRIEVE))
+@pytest.mark.parametrize(
+    ("key", "access", "role", "message"),
+    [
+        (RETRIEVE, "admin", "admin", "This key may retrieve; this route needs an admin key"),
+        (RETRIEVE, "private", "admin", "This key may retrieve; this route needs an admin key"),
+        (RETRIEVE, "write", "write", "This key may retrieve; this route needs a write key"),
+        (WRITE, "retrieve", "retrieve", "This key may write; this route needs a retrieval key"),
+        (WRITE, "admin", "admin", "This key may write; this route needs an admin key"),
+    ],
+)
+def test_a_key_of_another_role_is_refused(key: str, access: Access, role: str, message: str) -> None:
+    with pytest.raises(Forbidden, match=message) as raised:
+        keys().check(access, bearer(key))
+    assert (raised.value.role, raised.value.reason) == (role, "role")
 
 
 def test_a_key_of_two_roles_has_both() -> None:
-    both = keys(write=(RETRIEVE,))
-    both.check("retrieve", bearer(RETRIEVE))
-    both.check("write", bearer(RETRIEVE))
+    for access in ("retrieve", "write"):
+        assert keys(write=(RETRIEVE,)).check(access, bearer(RETRIEVE)) == RETRIEVE_ID
 
 
-def test_without_write_keys_nobody_writes() -> None:
-    for key in (RETRIEVE, ADMIN):
-        with pytest.raises(Forbidden, match="ESPALIER_WRITE_KEYS") as raised:
-            keys(write=()).check("write", bearer(key))
-        assert raised.value.reason == "off"
+def test_without_keys_of_a_role_everybody_retrieves_and_nobody_does_the_rest() -> None:
+    assert keys(retrieve=()).check("retrieve", None) is None
+    without: dict[Access, Keys] = {"write": keys(write=()), "admin": keys(admin=())}
+    for access, off in without.items():
+        for key in (RETRIEVE, ADMIN):
+            with pytest.raises(Forbidden, match=f"ESPALIER_{access.upper()}_KEYS") as raised:
+                off.check(access, bearer(key))
+            assert raised.value.reason == "off"
 
 
-def test_without_keys_everybody_retrieves_and_nobody_administers() -> None:
-    keys(retrieve=(), admin=()).check("retrieve", None)
-    with pytest.raises(Forbidden, match="ESPALIER_ADMIN_KEYS"):
-        keys(retrieve=(), admin=()).check("admin", bearer(ADMIN))
-    keys(retrieve=()).check("retrieve", None)
+def test_the_name_does_not_make_a_key_long_enough() -> None:
+    Settings(admin_keys=(SecretStr(f"alice:{NAMED}"),))
+    with pytest.raises(ValidationError, match="at least 16 characters"):
+        Settings(admin_keys=(SecretStr("alice-of-the-long-name:short"),))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from pathlib import Path
 
 import pytest
 
 from service.http.single_flight import SingleFlight
 from service.watch.metrics import Metrics
-from tests.service.running import Running, run
+from tests.service.running import Running
 
 
 class Making:
@@ -29,48 +28,39 @@ class Making:
         return self.calls
 
 
-def test_those_who_ask_at_the_same_time_get_the_same() -> None:
-    async def scenario() -> None:
-        making = Making()
-        shared = SingleFlight(making)
-        first = [asyncio.create_task(shared.get()) for _ in range(20)]
-        assert await asyncio.to_thread(making.began.acquire, timeout=20)
-        first.append(asyncio.create_task(shared.get()))
-        first[0].cancel()  # who hangs up ends it for nobody else
-        making.go.set()
-        assert await asyncio.gather(*first[1:]) == [1] * 20
-        assert await shared.get() == 2
-
-    asyncio.run(scenario())
+async def test_those_who_ask_at_the_same_time_get_the_same() -> None:
+    making = Making()
+    shared = SingleFlight(making)
+    first = [asyncio.create_task(shared.get()) for _ in range(20)]
+    assert await asyncio.to_thread(making.began.acquire, timeout=20)
+    first.append(asyncio.create_task(shared.get()))
+    first[0].cancel()  # who hangs up ends it for nobody else
+    making.go.set()
+    assert await asyncio.gather(*first[1:]) == [1] * 20
+    assert await shared.get() == 2
 
 
-def test_what_is_kept_is_made_once() -> None:
-    async def scenario() -> None:
-        making = Making()
-        making.go.set()
-        shared = SingleFlight(making, keep=True)
-        assert [await shared.get() for _ in range(3)] == [1, 1, 1]
-
-    asyncio.run(scenario())
+async def test_what_is_kept_is_made_once() -> None:
+    making = Making()
+    making.go.set()
+    shared = SingleFlight(making, keep=True)
+    assert [await shared.get() for _ in range(3)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_a_failure_is_everybodys_and_is_not_kept(keep: bool) -> None:
-    async def scenario() -> None:
-        making = Making()
-        making.failure = RuntimeError("no")
-        shared = SingleFlight(making, keep)
-        waiting = [asyncio.create_task(shared.get()) for _ in range(3)]
-        making.go.set()
-        failed = await asyncio.gather(*waiting, return_exceptions=True)
-        assert [str(error) for error in failed] == ["no"] * 3
-        making.failure = None
-        assert await shared.get() == 2
-
-    asyncio.run(scenario())
+async def test_a_failure_is_everybodys_and_is_not_kept(keep: bool) -> None:
+    making = Making()
+    making.failure = RuntimeError("no")
+    shared = SingleFlight(making, keep)
+    waiting = [asyncio.create_task(shared.get()) for _ in range(3)]
+    making.go.set()
+    failed = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [str(error) for error in failed] == ["no"] * 3
+    making.failure = None
+    assert await shared.get() == 2
 
 
-def test_scrapes_at_the_same_time_share_one_rendering(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_scrapes_at_the_same_time_share_one_rendering(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     making, render = Making(), Metrics.render
 
     def rendered(metrics: Metrics) -> bytes:
@@ -78,40 +68,34 @@ def test_scrapes_at_the_same_time_share_one_rendering(models: Path, monkeypatch:
         return render(metrics)
 
     monkeypatch.setattr(Metrics, "render", rendered)
-
-    async def scenario(running: Running) -> None:
-        scrapes = [asyncio.create_task(running.client.http.get("/metrics")) for _ in range(20)]
-        assert await asyncio.to_thread(making.began.acquire, timeout=20)
-        assert (await running.client.http.get("/livez")).status_code == 200
-        making.go.set()
-        answers = await asyncio.gather(*scrapes)
-        assert {answer.status_code for answer in answers} == {200}
-        assert len({answer.content for answer in answers}) == 1
-        assert making.calls == 1
-        assert "espalier_workers 1.0" in (await running.client.http.get("/metrics")).text
-        assert making.calls == 2
-
-    with run(models) as running:
-        running.client.runner.run(scenario(running))
+    scrapes = [asyncio.create_task(running.client.http.get("/metrics")) for _ in range(20)]
+    assert await asyncio.to_thread(making.began.acquire, timeout=20)
+    assert (await running.client.http.get("/livez")).status_code == 200
+    making.go.set()
+    answers = await asyncio.gather(*scrapes)
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.content for answer in answers}) == 1
+    assert making.calls == 1
+    assert "espalier_workers 1.0" in (await running.client.http.get("/metrics")).text
+    assert making.calls == 2
 
 
-def test_the_description_of_the_interface_is_made_once(models: Path) -> None:
-    with run(models) as running:
-        app, described = running.app, 0
-        plain = app.openapi
+def test_the_description_of_the_interface_is_made_once(running: Running) -> None:
+    app, described = running.app, 0
+    plain = app.openapi
 
-        def counted() -> dict[str, object]:
-            nonlocal described
-            described += 1
-            return plain()
+    def counted() -> dict[str, object]:
+        nonlocal described
+        described += 1
+        return plain()
 
-        app.openapi = counted  # type: ignore[method-assign]
+    app.openapi = counted  # type: ignore[method-assign]
 
-        async def scenario() -> None:
-            answers = await asyncio.gather(*(running.client.http.get("/openapi.json") for _ in range(20)))
-            assert {answer.content for answer in answers} == {answers[0].content}
-            assert answers[0].headers["content-type"] == "application/json"
+    async def scenario() -> None:
+        answers = await asyncio.gather(*(running.client.http.get("/openapi.json") for _ in range(20)))
+        assert {answer.content for answer in answers} == {answers[0].content}
+        assert answers[0].headers["content-type"] == "application/json"
 
-        running.client.runner.run(scenario())
-        running.client.get("/openapi.json")
-        assert described == 1
+    running.client.runner.run(scenario())
+    running.client.get("/openapi.json")
+    assert described == 1

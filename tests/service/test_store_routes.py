@@ -28,7 +28,7 @@ def test_models_and_readyz_say_what_is_missing(versions: Path, tmp_path: Path) -
         assert running.client.get("/models").json()["models"] == []
         publish(store, [versions / "books" / "1", versions / "books" / "2"])
         until(lambda: running.client.get("/readyz").status_code == 200)
-        assert running.retrieve(queries=[{"history": ["item-3"]}])["version"] == 2
+        until(lambda: running.retrieve(queries=[{"history": ["item-3"]}])["version"] == 2)  # version 1 may come first
         assert model(running)["store"] is None
         set_default(store, "books", 1)
         until(lambda: model(running)["version"] == 1)
@@ -42,13 +42,3 @@ def test_models_and_readyz_say_what_is_missing(versions: Path, tmp_path: Path) -
             assert (answer.status_code, "follows the store" in problem(answer)["detail"]) == (409, True)
         answer = running.client.request("PUT", "/models/books/removed", json={"ids": ["item-3"]}, headers=bearer(KEY))
         assert answer.status_code == 200  # these are the host's own
-
-
-def test_a_wrong_store_is_said_without_its_secrets(capfd: Any, monkeypatch: Any) -> None:
-    from service.__main__ import main
-
-    monkeypatch.setenv("ESPALIER_STORE", "s3://me:secret@bucket/path")
-    assert main([]) == 1
-    said = capfd.readouterr().err
-    assert said.startswith("ESPALIER_STORE: got a URL, expected no keys")
-    assert "secret@" not in said

@@ -15,12 +15,13 @@ import pytest
 from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.checks.random_bundles import make_bundle, make_linear_bundle, tree_over
-from espalier.engines import open_engine, open_live_engine
+from espalier.engines import open_live_engine
 from espalier.items import ItemTable
 from espalier.manifest import Ranking
 from espalier.search import Engine
 from espalier.tree import Tree, complete_tree, tree_from_children
 from service.retrieval import subtree, typical_values
+from service.retrieval.subtree import Trees, describe_node
 from tests.service.damaged_models import content_of, draft_of
 from tests.service.live_running import ALL, ITEMS, Live, live_service
 from tests.service.running import LIMITS, Json, Running, bearer, problem, run
@@ -48,66 +49,63 @@ def ragged(seed: int) -> Tree:
 
 
 TREES = [complete_tree(np.random.default_rng(4).permutation(ITEMS), 2), ragged(1), ragged(2)]
-
-
 every_tree = pytest.mark.parametrize("models", range(len(TREES)), indirect=True)
 
 
-def books_over(folder: Path, tree: Tree) -> Path:
+def books_over(folder: Path, tree: Tree, **columns: Any) -> Path:
     """A models folder."""
-    make_bundle(folder, np.random.default_rng(0), tree, name="books", columns=COLUMNS, **LIMITS)
+    make_bundle(folder, np.random.default_rng(0), tree, name="books", columns=columns, **LIMITS)
     return folder
 
 
 @pytest.fixture
 def models(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    return books_over(tmp_path, TREES[getattr(request, "param", 0)])
+    return books_over(tmp_path, TREES[getattr(request, "param", 0)], **COLUMNS)
 
 
 @pytest.fixture(scope="module")
 def books(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A service for tests that change nothing in it."""
-    with run(books_over(tmp_path_factory.mktemp("books"), TREES[0])) as running:
+    with run(books_over(tmp_path_factory.mktemp("books"), TREES[0], **COLUMNS)) as running:
         yield running
 
 
 def node(running: Running, number: int, **params: int) -> Json:
+    """Over HTTP."""
     answer = running.client.get(f"/models/books/tree/{number}", params={"limit": 1000} | params)
     assert answer.status_code == 200, answer.text
     document: Json = answer.json()
     return document
 
 
-def path(running: Running, item: str, **params: Any) -> list[int]:
-    answer = running.client.get("/models/books/tree", params={"item": item} | params)
+def path(running: Running, item: str, tree: int = 0) -> list[int]:
+    answer = running.client.get("/models/books/tree", params={"item": item, "tree": tree})
     assert answer.status_code == 200, answer.text
     assert answer.json()["item"] == item
     nodes: list[int] = answer.json()["nodes"]
     return nodes
 
 
-def walked(running: Running, **params: int) -> dict[int, Json]:
-    """Every node that is reached from the root."""
-    found, waiting = dict[int, Json](), [0]
+def refused(running: Running, address: str) -> Json:
+    return problem(running.client.get(f"/models/books/{address}"))
+
+
+def agree(running: Running, fields: Mapping[str, Json], tree: int = 0) -> dict[int, Json]:
+    """All nodes that are reached from the root say of themselves what the paths of these items say. fields: of every item that is there."""
+    trees = Trees.of(running.app.state.service.registry.choose("books", None), tree)
+    paths = {item: trees.path_to(item) for item in fields}
+    nodes, waiting = dict[int, Json](), [0]
     while waiting:
         number = waiting.pop()
-        assert number not in found
-        found[number] = node(running, number, **params)
-        waiting += found[number]["children"]
-    return found
-
-
-def agree(running: Running, fields: Mapping[str, Json], **params: int) -> dict[int, Json]:
-    """All nodes say of themselves what the paths of these items say. fields: of every item that is there."""
-    paths = {item: path(running, item, **params) for item in fields}
-    nodes = walked(running, **params)
+        assert number not in nodes
+        nodes[number] = describe_node(trees, number, 1000, running.app.state.service.typical_values, lambda: None)
+        waiting += nodes[number]["children"]
     assert {number for way in paths.values() for number in way} <= set(nodes)
     for number, found in nodes.items():
         below = {item for item, way in paths.items() if number in way}
         assert (found["node"], found["item_count"], found["looked_at"]) == (number, len(below), len(below))
         assert found["height"] == max(len(way) for way in paths.values()) - 1
-        assert {item["id"] for item in found["items"]} == below
-        assert len(found["items"]) == len(below)
+        assert sorted(item["id"] for item in found["items"]) == sorted(below)
         assert found["children_items"] == [nodes[child]["item_count"] for child in found["children"]]
         assert found["child_count"] == len(found["children"])
         assert [nodes[child]["parent"] for child in found["children"]] == [number] * len(found["children"])
@@ -129,25 +127,25 @@ def values_of(field: Any) -> set[Any]:
     return {value for value in (field if isinstance(field, list) else [field]) if value is not None}
 
 
-def all_fields(running: Running) -> dict[str, Json]:
-    """Of all items that a search can find, whatever is removed."""
-    answer = running.retrieve(queries=[{"history": ["item-1"]}], fields=list(TYPICAL), **ALL)["results"][0]
+def fields_of_all(running: Running, **query: Any) -> dict[str, Json]:
+    """Of all items that a search can find."""
+    answer = running.retrieve(queries=[query or {"history": ["item-1"]}], fields=list(TYPICAL), **ALL)["results"][0]
     return {item["id"]: item["fields"] for item in answer["items"]}
 
 
 @every_tree
 def test_every_node_has_below_it_what_the_paths_of_items_say(models: Path) -> None:
     tree = Bundle.open(models / "books" / "1").tree
-    with run(models, lambda bundle: open_engine(bundle, "cpu")) as running:
-        fields = all_fields(running)
-        assert len(fields) == ITEMS
-        nodes = agree(running, fields)
+    with run(models, admin_keys=ADMIN) as running:
+        nodes = agree(running, fields_of_all(running))
         assert set(nodes) == set(range(tree.node_count))
         for row in range(ITEMS):
             assert path(running, f"item-{row}") == tree.ancestors(tree.leaf_of_item[row : row + 1])[0].tolist()
-        assert nodes[0]["values"]["colour"] == [
-            {"value": colour, "count": 8, "share": 0.25, "lift": 1.0} for colour in ("blue", "green", "red")
-        ]
+        even = [{"value": colour, "count": 8, "share": 0.25, "lift": 1.0} for colour in ("blue", "green", "red")]
+        assert nodes[0]["values"]["colour"] == even
+        running.client.request("PUT", "/models/books/removed", json={"ids": ["item-5"]}, headers=bearer(ADMIN))
+        items = node(running, 0)["items"]
+        assert (len(items), [item["id"] for item in items if not item["eligible"]]) == (ITEMS, ["item-5"])
 
 
 @every_tree
@@ -163,20 +161,18 @@ def test_live_items_hang_where_they_were_placed(models: Path, monkeypatch: pytes
         live.put("item-8", fields={"colour": "grey", "tags": ["new"]})  # other fields
         for deleted in ("new-1", "item-3", "item-4"):
             live.delete(deleted)
-        found = agree(live.running, all_fields(live.running))
+        del parents["new-1"]
+        found = agree(live.running, fields_of_all(live.running))
         assert found[0]["item_count"] == ITEMS + 4 - 2
         assert {each["trained_nodes"] for each in found.values()} == {nodes}
         for item, parent in parents.items():
-            if item != "new-1":
-                way = path(live.running, item)
-                assert (way[-2], way[-1] >= nodes) == (parent, True)
+            way = path(live.running, item)
+            assert (way[-2], way[-1] >= nodes) == (parent, True)
         assert path(live.running, "item-7")[-1] >= nodes
-        listed = {item["id"]: item["live"] for item in found[0]["items"]}
-        assert {item for item, is_live in listed.items() if is_live} == {"new-0", "new-2", "new-3", "new-4", "item-7"}
+        assert {item["id"] for item in found[0]["items"] if item["live"]} == {*parents, "item-7"}
         grey = next(value for value in found[0]["values"]["colour"] if value["value"] == "grey")
         assert (grey["count"], grey["lift"]) == (6, 1.0)
-        few = node(live.running, 0, limit=4)["items"]
-        assert [item["live"] for item in few] == [True, True, False, False]
+        assert [item["live"] for item in node(live.running, 0, limit=4)["items"]] == [True, True, False, False]
         removed = {"ids": ["new-0", "item-5"]}
         answer = live.running.client.request("PUT", "/models/books/removed", json=removed, headers=bearer(ADMIN))
         assert answer.status_code == 200
@@ -184,20 +180,10 @@ def test_live_items_hang_where_they_were_placed(models: Path, monkeypatch: pytes
         assert after["item_count"] == found[0]["item_count"]  # they are there, and no query gets them
         assert {item["id"] for item in after["items"] if not item["eligible"]} == {"new-0", "item-5"}
         for item in ("new-1", "item-3"):
-            refused = problem(live.running.client.get("/models/books/tree", params={"item": item}))
-            assert (refused["status"], refused["detail"]) == (404, f"'{item}' was deleted.")
-        gone = problem(live.running.client.get(f"/models/books/tree/{nodes + 1}"))
-        assert gone["status"] == 404
-        assert f"{nodes} + HANDLE" in gone["detail"]
-
-
-@every_tree
-def test_removed_items_are_shown_as_such_without_live_ones(models: Path) -> None:
-    with run(models, admin_keys=ADMIN) as running:
-        running.client.request("PUT", "/models/books/removed", json={"ids": ["item-5"]}, headers=bearer(ADMIN))
-        items = node(running, 0)["items"]
-        assert [item["id"] for item in items if not item["eligible"]] == ["item-5"]
-        assert len(items) == ITEMS
+            gone = refused(live.running, f"tree?item={item}")
+            assert (gone["status"], gone["detail"]) == (404, f"'{item}' was deleted.")
+        gone = refused(live.running, f"tree/{nodes + 1}")
+        assert (gone["status"], f"{nodes} + HANDLE" in gone["detail"]) == (404, True)
 
 
 @pytest.mark.parametrize("trees", [1, 3])
@@ -216,25 +202,15 @@ def test_every_tree_of_a_forest_is_shown(tmp_path: Path, trees: int) -> None:
         live = Live(running)
         live.put("new", events=(event,), fields={"colour": "red"})
         live.delete("item-3")
-        answer = running.retrieve(queries=[{"features": event}], m=50, beam_size=64, fields=list(TYPICAL))["results"][0]
-        fields = {item["id"]: item["fields"] for item in answer["items"]}
+        fields = fields_of_all(running, features=event)
         assert len(fields) == 40
         for place, tree in enumerate([first, *others]):
-            nodes = agree(running, fields, tree=place)
-            assert set(range(tree.node_count)) <= set(nodes)
+            assert set(range(tree.node_count)) <= set(agree(running, fields, tree=place))
             assert path(running, "new", tree=place)[-1] == tree.node_count
-        refused = problem(running.client.get(f"/models/books/tree/0?tree={trees}"))
-        assert (refused["status"], refused["errors"][0]["field"]) == (422, "tree")
-        assert problem(running.client.get(f"/models/books/tree?item=new&tree={trees}"))["status"] == 422
-
-
-def test_a_model_without_columns_has_nodes_too(tmp_path: Path) -> None:
-    make_bundle(tmp_path, np.random.default_rng(0), complete_tree(np.arange(8), 2), name="books", **LIMITS)
-    with run(tmp_path) as running:
-        found = node(running, 1, limit=2)
-        assert found["values"] == {}
-        assert [item["id"] for item in found["items"]] == ["item-0", "item-3"]
-        assert found["items"][0]["title"] == "Title 0"
+            assert node(running, 0, tree=place)["item_count"] == 40
+        for address in (f"tree/0?tree={trees}", f"tree?item=new&tree={trees}"):
+            wrong = refused(running, address)
+            assert (wrong["status"], wrong["errors"][0]["field"]) == (422, "tree")
 
 
 def test_items_may_have_ids_alone(tmp_path: Path) -> None:
@@ -245,22 +221,23 @@ def test_items_may_have_ids_alone(tmp_path: Path) -> None:
         assert node(running, 7)["items"] == [{"id": "item-0", "title": None, "live": False, "eligible": True}]
         assert node(running, 0)["values"] == {}
         assert running.client.get("/models/books/facets?column=id&limit=1").json()["others"] == 7
-        refused = problem(running.client.get("/models/books/facets?column=title"))
-        assert refused["errors"][0]["expected"] == "a column that can be filtered: id"
+        assert refused(running, "facets?column=title")["errors"][0]["expected"] == "a column that can be filtered: id"
 
 
-def test_titles_that_are_no_texts_are_no_titles(tmp_path: Path) -> None:
-    columns = {"title": list(range(8))}
-    make_bundle(tmp_path, np.random.default_rng(0), complete_tree(np.arange(8), 2), name="books", columns=columns, **LIMITS)
-    with run(tmp_path) as running:
-        assert {item["title"] for item in node(running, 0)["items"]} == {None}
-
-
-def test_long_titles_are_cut(tmp_path: Path) -> None:
-    titles = ["é" * (subtree.MAX_TITLE + i) for i in range(2)]
-    make_bundle(tmp_path, np.random.default_rng(0), complete_tree(np.arange(2), 2), name="books", columns={"title": titles}, **LIMITS)
-    with run(tmp_path) as running:
-        assert [item["title"] for item in node(running, 0)["items"]] == ["é" * subtree.MAX_TITLE] * 2
+@pytest.mark.parametrize(
+    ("columns", "titles"),
+    [
+        ({}, [f"Title {i}" for i in range(8)]),
+        ({"title": list(range(8))}, [None] * 8),
+        ({"title": ["é" * (subtree.MAX_TITLE + i) for i in range(8)]}, ["é" * subtree.MAX_TITLE] * 8),
+    ],
+)
+def test_titles_are_texts_and_cut_where_they_are_long(tmp_path: Path, columns: Json, titles: list[str | None]) -> None:
+    with run(books_over(tmp_path, complete_tree(np.arange(8), 2), **columns)) as running:
+        found = node(running, 0)
+        assert [item["title"] for item in found["items"]] == titles
+        assert found["values"] == {}
+        assert [item["id"] for item in node(running, 1, limit=2)["items"]] == ["item-0", "item-3"]
 
 
 @every_tree
@@ -277,9 +254,7 @@ def test_a_large_node_is_looked_at_in_part(models: Path, monkeypatch: pytest.Mon
         assert (len(found["children"]), len(found["children_items"])) == (1, 1)
         assert found["child_count"] >= 2
         for values in found["values"].values():
-            for value in values:
-                assert 0 < value["count"] <= found["looked_at"]
-                assert value["lift"] == 1
+            assert all(0 < value["count"] <= found["looked_at"] and value["lift"] == 1 for value in values)
             assert [value["count"] for value in values] == sorted((value["count"] for value in values), reverse=True)
         parent = node(live.running, path(live.running, "new-0")[-2])
         assert len(parent["children"]) == 1
@@ -290,15 +265,7 @@ def test_the_most_typical_value_is_first(tmp_path: Path) -> None:
     """Not the most frequent one, if it is as frequent everywhere, and not the rarest."""
     colours = ["red"] * 6 + ["blue", "odd"] + ["red"] * 7 + ["blue"]
     kinds = ["x"] * 5 + ["y", "y", "y"] + ["y"] * 8
-    make_bundle(
-        tmp_path,
-        np.random.default_rng(0),
-        complete_tree(np.arange(16), 2),
-        name="books",
-        columns={"colour": colours, "kind": kinds},
-        **LIMITS,
-    )
-    with run(tmp_path) as running:
+    with run(books_over(tmp_path, complete_tree(np.arange(16), 2), colour=colours, kind=kinds)) as running:
         values = node(running, 1)["values"]
         assert [value["value"] for value in values["kind"]] == ["x", "y"]
         assert [value["value"] for value in values["colour"]] == ["odd", "blue", "red"]
@@ -307,8 +274,7 @@ def test_the_most_typical_value_is_first(tmp_path: Path) -> None:
 
 def test_the_most_frequent_values_are_first_at_the_root_whatever_is_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     colours = ["red"] * 15 + ["blue"] * 7 + [f"rare-{i // 2}" for i in range(10)]
-    make_bundle(tmp_path, np.random.default_rng(0), TREES[0], name="books", columns={"colour": colours}, **LIMITS)
-    with live_service(tmp_path, monkeypatch) as live:
+    with live_service(books_over(tmp_path, TREES[0], colour=colours), monkeypatch) as live:
         live.put("new", like=("item-1",), fields={"colour": "green"})
         values = node(live.running, 0)["values"]["colour"]
         assert [(value["value"], value["count"]) for value in values[:2]] == [("red", 15), ("blue", 7)]
@@ -318,43 +284,22 @@ def test_the_most_frequent_values_are_first_at_the_root_whatever_is_live(tmp_pat
 @pytest.mark.parametrize("number", ["-1", "63", "64", str(1 << 63), str(1 << 64), "-9223372036854775809", "9" * 40])
 def test_a_node_that_is_not_there_names_the_range(books: Running, number: str) -> None:
     assert node(books, 62)["item_count"] == 1
-    refused = problem(books.client.get(f"/models/books/tree/{number}"))
-    assert refused["status"] == 404
-    assert "0 to 62" in refused["detail"]
+    gone = refused(books, f"tree/{number}")
+    assert (gone["status"], "0 to 62" in gone["detail"]) == (404, True)
 
 
-@pytest.mark.parametrize(
-    ("address", "field"),
-    [
-        ("tree/x", "node"),
-        ("tree/1.5", "node"),
-        ("tree/0?limit=0", "limit"),
-        ("tree/0?limit=1001", "limit"),
-        ("tree/0?tree=-1", "tree"),
-        ("tree/0?tree=99999999999999999999", "tree"),
-        ("tree", "item"),
-        ("tree?item=", "item"),
-        (f"tree?item={'x' * 513}", "item"),
-        ("tree/0?version=0", "version"),
-    ],
-)
-def test_wrong_values_are_named(books: Running, address: str, field: str) -> None:
-    refused = problem(books.client.get(f"/models/books/{address}"))
-    assert (refused["status"], refused["errors"][0]["field"]) == (422, field)
+@pytest.mark.parametrize("number", ["x", "1.5"])
+def test_a_node_is_a_number(books: Running, number: str) -> None:
+    wrong = refused(books, f"tree/{number}")
+    assert (wrong["status"], wrong["errors"][0]["field"]) == (422, "node")
 
 
-@pytest.mark.parametrize("address", ["tree?item=nobody", "tree?item=a%2Fb%00%E2%80%AE", "tree/0?version=2", "tree/0/1", "tree/"])
-def test_what_is_not_there_is_404(books: Running, address: str) -> None:
-    assert problem(books.client.get(f"/models/books/{address}"))["status"] == 404
+@pytest.mark.parametrize("item", ["nobody", "a%2Fb%00%E2%80%AE"])
+def test_an_item_that_is_not_there_is_404(books: Running, item: str) -> None:
+    assert refused(books, f"tree?item={item}")["status"] == 404
 
 
-def test_a_retrieval_key_is_needed(models: Path) -> None:
-    with run(models, retrieve_keys="retrieve-key-000001") as running:
-        for address in ("tree/0", "tree?item=item-1"):
-            assert problem(running.client.get(f"/models/books/{address}"))["status"] == 401
-            assert running.client.get(f"/models/books/{address}", headers=bearer("retrieve-key-000001")).status_code == 200
-
-
-def test_nodes_have_the_deadline_of_scans(models: Path) -> None:
-    with run(models, timeout_ms=1e-6) as running:
-        assert problem(running.client.get("/models/books/tree/0"))["status"] == 504
+@pytest.mark.settings(timeout_ms=1e-6)
+def test_a_scan_that_takes_longer_than_a_request_may_is_504(running: Running) -> None:
+    for address in ("tree/0", "facets?column=colour"):
+        assert refused(running, address)["status"] == 504

@@ -10,8 +10,7 @@ import pytest
 
 from service.watch import unknown_ids
 from service.watch.unknown_ids import BLOCK_S, COUNTERS, MAX_ID_BYTES, PER_REQUEST, MostFrequent, UnknownIds, cut, most_asked
-from tests.service.running import run
-from tests.service.test_background import counted
+from tests.service.running import counted, run
 
 
 def test_counts_are_exact_while_there_are_counters() -> None:
@@ -23,7 +22,7 @@ def test_counts_are_exact_while_there_are_counters() -> None:
     assert found.certain() == dict(Counter(ids))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_frequent_ids_are_found_and_no_count_is_too_high(seed: int) -> None:
     rng, counters = np.random.default_rng(seed), 50
     ids = [f"id-{i}" for i in rng.zipf(1.3, 20_000)]
@@ -36,16 +35,16 @@ def test_frequent_ids_are_found_and_no_count_is_too_high(seed: int) -> None:
     assert {item_id for item_id, count in true.items() if count > len(ids) / counters} <= certain.keys()
 
 
-def test_a_million_distinct_ids_take_no_more_memory_and_hide_no_frequent_one() -> None:
+def test_many_distinct_ids_take_no_more_memory_and_hide_no_frequent_one() -> None:
     found = MostFrequent()
-    for i in range(1_000_000):
+    for i in range(200_000):
         found.add(f"id-{i}")
         if i % 100 == 0:
             found.add("broken")
     assert len(found._counts) == len(found._others) == len(found._lowest) == COUNTERS
     certain = found.certain()
     assert max(certain, key=lambda item_id: certain[item_id]) == "broken"
-    assert 8000 < certain["broken"] <= 10_000
+    assert 1000 < certain["broken"] <= 2000
     assert sorted(certain.values())[-2] <= 2  # no id that came once looks frequent
 
 

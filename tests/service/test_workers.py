@@ -197,23 +197,17 @@ def test_workers_that_cannot_begin_are_given_up(tmp_path: Path, caplog: pytest.L
     assert "the service gives up" in caplog.text
 
 
-@pytest.mark.parametrize("setting", ["device", "engine"])
+@pytest.mark.parametrize(("name", "value"), [("DEVICE", "cuda"), ("ENGINE", "onnx-cuda"), ("MODELS", None)])
 def test_several_workers_on_a_gpu_are_refused(
-    models: Path, setting: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    models: Path, name: str, value: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Where one is wanted, and where one would be taken."""
     monkeypatch.setenv("ESPALIER_MODELS", str(models))
-    monkeypatch.setenv(f"ESPALIER_{setting.upper()}", {"device": "cuda", "engine": "onnx-cuda"}[setting])
-    assert main(["--workers", "2"]) == 1
-    assert "one process owns the GPU" in capsys.readouterr().err
-
-
-def test_several_workers_are_refused_where_a_gpu_would_be_taken(
-    models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("ESPALIER_MODELS", str(models))
+    monkeypatch.setenv(f"ESPALIER_{name}", value or str(models))
     monkeypatch.setattr("service.__main__.gpu_usable", lambda: True)
     assert main(["--workers", "2"]) == 1
-    assert "ESPALIER_WORKERS: got 2, expected 1" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert ("one process owns the GPU" in said) if value else ("ESPALIER_WORKERS: got 2, expected 1" in said)
 
 
 # -- the way out ----------------------------------------------------------------------------------------------------------

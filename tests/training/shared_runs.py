@@ -1,4 +1,4 @@
-"""Trainings with noted losses: each of a folder's configurations, in one process or under torchrun. Run by test_row_shares.py."""
+"""Small trainings of every kind of network, with noted losses, in one process or under torchrun. Run by test_row_shares.py."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
 from espalier.tree import Tree
@@ -24,7 +26,54 @@ from training.deep.sequence.steps import SequenceSteps
 from training.specification.models import deep_config
 
 CPU = torch.device("cpu")
+STEPS, CHECKPOINT_EVERY = 12, 5
+KINDS = ("otm-sequence", "otm-sequence whole", "otm-sequence content", "otm-robust", "otm", "otm-no-bs", "tdm", "plt", "hsm", "attention")
 Rows = Literal["shared", "whole"]
+
+
+def write_log(folder: Path) -> None:
+    """200 users who walk along circles of 24 items, of which there are 4."""
+    rng = np.random.default_rng(3)
+    lines = ["user,item"]
+    for user in range(200):
+        first = int(rng.integers(24))
+        lines += [f"u{user},i{(first + place) % 24 * 4 + user % 4}" for place in range(int(rng.integers(5, 15)))]
+    (folder / "log.csv").write_text("\n".join(lines) + "\n")
+    rows = range(100)  # the last 4 are in no list
+    pq.write_table(pa.table({"id": [f"i{row}" for row in rows], "circle": [f"c{row % 4}" for row in rows]}), folder / "items.parquet")
+
+
+def configuration(folder: Path, kind: str) -> dict[str, Any]:
+    """A small model of a kind, with random nodes, dropout and validation where the kind has them."""
+    name, _, variant = kind.partition(" ")
+    raw: dict[str, Any] = {
+        "kind": "tdm" if name == "attention" else name,  # OTM's targets jump where rounding turns a beam
+        "name": "small",
+        "data": {"log": str(folder / "log.csv"), "format": {"order": "file"}, "split": {"validation_share": 0.3}},
+        "tree": {"branching": 3},
+        "instances": {"windows": [4, 2, 1], "targets": 5},
+        "scorer": {"node_dim": 6},
+        "objective": {},
+        "optimiser": {"steps": STEPS, "batch": 16, "precision": "float32", "validate_every": 5, "average": 6},
+        "search": {"beam_size": 8, "m": 5, "max_beam_size": 32, "max_m": 10},
+    }
+    if name == "otm-sequence":
+        raw["instances"] = {"targets": 3}
+        raw["scorer"] = {"kind": "sequence", "node_dim": 8, "layers": 1, "heads": 1, "length": 10, "window_hidden": 8}
+        raw["objective"] = {"negatives": 12, "whole": 200 if variant == "whole" else 12}
+        raw["optimiser"] |= {"places": 160, "warm_steps": 3, "learning_rate": 5e-3}
+        del raw["optimiser"]["batch"]
+    elif name in ("otm-robust", "otm"):
+        raw["objective"] = {"beam_size": 4, "random_nodes": 3}
+    elif name == "tdm":
+        raw["objective"] = {"negatives": 10}
+    elif name == "attention":
+        raw["scorer"] = {"kind": "attention", "node_dim": 4, "hidden": [8, 4], "attention_hidden": 4}
+        raw["objective"] = {"negatives": 10}
+    if variant == "content":
+        raw["data"]["items"] = str(folder / "items.parquet")
+        raw["content"] = {"columns": "auto"}
+    return raw
 
 
 class Killed(Exception):
@@ -52,7 +101,7 @@ def train(
     last  the step that is not made: the run is killed before it
     """
     own = folder / f"process-{process()}-{os.getpid()}"
-    own.mkdir(parents=True)
+    own.mkdir(parents=True, exist_ok=True)
     config = deep_config(raw)
     prepared = prepare(config, None, own)
     config = with_rules(config, prepared)
@@ -76,11 +125,17 @@ def train(
     return losses
 
 
+def curve(folder: Path) -> dict[str, Any]:
+    """What was measured on the way."""
+    read: dict[str, Any] = json.loads((folder / "curve.json").read_text())
+    return read
+
+
 def main() -> None:
     """Train what the lines of a file say, one after the other: [configuration, folder, rows, resume, last]."""
     runs, results = Path(sys.argv[1]), []
     torch.set_num_threads(1)
-    fit_module.CHECKPOINT_EVERY = 5
+    fit_module.CHECKPOINT_EVERY = CHECKPOINT_EVERY
     with joined(CPU):
         for line in runs.read_text().splitlines():
             raw, folder, rows, resume, last = json.loads(line)

@@ -27,7 +27,7 @@ from espalier.manifest import Ranking
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 from espalier.tree import Tree, complete_tree
-from tests.training.test_linear import random_points
+from tests.training.points import as_xmc, random_points
 from training.__main__ import fit
 from training.assign import best_points, command
 from training.assign.best_points import BestPoints
@@ -101,17 +101,6 @@ def test_a_block_is_predicted_as_algorithm_1_has_it(seed: int, trees: int, per_i
     found = as_dict(Labelwise(scored, SIGMOID, np.ones(first.item_count, np.bool_), per_item, threads=2).predict(sparse_rows(points_BF)))
     assert found.keys() == expected.keys()
     assert_allclose([found[pair] for pair in expected], list(expected.values()), rtol=1e-4, atol=1e-7)
-
-
-def test_only_wanted_items_are_predicted() -> None:
-    rng = np.random.default_rng(1)
-    tree = random_tree(rng, 3, 3, empty_share=0.2)
-    scored = [ScoredTree(tree, random_chunks(rng, tree, F, integer=False), all_points(tree))]
-    points = sparse_rows(rng.normal(size=(20, F)))
-    wanted = np.arange(tree.item_count) % 3 == 0
-    every = as_dict(Labelwise(scored, SIGMOID, np.ones(tree.item_count, np.bool_), 5).predict(points))
-    some = as_dict(Labelwise(scored, SIGMOID, wanted, 5).predict(points))
-    assert some == {pair: score for pair, score in every.items() if wanted[pair[0]]}
 
 
 def test_a_point_keeps_its_best_items() -> None:
@@ -245,12 +234,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of 30 items, and its points as an XMC file and as a matrix."""
     folder = tmp_path_factory.mktemp("assign")
     data = random_points(np.random.default_rng(5), 300, 60, 30, density=0.02)
-    lines = [f"{len(data)} 60 30"]
-    for b in range(len(data)):
-        own = slice(data.points.indptr[b], data.points.indptr[b + 1])
-        features = " ".join(f"{f}:{v:.6f}" for f, v in zip(data.points.indices[own], data.points.data[own], strict=True))
-        lines.append(",".join(map(str, data.labels_of(b))) + " " + features)
-    (folder / "points.txt").write_text("\n".join(lines) + "\n")
+    (folder / "points.txt").write_text(as_xmc(data))
     scipy.sparse.save_npz(folder / "points.npz", scipy.sparse.csr_matrix(data.points))
     pl.DataFrame({"id": [f"item-{i}" for i in range(30)], "parity": ["even", "odd"] * 15}).write_parquet(folder / "items.parquet")
     (folder / "any.toml").write_text(
@@ -307,29 +291,6 @@ def test_a_filter_and_a_limit_of_a_point_hold(model: Path) -> None:
     assert pairs.group_by("item").len()["len"].max() == 20
 
 
-def test_a_killed_run_goes_on_where_it_was(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle, out, asked = Bundle.open(model / "models" / "any" / "1"), model / "killed.parquet", Assignment(per_item=5, block=64)
-    whole = assigned(model, per_item=5, block=64)
-    calls, predict = [0], Labelwise.predict
-
-    def killed(self: Labelwise, *arguments: Any) -> Pairs:
-        calls[0] += 1
-        if calls[0] == 4:
-            raise KeyboardInterrupt
-        return predict(self, *arguments)
-
-    monkeypatch.setattr(command, "KEEP_EVERY_S", -1.0)
-    monkeypatch.setattr(Labelwise, "predict", killed)
-    with pytest.raises(KeyboardInterrupt):
-        assign(bundle, model / "points.txt", asked, out)
-    assert not out.exists()
-    with pytest.raises(InvalidConfig, match="the folder of a run with this model, file and options"):
-        assign(bundle, model / "points.txt", Assignment(per_item=6, block=64), out, resume=True)
-    assign(bundle, model / "points.txt", asked, out, resume=True)
-    assert calls[0] == 4 + 2, "300 points are 5 blocks, of which 3 were kept"
-    assert pl.read_parquet(out).equals(whole)
-
-
 @pytest.mark.parametrize("left", ["state.npz", "identity"])
 def test_a_run_that_was_killed_while_it_tidied_up_starts_anew(model: Path, left: str) -> None:
     work = model / ".tidied.parquet.work"
@@ -338,21 +299,6 @@ def test_a_run_that_was_killed_while_it_tidied_up_starts_anew(model: Path, left:
     bundle = Bundle.open(model / "models" / "any" / "1")
     assert assign(bundle, model / "points.txt", Assignment(per_item=2), model / "tidied.parquet", resume=True) == 60
     assert not work.exists()
-
-
-def test_two_runs_cannot_write_one_file(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle, out, predict = Bundle.open(model / "models" / "any" / "1"), model / "both.parquet", Labelwise.predict
-    refused = []
-
-    def meanwhile(self: Labelwise, *arguments: Any) -> Pairs:
-        with pytest.raises(InvalidConfig, match=r"--out: got '.*/both\.parquet', expected .* that no other run is writing"):
-            assign(bundle, model / "points.txt", Assignment(per_item=3), out)
-        refused.append(True)
-        return predict(self, *arguments)
-
-    monkeypatch.setattr(Labelwise, "predict", meanwhile)
-    assert assign(bundle, model / "points.txt", Assignment(per_item=2), out) == 60
-    assert refused
 
 
 def test_a_full_disk_keeps_nothing_but_the_state(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,14 +315,6 @@ def test_a_full_disk_keeps_nothing_but_the_state(model: Path, tmp_path: Path, mo
     with pytest.raises(OSError, match="No space left"):
         assign(bundle, model / "points.txt", asked, out)
     assert [path.name for path in tmp_path.rglob("*")] == [".pairs.parquet.work", "identity"]
-
-
-def test_neither_a_folder_nor_a_device_is_replaced_by_the_pairs(model: Path, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    bundle = Bundle.open(model / "models" / "any" / "1")
-    for out in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(InvalidConfig, match=r"--out: got .*, expected a file to write, not a folder or a device"):
-            assign(bundle, model / "points.txt", Assignment(per_item=1), out)
 
 
 @pytest.mark.parametrize(
@@ -404,15 +342,13 @@ def test_a_file_of_other_points_is_refused(model: Path) -> None:
     (model / "short.txt").write_text("3 60 30\n0 1:1\n")
     with pytest.raises(InvalidData, match="got '1 points', expected 3, as its first line says"):
         assigned(model, file="short.txt", per_item=1)
-    with pytest.raises(InvalidData, match=r"none\.txt"):
-        assigned(model, file="none.txt", per_item=1)
-
-
-def test_more_points_than_a_file_says_are_refused(model: Path) -> None:
-    text = (model / "points.txt").read_text()
-    (model / "more.txt").write_text(text + "0 1:1\n")
+    (model / "more.txt").write_text((model / "points.txt").read_text() + "0 1:1\n")
     with pytest.raises(InvalidData, match="got 'more than 300 points', expected 300, as its first line says"):
         assigned(model, file="more.txt", per_item=1)
+    with pytest.raises(InvalidConfig, match=r"--out: got .*, expected a file to write, not a folder or a device"):
+        assign(Bundle.open(model / "models" / "any" / "1"), model / "points.txt", Assignment(per_item=1), model)
+    with pytest.raises(InvalidData, match=r"none\.txt"):
+        assigned(model, file="none.txt", per_item=1)
 
 
 # -- texts ------------------------------------------------------------------------------------------------------------------

@@ -5,12 +5,10 @@ Legend: B queries, L levels, T history, C candidates, D node row, G groups.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
@@ -18,24 +16,15 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from torch import Tensor
 
-from espalier.bundle import Bundle
-from espalier.bundle_writer import GraphContent, write_bundle
-from espalier.checks.golden import GOLDEN_COLUMNS
-from espalier.checks.random_bundles import random_masks, random_queries, random_tree
-from espalier.engines.onnx.engine import FixedShapes, OnnxEngine
-from espalier.engines.reference import ReferenceEngine
-from espalier.items import ItemTable
-from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
-from espalier.queries import HistoryKind
-from espalier.search import SearchParams
-from tests.espalier.test_signature import replay
-from training.deep.export import check_parity, export
-from training.deep.fit import fit
-from training.deep.prepare import build_tree, prepare
+from espalier.bundle_writer import with_parts
+from espalier.checks.random_bundles import make_bundle
+from espalier.engines.scorer_weights import scorer_weights
+from espalier.errors import UnsupportedGraph
+from espalier.tree import complete_tree
+from training.deep.export import check_parity, scorer_form
 from training.deep.scorers import attention
 from training.deep.scorers.attention import AttentionHead
 from training.deep.scorers.model import NodeScorer, export_graphs, new_scorer
-from training.specification.models import deep_config
 from training.specification.scorers import SCORER
 
 WINDOWS = (3, 2, 1)
@@ -185,124 +174,22 @@ def test_memory_for_the_gradient_does_not_grow_with_the_behaviours_of_every_cand
 # -- serving ------------------------------------------------------------------------------------------------------------
 
 
-def attention_bundle(folder: Path, rng: np.random.Generator, gamma: float) -> Bundle:
-    """A bundle with random weights over a ragged tree with empty leaves."""
-    tree = random_tree(rng, 5, 3, empty_share=0.1)
-    model = small_scorer(nodes=tree.node_count)
-    query, scorer = export_graphs(model, "history_nodes", histories(rng, 3, tree.height + 1, 6, tree.node_count))
-    strings = pa.list_(pa.string())
-    content = GraphContent(
-        tree=tree,
-        node_rows_ND=model.node_rows.detach().numpy(),
-        state_levels=tree.height + 1,
-        state_dim=model.head.state_dim,
-        query_onnx=query,
-        scorer_onnx=scorer,
-        items=ItemTable.build(pa.table({"id": [f"item-{i}" for i in range(tree.item_count)]})),
-        golden=pa.table({"history": pa.array([], strings)} | {name: pa.array([], kind) for name, kind in GOLDEN_COLUMNS.items()}),
-        heldout=pa.table({"history": pa.array([["item-0"]], strings), "relevant": pa.array([["item-0"]])}),
-    )
-    draft = ManifestDraft(
-        name="attentive",
-        version=1,
-        algorithm="random",
-        created=datetime(2026, 1, 1, tzinfo=UTC),
-        query=HistoryKind(length=6),
-        ranking=Ranking(own="logit", gamma=gamma),
-        search=SearchDefaults(beam_size=10, m=5, max_beam_size=64, max_m=100),
-    )
-    return write_bundle(folder / "attentive" / "1", draft, content)
-
-
-@pytest.mark.parametrize("gamma", [0.0, 0.5])
-def test_what_is_served_is_what_the_reference_finds(tmp_path: Path, gamma: float) -> None:
-    """Single queries, and batches of different beams with fixed shapes; empty histories, filters and exclusions among them."""
-    torch.manual_seed(3)
-    rng = np.random.default_rng(3)
-    bundle = attention_bundle(tmp_path, rng, gamma)
-    queries = random_queries(rng, bundle, 8)
-    exclude_BE = rng.integers(-1, bundle.tree.item_count, (8, 3))
-    masks = random_masks(rng, bundle.tree, 8, 0.5)
-    reference = ReferenceEngine(bundle)
-    for mask_B in (None, masks):
-        params = SearchParams(rng.integers(1, 30, 8), rng.integers(1, 40, 8), exclude_BE, True, mask_B)
-        for engine in (OnnxEngine(bundle, "cpu"), OnnxEngine(bundle, "cpu", shapes=FixedShapes(batches=(8,), m_sizes=(64,), excluded=16))):
-            trace = engine.search(queries, params).trace
-            assert trace is not None
-            for b in range(8):
-                start = bundle.tree.start_level(int(params.beam_size_B[b]))
-                kept = {step.level: step.nodes_BK[b][step.nodes_BK[b] >= 0] for step in trace if step.level >= start}
-                replay(reference, queries, params, b, kept, 1e-4)
-
-
 def test_the_graphs_take_any_batch_levels_and_candidates() -> None:
     torch.manual_seed(4)
     rng = np.random.default_rng(4)
     model = small_scorer().eval()
     graphs = export_graphs(model, "history_nodes", histories(rng, 3, 4, 6))
+    assert scorer_form(model, graphs[1]) is None, "only ONNX Runtime runs it"
     for batch, levels in ((1, 1), (5, 2), (2, 7)):
         assert check_parity(model, *graphs, histories(rng, batch, levels, 6)) < 1e-5
-
-
-def test_it_trains_exports_and_passes_its_golden_queries(tmp_path: Path) -> None:
-    rng = np.random.default_rng(5)
-    lines = [f"user-{user},item-{item}" for user in range(60) for item in rng.permutation(40)[:12]]
-    (tmp_path / "log.csv").write_text("\n".join(["user,item", *lines]) + "\n")
-    config = deep_config(
-        {
-            "kind": "otm",
-            "name": "attentive",
-            "data": {"log": str(tmp_path / "log.csv")},
-            "instances": {"windows": [3, 2], "targets": 4},
-            "scorer": {"kind": "attention", "node_dim": 4, "hidden": [8, 4], "attention_hidden": 3},
-            "objective": {"beam_size": 4, "warm_start": 0.5},
-            "optimiser": {"steps": 6, "batch": 10},
-            "search": {"beam_size": 8, "m": 5, "max_beam_size": 16, "max_m": 20, "gamma": 0.5},
-        }
-    )
-    prepared = prepare(config, None, tmp_path / "work")
-    tree = build_tree(config, prepared)
-    (tmp_path / "fit").mkdir()
-    model = fit(config, prepared, tree, torch.device("cpu"), tmp_path / "fit", resume=False)
-    bundle = export(config, prepared, tree, model, tmp_path / "models" / "attentive" / "1")
-    assert bundle.graph_scorer.state_dim == 5 * (4 + 8)
-    assert bundle.manifest.metrics["golden_overlap"] >= 0.99
 
 
 # -- what it is for -----------------------------------------------------------------------------------------------------
 
 
-def share_of_right_answers(kind: str) -> float:
-    """Of a scorer trained to say whether a node's group is among the groups of twelve behaviours, one match among strangers.
-
-    Sixty groups in eight dimensions: the mean of twelve rows does not tell them apart.
-    """
-    torch.manual_seed(0)
-    groups, length, steps = 60, 12, 200
-    config = SCORER.checked(
-        {"kind": kind, "node_dim": 8, "hidden": [24, 12], "init_std": 1.0} | ({"attention_hidden": 12} if kind == "attention" else {})
-    )
-    model = new_scorer(config, (length,), groups)
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
-
-    def batch(size: int) -> tuple[Tensor, Tensor, Tensor]:
-        history_BT = torch.rand((size, groups)).argsort(1)[:, :length]
-        seen_BC = history_BT.gather(1, torch.randint(0, length, (size, 12)))
-        nodes_BC = torch.where(torch.rand((size, 12)) < 0.5, seen_BC, torch.randint(0, groups, (size, 12)))
-        return history_BT.unsqueeze(1), nodes_BC, (nodes_BC.unsqueeze(2) == history_BT.unsqueeze(1)).any(2)
-
-    for _ in range(steps):
-        history_BLT, nodes_BC, label_BC = batch(48)
-        logits_BC = model.logits(model.state(history_BLT), nodes_BC, 0)
-        optimiser.zero_grad()
-        torch.nn.functional.binary_cross_entropy_with_logits(logits_BC, label_BC.float()).backward()
-        optimiser.step()
-    history_BLT, nodes_BC, label_BC = batch(1000)
-    with torch.no_grad():
-        return float(((model.logits(model.state(history_BLT), nodes_BC, 0) > 0) == label_BC).float().mean())
-
-
-@pytest.mark.slow
-def test_attention_finds_the_one_behaviour_that_pooling_loses() -> None:
-    assert share_of_right_answers("attention") > 0.95
-    assert share_of_right_answers("mlp") < 0.8
+def test_a_scorer_of_no_declared_form_has_no_weights_to_compile(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path, np.random.default_rng(0), complete_tree(np.arange(4), 2))
+    scorer = bundle.graph_scorer.model_copy(update={"form": None})
+    formless = with_parts(bundle, tmp_path / "formless" / bundle.manifest.name / "1", {"scorer": scorer}, {})
+    with pytest.raises(UnsupportedGraph, match="declares no form"):
+        scorer_weights(formless)

@@ -1,23 +1,43 @@
-"""Popularity and Item-CF, against hand-computed cases and dense arithmetic."""
+"""Baselines: one contract of all of them, and popularity, Item-CF, fusion, iALS and content by hand and against dense arithmetic."""
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
-from espalier.errors import InvalidConfig
+from espalier.errors import DeviceUnavailable, InvalidConfig, InvalidData
+from espalier.items import ItemTable
 from tests.training.logs import log_of
 from tests.training.tasks import task_of
+from tests.training.test_ease import grouped
+from training.baselines import content as content_module
+from training.baselines import ials as ials_module
 from training.baselines import item_cf as module
+from training.baselines import product_dnn, sasrec
+from training.baselines.content import Content, content, item_vectors
+from training.baselines.fusion import Fusion, depth, fuse, fused
+from training.baselines.ials import START as IALS_START
+from training.baselines.ials import Ials, factors_of, ials, implicit_is_installed
 from training.baselines.item_cf import fit_item_cf
 from training.baselines.methods import METHODS
 from training.baselines.popularity import fit_popularity
+from training.baselines.product_dnn import ProductDnnConfig
+from training.baselines.sasrec_model import SasRecConfig
 from training.data.user_item_matrix import user_item_matrix
+from training.neighbours.fit import fading
 from training.neighbours.neighbour_lists import NeighbourLists
+from training.retrieval.task import Deadline, Fitted
 
 
 def dense(lists: NeighbourLists) -> NDArray[np.float64]:
@@ -40,21 +60,11 @@ def test_popularity_counts_users_not_events_and_breaks_ties_by_row() -> None:
     assert fit_popularity(log_of([[2, 2, 2, 1], [3, 1], [3]], items=5), np.arange(3)).best_I.tolist() == [1, 3, 2, 0, 4]
 
 
-def test_popularity_knows_training_users_only() -> None:
-    assert fit_popularity(log_of(LISTS), np.array([3])).best_I.tolist() == [3, 0, 1, 2]
-
-
 def test_popularity_leaves_out_what_was_seen_and_pads() -> None:
     popularity = fit_popularity(log_of(LISTS), np.arange(4))
     histories = [np.array([1, 1, 3]), np.array([], np.int64)]
     assert popularity.rank(histories, 3, exclude_seen=True).tolist() == [[2, 0, -1], [1, 2, 3]]
     assert popularity.rank(histories, 5, exclude_seen=False).tolist() == [[1, 2, 3, 0, -1]] * 2
-
-
-def test_item_cf_similarity_is_the_cosine_of_user_sets() -> None:
-    similarity = dense(fit_item_cf(log_of(LISTS), np.arange(4), 10).neighbours)
-    half, r3, r6 = 0.5, 1 / np.sqrt(3), 1 / np.sqrt(6)
-    assert_allclose(similarity, [[0, r3, 0, 0], [r3, 0, 2 * r6, r6], [0, 2 * r6, 0, half], [0, r6, half, 0]], rtol=1e-6)
 
 
 def test_item_cf_keeps_the_best_neighbours_and_the_lower_row_of_equals() -> None:
@@ -65,24 +75,11 @@ def test_item_cf_keeps_the_best_neighbours_and_the_lower_row_of_equals() -> None
     assert_array_equal(dense(fit_item_cf(log, np.arange(2), 3).limited(2).neighbours), dense(kept))
 
 
-def test_item_cf_ranks_by_summed_similarity() -> None:
-    item_cf = fit_item_cf(log_of(LISTS), np.arange(4), 10)
-    # From {1, 3}: item 2 gets 2/√6 + 1/2, item 0 gets 1/√3, item 1 gets 1/√6 (through 3), item 3 the same (through 1).
-    histories = [np.array([1, 3, 3, -1])]
-    assert item_cf.rank(histories, 5, exclude_seen=False).tolist() == [[2, 0, 1, 3, -1]]
-    assert item_cf.rank(histories, 1, exclude_seen=True).tolist() == [[2]]
-    assert item_cf.rank(histories, 3, exclude_seen=True).tolist() == [[2, 0, -1]]
-
-
 def test_what_neighbours_leave_empty_is_filled_with_popular_items() -> None:
     item_cf = fit_item_cf(log_of(LISTS, items=6), np.arange(4), 10)
     histories = [np.array([0]), np.array([5]), np.array([], np.int64)]
     assert item_cf.rank(histories, 4, exclude_seen=False).tolist() == [[1, 2, 3, 0], [1, 2, 3, 0], [1, 2, 3, 0]]
     assert item_cf.rank(histories, 6, exclude_seen=True).tolist() == [[1, 2, 3, 4, 5, -1], [1, 2, 3, 0, 4, -1], [1, 2, 3, 0, 4, 5]]
-
-
-def test_item_cf_knows_training_users_only() -> None:
-    assert fit_item_cf(log_of(LISTS), np.array([1, 3]), 10).neighbours.item_N.tolist() == [2, 1]
 
 
 @given(seed=st.integers(0, 2**32 - 1), neighbours=st.integers(1, 12), block=st.integers(1, 15), exclude_seen=st.booleans())
@@ -137,12 +134,256 @@ def test_bad_arguments_are_refused_by_name() -> None:
         assert error.value.field == field
 
 
-@pytest.mark.parametrize("name", ["popularity", "item-cf", "neighbours", "ease", "ials"])
-def test_what_a_test_user_did_changes_no_answer(name: str) -> None:
-    def answers(tested: list[int]) -> list[list[int]]:
+def small(config: Any, **limits: Any) -> Any:
+    """A configuration's class whose objects have these values, whatever else they are made of."""
+
+    def made(**values: Any) -> Any:
+        return config(**(values | limits))
+
+    return made
+
+
+@pytest.fixture
+def small_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round of few steps."""
+    limits = {"max_rounds": 1, "warm_steps": 1, "width": 8, "heads": 1, "places": 32}
+    monkeypatch.setattr(sasrec, "SasRecConfig", small(SasRecConfig, **limits))
+    monkeypatch.setattr(product_dnn, "ProductDnnConfig", small(product_dnn.ProductDnnConfig, max_steps=3, round_steps=3, batch=8, dim=4))
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "item-means"])
+def test_answers_depend_on_the_seed_and_training_and_validation_users_and_on_no_other_query(name: str, small_networks: None) -> None:
+    if name == "ials" and not implicit_is_installed():
+        pytest.skip("the extra `baselines` is not installed")
+    histories = [np.array([12]), np.array([0, 10]), np.array([], np.int64), np.array([-1, 4, -1])]
+
+    def answers(tested: list[int], histories: list[NDArray[np.int64]] = histories) -> list[list[int]]:
         lists = [[user % 5, 5 + user % 4, 10, (user + 1) % 5] for user in range(12)]
         task = task_of(log_of([*lists, *[tested] * 20], items=14), list(range(10)), [10, 11], m=3)
-        found: list[list[int]] = METHODS[name](task).rank([np.array([12]), np.array([0, 10])], 5, exclude_seen=False).tolist()
-        return found
+        words = pa.table({"id": [f"i{row}" for row in range(14)], "title": [f"a{row % 3} b{row % 5}" for row in range(14)]})
+        fitted = METHODS[name](replace(task, items=ItemTable.build(words)))
+        found = fitted.rank(histories, 5, exclude_seen=False)
+        for history, row_M in zip(histories, found, strict=True):
+            assert_array_equal(fitted.rank([history], 5, exclude_seen=False)[0], row_M)
+            unseen = fitted.rank([history], 14, exclude_seen=True)[0]
+            assert not set(unseen.tolist()) & {*history.tolist()} - {-1}
+        rows: list[list[int]] = found.tolist()
+        return rows
 
     assert answers([12, 13, 12, 13]) == answers([11, 7, 3])
+
+
+@pytest.mark.parametrize("config", [SasRecConfig(init="random"), ProductDnnConfig(init="random")])
+def test_options_of_networks_that_make_no_sense_are_refused_by_name(config: Any) -> None:
+    numbers = {"width", "layers", "heads", "length", "negatives", "places", "average", "patience", "max_rounds"}
+    numbers |= {"input_dim", "dim", "batch", "max_steps", "round_steps"}
+    wrong: list[tuple[str, Any]] = [(name, 0) for name in numbers] + [("init_std", 0.0), ("init_std", math.inf), ("learning_rate", -1.0)]
+    wrong += [("learning_rate", math.inf), ("hidden", (8, 0)), ("dropout", 1.0), ("weight_decay", -0.1), ("warm_steps", -1)]
+    wrong += [("loss", "half"), ("init", "zeros"), ("proposal", "alias")]
+    own = {field.name for field in fields(config)}
+    for name, value in wrong:
+        if name in own:
+            with pytest.raises(InvalidConfig) as error:
+                replace(config, **{name: value})
+            assert error.value.field == name
+
+
+# -- fusion -------------------------------------------------------------------------------------------------------------
+
+
+Int64 = NDArray[np.int64]
+
+
+@given(seed=st.integers(0, 2**32 - 1), share=st.floats(0.05, 0.95), constant=st.sampled_from([1.0, 10.0, 60.0]), m=st.integers(1, 12))
+def test_it_ranks_by_summed_reciprocal_ranks(seed: int, share: float, constant: float, m: int) -> None:
+    rng = np.random.default_rng(seed)
+    first, second = (np.stack([rng.permutation(9)[:size] for _ in range(3)]) for size in rng.integers(1, 9, 2))
+    found = fused(first, second, m, share, constant)
+    for row, one, other in zip(found, first.tolist(), second.tolist(), strict=True):
+        score = dict.fromkeys([*one, *other], 0.0)
+        for rank, item in enumerate(one, start=1):
+            score[item] += (1 - share) * (1 / (constant + rank))
+        for rank, item in enumerate(other, start=1):
+            score[item] += share * (1 / (constant + rank))
+        expected = sorted(score, key=lambda item: (-score[item], item))[:m]
+        assert row.tolist() == expected + [-1] * (m - len(expected))
+
+
+def test_places_without_an_item_count_for_nothing_and_ties_come_by_the_lower_row() -> None:
+    assert fused(np.array([[5, -1, -1]]), np.array([[3, -1, -1]]), 4, 0.5, 10).tolist() == [[3, 5, -1, -1]]
+
+
+def constant_answer(*items: int) -> Fitted:
+    def rank(histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
+        rows = np.full((len(histories), m), -1)
+        rows[:, : len(items)] = items
+        return rows
+
+    return Fitted(rank, {}, bytes=10, seconds=2.0)
+
+
+def test_both_are_asked_for_more_than_is_wanted() -> None:
+    asked = []
+
+    def rank(histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
+        asked.append((len(histories), m, exclude_seen))
+        return np.tile(np.arange(m), (len(histories), 1))
+
+    assert Fusion(rank, rank, 0.5, 10).rank([np.array([1])] * 3, 4, exclude_seen=True).tolist() == [[0, 1, 2, 3]] * 3
+    assert asked == [(3, 200, True)] * 2
+    assert depth(300) == 600
+    with pytest.raises(InvalidConfig, match="m: got 0"):
+        Fusion(rank, rank, 0.5, 10).rank([], 0, exclude_seen=True)
+
+
+@pytest.mark.parametrize("better", [0, 1])
+def test_the_weight_goes_to_the_method_that_finds_more(better: int) -> None:
+    log = log_of([[0, 7]] * 4, items=20)
+    methods = [constant_answer(5, 6), constant_answer(5, 6)]
+    methods[better] = constant_answer(8, 7)
+    task = task_of(log, [0, 1], [2, 3], m=2)
+    fitted = fuse(methods[0], methods[1], task)
+    assert (fitted.options["share"] > 0.5) == (better == 1)
+    assert task.measured(fitted.rank, task.validation_pairs()) == 1 == max(trial.figure for trial in fitted.trials)
+    assert fitted.bytes == 20
+    assert fitted.seconds >= 4
+    assert fitted.ended is None
+
+
+def test_a_fusion_of_a_method_that_ended_early_says_so() -> None:
+    short = replace(constant_answer(8), ended="3 of 60 steps")
+    fitted = fuse(constant_answer(5), short, task_of(log_of([[0, 7]] * 4, items=20), [0, 1], [2, 3], m=2))
+    assert fitted.ended == "of its parts, one ended early: 3 of 60 steps"
+
+
+# -- iALS ---------------------------------------------------------------------------------------------------------------
+
+
+installed = pytest.mark.skipif(not implicit_is_installed(), reason="the extra `baselines` is not installed")
+SMALL = {**IALS_START, "factors": 6, "iterations": 8}
+
+
+@installed
+def test_a_history_gets_its_vector_by_least_squares() -> None:
+    matrix = user_item_matrix(grouped(1), np.arange(60))
+    model = factors_of(matrix, SMALL, seed=1)
+    fitted = Ials(model, np.ones(36, np.bool_), fading(0.5, 3), np.arange(36))
+    score = fitted.scores([np.array([1, 4, 2, 4, 30])])[0]
+
+    vectors = model.item_factors.astype(np.float64)
+    confidence = np.ones(36)
+    confidence[[30, 4, 2]] += 10 * np.array([1, 0.5, 0.25])  # the three latest different items
+    preference = np.isin(np.arange(36), [30, 4, 2]) * 1.0
+    l2 = SMALL["l2"] * np.sqrt(60 * 36)
+    # `implicit` counts an observation's confidence as alpha · weight alone, where there is one
+    confidence[[30, 4, 2]] -= 1
+    user = np.linalg.solve(vectors.T @ (confidence[:, None] * vectors) + l2 * np.eye(6), vectors.T @ (confidence * preference))
+    assert_allclose(score, vectors @ user, rtol=1e-3, atol=1e-5)
+
+
+@installed
+def test_items_that_no_training_user_has_come_last() -> None:
+    task = task_of(grouped(3), list(range(60)), list(range(60, 80)), m=4, seconds=0.0)
+    lists = task.split.lists
+    absent = sorted(set(range(36)) - set(np.concatenate([lists.of(user) for user in range(3)]).tolist()))
+    fitted = ials_module.ials(task_of(lists, [0, 1, 2], list(range(60, 80)), m=4, seconds=0.0))
+    answer = fitted.rank([lists.of(0)], 36, False)[0].tolist()
+    assert answer[-len(absent) :] == absent
+    assert len(fitted.trials) == 1
+    assert "deadline" in str(fitted.ended)
+
+
+@installed
+def test_a_deadline_ends_training_after_an_iteration() -> None:
+    matrix = user_item_matrix(grouped(1), np.arange(60))
+    ended = factors_of(matrix, SMALL, 1, Deadline(time.monotonic()))
+    one = factors_of(matrix, {**SMALL, "iterations": 1}, 1)
+    assert ended.item_factors.tolist() == one.item_factors.tolist() != factors_of(matrix, SMALL, 1).item_factors.tolist()
+
+
+@installed
+def test_vectors_take_no_more_memory_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = task_of(grouped(3), list(range(60)), list(range(60, 80)), m=4)
+    monkeypatch.setattr(ials_module, "MOST_TRIALS", 9)
+    fitted = ials(task, most_bytes=4 * 96 * 20)
+    assert {trial.options["factors"] for trial in fitted.trials} <= set(range(8, 21))
+    with pytest.raises(InvalidData, match="96 users and items"):
+        ials(task, most_bytes=4 * 96 * 8 - 1)
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ials_module, "implicit_is_installed", lambda: False)
+    with pytest.raises(DeviceUnavailable, match="baselines"):
+        ials(task_of(grouped(3), [0], [1]))
+
+
+# -- neighbours by content ----------------------------------------------------------------------------------------------
+
+
+def table(**columns: Any) -> ItemTable:
+    count = len(next(iter(columns.values())))
+    return ItemTable.build(pa.table({"id": [f"i{row}" for row in range(count)], **columns}))
+
+
+def test_items_are_alike_by_the_words_and_attributes_that_they_share() -> None:
+    vectors = item_vectors(
+        table(
+            title=["Red shoe, red", "blue SHOE", "green hat", None, "unique"],
+            tags=[["x", "y"], None, ["x"], ["shoe", None], []],
+            price=[1.0, 1.0, 1.0, 1.0, 1.0],
+        )
+    ).toarray()
+    assert vectors.shape == (5, 2)  # `shoe` and `tags=x`: all others are one item's
+    likeness = vectors @ vectors.T
+    assert_allclose(likeness[[0, 1, 2], [0, 1, 2]], 1, rtol=1e-6)
+    assert likeness[0, 1] > 0 < likeness[0, 2]
+    assert likeness[1, 2] == 0
+    assert not vectors[3:].any()  # an attribute `shoe` is not the word
+
+
+def test_rarer_words_weigh_more() -> None:
+    vectors = item_vectors(table(title=["common rare", "common", "common", "common", "rare"])).toarray()
+    likeness = vectors @ vectors.T
+    assert likeness[0, 4] > likeness[0, 1] > 0
+
+
+def test_answers_are_those_of_the_formula() -> None:
+    vectors = item_vectors(table(title=["a b", "a c", "b c", "c", "d d", "d", "e", "a"]))
+    fitted = Content(vectors, vectors.T.tocsr(), fading(0.5, 2), np.arange(8))
+    history = np.array([4, 0, -1, 3])
+    dense = vectors.toarray()
+    expected = dense @ (dense[3] + 0.5 * dense[0])
+    score = fitted.scores([history[history >= 0]])[0]
+    assert_allclose(np.nan_to_num(score), expected, rtol=1e-6)
+    order = [row for row in np.argsort(-expected, kind="stable").tolist() if expected[row] > 0]
+    assert fitted.rank([history], 8, exclude_seen=False)[0].tolist() == [*order, *(row for row in range(8) if row not in order)]
+    assert not set(fitted.rank([history], 8, exclude_seen=True)[0].tolist()) & {0, 3, 4}
+    assert fitted.rank([np.array([6])], 3, exclude_seen=True).tolist() == [[0, 1, 2]]  # nothing like it: popular ones
+
+
+def test_an_item_without_events_comes_back() -> None:
+    # Item 9 is in no list, but shares its word with items 0 … 4.
+    items = table(title=["rock"] * 5 + ["jazz"] * 4 + ["rock"])
+    task = replace(task_of(log_of([[0, 1], [1, 2], [2, 3, 4, 0], [5, 6], [6, 7, 8, 5]], items=10), [0, 1, 3], [2, 4], m=5), items=items)
+    fitted = content(task)
+    assert 9 in fitted.rank([np.array([0, 1])], 4, exclude_seen=True)[0].tolist()
+    assert task.measured(fitted.rank, task.validation_pairs()) == max(trial.figure for trial in fitted.trials) == 1
+    assert fitted.bytes > 0
+    assert content(task).options == fitted.options
+
+
+def test_lists_without_an_order_have_no_recency() -> None:
+    task = task_of(log_of([[0, 1], [1, 2], [2, 0]], order="none"), [0], [1, 2])
+    assert content(replace(task, items=table(title=["a", "a", "a"]))).options == {"recency": 1.0}
+
+
+@pytest.mark.parametrize("columns", [{}, {"price": [1.0, 2.0, 3.0]}, {"title": ["one", "two", None]}])
+def test_a_table_without_content_is_refused(columns: dict[str, Any]) -> None:
+    items = ItemTable.build(pa.table({"id": ["a", "b", "c"], **columns}))
+    with pytest.raises(InvalidData, match=r"items: got .*, expected a column beside id with texts"):
+        content(replace(task_of(log_of([[0, 1], [1, 2], [2, 0]]), [0], [1, 2]), items=items))
+
+
+def test_of_very_many_words_an_items_first_ones_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content_module, "MOST_ENTRIES", 7)
+    assert item_vectors(table(title=["a b c", "a b c", "a b c"])).shape == (3, 2)

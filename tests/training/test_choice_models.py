@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from training.rankers import elimination, plackett_luce
-from training.rankers.elimination import elimination_loss, staged_elimination
+from training.rankers.elimination import elimination_loss
 from training.rankers.fit import query_losses
 from training.rankers.plackett_luce import plackett_luce_loss
-from training.rankers.ties import log_group_first, random_order, tied_elimination_loss, tied_plackett_luce_loss
+from training.rankers.ties import random_order, tied_elimination_loss, tied_plackett_luce_loss
 from training.specification.ranker import ChoiceModel, LinearRankerConfig
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Tied = Callable[[Tensor, Tensor, Tensor], Tensor]
 LOSSES = pytest.mark.parametrize("loss", [elimination_loss, plackett_luce_loss])
 BOTH = pytest.mark.parametrize(("tied", "loss"), [(tied_elimination_loss, elimination_loss), (tied_plackett_luce_loss, plackett_luce_loss)])
-ORDERS = list(itertools.permutations(range(4)))
 
 
 def scores(seed: int, *shape: int, spread: float = 2.0) -> Tensor:
@@ -34,13 +30,6 @@ def scores(seed: int, *shape: int, spread: float = 2.0) -> Tensor:
 
 def all_real(scores_BN: Tensor) -> Tensor:
     return torch.ones_like(scores_BN, dtype=torch.bool)
-
-
-def probabilities(loss: Loss, f: Tensor) -> dict[tuple[int, ...], float]:
-    """Of every order of a few items, best first."""
-    orders = list(itertools.permutations(range(len(f))))
-    ordered = torch.stack([f[list(order)] for order in orders])
-    return dict(zip(orders, (-loss(ordered, all_real(ordered))).exp().tolist(), strict=True))
 
 
 def printed_elimination(f: Tensor) -> Tensor:
@@ -69,60 +58,6 @@ def test_values_and_gradients_are_those_of_the_printed_formula_for_queries_of_di
 
 
 @LOSSES
-def test_gradients_are_those_of_finite_differences(loss: Loss) -> None:
-    f = scores(1, 2, 5).requires_grad_()
-    assert torch.autograd.gradcheck(lambda f: loss(f, all_real(f)), f)
-
-
-@given(n=st.integers(1, 12), seed=st.integers(0, 1000))
-def test_elimination_is_plackett_luce_of_negated_scores_in_reversed_order(n: int, seed: int) -> None:
-    f = scores(seed, 1, n)
-    torch.testing.assert_close(elimination_loss(f, all_real(f)), plackett_luce_loss(-f.flip(-1), all_real(f)))
-
-
-@LOSSES
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
-def test_the_probabilities_of_all_orders_sum_to_one(loss: Loss, n: int) -> None:
-    assert math.isclose(sum(probabilities(loss, scores(n, n)).values()), 1, rel_tol=1e-12)
-
-
-def test_the_two_models_are_different_and_agree_on_two_items() -> None:
-    f = scores(3, 3)
-    assert abs(probabilities(elimination_loss, f)[0, 1, 2] - probabilities(plackett_luce_loss, f)[0, 1, 2]) > 0.01
-    two = probabilities(elimination_loss, f[:2])
-    assert math.isclose(two[0, 1], 1 / (1 + math.exp(f[1] - f[0])))
-    assert math.isclose(two[0, 1], probabilities(plackett_luce_loss, f[:2])[0, 1])
-
-
-def frequencies(utilities_SN: np.ndarray) -> np.ndarray:
-    """How often drawn utilities order the items so, the highest first, for each of ORDERS."""
-    found, counts = np.unique(np.argsort(-utilities_SN, axis=1), axis=0, return_counts=True)
-    drawn = {tuple(order): count / len(utilities_SN) for order, count in zip(found.tolist(), counts, strict=True)}
-    return np.array([drawn.get(order, 0.0) for order in ORDERS])
-
-
-def within_chance(found: np.ndarray, expected: dict[tuple[int, ...], float], draws: int) -> bool:
-    p = np.array([expected[order] for order in ORDERS])
-    return bool((np.abs(found - p) < 4.5 * np.sqrt(p * (1 - p) / draws)).all())
-
-
-def test_latent_gompertz_utilities_are_eliminated_as_eq_4_says() -> None:
-    """§3.1: u_j has the distribution function 1 − exp(−η_j (exp(b u) − 1)), η_j = exp(−f_j), for any scale b."""
-    f, draws = scores(5, 4, spread=1.0), 200_000
-    uniform = np.random.default_rng(1).random((draws, 4))
-    utilities = np.log1p(-np.log1p(-uniform) * np.exp(f.numpy())) / 0.7
-    assert within_chance(frequencies(utilities), probabilities(elimination_loss, f), draws)
-    assert not within_chance(frequencies(utilities), probabilities(plackett_luce_loss, f), draws)
-
-
-def test_latent_gumbel_utilities_are_chosen_as_plackett_and_luce_say() -> None:
-    f, draws = scores(5, 4, spread=1.0), 200_000
-    utilities = f.numpy() + np.random.default_rng(2).gumbel(size=(draws, 4))
-    assert within_chance(frequencies(utilities), probabilities(plackett_luce_loss, f), draws)
-    assert not within_chance(frequencies(utilities), probabilities(elimination_loss, f), draws)
-
-
-@LOSSES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_extreme_scores_give_finite_values_and_gradients(loss: Loss, dtype: torch.dtype) -> None:
     f = torch.tensor([[1e4, -1e4, 0, 1e4, -1e4], [-1e4, -1e4, -1e4, -1e4, 1e4]], dtype=dtype, requires_grad=True)
@@ -131,49 +66,6 @@ def test_extreme_scores_give_finite_values_and_gradients(loss: Loss, dtype: torc
     assert value.isfinite().all()
     assert gradient.isfinite().all()
     assert (value > 1e4).all()
-
-
-@LOSSES
-def test_padding_may_hold_any_number_and_has_no_gradient(loss: Loss) -> None:
-    f = scores(1, 1, 6)
-    real = torch.arange(6)[None] < 4
-    other = torch.where(real, f, 1e9).requires_grad_()
-    torch.testing.assert_close(loss(other, real), loss(f[:, :4], real[:, :4]))
-    (gradient,) = torch.autograd.grad(loss(other, real).sum(), other)
-    assert gradient[0, 4:].tolist() == [0, 0]
-
-
-@LOSSES
-def test_one_item_has_nothing_to_say(loss: Loss) -> None:
-    f = scores(1, 3, 1).requires_grad_()
-    assert loss(f, all_real(f)).tolist() == [0, 0, 0]
-    assert torch.autograd.grad(loss(f, all_real(f)).sum(), f)[0].abs().max() == 0
-
-
-class Elements(TorchDispatchMode):
-    """Counts the elements that operations read and make."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        made = func(*args, **(kwargs or {}))
-        touched = [*args, *(made if isinstance(made, tuple | list) else [made])]
-        self.count += sum(tensor.numel() for tensor in touched if isinstance(tensor, Tensor))
-        return made
-
-
-@pytest.mark.parametrize("loss", [elimination_loss, plackett_luce_loss, lambda f, real: tied_elimination_loss(f, f.argsort(-1) % 3, real)])
-def test_value_and_gradient_touch_a_number_of_elements_that_is_linear_in_the_items(loss: Loss) -> None:
-    counts = []
-    for n in (1000, 2000, 4000):
-        f = scores(1, 1, n).requires_grad_()
-        with Elements() as elements:
-            loss(f, all_real(f)).sum().backward()
-        counts.append(elements.count)
-    assert counts[2] - counts[1] == pytest.approx(2 * (counts[1] - counts[0]), rel=0.02)
-    assert counts[2] < 4.1 * counts[0]
 
 
 @pytest.mark.parametrize("model", ["elimination", "plackett-luce"])
@@ -225,7 +117,7 @@ def marginal_of_grades(loss: Loss, f: Tensor, grades: Tensor) -> Tensor:
 
 
 @BOTH
-@pytest.mark.parametrize("grades", [[0, 0, 1, 1, 0, 2], [0, 1, 2, 3, 4, 5], [1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]])
+@pytest.mark.parametrize("grades", [[0, 0, 1, 1, 0, 2], [0, 1, 2, 3, 4, 5], [1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0], [1] * 6])
 @pytest.mark.parametrize("spread", [0.3, 3.0])
 def test_marginal_ties_are_the_sum_over_all_orders_that_agree_with_the_grades(
     tied: Tied, loss: Loss, grades: list[int], spread: float
@@ -238,29 +130,15 @@ def test_marginal_ties_are_the_sum_over_all_orders_that_agree_with_the_grades(
 
 
 @BOTH
-def test_equal_grades_say_nothing_with_marginal_ties(tied: Tied, loss: Loss) -> None:
-    f = scores(1, 2, 4).requires_grad_()
-    value = tied(f, torch.ones(2, 4), all_real(f))
-    assert value.tolist() == [0, 0]
-    assert torch.autograd.grad(value.sum(), f)[0].abs().max() == 0
-
-
-@BOTH
 def test_marginal_ties_stay_finite_with_extreme_scores_and_large_groups(tied: Tied, loss: Loss) -> None:
     generator = torch.Generator().manual_seed(1)
     for spread in (1e-3, 30.0, 1e4):
-        f = (torch.randn(2, 3000, generator=generator) * spread).requires_grad_()
-        value = tied(f, torch.randint(0, 3, (2, 3000), generator=generator), all_real(f))
+        f = (torch.randn(2, 1000, generator=generator) * spread).requires_grad_()
+        value = tied(f, torch.randint(0, 3, (2, 1000), generator=generator), all_real(f))
         (gradient,) = torch.autograd.grad(value.sum(), f)
         assert value.isfinite().all()
         assert gradient.isfinite().all()
         assert (value > 0).all()
-
-
-def test_a_group_of_one_leaves_first_with_its_share_of_the_worth() -> None:
-    log_worth = scores(2, 1, 5)
-    group = torch.tensor([[False, True, False, False, False]])
-    assert log_group_first(log_worth, group, ~group).item() == pytest.approx(log_worth.log_softmax(-1)[0, 1].item(), abs=1e-7)
 
 
 def test_random_order_sorts_by_grade_and_shuffles_equal_ones() -> None:
@@ -276,23 +154,3 @@ def test_random_order_sorts_by_grade_and_shuffles_equal_ones() -> None:
         assert set(order[3:6]) == {0, 2, 5}
         seen.add(tuple(order[:6]))
     assert len(seen) == 2 * 6
-
-
-def test_random_ties_average_to_a_loss_above_the_marginal_one() -> None:
-    """By Jensen's inequality: the mean over orders of −log P is above −log of their mean, up to the number of the orders."""
-    f, grades = scores(8, 1, 6), torch.tensor([[0.0, 0, 1, 1, 0, 2]])
-    config = LinearRankerConfig(ties="random")
-    generator = torch.Generator().manual_seed(1)
-    drawn = torch.cat([query_losses(config, f, grades, all_real(f), generator) for _ in range(500)])
-    orders = math.factorial(3) * math.factorial(2)
-    marginal = query_losses(LinearRankerConfig(ties="marginal"), f, grades, all_real(f), generator).item()
-    assert drawn.mean().item() - math.log(orders) > marginal - 0.05
-    assert len(set(drawn.tolist())) == orders
-
-
-def test_stages_add_up() -> None:
-    f = scores(9, 2, 6)
-    first = torch.arange(6).expand(2, 6) < 2
-    parts = [staged_elimination(f, all_real(f), part) for part in (first, ~first)]
-    torch.testing.assert_close(parts[0] + parts[1], elimination_loss(f, all_real(f)))
-    assert all((part > 0).all() for part in parts)

@@ -35,18 +35,11 @@ def features(points: LabelledPoints) -> tuple[Csr, Csr]:
     return rows, rows
 
 
-def figures(narrow: list[float], wide: list[float]) -> Trial:
-    return Trial(1.0, 0.5, np.array([narrow, wide]))
-
-
-def test_quality_is_that_of_the_worse_beam() -> None:
-    trial = figures([0.8, 0.5], [0.7, 0.6])
-    assert trial.quality == pytest.approx((0.7 * 0.5) ** (1 / 2))
+def test_a_gamma_with_which_quality_falls_is_not_taken() -> None:
+    trial = Trial(1.0, 0.5, np.array([[0.8, 0.5], [0.7, 0.6]]))
+    assert trial.quality == pytest.approx((0.7 * 0.5) ** (1 / 2)), "that of the worse beam"
     assert trial.fall == pytest.approx(np.log((0.8 * 0.5) / (0.7 * 0.6)) / 2)
     assert trial.row()["at_wide_beam"] == {"ndcg@5": 0.7, "recall@10": 0.6}
-
-
-def test_a_gamma_with_which_quality_falls_is_not_taken() -> None:
     falls = Trial(1.0, 0.0, np.array([[0.9, 0.9], [0.85, 0.9]]))
     steady = Trial(1.0, 0.7, np.full((2, 2), 0.8))
     assert falls.quality > steady.quality
@@ -98,11 +91,18 @@ def test_without_inner_nodes_there_is_no_gamma_to_try() -> None:
     assert {trial["gamma"] for trial in found.report["trials"]} == {1.0}
 
 
-@pytest.mark.parametrize("count", [0, 5, 199])
-def test_too_few_points_choose_nothing(count: int) -> None:
-    found = choose(clusters(count, 0.8) if count else clusters(5, 0.8).take(np.empty(0, np.int64)), features, SHAPE, LinearOptions(), 2)
-    assert found.report is None
-    assert (found.options.cost, found.options.gamma) == (1.0, 0.5)
+def test_too_few_points_that_the_tree_has_not_seen_choose_nothing() -> None:
+    data, unseen_B = clusters(600, 0.8), np.zeros(600, np.bool_)
+    unseen_B[:199] = True
+    none = data.take(np.empty(0, np.int64))
+    for some, unseen in ((none, None), (clusters(5, 0.8), None), (clusters(199, 0.8), None), (data, unseen_B)):
+        found = choose(some, features, SHAPE, LinearOptions(), 2, unseen_B=unseen)
+        assert found.report is None
+        assert (found.options.cost, found.options.gamma) == (1.0, 0.5)
+    unseen_B[:400] = True
+    enough = choose(data, features, SHAPE, LinearOptions(), 2, unseen_B=unseen_B)
+    assert enough.report is not None
+    assert enough.report["held_out"] == 200  # five folds of a tenth of these
 
 
 def test_the_climb_goes_on_while_quality_rises() -> None:
@@ -131,30 +131,16 @@ def test_a_trial_learns_from_a_limited_part(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_folds_hold_out_each_point_once_at_most() -> None:
+    unseen = np.arange(0, 2000, 4)
+    for held, kept in choosing._folds(unseen, 2000, 3):
+        assert np.isin(held, unseen).all()
+        assert sorted([*held, *kept]) == list(range(2000))
     folds = list(choosing._folds(np.arange(2000), 2000, 3))
     assert len(folds) == 5
     assert len(np.unique(np.concatenate([held for held, _ in folds]))) == 1000
     for held, kept in folds:
         assert sorted([*held, *kept]) == list(range(2000))
     assert [len(held) for held, _ in choosing._folds(np.arange(100_000), 100_000, 3)] == [2000]
-
-
-def test_folds_hold_out_unseen_points_alone() -> None:
-    unseen = np.arange(0, 2000, 4)
-    for held, kept in choosing._folds(unseen, 2000, 3):
-        assert np.isin(held, unseen).all()
-        assert sorted([*held, *kept]) == list(range(2000))
-
-
-def test_points_that_the_tree_has_seen_choose_nothing() -> None:
-    data, unseen_B = clusters(600, 0.8), np.zeros(600, np.bool_)
-    unseen_B[:199] = True
-    found = choose(data, features, SHAPE, LinearOptions(), 2, unseen_B=unseen_B)
-    assert found.report is None
-    unseen_B[:400] = True
-    enough = choose(data, features, SHAPE, LinearOptions(), 2, unseen_B=unseen_B)
-    assert enough.report is not None
-    assert enough.report["held_out"] == 200  # five folds of a tenth of these
 
 
 def test_few_items_are_one_node() -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -25,7 +23,7 @@ from training.compare.compare import Asked, Budget, compare
 from training.compare.contest import checked_names, in_order, parts_of
 from training.compare.figures import Figures, answered, figures_of, paired
 from training.compare.outcome import queries_of
-from training.compare.plot import Label, plot_rows, write_labels
+from training.compare.plot import plot_rows
 from training.compare.report import Key, continued, queries_file, read_figures, save_figures
 from training.data.splits import EvaluationPair
 from training.deep.prepare import build_tree, prepare
@@ -35,16 +33,6 @@ from training.retrieval.task import Fitted, Method, Metric, Task, Trial
 from training.specification.deep import DeepConfig
 from training.specification.models import deep_config
 from training.specification.splits import FileSplit
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_threads() -> Iterator[None]:
-    """Small products are fastest on one thread, most of all on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
 
 RECALL_2, NDCG_2 = Metric("recall", 2), Metric("ndcg", 2)
 
@@ -97,26 +85,12 @@ def test_seeds_of_one_user_are_averaged_before_the_interval() -> None:
     one = paired([of([*range(50)], list(first))], [of([*range(50)], list(second))], RECALL_2)
     three = paired([of([*range(50)], list(first))] * 3, [of([*range(50)], list(second))] * 3, RECALL_2)
     assert_allclose([three.mean, three.low, three.high], [one.mean, one.low, one.high])
+    for others in ([of([0, 2], [1, 0])], [of([0, 1], [1, 0])] * 2):
+        with pytest.raises(InvalidData):  # methods of other queries
+            paired([of([0, 1], [1, 0])], others, RECALL_2)
     other_users = paired([of([0, 1], [1, 0]), of([1, 2], [1, 1])], [of([0, 1], [0, 0]), of([1, 2], [0, 0])], RECALL_2)
     assert other_users.queries == 3
     assert other_users.mean == pytest.approx((1 + 0.5 + 1) / 3)
-
-
-def test_an_interval_holds_the_truth_in_about_95_of_100_samples() -> None:
-    rng = np.random.default_rng(2)
-    held = 0
-    for _ in range(400):
-        shared = rng.random(200)
-        difference = paired([of([*range(200)], list(shared + rng.normal(0.02, 0.1, 200)))], [of([*range(200)], list(shared))], RECALL_2)
-        held += difference.low <= 0.02 <= difference.high
-    assert 365 <= held <= 393
-
-
-def test_methods_of_other_queries_are_not_compared() -> None:
-    with pytest.raises(InvalidData):
-        paired([of([0, 1], [1, 0])], [of([0, 2], [1, 0])], RECALL_2)
-    with pytest.raises(InvalidData):
-        paired([of([0, 1], [1, 0])] * 2, [of([0, 1], [1, 0])], RECALL_2)
 
 
 def test_test_queries_are_thinned_evenly_and_without_what_was_seen() -> None:
@@ -323,19 +297,6 @@ def test_a_log_is_compared_from_end_to_end(log: Path, tmp_path: Path, pictures: 
     ]
 
 
-def test_labels_of_points_that_lie_on_each_other_do_not() -> None:
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    axes.set(xscale="log", xlim=(0.1, 10), ylim=(0, 0.3))
-    points = [(1.0, 0.2), (1.02, 0.2), (1.05, 0.201), (1.0, 0.2), (5.0, 0.1)]
-    labels = [Label(f"method {n}", point, (6, 6), 9) for n, point in enumerate(points)]
-    extents = [text.get_window_extent() for text in write_labels(figure, axes, labels)]
-    pyplot.close(figure)
-    assert not any(one.overlaps(other) for one, other in combinations(extents, 2))
-
-
 def test_methods_of_an_interrupted_run_are_not_run_again(log: Path, tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     first = compare(asked(log, "truth", "slow", "popularity"), file)
@@ -380,6 +341,11 @@ def test_figures_of_queries_survive_their_file(tmp_path: Path) -> None:
             metric: values.tolist() for metric, values in known.values.items()
         }
     assert read_figures(tmp_path / "none.npz") == {}
+    whole = (tmp_path / "f.npz").read_bytes()
+    for damaged in (b"", b"garbage", whole[: len(whole) // 2]):
+        (tmp_path / "f.npz").write_bytes(damaged)
+        with pytest.raises(InvalidConfig, match=r"--json: got '.*f\.npz'"):
+            read_figures(tmp_path / "f.npz")
 
 
 @pytest.mark.parametrize("damaged", [b'{"rows": [', b"[]", b'{"rows": 7}', b"\xff\xfe{"])
@@ -387,17 +353,6 @@ def test_a_damaged_report_is_refused(tmp_path: Path, damaged: bytes) -> None:
     (tmp_path / "rows.json").write_bytes(damaged)
     with pytest.raises(InvalidConfig, match="--json"):
         continued({"rows": []}, tmp_path / "rows.json", (), ("rows",))
-
-
-def test_damaged_figures_of_queries_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "f.npz"
-    save_figures({("recipe", 1, 50): Figures(np.arange(500), {RECALL_2: np.linspace(0, 1, 500)})}, file)
-    whole = file.read_bytes()
-    middle = len(whole) // 2
-    for damaged in (b"", b"garbage", whole[:middle], whole[:middle] + b"\0\0\0\0" + whole[middle + 4 :]):
-        file.write_bytes(damaged)
-        with pytest.raises(InvalidConfig, match=r"--json: got '.*f\.npz'"):
-            read_figures(file)
 
 
 def test_methods_that_ended_early_are_run_again_with_more_time(log: Path, tmp_path: Path) -> None:
@@ -449,26 +404,3 @@ def test_a_recipe_that_was_cut_short_says_so(log: Path, monkeypatch: pytest.Monk
     assert 30 <= steps <= 240, "12 s of steps of 50 ms at most, a hundredth of those configured at least"
     assert ended.startswith(f"{steps:,} of 3,000 steps, as many as fit into")
     assert report["fits"][0]["options"]["steps"] <= steps
-
-
-def test_fewer_steps_by_the_passes_over_the_lists_are_no_early_end(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`optimiser.steps` is a limit: what the rules make of it is what was wanted."""
-    monkeypatch.setattr("training.deep.sequence.rules.LEAST_STEPS", 5)
-    monkeypatch.setattr(recipe, "_costs", lambda *_: (0.001, 0.0))
-    robust = settings(log)
-    data = robust.data.model_dump(mode="json") | {"format": robust.data.format.model_dump(mode="json") | {"order": "file"}}
-    config = deep_config(
-        {
-            "kind": "otm-sequence",
-            "name": "passes",
-            "data": data,
-            "scorer": {"node_dim": 8, "heads": 1, "layers": 1, "window_hidden": 4},
-            "optimiser": {"epochs": 1e-6},
-            "memory": {"weight": 0},
-            "search": robust.search.model_dump(mode="json"),
-        }
-    )
-    prepared = prepare(config, None, tmp_path / "log")
-    made = recipe.fit_recipe(config, prepared, tmp_path / "recipe", torch.device("cpu"), seconds=600)
-    assert (made.options["steps"], made.ended) == (5, None)
-    made.engine.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from espalier.rerank.features import CallerFeatures, RankFeatures
 from espalier.rerank.ranker import Reranker, verify_ranker
 from espalier.tree import complete_tree
 from tests.service.running import run
-from training.__main__ import main
+from tests.training.commands import command
 from training.evaluate import LabelledQueries, Rerank, measure
 from training.inspect import inspect
 from training.rankers.candidates import retrieve
@@ -147,6 +146,8 @@ def test_features_can_be_chosen(bundle: Bundle, tmp_path: Path) -> None:
     ):
         with pytest.raises(InvalidConfig, match=why):
             add_ranker(bundle, open_engine(bundle, "cpu"), split_of(bundle), replace(config, features=names), tmp_path / "m" / "2", {})
+    hours = replace(split_of(bundle).train, caller_features=[CallerFeatures({"hour": 1.0})] * 60)
+    assert default_features(bundle, replace(split_of(bundle), train=hours))[-1] == "query.hour"
     with pytest.raises(InvalidConfig, match="1 to 32"):
         add_ranker(bundle, open_engine(bundle, "cpu"), split_of(bundle), replace(config, depth=33), tmp_path / "m" / "2", {})
 
@@ -168,28 +169,20 @@ def test_options_come_from_a_file(tmp_path: Path) -> None:
             ranker_config(file, loss="plackett-luce")
 
 
-# -- commands --------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
-def command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> Callable[..., tuple[int, str]]:
+def said_by(caplog: pytest.LogCaptureFixture) -> Callable[..., tuple[int, str]]:
     """Runs `python -m training …`; its exit status, and what it said."""
     caplog.set_level(logging.INFO)
 
     def call(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["training", *map(str, arguments)])
         caplog.clear()
-        try:
-            main()
-            status = 0
-        except SystemExit as end:
-            status = int(end.code or 0)
-        said = capsys.readouterr()
-        return status, said.out + said.err + caplog.text
+        outcome = command(*arguments)
+        return outcome.status, outcome.out + outcome.err + caplog.text
 
     return call
+
+
+# -- commands --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -220,25 +213,12 @@ def test_judgements_are_read(bundle: Bundle, judged: Path) -> None:
     assert not any("discount" in numbers for row, numbers in sent.items.items() if row % 7 == 0)
 
 
-def test_from_judgements_to_an_answer(bundle: Bundle, judged: Path, tmp_path: Path, command: Callable[..., tuple[int, str]]) -> None:
+def test_from_judgements_to_an_answer(bundle: Bundle, judged: Path, tmp_path: Path, said_by: Callable[..., tuple[int, str]]) -> None:
     options = tmp_path / "ranker.toml"
     options.write_text("max_epochs = 8\nlearning_rate = 0.5\n")
     out = tmp_path / "models" / "shop" / "1"
-    status, said = command(
-        "fit-ranker",
-        "--model",
-        bundle.path,
-        "--out",
-        out,
-        "--judgements",
-        judged,
-        "--depth",
-        32,
-        "--function",
-        "linear",
-        "--config",
-        options,
-    )
+    given = ("--model", bundle.path, "--out", out, "--judgements", judged, "--config", options)
+    status, said = said_by("fit-ranker", *given, "--depth", 32, "--function", "linear")
     assert status == 0, said
     assert f"wrote {out}" in said
     with run(tmp_path / "models", lambda opened: open_engine(opened, "cpu")) as running:
@@ -251,13 +231,13 @@ def test_from_judgements_to_an_answer(bundle: Bundle, judged: Path, tmp_path: Pa
     assert before.get("item-3", -1) < before.get("item-4", 99)
 
     file = tmp_path / "rows.json"
-    status, said = command("evaluate", "--model", out, "--beam", 64, "--m", "5,10", "--rerank", "--json", file)
+    status, said = said_by("evaluate", "--model", out, "--beam", 64, "--m", "5,10", "--rerank", "--json", file)
     assert status == 0, said
     assert "best 32 re-ranked" in said
     rows = json.loads(file.read_text())["rows"]
     assert [(row["m"], row["rerank_depth"]) for row in rows] == [(5, 32), (10, 32)]
     assert all(row["rerank_ms_per_query"] > 0 and 0 <= row["ndcg"] <= 1 for row in rows)
-    status, _ = command("evaluate", "--model", out, "--beam", 64, "--m", "5,10", "--json", file)
+    status, _ = said_by("evaluate", "--model", out, "--beam", 64, "--m", "5,10", "--json", file)
     assert all("rerank_depth" not in row and "ndcg" in row for row in json.loads(file.read_text())["rows"])
 
 
@@ -277,10 +257,10 @@ def test_from_judgements_to_an_answer(bundle: Bundle, judged: Path, tmp_path: Pa
     ],
 )
 def test_wrong_options_are_named(
-    bundle: Bundle, judged: Path, tmp_path: Path, command: Callable[..., tuple[int, str]], arguments: list[Any], expected: str
+    bundle: Bundle, judged: Path, tmp_path: Path, arguments: list[Any], expected: str, said_by: Callable[..., tuple[int, str]]
 ) -> None:
     places = {"OUT": tmp_path / "m" / "1", "JUDGED": judged}
-    status, said = command(*(places.get(argument, argument) for argument in arguments), "--model", bundle.path)
+    status, said = said_by(*(places.get(argument, argument) for argument in arguments), "--model", bundle.path)
     assert status == 1
     assert expected in said
 
@@ -307,7 +287,7 @@ def test_wrong_judgements_are_named(bundle: Bundle, judged: Path, tmp_path: Path
         from_judgements(bundle, tmp_path / "lacking.parquet", 1)
 
 
-def test_from_a_log_of_histories(tmp_path: Path, command: Callable[..., tuple[int, str]]) -> None:
+def test_from_a_log_of_histories(tmp_path: Path, said_by: Callable[..., tuple[int, str]]) -> None:
     rng = np.random.default_rng(4)
     lines = ["user,item"]
     for user in range(120):
@@ -321,13 +301,13 @@ def test_from_a_log_of_histories(tmp_path: Path, command: Callable[..., tuple[in
         "[optimiser]\nsteps = 20\nbatch = 30\n[search]\nbeam_size = 48\nm = 10\nmax_beam_size = 64\nmax_m = 48\n"
     )
     model = tmp_path / "models" / "songs" / "1"
-    status, said = command("fit", "--config", config, "--out", model)
+    status, said = said_by("fit", "--config", config, "--out", model)
     assert status == 0, said
     out = model.parent / "2"
     quick = tmp_path / "quick.toml"
     quick.write_text("max_epochs = 2\n")
     common = ("fit-ranker", "--model", model, "--config", quick, "--depth", 30)
-    status, said = command(*common, "--out", out)  # whose lists it learns from is not said
+    status, said = said_by(*common, "--out", out)  # whose lists it learns from is not said
     assert status == 0, said
     assert "the ranker learns from 6 validation users, 6 choose when it ends" in said
     ranked = Bundle.open(out)
@@ -343,12 +323,12 @@ def test_from_a_log_of_histories(tmp_path: Path, command: Callable[..., tuple[in
         assert part.seen is not None
         assert not any(np.isin(items, seen).any() for items, seen in zip(part.items, part.seen, strict=True))
     log.write_text("\n".join(lines[:-10]) + "\n")
-    status, said = command(*common, "--out", model.parent / "3")
+    status, said = said_by(*common, "--out", model.parent / "3")
     assert status == 1
     assert "the one that the model was trained on" in said
 
 
-def test_from_a_log_of_texts(tmp_path: Path, command: Callable[..., tuple[int, str]]) -> None:
+def test_from_a_log_of_texts(tmp_path: Path, said_by: Callable[..., tuple[int, str]]) -> None:
     things = [f"{colour} {thing}" for colour in ("red", "green", "blue") for thing in ("cup", "plate", "spoon", "fork", "knife", "pan")]
     pl.DataFrame({"id": [name.replace(" ", "-") for name in things], "size": [float(i) for i in range(len(things))]}).write_parquet(
         tmp_path / "items.parquet"
@@ -361,12 +341,12 @@ def test_from_a_log_of_texts(tmp_path: Path, command: Callable[..., tuple[int, s
         f'items = "{tmp_path}/items.parquet"\n[tree]\nbranching = 3\nmax_leaf = 4\n[search]\nmax_m = 18\n'
     )
     model = tmp_path / "models" / "things" / "1"
-    status, said = command("fit", "--config", config, "--out", model)
+    status, said = said_by("fit", "--config", config, "--out", model)
     assert status == 0, said
     quick = tmp_path / "quick.toml"
     quick.write_text("max_epochs = 2\n")
     out = model.parent / "2"
-    status, said = command("fit-ranker", "--model", model, "--out", out, "--config", quick, "--depth", 12)
+    status, said = said_by("fit-ranker", "--model", model, "--out", out, "--config", quick, "--depth", 12)
     assert status == 0, said
     assert "training queries, which the model was trained on" in said
     ranker = Bundle.open(out).manifest.ranker
@@ -374,12 +354,6 @@ def test_from_a_log_of_texts(tmp_path: Path, command: Callable[..., tuple[int, s
     assert ranker.training["users"] == "training"
     assert ranker.features == (*RETRIEVAL, "attribute.size")
     for option, value in (("--users", ["validation"]), ("--exclude-seen", [])):
-        status, said = command("fit-ranker", "--model", model, "--out", model.parent / "3", option, *value)
+        status, said = said_by("fit-ranker", "--model", model, "--out", model.parent / "3", option, *value)
         assert status == 1
         assert option in said
-
-
-def test_what_is_sent_and_not_known_is_no_feature(bundle: Bundle) -> None:
-    split = split_of(bundle)
-    with_hour = replace(split.train, caller_features=[CallerFeatures({"hour": 1.0})] * len(split.train))
-    assert default_features(bundle, replace(split, train=with_hour))[-1] == "query.hour"

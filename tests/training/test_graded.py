@@ -1,4 +1,6 @@
-"""Weighted data from a file to the figures of `evaluate` and the distribution in `inspect`; bundles with wrong degrees are refused."""
+"""Weighted data from a file to the figures of `evaluate` and the distribution in `inspect`; wrong degrees are refused; what `evaluate`
+says of recall and beams: a fall that is more than noise, and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,28 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from numpy.testing import assert_array_equal
+from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
-from typer.testing import CliRunner
 
+import espalier.engines
 from espalier.bundle import LABEL_COUNTS, Bundle
 from espalier.bundle_writer import with_parts
 from espalier.checks.heldout import read_heldout
+from espalier.checks.random_bundles import make_bundle, random_queries
 from espalier.errors import BundleCorrupt, InvalidConfig
+from espalier.queries import QueryBatch
 from espalier.regression_metrics import xmad_at_k
 from espalier.relevance import Relevance
+from espalier.search import NO_ITEM, SearchParams, SearchResult
+from espalier.tree import complete_tree
 from espalier.weighted_metrics import wp_at_k
+from tests.training.commands import command
 from tests.training.test_linear_fit import write_toml
-from training.__main__ import app, evaluate, fit, inspect, place
+from training import evaluate as evaluate_module
+from training.__main__ import fit, place
 from training.data.relevance import inverse_propensities
+from training.data.splits import EvaluationPair
+from training.evaluate import MIN_QUERIES, LabelledQueries, falls, measure
 from training.graded import Grades, graded_figures
 from training.held_out import labelled_queries
 from training.inspect import inspect as report
@@ -64,20 +75,20 @@ def weighted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def evaluated(bundle: Bundle, folder: Path, data: Path | None) -> list[dict[str, Any]]:
-    evaluate(model=bundle.path, data=data, beam="10", m="1,3", engine=None, device="cpu", precision="float32", exclude_seen=False,
-             unseen=False, rerank=False, depth=None, batch=7, json_file=folder / "rows.json", plot=None)  # fmt: skip
+def evaluated(bundle: Bundle, folder: Path, data: Path | None) -> tuple[list[dict[str, Any]], str]:
+    source = () if data is None else ("--data", data)
+    options = ("--beam", 10, "--m", "1,3", "--batch", 7, "--json", folder / "rows.json", *source)
+    printed = command("evaluate", "--model", bundle.path, *options).out
     rows: list[dict[str, Any]] = json.loads((folder / "rows.json").read_text())["rows"]
-    return rows
+    return rows, printed
 
 
-def test_evaluate_measures_degrees_of_relevance(weighted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_measures_degrees_of_relevance(weighted: Path, tmp_path: Path) -> None:
     bundle = Bundle.open(weighted / "models" / "weighted" / "1")
-    own = evaluated(bundle, tmp_path, None)
-    printed = capsys.readouterr().out
+    own, printed = evaluated(bundle, tmp_path, None)
     for word in ("pointwise", "labelwise", "wp", "xmad", "tau", "psp", "auprc_zero", "released_xmad"):
         assert re.search(rf"^.*\b{word}\b", printed, re.MULTILINE)
-    read = evaluated(bundle, tmp_path, weighted / "test.txt")
+    read, _ = evaluated(bundle, tmp_path, weighted / "test.txt")
     written = bundle.manifest.metrics["test"]["raw"]
     for row, same in zip(own, read, strict=True):
         for side in ("pointwise", "labelwise"):
@@ -85,6 +96,8 @@ def test_evaluate_measures_degrees_of_relevance(weighted: Path, tmp_path: Path, 
     assert own[1]["graded"]["pointwise"]["wp"] > 0.7
     assert 0 < own[1]["graded"]["pointwise"]["xmad"] < 0.75
     assert "graded" in written[0]
+    expected = r"^relevance: 900 training labels, mean 1\.\d+, scale 4; quantiles 0 % 0\.5, 5 % 0\.5, .* 50 % 1, .* 100 % 4$"
+    assert re.search(expected, report(bundle), re.MULTILINE)
 
 
 def test_the_figures_are_those_of_the_metrics() -> None:
@@ -105,15 +118,6 @@ def test_the_figures_are_those_of_the_metrics() -> None:
     plain = graded_figures(relevant, Grades(None, 4.0, inverse_I), found_BM, scores_BM, [1, 2], 3)[2]
     assert plain["pointwise"].keys() == plain["labelwise"].keys() == {"psp", "psn"}
     assert plain["pointwise"]["psp"] == pointwise["psp"]
-
-
-def test_inspect_shows_how_relevance_is_distributed(weighted: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    inspect(weighted / "models" / "weighted" / "1")
-    assert re.search(
-        r"relevance: 900 training labels, mean 1\.\d+, scale 4; quantiles 0 % 0\.5, 5 % 0\.5, .* 50 % 1, .* 100 % 4$",
-        capsys.readouterr().out,
-        re.MULTILINE,
-    )
 
 
 def test_a_bundle_keeps_the_counts_of_its_labels(weighted: Path, tmp_path: Path) -> None:
@@ -153,33 +157,32 @@ def test_wrong_counts_are_refused(weighted: Path, tmp_path: Path, changed: dict[
         Bundle(path, bundle.manifest).label_counts()
 
 
-@pytest.mark.parametrize("values", [[1.0, 2.0], [1.0, 2.0, 0.0], [1.0, 2.0, float("nan")], None])
-def test_wrong_degrees_of_held_out_queries_are_refused(weighted: Path, tmp_path: Path, values: list[float] | None) -> None:
+def test_wrong_degrees_of_held_out_queries_and_a_wrong_scale_are_refused(weighted: Path, tmp_path: Path) -> None:
     bundle = Bundle.open(weighted / "models" / "weighted" / "1")
     table = bundle.heldout()
     at = table.column_names.index("relevance")
-    column = [values, *table.column("relevance").to_pylist()[1:]]
-    table = table.set_column(at, "relevance", pa.array(column, pa.list_(pa.float32())))
-    wrong = with_parts(bundle, tmp_path / "weighted" / "2", {}, {"heldout.parquet": table})
-    with pytest.raises(BundleCorrupt, match="row 0 of relevance: expected 3 finite numbers above 0"):
-        read_heldout(wrong)
-
-
-@pytest.mark.parametrize("told", [{"scale": 0.0}, {"scale": "4"}, {"scale": float("inf")}, {}, 4])
-def test_a_wrong_scale_is_refused(weighted: Path, tmp_path: Path, told: object) -> None:
-    bundle = Bundle.open(weighted / "models" / "weighted" / "1")
-    wrong = Bundle(bundle.path, bundle.manifest.model_copy(update={"data": bundle.manifest.data | {"relevance": told}}))
-    with pytest.raises(BundleCorrupt, match=r"data\.relevance\.scale of the manifest is .* expected a number above 0"):
-        labelled_queries(wrong, None)
-    with pytest.raises(BundleCorrupt, match=r"data\.relevance of the manifest is .* expected labels, mean, scale and quantiles"):
-        report(wrong)
+    for version, values in enumerate(([1.0, 2.0], [1.0, 2.0, 0.0], [1.0, 2.0, float("nan")], None), start=2):
+        column = pa.array([values, *table.column("relevance").to_pylist()[1:]], pa.list_(pa.float32()))
+        changed = table.set_column(at, "relevance", column)
+        wrong = with_parts(bundle, tmp_path / "weighted" / str(version), {}, {"heldout.parquet": changed})
+        with pytest.raises(BundleCorrupt, match="row 0 of relevance: expected 3 finite numbers above 0"):
+            read_heldout(wrong)
+    scales: tuple[object, ...] = ({"scale": 0.0}, {"scale": "4"}, {"scale": float("inf")}, {}, 4)
+    for told in scales:
+        wrong = Bundle(bundle.path, bundle.manifest.model_copy(update={"data": bundle.manifest.data | {"relevance": told}}))
+        with pytest.raises(BundleCorrupt, match=r"data\.relevance\.scale of the manifest is .* expected a number above 0"):
+            labelled_queries(wrong, None)
+        with pytest.raises(BundleCorrupt, match=r"data\.relevance of the manifest is .* expected labels, mean, scale and quantiles"):
+            report(wrong)
 
 
 # -- clicks ---------------------------------------------------------------------------------------------------------------
 
 
-def clicks(folder: Path) -> Path:
-    """A log of ads that were shown and clicked, and the configuration of a model of it."""
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a log of ads that were shown and clicked, fit.toml, and models/ads/1 trained on it."""
+    folder = tmp_path_factory.mktemp("clicks")
     rng = np.random.default_rng(5)
     rows = []
     for q in range(40):
@@ -187,23 +190,24 @@ def clicks(folder: Path) -> Path:
             shown = int(rng.integers(20, 200))
             rows.append((f"shop {'abcdef'[ad]} word{q}", f"ad-{ad}", shown, int(rng.binomial(shown, 0.1 * (1 + ad)))))
     pl.DataFrame(rows, schema=["query", "item", "shown", "clicked"], orient="row").write_csv(folder / "log.csv")
-    return write_toml(
+    config = write_toml(
         folder / "fit.toml",
         f'[data]\nformat = "log"\ntrain = "{folder}/log.csv"\nviews = "shown"\nclicks = "clicked"\n[tree]\nbranching = 2\nmax_leaf = 4\n',
     )
+    fit(config=config, out=folder / "models" / "ads" / "1", data=None, test=None, device="cpu", resume=False)
+    return folder
 
 
-def test_rates_of_clicks_are_learned_from_and_measured_with(tmp_path: Path) -> None:
-    fit(config=clicks(tmp_path), out=tmp_path / "models" / "ads" / "1", data=None, test=None, device="cpu", resume=False)
-    bundle = Bundle.open(tmp_path / "models" / "ads" / "1")
+def test_rates_of_clicks_are_learned_from_and_measured_with(clicks: Path) -> None:
+    bundle = Bundle.open(clicks / "models" / "ads" / "1")
     prior = bundle.manifest.data["prior"]
-    log = pl.read_csv(tmp_path / "log.csv")
+    log = pl.read_csv(clicks / "log.csv")
     held = bundle.heldout().column("text").to_pylist()
     learned = log.filter(~pl.col("query").is_in(held))
     assert 0 < len(learned) < len(log)
     assert prior == int(learned["clicked"].sum()) / int(learned["shown"].sum()), "held-out queries have no part in it"
     own = labelled_queries(bundle, None).grades
-    read = labelled_queries(bundle, tmp_path / "log.csv")
+    read = labelled_queries(bundle, clicks / "log.csv")
     assert own is not None
     assert read.grades is not None
     assert own.relevance is not None
@@ -215,19 +219,14 @@ def test_rates_of_clicks_are_learned_from_and_measured_with(tmp_path: Path) -> N
     assert own.scale == pytest.approx(max(float(rates.max()) for rates in read.grades.relevance), rel=0.2)
 
 
-def test_a_bundle_that_does_not_say_its_prior_is_refused(tmp_path: Path) -> None:
-    fit(config=clicks(tmp_path), out=tmp_path / "models" / "ads" / "1", data=None, test=None, device="cpu", resume=False)
-    bundle = Bundle.open(tmp_path / "models" / "ads" / "1")
+def test_a_prior_that_is_no_rate_and_a_threshold_that_leaves_nothing_are_refused(clicks: Path, tmp_path: Path) -> None:
+    bundle = Bundle.open(clicks / "models" / "ads" / "1")
     wrong = Bundle(bundle.path, bundle.manifest.model_copy(update={"data": bundle.manifest.data | {"prior": 2.0}}))
     with pytest.raises(BundleCorrupt, match=r"data\.prior of the manifest is 2\.0, expected a rate from 0 to 1"):
-        labelled_queries(wrong, tmp_path / "log.csv")
-
-
-def test_a_threshold_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
-    config = clicks(tmp_path)
-    config.write_text(config.read_text() + "[relevance]\nthreshold = 1.5\n")
+        labelled_queries(wrong, clicks / "log.csv")
+    (tmp_path / "fit.toml").write_text((clicks / "fit.toml").read_text() + "[relevance]\nthreshold = 1.5\n")
     with pytest.raises(InvalidConfig, match=r"relevance\.threshold: got 1\.5, expected a number that some training label reaches"):
-        fit(config=config, out=tmp_path / "models" / "ads" / "1", data=None, test=None, device="cpu", resume=False)
+        fit(config=tmp_path / "fit.toml", out=tmp_path / "models" / "ads" / "1", data=None, test=None, device="cpu", resume=False)
 
 
 def test_queries_of_a_file_get_the_relevance_that_training_had(weighted: Path, tmp_path: Path) -> None:
@@ -285,11 +284,105 @@ def test_the_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: pyte
     out = tmp_path / "models" / "ads" / "1"
     fit(config=tmp_path / "ads.toml", out=out, data=None, test=None, device="cpu", resume=False)
     bundle = Bundle.open(out)
-    figures = evaluated(bundle, tmp_path, None)[1]["graded"]["pointwise"]
+    figures = evaluated(bundle, tmp_path, None)[0][1]["graded"]["pointwise"]
     nothing = float(np.mean([sum(row) / 3 for row in bundle.heldout().column("relevance").to_pylist()]))
     assert figures["wp"] > 0.95
     assert figures["xmad"] * bundle.manifest.data["relevance"]["scale"] < nothing / 3, "zeros"
-    arguments = ["assign", "--model", str(out), "--data", "users.csv", "--column", "user", "--per-item", "1", "--out", "pairs.parquet"]
-    assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
+    options = ("--data", "users.csv", "--column", "user", "--per-item", 1, "--out", "pairs.parquet")
+    assert command("assign", "--model", out, *options).status == 0
     pairs = pl.read_parquet("pairs.parquet")
     assert {row["item"]: row["point"] for row in pairs.iter_rows(named=True)} == {f"ad-{ad}": ad for ad in range(len(words))}
+
+
+# -- falls of recall ----------------------------------------------------------------------------------------------------
+
+
+class Scripted:
+    """An engine that finds item 0, which is relevant, for the queries that a script names for a beam size."""
+
+    name, rounding = "scripted", 0.0
+
+    def __init__(self, finds_B: dict[int, NDArray[np.bool_]]) -> None:
+        self.finds_B, self.at = finds_B, dict.fromkeys(finds_B, 0)
+
+    def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+        beam, batch = int(params.beam_size_B[0]), len(queries)
+        found_B = self.finds_B[beam]
+        assert batch == len(found_B), "one call has all queries"
+        rows_BM = np.where(found_B[:, None], 0, 1).astype(np.int64)
+        width = int(params.m_B[0])
+        rows_BM = np.concatenate([rows_BM, np.full((batch, width - 1), NO_ITEM)], axis=1)
+        scores = np.ones(rows_BM.shape, np.float32)
+        return SearchResult(rows_BM, scores, scores, scores, np.ones(batch, np.int64), np.ones(batch, np.bool_))
+
+
+@pytest.fixture(scope="module")
+def scripted_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    rng = np.random.default_rng(1)
+    return make_bundle(tmp_path_factory.mktemp("models"), rng, complete_tree(rng.permutation(8), 2))
+
+
+def rows_of(scripted_bundle: Bundle, **found: NDArray[np.bool_]) -> list[dict[str, Any]]:
+    """The rows of measuring `beam_K=queries that find what they should`."""
+    finds_B = {int(name.removeprefix("beam_")): found_B for name, found_B in found.items()}
+    count = len(next(iter(finds_B.values())))
+    queries = random_queries(np.random.default_rng(1), scripted_bundle, count)
+    engine: Any = Scripted(finds_B)
+    return measure(scripted_bundle, engine, LabelledQueries(queries, [np.zeros(1, np.int64)] * count), list(finds_B), [1, 2], batch=count)
+
+
+def shares(count: int, share: float, seed: int) -> NDArray[np.bool_]:
+    return np.random.default_rng(seed).random(count) < share
+
+
+def test_a_fall_beyond_noise_is_told_with_its_figures(scripted_bundle: Bundle) -> None:
+    found_B = shares(400, 0.6, 1)
+    fewer_B = found_B & shares(400, 0.9, 2)
+    rows = rows_of(scripted_bundle, beam_10=found_B, beam_40=fewer_B, beam_20=found_B)
+    told = falls(rows, 400)
+    lost = float(found_B.mean() - fewer_B.mean())
+    assert len(told) == 2, "one for each m"
+    assert told[0].startswith(
+        f"recall@1 falls as the beam grows: {fewer_B.mean():.4f} at beam 40, {lost:.4f} less than at beam 10 (standard"
+    )
+    against = next(row["recall_against"] for row in rows if row["beam_size"] == 40)
+    assert against["difference"] == pytest.approx(-lost)
+    assert against["standard_error"] == pytest.approx(np.std(1.0 * fewer_B - found_B, ddof=1) / 20)
+    assert "recall_against" not in rows[0], "nothing is smaller than the smallest"
+
+
+def test_a_slow_fall_is_told_against_the_beam_that_finds_most(scripted_bundle: Bundle) -> None:
+    found_B = shares(1000, 0.8, 3)
+    steps = {f"beam_{10 * (step + 1)}": found_B & (np.arange(1000) >= 4 * step) for step in range(6)}
+    told = falls(rows_of(scripted_bundle, **steps), 1000)
+    assert len(told) == 2
+    assert "at beam 60" in told[0]
+    assert "than at beam 10" in told[0]
+
+
+def test_a_rise_few_queries_and_one_beam_are_not_told(scripted_bundle: Bundle) -> None:
+    found_B = shares(400, 0.9, 5)
+    fewer_B = found_B & shares(400, 0.5, 6)
+    assert falls(rows_of(scripted_bundle, beam_10=fewer_B, beam_40=found_B), 400) == []
+    assert falls(rows_of(scripted_bundle, beam_40=found_B), 400) == []
+    few = MIN_QUERIES - 1
+    assert falls(rows_of(scripted_bundle, beam_10=found_B[:few], beam_40=fewer_B[:few]), few) == []
+    assert falls(rows_of(scripted_bundle, beam_10=found_B[: few + 1], beam_40=fewer_B[: few + 1]), few + 1) != []
+
+
+def test_the_command_warns_on_standard_error_and_in_its_report(
+    scripted_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found_B = shares(60, 0.9, 7)
+    engine = Scripted({10: found_B, 20: found_B & (np.arange(60) % 3 > 0)})
+    monkeypatch.setattr(espalier.engines, "open_engine", lambda *_, **__: engine)
+    queries = random_queries(np.random.default_rng(1), scripted_bundle, 60)
+
+    pairs = [EvaluationPair(i, row[row >= 0], np.zeros(1, np.int64)) for i, row in enumerate(queries.array.astype(np.int64))]
+    monkeypatch.setattr(evaluate_module, "held_out_pairs", lambda _: pairs)
+    options = ("--beam", "10,20", "--m", 1, "--batch", 60, "--json", tmp_path / "rows.json")
+    assert command("evaluate", "--model", scripted_bundle.path, *options).status == 0
+    report = json.loads((tmp_path / "rows.json").read_text())
+    assert len(report["warnings"]) == 1
+    assert "recall@1 falls as the beam grows" in report["warnings"][0]
+    assert f"WARNING: {report['warnings'][0]}" in caplog.text

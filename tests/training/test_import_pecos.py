@@ -8,8 +8,6 @@ Legend: D depth, L clusters of a level, F features, B queries.
 from __future__ import annotations
 
 import json
-import logging
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +31,7 @@ from espalier.queries import FeaturesKind, QueryBatch
 from espalier.search import SearchParams
 from service.models.probe import Replay
 from tests.file_modes import assert_every_user_can_read, umask
-from training.__main__ import main
+from tests.training.commands import command
 from training.data.csr import as_rows
 from training.linear import pecos_files
 from training.linear.import_pecos import import_pecos
@@ -161,8 +159,7 @@ def test_a_model_that_pecos_trained_predicts_what_pecos_predicts(tmp_path: Path,
         assert_allclose(found.scores_BM[b], own.data[order], rtol=1e-5)
 
 
-@pytest.mark.parametrize("bias", [1.0, 0.25, -1.0])
-@pytest.mark.parametrize("depth", SIZES)
+@pytest.mark.parametrize(("depth", "bias"), [(1, -1.0), (2, 0.25), (3, 1.0), (4, -1.0)])
 def test_it_finds_what_pecos_finds_at_every_depth_with_and_without_a_bias(tmp_path: Path, depth: int, bias: float) -> None:
     rng = np.random.default_rng([depth, int(bias * 8) + 8])
     levels = random_model(rng, SIZES[depth], bias)
@@ -171,24 +168,12 @@ def test_it_finds_what_pecos_finds_at_every_depth_with_and_without_a_bias(tmp_pa
     assert_finds_what_pecos_finds(bundle, levels, "l3-hinge", random_features(rng, 6))
 
 
-def test_every_user_can_read_an_imported_model(tmp_path: Path) -> None:
-    levels = random_model(np.random.default_rng(4), SIZES[2])
-    with umask(0o077):
-        import_pecos(write(tmp_path / "pecos", levels), tmp_path / "models" / "law" / "1")
-    assert_every_user_can_read(tmp_path / "models")
-
-
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_it_ranks_by_every_post_processor(tmp_path: Path, processor: str) -> None:
     rng = np.random.default_rng(PROCESSORS.index(processor))
     levels = random_model(rng, SIZES[3])
     bundle = import_pecos(write(tmp_path / "pecos", levels, processor), tmp_path / "models" / "law" / "1")
     assert_finds_what_pecos_finds(bundle, levels, processor, random_features(rng, 6))
-
-
-def test_all_of_pecos_post_processors_are_known() -> None:
-    hinges = [f"{log}l{p}-hinge" for log in ("", "log-") for p in (1, 2, 3, 4)]
-    assert sorted(PROCESSORS) == sorted(["noop", "sigmoid", "log-sigmoid", *hinges])
 
 
 def test_of_equal_labels_the_lower_comes_first(tmp_path: Path) -> None:
@@ -201,6 +186,7 @@ def test_of_equal_labels_the_lower_comes_first(tmp_path: Path) -> None:
     wanted = [str(label) for label, _ in pecos_predict(levels, np.ones(WIDTH), "l3-hinge", 2, 40)]
     assert wanted == [str(label) for cluster in (0, 1) for label in np.flatnonzero(levels[1].parent == cluster)]
     assert bundle.items.ids_of(found.item_rows_BM[0, : found.count_B[0]]) == wanted
+    assert len(bundle.chunks.entry_weight) == 0
 
 
 def test_the_first_level_needs_no_clusters_and_the_ranker_no_model_around_it(tmp_path: Path) -> None:
@@ -271,23 +257,13 @@ def test_golden_queries_are_the_references_answers_and_clearly_decided(tmp_path:
     engine = open_engine(bundle, "cpu")
     assert np.median(golden.column("margin").to_numpy()) > 2 * engine.rounding
     assert verify_golden(bundle, engine) == bundle.manifest.metrics["golden_overlap"] == 1
-
-
-def test_a_bundle_without_held_out_queries_is_watched_by_its_golden_ones(tmp_path: Path) -> None:
-    levels = random_model(np.random.default_rng(5), SIZES[2])
-    bundle = import_pecos(write(tmp_path / "pecos", levels), tmp_path / "models" / "law" / "1")
     assert len(read_heldout(bundle).queries) == 0
     replay = Replay(bundle)
     assert replay.questions == [("golden", row) for row in range(GOLDEN_QUERIES)]
     queries, params = replay.next()
-    replay.take(open_engine(bundle, "cpu").search(queries, params))
+    replay.take(engine.search(queries, params))
     assert replay.drift == pytest.approx(0, abs=1e-6)
     assert replay.recall == {}
-
-
-def test_a_model_without_weights_is_imported(tmp_path: Path) -> None:
-    levels = [Level(np.zeros_like(level.weights), level.parent, -1.0) for level in random_model(np.random.default_rng(5), (1, 5), -1.0)]
-    assert len(import_pecos(write(tmp_path / "pecos", levels), tmp_path / "models" / "law" / "1").chunks.entry_weight) == 0
 
 
 # -- labels' names --------------------------------------------------------------------------------------------------------
@@ -355,6 +331,11 @@ def index_out_of_range(ranker: Path) -> None:
     save_npz(ranker / "1.model" / "W.npz", weights)
 
 
+def fewer_features(ranker: Path) -> None:
+    save_npz(ranker / "1.model" / "W.npz", csc_array(np.ones((WIDTH, 4), np.float32)))
+    change(ranker / "1.model" / "param.json", nr_features=WIDTH - 1)
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no ranker": (lambda ranker: ranker.rename(ranker.parent / "old"), r"ranker/param.json: got .*No such file"),
     "no top param": (lambda ranker: (ranker.parent / "param.json").unlink(), r"pecos: got 'no param.json', expected an XLinearModel; save"),
@@ -395,6 +376,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         r"1.model.*post_processor 'noop'.*'l3-hinge' as on level 0: the same on all",
     ),
     "topk": (param(0, pred_kwargs={"only_topk": 0}), r"0.model/param.json: got 'only_topk 0', expected a whole number of at least 1"),
+    "other features": (fewer_features, r"1.model/W.npz: got 'weights of 29 features', expected 30 as on level 0"),
     "depth": (param(None, depth=0), r"ranker/param.json: got 0, expected a depth of 1 to 63"),
     "deeper": (param(None, depth=3), r"2.model/param.json: got .*No such file"),
     "shallower": (param(None, depth=1), r"ranker/param.json: got 'nr_labels 4', expected 2 as in the matrices"),
@@ -426,48 +408,30 @@ def test_a_folder_that_is_no_whole_model_is_refused_with_the_reason(tmp_path: Pa
     assert not out.exists()
 
 
-def test_levels_must_have_the_same_features(tmp_path: Path) -> None:
-    folder = write(tmp_path / "pecos", random_model(np.random.default_rng(5), (2, 4)))
-    save_npz(folder / "ranker" / "1.model" / "W.npz", csc_array(np.ones((WIDTH, 4), np.float32)))
-    change(folder / "ranker" / "1.model" / "param.json", nr_features=WIDTH - 1)
-    with pytest.raises(InvalidData, match=r"1.model/W.npz: got 'weights of 29 features', expected 30 as on level 0"):
-        import_pecos(folder, tmp_path / "models" / "law" / "1")
-
-
-def test_more_features_than_a_model_may_have_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write(tmp_path / "pecos", random_model(np.random.default_rng(5), (2, 4)))
-    monkeypatch.setattr(pecos_files, "MAX_FEATURES", WIDTH - 1)
-    with pytest.raises(InvalidData, match=r"0.model/W.npz: got '30 features', expected at most 29"):
-        import_pecos(folder, tmp_path / "models" / "law" / "1")
-
-
-def test_a_text2text_model_is_refused_with_where_its_scorers_are(tmp_path: Path) -> None:
-    folder = tmp_path / "text2text"
+def test_a_model_of_too_many_features_one_inside_another_and_none_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, out = tmp_path / "text2text", tmp_path / "models" / "law" / "1"
     inside = write(folder / "xlinear_ensemble" / "0", random_model(np.random.default_rng(5), (2, 4)))
     with pytest.raises(InvalidData, match=rf"text2text: got 'no param.json', expected one model of a Text2Text model, such as {inside}"):
-        import_pecos(folder, tmp_path / "models" / "law" / "1")
+        import_pecos(folder, out)
     with pytest.raises(InvalidData, match=r"nowhere: got 'no folder', expected a folder with a PECOS model"):
-        import_pecos(tmp_path / "nowhere", tmp_path / "models" / "law" / "1")
+        import_pecos(tmp_path / "nowhere", out)
+    monkeypatch.setattr(pecos_files, "MAX_FEATURES", WIDTH - 1)
+    with pytest.raises(InvalidData, match=r"0.model/W.npz: got '30 features', expected at most 29"):
+        import_pecos(inside, out)
 
 
 # -- the command ----------------------------------------------------------------------------------------------------------
 
 
-def test_import_pecos_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_pecos_from_the_command_line(tmp_path: Path) -> None:
     folder, out = write(tmp_path / "pecos", random_model(np.random.default_rng(5), (2, 4))), tmp_path / "models" / "law" / "1"
-    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
-
-    def command(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["training", "import-pecos", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            main()
-        return int(left.value.code or 0), capsys.readouterr().err
-
-    assert command(folder, "--out", out) == (0, "")
+    with umask(0o077):
+        done = command("import-pecos", folder, "--out", out)
+    assert (done.status, done.err) == (0, "")
+    assert_every_user_can_read(tmp_path / "models")
     assert Bundle.open(out).manifest.tree.items == 4
     assert [file.name for file in out.parent.iterdir()] == ["1"]
-    assert command(folder, "--out", out) == (1, f"error: {out}: a bundle is never overwritten; choose another version\n")
-    status, error = command(folder, "--out", out.parent / "first")
-    assert (status, "--out: got" in error, "a version number of at least 1" in error) == (1, True, True)
-    status, error = command(tmp_path / "nowhere", "--out", out.parent / "2")
-    assert (status, "nowhere: got 'no folder'" in error) == (1, True)
+    again = command("import-pecos", folder, "--out", out)
+    assert (again.status, again.err) == (1, f"error: {out}: a bundle is never overwritten; choose another version\n")
+    assert "a version number of at least 1" in command("import-pecos", folder, "--out", out.parent / "first").err
+    assert "nowhere: got 'no folder'" in command("import-pecos", tmp_path / "nowhere", "--out", out.parent / "2").err

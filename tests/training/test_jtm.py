@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 from scipy.special import logsumexp
 from torch import Tensor
 
@@ -123,41 +122,6 @@ def test_the_ranks_of_a_softmax_rise_as_its_log_likelihood_does(seed: int) -> No
     assert learned.after - learned.before == pytest.approx(after - before, rel=1e-3, abs=1e-3)
 
 
-class Shifted(torch.nn.Module):
-    """Whole logits for each pair of a history's newest node and a judged one, each level shifted by a whole number."""
-
-    encoder = None  # it reads windows
-
-    def __init__(self, tree: Tree, logits_NN: Tensor, shift_L: Tensor) -> None:
-        super().__init__()
-        self.node_rows = torch.nn.Parameter(torch.zeros(tree.node_count, 1))
-        level_N = np.repeat(np.arange(tree.height + 1), np.diff(tree.level_offset))
-        self.logits_NN = logits_NN + shift_L[torch.from_numpy(level_N)]
-
-    def state(self, history_nodes: Tensor) -> Tensor:
-        return history_nodes[:, :, -1:]
-
-    def logits(self, state_BLS: Tensor, nodes_BC: Tensor, place: int) -> Tensor:
-        return self.logits_NN[state_BLS[:, place], nodes_BC]
-
-
-@given(seed=st.integers(0, 1 << 30), gap=st.integers(1, 4))
-def test_shifting_all_ranks_of_a_level_leaves_the_tree_of_a_softmax_as_it_is(seed: int, gap: int) -> None:
-    """Its loss does not see such a shift, so neither may the tree. Whole numbers and halves of them: the sums are exact."""
-    rng = np.random.default_rng(seed)
-    tree = random_tree(rng, 4, 3)
-    samples = Samples(rng.integers(0, tree.item_count, (60, T)).astype(np.int32), np.sort(rng.integers(0, tree.item_count, 60)))
-    logits_NN = torch.from_numpy(rng.integers(-9, 10, (tree.node_count, tree.node_count)).astype(np.float32))
-    shifts = torch.zeros(tree.height + 1), torch.from_numpy(rng.integers(-20, 21, tree.height + 1).astype(np.float32))
-    models = [Shifted(tree, logits_NN, shift_L) for shift_L in shifts]
-    plain, shifted = (
-        learn_tree(model, tree, samples, gap=gap, gamma=0.5, likelihood="softmax")  # type: ignore[arg-type]  # what the matching needs
-        for model in models
-    )
-    assert_array_equal(shifted.tree.leaf_item, plain.tree.leaf_item)
-    assert shifted.after - shifted.before == plain.after - plain.before
-
-
 class Planted(torch.nn.Module):
     """A scorer that wants each item at one leaf of `tree`: large logits for the nodes on the way of the history's newest item."""
 
@@ -181,8 +145,8 @@ def planted(wanted: Tree, strength: float) -> NodeScorer:
     return cast(NodeScorer, Planted(wanted, strength))
 
 
-@pytest.mark.parametrize("gap", [1, 2, 3, 7])
-@pytest.mark.parametrize(("branching", "items"), [(2, 64), (2, 45), (3, 40), (4, 64)])
+@pytest.mark.parametrize("gap", [1, 3, 7])
+@pytest.mark.parametrize(("branching", "items"), [(2, 45), (4, 64)])
 def test_items_find_the_place_that_the_samples_show(branching: int, items: int, gap: int) -> None:
     """Samples say: whoever touched leaf ℓ's item before wants item π(ℓ). So π(ℓ) belongs at leaf ℓ, from wherever the search starts."""
     rng = np.random.default_rng(3)
@@ -239,16 +203,11 @@ def filled(problem: dict[str, Any], slot_I: NDArray[np.int64]) -> NDArray[np.int
 
 
 @given(problems())
-def test_every_item_gets_a_column_and_none_holds_more_than_its_room(problem: dict[str, Any]) -> None:
-    slot_I = assign(**problem)
-    assert slot_I.min(initial=0) >= 0
-    assert (filled(problem, slot_I) <= problem["room_PC"]).all()
-
-
-@given(problems())
-def test_items_without_weights_stay_where_the_others_leave_room(problem: dict[str, Any]) -> None:
+def test_every_item_gets_a_column_with_room_and_those_without_weights_stay_where_the_others_leave_some(problem: dict[str, Any]) -> None:
     slot_I = assign(**problem)
     count_PC = filled(problem, slot_I)
+    assert slot_I.min(initial=0) >= 0
+    assert (count_PC <= problem["room_PC"]).all()
     strayed = ~problem["seen_I"] & (problem["home_I"] >= 0) & (slot_I != problem["home_I"])
     for item in np.flatnonzero(strayed):
         at_home = (problem["parent_I"] == problem["parent_I"][item]) & (slot_I == problem["home_I"][item])
@@ -265,24 +224,6 @@ def test_what_is_won_is_what_was_wanted_where_there_is_room_for_all(problem: dic
     problem["seen_I"][:] = True
     open_IC = problem["room_PC"][problem["parent_I"]] > 0
     assert_array_equal(assign(**problem), np.where(open_IC, problem["weight_IC"], -np.inf).argmax(1) if len(open_IC) else [])
-
-
-def test_greedy_assignment_is_close_to_the_optimum_and_far_from_chance() -> None:
-    rng = np.random.default_rng(8)
-    shares = []
-    for _ in range(30):
-        items, columns = 60, 6
-        weight_IC = (rng.normal(size=(items, columns)) * rng.exponential(size=(items, 1))).astype(np.float32)
-        room_PC = np.full((1, columns), items // columns)
-        nobody, zero = np.full(items, -1), np.zeros(items, np.int64)
-        slot_I = assign(weight_IC, zero, room_PC, nobody, np.ones(items, np.bool_))
-        seat = np.repeat(np.arange(columns), items // columns)
-        rows, seats = linear_sum_assignment(weight_IC[:, seat], maximize=True)
-        best = weight_IC[rows, seat[seats]].sum()
-        chance = weight_IC.mean(1).sum()
-        shares.append((weight_IC[np.arange(items), slot_I].sum() - chance) / (best - chance))
-    assert max(shares) <= 1 + 1e-6
-    assert min(shares) > 0.85
 
 
 def test_an_over_full_column_keeps_those_that_lose_most_by_leaving() -> None:
@@ -313,6 +254,8 @@ def test_every_event_of_the_users_but_the_first_is_a_sample_with_what_came_befor
     samples = draw_samples(interactions, np.array([0, 2, 3]), 2, 100, seed=1)
     assert as_sets(samples) == {(1, (-1, 0)), (2, (0, 1)), (4, (-1, 3)), (3, (3, 4)), (1, (4, 3))}
     assert (np.diff(samples.target_S) >= 0).all()
+    with pytest.raises(InvalidData, match="two events"):
+        draw_samples(log_of([[0], [1]]), np.arange(2), 3, 10, seed=1)
 
 
 @pytest.mark.parametrize("most", [1, 7, 30])
@@ -366,8 +309,3 @@ def test_memory_does_not_grow_with_the_longest_list_without_an_order() -> None:
         tracemalloc.stop()
     assert len(samples.target_S) == 400
     assert peak < 40e6  # all keys at once, and their order, are 128 MB
-
-
-def test_users_without_a_pair_of_events_are_refused() -> None:
-    with pytest.raises(InvalidData, match="two events"):
-        draw_samples(log_of([[0], [1]]), np.arange(2), 3, 10, seed=1)

@@ -52,12 +52,9 @@ def test_letors_lines_are_read_with_their_missing_values_and_comments(tmp_path: 
     assert data.grades_R.tolist() == [2, 0, 1.5]
     assert data.query_offset.tolist() == [0, 2, 3]
     assert (data.query_ids, data.item_ids, data.feature_names) == (("10", "b2"), ("GX-1", "GX-2", "GX-1"), ("1", "2", "3"))
-
-
-def test_absent_features_may_be_0_and_more_than_a_file_mentions(tmp_path: Path) -> None:
-    data = read_letor(written(tmp_path, "1 qid:1 2:5\n0 qid:1 1:NULL\n"), features=3, absent=0)
-    assert_array_equal(data.features_RF, np.array([[0, 5, 0], [NAN, 0, 0]], np.float32))
-    assert data.item_ids is None
+    wide = read_letor(written(tmp_path, "1 qid:1 2:5\n0 qid:1 1:NULL\n"), features=3, absent=0)
+    assert_array_equal(wide.features_RF, np.array([[0, 5, 0], [NAN, 0, 0]], np.float32))
+    assert wide.item_ids is None
 
 
 @pytest.mark.parametrize(

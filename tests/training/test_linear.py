@@ -18,18 +18,16 @@ from scipy.sparse import csr_array, random_array
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
 
-from benchmarks.papers.product_search.xrlinear_peer import growth_mb
-from benchmarks.papers.xreg.xmc_quality import quality
 from espalier.checks.random_bundles import random_chunks, random_tree, sparse_rows
 from espalier.chunks import ARRAYS, Chunks
-from espalier.engines.linear import feature_tables
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQuery
-from espalier.manifest import Activation, Ranking
+from espalier.manifest import Ranking
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree, complete_tree
+from tests.training.points import random_points, unit
 from training.data import xmc
-from training.data.csr import Csr, as_matrix, as_rows, normalised
+from training.data.csr import Csr, as_matrix, as_rows
 from training.data.xmc import LabelledPoints, read_xmc
 from training.linear import fit
 from training.linear.examples import Examples
@@ -43,23 +41,6 @@ from training.trees.hierarchical_kmeans import hierarchical_kmeans
 
 def dense_of(rows: SparseRows) -> NDArray[np.float32]:
     return as_matrix(rows).toarray()
-
-
-def unit(dense: Any) -> Csr:
-    return normalised(csr_array(np.asarray(dense, np.float32)))
-
-
-def random_points(rng: np.random.Generator, points: int, features: int, labels: int, density: float = 0.2) -> LabelledPoints:
-    """Points whose features tell their labels: each label has features of its own, beside noise."""
-    own = [np.sort(rng.permutation(labels)[: rng.integers(0, 4)]) for _ in range(points)]
-    dense = random_array((points, features), density=density, rng=rng).toarray()
-    for b, some in enumerate(own):
-        dense[b, some % features] += 2
-        dense[b, (7 * some + 3) % features] += 1
-    labels_from = np.concatenate([[0], np.cumsum([len(some) for some in own])])
-    flat = np.concatenate([*own, np.empty(0, np.int64)]).astype(np.int32)
-    ones = np.ones(len(flat), np.float32)
-    return LabelledPoints(unit(dense), csr_array((ones, flat, labels_from), shape=(points, labels)))
 
 
 # -- rows -----------------------------------------------------------------------------------------------------------------
@@ -78,25 +59,19 @@ def test_rows_are_taken_and_normalised() -> None:
 
 
 @pytest.mark.parametrize(
-    ("indices", "values", "expected"),
+    ("indptr", "indices", "values", "expected"),
     [
-        ([0, 9], [1, 1], r"features.indices: got 9, expected feature numbers from 0 to 8"),
-        ([-1, 2], [1, 1], r"features.indices: got -1"),
-        ([2, 2], [1, 1], r"features.indices: got 2, expected ascending numbers within a row, none twice"),
-        ([1, 2], [1, np.inf], r"features.values: got inf, expected finite numbers"),
+        ([0, 0, 2], [0, 9], [1, 1], r"features.indices: got 9, expected feature numbers from 0 to 8"),
+        ([0, 0, 2], [-1, 2], [1, 1], r"features.indices: got -1"),
+        ([0, 0, 2], [2, 2], [1, 1], r"features.indices: got 2, expected ascending numbers within a row, none twice"),
+        ([0, 0, 2], [1, 2], [1, np.inf], r"features.values: got inf, expected finite numbers"),
+        ([0, 3], [0, 1], [1, 1], r"features.indptr: .*expected from 0 to 2, never decreasing"),
+        ([0, 2], [0, 1], [1], r"features.values: got '1 numbers', expected 2, one per index"),
     ],
 )
-def test_rows_that_are_wrong_say_where(indices: list[int], values: list[float], expected: str) -> None:
-    rows = SparseRows(np.array([0, 0, 2]), np.array(indices, np.int32), np.array(values, np.float32), 9)
+def test_rows_that_are_wrong_say_where(indptr: list[int], indices: list[int], values: list[float], expected: str) -> None:
     with pytest.raises(InvalidQuery, match=expected):
-        rows.check()
-
-
-def test_rows_of_wrong_shape_are_refused() -> None:
-    with pytest.raises(InvalidQuery, match=r"features.indptr: .*expected from 0 to 2, never decreasing"):
-        SparseRows(np.array([0, 3]), np.array([0, 1], np.int32), np.ones(2, np.float32), 9)
-    with pytest.raises(InvalidQuery, match=r"features.values: got '1 numbers', expected 2, one per index"):
-        SparseRows(np.array([0, 2]), np.array([0, 1], np.int32), np.ones(1, np.float32), 9)
+        SparseRows(np.array(indptr), np.array(indices, np.int32), np.array(values, np.float32), 9).check()
     with pytest.raises(InvalidQuery, match=r"features.indices: got 'int64\[2\]'"):
         SparseRows(np.array([0, 2]), np.array([0, 1]), np.ones(2, np.float32), 9)
 
@@ -105,7 +80,7 @@ def test_rows_of_wrong_shape_are_refused() -> None:
 
 
 def test_files_of_the_repository_are_read(tmp_path: Path) -> None:
-    text = "4 5 3\n2,0 3:0.5 1:2\n 0:1e-1\n1 \n\n"
+    text = "4 5 3\n2,0 3:0.5 1:2\n 0:1e-1\n1 \n\n\n \n"  # blank lines may follow the points
     (tmp_path / "a.txt").write_text(text)
     with gzip.open(tmp_path / "a.txt.gz", "wt") as file:
         file.write(text)
@@ -144,11 +119,6 @@ def test_files_that_are_wrong_say_where(tmp_path: Path, text: str, expected: str
         read_xmc(tmp_path / "a.txt")
 
 
-def test_blank_lines_may_follow_the_points(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("1 5 3\n0 1:1\n\n \n")
-    assert len(read_xmc(tmp_path / "a.txt")) == 1
-
-
 def test_files_are_parsed_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text("7 5 3\n" + "".join(f"{b % 3} {b % 5}:{b + 1}\n" for b in range(7)))
     (tmp_path / "none.txt").write_text("0 5 3\n")
@@ -170,24 +140,18 @@ def test_files_are_parsed_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert read_xmc(tmp_path / "none.txt").points.shape == (0, 5)
 
 
-def test_a_line_of_any_length_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xmc, "LONGEST_LINE", 40)
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"2 5 3\n0 " + b"1:1 " * 20))
-    with pytest.raises(InvalidData, match="line 2: got 'more than 40 bytes', expected a shorter line"):
-        read_xmc(tmp_path / "a.txt.gz")
-
-
-def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_to_their_end_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = gzip.compress(b"1 5 3\n0 1:1\n" * 50)
     for name, data in (("cut.txt.gz", whole[:-9]), ("other.txt.gz", b"plain"), ("spoilt.txt.gz", whole[:12] + b"\xff" * 9 + whole[21:])):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(InvalidData, match=name):
             read_xmc(tmp_path / name)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidData, match=r"none\.txt"):
         read_xmc(tmp_path / "none.txt")
+    monkeypatch.setattr(xmc, "LONGEST_LINE", 40)
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"2 5 3\n0 " + b"1:1 " * 20))
+    with pytest.raises(InvalidData, match="line 2: got 'more than 40 bytes', expected a shorter line"):
+        read_xmc(tmp_path / "a.txt.gz")
 
 
 # -- labels and their tree ------------------------------------------------------------------------------------------------
@@ -221,6 +185,10 @@ def test_a_tree_of_labels_is_balanced_and_keeps_like_labels_together() -> None:
     assert_array_equal(tree.leaf_item, again.leaf_item)
     other = hierarchical_kmeans(labels, branching=4, max_leaf=25, seed=1)
     assert not np.array_equal(tree.leaf_item, other.leaf_item)
+    assert_array_equal(hierarchical_kmeans(labels, branching=4, max_leaf=25, seed=0, threads=2).leaf_item, tree.leaf_item)
+    for options, message in (((1, 2), "branching: got 1, expected at least 2"), ((2, 1), "max_leaf: got 1, expected at least 2")):
+        with pytest.raises(InvalidConfig, match=message):
+            hierarchical_kmeans(labels, *options, 0)
 
 
 @pytest.mark.parametrize(
@@ -233,22 +201,6 @@ def test_trees_of_any_size(count: int, branching: int, max_leaf: int, children: 
     tree = hierarchical_kmeans(labels, branching, max_leaf, seed=0)
     assert tree.max_children == children
     assert_array_equal(np.sort(tree.leaf_item), np.arange(count))
-
-
-def test_threads_change_no_tree() -> None:
-    rng = np.random.default_rng(3)
-    labels = unit(random_array((300, 40), density=0.2, rng=rng).toarray())
-    one, two = (hierarchical_kmeans(labels, 4, 8, seed=5, threads=threads) for threads in (1, 2))
-    assert_array_equal(one.leaf_item, two.leaf_item)
-    assert (one.leaf_item != hierarchical_kmeans(labels, 4, 8, seed=6).leaf_item).any()
-
-
-def test_options_of_a_tree_are_checked() -> None:
-    labels = csr_array(np.eye(4, dtype=np.float32))
-    with pytest.raises(InvalidConfig, match="branching: got 1, expected at least 2"):
-        hierarchical_kmeans(labels, 1, 2, 0)
-    with pytest.raises(InvalidConfig, match="max_leaf: got 1, expected at least 2"):
-        hierarchical_kmeans(labels, 2, 1, 0)
 
 
 # -- the solver -----------------------------------------------------------------------------------------------------------
@@ -287,38 +239,23 @@ def solved(
     return dense, found.bias
 
 
-@pytest.mark.parametrize("cost", [0.3, 1.0, 5.0])
-def test_the_solver_finds_the_optimum(cost: float) -> None:
-    """scikit-learn's LinearSVC minimises the same function, one child at a time."""
+@pytest.mark.parametrize(
+    ("loss", "cost"), [*(("squared-hinge", cost) for cost in (0.3, 1.0, 5.0)), *(("logistic", cost) for cost in (0.1, 1.0, 30.0))]
+)
+def test_the_solver_finds_the_optimum_as_scikit_learn_does_one_child_at_a_time(loss: str, cost: float) -> None:
     rng = np.random.default_rng(4)
     data = random_points(rng, 60, 15, 5)
     rows = np.sort(rng.permutation(60)[:45])
     positives = [data.labels_of(b).tolist() for b in rows]
-    weights, bias = solved(data.points, rows, positives, 5, cost=cost)
-    dense = data.points.toarray()[rows]
+    weights, biases = solved(data.points, rows, positives, 5, loss=loss, cost=cost)
+    dense = np.hstack([data.points.toarray()[rows].astype(np.float64), np.ones((45, 1))])  # the bias is one more feature
     for child in range(5):
         target = np.array([1 if child in own else -1 for own in positives])
-        expected = LinearSVC(C=cost, loss="squared_hinge", tol=1e-8, max_iter=100_000, random_state=0).fit(dense, target)
-        assert_allclose(weights[:, child], expected.coef_[0], atol=2e-3)
-        assert_allclose(bias[child], expected.intercept_[0], atol=2e-3)
-
-
-@pytest.mark.parametrize("cost", [0.1, 1.0, 30.0])
-def test_the_solver_finds_the_optimum_of_the_logistic_loss(cost: float) -> None:
-    """scikit-learn's LogisticRegression minimises the same function, the bias as one more feature."""
-    rng = np.random.default_rng(4)
-    data = random_points(rng, 60, 15, 5)
-    rows = np.sort(rng.permutation(60)[:45])
-    positives = [data.labels_of(b).tolist() for b in rows]
-    weights, biases = solved(data.points, rows, positives, 5, loss="logistic", cost=cost)
-    dense = np.hstack([data.points.toarray()[rows].astype(np.float64), np.ones((45, 1))])
-    for child in range(5):
-        target = np.array([1 if child in own else -1 for own in positives])
-        expected = LogisticRegression(C=cost, fit_intercept=False, tol=1e-10, max_iter=10_000).fit(dense, target).coef_[0]
-        found = np.append(weights[:, child], biases[child])
-        of_found, least = (0.5 * w @ w + cost * np.logaddexp(0, -target * (dense @ w)).sum() for w in (found.astype(np.float64), expected))
-        assert of_found == pytest.approx(least, rel=1e-5)
-        assert_allclose(found, expected, atol=2e-3)
+        if loss == "logistic":
+            model: Any = LogisticRegression(C=cost, fit_intercept=False, tol=1e-10, max_iter=10_000)
+        else:
+            model = LinearSVC(C=cost, fit_intercept=False, loss="squared_hinge", tol=1e-8, max_iter=100_000, random_state=0)
+        assert_allclose(np.append(weights[:, child], biases[child]), model.fit(dense, target).coef_[0], atol=2e-3)
 
 
 @given(
@@ -347,18 +284,14 @@ def test_more_children_than_one_block_are_independent_of_each_other() -> None:
     assert_allclose(many[:, BLOCK + 5 : BLOCK + 8], few, atol=1e-3)
 
 
-def test_small_weights_are_left_out() -> None:
+def test_small_weights_are_left_out_and_a_node_without_points_has_none() -> None:
     rng = np.random.default_rng(6)
     data = random_points(rng, 50, 15, 3)
     positives = [data.labels_of(b).tolist() for b in range(50)]
     every, pruned = (solved(data.points, np.arange(50), positives, 3, threshold=least)[0] for least in (0.0, 0.2))
     assert_array_equal(pruned, np.where(np.abs(every) >= 0.2, every, 0))
     assert 0 < np.count_nonzero(pruned) < np.count_nonzero(every)
-
-
-def test_a_node_without_points_has_no_weights() -> None:
-    points = csr_array(np.eye(3, dtype=np.float32))
-    weights, bias = solved(points, np.empty(0, np.int64), [], 2)
+    weights, bias = solved(data.points, np.empty(0, np.int64), [], 2)
     assert not weights.any()
     assert not bias.any()
 
@@ -520,6 +453,8 @@ def test_training_ranks_as_serving_will() -> None:
         options = OfBeam3(negatives="matcher", gamma=gamma, threshold=0)
         chunks, trained = learned_rows(data, tree, options)
         assert options.ranking == Ranking(activation="l3-hinge", own="log_activation", gamma=gamma)
+        assert LinearOptions(loss="logistic", activation="l2-hinge").ranking.activation == "l2-hinge"
+        assert LinearOptions(loss="logistic").ranking.activation == "sigmoid"
         nodes = [*tree.level(1), *tree.level(2)]
         logits_BN = data.points.toarray() @ np.array([chunks.weights_of(tree, node, every) for node in nodes]).T + chunks.bias[nodes]
         own_BN = -(np.maximum(1 - logits_BN, 0) ** 3)
@@ -531,39 +466,11 @@ def test_training_ranks_as_serving_will() -> None:
     assert any(len(one) != len(other) for one, other in zip(rows[0.0], rows[1.0], strict=True))
 
 
-def test_the_loss_says_what_a_product_is_turned_into() -> None:
-    assert LinearOptions().ranking.activation == "l3-hinge"
-    assert LinearOptions(loss="logistic").ranking.activation == "sigmoid"
-    assert LinearOptions(loss="logistic", activation="l2-hinge").ranking.activation == "l2-hinge"
-
-
-def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_level_of_a_killed_run_is_named(tmp_path: Path) -> None:
     rng = np.random.default_rng(8)
     data = random_points(rng, 200, 30, 40)
     tree = hierarchical_kmeans(pifa(data), 4, 5, 0)
-    whole = fit_linear(data, tree, LinearOptions())
-    trained: list[int] = []
-
-    def stop_at_the_last_level(nodes: int) -> None:
-        trained.append(nodes)
-        if len(trained) > 1 + tree.level_size(1):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fit_linear(data, tree, LinearOptions(), progress=stop_at_the_last_level, work=tmp_path)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["level-1.npz", "level-2.npz"]
-    levels: list[int] = []
-    original = fit.LevelTrainer.train
-
-    def recorded(self: fit.LevelTrainer, level: int, *rest: Any) -> Any:
-        levels.append(level)
-        return original(self, level, *rest)
-
-    monkeypatch.setattr(fit.LevelTrainer, "train", recorded)
-    resumed = fit_linear(data, tree, LinearOptions(), work=tmp_path)
-    assert levels == [2]
-    for name in ARRAYS:
-        assert_array_equal(getattr(resumed, name), getattr(whole, name))
+    fit_linear(data, tree, LinearOptions(), work=tmp_path)
     (tmp_path / "level-2.npz").write_bytes(b"damaged")
     with pytest.raises(InvalidConfig, match=r"--resume: got .*level-2.npz', expected a readable level"):
         fit_linear(data, tree, LinearOptions(), work=tmp_path)
@@ -591,79 +498,17 @@ def test_a_positive_costs_as_much_as_its_weight_says(loss: Any) -> None:
         assert_allclose(chunks.weights_of(tree, 1 + label, np.arange(15, dtype=np.int32)), model.coef_[0, :-1], atol=3e-3)
 
 
-def test_a_trained_tree_finds_labels_and_a_beam_of_all_finds_no_fewer() -> None:
-    rng = np.random.default_rng(9)
-    data = random_points(rng, 1500, 120, 60, density=0.02)
-    training, test = data.take(np.arange(1200)), data.take(np.arange(1200, 1500))
-    tree = hierarchical_kmeans(pifa(training), 8, 8, 0)
-    search = ChunkSearch(tree, fit_linear(training, tree, LinearOptions()))
-    scores = {}
-    for beam in (1, 5, 60):
-        leaves = search.search(as_rows(test.points), BeamParams.uniform(len(test), beam, 10)).leaves_BM
-        scores[beam] = quality(np.where(leaves >= 0, tree.leaf_item[leaves - tree.leaf_offset], -1), test, training)
-    assert scores[5]["p1"] > 60  # a point has a label in three of four cases
-    assert scores[60]["r10"] >= scores[1]["r10"]
-
-
-def test_labels_must_be_the_trees() -> None:
+def test_labels_must_be_the_trees_and_no_more_than_a_chunk_can_number(monkeypatch: pytest.MonkeyPatch) -> None:
     points, tree = csr_array(np.eye(3, dtype=np.float32)), complete_tree(np.arange(4), 2)
     for shape in ((3, 5), (2, 4)):
         with pytest.raises(InvalidData, match=rf"labels: got '\[{shape[0]}, {shape[1]}\]', expected \[3, 4\]: a row per point"):
             fit_linear(LabelledPoints(points, csr_array(np.zeros(shape, np.float32))), tree, LinearOptions())
+    monkeypatch.setattr("training.linear.fit.MAX_CHILDREN", 3)
+    with pytest.raises(InvalidData, match="tree: got 'a node of 4 children', expected at most 3"):
+        fit_linear(LabelledPoints(points, csr_array(np.zeros((3, 4), np.float32))), complete_tree(np.arange(4), 4), LinearOptions())
 
 
 # -- the search -----------------------------------------------------------------------------------------------------------
-
-
-def brute_force(tree: Tree, chunks: Chunks, x: NDArray[np.float32], beam: int, m: int, activation: str) -> tuple[list[int], list[float]]:
-    """The beam search in NumPy, node by node."""
-    kept, ranks = [0], [np.float32(0)]
-    for level in range(tree.height):
-        found: list[tuple[np.float32, int]] = []
-        for p, above in zip(kept, ranks, strict=True):
-            logits = x @ weights_of(chunks, tree, p) + chunks.bias[tree.first_child[p] : tree.first_child[p + 1]]
-            own = -(np.maximum(1 - logits, 0) ** 3) if activation == "l3-hinge" else -np.logaddexp(0, -logits)
-            found += [(np.float32(above + value), int(tree.first_child[p]) + c) for c, value in enumerate(own)]
-        best = sorted(found, key=lambda pair: (-pair[0], pair[1]))[: beam if level + 1 < tree.height else m]
-        if level + 1 < tree.height:
-            best = sorted(best, key=lambda pair: pair[1])
-        kept, ranks = [node for _, node in best], [rank for rank, _ in best]
-    return kept, [float(rank) for rank in ranks]
-
-
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    shape=st.sampled_from([(2, 4), (3, 3), (8, 2), (40, 1)]),
-    integer=st.booleans(),
-    activation=st.sampled_from(["l3-hinge", "sigmoid"]),
-    tables=st.sampled_from(["by feature", "hashed"]),
-)
-def test_the_search_equals_brute_force(seed: int, shape: tuple[int, int], integer: bool, activation: Activation, tables: str) -> None:
-    rng = np.random.default_rng(seed)
-    branching, height = shape
-    tree = random_tree(rng, height, branching)
-    width = 30
-    integer = integer and activation == "l3-hinge"  # logs of sigmoids round, and whole numbers tie: which of two is dropped is then open
-    chunks = random_chunks(rng, tree, width, integer)
-    chunks.check(tree)
-    dense = np.where(rng.random((5, width)) < rng.choice([0.0, 0.1, 0.8], (5, 1)), rng.integers(1, 3, (5, width)), 0).astype(np.float32)
-    beam, m = int(rng.integers(1, 12)), int(rng.integers(1, 60))
-    with pytest.MonkeyPatch.context() as patch:
-        if tables == "hashed":
-            patch.setattr(feature_tables, "DIRECT_BYTES", 0)
-            patch.setattr(feature_tables, "DIRECT_SLOTS", 0)
-        search = ChunkSearch(tree, chunks, Ranking(activation=activation, own="log_activation", gamma=1))
-    found = search.search(sparse_rows(dense), BeamParams.uniform(len(dense), beam, m))
-    for b in range(5):
-        nodes, ranks = brute_force(tree, chunks, dense[b], beam, m, activation)
-        here = found.leaves_BM[b] >= 0
-        assert here.sum() == len(nodes)
-        assert_allclose(found.ranks_BM[b][here], ranks, rtol=1e-4, atol=1e-4)
-        if integer:
-            assert_array_equal(found.leaves_BM[b][here], nodes)
-        alone = search.search(sparse_rows(dense[b : b + 1]), BeamParams.uniform(1, beam, m))
-        assert_array_equal(alone.leaves_BM[0], found.leaves_BM[b])
-        assert_array_equal(alone.ranks_BM[0], found.ranks_BM[b])
 
 
 def test_queries_that_would_be_written_outside_are_refused() -> None:
@@ -681,16 +526,6 @@ def test_queries_that_would_be_written_outside_are_refused() -> None:
         with pytest.raises(InvalidQuery, match=f"features.indices: got {bad}, expected feature numbers from 0 to 29"):
             search.search(rows, BeamParams.uniform(len(rows), 1, 1))
     assert len(search.search(good.take(np.empty(0, np.int64)), BeamParams.uniform(0, 1, 1)).leaves_BM) == 0
-
-
-def test_more_children_than_a_chunk_can_number_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.linear.fit.MAX_CHILDREN", 3)
-    with pytest.raises(InvalidData, match="tree: got 'a node of 4 children', expected at most 3"):
-        fit_linear(
-            LabelledPoints(csr_array(np.eye(3, dtype=np.float32)), csr_array(np.zeros((3, 4), np.float32))),
-            complete_tree(np.arange(4), 4),
-            LinearOptions(),
-        )
 
 
 def test_chunks_that_do_not_fit_their_tree_are_refused() -> None:
@@ -714,25 +549,3 @@ def test_chunks_that_do_not_fit_their_tree_are_refused() -> None:
 
 
 # -- quality --------------------------------------------------------------------------------------------------------------
-
-
-def test_quality_is_what_the_definitions_say() -> None:
-    labels = csr_array(np.array([[0, 1, 0, 0, 1], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]], np.float32))
-    test = LabelledPoints(csr_array(np.zeros((3, 3), np.float32)), labels)
-    found = np.array([[4, 2, 1, 3, -1], [1, 0, -1, -1, -1], [3, 2, 1, 0, -1]])
-    row = quality(found, test, test)
-    assert row["p1"] == pytest.approx(100 / 3, abs=0.01)
-    assert row["p5"] == pytest.approx(100 * 3 / 15, abs=0.01)
-    assert row["r10"] == 100
-    first = (1 + 1 / np.log2(4)) / (1 + 1 / np.log2(3))
-    assert row["ndcg5"] == pytest.approx(100 * (first + 1 / np.log2(3)) / 3, abs=0.01)
-    assert row["psp1"] == pytest.approx(50, abs=0.01)  # equal propensities: one of two points with labels
-
-
-def test_growth_is_what_was_used_at_most_and_is_given_back() -> None:
-    def use(megabytes: int) -> None:
-        np.ones(megabytes * 1_000_000, np.uint8)
-
-    use(300)  # a peak before
-    assert growth_mb(lambda: use(100)) == pytest.approx(100, abs=15)
-    assert growth_mb(lambda: None) < 15

@@ -12,24 +12,30 @@ import httpx
 import numpy as np
 import polars as pl
 import pytest
-import scipy.sparse
-from numpy.testing import assert_array_equal
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
-from espalier.bundle import TEXT, Bundle
-from espalier.chunks import ARRAYS
+from espalier.bundle import Bundle
 from espalier.engines import open_engine
-from espalier.errors import BundleCorrupt, BundleExists, InvalidConfig, InvalidData
+from espalier.errors import BundleExists, InvalidConfig, InvalidData
 from espalier.manifest import Activation, Ranking
-from espalier.search import Engine
+from espalier.queries import TextKind, encode_texts
+from espalier.search import SearchParams
 from loadtest.queries import held_out
 from service.models.probe import Replay
 from tests.file_modes import assert_every_user_can_read, umask
 from tests.service.running import Json, problem, run
-from training.__main__ import evaluate, fit, inspect
+from tests.training.commands import command, written_toml
+from tests.training.points import as_xmc, npz_files
+from tests.training.shop import IDS, THINGS, item_frame
+from training.__main__ import fit
+from training.data.xmc import LabelledPoints
+from training.inspect import inspect
 from training.linear import run as linear_run
-
-COLOURS = ["red", "green", "blue", "yellow", "black", "white"]
-THINGS = ["teapot", "kettle", "lamp", "chair", "table", "spoon", "ladder", "bucket"]
+from training.linear.run import fit_and_export
+from training.rankers.log_queries import from_log
+from training.specification.linear import LinearConfig
+from training.specification.models import SPECIFICATION
 
 
 def write_toml(path: Path, text: str) -> Path:
@@ -41,85 +47,59 @@ def write_toml(path: Path, text: str) -> Path:
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A shop of coloured things, a log of what was searched for and bought, and a model of it."""
     folder = tmp_path_factory.mktemp("shop")
-    items = [(f"{colour}-{thing}", f"{colour.title()} {thing}", colour, ["goods", thing]) for colour in COLOURS for thing in THINGS]
-    frame = pl.DataFrame(items, schema=["id", "title", "colour", "tags"], orient="row")
-    frame.write_parquet(folder / "items.parquet")
+    item_frame(IDS).write_parquet(folder / "items.parquet")
     rng = np.random.default_rng(3)
     rows = []
-    for item_id, title, colour, tags in items:
-        for text in (title, f"{title} for my kitchen", f"buy a {tags[1]} in {colour}", f"cheap {colour} {tags[1]}s"):
-            rows.append((text, item_id, float(rng.integers(1, 5))))
+    for item in IDS:
+        colour, thing = item.split("-")
+        title = f"{colour} {thing}".title()
+        for text in (title, f"{title} for my kitchen", f"buy a {thing} in {colour}", f"cheap {colour} {thing}s"):
+            rows.append((text, item, float(rng.integers(1, 5))))
     log = pl.DataFrame(rows, schema=["query", "bought", "times"], orient="row")
     log.write_csv(folder / "log.csv")
-    write_toml(
-        folder / "shop.toml",
-        f'''
-        [data]
-        format = "log"
-        train = "{folder}/log.csv"
-        item = "bought"
-        weight = "times"
-        items = "{folder}/items.parquet"
-        own_texts = [["title", "tags"]]
-        [labels]
-        kind = "both"
-        columns = ["title"]
-        [tree]
-        branching = 4
-        max_leaf = 8
-        [linear]
-        weighted = true
-        ''',
-    )
+    data: dict[str, Any] = {"format": "log", "train": str(folder / "log.csv"), "items": str(folder / "items.parquet")}
+    data |= {"item": "bought", "weight": "times", "own_texts": [["title", "tags"]]}
+    sections = {"labels": {"kind": "both", "columns": ["title"]}, "tree": {"branching": 4, "max_leaf": 8}, "linear": {"weighted": True}}
+    written_toml(folder / "shop.toml", {"kind": "xr-linear", "name": "any", "data": data} | sections)
     fit(config=folder / "shop.toml", out=folder / "models" / "shop" / "1", data=None, test=None, device="cpu", resume=False)
     return folder
 
 
-def test_a_model_of_texts_finds_what_was_bought(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_of_texts_finds_what_was_bought(shop: Path) -> None:
     bundle = Bundle.open(shop / "models" / "shop" / "1")
     assert bundle.manifest.query.kind == "text"
     assert bundle.manifest.metrics["golden_overlap"] == 1
     assert bundle.manifest.metrics["test"]["raw"][0]["recall"] > 0.9
-    assert len(bundle.heldout()) == bundle.manifest.data["test_queries"] == 14  # a tenth of the log's 48 · 4 less 48 titles
+    assert held_out(bundle)[0].body() == {"text": bundle.heldout().column("text")[0].as_py()}
+    assert Replay(bundle).expected[10] == pytest.approx(np.mean(bundle.heldout().column("recall@10").to_pylist()))
+    assert (
+        len(held_out(bundle)) == len(bundle.heldout()) == bundle.manifest.data["test_queries"] == 14
+    )  # a tenth of the log's 48 · 4 less 48 titles
     assert bundle.manifest.data["queries"] == 226  # the others, and the items' own texts
     assert sorted(path.name for path in (shop / "models" / "shop").iterdir()) == ["1"]
-    evaluate(model=bundle.path, data=None, beam="1,10", m="1,10", engine=None, device="cpu", precision="float32", exclude_seen=False,
-             batch=1, json_file=shop / "rows.json", plot=shop / "plot.svg")  # fmt: skip
+    assert command("evaluate", "--model", bundle.path, "--beam", "1,10", "--m", "1,10", "--json", shop / "rows.json").status == 0
     rows = json.loads((shop / "rows.json").read_text())["rows"]
     assert [(row["beam_size"], row["m"]) for row in rows] == [(1, 1), (1, 10), (10, 1), (10, 10)]
     assert rows[3]["recall"] > 0.9
     assert rows[3]["recall"] >= rows[2]["recall"] > 0.4
-    evaluate(model=bundle.path, data=shop / "log.csv", beam="10", m="10", engine="reference", device="cpu", precision="float32",
-             exclude_seen=False, batch=1, json_file=None, plot=None)  # fmt: skip
-    assert "shop version 1 on reference, 192 queries" in capsys.readouterr().out
-    inspect(bundle.path)
-    assert re.search(r"query: text, [\d,]+ features: word 1-grams, word 2-grams, char 3-grams", capsys.readouterr().out)
-    with pytest.raises(InvalidConfig, match="--exclude-seen: got True, expected a model of histories, not of text queries"):
-        evaluate(model=bundle.path, data=None, beam="10", m="10", engine=None, device="cpu", precision="float32", exclude_seen=True,
-                 batch=1, json_file=None, plot=None)  # fmt: skip
+    options = ("--model", bundle.path, "--beam", 10, "--m", 10)
+    whole = command("evaluate", *options, "--data", shop / "log.csv", "--engine", "reference")
+    assert "shop version 1 on reference, 192 queries" in whole.out
+    assert re.search(r"query: text, [\d,]+ features: word 1-grams, word 2-grams, char 3-grams", inspect(bundle))
+    refused = command("evaluate", *options, "--exclude-seen")
+    assert "--exclude-seen: got True, expected a model of histories, not of text queries" in refused.err
 
 
-@pytest.mark.parametrize("engine", ["sparse-cpu", "sparse-cuda"])
-def test_a_text_is_answered_and_explained_over_http(shop: Path, engine: str) -> None:
-    """On a GPU's engine too, in Triton's interpreter; levels are listed from the first that has to be cut."""
-    if engine == "sparse-cuda":
-        pytest.importorskip("triton")
-
-    def opened(bundle: Bundle) -> Engine:
-        if engine == "sparse-cpu":
-            return open_engine(bundle, "cpu")
-        from espalier.engines.triton.cells import FixedShapes
-        from espalier.engines.triton.linear_engine import SparseCudaEngine
-
-        return SparseCudaEngine(bundle, "cpu", shapes=FixedShapes(batches=(1,), m_sizes=(64,)))
+def test_a_text_is_answered_and_explained_over_http(shop: Path) -> None:
+    """Levels are listed from the first that has to be cut."""
 
     def ask(**body: Any) -> httpx.Response:
         return running.client.post("/retrieve", json=body)
 
-    with run(shop / "models", opened, max_text=40, timeout_ms=60_000) as running:
+    with run(shop / "models", lambda opened: open_engine(opened, "cpu"), max_text=40) as running:
         answer = ask(queries=[{"text": "a YELLOW lamp, please"}, {"text": ""}], m=3, fields=["title"]).json()
-        assert answer["engine"] == engine == running.client.get("/models").json()["models"][0]["versions"][0]["engine"]
-        assert answer["results"][0]["items"][0] | {"score": 0} == {"id": "yellow-lamp", "score": 0, "fields": {"title": "Yellow lamp"}}
+        assert answer["engine"] == "sparse-cpu" == running.client.get("/models").json()["models"][0]["versions"][0]["engine"]
+        assert answer["results"][0]["items"][0] | {"score": 0} == {"id": "yellow-lamp", "score": 0, "fields": {"title": "Yellow Lamp"}}
         assert 0 < answer["results"][0]["items"][1]["score"] < answer["results"][0]["items"][0]["score"] <= 1
         assert len(answer["results"][1]["items"]) == 3
         filtering = {"queries": [{"text": "yellow lamp", "exclude": ["blue-lamp", "gone"]}], "filter": {"colour": ["blue"]}}
@@ -154,104 +134,53 @@ def test_a_text_is_answered_and_explained_over_http(shop: Path, engine: str) -> 
             assert expected in problem(answer)["errors"][0]["expected"]
 
 
-def test_the_features_that_are_told_are_what_made_the_rank(shop: Path) -> None:
-    """Contributions and biases of a path add up to its logits."""
-    bundle = Bundle.open(shop / "models" / "shop" / "1")
-    chunks, tree = bundle.chunks, bundle.tree
-    rows = bundle.vectoriser.transform(["cheap green kettle"])
-    dense = np.zeros(rows.width)
-    dense[rows.indices] = rows.values
-    for node in (1, tree.leaf_offset, tree.node_count - 1):
-        parent = int(tree.parent[node])
-        begin, end = chunks.chunk_row[parent], chunks.chunk_row[parent + 1]
-        entries = slice(int(chunks.row_entry[begin]), int(chunks.row_entry[end]))
-        features = np.repeat(chunks.row_feature[begin:end], np.diff(chunks.row_entry[begin : end + 1]))
-        mine = chunks.entry_child[entries] == node - tree.first_child[parent]
-        expected = (dense[features[mine]] * chunks.entry_weight[entries][mine]).sum()
-        got = (chunks.weights_of(tree, node, rows.indices) * rows.values).sum()
-        assert got == pytest.approx(expected, abs=1e-6)
-
-
-def test_held_out_texts_go_to_load_tests_and_to_the_probe(shop: Path) -> None:
-    bundle = Bundle.open(shop / "models" / "shop" / "1")
-    queries = held_out(bundle)
-    assert len(queries) == 14
-    assert queries[0].body() == {"text": bundle.heldout().column("text")[0].as_py()}
-    assert Replay(bundle).expected[10] == pytest.approx(np.mean(bundle.heldout().column("recall@10").to_pylist()))
-
-
-def test_a_damaged_vocabulary_is_refused(shop: Path, tmp_path: Path) -> None:
-    import shutil
-
-    path = Path(shutil.copytree(shop / "models" / "shop" / "1", tmp_path / "1"))
-    raw = bytearray((path / TEXT).read_bytes())
-    at = raw.index(b"vocabulary")
-    raw[at : at + 10] = b"Vocabulary"
-    (path / TEXT).write_bytes(raw)
-    with pytest.raises(BundleCorrupt, match=f"{TEXT}"):
-        Bundle.open(path)
-    with pytest.raises(BundleCorrupt, match="vocabulary"):
-        Bundle.open(path, verify=False).vectoriser  # noqa: B018
-
-
 # -- points ---------------------------------------------------------------------------------------------------------------
 
 
-def random_matrices(rng: np.random.Generator, points: int) -> tuple[Any, Any]:
+def random_points(rng: np.random.Generator, points: int) -> LabelledPoints:
     """Points of 30 features whose labels, of 12, show in them."""
     labels = rng.random((points, 12)) < 0.15
     noise = np.where(rng.random((points, 30)) < 0.03, rng.random((points, 30)), 0)
-    return scipy.sparse.csr_array(labels @ (np.eye(12, 30) + np.eye(12, 30, 12)) + noise), scipy.sparse.csr_array(labels.astype(float))
-
-
-def as_xmc(points: Any, labels: Any) -> str:
-    lines = [f"{points.shape[0]} {points.shape[1]} {labels.shape[1]}"]
-    for b in range(points.shape[0]):
-        own = labels.indices[labels.indptr[b] : labels.indptr[b + 1]]
-        entries = slice(points.indptr[b], points.indptr[b + 1])
-        pairs = (f"{f}:{v:.6g}" for f, v in zip(points.indices[entries], points.data[entries], strict=True))
-        lines.append(",".join(map(str, own)) + " " + " ".join(pairs))
-    return "\n".join(lines) + "\n"
-
-
-def test_every_user_can_read_a_trained_model(tmp_path: Path) -> None:
-    rng = np.random.default_rng(5)
-    for name in ("train", "test"):
-        (tmp_path / f"{name}.txt").write_text(as_xmc(*random_matrices(rng, 60)))
-    files = "".join(f'{name} = "{tmp_path / name}.txt"\n' for name in ("train", "test"))
-    config = write_toml(tmp_path / "c.toml", f'[data]\nformat = "xmc"\n{files}[tree]\nbranching = 4\nmax_leaf = 4\n')
-    with umask(0o077):
-        fit(config=config, out=tmp_path / "models" / "points" / "1", data=None, test=None, device="auto", resume=True)
-    assert_every_user_can_read(tmp_path / "models")
+    features = labels @ (np.eye(12, 30) + np.eye(12, 30, 12)) + noise
+    return LabelledPoints(csr_array(features.astype(np.float32)), csr_array(labels.astype(np.float32)))
 
 
 @pytest.mark.parametrize("form", ["xmc", "npz"])
 def test_points_become_a_model_of_features(tmp_path: Path, form: str) -> None:
     rng = np.random.default_rng(4)
-    files = {}
-    for name, count in (("train", 300), ("test", 50)):
-        points, labels = random_matrices(rng, count)
-        if form == "xmc":
-            files[name] = tmp_path / f"{name}.txt"
-            files[name].write_text(as_xmc(points, labels))
-        else:
-            for key, matrix in ((name, points), (f"{name}_labels", labels)):
-                files[key] = tmp_path / f"{key}.npz"
-                scipy.sparse.save_npz(files[key], matrix)
-    keys = "".join(f'{key} = "{file}"\n' for key, file in files.items())
-    options = "[tree]\nbranching = 4\nmax_leaf = 4\n" + '[linear]\nloss = "logistic"\ncost = 10\n' * (form == "npz")
-    config = write_toml(tmp_path / "c.toml", f'[data]\nformat = "{form}"\n{keys}{options}')
-    fit(config=config, out=tmp_path / "models" / "points" / "1", data=None, test=None, device="auto", resume=True)
-    bundle = Bundle.open(tmp_path / "models" / "points" / "1")
+    parts = {"train": random_points(rng, 300), "test": random_points(rng, 50)}
+    data = npz_files(tmp_path, **parts) if form == "npz" else {"format": "xmc"} | {name: str(tmp_path / f"{name}.txt") for name in parts}
+    for name, part in parts.items():
+        (tmp_path / f"{name}.txt").write_text(as_xmc(part))
+    linear = {"loss": "logistic", "cost": 10} if form == "npz" else {}
+    raw = {"kind": "xr-linear", "name": "any", "data": data, "tree": {"branching": 4, "max_leaf": 4}, "linear": linear}
+    out = tmp_path / "models" / "points" / "1"
+    with umask(0o077):
+        fit(config=written_toml(tmp_path / "c.toml", raw), out=out, data=None, test=None, device="auto", resume=True)
+    assert_every_user_can_read(tmp_path / "models")
+    bundle = Bundle.open(out)
     assert bundle.manifest.name == "points"
     activation: Activation = "l3-hinge" if form == "xmc" else "sigmoid"
     chosen = bundle.manifest.metrics["validation"]
     assert chosen["cost"] == 10 or form == "xmc"  # the configured one is kept
     assert bundle.manifest.ranking == Ranking(activation=activation, own="log_activation", gamma=chosen["gamma"])
-    assert bundle.manifest.metrics["test"]["raw"][0]["recall"] > 0.9
+    recall = bundle.manifest.metrics["test"]["raw"][0]["recall"]
+    assert recall > 0.9
+    if form == "xmc":
+        options = ("--data", data["test"], "--beam", 10, "--m", 10, "--json", tmp_path / "rows.json")
+        assert command("evaluate", "--model", out, *options).status == 0
+        assert json.loads((tmp_path / "rows.json").read_text())["rows"][0]["recall"] == recall
+
+
+def test_features_are_answered_and_explained_over_http(tmp_path: Path) -> None:
+    raw = {"kind": "xr-linear", "name": "any", "data": npz_files(tmp_path, train=random_points(np.random.default_rng(4), 300))}
+    config = written_toml(tmp_path / "c.toml", raw | {"tree": {"branching": 4, "max_leaf": 4}, "linear": {"cost": 1, "gamma": 0.5}})
+    fit(config=config, out=tmp_path / "models" / "points" / "1", data=None, test=None, device="cpu", resume=False)
+    bundle = Bundle.open(tmp_path / "models" / "points" / "1")
     with run(tmp_path / "models", lambda opened: open_engine(opened, "cpu"), max_features=4) as running:
-        good = running.client.post("/retrieve", json={"queries": [{"features": {"indices": [15, 3], "values": [2.0, 2.0]}}], "m": 2})
-        assert good.json()["results"][0]["items"][0]["id"] == "3"
+        query = {"features": {"indices": [15, 3], "values": [2.0, 2.0]}}
+        item = running.client.post("/retrieve", json={"queries": [query], "m": 2}).json()["results"][0]["items"][0]
+        assert item["id"] == "3"
         for features, field in (
             ({"indices": [30], "values": [1.0]}, "queries[0].features.indices"),
             ({"indices": [2**70], "values": [1.0]}, "queries[0].features.indices"),
@@ -263,92 +192,48 @@ def test_points_become_a_model_of_features(tmp_path: Path, form: str) -> None:
             answer = running.client.post("/retrieve", json={"queries": [{"features": features}]})
             assert answer.status_code == 422
             assert problem(answer)["errors"][0]["field"] == field
-        reasons = running.client.post(
-            "/retrieve", json={"queries": [{"features": {"indices": [15, 3], "values": [2.0, 2.0]}}], "m": 2, "explain_items": ["3"]}
-        ).json()["results"][0]["explain"]["items"][0]["features"]
-        path = bundle.tree.ancestors(bundle.tree.leaf_of_item[3:4])[0][1:]
-        weights = sum(bundle.chunks.weights_of(bundle.tree, int(node), np.array([3, 15], np.int32)) for node in path)
-        told = {entry["feature"]: entry["contribution"] for entry in reasons}
-        assert told == pytest.approx(dict(zip(["3", "15"], (np.sqrt(0.5) * weights).tolist(), strict=True)), abs=1e-6)
-    if form == "xmc":
-        evaluate(model=bundle.path, data=files["test"], beam="10", m="10", engine=None, device="cpu", precision="float32",
-                 exclude_seen=False, batch=1, json_file=tmp_path / "rows.json", plot=None)  # fmt: skip
-        same = json.loads((tmp_path / "rows.json").read_text())
-        assert same["rows"][0]["recall"] == bundle.manifest.metrics["test"]["raw"][0]["recall"]
+        explained = running.client.post("/retrieve", json={"queries": [query], "m": 2, "explain_items": ["3"]}).json()["results"][0]
+    path = bundle.tree.ancestors(bundle.tree.leaf_of_item[3:4])[0][1:]
+    weights = sum(bundle.chunks.weights_of(bundle.tree, int(node), np.array([3, 15], np.int32)) for node in path)
+    told = {entry["feature"]: entry["contribution"] for entry in explained["explain"]["items"][0]["features"]}
+    assert told == pytest.approx(dict(zip(["3", "15"], (np.sqrt(0.5) * weights).tolist(), strict=True)), abs=1e-6)
 
 
-def test_a_killed_run_is_resumed_and_gives_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    points, labels = random_matrices(np.random.default_rng(4), 300)
-    (tmp_path / "train.txt").write_text(as_xmc(points, labels))
-    config = write_toml(
-        tmp_path / "c.toml", f'[data]\nformat = "xmc"\ntrain = "{tmp_path}/train.txt"\n[tree]\nbranching = 4\nmax_leaf = 4\n'
-    )
-
-    def train(out: str, resume: bool = False) -> Bundle:
-        fit(config=config, out=tmp_path / "models" / out, data=None, test=None, device="cpu", resume=resume)
-        return Bundle.open(tmp_path / "models" / out)
-
-    whole = train("whole/1")
+def test_what_was_chosen_before_a_run_was_killed_is_not_chosen_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = npz_files(tmp_path, train=random_points(np.random.default_rng(4), 300))
+    raw = {"kind": "xr-linear", "name": "any", "data": data, "tree": {"branching": 4, "max_leaf": 4}}
+    config, out = written_toml(tmp_path / "c.toml", raw), tmp_path / "models" / "points" / "1"
     with monkeypatch.context() as patch:
         patch.setattr("training.linear.run.export", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            train("whole/2")
-    kept = tmp_path / "models" / "whole" / ".2.work"
+            fit(config=config, out=out, data=None, test=None, device="cpu", resume=False)
+    kept = out.with_name(".1.work")
     assert sorted(file.name for file in kept.iterdir()) == ["chosen.json", "identity", "level-1.npz", "level-2.npz"]
-    with monkeypatch.context() as patch:
-        patch.setattr("training.linear.fit.LevelTrainer.train", None)  # nor is anything chosen again
-        resumed = train("whole/2", resume=True)
+    chosen = json.loads((kept / "chosen.json").read_text())["options"]
+    monkeypatch.setattr("training.linear.fit.LevelTrainer.train", None)
+    fit(config=config, out=out, data=None, test=None, device="cpu", resume=True)
+    validation = Bundle.open(out).manifest.metrics["validation"]
+    assert {name: validation[name] for name in chosen} == chosen
     assert not kept.exists()
-    for name in ARRAYS:
-        assert_array_equal(getattr(resumed.chunks, name), getattr(whole.chunks, name))
-    other = kept.with_name(".3.work")
-    other.mkdir()
-    (other / "identity").write_text("another")
-    with pytest.raises(InvalidConfig, match=r"--resume: .* expected the folder of a run with this configuration and data"):
-        train("whole/3", resume=True)
     with pytest.raises(BundleExists):
-        train("whole/1")
+        fit(config=config, out=out, data=None, test=None, device="cpu", resume=False)
 
 
 # -- what is wrong --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("data", "message"),
     [
-        ('[data]\nformat = "csv"', "data.format: got 'csv', expected 'xmc', 'npz' or 'log'"),
-        ('[data]\nformat = "xmc"', "data.train: got None, expected this key, which is required"),
-        ('[data]\nformat = "log"', "data.train: got None, expected a log, or data.own_texts to learn from"),
-        ('[data]\nformat = "log"\nown_texts = [["title"]]', "data.items: got None, expected a table of items"),
-        ('[data]\nformat = "log"\ntrain = "a"\ntexts = "b"', r"data.text_columns: got \[\], expected columns exactly where"),
-        (
-            '[data]\nformat = "npz"\ntrain = "a"\ntrain_labels = "b"\ntest = "c"',
-            "data.test_labels: got None, expected a file exactly",
-        ),
-        ('[data]\nformat = "xmc"\ntrain = "a"\n[[text]]\nunit = "word"\nn = 1', "text: got 1, expected nothing, since data of format xmc"),
-        ('[data]\nformat = "xmc"\ntrain = "a"\n[labels]\nkind = "text"\ncolumns = ["b"]', "labels.kind: got 'text', expected pifa"),
-        ('[data]\nformat = "log"\ntrain = "a"\n[labels]\nkind = "text"', "labels.columns: got None, expected this key, which is required"),
-        ('[data]\nformat = "log"\ntrain = "a"\n[labels]\nkind = "text"\ncolumns = ["b"]', "data.items: got None, expected a table"),
-        (
-            '[data]\nformat = "log"\ntrain = "a"\n[linear]\nnegatives = "all"',
-            "linear.negatives: got 'all', expected 'teacher', ",
-        ),
-        ('[data]\nformat = "log"\ntrain = "a"\n[linear]\nloss = "log"', "linear.loss: got 'log', expected 'squared-hinge', 'logistic' or"),
-        ('[data]\nformat = "log"\ntrain = "a"\n[linear]\ngamma = 2', 'linear.gamma: got 2, expected "auto" or a number from 0 to 1'),
-        ('[data]\nformat = "log"\ntrain = "a"\n[linear]\ncosts = 1', "linear.costs: got 1, expected no such key"),
-        ('[data]\nformat = "log"\ntrain = "a"\n[search]\nm = 2000', "search.m: got 2000, expected at most search.max_m, 1000"),
-        ('[data]\nformat = "log"\ntrain = "a"\n[search]\nmax_m = 16777217', "search.max_m: got 16777217, expected"),
-        ('[data]\nformat = "log"\ntrain = "a"\n[search]\nmax_beam_size = 100000000', "search.max_beam_size: got 100000000, expected"),
-        ('[data]\nformat = "log"\ntrain = "a"\n[linear]\nprior = 1e10', "linear.prior: got 10000000000.0, expected"),
-        ('[data]\nformat = "log"\ntrain = "a"\n[linear]\ncost = 1e10', "linear.cost: got 10000000000.0, expected .*, at most 1e.09"),
-        ('[data]\nformat = "log"\ntrain = "nowhere.csv"', "nowhere.csv: .*expected a readable"),
-        ('[data]\nformat = "xmc"\ntrain = "nowhere.txt"', "nowhere.txt: .*expected a readable"),
-        ('[data]\nformat = "npz"\ntrain = "nowhere.npz"\ntrain_labels = "b"', "nowhere.npz: .*expected a sparse matrix"),
+        ({"format": "log", "train": "nowhere.csv"}, "nowhere.csv: .*expected a readable"),
+        ({"format": "xmc", "train": "nowhere.txt"}, "nowhere.txt: .*expected a readable"),
+        ({"format": "npz", "train": "nowhere.npz", "train_labels": "b"}, "nowhere.npz: .*expected a sparse matrix"),
     ],
 )
-def test_a_wrong_configuration_says_which_key(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises((InvalidConfig, InvalidData), match=message):
-        fit(config=write_toml(tmp_path / "c.toml", text), out=tmp_path / "m" / "1", data=None, test=None, device="cpu", resume=False)
+def test_a_file_that_is_not_there_is_named(tmp_path: Path, data: dict[str, str], message: str) -> None:
+    config = written_toml(tmp_path / "c.toml", {"kind": "xr-linear", "name": "any", "data": data})
+    with pytest.raises(InvalidData, match=message):
+        fit(config=config, out=tmp_path / "m" / "1", data=None, test=None, device="cpu", resume=False)
     assert not (tmp_path / "m" / "1").exists()
 
 
@@ -370,8 +255,10 @@ def test_a_wrong_log_says_which_line(shop: Path, tmp_path: Path, rows: str, mess
         fit(config=shop / "shop.toml", out=tmp_path / "m" / "1", data=tmp_path / "log.csv", test=None, device="cpu", resume=False)
 
 
-def test_training_takes_the_cores_that_the_process_may_use(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_takes_the_cores_that_the_process_may_use_and_no_gpu(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine of more cores, as in a container or under taskset."""
+    with pytest.raises(InvalidConfig, match="--device: got 'cuda', expected auto or cpu"):
+        fit(config=shop / "shop.toml", out=tmp_path / "m" / "1", data=None, test=None, device="cuda", resume=False)
     used: list[int] = []
 
     def stop(*arguments: Any) -> None:
@@ -384,11 +271,6 @@ def test_training_takes_the_cores_that_the_process_may_use(shop: Path, tmp_path:
     with pytest.raises(OSError, match="seen enough"):
         fit(config=shop / "shop.toml", out=tmp_path / "models" / "shop" / "2", data=None, test=None, device="cpu", resume=False)
     assert used == [3]
-
-
-def test_linear_scorers_are_not_trained_on_a_gpu(shop: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match="--device: got 'cuda', expected auto or cpu"):
-        fit(config=shop / "shop.toml", out=tmp_path / "m" / "1", data=None, test=None, device="cuda", resume=False)
 
 
 def test_texts_may_be_looked_up_by_their_ids(shop: Path, tmp_path: Path) -> None:
@@ -407,3 +289,94 @@ def test_texts_may_be_looked_up_by_their_ids(shop: Path, tmp_path: Path) -> None
     pl.DataFrame({"who": ["a"], "needs": ["pink-table"]}).write_parquet(tmp_path / "needs.parquet")
     with pytest.raises(InvalidData, match=r"query: got 'pink-table', expected an id of .*items.parquet"):
         fit(config=config, out=tmp_path / "m" / "2", data=None, test=None, device="cpu", resume=False)
+
+
+# -- texts of items teach, but nothing is chosen by them ----------------------------------------------------------------
+
+
+WORDS = np.array(
+    [f"{first}{last}" for first in ("ba", "co", "di", "fu", "ga", "lo", "mi", "pe") for last in ("ra", "tin", "lop", "nes", "k")]
+)
+ITEMS = 2500
+
+
+def titles_of(rng: np.random.Generator, count: int) -> list[NDArray[np.str_]]:
+    """Titles of five words, some of them frequent, so that many titles are alike."""
+    share = 1 / np.arange(1, len(WORDS) + 1)
+    return [rng.choice(WORDS, 5, p=share / share.sum()) for _ in range(count)]
+
+
+def write_shop(folder: Path, items: int, queries: int, **log: Any) -> LinearConfig:
+    """A shop whose items have titles, and a log of so many different queries of two or three words of the title of what was bought."""
+    rng = np.random.default_rng(5)
+    titles = titles_of(rng, items)
+    frame = pl.DataFrame({"id": [f"i{row}" for row in range(items)], "title": [" ".join(title) for title in titles]})
+    frame.write_parquet(folder / "items.parquet")
+    searched: dict[str, str] = {}
+    while len(searched) < queries:
+        row = int(rng.integers(items))
+        searched[" ".join(rng.permutation(titles[row])[: rng.integers(2, 4)])] = f"i{row}"
+    pl.DataFrame({"query": list(searched), "item": list(searched.values())}).write_csv(folder / "log.csv")
+    data = {"format": "log", "items": str(folder / "items.parquet"), "own_texts": [["title"]], **log}
+    raw = {"kind": "xr-linear", "name": "shop", "data": data, "labels": {"kind": "text", "columns": ["title"]}}
+    config = SPECIFICATION.checked(raw)
+    assert isinstance(config, LinearConfig)
+    return config
+
+
+def fitted_shop(config: LinearConfig, folder: Path) -> Bundle:
+    (folder / "work").mkdir()
+    return fit_and_export(config, folder / "models" / "shop" / "1", folder / "work", threads=1)
+
+
+def share_with_all_words(bundle: Bundle) -> float:
+    """Of the first three results of queries of two words that some title has."""
+    kind, titles, rng = bundle.manifest.query, bundle.items.column("title").to_pylist(), np.random.default_rng(6)
+    assert isinstance(kind, TextKind)
+    searched = [" ".join(rng.permutation(sorted(set(title.split())))[:2]) for title in titles[::10]]
+    params = SearchParams.uniform(len(searched), 50, 3)
+    found = open_engine(bundle, "cpu").search(encode_texts(kind, bundle.vectoriser, searched), params)
+    return float(np.mean([set(query.split()) <= set(titles[row].split())
+                          for query, rows in zip(searched, found.item_rows_BM.tolist(), strict=True) for row in rows]))  # fmt: skip
+
+
+def test_nothing_is_chosen_by_texts_of_items(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    config = write_shop(tmp_path, ITEMS, 0)
+    bundle = fitted_shop(config, tmp_path)
+    assert bundle.stacking is None
+    assert "validation" not in bundle.manifest.metrics
+    assert (bundle.manifest.ranking.gamma, bundle.manifest.data["tested"]) == (0.5, "texts of items, which the tree has seen")
+    assert "figures will be of texts of items, which the tree has seen" in caplog.text
+    assert "no stacking: 0 points with labels that are not texts of items, it takes 2000" in caplog.text
+    assert share_with_all_words(bundle) > 0.9
+
+
+def test_queries_of_the_log_are_held_out_and_texts_of_items_are_not(tmp_path: Path) -> None:
+    """Two logs of the same queries: one beside the items' texts, one alone; the same number of them chooses."""
+    config = write_shop(tmp_path, 120, 300, train=str(tmp_path / "log.csv"))
+    bundle = fitted_shop(config, tmp_path)
+    assert bundle.manifest.data["tested"] == "queries of the log, held out"
+    assert (bundle.manifest.data["queries"], bundle.manifest.data["test_queries"]) == (120 + 270, 30)
+    assert bundle.manifest.metrics["validation"]["held_out"] == 5 * 27
+    texts = set(bundle.items.column("title").to_pylist())
+    assert not texts & set(bundle.heldout().column("text").to_pylist())
+    parts = from_log(bundle, None, "training", False)
+    assert (len(parts.train), len(parts.valid), len(parts.test)) == (243, 27, 30), "nor does a ranker learn from them"
+
+
+def test_a_log_of_the_items_own_texts_chooses_nothing(tmp_path: Path) -> None:
+    """In other letters and with other signs, too."""
+    config = write_shop(tmp_path, 300, 0, train=str(tmp_path / "log.csv"))
+    frame = pl.read_parquet(tmp_path / "items.parquet")
+    log = frame.select(pl.col("title").str.to_uppercase().str.replace(" ", ", ").alias("query"), pl.col("id").alias("item"))
+    log.write_csv(tmp_path / "log.csv")
+    bundle = fitted_shop(config, tmp_path)
+    assert bundle.manifest.data["tested"] == "texts of items, which the tree has seen"
+    with pytest.raises(InvalidConfig, match="0 training queries that are not texts of items"):
+        from_log(bundle, None, "training", False)
+    wanted = SPECIFICATION.checked(json.loads(config.model_dump_json()) | {"stacking": {"model": "network"}})
+    assert isinstance(wanted, LinearConfig)
+    with pytest.raises(InvalidConfig, match="0 training points have labels that are not texts of items, a network takes 10"):
+        fit_and_export(wanted, tmp_path / "models" / "shop" / "2", tmp_path, threads=1)
+    assert "validation" not in bundle.manifest.metrics

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import sys
 import tomllib
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -17,7 +16,7 @@ import pytest
 
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
-from training.__main__ import main
+from tests.training.commands import command
 from training.new_configuration import write_configuration
 from training.specification.models import SPECIFICATION
 
@@ -211,38 +210,24 @@ def test_lines_end_where_the_reader_ends_them(tmp_path: Path) -> None:
     assert written(tmp_path / "lists.txt")["data"]["format"]["format"] == "lists"
 
 
-def test_fractions_of_seconds_are_times_without_a_name(tmp_path: Path) -> None:
-    (tmp_path / "log.csv").write_text(text(",", rows(), None, lambda at: at + 0.5))
-    assert written(tmp_path / "log.csv")["data"]["format"]["timestamp_type"] == "float"
-
-
 @pytest.mark.parametrize(("events", "least"), [(12, 10), (7, 5), (4, 3), (2, 2)])
 def test_short_lists_are_kept(tmp_path: Path, events: int, least: int) -> None:
     (tmp_path / "log.csv").write_text(text(",", rows(events), "user,item,rating,time"))
     assert written(tmp_path / "log.csv")["data"]["format"]["min_user_events"] == least
 
 
-def command(*arguments: object) -> int:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["training", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            main()
-    return int(left.value.code or 0)
-
-
-def test_a_file_that_is_there_is_only_written_over_by_force(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_there_is_only_written_over_by_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("My clicks.csv").write_text(text(",", rows(), "user,item,rating,time"))
-    assert command("new", "My clicks.csv") == 0
+    new = command("new", "My clicks.csv")
     first = Path("my-clicks.toml").read_text()
-    assert capsys.readouterr().out == first
+    assert (new.status, new.out) == (0, first)
     assert "# - user: column 'user', by its name\n" in first
-    assert command("new", "My clicks.csv", "--kind", "otm") == 1
-    assert "--out: got 'my-clicks.toml', expected a file that does not exist yet, or --force" in capsys.readouterr().err
+    refused = command("new", "My clicks.csv", "--kind", "otm")
+    assert refused.status == 1
+    assert "--out: got 'my-clicks.toml', expected a file that does not exist yet, or --force" in refused.err
     assert Path("my-clicks.toml").read_text() == first
-    assert command("new", "My clicks.csv", "--kind", "otm", "--force") == 0
+    assert command("new", "My clicks.csv", "--kind", "otm", "--force").status == 0
     assert 'kind = "otm"\n' in Path("my-clicks.toml").read_text()
     assert {path.name for path in tmp_path.iterdir()} == {"My clicks.csv", "my-clicks.toml"}
 
@@ -257,7 +242,7 @@ def test_what_it_writes_is_trained_as_it_is(tmp_path: Path, monkeypatch: pytest.
         log.write_text("query,item\n" + "".join(f"find {item} number {at},{item}\n" for _, item, at in rows()))
     else:
         log.write_text(text(",", rows(), "user,item,rating,time"))
-    assert command("new", log) == 0
-    assert command("fit", "--config", "shop.toml", "--out", "models/shop/1", "--device", "cpu") == 0
+    assert command("new", log).status == 0
+    assert command("fit", "--config", "shop.toml", "--out", "models/shop/1", "--device", "cpu").status == 0
     bundle = Bundle.open(tmp_path / "models" / "shop" / "1")
     assert (bundle.manifest.algorithm, len(bundle.items)) == (kind, ITEMS)

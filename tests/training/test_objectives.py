@@ -9,13 +9,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime
 from itertools import combinations
-from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
@@ -26,16 +23,8 @@ from torch import Tensor
 
 import training.deep.objectives.otm as otm_module
 import training.deep.objectives.tdm as tdm_module
-from espalier.bundle import Bundle
-from espalier.bundle_writer import GraphContent, write_bundle
-from espalier.checks.golden import GOLDEN_COLUMNS
 from espalier.checks.random_bundles import Rng, random_tree
-from espalier.engines.reference import ReferenceEngine
-from espalier.items import ItemTable
-from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
 from espalier.metrics import regret_at_m
-from espalier.queries import HistoryKind, pad_histories
-from espalier.search import SearchParams
 from espalier.tree import EMPTY_LEAF, Tree, complete_tree
 from training.deep.beam import search
 from training.deep.fit import LOSSES
@@ -46,7 +35,7 @@ from training.deep.objectives.plt import hsm_loss, plt_loss
 from training.deep.objectives.tdm import negatives_on, tdm_loss
 from training.deep.scorers.encoders import VectorEncoder, WindowEncoder
 from training.deep.scorers.heads import MlpHead, ProductHead, dropped
-from training.deep.scorers.model import NodeScorer, export_graphs
+from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
 from training.specification.deep import Objective, OtmObjective, PathObjective, RobustObjective, SampledObjective, TdmObjective
 from training.specification.models import deep_config
@@ -185,11 +174,6 @@ def test_positives_are_the_targets_ancestors_once_each_ascending(shape: Shape) -
             assert row == expected + [tree.node_count] * (len(row) - len(expected))
 
 
-def test_positives_are_contiguous_as_searchsorted_wants_them() -> None:
-    positives = Topology(complete_tree(np.arange(8), 2), CPU).positives(torch.tensor([[0, 3, 5, 6], [1, 1, 2, 7]]))
-    assert all(nodes_BP.is_contiguous() for nodes_BP in positives)
-
-
 @given(shapes)
 def test_children_are_the_trees_and_padding_has_none(shape: Shape) -> None:
     rng, tree = tree_of(shape)
@@ -298,8 +282,11 @@ def some_model(rng: Rng, tree: Tree, batch: int) -> tuple[NodeScorer, Tensor]:
     return linear_model(rng, tree, batch) if rng.random() < 0.5 else history_model(rng, tree, batch)
 
 
-@given(shapes, st.integers(1, 12), st.sampled_from([0.0, 0.8]))
-def test_otm_is_the_cross_entropy_of_the_beams_candidates_with_pseudo_targets(shape: Shape, beam_size: int, gamma: float) -> None:
+@pytest.mark.parametrize("optimal", [True, False])
+@given(shape=shapes, beam_size=st.integers(1, 12), gamma=st.sampled_from([0.0, 0.8]))
+def test_otm_is_the_cross_entropy_of_the_beams_candidates_with_pseudo_targets_or_any_target_below(
+    optimal: bool, shape: Shape, beam_size: int, gamma: float
+) -> None:
     """Eq. 16; labels and beam are constants, so gradients flow through the candidates' logits only."""
     rng, tree = tree_of(shape)
     target_BP = targets_of(rng, tree, shape)
@@ -308,11 +295,13 @@ def test_otm_is_the_cross_entropy_of_the_beams_candidates_with_pseudo_targets(sh
     def terms(logits_BN: Tensor) -> Terms:
         found: Terms = []
         for b, logits in enumerate(logits_BN.tolist()):
-            z = expanded(tree, leaves_of(tree, target_BP, b), logits)
+            leaves = leaves_of(tree, target_BP, b)
+            z = expanded(tree, leaves, logits) if optimal else marked(tree, leaves)
             found += [(b, node, z[node]) for level in followed(tree, logits, beam_size, gamma) for node in level]
         return found
 
-    check_loss(otm_loss, model, tree, query, target_BP, OtmObjective(beam_size=beam_size, gamma=gamma), terms)
+    loss = otm_loss if optimal else otm_no_optest_loss
+    check_loss(loss, model, tree, query, target_BP, OtmObjective(beam_size=beam_size, gamma=gamma), terms)
 
 
 @given(shapes, st.integers(1, 5), st.integers(1, 6))
@@ -372,8 +361,11 @@ def test_tdm_is_the_cross_entropy_of_ancestors_and_drawn_negatives(shape: Shape,
         check_loss(tdm_loss, model, tree, query, target_BP, config, terms)
 
 
-@given(shapes)
-def test_plt_is_the_cross_entropy_of_the_children_of_positives(shape: Shape) -> None:
+@pytest.mark.parametrize(("loss", "targets"), [(plt_loss, None), (hsm_loss, 1)])
+@given(shape=shapes)
+def test_plt_is_the_cross_entropy_of_the_children_of_positives_and_hsm_that_of_the_first_target(
+    loss: Loss, targets: int | None, shape: Shape
+) -> None:
     rng, tree = tree_of(shape)
     target_BP = targets_of(rng, tree, shape)
     target_BP[0, 0] = 0  # at least one term
@@ -382,43 +374,11 @@ def test_plt_is_the_cross_entropy_of_the_children_of_positives(shape: Shape) -> 
     def terms(_: Tensor) -> Terms:
         found: Terms = []
         for b in range(len(target_BP)):
-            z = marked(tree, leaves_of(tree, target_BP, b))
+            z = marked(tree, leaves_of(tree, target_BP[:, :targets], b))
             found += [(b, child, z[child]) for node in range(tree.leaf_offset) if z[node] for child in children_of(tree, node)]
         return found
 
-    check_loss(plt_loss, model, tree, query, target_BP, PathObjective(), terms)
-
-
-@given(shapes)
-def test_hsm_is_plt_with_the_first_target_of_an_instance(shape: Shape) -> None:
-    rng, tree = tree_of(shape)
-    target_BP = targets_of(rng, tree, shape)
-    model, query = some_model(rng, tree, shape["batch"])
-
-    def terms(logits_BN: Tensor) -> Terms:
-        found: Terms = []
-        for b in range(len(logits_BN)):
-            z = marked(tree, leaves_of(tree, target_BP[:, :1], b))
-            found += [(b, child, z[child]) for node in range(tree.leaf_offset) if z[node] for child in children_of(tree, node)]
-        return found
-
-    check_loss(hsm_loss, model, tree, query, target_BP, PathObjective(), terms)
-
-
-@given(shapes, st.integers(1, 12))
-def test_otm_without_optimal_estimates_labels_the_beams_candidates_with_any_target_below(shape: Shape, beam_size: int) -> None:
-    rng, tree = tree_of(shape)
-    target_BP = targets_of(rng, tree, shape)
-    model, query = some_model(rng, tree, shape["batch"])
-
-    def terms(logits_BN: Tensor) -> Terms:
-        found: Terms = []
-        for b, logits in enumerate(logits_BN.tolist()):
-            z = marked(tree, leaves_of(tree, target_BP, b))
-            found += [(b, node, z[node]) for level in followed(tree, logits, beam_size, 0.0) for node in level]
-        return found
-
-    check_loss(otm_no_optest_loss, model, tree, query, target_BP, OtmObjective(beam_size=beam_size), terms)
+    check_loss(loss, model, tree, query, target_BP, PathObjective(), terms)
 
 
 @given(shapes, st.integers(1, 6))
@@ -551,23 +511,6 @@ def test_levels_are_scored_whole_up_to_a_multiple_of_what_an_instance_would_look
         assert last_whole_level(network, tree, config) == 0
 
 
-def test_otm_robust_does_not_depend_on_the_training_beam_in_expectation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each level's sum is estimated without bias; its log has one of second order, small with the beam's large terms counted exactly."""
-    monkeypatch.setattr("training.deep.objectives.otm_robust.last_whole_level", lambda *_: 0)
-    tree = complete_tree(np.arange(64), 2)
-    model, query = linear_model(np.random.default_rng(5), tree, 1)
-
-    def mean_loss(beam_size: int, draws: int) -> float:
-        config, topology = RobustObjective(beam_size=beam_size, random_nodes=16), Topology(tree, CPU)
-        generators = [torch.Generator().manual_seed(seed) for seed in range(draws)]
-        with torch.no_grad():
-            return float(np.mean([otm_robust_loss(model, topology, query, torch.tensor([[11]]), config, g).item() for g in generators]))
-
-    whole = mean_loss(64, 1)
-    assert_allclose(mean_loss(16, 300), whole, rtol=0.01)
-    assert_allclose(mean_loss(4, 300), whole, rtol=0.02)
-
-
 @given(st.integers(0, 2**32 - 1), st.integers(1, 70))
 def test_drawn_nodes_are_of_their_level_and_a_small_level_is_whole(seed: int, count: int) -> None:
     topology = Topology(complete_tree(np.arange(64), 4), CPU)
@@ -580,13 +523,6 @@ def test_drawn_nodes_are_of_their_level_and_a_small_level_is_whole(seed: int, co
         if count >= len(level):
             assert nodes.tolist() == [list(level)] * 3
         assert torch.equal(nodes, draw_nodes(topology, h, 3, count, torch.Generator().manual_seed(seed)))
-
-
-def test_random_nodes_are_uniform() -> None:
-    topology = Topology(complete_tree(np.arange(64), 4), CPU)
-    nodes = draw_nodes(topology, 3, 2000, 16, torch.Generator().manual_seed(3))
-    times = np.bincount(nodes.flatten().numpy() - topology.tree.leaf_offset, minlength=64)
-    assert_allclose(times, 500, atol=5 * math.sqrt(500))
 
 
 @pytest.mark.parametrize(("size", "count"), [(9, 2), (5, 3)], ids=["few of many", "most of few"])
@@ -639,109 +575,6 @@ def test_the_best_target_below_as_the_score_of_a_node_has_no_regret(shape: Shape
     scores_BN = bottom_up(tree, eta_BI, np.max, -1.0)
     for k in sorted({1, 2, 3, 5, 8, tree.item_count, *rng.integers(1, tree.item_count + 1, 3).tolist()}):
         assert regrets(tree, eta_BI, scores_BN, k).max() < 1e-12
-
-
-def test_the_toy_of_otm_table_1_at_infinitely_many_samples() -> None:
-    """1,000 targets, η ~ U[0, 1]: marginals 1 − ∏(1 − η) leave regret .0140 at k = 20 and .0117 at k = 50; the best target below, none."""
-    rng = np.random.default_rng(2006)
-    found: dict[int, list[float]] = {20: [], 50: []}
-    for _ in range(3):
-        leaf_item = np.full(1024, EMPTY_LEAF)
-        leaf_item[rng.permutation(1024)[:1000]] = np.arange(1000)
-        tree = complete_tree(leaf_item, 2)
-        eta_BI = rng.random((30, 1000), np.float32).astype(np.float64)
-        best_BN = bottom_up(tree, eta_BI, np.max, -1.0)
-        marginal_BN = bottom_up(tree, -np.log1p(-eta_BI), np.sum, 0.0)  # −log ∏(1 − η): the same order, without rounding to 1
-        for k, values in found.items():
-            values += regrets(tree, eta_BI, marginal_BN, k).tolist()
-            assert regrets(tree, eta_BI, best_BN, k).max() < 1e-12
-    assert np.mean(found[20]) == pytest.approx(0.0140, abs=0.0030)
-    assert np.mean(found[50]) == pytest.approx(0.0117, abs=0.0016)
-
-
-# -- the training beam --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, float], tuple[Bundle, NodeScorer]]:
-    """One tiny torch model on a ragged tree with empty leaves, exported with each ranking."""
-    rng = np.random.default_rng(8)
-    tree = random_tree(rng, 4, 4, empty_share=0.2)
-    model, query = history_model(rng, tree, 4)
-    query_onnx, scorer_onnx = export_graphs(model, "history_nodes", query)
-    histories = pa.array([["0"]], pa.list_(pa.string()))
-    content = GraphContent(
-        tree=tree,
-        node_rows_ND=model.node_rows.detach().numpy(),
-        state_levels=tree.height + 1,
-        state_dim=model.head.state_dim,
-        query_onnx=query_onnx,
-        scorer_onnx=scorer_onnx,
-        items=ItemTable.build(pa.table({"id": [str(item) for item in range(tree.item_count)]})),
-        golden=pa.table({"history": histories.slice(0, 0)} | {name: pa.array([], kind) for name, kind in GOLDEN_COLUMNS.items()}),
-        heldout=pa.table({"history": histories, "relevant": pa.array([["0"]])}),
-    )
-    bundles = {}
-    rankings: list[tuple[Literal["logit", "log_activation"], float]] = [("logit", 0.0), ("logit", 0.8), ("log_activation", 1.0)]
-    for version, (own, gamma) in enumerate(rankings, start=1):
-        draft = ManifestDraft(
-            name="tiny",
-            version=version,
-            algorithm="random",
-            created=datetime(2026, 1, 1, tzinfo=UTC),
-            query=HistoryKind(length=sum(WINDOWS)),
-            ranking=Ranking(own=own, gamma=gamma),
-            search=SearchDefaults(beam_size=4, m=4, max_beam_size=200, max_m=200),
-        )
-        path: Path = tmp_path_factory.mktemp("models") / "tiny" / str(version)
-        bundles[str(own), gamma] = write_bundle(path, draft, content), model
-    return bundles
-
-
-@pytest.mark.parametrize(("own", "gamma"), [("logit", 0.0), ("logit", 0.8), ("log_activation", 1.0)])
-@pytest.mark.parametrize("beam_size", [1, 3, 10, 200])
-def test_the_training_beam_finds_what_the_reference_engine_finds(
-    exported: dict[tuple[str, float], tuple[Bundle, NodeScorer]], own: Literal["logit", "log_activation"], gamma: float, beam_size: int
-) -> None:
-    bundle, model = exported[own, gamma]
-    tree, rng = bundle.tree, np.random.default_rng(beam_size)
-    queries = pad_histories(HistoryKind(length=4), [rng.integers(0, tree.item_count, size % 5) for size in range(8)])
-    m = 12
-    expected = ReferenceEngine(bundle).search(queries, SearchParams.uniform(len(queries), beam_size, m))
-    topology = Topology(tree, CPU)
-    query = topology.history_nodes(torch.from_numpy(queries.array.astype(np.int64)))
-    rows_BM, ranks_BM = search(model, topology, query, beam_size, m, gamma, own)
-    missing = m - rows_BM.shape[1]
-    assert_array_equal(np.pad(rows_BM.numpy(), ((0, 0), (0, missing)), constant_values=-1), expected.item_rows_BM)
-    assert_allclose(np.pad(ranks_BM.numpy(), ((0, 0), (0, missing)), constant_values=-np.inf), expected.ranks_BM, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(("own", "gamma"), [("logit", 0.0), ("logit", 0.8), ("log_activation", 1.0)])
-@pytest.mark.parametrize("beam_size", [1, 2, 5, 200])
-def test_the_training_beam_leaves_excluded_items_out_as_the_engines_do(
-    exported: dict[tuple[str, float], tuple[Bundle, NodeScorer]], own: Literal["logit", "log_activation"], gamma: float, beam_size: int
-) -> None:
-    """Scattered items, and all items of the nodes that a search would visit: those take no place in a small beam."""
-    bundle, model = exported[own, gamma]
-    tree, rng = bundle.tree, np.random.default_rng(4)
-    queries = pad_histories(HistoryKind(length=4), [rng.integers(0, tree.item_count, 4) for _ in range(6)])
-    reference = ReferenceEngine(bundle)
-    narrow = SearchParams.uniform(6, 2, 3)
-    below = [
-        np.flatnonzero(np.isin(tree.ancestors(tree.leaf_of_item)[:, level], reference.steps(queries, narrow, b)[level - 1].kept_K))
-        for b, level in enumerate([1, 2, 3, 2, 3, 3])
-    ]
-    exclude_BE = np.full((6, max(map(len, below)) + 24), -1)
-    exclude_BE[:, :4] = queries.array
-    exclude_BE[:, 4:24] = rng.integers(-1, tree.item_count, (6, 20))
-    for row, items in zip(exclude_BE, below, strict=True):
-        row[24 : 24 + len(items)] = items
-    expected = reference.search(queries, SearchParams.uniform(6, beam_size, 20, exclude_BE))
-    topology = Topology(tree, CPU)
-    query = topology.history_nodes(torch.from_numpy(queries.array.astype(np.int64)))
-    rows_BM, _ = search(model, topology, query, beam_size, 20, gamma, own, torch.from_numpy(exclude_BE))
-    missing = 20 - rows_BM.shape[1]
-    assert_array_equal(np.pad(rows_BM.numpy(), ((0, 0), (0, missing)), constant_values=-1), expected.item_rows_BM)
 
 
 def test_the_training_beam_takes_the_lower_node_of_a_tie() -> None:

@@ -1,55 +1,42 @@
-"""`python -m training options`: the keys as the models that check them say."""
+"""`python -m training options`: the keys as the models that check them say; no number of any is infinite or NaN."""
 
 from __future__ import annotations
 
+import math
 import re
-import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
-from training.__main__ import main
+from espalier.errors import InvalidConfig
+from tests.training.commands import command
 from training.specification.models import SPECIFICATION
 from training.specification.options import as_markdown, as_text, as_toml, kinds, options, section_of
 from training.specification.ranker import RANKER_CONFIG
+from training.specification.sections import sections_in
 
 MODELS = ["otm-robust", "otm-sequence", "otm", "otm-no-bs", "otm-no-optest", "tdm", "plt", "hsm", "xr-linear", "xreg"]
 ROOT = Path(__file__).parents[2]
 
 
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["training", "options", *arguments])
-    with pytest.raises(SystemExit) as left:
-        main()
-    found = capsys.readouterr()
-    return int(left.value.code or 0), found.out, found.err
-
-
-def test_all_kinds_are_listed_with_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_kinds_are_listed_with_a_line_and_another_is_refused() -> None:
     assert list(kinds()) == [*MODELS, "highway", "linear"]
-    status, out, _ = command(monkeypatch, capsys)
-    assert status == 0
+    listed = command("options")
+    assert listed.status == 0
     for kind in kinds():
-        assert re.search(rf"^  {kind} +\w.*\.$", out, re.MULTILINE), kind
+        assert re.search(rf"^  {kind} +\w.*\.$", listed.out, re.MULTILINE), kind
+        assert all(option.meaning and option.type for option in options(section_of(kind)))
+    refused = command("options", "tmd")
+    assert refused.status == 1
+    assert "KIND: got 'tmd', expected one of otm-robust, otm" in refused.err
 
 
-def test_a_kind_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    status, _, err = command(monkeypatch, capsys, "tmd")
-    assert status == 1
-    assert "KIND: got 'tmd', expected one of otm-robust, otm" in err
-
-
-@pytest.mark.parametrize("kind", kinds())
-def test_every_key_has_a_meaning_and_its_kinds_own_default(kind: str) -> None:
-    for option in options(section_of(kind)):
-        assert option.meaning, option.name
-        assert option.type, option.name
-
-
-def test_keys_are_printed_with_type_default_and_meaning(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = command(monkeypatch, capsys, "otm-robust")
+def test_keys_are_printed_with_type_default_and_meaning() -> None:
+    out = command("options", "otm-robust").out
     assert "\nobjective.random_nodes = 50\n    integer, at least 1. random nodes" in out
     assert "\nscorer.node_dim = 128 (product)\n" in out
     assert "\nscorer.node_dim = 24 (mlp, attention)\n" in out
@@ -69,11 +56,8 @@ def test_a_template_loads_and_its_comments_are_the_defaults(kind: str) -> None:
         if name in plain and name != "text":
             assert plain[name] == value, name
     assert {name for name in plain if plain[name] is not None and name != "text"} <= set(leaves(every))
-
-
-@pytest.mark.parametrize("kind", ["highway", "linear"])
-def test_a_rankers_template_loads(kind: str) -> None:
-    assert RANKER_CONFIG.checked(tomllib.loads(as_toml(kind))) == RANKER_CONFIG.checked({"kind": kind})
+    for ranker in ("highway", "linear"):
+        assert RANKER_CONFIG.checked(tomllib.loads(as_toml(ranker))) == RANKER_CONFIG.checked({"kind": ranker})
 
 
 def uncommented(template: str) -> str:
@@ -98,10 +82,58 @@ def leaves(raw: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def test_the_page_of_options_is_this_commands_output(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_of_options_is_this_commands_output() -> None:
     page = (ROOT / "docs" / "options.md").read_text()
     assert page == as_markdown(), "python -m training options --markdown > docs/options.md"
-    assert command(monkeypatch, capsys, "--markdown")[1] == page
+    assert command("options", "--markdown").out == page
     for kind in kinds():
         for option in options(section_of(kind)):
             assert f"`{option.name}`" in page or option.name == "kind"
+
+
+# -- numbers are finite -------------------------------------------------------------------------------------------------
+
+
+def sections() -> list[type[BaseModel]]:
+    """All sections of all kinds, inner ones included, each once."""
+    found: dict[type[BaseModel], None] = {}
+    waiting = list(kinds().values())
+    while waiting:
+        section = waiting.pop()
+        if section not in found:
+            found[section] = None
+            waiting += [inner for field in section.model_fields.values() for inner in sections_in(field.annotation)]
+    return list(found)
+
+
+def takes_float(annotation: Any) -> bool:
+    return annotation is float or (get_origin(annotation) is not Literal and any(map(takes_float, get_args(annotation))))
+
+
+def number_keys() -> Iterator[tuple[type[BaseModel], str]]:
+    for section in sections():
+        for name, field in section.model_fields.items():
+            if takes_float(field.annotation):
+                yield section, name
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_every_number_has_to_be_finite(value: float) -> None:
+    assert {name for _, name in number_keys()} >= {"learning_rate", "init_std", "weight", "dropout", "cost", "gamma", "unseen_items"}
+    accepted = []
+    for section, name in number_keys():
+        try:
+            section.model_validate({name: value})
+        except ValidationError as error:
+            if any(part["loc"][:1] == (name,) for part in error.errors()):
+                continue
+        accepted.append(f"{section.__name__}.{name}")
+    assert accepted == []
+
+
+@pytest.mark.parametrize(("table", "key"), [("optimiser", "learning_rate"), ("scorer", "init_std")])
+def test_the_refusal_names_key_value_and_what_was_expected(table: str, key: str) -> None:
+    raw = tomllib.loads(f'kind = "otm-sequence"\nname = "books"\n[data]\nlog = "log.csv"\n[{table}]\n{key} = inf\n')
+    with pytest.raises(InvalidConfig) as caught:
+        SPECIFICATION.checked(raw)
+    assert (caught.value.field, caught.value.value, caught.value.expected) == (f"{table}.{key}", "inf", "a finite number")

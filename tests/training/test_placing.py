@@ -1,83 +1,76 @@
-"""New items in a model of linear scorers: where they go, what they weigh, that all else stays, and how they are served."""
+"""Models of linear scorers and new items: where they go, what they weigh, that all else stays, how they are served, in a tree and in a
+forest; what a forest is, and how it is explained.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from scipy.sparse import csr_array
 
 from espalier.bundle import Bundle
-from espalier.checks.golden import verify_golden
-from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_chunks, random_tree, sparse_rows
+from espalier.bundle_writer import LinearContent, write_bundle
+from espalier.checks.golden import encode_table, verify_golden
+from espalier.checks.random_bundles import (
+    make_bundle,
+    make_linear_bundle,
+    random_chunks,
+    random_queries,
+    random_tree,
+    sparse_rows,
+    tree_over,
+)
+from espalier.chunks import ARRAYS, TreeChunks
 from espalier.engines import open_engine
 from espalier.engines.linear.chunk_search import L3_HINGE, BeamParams, ChunkSearch
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleExists, InvalidConfig, InvalidData
 from espalier.items import ItemTable
+from espalier.manifest import ManifestDraft, Ranking
 from espalier.masks.eligibility import node_mask
-from espalier.placement.linear_rows import Placing
+from espalier.placement.linear_rows import LinearRows
 from espalier.placement.near_items import NearItems
 from espalier.queries import QueryBatch, TextKind, encode_texts
-from espalier.search import SearchParams, SearchResult
-from espalier.tree import EMPTY_LEAF, complete_tree
+from espalier.search import NO_ITEM, SearchParams, SearchResult
+from espalier.tree import complete_tree
+from loadtest.queries import held_out
+from service.models.probe import Replay
 from tests.espalier.test_tail import with_tail
 from tests.service.running import run
-from training.__main__ import evaluate, fit, inspect
+from tests.training.commands import command
+from tests.training.shop import item_frame, write_shop
+from training.__main__ import fit
 from training.__main__ import place as place_command
-from training.data.csr import Csr, as_rows, normalised
-from training.linear.placing import grown, nearest_clusters, new_weights, place
+from training.golden import golden_answers
+from training.inspect import inspect
+from training.linear import run as linear_run
+from training.linear.placing import place
+from training.linear.prepare import written_features
+from training.publish import publish
 
-COLOURS = ["red", "green", "blue", "yellow", "black", "white"]
-THINGS = ["teapot", "kettle", "lamp", "chair", "table", "spoon", "ladder", "bucket"]
+WIDTH = 20
+"""Of models of features."""
+WIDTH = 20
+"""Of models of features."""
 NEW = ["purple-teapot", "red-clock", "blue-clock", "golden-spoon", "purple-lamp"]
-
-
-def unit(dense: Any) -> Csr:
-    return normalised(csr_array(dense.astype(np.float32)))
-
-
-def item_frame(ids: list[str]) -> pl.DataFrame:
-    rows = [(item, item.replace("-", " ").title(), item.split("-")[0], ["goods", item.split("-")[1]], len(item)) for item in ids]
-    return pl.DataFrame(rows, schema=["id", "title", "colour", "tags", "price"], orient="row")
 
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A shop of coloured things, a model of it (version 1), and the same with new things (version 2)."""
     folder = tmp_path_factory.mktemp("shop")
-    ids = [f"{colour}-{thing}" for colour in COLOURS for thing in THINGS]
-    item_frame(ids).write_parquet(folder / "items.parquet")
     item_frame(NEW).write_parquet(folder / "new.parquet")
-    patterns = ("{}", "{} for my kitchen", "buy a {}", "cheap {}s")
-    log = [(pattern.format(item.replace("-", " ")), item) for item in ids for pattern in patterns]
-    pl.DataFrame(log, schema=["query", "item"], orient="row").write_csv(folder / "log.csv")
-    (folder / "shop.toml").write_text(
-        f"""
-        kind = "xr-linear"
-        name = "any"
-        [data]
-        format = "log"
-        train = "{folder}/log.csv"
-        items = "{folder}/items.parquet"
-        own_texts = [["title", "tags"]]
-        [tree]
-        branching = 4
-        max_leaf = 8
-        """
-    )
-    fit(config=folder / "shop.toml", out=folder / "models" / "shop" / "1", data=None, test=None, device="cpu", resume=False)
-    place_command(
-        model=folder / "models" / "shop" / "1", items=folder / "new.parquet", out=folder / "models" / "shop" / "2", text="title,tags"
-    )
+    config = write_shop(folder, data={"own_texts": [["title", "tags"]]})
+    models = folder / "models" / "shop"
+    fit(config=config, out=models / "1", data=None, test=None, device="cpu", resume=False)
+    place_command(model=models / "1", items=folder / "new.parquet", out=models / "2", text="title,tags")
     return folder
 
 
@@ -90,6 +83,23 @@ def ask(bundle: Bundle, texts: list[str], params: SearchParams, engine: str | No
     kind = bundle.manifest.query
     assert isinstance(kind, TextKind)
     return open_engine(bundle, "cpu", engine).search(encode_texts(kind, bundle.vectoriser, texts), params)
+
+
+def feature_items(ids: list[str], features: list[Any]) -> pl.DataFrame:
+    return pl.DataFrame({"id": ids, "title": [f"Title {item}" for item in ids], "features": features})
+
+
+def placed(bundle: Bundle, dense: Any, out: Path) -> Bundle:
+    """A model of features with new items of these features, [n, F]."""
+    features = [{"indices": np.flatnonzero(row).tolist(), "values": row[row != 0].tolist()} for row in dense]
+    file = out.parent / "new.parquet"
+    feature_items([f"new-{i}" for i in range(len(features))], features).write_parquet(file)
+    return place(bundle.path, file, (), out)
+
+
+def parents_of(bundle: Bundle, count: int) -> Any:
+    """The nodes above the last `count` items."""
+    return bundle.tree.parent[bundle.tree.leaf_of_item[-count:]]
 
 
 # -- the new version --------------------------------------------------------------------------------------------------------
@@ -136,26 +146,15 @@ def test_the_new_version_says_what_it_is_and_is_whole(bundles: tuple[Bundle, Bun
     assert sorted(path.name for path in (shop / "models" / "shop").iterdir()) == ["1", "2"]
 
 
-def test_a_placed_item_is_served_filtered_by_and_explained(shop: Path) -> None:
-    with run(shop / "models", lambda bundle: open_engine(bundle, "cpu")) as running:
-        body = {"queries": [{"text": "a purple lamp"}], "m": 3, "fields": ["title", "colour"], "explain_items": ["purple-lamp"]}
-        result = running.client.post("/retrieve", json=body).json()["results"][0]
-        assert "purple-lamp" in [item["id"] for item in result["items"]]
-        assert result["explain"]["items"][0]["outcome"] == "returned"
-        only = running.client.post("/retrieve", json=body | {"filter": {"colour": ["purple"]}}).json()["results"][0]
-        assert [item["id"] for item in only["items"]] == ["purple-lamp", "purple-teapot"]
-        assert only["items"][0]["fields"] == {"title": "Purple Lamp", "colour": "purple"}
-
-
-def test_the_offline_commands_take_it(shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_offline_commands_take_it(shop: Path, tmp_path: Path) -> None:
     log = [("purple teapot", "purple-teapot"), ("lamp, purple", "purple-lamp"), ("red lamp", "red-lamp")]
     pl.DataFrame(log, schema=["query", "item"], orient="row").write_csv(tmp_path / "log.csv")
-    evaluate(model=shop / "models" / "shop" / "2", data=tmp_path / "log.csv", beam="10", m="5", engine=None, device="cpu",
-             precision="float32", exclude_seen=False, batch=1, json_file=tmp_path / "rows.json", plot=None)  # fmt: skip
-    report = json.loads((tmp_path / "rows.json").read_text())
+    model, rows = shop / "models" / "shop" / "2", tmp_path / "rows.json"
+    options = ("--data", tmp_path / "log.csv", "--beam", 10, "--m", 5, "--json", rows)
+    assert command("evaluate", "--model", model, *options).status == 0
+    report = json.loads(rows.read_text())
     assert (report["queries"], report["rows"][0]["recall"]) == (3, 1)
-    inspect(shop / "models" / "shop" / "2")
-    assert "placed without training: 5 items" in capsys.readouterr().out
+    assert "placed without training: 5 items" in inspect(Bundle.open(model))
 
 
 def test_more_items_go_into_a_version_with_placed_ones(shop: Path, tmp_path: Path) -> None:
@@ -171,84 +170,53 @@ def test_more_items_go_into_a_version_with_placed_ones(shop: Path, tmp_path: Pat
 # -- parts ------------------------------------------------------------------------------------------------------------------
 
 
-@given(seed=st.integers(0, 2**32 - 1), height=st.integers(1, 3), empty=st.sampled_from([0.0, 0.3]))
-def test_grown_scorers_score_every_leaf_as_they_should(seed: int, height: int, empty: float) -> None:
-    rng = np.random.default_rng(seed)
-    tree, width, count = random_tree(rng, height, 4, empty_share=empty), int(rng.integers(1, 12)), int(rng.integers(1, 9))
-    chunks = random_chunks(rng, tree, width)
-    dense = rng.integers(-2, 3, (count, width)) * (rng.random((count, width)) < rng.choice([0.0, 0.3, 1.0]))
-    span = tree.level(height - 1)
-    cluster_n, bias_n = rng.integers(span.start, span.stop, count), rng.integers(-2, 3, count).astype(np.float32)
-    larger, scorers = grown(tree, chunks, cluster_n, csr_array(dense.astype(np.float32)), bias_n)
-    scorers.check(larger)
-    assert larger.item_count == tree.item_count + count
-    assert (larger.leaf_item == EMPTY_LEAF).sum() == (tree.leaf_item == EMPTY_LEAF).sum()
-    features = np.arange(width, dtype=np.int32)
-    for item in range(tree.item_count):
-        was, is_now = tree.leaf_of_item[item], larger.leaf_of_item[item]
-        assert larger.parent[is_now] == tree.parent[was]
-        assert scorers.bias[is_now] == chunks.bias[was]
-        assert_array_equal(scorers.weights_of(larger, is_now, features), chunks.weights_of(tree, was, features))
-    for node in range(1, tree.leaf_offset):
-        assert scorers.bias[node] == chunks.bias[node]
-        assert_array_equal(scorers.weights_of(larger, node, features), chunks.weights_of(tree, node, features))
-    for i in range(count):
-        leaf = larger.leaf_of_item[tree.item_count + i]
-        assert larger.parent[leaf] == cluster_n[i]
-        assert scorers.bias[leaf] == bias_n[i]
-        assert_array_equal(scorers.weights_of(larger, leaf, features), dense[i])
-
-
-def test_items_go_where_the_model_looks_for_their_text() -> None:
+def test_items_go_where_the_model_looks_for_them(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
-    tree, width = random_tree(rng, 3, 5), 12
-    chunks = random_chunks(rng, tree, width, integer=False)
-    own = unit((rng.random((20, width)) < 0.4) * rng.random((20, width)))
-    every = BeamParams.uniform(20, tree.level_size(2), 1)
-    best = ChunkSearch(tree, chunks, L3_HINGE, last=2).search(as_rows(own), every).leaves_BM[:, 0]
-    assert_array_equal(nearest_clusters(tree, chunks, L3_HINGE, own, Placing(room=1000)), best)
-    flat = complete_tree(np.arange(4), 4)
-    assert_array_equal(nearest_clusters(flat, random_chunks(rng, flat, width), L3_HINGE, own), [0] * 12 + [-1] * 8)
+    bundle = make_linear_bundle(tmp_path, rng, random_tree(rng, 3, 5), L3_HINGE, integer=False)
+    dense = (rng.random((20, WIDTH)) < 0.4) * rng.integers(1, 5, (20, WIDTH)) + np.eye(20)
+    placed_in = parents_of(placed(bundle, dense, tmp_path / "linear" / "2"), 20)
+    own = sparse_rows(dense).normalised()
+    search = ChunkSearch(bundle.tree, bundle.chunks, bundle.manifest.ranking, last=2)
+    assert_array_equal(placed_in, search.search(own, BeamParams.uniform(20, bundle.tree.level_size(2), 1)).leaves_BM[:, 0])
 
 
-def test_a_full_cluster_keeps_the_best_and_sends_the_others_on() -> None:
+def test_a_full_cluster_sends_items_on_to_the_next(tmp_path: Path) -> None:
+    """A cluster takes 16 new items, or four times the mean of its children."""
     rng = np.random.default_rng(2)
-    tree, width = complete_tree(np.arange(16), 4), 8
-    chunks = random_chunks(rng, tree, width, integer=False)
-    same = csr_array((np.tile(np.eye(1, width), (7, 1)) * np.linspace(1, 2, 7)[:, None]).astype(np.float32))
-    free = nearest_clusters(tree, chunks, L3_HINGE, same, Placing(room=1000))
-    assert len(np.unique(free)) == 1
-    placed = nearest_clusters(tree, chunks, L3_HINGE, same, Placing(room=2))
-    assert (np.bincount(placed)[1:5] <= 4).all()
-    assert (placed == free[0]).sum() == 4
-    many = csr_array(np.tile(np.eye(1, width, dtype=np.float32), (17, 1)))
-    assert (nearest_clusters(tree, chunks, L3_HINGE, many, Placing(room=2)) < 0).sum() == 1
+    bundle = make_linear_bundle(tmp_path, rng, complete_tree(np.arange(16), 4), L3_HINGE, integer=False)
+    same = np.tile(np.eye(1, WIDTH), (40, 1))
+    placed_in = parents_of(placed(bundle, same, tmp_path / "linear" / "2"), 40)
+    search = ChunkSearch(bundle.tree, bundle.chunks, bundle.manifest.ranking, last=1)
+    best = search.search(sparse_rows(same[:1]), BeamParams.uniform(1, 4, 3)).leaves_BM[0]
+    assert_array_equal(placed_in, np.repeat(best, [16, 16, 8]))
 
 
 def test_weights_are_the_text_and_the_neighbours() -> None:
     rng = np.random.default_rng(3)
     tree, width = random_tree(rng, 2, 5, empty_share=0.2), 10
     chunks = random_chunks(rng, tree, width, integer=False)
-    old, new = (unit((rng.random((n, width)) < 0.5) * rng.random((n, width))) for n in (tree.item_count, 6))
+    old, new = (sparse_rows((rng.random((n, width)) < 0.5) * rng.random((n, width))).normalised() for n in (tree.item_count, 6))
     features = np.arange(width, dtype=np.int32)
     weights_I = np.array([chunks.weights_of(tree, leaf, features) for leaf in tree.leaf_of_item.tolist()])
     length = np.median(np.linalg.norm(weights_I, axis=1))
-    for share in (0.5, 0.0):
-        near = NearItems(as_rows(old)).nearest(as_rows(new), 3)
-        rows, bias = new_weights(tree, chunks, new, near, Placing(share=share))
-        expected = length * new.toarray() + share * (near[1][:, :, None] * weights_I[near[0]]).sum(1) / 3
-        expected[np.abs(expected) < np.abs(weights_I[weights_I != 0]).min()] = 0
-        assert_allclose(rows.toarray(), expected, atol=1e-5)
-        assert bias == pytest.approx(np.quantile(chunks.bias[tree.leaf_of_item], 0.25))
-    alone, _ = new_weights(tree, chunks, new, None)
-    assert_allclose(alone.toarray(), rows.toarray(), atol=1e-6)
+    item_nK, cosine_nK = NearItems(old).nearest(new, 3)
+    leaves = LinearRows(tree, chunks)
+    assert leaves.bias == pytest.approx(np.quantile(chunks.bias[tree.leaf_of_item], 0.25))
+    for i in range(len(new)):
+        own = new.between(i, i + 1)
+        x = np.zeros(width)
+        x[own.indices] = own.values
+        for near, near_part in ((((), ()), 0), ((item_nK[i], cosine_nK[i]), cosine_nK[i] @ weights_I[item_nK[i]] / 3 / 2)):
+            expected = length * x + near_part
+            expected[np.abs(expected) < np.abs(weights_I[weights_I != 0]).min()] = 0
+            row = leaves.row((own.indices, own.values), *near)
+            found = np.zeros(width)
+            found[row.feature] = row.values
+            assert_allclose(found, expected, atol=1e-5)
+            assert row.bias == np.float32(leaves.bias)
 
 
 # -- features ---------------------------------------------------------------------------------------------------------------
-
-
-def feature_items(ids: list[str], features: list[Any]) -> pl.DataFrame:
-    return pl.DataFrame({"id": ids, "title": [f"Title {item}" for item in ids], "features": features})
 
 
 def test_a_model_of_features_takes_items_with_features(tmp_path: Path) -> None:
@@ -364,6 +332,140 @@ def test_wrong_options_are_named(shop: Path, tmp_path: Path) -> None:
 def test_too_many_of_a_kind_are_refused(shop: Path, tmp_path: Path) -> None:
     frame = item_frame([f"pink-{k}lamp" for k in range(400)])
     frame.with_columns(title=pl.lit("Pink lamp")).write_parquet(tmp_path / "new.parquet")
-    with pytest.raises(InvalidData, match=r"got '400 items', expected at most 1\d\d items like these, .* train a new model"):
+    with pytest.raises(InvalidData, match=r"got '400 items', expected at most \d{3} items like these, .* train a new model"):
         place(shop / "models" / "shop" / "1", tmp_path / "new.parquet", ("title",), tmp_path / "shop" / "2")
     assert not (tmp_path / "shop").exists()
+
+
+# -- forests ------------------------------------------------------------------------------------------------------------
+
+
+TREES = 3
+
+
+@pytest.fixture(scope="module")
+def forest_shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A shop of coloured things, a forest over them, and beside it a model of one tree."""
+    folder = tmp_path_factory.mktemp("shop")
+    for name, count in (("models", TREES), ("single", 1)):
+        config = write_shop(folder, tree={"branching": 4, "max_leaf": 6, "count": count}, linear={"cost": 1.0, "gamma": 0.5})
+        fit(config=config, out=folder / name / "shop" / "1", data=None, test=None, device="cpu", resume=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def forest(forest_shop: Path) -> Bundle:
+    return Bundle.open(forest_shop / "models" / "shop" / "1")
+
+
+def test_the_first_tree_is_that_of_a_model_of_one_and_the_others_are_different(forest_shop: Path, forest: Bundle) -> None:
+    alone = Bundle.open(forest_shop / "single" / "shop" / "1")
+    assert len(forest.trees) == TREES
+    assert alone.manifest.trees == ()
+    for name in ARRAYS:
+        assert_array_equal(getattr(forest.chunks, name), getattr(alone.chunks, name))
+    assert len({tuple(tree.leaf_item.tolist()) for tree, _ in forest.trees}) == TREES
+    assert forest.manifest.metrics["golden_overlap"] == 1
+
+
+def test_each_tree_keeps_its_levels_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    folders = [linear_run.folder_of_tree(tmp_path, place) for place in range(3)]
+    assert folders == [tmp_path, tmp_path / "tree-2", tmp_path / "tree-3"]
+    assert all(folder.is_dir() for folder in folders)
+    assert len({linear_run.seed_of_tree(seed, place) for seed in (0, 1, 2**32 - 1) for place in range(16)}) == 48
+    assert linear_run.seed_of_tree(7, 0) == 7
+
+
+def test_a_forest_is_inspected_evaluated_and_watched(forest: Bundle) -> None:
+    report = inspect(forest)
+    assert "an item's score is its mean over the 3 trees" in report
+    assert f"tree 3: {forest.trees[2].tree.node_count} nodes" in report
+    evaluated = command("evaluate", "--model", forest.path, "--beam", "1,10", "--m", 10, "--engine", "reference", "--batch", 4)
+    assert "shop version 1 on reference" in evaluated.out
+    assert len(held_out(forest)) == forest.manifest.data["test_queries"]
+    assert Replay(forest).expected[10] == pytest.approx(np.mean(forest.heldout().column("recall@10").to_pylist()))
+
+
+def random_forest(folder: Path, ranking: Ranking) -> Bundle:
+    """Two trees over feature queries, with golden answers; the weights of the second are a million times as large."""
+    rng = np.random.default_rng(5)
+    trees = [tree_over(rng, 30, 4) for _ in range(2)]
+    bundle = make_linear_bundle(folder / "bare", rng, trees[0], ranking, integer=False, others=trees[1:])
+    (_, large) = bundle.trees[1]
+    other = TreeChunks(trees[1], replace(large, entry_weight=large.entry_weight * np.float32(1e6)))
+    draft = ManifestDraft(**{name: getattr(bundle.manifest, name) for name in ManifestDraft.model_fields})
+    content = LinearContent(*bundle.trees[0], bundle.items, bundle.golden(), bundle.heldout(), others=[other])
+    queries = random_queries(rng, bundle, 6)
+    params = SearchParams.uniform(6, 5, 5)
+    return publish(
+        folder / "models" / "linear" / "1",
+        lambda path: write_bundle(path, draft, content),
+        lambda bare: golden_answers(bare, queries, written_features(queries.features), params),
+    )
+
+
+def test_the_probe_knows_the_golden_scores_of_a_forest(tmp_path: Path) -> None:
+    """They are means of the trees' scores, whose logs are the ranks, also where a tree's ranks are logits."""
+    forest = random_forest(tmp_path, Ranking(own="logit", gamma=0.5))
+    queries = encode_table(forest, forest.golden())
+    found = open_engine(forest, "cpu").search(queries, SearchParams.uniform(6, 5, 5))
+    for stored_M, score_M in zip(Replay(forest)._golden_scores, found.scores_BM, strict=True):
+        np.testing.assert_allclose(stored_M, score_M, rtol=1e-3)
+
+
+def test_an_explanation_tells_what_each_tree_did(forest_shop: Path, forest: Bundle) -> None:
+    with run(forest_shop / "models", lambda bundle: open_engine(bundle, "cpu")) as running:
+        wanted = ["yellow-lamp", "yellow-chair", "red-bucket", "gone"]
+        body = {"model": "shop", "version": 1, "queries": [{"text": "yellow lamp"}], "m": 2, "beam_size": 1, "explain_items": wanted}
+        result = running.client.post("/retrieve", json=body).json()["results"][0]
+    explained = result["explain"]
+    assert len(explained["trees"]) == TREES
+    assert explained["levels"] == explained["trees"][0]["levels"]
+    for tree, (own, _) in zip(explained["trees"], forest.trees, strict=True):
+        assert tree["levels"][-1]["level"] == own.height
+        assert tree["levels"][-1]["kept"] == tree["levels"][-1]["candidates"]
+    best = explained["items"][0]
+    assert (best["outcome"], best["place"]) == ("returned", 1)
+    assert np.exp(best["rank"]) == pytest.approx(result["items"][0]["score"], rel=1e-5)
+    mean = sum(np.exp(tree["rank"]) for tree in best["trees"] if tree["outcome"] == "scored") / TREES
+    assert mean == pytest.approx(result["items"][0]["score"], rel=1e-5)
+    assert best["features"][0]["feature"] in ("yellow", "lamp", "yellow lamp")
+    text_row = forest.vectoriser.transform(["yellow lamp"])
+    names = forest.vectoriser.features_of(text_row.indices)
+    item = int(forest.items.rows_of(["yellow-lamp"])[0])
+    for entry in best["features"]:
+        at = names.index(entry["feature"])
+        paths = [(tree, chunks, tree.ancestors(tree.leaf_of_item[[item]])[0][1:]) for tree, chunks in forest.trees]
+        sums = [sum(float(chunks.weights_of(tree, int(node), text_row.indices)[at]) for node in path) for tree, chunks, path in paths]
+        assert entry["contribution"] == pytest.approx(np.mean(sums) * text_row.values[at], rel=1e-4), "the mean over the trees"
+    for item in explained["items"][1:3]:
+        outcomes = [tree["outcome"] for tree in item["trees"]]
+        if item["outcome"] == "pruned":
+            assert outcomes == ["pruned"] * TREES
+            assert all(tree["rank"] is None or tree["rank"] <= tree["cut"] for tree in item["trees"])
+        elif item["outcome"] == "below_m":
+            assert "scored" in outcomes
+            assert np.exp(item["cut"]) == pytest.approx(result["items"][-1]["score"], rel=1e-5)
+    assert {item["outcome"] for item in explained["items"][1:3]} <= {"pruned", "below_m", "returned"}
+    assert explained["items"][3] == {"id": "gone", "outcome": "unknown"}
+
+
+def test_new_items_are_placed_in_every_tree(forest_shop: Path, forest: Bundle, tmp_path: Path) -> None:
+    new = ["purple-teapot", "golden-spoon"]
+    item_frame(new).write_parquet(tmp_path / "new.parquet")
+    larger = place(forest.path, tmp_path / "new.parquet", ["title"], tmp_path / "shop" / "3")
+    assert len(larger.trees) == TREES
+    for (tree, _), (after, _) in zip(forest.trees, larger.trees, strict=True):
+        assert after.item_count == tree.item_count + 2
+        assert after.height == tree.height
+    kind = larger.manifest.query
+    assert isinstance(kind, TextKind)
+    queries = encode_texts(kind, larger.vectoriser, ["purple teapot", "golden spoon"])
+    params = SearchParams.uniform(2, 10, 48)
+    found = open_engine(larger, "cpu").search(queries, params)
+    expected = ReferenceEngine(larger).search(queries, params)
+    rows = larger.items.rows_of(new)
+    for b in range(2):
+        assert rows[b] in found.item_rows_BM[b, :3]
+        assert_array_equal(found.item_rows_BM[b, :3], expected.item_rows_BM[b, :3])
+    assert NO_ITEM not in rows

@@ -79,12 +79,6 @@ def test_a_memory_and_a_sequence_encoder_are_published_with_keys_among_the_golde
         assert all(key >= rank for key, rank in zip(keys, ranks, strict=True))
 
 
-def test_recall_columns_of_an_earlier_model_are_replaced(source: Bundle, tmp_path: Path) -> None:
-    first = publish(tmp_path / "models" / "shop" / "1", lambda folder: write_bare(source, folder), answers, metrics, [2, 5])
-    again = publish(tmp_path / "models" / "shop" / "2", lambda folder: write_bare(first, folder), answers, metrics, [3])
-    assert again.heldout().column_names == ["history", "relevant", "recall@3"]
-
-
 def wrong_answers(bundle: Bundle) -> pa.Table:
     """The answers, with each item replaced by another that is not among them, and wide margins."""
     table = answers(bundle)
@@ -94,27 +88,14 @@ def wrong_answers(bundle: Bundle) -> pa.Table:
 
 
 def test_a_bundle_whose_engine_fails_the_golden_queries_is_not_published(source: Bundle, tmp_path: Path) -> None:
-    path = tmp_path / "models" / "shop" / "3"
-    with pytest.raises(BundleCorrupt, match="golden query 0"):
-        publish(path, lambda folder: write_bare(source, folder), wrong_answers, metrics, [2])
-    assert list(path.parent.iterdir()) == []
-
-
-def test_a_version_that_exists_is_never_overwritten(source: Bundle, tmp_path: Path) -> None:
-    path = tmp_path / "models" / "shop" / "3"
-    first = publish(path, lambda folder: write_bare(source, folder), answers, metrics, [2])
-    with pytest.raises(BundleExists):
-        publish(path, lambda folder: write_bare(source, folder), answers, metrics, [2])
-    assert Bundle.open(path, verify=True).manifest == first.manifest
-
-
-def test_a_failed_measurement_leaves_nothing_behind(source: Bundle, tmp_path: Path) -> None:
     def broken(bundle: Bundle, engine: Engine) -> dict[str, Any]:
         raise KeyboardInterrupt
 
     path = tmp_path / "models" / "shop" / "3"
     with pytest.raises(KeyboardInterrupt):
         publish(path, lambda folder: write_bare(source, folder), answers, broken, [2])
+    with pytest.raises(BundleCorrupt, match="golden query 0"):
+        publish(path, lambda folder: write_bare(source, folder), wrong_answers, metrics, [2])
     assert list(path.parent.iterdir()) == []
 
 
@@ -173,9 +154,10 @@ def test_the_manifest_says_the_command_that_trained_it(source: Bundle, tmp_path:
     monkeypatch.setattr("sys.argv", [training.__main__.__file__, "fit", "--config", "my shop.toml"])
     published = publish(tmp_path / "models" / "shop" / "1", lambda folder: write_bare(source, folder), answers, metrics, [2])
     assert published.manifest.command == "python -m training fit --config 'my shop.toml'"
-
-
-def test_the_manifest_says_no_command_where_another_program_trains(source: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["/usr/bin/pytest", "-q"])
-    published = publish(tmp_path / "models" / "shop" / "1", lambda folder: write_bare(source, folder), answers, metrics, [2])
-    assert published.manifest.command is None
+    monkeypatch.setattr("sys.argv", ["/usr/bin/pytest", "-q"])  # another program
+    again = publish(tmp_path / "models" / "shop" / "2", lambda folder: write_bare(published, folder), answers, metrics, [3])
+    assert again.manifest.command is None
+    assert again.heldout().column_names == ["history", "relevant", "recall@3"], "those of the earlier model are replaced"
+    with pytest.raises(BundleExists):
+        publish(published.path, lambda folder: write_bare(source, folder), answers, metrics, [2])
+    assert Bundle.open(published.path, verify=True).manifest == published.manifest

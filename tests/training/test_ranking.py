@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+import training.deep.validation as validation
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
-from espalier.errors import InvalidConfig
 from espalier.masks.eligibility import eligible_nodes
 from espalier.memory import Memory
 from espalier.memory_lists import MemoryTree
@@ -131,7 +131,7 @@ def test_the_unit_is_by_how_much_memory_parts_the_first_of_a_list_from_its_last(
     leaf_offset = run.topology.tree.leaf_offset
 
     def lists(memory: Memory) -> Any:
-        eligible = eligible_nodes(run.topology.tree, SearchParams.uniform(3, 1, 1), 3, None)
+        eligible = eligible_nodes(run.topology.tree, SearchParams.uniform(3, 1, 1), None)
         return MemoryTree(memory, run.topology.tree).lists(history_BT, eligible)
 
     # The second is 1, 5 and none; a third there is not.
@@ -149,7 +149,7 @@ def test_what_a_memory_adds_is_found_for_each_query_alone(run: Run) -> None:
     memory = Remembered(lists_of(S), 0.8).memory(20, 0.8, 6)
     history_BT = rng.integers(-1, ITEMS, (5, 6))
     history_BT[2] = -1  # nothing to be told of
-    nodes, eligible = run.topology.tree.node_count, eligible_nodes(run.topology.tree, SearchParams.uniform(5, 1, 1), 5, None)
+    nodes, eligible = run.topology.tree.node_count, eligible_nodes(run.topology.tree, SearchParams.uniform(5, 1, 1), None)
     lists = MemoryTree(memory, run.topology.tree).lists(history_BT, eligible)
     nodes_BC = torch.arange(nodes + 1).expand(5, -1)
     found_BC = added(lists, 3.0, nodes, CPU).to(run.topology, nodes_BC).numpy()
@@ -225,13 +225,6 @@ def test_a_memory_that_takes_long_to_add_up_is_tried_with_fewer_neighbours_only(
     assert tried() == {1}
 
 
-def test_a_weight_of_the_users_is_kept_as_it_is(run: Run) -> None:
-    chosen = run.chosen(weight=0.75)
-    assert chosen.memory is not None
-    assert chosen.memory.key_weight == 0.75
-    assert {trial["options"]["weight"] for trial in chosen.trials if "weight" in trial["options"]} == {0.75}
-
-
 @pytest.mark.parametrize(("errors", "kept"), [(-3.0, False), (0.0, False), (0.9, False), (1.1, True)])
 def test_a_gain_within_a_standard_error_is_no_reason_for_a_memory(
     run: Run, monkeypatch: pytest.MonkeyPatch, errors: float, kept: bool
@@ -256,14 +249,10 @@ def test_few_validation_users_choose_no_memory(tmp_path: Path, caplog: pytest.Lo
 def test_lists_without_an_order_weigh_all_places_alike(tmp_path: Path) -> None:
     chosen = run_on(tmp_path, rings(200), order="none").chosen(weight=4.0)
     assert chosen.memory is not None
+    assert chosen.memory.key_weight == 4, "a weight of the user's is kept as it is"
+    assert {trial["options"]["weight"] for trial in chosen.trials if "weight" in trial["options"]} == {4}
     assert len(set(chosen.memory.weight.tolist())) == 1
     assert len(chosen.memory.weight) == 6
-
-
-@pytest.mark.parametrize(("key", "value"), [("weight", -1), ("weight", "much"), ("weight", True), ("neighbours", 0), ("neighbours", 5000)])
-def test_wrong_values_are_refused_by_name(key: str, value: object) -> None:
-    with pytest.raises(InvalidConfig, match=rf"memory\.{key}"):
-        deep_config({"kind": "otm-robust", "name": "x", "data": {"log": "log.csv"}, "memory": {key: value}})
 
 
 # -- the bundle -----------------------------------------------------------------------------------------------------------
@@ -277,6 +266,11 @@ def bundle(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def test_the_engines_find_what_training_chose_by(run: Run, bundle: Bundle) -> None:
     memory = bundle.memory
     assert memory is not None
+    trials = bundle.manifest.metrics["validation"]
+    assert trials[0]["options"].keys() == {"gamma"}
+    assert bundle.manifest.memory is not None
+    assert any(trial["options"].get("weight") == bundle.manifest.memory.weight for trial in trials)
+    assert all(trial["recall"].keys() == {"10", "20"} for trial in trials)  # 50 and 200 are cut at max_m
     searches = Searches(run.config, run.topology, run.model, list(run.prepared.split.validation), "logit")
     eligible = searches.eligible
     of = MemoryTree(memory, run.topology.tree)
@@ -296,9 +290,67 @@ def test_the_engines_find_what_training_chose_by(run: Run, bundle: Bundle) -> No
         engine.close()
 
 
-def test_the_manifest_says_what_was_tried(bundle: Bundle) -> None:
-    trials = bundle.manifest.metrics["validation"]
-    assert trials[0]["options"].keys() == {"gamma"}
-    assert bundle.manifest.memory is not None
-    assert any(trial["options"].get("weight") == bundle.manifest.memory.weight for trial in trials)
-    assert all(trial["recall"].keys() == {"10", "20"} for trial in trials)  # 50 and 200 are cut at max_m
+# -- validation users ---------------------------------------------------------------------------------------------------
+
+
+def prepared_small(folder: Path, **sections: Any) -> tuple[DeepConfig, Prepared]:
+    """40 users whose second half holds one item of their first and five new ones; half of them are validation users."""
+    rng = np.random.default_rng(1)
+    lines = ["user,item"]
+    for user in range(40):
+        items = rng.permutation(30)[:11]
+        lines += [f"u{user},i{item}" for item in [*items[:6], items[0], *items[6:]]]
+    (folder / "log.csv").write_text("\n".join(lines) + "\n")
+    data = {"log": str(folder / "log.csv"), "split": {"test_share": 0.1, "validation_share": 0.5}}
+    base: dict[str, Any] = {"kind": "otm-robust", "name": "x", "data": data}
+    config = deep_config(base | {"scorer": {"node_dim": 4, "hidden": [4]}} | sections)
+    return config, prepare(config, None, folder / "work")
+
+
+@pytest.mark.parametrize(("exclude_seen", "relevant"), [(True, 5), (False, 6)])
+def test_seen_items_count_as_relevant_only_where_the_search_returns_them(tmp_path: Path, exclude_seen: bool, relevant: int) -> None:
+    config, data = prepared_small(tmp_path, search={"exclude_seen": exclude_seen})
+    assert {len(pair.relevant) for pair in validation.validation_pairs(config, data, 100)} == {relevant}
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 20, 100])
+def test_at_most_so_many_users_are_taken_from_all_over(tmp_path: Path, count: int) -> None:
+    config, data = prepared_small(tmp_path)
+    users = [pair.user for pair in validation.validation_pairs(config, data, count)]
+    everybody = [pair.user for pair in data.split.validation]
+    assert users == everybody[:: -(-len(everybody) // count)]
+    assert 0 < len(users) <= count
+
+
+@pytest.mark.parametrize(
+    ("kind", "objective", "search", "ranking"),
+    [
+        ("otm-robust", {"gamma": 0.25}, {}, ("logit", 0.25)),
+        ("otm-robust", {"gamma": 0.25}, {"gamma": 0.75}, ("logit", 0.75)),
+        ("tdm", {}, {}, ("logit", 0.0)),
+        ("plt", {}, {}, ("log_activation", 1.0)),
+        ("hsm", {}, {"gamma": 1}, ("log_activation", 1.0)),
+    ],
+)
+def test_weights_are_chosen_by_the_ranking_that_is_served_or_trained(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    objective: dict[str, Any],
+    search: dict[str, Any],
+    ranking: tuple[str, float],
+) -> None:
+    config, data = prepared_small(tmp_path, kind=kind, objective=objective, search=search)
+    tree = build_tree(config, data)
+    asked = []
+    search_pairs = validation.search_pairs
+
+    def noted(*arguments: Any) -> Any:
+        asked.append((arguments[5], arguments[4]))
+        return search_pairs(*arguments)
+
+    monkeypatch.setattr(validation, "search_pairs", noted)
+    pairs = validation.validation_pairs(config, data, 5)
+    recall = validation.validation_recall(config, Topology(tree, torch.device("cpu")), build_model(config, tree, data).eval(), pairs)
+    assert asked == [ranking]
+    assert recall == 1.0  # m is larger than the catalogue

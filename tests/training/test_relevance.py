@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.sparse import csr_array
 
-from espalier.errors import InvalidConfig, InvalidData
+from espalier.errors import InvalidData
 from espalier.label_counts import LabelCounts
 from training.data.query_logs import labelled, read_log
 from training.data.relevance import LabelRelevance, Smoothing, distribution, inverse_propensities, is_graded, scale_of
 from training.data.xmc import read_xmc
 from training.linear.prepare import read_points
-from training.specification.linear import LogData, NpzData
-from training.specification.relevance import RELEVANCE_OPTIONS, RelevanceOptions
+from training.specification.linear import NpzData
+from training.specification.relevance import RELEVANCE_OPTIONS
 
 
 def write(path: Path, text: str) -> Path:
@@ -139,20 +139,6 @@ def test_wrong_counts_say_which_line(tmp_path: Path, row: str, expected: str) ->
         read_log(file, "query", "item", {"views": "views", "clicks": "clicks"})
 
 
-@pytest.mark.parametrize(
-    ("keys", "expected"),
-    [
-        ({"views": "v"}, "data.clicks: got None, expected a column exactly where data.views is one"),
-        ({"clicks": "v"}, "data.clicks: got 'v', expected a column exactly where data.views is one"),
-        ({"views": "v", "clicks": "c", "weight": "w"}, "data.weight: got 'w', expected nothing, since data.views"),
-        ({"views": "v", "clicks": "c", "own_texts": [["t"]], "items": "i"}, "data.own_texts: .* expected nothing, since such texts"),
-    ],
-)
-def test_counts_and_weights_are_not_mixed(keys: dict[str, object], expected: str) -> None:
-    with pytest.raises(InvalidConfig, match=expected):
-        LogData.model_validate({"format": "log", "train": "log.csv"} | keys)
-
-
 # -- propensities, thresholds ---------------------------------------------------------------------------------------------
 
 
@@ -191,13 +177,7 @@ def test_relevance_is_what_the_configuration_says() -> None:
     inverse = inverse_propensities(LabelCounts(np.array([3, 1, 0, 0]), 3), 0.6, 2)
     assert_allclose(scored.of(test).toarray(), [[0, inverse[1], inverse[2], 0]], rtol=1e-6)
     assert_array_equal(training.toarray()[1], [0.5, 1, 0, 0], "what was read is not changed")
-
-
-def test_propensities_count_training_points_before_the_threshold() -> None:
-    training = csr_array(np.array([[0.1, 0], [0.1, 1], [0.1, 1]], np.float32))
-    relevance = LabelRelevance.of_training(RelevanceOptions(threshold=0.5), training)
-    assert_array_equal(relevance.counts.counts_I, [3, 2])
-    assert_array_equal(relevance.of(training).toarray(), [[0, 0], [0, 1], [0, 1]])
+    assert_array_equal(relevance(threshold=1).counts.counts_I, [3, 1, 0, 0], "training points before the threshold")
 
 
 def test_the_distribution_of_relevance() -> None:

@@ -1,4 +1,6 @@
-"""Two processes that share the node rows train what one does: the same losses, recalls and rows; and each goes on from the other."""
+"""Two processes that share the node rows train what one does, and each goes on from the other; training keeps to the device that it is
+given.
+"""
 
 from __future__ import annotations
 
@@ -8,75 +10,34 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
+import torch.distributed as dist
 from numpy.testing import assert_allclose
 
+import training.deep.fit as fit_module
 from tests import ROOT
 from tests.training import shared_runs
+from tests.training.pretended_gpu import GPU, TwoDevices, pretended_gpu
+from tests.training.shared_runs import CHECKPOINT_EVERY, KINDS, STEPS, configuration, write_log
 from training.deep import checkpoint
-from training.deep import fit as fit_module
 from training.deep.checkpoint import Checkpoint, RunState
+from training.deep.parallel import drawn_rows, joined, own_rows
 from training.deep.row_shares import FEW_BYTES, shares_rows
 from training.trees.balanced import random_tree
 from training.versions import clear
 
 pytestmark = pytest.mark.slow
 
-STEPS, KILLED = 12, 8
+KILLED = 8
+
 RESUMED = ("otm-sequence", "otm")
-KINDS = ("otm-sequence", "otm-sequence whole", "otm-sequence content", "otm-robust", "otm", "otm-no-bs", "tdm", "plt", "hsm", "attention")
-
-
-def write_log(folder: Path) -> None:
-    """200 users who walk along circles of 24 items, of which there are 4."""
-    rng = np.random.default_rng(3)
-    lines = ["user,item"]
-    for user in range(200):
-        first = int(rng.integers(24))
-        lines += [f"u{user},i{(first + place) % 24 * 4 + user % 4}" for place in range(int(rng.integers(5, 15)))]
-    (folder / "log.csv").write_text("\n".join(lines) + "\n")
-    rows = range(100)  # the last 4 are in no list
-    pq.write_table(pa.table({"id": [f"i{row}" for row in rows], "circle": [f"c{row % 4}" for row in rows]}), folder / "items.parquet")
-
-
-def configuration(folder: Path, kind: str) -> dict[str, Any]:
-    """A small model of a kind, with random nodes, dropout and validation where the kind has them."""
-    name, _, variant = kind.partition(" ")
-    raw: dict[str, Any] = {
-        "kind": "tdm" if name == "attention" else name,  # OTM's targets jump where rounding turns a beam
-        "name": "small",
-        "data": {"log": str(folder / "log.csv"), "format": {"order": "file"}, "split": {"validation_share": 0.3}},
-        "tree": {"branching": 3},
-        "instances": {"windows": [4, 2, 1], "targets": 5},
-        "scorer": {"node_dim": 6},
-        "objective": {},
-        "optimiser": {"steps": STEPS, "batch": 16, "precision": "float32", "validate_every": 5, "average": 6},
-        "search": {"beam_size": 8, "m": 5, "max_beam_size": 32, "max_m": 10},
-    }
-    if name == "otm-sequence":
-        raw["instances"] = {"targets": 3}
-        raw["scorer"] = {"kind": "sequence", "node_dim": 8, "layers": 1, "heads": 1, "length": 10, "window_hidden": 8}
-        raw["objective"] = {"negatives": 12, "whole": 200 if variant == "whole" else 12}
-        raw["optimiser"] |= {"places": 160, "warm_steps": 3, "learning_rate": 5e-3}
-        del raw["optimiser"]["batch"]
-    elif name in ("otm-robust", "otm"):
-        raw["objective"] = {"beam_size": 4, "random_nodes": 3}
-    elif name == "tdm":
-        raw["objective"] = {"negatives": 10}
-    elif name == "attention":
-        raw["scorer"] = {"kind": "attention", "node_dim": 4, "hidden": [8, 4], "attention_hidden": 4}
-        raw["objective"] = {"negatives": 10}
-    if variant == "content":
-        raw["data"]["items"] = str(folder / "items.parquet")
-        raw["content"] = {"columns": "auto"}
-    return raw
 
 
 @dataclass(frozen=True)
@@ -123,10 +84,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> dict[str, Run]:
     """What one process makes of each kind; two of them killed and not resumed, for others to go on."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as the two processes do: several threads are slow where other tests run
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fit_module, "CHECKPOINT_EVERY", 5)
+        patch.setattr(fit_module, "CHECKPOINT_EVERY", CHECKPOINT_EVERY)
         runs = {
             kind: Run(shared_runs.train(configuration(folder, kind), folder / f"{kind}-one", "whole"), folder / f"{kind}-one")
             for kind in KINDS
@@ -134,7 +93,6 @@ def alone(folder: Path) -> dict[str, Run]:
         for kind in RESUMED:
             path = folder / f"{kind}-one-killed"
             runs[f"{kind} killed"] = Run(shared_runs.train(configuration(folder, kind), path, "whole", last=KILLED), path)
-    torch.set_num_threads(threads)
     return runs
 
 
@@ -172,7 +130,7 @@ def test_two_processes_have_the_losses_and_the_rows_of_one(together: dict[str, R
 def test_two_processes_go_on_where_one_was_killed(together: dict[str, Run], alone: dict[str, Run], kind: str) -> None:
     run, one = together[f"{kind} resumed"], alone[kind]
     assert_allclose(run.losses, one.losses[-len(run.losses) :], rtol=1e-6)
-    assert len(run.losses) == STEPS - KILLED // 5 * 5, "from the last checkpoint"
+    assert len(run.losses) == STEPS - KILLED // CHECKPOINT_EVERY * CHECKPOINT_EVERY, "from the last checkpoint"
     assert_same_end(run, one)
 
 
@@ -181,7 +139,7 @@ def test_one_process_goes_on_where_two_were_killed(folder: Path, together: dict[
     path = together[f"{kind} killed"].folder
     assert [file.name for file in path.iterdir() if file.is_file()] == ["checkpoint.pt"], "no tables are left beside it"
     losses = shared_runs.train(configuration(folder, kind), path, "whole", resume=True)
-    assert len(losses) == STEPS - KILLED // 5 * 5
+    assert len(losses) == STEPS - KILLED // CHECKPOINT_EVERY * CHECKPOINT_EVERY
     assert_allclose(losses, alone[kind].losses[-len(losses) :], rtol=1e-6)
     assert_same_end(Run(losses, path), alone[kind])
 
@@ -226,3 +184,61 @@ def test_rows_are_shared_where_they_are_large_or_where_it_is_asked_for(monkeypat
     assert [shares_rows(None, tree, width) for width in (fits, fits + 1)] == [False, True]
     assert shares_rows(True, tree, 1)
     assert not shares_rows(False, tree, 10 * fits)
+
+
+# -- a GPU that is not there --------------------------------------------------------------------------------------------
+
+
+def test_what_a_gpu_would_refuse_is_refused() -> None:
+    with pretended_gpu() as gpu:
+        there = torch.zeros(3, device=gpu)
+        assert (there + 1).device == there.to(gpu).device == torch.nn.Linear(2, 2).to(gpu).weight.device == GPU
+        assert there.cpu().device == torch.device("cpu")
+        with pytest.raises(TwoDevices, match="add"):
+            there + torch.ones(3)
+        with pytest.raises(TwoDevices, match="numpy"):
+            there.numpy()
+        with pytest.raises(TwoDevices, match="generator"):
+            torch.rand(3, device=gpu, generator=torch.Generator())
+        assert np.array_equal(there.cpu().numpy(), np.zeros(3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "attention"])
+def test_every_kind_trains_on_the_device_that_it_is_given(tmp_path: Path, kind: str) -> None:
+    """Not attention: torch's recomputation of its hidden layers sees through the pretence."""
+    write_log(tmp_path)
+    raw = configuration(tmp_path, kind)
+    losses = shared_runs.train(raw, tmp_path / "cpu", "whole")
+    with pretended_gpu() as gpu:
+        there = shared_runs.train(raw, tmp_path / "gpu", "whole", device=gpu)
+    assert_allclose(there, losses, rtol=1e-5)
+
+
+# -- processes ----------------------------------------------------------------------------------------------------------
+
+
+CPU = torch.device("cpu")
+
+
+def test_processes_wait_while_one_builds_a_tree_for_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0, "TORCHELASTIC_RUN_ID": "one"}
+    for name, value in one.items():
+        monkeypatch.setenv(name, str(value))
+    with joined(CPU):
+        assert dist.group.WORLD is not None
+        assert dist.group.WORLD._get_backend(CPU).options._timeout >= timedelta(days=1)
+
+
+def test_processes_share_the_draws_that_one_alone_would_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    def draw(rows: int) -> torch.Tensor:
+        return torch.randint(0, 1000, (rows, 3), generator=torch.Generator().manual_seed(5))
+
+    alone = drawn_rows(draw, 12)
+    monkeypatch.setattr("training.deep.parallel.processes", lambda: 3)
+    shares = []
+    for number in range(3):
+        monkeypatch.setattr("training.deep.parallel.process", partial(int, number))
+        shares.append(drawn_rows(draw, 4))
+        assert torch.equal(alone[own_rows(12)], shares[-1])
+    assert torch.equal(torch.cat(shares), alone)

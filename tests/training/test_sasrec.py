@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,7 +22,6 @@ from tests.training.logs import log_of
 from training.baselines import sasrec
 from training.baselines.methods import METHODS
 from training.baselines.popularity import fit_popularity
-from training.baselines.sampled_softmax import Proposal
 from training.baselines.sasrec import fit_sasrec, grid
 from training.baselines.sasrec_model import SasRecConfig
 from training.baselines.sasrec_training import Training, start_table
@@ -91,27 +89,15 @@ def test_a_later_item_changes_no_earlier_state() -> None:
     changed_BTD = items_BTD.clone()
     changed_BTD[:, 4] = torch.randn(3, 8, generator=torch.Generator().manual_seed(2))
     before, after = encoder()(items_BTD), encoder()(changed_BTD)
+    alike_TD = encoder()(torch.ones(1, 4, 8) * torch.arange(8.0))[0]
+    assert all((alike_TD[t] - alike_TD[t + 1]).abs().max() > 1e-4 for t in range(3)), "places differ where items do not"
     torch.testing.assert_close(after[:, :4], before[:, :4])
     assert (after[:, 4:] - before[:, 4:]).abs().amax(-1).min() > 1e-4, "and every state from there on depends on it"
-
-
-def test_padding_behind_changes_no_state() -> None:
-    items_BTD = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1))
-    padded_BTD = torch.cat([items_BTD, torch.full((2, 4, 8), 9.0)], 1)
-    torch.testing.assert_close(encoder()(padded_BTD)[:, :5], encoder()(items_BTD))
-
-
-def test_a_place_matters_to_the_encoder() -> None:
-    state_TD = encoder()(torch.ones(1, 4, 8) * torch.arange(8.0))[0]
-    assert all((state_TD[t] - state_TD[t + 1]).abs().max() > 1e-4 for t in range(3)), "of one item again and again, too"
 
 
 def test_a_sequence_beyond_the_encoders_length_is_refused() -> None:
     with pytest.raises(InvalidData, match="at most 4"):
         encoder(length=4)(torch.zeros(1, 5, 8))
-
-
-def test_a_width_that_heads_do_not_divide_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="a multiple of heads, 3"):
         SequenceEncoder(8, 1, 3, 4)
 
@@ -158,21 +144,6 @@ def test_the_sampled_loss_is_its_formula_and_leaves_the_target_out_of_the_negati
     torch.testing.assert_close(mine, expected)
     for one, other in zip(torch.autograd.grad(mine, (state_ND, item_ID)), torch.autograd.grad(expected, (state_ND, item_ID)), strict=True):
         torch.testing.assert_close(one, other)
-
-
-def test_the_sampled_partition_function_is_unbiased() -> None:
-    rng = torch.Generator().manual_seed(1)
-    state_ND, item_ID, target_N = torch.randn(1, 4, generator=rng), torch.randn(12, 4, generator=rng), torch.tensor([3])
-    proposal = Proposal(np.arange(1.0, 13.0), torch.device("cpu"))
-    own = float(state_ND[0] @ item_ID[3])
-
-    def estimate() -> float:
-        negative_S, log_weight_S = proposal.draw(6, rng)
-        loss = softmax_loss(state_ND, item_ID[target_N], item_ID[negative_S], places_of(target_N, negative_S), log_weight_S)
-        return float((loss + own).exp())
-
-    sums = [estimate() for _ in range(3000)]
-    assert np.mean(sums) == pytest.approx(float((state_ND @ item_ID.T).exp().sum()), rel=0.03)
 
 
 def test_a_block_holds_no_more_logits_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,51 +219,8 @@ def test_it_learns_what_only_the_order_says(loss: Any) -> None:
     assert task.measured(shuffled.rank, test) < 0.6, "an order-blind model does not know which of the neighbours comes next"
 
 
-def test_answers_are_exact_and_the_same_in_any_batch() -> None:
-    task = planted_task()
-    fitted = fit_sasrec(task, [replace(TINY, max_rounds=1)])
-    histories = [pair.history for pair in task.split.test] + [np.array([], np.int64), np.array([-1, 4, -1]), np.arange(20)]
-    together = fitted.rank(histories, ITEMS, exclude_seen=True)
-    for history, rows_M in zip(histories, together, strict=True):
-        alone = fitted.rank([history], ITEMS, exclude_seen=True)[0]
-        assert_array_equal(alone, rows_M)
-        assert sorted(rows_M[rows_M >= 0]) == sorted(set(range(ITEMS)) - set(history.tolist())), "all unseen items, no other"
-    assert_array_equal(fitted.rank([np.array([-1, 4, -1])], 5, exclude_seen=False), fitted.rank([np.array([4])], 5, exclude_seen=False))
-
-
-def test_a_history_without_a_known_item_is_answered_by_popularity() -> None:
-    task = planted_task()
-    fitted = fit_sasrec(task, [replace(TINY, max_rounds=1)])
-    counts = np.bincount(np.concatenate([task.split.lists.of(user) for user in task.split.train.tolist()]), minlength=ITEMS)
-    expected = np.lexsort((np.arange(ITEMS), -counts))[:5]
-    assert_array_equal(fitted.rank([np.array([], np.int64), np.array([-1])], 5, exclude_seen=True), [expected, expected])
-
-
-def test_a_fit_is_a_function_of_task_and_seed() -> None:
-    histories = [pair.history for pair in planted_task().split.test]
-    one, same, other = (
-        fit_sasrec(planted_task(seed=seed), [replace(TINY, dropout=0.3, loss="sampled", negatives=9, max_rounds=2)]) for seed in (1, 1, 2)
-    )
-    assert_array_equal(one.rank(histories, 9, exclude_seen=False), same.rank(histories, 9, exclude_seen=False))
-    assert not np.array_equal(one.rank(histories, 9, exclude_seen=False), other.rank(histories, 9, exclude_seen=False))
-
-
-def test_held_out_users_are_not_learned_from() -> None:
-    task = planted_task()
-    lists = [task.split.lists.of(user).tolist() for user in range(150)]
-    changed = log_of([*lists[:100], *([5, 6, 7, 8] for _ in range(50))], items=ITEMS)
-    histories = [pair.history for pair in task.split.test]
-    one, two = (
-        fit_sasrec(replace(task, split=replace(task.split, lists=log)), [replace(TINY, max_rounds=2)])
-        for log in (task.split.lists, changed)
-    )
-    assert_array_equal(one.rank(histories, 9, exclude_seen=False), two.rank(histories, 9, exclude_seen=False))
-
-
 def test_a_deadline_ends_training_early_with_what_there_is() -> None:
-    begin = time.monotonic()
     fitted = fit_sasrec(planted_task(seconds=0.0), [replace(TINY, max_rounds=10**6, patience=10**6)] * 2)
-    assert time.monotonic() - begin < 30
     assert fitted.ended is not None
     assert "deadline" in fitted.ended
     assert len(fitted.trials) == 1
@@ -334,11 +262,6 @@ def test_items_start_as_co_occurrence_embeddings_or_at_random() -> None:
     assert np.abs(unit(start_table(task, TINY).numpy()) - unit(table_ID)).max() > 0.1
 
 
-def test_bfloat16_learns_as_well() -> None:
-    task = planted_task()
-    assert task.measured(fit_sasrec(task, [replace(TINY, bfloat16=True)]).rank, task.split.test) > 0.9
-
-
 def test_a_loss_that_is_not_finite_ends_the_fit() -> None:
     with pytest.raises(FloatingPointError, match="lower learning_rate"):
         fit_sasrec(planted_task(), [replace(TINY, learning_rate=1e30, warm_steps=0)])
@@ -360,6 +283,7 @@ def test_the_method_tries_both_dropouts_and_is_measured_as_it_answers(monkeypatc
 
 def test_a_large_catalogue_has_a_sampled_softmax_and_narrower_rows_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     task = planted_task()
+    assert [config.dropout for config in grid(planted_task(users=1000), "full")] == [0.2, 0.5], "of a dense log the weaker dropout first"
     assert [(config.width, config.loss) for config in grid(task, "sampled")] == [(128, "sampled")] * 2
     monkeypatch.setattr(sasrec, "WHOLE_ITEMS", ITEMS - 1)
     monkeypatch.setattr(sasrec, "MAX_BYTES", 40 * ITEMS * 64)
@@ -368,26 +292,3 @@ def test_a_large_catalogue_has_a_sampled_softmax_and_narrower_rows_until_they_fi
     monkeypatch.setattr(sasrec, "MAX_BYTES", 40 * ITEMS * 32 - 1)
     with pytest.raises(InvalidData, match="30 items, whose training takes 38400 bytes at width 32"):
         METHODS["sasrec-full"](task)
-
-
-def test_a_dense_log_is_tried_with_the_weaker_dropout_first() -> None:
-    assert [config.dropout for config in grid(planted_task(users=1000), "full")] == [0.2, 0.5]
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        *((name, 0) for name in ("width", "layers", "heads", "length", "negatives", "places", "average", "patience", "max_rounds")),
-        ("init_std", 0.0),
-        ("learning_rate", float("inf")),
-        ("dropout", 1.0),
-        ("weight_decay", -0.1),
-        ("warm_steps", -1),
-        ("loss", "half"),
-        ("init", "zero"),
-    ],
-)
-def test_bad_options_are_refused_by_name(field: str, value: Any) -> None:
-    with pytest.raises(InvalidConfig) as error:
-        replace(TINY, **{field: value})
-    assert error.value.field == field

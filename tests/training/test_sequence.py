@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
 from espalier.engines.onnx.graphs import read_graph
-from espalier.errors import InvalidConfig
 from espalier.masks.eligibility import node_mask
 from tests.training.logs import log_of
 from training.data.splits import EvaluationPair
@@ -28,15 +27,12 @@ from training.deep.sequence.level_softmax import level_softmax_loss
 from training.deep.sequence.places import _drawn, trained_places
 from training.deep.sequence.rules import dropout_of, epochs_of, nearness_of, steps_of
 from training.deep.topology import Topology
-from training.specification.deep import SequenceConfig
-from training.specification.models import deep_config
 from training.specification.sequence import SequenceScorer
 from training.trees.balanced import random_tree
 
 ITEMS, WIDTH = 21, 8
 TREE = random_tree(ITEMS, 3, seed=1)
 TOPOLOGY = Topology(TREE, torch.device("cpu"))
-RAW = {"kind": "otm-sequence", "name": "books", "data": {"log": "log.csv"}}
 
 
 def encoder(length: int = 6, layers: int = 2, encoders: tuple[str, ...] = ("transformer",)) -> tuple[SequenceQuery, torch.Tensor]:
@@ -181,7 +177,7 @@ def test_sampled_levels_estimate_their_sums_without_bias(eligible_I: NDArray[np.
     score_N = torch.randn(TREE.node_count, generator=rng)
     target_NP = torch.tensor([[4], [9]])
     sums = torch.zeros(TREE.height, 2)
-    draws = 4000
+    draws = 1500
     for _ in range(draws):
         for h, level in enumerate(source.levels(target_NP, rng)):
             assert level.column_S is not None
@@ -198,7 +194,7 @@ def test_sampled_levels_estimate_their_sums_without_bias(eligible_I: NDArray[np.
         span = TREE.level(h + 1)
         counts_N = node_mask(TREE, eligible_I).eligible_N[span.start : span.stop]
         expected = float(score_N[span.start : span.stop][torch.from_numpy(counts_N)].exp().sum())
-        assert (sums[h] / draws).tolist() == pytest.approx([expected, expected], rel=0.05)
+        assert (sums[h] / draws).tolist() == pytest.approx([expected, expected], rel=0.08)
 
 
 @pytest.mark.parametrize("whole", [0, 1000])
@@ -289,12 +285,6 @@ def test_near_targets_are_likelier_where_queries_have_one_relevant_item(relevant
     assert nearness_of(queries) == nearness
 
 
-@pytest.mark.parametrize(("events", "dropout"), [(99, 0.5), (100, 0.2)])
-def test_a_log_of_few_events_an_item_is_trained_with_more_dropout(events: int, dropout: float) -> None:
-    log = log_of([[0, 1] * (events // 2) + [0] * (events % 2), [1] * 40], items=2)
-    assert dropout_of(log, np.array([0])) == dropout, "the second user is no training user"
-
-
 @pytest.mark.parametrize(
     ("epochs", "places", "most", "steps"),
     [(4.0, 100, 4000, 2000), (8.0, 100, 4000, 4000), (8.0, 100, 3000, 3000), (4.0, 1000, 4000, 1000), (4.0, 1000, 400, 400)],
@@ -304,10 +294,11 @@ def test_updates_are_so_many_passes_over_the_lists(epochs: float, places: int, m
     assert steps_of(log, np.array([0]), epochs, places, most) == steps, "the second user is no training user"
 
 
-@pytest.mark.parametrize(("events", "epochs"), [(99, 4), (100, 16)])
-def test_a_log_of_few_events_an_item_is_passed_over_less_often(events: int, epochs: float) -> None:
+@pytest.mark.parametrize(("events", "epochs", "dropout"), [(99, 4, 0.5), (100, 16, 0.2)])
+def test_a_log_of_few_events_an_item_is_passed_over_less_often_and_with_more_dropout(events: int, epochs: float, dropout: float) -> None:
     log = log_of([[0, 1] * (events // 2) + [0] * (events % 2), [1] * 40], items=2)
-    assert epochs_of(log, np.array([0])) == epochs
+    assert epochs_of(log, np.array([0])) == epochs, "the second user is no training user"
+    assert dropout_of(log, np.array([0])) == dropout
 
 
 def test_an_exported_encoder_of_a_long_history_is_run_by_onnx_own_evaluator() -> None:
@@ -322,28 +313,3 @@ def test_an_exported_encoder_of_a_long_history_is_run_by_onnx_own_evaluator() ->
     (found,) = ReferenceEvaluator(read_graph("query.onnx", query_onnx)).run(None, feeds)
     with torch.no_grad():
         torch.testing.assert_close(torch.from_numpy(found), model.state(leaves), rtol=1e-4, atol=1e-5)
-
-
-# -- configuration --------------------------------------------------------------------------------------------------------
-
-
-def test_the_kind_has_a_sequence_encoder() -> None:
-    config = deep_config(RAW | {"scorer": {"heads": 4}})
-    assert isinstance(config, SequenceConfig)
-    assert (config.scorer.kind, config.scorer.heads, config.scorer.node_dim) == ("sequence", 4, 256)
-
-
-@pytest.mark.parametrize(
-    ("changed", "field", "expected"),
-    [
-        ({"scorer": {"kind": "sequence"}, "data": {"log": "l.csv", "format": {"order": "none"}}}, "scorer.kind", "order is none"),
-        ({"scorer": {"kind": "sequence", "heads": 3}}, "scorer.node_dim", "a multiple of 6"),
-        ({"scorer": {"kind": "sequence"}, "instances": {"windows": [5]}}, "instances.windows", "kind 'otm-robust'"),
-        ({"scorer": {"kind": "sequence", "length": 5000}}, "scorer.length", "4096"),
-    ],
-)
-def test_what_does_not_fit_a_sequence_is_refused(changed: dict[str, object], field: str, expected: str) -> None:
-    with pytest.raises(InvalidConfig) as caught:
-        deep_config(RAW | changed)
-    assert caught.value.field == field
-    assert expected in caught.value.expected

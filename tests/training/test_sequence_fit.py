@@ -1,10 +1,10 @@
-"""Training with a sequence encoder, on planted successors: it learns the order, resumes exactly, is exported, served and trained on."""
+"""Training with a sequence encoder, with and without content: it learns the order, is exported, served and trained on."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,17 +12,21 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
 from espalier.bundle import Bundle
+from espalier.content.rows import rows_of_items
 from espalier.engines import open_engine
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
+from espalier.tree import Tree
+from tests.training.content_logs import KINDS, SIZE, write_log
+from training.data.csr import as_matrix
 from training.data.interactions import Interactions
 from training.data.user_item_matrix import events_of_items
-from training.deep import fit as fit_module
 from training.deep.first_model import build_model, popularity_biases
-from training.deep.fit import fit
+from training.deep.fit import fit, steps_of
 from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.run import fit_and_export
+from training.deep.scorers.model import NodeScorer
 from training.deep.scorers.sequence import SequenceQuery
 from training.deep.sequence.batches import SequenceBatch
 from training.deep.sequence.places import Places, trained_places
@@ -30,6 +34,8 @@ from training.deep.sequence.rules import with_rules
 from training.deep.sequence.steps import SequenceSteps
 from training.deep.topology import Topology
 from training.deep.validation import search_pairs, validation_pairs
+from training.evaluate import evaluate
+from training.held_out import held_out_log
 from training.specification.deep import DeepConfig, SequenceConfig
 from training.specification.models import config_of, deep_config
 
@@ -107,16 +113,11 @@ def test_a_trained_bundle_answers_with_the_successor(bundle: Bundle, engine: str
 def test_the_bundle_says_what_it_reads_and_a_query_without_history_has_an_answer(bundle: Bundle) -> None:
     assert bundle.graph_scorer.encoder == "sequence"
     assert bundle.graph_scorer.state_levels == bundle.tree.height + 1
-    kind = HistoryKind(length=10)
-    assert bundle.graph_kind == kind
-    one = open_engine(bundle).search(pad_histories(kind, [np.zeros(0, np.int64)]), SearchParams.uniform(1, 10, 5))
+    config = config_of(bundle.manifest, DeepConfig)
+    assert (config.kind, config.history_length, bundle.graph_kind) == ("otm-sequence", 10, HistoryKind(length=10))
+    one = open_engine(bundle).search(pad_histories(HistoryKind(length=10), [np.zeros(0, np.int64)]), SearchParams.uniform(1, 10, 5))
     assert np.isfinite(one.ranks_BM).all()
     assert bundle.manifest.metrics["test"]["raw"][0]["recall"] > 0.5
-
-
-def test_what_the_manifest_holds_trains_the_same_model_again(bundle: Bundle) -> None:
-    config = config_of(bundle.manifest, DeepConfig)
-    assert (config.kind, config.history_length) == ("otm-sequence", 10)
 
 
 def test_every_part_of_a_row_starts_from_the_same_embeddings_and_the_popularity_of_what_is_below(log: Path, tmp_path: Path) -> None:
@@ -139,34 +140,12 @@ def weights(model: torch.nn.Module) -> dict[str, np.ndarray]:
     return {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
 
 
-@pytest.mark.parametrize("targets", [1, 3])
-def test_a_resumed_run_ends_as_an_uninterrupted_one(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: int) -> None:
-    """Killed in the second epoch, between two validations."""
-    raw = settings(log, optimiser={"steps": 40, "validate_every": 15}, instances={"targets": targets})
-    config, prepared = ready(raw, tmp_path / "log")
-    tree = build_tree(config, prepared)
-    whole = fit(config, prepared, tree, CPU, _made(tmp_path / "whole"), resume=False)
-    monkeypatch.setattr(fit_module, "CHECKPOINT_EVERY", 10)
-    make, killed = SequenceSteps.make, _made(tmp_path / "killed")
-
-    def dies(steps: Any, step: int) -> torch.Tensor:
-        if step == 23:
-            raise KeyboardInterrupt
-        return make(steps, step)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SequenceSteps, "make", dies)
-        with pytest.raises(KeyboardInterrupt):
-            fit(config, prepared, tree, CPU, killed, resume=False)
-    resumed = fit(config, prepared, tree, CPU, killed, resume=True)
-    for name, array in weights(whole).items():
-        assert_array_equal(weights(resumed)[name], array, err_msg=name)
-    assert (tmp_path / "whole" / "curve.json").read_text() == (killed / "curve.json").read_text()
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
+def test_length_and_places_come_from_the_log_unless_they_are_configured(log: Path, tmp_path: Path) -> None:
+    config, _ = ready(settings(log, scorer={"length": "auto", "dropout": "auto"}, optimiser={"places": "auto"}), tmp_path / "log")
+    assert (config.history_length, config.optimiser.model_dump()["places"]) == (50, 1024)
+    assert config.scorer.model_dump()["dropout"] == 0.5, "some 40 events an item"
+    with pytest.raises(InvalidConfig, match=r"scorer\.length"):
+        _ = deep_config(settings(log, scorer={"length": "auto"})).history_length
 
 
 def test_a_loss_that_is_not_finite_ends_training_with_advice(log: Path, tmp_path: Path) -> None:
@@ -176,13 +155,6 @@ def test_a_loss_that_is_not_finite_ends_training_with_advice(log: Path, tmp_path
 
 
 # -- rules and earlier models ---------------------------------------------------------------------------------------------
-
-
-def test_length_and_places_come_from_the_log_unless_they_are_configured(log: Path, tmp_path: Path) -> None:
-    config, _ = ready(settings(log, scorer={"length": "auto"}, optimiser={"places": "auto"}), tmp_path / "log")
-    assert (config.history_length, config.optimiser.model_dump()["places"]) == (50, 1024)
-    with pytest.raises(InvalidConfig, match=r"scorer\.length"):
-        _ = deep_config(settings(log, scorer={"length": "auto"})).history_length
 
 
 @pytest.mark.parametrize("tree", ["earlier", "jtm"])
@@ -246,3 +218,173 @@ def test_a_steps_targets_are_drawn_as_the_configuration_says(log: Path, tmp_path
     monkeypatch.setattr("training.deep.sequence.steps.trained_places", recorded)
     SequenceSteps(config, build_model(config, tree, prepared), topology, prepared, bfloat16=False).make(0)
     assert asked == [(3, 2.5, 0.1)]
+
+
+# -- content ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def content_raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    log, items = write_log(tmp_path_factory.mktemp("sequences"))
+    return {
+        "kind": "otm-sequence",
+        "name": "with",
+        "data": {"log": str(log), "items": str(items), "format": {"order": "file"}, "split": {"kind": "users", "unseen_items": 0.2}},
+        "instances": {"targets": 5},
+        "scorer": {"kind": "sequence", "node_dim": 16, "window_hidden": 16, "layers": 1, "length": 16, "dropout": 0.1},
+        "objective": {"negatives": 60, "whole": 100},
+        "optimiser": {"steps": 120, "places": 300, "learning_rate": 1e-2, "warm_steps": 10, "average": 20, "validate_every": 40},
+        "search": {"beam_size": 20, "m": 10, "max_m": 120, "max_beam_size": 128, "gamma": 0.5},
+        "content": {"columns": "auto"},
+        "memory": {"weight": 0},
+    }
+
+
+def ready_with_content(content_raw: dict[str, Any], work: Path, **sections: dict[str, Any]) -> tuple[DeepConfig, Prepared]:
+    work.mkdir(exist_ok=True)
+    config = deep_config(content_raw | {name: content_raw.get(name, {}) | section for name, section in sections.items()})
+    prepared = prepare(config, None, work)
+    return with_rules(config, prepared), prepared
+
+
+class Begun(NamedTuple):
+    """A run before its first step."""
+
+    config: DeepConfig
+    prepared: Prepared
+    tree: Tree
+    model: NodeScorer
+    steps: Any
+
+
+def begun(raw: dict[str, Any], work: Path, **sections: dict[str, Any]) -> Begun:
+    config, prepared = ready_with_content(raw, work, **sections)
+    tree = build_tree(config, prepared)
+    model = build_model(config, tree, prepared)
+    return Begun(config, prepared, tree, model, steps_of(config, model, Topology(tree, CPU), prepared))
+
+
+@pytest.fixture(scope="module")
+def with_content(content_raw: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    trained = fit_and_export(deep_config(content_raw), None, tmp_path_factory.mktemp("models") / "with" / "1", CPU, resume=False)
+    assert trained is not None
+    return trained
+
+
+def content_rows_of(model: NodeScorer, prepared: Prepared) -> np.ndarray:
+    """float64[I, D]: c · W."""
+    assert model.content_table is not None
+    assert prepared.content is not None
+    return np.asarray(as_matrix(prepared.content.rows).toarray() @ model.content_table.detach().numpy())
+
+
+# -- what is learned and served -------------------------------------------------------------------------------------------
+
+
+def test_the_bundle_gives_the_rows_of_unseen_items_to_both_readers(with_content: Bundle) -> None:
+    """From their fields alone; others have a part of their own, too."""
+    unseen_I = held_out_log(with_content).unseen_I
+    assert unseen_I.sum() == KINDS * SIZE // 5
+    found = evaluate(with_content, open_engine(with_content), held_out_log(with_content).of_unseen(), [64], [20], True, batch=24)[0]
+    assert found["recall"] > 0.5, "four of 24 are of the user's kind; any 20 of all items hold .17 of them"
+    rows_ID = rows_of_items(with_content, with_content.items.to_table().to_pylist())
+    leaf_rows_ID = with_content.node_rows_ND[with_content.tree.leaf_of_item]
+    assert_allclose(rows_ID[unseen_I], leaf_rows_ID[unseen_I], rtol=1e-4, atol=1e-5)
+    for share in (slice(0, 8), slice(8, 16)):
+        own_I = np.abs(rows_ID - leaf_rows_ID)[:, share].max(1)
+        assert (own_I[~unseen_I] > 1e-3).mean() > 0.9
+        assert rows_ID[:, share].std(0).min() > 1e-3, "content enters every column, that of the bias too"
+
+
+# -- the first rows -------------------------------------------------------------------------------------------------------
+
+
+def test_an_untouched_item_starts_at_its_contents_row_with_a_bias_in_the_range_of_items_like_it(
+    content_raw: dict[str, Any], tmp_path: Path
+) -> None:
+    _config, prepared, tree, model, _steps = begun(content_raw, tmp_path / "log")
+    rows_ID = model.node_rows.detach().numpy()[tree.leaf_of_item]
+    unseen_I = ~prepared.seen_I
+    assert_allclose(rows_ID[unseen_I], content_rows_of(model, prepared)[unseen_I], rtol=1e-4, atol=1e-5)
+    assert isinstance(model.encoder, SequenceQuery)
+    for part in model.encoder.each:
+        bias_I = rows_ID[:, part.columns.stop - 1]
+        low, high = bias_I[~unseen_I].min(), bias_I[~unseen_I].max()
+        assert low <= bias_I[unseen_I].min() <= bias_I[unseen_I].max() <= high
+
+
+# -- training -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+def test_the_rows_of_untouched_items_follow_their_content_at_every_update(
+    content_raw: dict[str, Any], tmp_path: Path, decay: float
+) -> None:
+    _config, prepared, tree, model, steps = begun(content_raw, tmp_path / "log", optimiser={"weight_decay": decay})
+    unseen = np.flatnonzero(~prepared.seen_I)
+    before_ID = content_rows_of(model, prepared)
+    for step in range(12):
+        steps.make(step)
+        rows_ID = model.node_rows.detach().numpy()[tree.leaf_of_item]
+        assert_allclose(rows_ID[unseen], content_rows_of(model, prepared)[unseen], rtol=1e-4, atol=1e-5)
+    assert np.abs(content_rows_of(model, prepared) - before_ID)[unseen].max(1).min() > 1e-3
+
+
+def test_weight_decay_shrinks_what_an_item_has_of_its_own(content_raw: dict[str, Any], tmp_path: Path) -> None:
+    """Seen in items without their own part in a step: nothing else moves it in the first update."""
+    config, prepared, tree, model, steps = begun(content_raw, tmp_path / "log", optimiser={"weight_decay": 10.0, "warm_steps": 0})
+    leaf_I = torch.from_numpy(tree.leaf_of_item)
+
+    def own_parts() -> np.ndarray:
+        return np.asarray(model.node_rows.detach()[leaf_I].numpy() - content_rows_of(model, prepared))
+
+    before_ID = own_parts()
+    steps.make(0)
+    assert model.node_rows.grad is not None
+    dropped_I = ~model.node_rows.grad[leaf_I].any(1).numpy() & prepared.seen_I
+    assert 0 < dropped_I.sum() < prepared.seen_I.sum()
+    kept = 1 - config.optimiser.learning_rate * 10
+    assert_allclose(own_parts()[dropped_I], kept * before_ID[dropped_I], atol=1e-4)
+
+
+@pytest.mark.parametrize("content", [True, False])
+@pytest.mark.parametrize("whole", [1, 1000])
+def test_untouched_items_are_negatives_only_of_models_without_content(
+    content_raw: dict[str, Any], tmp_path: Path, content: bool, whole: int
+) -> None:
+    sections: dict[str, dict[str, Any]] = {
+        "objective": {"whole": whole, "negatives": 4000},
+        "content": {"columns": "auto" if content else []},
+    }
+    _, prepared, tree, _, steps = begun(content_raw, tmp_path / "log", **sections)
+    assert isinstance(steps, SequenceSteps)
+    target = int(np.flatnonzero(prepared.seen_I)[0])
+    leaves = steps.columns.levels(torch.tensor([[target]]), torch.Generator().manual_seed(1))[-1]
+    column_S = leaves.nodes_M if leaves.column_S is None else leaves.nodes_M[leaves.column_S]
+    counted = set(tree.leaf_item[column_S[torch.isfinite(leaves.offset_S)].numpy() - tree.leaf_offset].tolist())
+    assert counted == set(np.flatnonzero(prepared.seen_I).tolist() if content else range(KINDS * SIZE))
+
+
+def test_a_step_counts_the_gradient_of_the_content_table_in_its_norm(content_raw: dict[str, Any], tmp_path: Path) -> None:
+    _config, _prepared, _tree, model, steps = begun(content_raw, tmp_path / "log")
+    model.node_rows.data *= 20  # so that the gradient is large
+    steps.make(0)
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert model.content_table is not None
+    assert model.content_table.grad is not None
+    assert float(torch.stack([gradient.norm() for gradient in gradients]).norm()) == pytest.approx(1, rel=1e-3)
+
+
+def test_training_goes_on_from_a_bundle_with_content(content_raw: dict[str, Any], with_content: Bundle, tmp_path: Path) -> None:
+    """Its rows are where it starts; a new W is fitted to those of touched items."""
+    earlier = content_raw | {"earlier_model": str(with_content.path)}
+    config, prepared = ready_with_content(earlier, tmp_path / "log", tree={"kind": "earlier"}, scorer={"init": "earlier"})
+    tree = build_tree(config, prepared)
+    rows_ID = build_model(config, tree, prepared).node_rows.detach().numpy()[tree.leaf_of_item]
+    before_ID = with_content.node_rows_ND[
+        with_content.tree.leaf_of_item[with_content.items.rows_of(prepared.items.column("id").to_pylist())]
+    ]
+    seen_I = prepared.seen_I
+    assert_allclose(rows_ID[seen_I], before_ID[seen_I], atol=1e-6)
+    error, size = (np.square(part[~seen_I]).mean() for part in (rows_ID - before_ID, before_ID))
+    assert error < 0.5 * size

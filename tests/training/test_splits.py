@@ -1,25 +1,37 @@
-"""What is learned from and what is held out, under each protocol."""
+"""What is learned from and what is held out under each protocol, by `fit`, `evaluate --data` and rankers alike."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
+from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
 from tests.training.logs import log_of
 from training.data import grouping, splits
 from training.data.interactions import Interactions, read_interactions
 from training.data.moments import moment_of
 from training.data.splits import EvaluationPair, Split, halves, split_log, without_seen
-from training.specification.log_format import CsvFormat, ListsFormat, Order
+from training.deep.run import fit_and_export
+from training.evaluate import held_out_pairs
+from training.held_out import pairs_of_log
+from training.rankers.log_queries import from_log
+from training.specification.deep import DeepConfig
+from training.specification.log_format import CsvFormat, ListsFormat
+from training.specification.models import config_of, deep_config
 from training.specification.splits import DateSplit, FileSplit, LastSplit, UserSplit
+from training.versions import work_folder
 
 
 def by_user(log: Interactions, work: Path, *, seed: int, test_share: float = 0.1, validation_share: float = 0.1) -> Split:
@@ -27,20 +39,13 @@ def by_user(log: Interactions, work: Path, *, seed: int, test_share: float = 0.1
     return split_log(log, shares, CsvFormat(), work, seed=seed)
 
 
-def test_every_user_is_in_exactly_one_part_of_the_stated_size(tmp_path: Path) -> None:
-    split = by_user(log_of([[0, 1]] * 57), tmp_path, seed=3, test_share=0.2, validation_share=0.1)
+def test_every_user_is_in_exactly_one_part_of_the_stated_size_by_the_seed(tmp_path: Path) -> None:
+    log = log_of([[0, 1]] * 57)
+    split, same, other = (by_user(log, tmp_path, seed=seed, test_share=0.2, validation_share=0.1) for seed in (3, 3, 4))
     assert (len(split.test), len(split.validation), len(split.train)) == (11, 5, 41)
     held = [pair.user for pair in (*split.validation, *split.test)]
     assert_array_equal(np.sort(np.concatenate([split.train, held])), np.arange(57))
-
-
-def test_the_seed_decides_the_split(tmp_path: Path) -> None:
-    log = log_of([[0, 1]] * 100)
-    one, same, other = ([pair.user for pair in by_user(log, tmp_path, seed=seed).test] for seed in (1, 1, 2))
-    assert one == same != other
-
-
-def test_a_split_that_leaves_nobody_to_choose_by_is_refused(tmp_path: Path) -> None:
+    assert held == [pair.user for pair in (*same.validation, *same.test)] != [pair.user for pair in (*other.validation, *other.test)]
     with pytest.raises(InvalidData, match="validation"):
         by_user(log_of([[0, 1]] * 9), tmp_path, seed=0, validation_share=0.1)
 
@@ -109,18 +114,15 @@ def test_lists_are_cut_alike_in_chunks_of_any_size(tmp_path: Path, monkeypatch: 
         assert named(piece, piece.validation) == named(whole, whole.validation)
 
 
-def test_dates_in_the_wrong_order_are_refused(tmp_path: Path) -> None:
+def test_dates_in_the_wrong_order_or_that_leave_nothing_to_learn_from_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidData, match=r"log: .*11 events, all held out.*to learn from"):
+        dated(tmp_path, {"kind": "date", "validation_from": 1, "test_from": 2})
     with pytest.raises(InvalidData, match="test_from"):
         dated(tmp_path, {"kind": "date", "validation_from": 30, "test_from": 30})
     with pytest.raises(
         InvalidData, match=r"^data\.split\.validation_from: got 99, expected a time before \d+, from which on the last tenth"
     ):
         dated(tmp_path, {"kind": "date", "validation_from": 99})
-
-
-def test_dates_that_leave_nothing_to_learn_from_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidData, match=r"log: .*11 events, all held out.*to learn from"):
-        dated(tmp_path, {"kind": "date", "validation_from": 1, "test_from": 2})
 
 
 @pytest.mark.parametrize("order", ["file", "none"])
@@ -188,27 +190,15 @@ def shown(pairs: Sequence[EvaluationPair]) -> list[tuple[int, list[int], list[in
     return [(pair.user, pair.history.tolist(), pair.relevant.tolist()) for pair in pairs]
 
 
-def test_the_first_half_is_the_query_and_the_whole_second_half_is_relevant() -> None:
-    pairs = halves(log_of([[4, 3, 2, 1, 0], [1, 1]]), np.array([1, 0]), seed=0)
+def test_the_first_half_is_the_query_and_the_whole_second_half_is_relevant_of_lists_long_enough() -> None:
+    pairs = halves(log_of([[4, 3, 2, 1, 0], [1, 1], [3]]), np.array([1, 0, 2]), seed=0)
     assert [(pair.user, pair.history.tolist(), pair.relevant.tolist()) for pair in pairs] == [(1, [1], [1]), (0, [4, 3], [2, 1, 0])]
-
-
-def test_a_list_too_short_for_two_halves_is_skipped() -> None:
-    assert [pair.user for pair in halves(log_of([[0], [0, 1]]), np.array([0, 1]), seed=0)] == [1]
-
-
-def test_lists_without_order_are_shuffled_and_ordered_ones_are_not() -> None:
-    users = np.arange(1)
-    orders: tuple[Order, Order] = ("file", "none")
-    ordered, shuffled = (halves(log_of([list(range(40))], order), users, seed=5)[0] for order in orders)
-    assert ordered.history.tolist() == list(range(20))
-    assert shuffled.history.tolist() != list(range(20))
-    assert sorted([*shuffled.history, *shuffled.relevant]) == list(range(40))
 
 
 def test_a_users_shuffle_depends_on_the_seed_but_not_on_the_other_users() -> None:
     log = log_of([list(range(40))] * 6, "none")
     together, alone = halves(log, np.arange(6), seed=5), halves(log, np.array([4]), seed=5)
+    assert sorted([*alone[0].history, *alone[0].relevant]) == list(range(40))
     assert_array_equal(together[4].history, alone[0].history)
     assert not np.array_equal(together[4].history, together[3].history)
     assert not np.array_equal(alone[0].history, halves(log, np.array([4]), seed=6)[0].history)
@@ -223,8 +213,8 @@ def test_without_seen_takes_the_history_out_of_what_is_relevant() -> None:
 @pytest.mark.parametrize("config", [UserSplit(unseen_items=0.3, test_share=0.2, validation_share=0.2), LastSplit(unseen_items=0.3)])
 def test_of_some_items_nothing_is_learned_but_they_are_asked_for(tmp_path: Path, config: UserSplit | LastSplit) -> None:
     log = log_of([*np.random.default_rng(1).integers(0, 20, (60, 8)).tolist(), [19, 19]])
-    whole = split_log(log, config.model_copy(update={"unseen_items": 0.0}), CsvFormat(), made(tmp_path / "whole"), seed=4)
-    split = split_log(log, config, CsvFormat(), made(tmp_path / "part"), seed=4)
+    whole = split_log(log, config.model_copy(update={"unseen_items": 0.0}), CsvFormat(), tmp_path, seed=4)
+    split = split_log(log, config, CsvFormat(), tmp_path, seed=4)
     hidden = np.flatnonzero(splits.drawn_items(20, 0.3, 4))
     assert len(hidden) == 6
     assert split.lists.item_count == 20
@@ -236,6 +226,148 @@ def test_of_some_items_nothing_is_learned_but_they_are_asked_for(tmp_path: Path,
     assert np.isin(np.concatenate([pair.relevant for pair in split.test]), hidden).any()
 
 
-def made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
+# -- models under each protocol -----------------------------------------------------------------------------------------
+
+
+CPU = torch.device("cpu")
+USERS, ITEMS, EVENTS = 60, 40, 12
+SPLITS: dict[str, dict[str, Any]] = {
+    "users": {"test_share": 0.2, "validation_share": 0.2},
+    "last": {},
+    "date": {},
+    "file": {"validation_share": 0.3},
+}
+
+
+def write_timed_log(file: Path) -> Path:
+    """User u's event n is at time 3 n + u mod 3."""
+    rng = np.random.default_rng(7)
+    rows = [(f"u{user}", f"i{item}", 3 * n + user % 3) for user in range(USERS) for n, item in enumerate(rng.permutation(ITEMS)[:EVENTS])]
+    file.write_text("user,item,time\n" + "".join(f"{user},{item},{time}\n" for user, item, time in rows))
+    return file
+
+
+def config_under(kind: str, folder: Path, log: Path) -> DeepConfig:
+    (folder / "test.csv").write_text("user,item,time\n" + "".join(f"u{user},i{user % ITEMS},99\n" for user in range(0, USERS, 4)))
+    split = {"kind": kind} | SPLITS[kind] | ({"test": str(folder / "test.csv")} if kind == "file" else {})
+    return deep_config(
+        {
+            "kind": "otm-robust",
+            "name": "shop",
+            "data": {"log": str(log), "format": {"timestamp": "time", "order": "timestamp", "min_user_events": 1}, "split": split},
+            "instances": {"windows": [4, 2]},
+            "scorer": {"node_dim": 4, "hidden": []},
+            "optimiser": {"steps": 3, "batch": 8},
+            "search": {"beam_size": 8, "m": 5, "max_m": 40, "max_beam_size": 64},
+        }
+    )
+
+
+Trained = Callable[[str], tuple[DeepConfig, Path, Bundle]]
+"""The configuration, the log and the model of a protocol."""
+
+
+@pytest.fixture(scope="module")
+def trained_under(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """A model of each protocol, trained when it is first asked for."""
+    models: dict[str, tuple[DeepConfig, Path, Bundle]] = {}
+
+    def of(kind: str) -> tuple[DeepConfig, Path, Bundle]:
+        if kind not in models:
+            folder = tmp_path_factory.mktemp(kind)
+            log = write_timed_log(folder / "log.csv")
+            config = config_under(kind, folder, log)
+            bundle = fit_and_export(config, None, folder / "shop/1", CPU, resume=False)
+            assert bundle is not None
+            models[kind] = config, log, bundle
+        return models[kind]
+
+    return of
+
+
+@pytest.mark.parametrize(("kind", "queries", "relevant"), [("users", 12, 6), ("last", USERS, 1), ("date", USERS, None), ("file", 15, 1)])
+def test_a_model_is_measured_on_the_queries_of_its_protocol(trained_under: Trained, kind: str, queries: int, relevant: int | None) -> None:
+    _, log, bundle = trained_under(kind)
+    held, of_log = held_out_pairs(bundle), pairs_of_log(bundle, log)
+    assert len(held) == len(of_log) == queries
+    assert [set(pair.relevant) for pair in held] == [set(pair.relevant) for pair in of_log]
+    if relevant is not None:
+        assert {len(pair.relevant) for pair in held} == {relevant}
+    of_ranker = from_log(bundle, None, "training", exclude_seen=False)
+    assert [set(items) for items in of_ranker.test.items] == [set(pair.relevant) for pair in of_log]
+    assert len(of_ranker.train) > 0
+
+
+def test_dates_that_training_chose_hold_for_a_log_that_has_grown(trained_under: Trained, tmp_path: Path) -> None:
+    _, written, bundle = trained_under("date")
+    log = tmp_path / "log.csv"
+    log.write_text(written.read_text())
+    split = config_of(bundle.manifest, DeepConfig).data.split
+    assert isinstance(split, DateSplit)
+    assert split.test_from is not None
+    before = pairs_of_log(bundle, log)
+    with log.open("a") as file:
+        file.writelines(f"u{user},i{(user + n) % ITEMS},{200 + n}\n" for user in range(USERS) for n in range(20))
+    after = pairs_of_log(bundle, log)
+    assert [pair.history.tolist() for pair in before] == [pair.history.tolist() for pair in after]
+    assert all(len(late.relevant) > len(early.relevant) for early, late in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        ("last", "training.data.interactions._kept_items"),
+        ("last", "training.data.cut_lists.counts_by_user"),
+        ("file", "training.data.splits._rows"),
+    ],
+)
+def test_what_a_killed_run_was_writing_goes_when_it_goes_on(tmp_path: Path, kind: str, place: str) -> None:
+    config, out = config_under(kind, tmp_path, write_timed_log(tmp_path / "log.csv")), tmp_path / "shop/1"
+    work, left = work_folder(out), tmp_path / "left"
+
+    def end_at(name: str, resume: bool) -> set[Path]:
+        """What lies in the work folder when the run is killed."""
+
+        def killed(*_: object, **__: object) -> None:
+            shutil.rmtree(left, ignore_errors=True)
+            shutil.copytree(work, left)
+            raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(name, killed)
+            with pytest.raises(KeyboardInterrupt):
+                fit_and_export(config, None, out, CPU, resume)
+        shutil.rmtree(work)
+        shutil.copytree(left, work)
+        return {path.relative_to(left) for path in left.rglob("*")}
+
+    trained = "training.deep.run.train_and_export"
+    whole, unfinished = end_at(trained, resume=False), end_at(place, resume=False)
+    assert not unfinished <= whole
+    assert end_at(trained, resume=True) == whole
+
+
+def recalls(bundle: Bundle) -> list[tuple[str, int, float, float]]:
+    tested = bundle.manifest.metrics["test"]
+    return [(key, row["m"], row["recall"], row["precision"]) for key, rows in tested.items() for row in rows]
+
+
+@pytest.mark.parametrize("kind", ["users", "date"])
+def test_a_log_in_parquet_gives_the_model_and_the_figures_of_the_same_log_in_text(
+    trained_under: Trained, tmp_path: Path, kind: str
+) -> None:
+    config, text, first = trained_under(kind)
+    rows, folder = pa_csv.read_csv(text), tmp_path / "log"
+    for number, start in enumerate(range(0, len(rows), 171)):
+        file = folder / f"day={number}" / "part.parquet"
+        file.parent.mkdir(parents=True)
+        pq.write_table(rows.slice(start, 171), file, row_group_size=50)
+    other = fit_and_export(config, folder, tmp_path / "parquet/1", CPU, resume=False)
+    assert other is not None
+    assert_array_equal(first.node_rows_ND, other.node_rows_ND)
+    assert_array_equal(first.tree.leaf_item, other.tree.leaf_item)
+    assert first.heldout().equals(other.heldout())
+    assert recalls(first) == recalls(other)
+    assert recalls(first)
+    measured = [[(pair.history.tolist(), pair.relevant.tolist()) for pair in pairs_of_log(first, log)] for log in (text, folder)]
+    assert measured[0] == measured[1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from training.linear import stacking, stacking_examples, stacking_tables
 from training.linear.run import fit_and_export
 from training.linear.stacking import folds, gain_of, learn
 from training.linear.stacking_examples import Examples, candidates_of, examples_of
-from training.linear.stacking_network import NETWORKS, logits
 from training.linear.stacking_network import fitted as fitted_network
 from training.linear.stacking_tables import Weighing, tables_of
 from training.specification.linear import LinearConfig
@@ -84,32 +82,30 @@ def log_of_parity(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[
     return folder, written(folder / "data", parity(2400), test), test
 
 
-def test_what_no_line_separates_is_found_by_neighbours(log_of_parity: tuple[Path, dict[str, Any], LabelledPoints]) -> None:
-    """And the same model comes of any number of threads, and of a run that was killed and goes on."""
+@pytest.fixture(scope="module")
+def trees_of_parity(log_of_parity: tuple[Path, dict[str, Any], LabelledPoints]) -> Bundle:
+    """The model without stacking."""
+    folder, data, _ = log_of_parity
+    return fitted(folder, data, "trees", stacking={"model": "none"})
+
+
+def test_what_no_line_separates_is_found_by_neighbours(
+    log_of_parity: tuple[Path, dict[str, Any], LabelledPoints], trees_of_parity: Bundle
+) -> None:
+    """And the same model comes of any number of threads."""
     folder, data, test = log_of_parity
-    trees = fitted(folder, data, "trees", stacking={"model": "none"})
-    stacked = fitted(folder, data, "stacked")
+    trees, stacked = trees_of_parity, fitted(folder, data, "stacked")
     assert trees.stacking is None
     assert stacked.stacking is not None
+    assert stacked.stacking.arrays().keys() == {*TABLES, *NETWORK}
     assert found(trees, test) + 0.1 < found(stacked, test)
     report = stacked.manifest.stacking.training if stacked.manifest.stacking else {}
     assert report["gain"] > report["standard_error"] > 0
     assert report["stacked"]["recall@10"] >= report["trees"]["recall@10"]
     again = fitted(folder, data, "again", threads=2)
-    resumed = fitted(folder, data, "stacked")
     assert again.stacking is not None
-    assert resumed.stacking is not None
     for name, array in stacked.stacking.arrays().items():
         assert_array_equal(again.stacking.arrays()[name], array, err_msg=name)
-        assert_array_equal(resumed.stacking.arrays()[name], array, err_msg=name)
-
-
-def test_a_forest_is_stacked_as_one_model(log_of_parity: tuple[Path, dict[str, Any], LabelledPoints]) -> None:
-    folder, data, test = log_of_parity
-    trees = fitted(folder, data, "forest-trees", tree={"branching": 4, "max_leaf": 4, "count": 2}, stacking={"model": "none"})
-    stacked = fitted(folder, data, "forest", tree={"branching": 4, "max_leaf": 4, "count": 2})
-    assert len(stacked.manifest.trees) == 1
-    assert found(trees, test) + 0.1 < found(stacked, test)
 
 
 def test_trees_stay_alone_where_nothing_is_gained(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -128,34 +124,16 @@ def test_trees_stay_alone_where_nothing_is_gained(tmp_path: Path, caplog: pytest
     assert fitted(tmp_path, few, "wanted", stacking={"model": "network"}).stacking is not None
 
 
-def test_xreg_has_none_unless_it_is_wanted(log_of_parity: tuple[Path, dict[str, Any], LabelledPoints]) -> None:
-    _, data, _ = log_of_parity
-    config = SPECIFICATION.checked({"kind": "xreg", "name": "parity", "data": data})
-    assert isinstance(config, LinearConfig)
-    assert config.stacking.model == "none"
-
-
-def test_a_tail_and_stacking_exclude_each_other() -> None:
-    raw = {"kind": "xr-linear", "name": "both", "data": {"format": "npz", "train": "a", "train_labels": "b"}}
-    raw |= {"tree": {"count": 2}, "tail": {"form": "product"}}
-    SPECIFICATION.checked(raw)
-    with pytest.raises(InvalidConfig, match=r"stacking\.model"):
-        SPECIFICATION.checked(raw | {"stacking": {"model": "network"}})
-
-
 def test_weights_are_what_is_estimated() -> None:
+    tiny = csr_array(np.array([[1e-38, 1e10, 0]], np.float32))  # what float32 cannot hold is relevant still
+    points = LabelledPoints(csr_array(np.ones((1, 2), np.float32)), tiny)
+    tables_of(points, Weighing.of(tiny, None), 10, 0).check(3, 2)
     labels = csr_array(np.array([[0, 2, 4], [1, 0, 0]], np.float32))
     assert_allclose(Weighing.of(labels, None).targets(labels).toarray(), [[0, 0.5, 1], [0.25, 0, 0]])
     rare = Weighing.of(labels, np.array([1.0, 2.0, 8.0]))
     assert rare.weight_I is not None
     assert_allclose(rare.weight_I, [0.25, 0.5, 1])  # no label counts more than the largest of training
     assert_allclose(rare.targets(labels).toarray(), [[0, 1, 1], [1, 0, 0]])
-
-
-def test_weights_that_float32_cannot_hold_are_relevant_still() -> None:
-    labels = csr_array(np.array([[1e-38, 1e10, 0]], np.float32))
-    data = LabelledPoints(csr_array(np.ones((1, 2), np.float32)), labels)
-    tables_of(data, Weighing.of(labels, None), 10, 0).check(3, 2)
 
 
 def test_a_point_of_very_many_labels_does_not_take_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,9 +152,8 @@ def test_a_point_of_very_many_labels_does_not_take_all_pairs(monkeypatch: pytest
             assert_array_equal(getattr(again, name), getattr(tables, name))
 
 
-def test_examples_know_nothing_of_the_points_held_out(log_of_parity: tuple[Path, dict[str, Any], LabelledPoints]) -> None:
-    folder, data, _ = log_of_parity
-    bundle = fitted(folder, data, "trees", stacking={"model": "none"})
+def test_examples_know_nothing_of_the_points_held_out(trees_of_parity: Bundle) -> None:
+    bundle = trees_of_parity
     points, held, kept = parity(300), np.arange(0, 300, 5), np.flatnonzero(np.arange(300) % 5)
     seen: list[LabelledPoints] = []
 
@@ -200,10 +177,9 @@ def test_examples_know_nothing_of_the_points_held_out(log_of_parity: tuple[Path,
 
 
 def test_gain_is_measured_on_points_that_the_network_did_not_see(
-    log_of_parity: tuple[Path, dict[str, Any], LabelledPoints], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trees_of_parity: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, data, _ = log_of_parity
-    bundle, points = fitted(folder, data, "trees", stacking={"model": "none"}), parity(100)
+    bundle, points = trees_of_parity, parity(100)
     learned: list[NDArray[np.int64]] = []
     judged: list[NDArray[np.int64]] = []
 
@@ -268,24 +244,20 @@ def test_tables_hold_points_and_what_goes_together(monkeypatch: pytest.MonkeyPat
     assert tables_of(data, Weighing.of(labels, None), 2, 0).points == 2
 
 
-def test_the_most_frequent_features_have_no_postings() -> None:
+def test_the_most_frequent_features_have_no_postings_and_queries_read_no_more_than_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     data = parity(500)
     common = csr_array(np.hstack([data.points.toarray(), np.full((500, 1), 0.2, np.float32)]))
     tables = tables_of(LabelledPoints(common, data.labels), Weighing.of(data.labels, None), 100, 0)
     sizes = np.diff(tables.posting_begin)
+    monkeypatch.setattr(stacking_tables, "MOST_POSTINGS", 200)
+    fewer = tables_of(data, Weighing.of(data.labels, None), 1 << 16, 0)
+    lengths, indptr = np.diff(fewer.posting_begin), data.points.indptr
+    read = np.mean([lengths[data.points.indices[indptr[b] : indptr[b + 1]]].sum() for b in range(500)])
+    assert 100 < read < 300, "fewer points vote where queries would read much"
     assert sizes[20] == 0
     assert (sizes[:20] > 0).sum() >= 18
     cosines = np.bincount(tables.posting_point, tables.posting_value.astype(np.float64) ** 2)
     assert (cosines < 0.999).all()  # they count in lengths
-
-
-def test_fewer_points_vote_where_queries_would_read_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = parity(500)
-    monkeypatch.setattr(stacking_tables, "MOST_POSTINGS", 200)
-    tables = tables_of(data, Weighing.of(data.labels, None), 1 << 16, 0)
-    lengths = np.diff(data.points.indptr)
-    read = np.mean([sum(np.diff(tables.posting_begin)[data.points.indices[data.points.indptr[b] :][: lengths[b]]]) for b in range(500)])
-    assert 100 < read < 300
 
 
 def test_pairs_of_labels_are_counted_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,22 +300,13 @@ def test_candidates_do_not_depend_on_blocks_of_points(
     assert_array_equal(whole.rows_BC, served.item_rows_BM)  # what the service will find, with few items all of it
 
 
-def test_all_arrays_are_stored(log_of_parity: tuple[Path, dict[str, Any], LabelledPoints]) -> None:
-    folder, data, _ = log_of_parity
-    bundle = fitted(folder, data, "stored", stacking={"model": "network", "candidates": 5, "points": 700})
-    assert bundle.stacking is not None
-    assert bundle.stacking.info.candidates == 5
-    assert bundle.stacking.tables.points == 700
-    assert bundle.stacking.arrays().keys() == {*TABLES, *NETWORK}
-
-
-def test_stacking_is_served_and_explained(log_of_parity: tuple[Path, dict[str, Any], LabelledPoints], tmp_path: Path) -> None:
+def test_stacking_is_served_and_explained(log_of_parity: tuple[Path, dict[str, Any], LabelledPoints]) -> None:
     folder, data, test = log_of_parity
     bundle = fitted(folder, data, "stored", stacking={"model": "network", "candidates": 5, "points": 700})
-    rows = as_rows(test.points)
-    query = {
-        "features": {"indices": rows.indices[: rows.indptr[1]].tolist(), "values": rows.values[: rows.indptr[1]].astype(float).tolist()}
-    }
+    assert bundle.stacking is not None
+    assert (bundle.stacking.info.candidates, bundle.stacking.tables.points) == (5, 700)
+    row = as_rows(test.points).take(np.array([0]))
+    query = {"features": {"indices": row.indices.tolist(), "values": row.values.astype(float).tolist()}}
     with run(folder / "models", lambda bundle: open_engine(bundle, "cpu")) as running:
         version = int(bundle.path.name)
         described = running.client.get("/models/parity").json()
@@ -353,10 +316,7 @@ def test_stacking_is_served_and_explained(log_of_parity: tuple[Path, dict[str, A
             wanted = [str(label) for label in range(begin, begin + 8)]
             result = running.client.post("/retrieve", json=body | {"explain_items": wanted}).json()["results"][0]
             explained |= {entry["id"]: entry for entry in result["explain"]["items"]}
-        least = result["items"][1]["score"]
-        above = running.client.post("/retrieve", json=body | {"min_score": least}).json()["results"][0]["items"]
     assert (described["version"], described["stacking"]["candidates"]) == (version, 5)
-    assert [item["id"] for item in above] == [item["id"] for item in result["items"][:2]]
     assert len(result["explain"]["trees"]) == 1
     for place, item in enumerate(result["items"], 1):
         entry = explained[item["id"]]
@@ -369,20 +329,3 @@ def test_stacking_is_served_and_explained(log_of_parity: tuple[Path, dict[str, A
     for entry in explained.values():
         if entry["outcome"] == "below_m":
             assert np.exp(entry["cut"]) == pytest.approx(result["items"][-1]["score"], rel=1e-5)
-
-
-def test_every_network_learns_to_be_sure() -> None:
-    """Candidates of which one feature says all: each of the networks tells them apart, from any seed."""
-    rng = np.random.default_rng(0)
-    features = rng.normal(size=(2000, 8, KNOWN)).astype(np.float32)
-    targets = (features[..., 3] > 1).astype(np.float32)
-    examples = Examples(features, targets, np.tile(np.arange(8), (2000, 1)), np.arange(2000))
-    for seed in range(3):
-        network = fitted_network(examples, seed)
-        share = len(network.weight_3) // NETWORKS
-        assert not np.allclose(network.weight_3[:share], network.weight_3[share : 2 * share])
-        for own in range(NETWORKS):
-            part = np.zeros_like(network.weight_3)
-            part[own * share : (own + 1) * share] = NETWORKS * network.weight_3[own * share : (own + 1) * share]
-            logits_BC = logits(replace(network, weight_3=part), features)
-            assert logits_BC[targets == 1].mean() > 1 > -1 > logits_BC[targets == 0].mean()

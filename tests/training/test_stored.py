@@ -16,7 +16,7 @@ from espalier.errors import BundleCorrupt, BundleNotFound, InvalidConfig, StoreM
 from espalier.tree import complete_tree
 from tests.object_stores import two_versions
 from tests.service.shards.cutting import cut, whole_bundle
-from training.__main__ import app, main
+from tests.training.commands import command
 from training.stored import change_default, publish, versions
 
 
@@ -30,34 +30,23 @@ def books(tmp_path: Path) -> Path:
     return two_versions(tmp_path / "made")
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    """The command in this process."""
-    monkeypatch.setattr(sys, "argv", ["python -m training", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        app()
-    assert not ended.value.code
+def test_a_model_is_published_listed_and_pinned(url: str, books: Path) -> None:
+    def ran(*arguments: object) -> str:
+        outcome = command(*arguments, "--store", url)
+        assert outcome.status == 0, outcome.err
+        return outcome.out
+
+    ran("publish", "--model", books / "1", "--default")
+    ran("publish", "--model", books / "2")
+    assert ran("versions") == "books: versions 1, 2; version 1 serves\n"
+    ran("set-default", "--model", "books", "--version", 2, "--beside", 1)
+    assert json.loads(ran("versions", "--json")) == [{"model": "books", "versions": [1, 2], "default": 2, "beside": [1]}]
+    ran("set-default")
+    assert ran("versions", "--model", "books") == "books: versions 1, 2; the highest, version 2, serves\n"
 
 
-def test_a_model_is_published_listed_and_pinned(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], url: str, books: Path
-) -> None:
-    run(monkeypatch, "publish", "--model", str(books / "1"), "--store", url, "--default")
-    run(monkeypatch, "publish", "--model", str(books / "2"), "--store", url)
-    run(monkeypatch, "versions", "--store", url)
-    assert capsys.readouterr().out == "books: versions 1, 2; version 1 serves\n"
-    run(monkeypatch, "set-default", "--store", url, "--model", "books", "--version", "2", "--beside", "1")
-    run(monkeypatch, "versions", "--store", url, "--json")
-    assert json.loads(capsys.readouterr().out) == [{"model": "books", "versions": [1, 2], "default": 2, "beside": [1]}]
-    run(monkeypatch, "set-default", "--store", url)
-    run(monkeypatch, "versions", "--store", url, "--model", "books")
-    assert capsys.readouterr().out == "books: versions 1, 2; the highest, version 2, serves\n"
-
-
-def test_an_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], books: Path) -> None:
-    monkeypatch.setattr(sys, "argv", ["python -m training", "publish", "--model", str(books / "1"), "--store", "s3://me:secret@bucket"])
-    with pytest.raises(SystemExit):
-        main()
-    error = capsys.readouterr().err
+def test_an_error_is_one_line(books: Path) -> None:
+    error = command("publish", "--model", books / "1", "--store", "s3://me:secret@bucket").err
     assert error.startswith("error: the store's URL: expected no keys")
     assert "secret" not in error.replace("AWS_SECRET_ACCESS_KEY", "")
     assert error.count("\n") == 1
@@ -120,9 +109,9 @@ def test_publishing_needs_no_torch(url: str, books: Path) -> None:
 @pytest.mark.parametrize("name", ["../../books", "books/1", "Books", ""])
 def test_a_name_that_no_model_has_is_said(url: str, books: Path, name: str) -> None:
     publish(books / "1", None, url, default=False, again=False)
-    for command in (lambda: versions(url, name), lambda: change_default(url, name, 1, ()), lambda: change_default(url, name, None, ())):
+    for asked in (lambda: versions(url, name), lambda: change_default(url, name, 1, ()), lambda: change_default(url, name, None, ())):
         with pytest.raises(InvalidConfig, match="--model"):
-            command()
+            asked()
 
 
 def test_the_default_of_all_models_is_changed_where_all_have_the_version(url: str, books: Path, tmp_path: Path) -> None:

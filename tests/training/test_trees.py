@@ -48,10 +48,6 @@ def test_every_tree_is_balanced_as_low_as_possible_and_without_empty_leaves(name
     assert max(tree.max_children) <= branching
 
 
-def test_leaves_follow_the_order_that_was_given() -> None:
-    assert balanced_tree(np.array([3, 0, 4, 1, 2]), 2).leaf_item.tolist() == [3, 0, 4, 1, 2]
-
-
 @pytest.mark.parametrize("name", ["random", "category", "kmeans"])
 def test_the_seed_decides_the_tree(name: str) -> None:
     first, again, other = (BUILDERS[name](200, 3, seed).leaf_item for seed in (1, 1, 2))
@@ -86,8 +82,7 @@ def test_a_category_below_none_is_refused() -> None:
         category_tree(np.array([0, -2], np.int32), 2, seed=0)
 
 
-@pytest.mark.parametrize("branching", [2, 3, 4, 5, 8])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("branching", "seed"), [(2, 0), (3, 1), (8, 2)])
 def test_kmeans_gives_each_planted_cluster_a_subtree(branching: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     cluster = rng.permutation(np.repeat(np.arange(branching), 30))
@@ -120,30 +115,6 @@ def test_kmeans_refuses_what_are_not_vectors(points: np.ndarray) -> None:
     assert error.value.field == "embeddings_ID"
 
 
-def two_worlds() -> list[list[int]]:
-    """Twenty users who touch even items and twenty who touch odd ones, of 0 … 19."""
-    rng = np.random.default_rng(0)
-    return [(2 * rng.permutation(10)[:6] + side).tolist() for side in (0, 1) for _ in range(20)]
-
-
-def test_embeddings_put_items_together_that_users_touch_together() -> None:
-    embeddings = item_embeddings(log_of(two_worlds()), np.arange(40), 4, seed=0)
-    unit = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
-    cosine = unit @ unit.T
-    assert embeddings.dtype == np.float32
-    assert cosine[::2, ::2].mean() > cosine[::2, 1::2].mean() + 0.3
-    leaves = kmeans_tree(embeddings, 2, seed=0).leaf_item % 2
-    assert (leaves[:10] == leaves[0]).all()
-
-
-def test_embeddings_know_the_given_users_only() -> None:
-    log = log_of([*two_worlds(), [20, 0]], items=22)
-    embeddings = item_embeddings(log, np.arange(40), 4, seed=0)
-    assert_array_equal(np.flatnonzero(~embeddings.any(axis=1)), [20, 21])
-    assert_allclose(embeddings, item_embeddings(log, np.arange(40), 4, seed=0), atol=1e-6)
-    assert item_embeddings(log, np.arange(41), 4, seed=0)[20].any()
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("width", [4, 17])
 def test_embeddings_are_the_truncated_svd_of_the_weighted_matrix(width: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,10 +143,9 @@ def test_embeddings_of_few_kinds_of_lists_end_in_zeros() -> None:
     assert_allclose(np.linalg.norm(found, axis=0), [1, 1, 0], atol=1e-5)
 
 
-@pytest.mark.parametrize("threads", [2, 5])
-def test_threads_change_nothing_of_a_tree(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_change_nothing_of_a_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = kmeans_tree(vectors(1000), 3, seed=1)
-    monkeypatch.setattr(numba, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(numba, "get_num_threads", lambda: 5)
     assert_array_equal(kmeans_tree(vectors(1000), 3, seed=1).leaf_item, alone.leaf_item)
 
 
@@ -192,7 +162,7 @@ def test_a_split_leaves_no_item_that_is_nearer_to_the_other_side() -> None:
 @pytest.mark.parametrize("width", [0, 20])
 def test_an_embedding_width_that_the_matrix_does_not_have_is_refused(width: int) -> None:
     with pytest.raises(InvalidConfig) as error:
-        item_embeddings(log_of(two_worlds()), np.arange(40), width, seed=0)
+        item_embeddings(log_of([[0, 1], [2, 19]] * 20), np.arange(40), width, seed=0)
     assert error.value.field == "width"
 
 
@@ -206,17 +176,4 @@ def test_unseen_items_borrow_from_their_category_and_else_from_anyone() -> None:
         assert filled[4].tolist() in ([1, 0], [2, 0])
         assert filled.any(axis=1).all()
     assert not embeddings[3:].any()
-
-
-def test_unseen_items_without_categories_are_spread_over_the_tree() -> None:
-    embeddings = vectors(512)
-    embeddings[256:] = 0
-    leaves = kmeans_tree(spread_unseen(embeddings, seed=0), 2, seed=0).leaf_item
-    unseen_per_subtree = (leaves >= 256).reshape(8, 64).sum(axis=1)
-    assert unseen_per_subtree.min() > 12
-    clumped = (kmeans_tree(embeddings, 2, seed=0).leaf_item >= 256).reshape(8, 64).sum(axis=1)
-    assert clumped.max() > unseen_per_subtree.max()
-
-
-def test_nothing_is_borrowed_where_nothing_is_known() -> None:
-    assert not spread_unseen(np.zeros((3, 2), np.float32), seed=0).any()
+    assert not spread_unseen(np.zeros((3, 2), np.float32), seed=0).any(), "nothing is borrowed where nothing is known"

@@ -1,4 +1,6 @@
-"""A tree with content finds items that nothing was learned from; its bundle says what makes their rows; `evaluate --unseen` measures it."""
+"""A tree with content: untouched items have their content's row and are found by it; its bundle says what makes the rows; updates are
+those of two tables; `evaluate --unseen` measures it.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,15 @@ import onnx
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.linear_model import Ridge
+from torch import Tensor
 
 from espalier.bundle import CONTENT, CONTENT_ARRAYS, Bundle
 from espalier.bundle_writer import with_parts
+from espalier.checks.random_bundles import random_tree
 from espalier.content import rows as rows_module
 from espalier.content.rows import ContentRows, rows_of_items
-from espalier.engines import open_live_engine
+from espalier.engines import open_engine
 from espalier.errors import BundleCorrupt, EspalierError, InvalidConfig
 from espalier.live.operations import ItemBody
 from espalier.live.rows import Placement
@@ -24,15 +29,18 @@ from espalier.live.state import Change, LiveState
 from espalier.placement.placer import Placer
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
+from espalier.text.sparse_rows import SparseRows
+from espalier.tree import Tree
 from tests.espalier.bundle.parts import model_with
+from tests.training.commands import command
 from tests.training.content_logs import KINDS, SIZE, write_log
-from training.__main__ import main
-from training.deep import fit as module
-from training.deep.content_rows import content_graph
-from training.deep.fit import fit
-from training.deep.prepare import build_tree, prepare
+from training.data.csr import as_matrix
+from training.deep.content_ridge import PENALTY, predicted, ridge
+from training.deep.content_rows import ContentRows as TrainedRows
+from training.deep.content_rows import add_content, content_graph
+from training.deep.scorers.model import NodeScorer, new_scorer
 from training.held_out import held_out_log
-from training.specification.models import read_deep_config
+from training.specification.scorers import ProductScorer
 
 
 @pytest.fixture(scope="module")
@@ -55,18 +63,10 @@ content = {{ columns = "auto" }}
     return folder
 
 
-def run(*arguments: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["training", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-        assert end.value.code == 0
-
-
 @pytest.fixture(scope="module")
 def bundle(folder: Path) -> Bundle:
     out = folder / "models" / "with" / "1"
-    run("fit", "--config", str(folder / "with.toml"), "--out", str(out), "--device", "cpu")
+    assert command("fit", "--config", folder / "with.toml", "--out", out, "--device", "cpu").status == 0
     return Bundle.open(out)
 
 
@@ -78,16 +78,16 @@ def fields_of(bundle: Bundle) -> list[dict[str, Any]]:
 def test_unseen_items_are_found_by_their_content(folder: Path, bundle: Bundle) -> None:
     report = folder / "report.json"
     options = ("--unseen", "--exclude-seen", "--beam", "64", "--m", "10,20", "--batch", "24")
-    run("evaluate", "--model", str(bundle.path), *options, "--json", str(report))
+    assert command("evaluate", "--model", bundle.path, *options, "--json", report).status == 0
     found = {(row["among"], row["m"]): row["recall"] for row in json.loads(report.read_text())["rows"]}
     assert found["unseen", 10] > 0.9  # four of 24 are of the user's kind: any ten hold .42 of them
     assert found["all", 20] > 0.5  # any twenty hold .17
 
 
 def test_an_item_put_in_by_its_fields_alone_is_found_by_users_of_its_kind(bundle: Bundle) -> None:
-    known, state, engine = bundle.items, LiveState(bundle), open_live_engine(bundle, "cpu")
+    known, state, engine = bundle.items, LiveState(bundle), open_engine(bundle, "cpu")
     body = ItemBody(fields={"title": "Kind2 number 3", "tags": ["k2"], "weight": 0.0})
-    (found,) = Placer(bundle).place([body], state.table, None, engine.search)
+    (found,) = Placer(bundle).place([body], state.table, None, engine.parents)
     assert not isinstance(found, EspalierError)
     parent, row = found[0][0]
     state.apply([Change(1, "new", "put", body.fields, (Placement(0, parent, state.next_slot(0, parent), row),))])
@@ -101,16 +101,12 @@ def test_an_item_put_in_by_its_fields_alone_is_found_by_users_of_its_kind(bundle
     assert away > 0.1, "a row by content alone is shorter, and its bias lower"
 
 
-def test_items_that_nobody_touched_are_known(folder: Path, bundle: Bundle) -> None:
-    log = held_out_log(bundle)
-    assert log.unseen_I.sum() == KINDS * SIZE // 5
-    relevant = np.concatenate([pair.relevant for pair in log.of_unseen()])
-    assert log.unseen_I[relevant].all()
-    assert len(log.of_unseen()) < len(log.pairs)
-
-
 def test_rows_of_fields_are_what_training_computed(bundle: Bundle) -> None:
-    unseen_I = held_out_log(bundle).unseen_I
+    held = held_out_log(bundle)
+    unseen_I = held.unseen_I
+    assert unseen_I.sum() == KINDS * SIZE // 5
+    assert unseen_I[np.concatenate([pair.relevant for pair in held.of_unseen()])].all()
+    assert len(held.of_unseen()) < len(held.pairs)
     rows_ID = rows_of_items(bundle, fields_of(bundle))
     leaf_rows_ID = bundle.node_rows_ND[bundle.tree.leaf_of_item]
     assert_allclose(rows_ID[unseen_I], leaf_rows_ID[unseen_I], rtol=1e-4, atol=1e-5)
@@ -125,31 +121,6 @@ def test_an_items_row_does_not_depend_on_others(bundle: Bundle, monkeypatch: pyt
     assert_array_equal(several[: len(fields)], several[-len(fields) :])
     assert_array_equal(content.of(fields[7:8])[0], several[7])
     assert content.of([]).shape == (0, bundle.graph_scorer.node_dim)
-
-
-def test_similar_unseen_items_are_neighbours_in_the_tree(bundle: Bundle) -> None:
-    tree = bundle.tree
-    kind_I = np.array([int(item_id.split("-")[1]) % KINDS for item_id in bundle.items.column("id").to_pylist()])
-    first = tree.first_child[tree.level(tree.height - 3).start : tree.level(tree.height - 3).stop]
-    assert len(first) >= KINDS
-    parent_I = tree.leaf_of_item
-    for _ in range(3):
-        parent_I = tree.parent[parent_I]
-    alike = 0
-    unseen = np.flatnonzero(held_out_log(bundle).unseen_I)
-    for item in unseen:
-        others = np.flatnonzero((parent_I == parent_I[item]) & (np.arange(len(kind_I)) != item))
-        alike += (kind_I[others] == kind_I[item]).mean() > 0.5
-    assert alike > 0.8 * len(unseen)
-
-
-def replaced(bundle: Bundle, to: Path, name: str, data: bytes) -> Bundle:
-    return with_parts(bundle, to, {}, {name: data})
-
-
-def refused(bundle: Bundle, why: str) -> None:
-    ContentRows(bundle)
-    pytest.fail(why)
 
 
 def test_graphs_of_other_shapes_and_numbers_are_refused(bundle: Bundle, tmp_path: Path) -> None:
@@ -172,51 +143,132 @@ def test_graphs_of_other_shapes_and_numbers_are_refused(bundle: Bundle, tmp_path
         "no graph": b"nothing",
     }
     for version, (why, graph) in enumerate(graphs.items(), start=1):
-        other = replaced(bundle, tmp_path / "m" / str(version), CONTENT, graph)
+        other = with_parts(bundle, tmp_path / "m" / str(version), {}, {CONTENT: graph})
         with pytest.raises(BundleCorrupt, match=r"content\.onnx"):
-            refused(other, why)
-    same = replaced(bundle, tmp_path / "m" / "9", CONTENT, bundle.graph(CONTENT))
+            pytest.fail(f"{why}: {ContentRows(other)}")
+    same = with_parts(bundle, tmp_path / "m" / "9", {}, {CONTENT: bundle.graph(CONTENT)})
     assert_array_equal(rows_of_items(same, fields_of(bundle)[:3]), rows_of_items(bundle, fields_of(bundle)[:3]))
     with pytest.raises(BundleCorrupt):
-        ContentRows(replaced(bundle, tmp_path / "m" / "10", CONTENT_ARRAYS, b"nothing"))
+        ContentRows(with_parts(bundle, tmp_path / "m" / "10", {}, {CONTENT_ARRAYS: b"nothing"}))
 
 
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = read_deep_config(folder / "with.toml")
-    config = config.model_copy(update={"optimiser": config.optimiser.model_copy(update={"steps": 24})})
-    prepared = prepare(config, None, tmp_path)
-    tree = build_tree(config, prepared)
-    whole = fit(config, prepared, tree, torch.device("cpu"), made(tmp_path / "whole"), False)
-    step = module.train_step
-
-    def killed(*arguments: Any) -> Any:
-        if arguments[5] == 15:
-            raise KeyboardInterrupt
-        return step(*arguments)
-
-    monkeypatch.setattr(module, "CHECKPOINT_EVERY", 10)
-    monkeypatch.setattr(module, "train_step", killed)
-    work = made(tmp_path / "killed")
-    with pytest.raises(KeyboardInterrupt):
-        fit(config, prepared, tree, torch.device("cpu"), work, False)
-    monkeypatch.setattr(module, "train_step", step)
-    again = fit(config, prepared, tree, torch.device("cpu"), work, True)
-    for name, values in whole.state_dict().items():
-        assert_array_equal(again.state_dict()[name], values, err_msg=name)
-    assert "content_table" in whole.state_dict()
-
-
-def made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
-
-
-def test_a_log_that_has_moved_is_asked_for(folder: Path, bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
-    moved = folder / "moved.csv"
-    (folder / "log.csv").rename(moved)
+def test_a_log_that_has_moved_is_asked_for(folder: Path, bundle: Bundle) -> None:
+    moved = (folder / "log.csv").rename(folder / "moved.csv")
     try:
         with pytest.raises(InvalidConfig, match=r"--data: .*log\.csv.* is not there"):
             held_out_log(bundle)
         assert held_out_log(bundle, moved).unseen_I.any()
     finally:
         moved.rename(folder / "log.csv")
+
+
+# -- updates of rows with a part from content ---------------------------------------------------------------------------
+
+
+CPU = torch.device("cpu")
+FEATURES = 7
+
+
+def features_of(rng: np.random.Generator, items: int) -> SparseRows:
+    dense = rng.normal(size=(items, FEATURES)) * (rng.random((items, FEATURES)) < 0.5)
+    dense[:, 0] = 1
+    rows = [np.flatnonzero(row) for row in dense]
+    indptr = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    values = np.concatenate([dense[i, row] for i, row in enumerate(rows)]).astype(np.float32)
+    return SparseRows(indptr, np.concatenate(rows).astype(np.int32), values, FEATURES)
+
+
+def model_over(tree: Tree, seed: int) -> NodeScorer:
+    torch.manual_seed(seed)
+    return new_scorer(ProductScorer(node_dim=4, hidden=(5,), dropout=0.0), [3], tree.node_count)
+
+
+def step_of(target_ND: Tensor, rows_ND: Tensor) -> Tensor:
+    return ((rows_ND - target_ND) ** 2 * torch.arange(1, 5)).sum()
+
+
+@pytest.mark.parametrize(("seed", "decay"), [(0, 0.0), (1, 0.0), (2, 0.4), (3, 2.0)])
+def test_updates_are_those_of_two_tables(seed: int, decay: float) -> None:
+    """Also with weight decay, of what items have of their own and of W."""
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng, 3, 4, empty_share=0.2)
+    features, seen_I = features_of(rng, tree.item_count), rng.random(tree.item_count) < 0.8
+    model = model_over(tree, seed)
+    add_content(model, features, tree, seen_I, fitted=True)
+    assert model.content_table is not None
+    content = TrainedRows(features, tree, seen_I, 0.3, CPU)
+    target_ND = torch.randn(model.node_rows.shape)
+
+    dense_IF = torch.from_numpy(as_matrix(features).toarray())
+    leaf_I = torch.from_numpy(tree.leaf_of_item)
+    own_ND = model.node_rows.detach().clone()
+    own_ND[leaf_I] -= dense_IF @ model.content_table.detach()
+    own, table = torch.nn.Parameter(own_ND), torch.nn.Parameter(model.content_table.detach().clone())
+    parameters = [model.node_rows, model.content_table]
+    ours, theirs = (torch.optim.AdamW(of, lr=0.05, weight_decay=decay) for of in (parameters, [own, table]))
+    for step in range(6):
+        ours.zero_grad()
+        with content.dropped(model, step):
+            step_of(target_ND, model.node_rows).backward()
+        with content.followed(model, 1 - 0.05 * decay):
+            ours.step()
+
+        theirs.zero_grad()
+        draw_I = torch.rand(tree.item_count, generator=torch.Generator().manual_seed(step))
+        kept_I = torch.from_numpy(seen_I) & (draw_I >= 0.3)
+        assert 0 < int(kept_I.sum()) < tree.item_count
+        kept_N = torch.ones(tree.node_count)
+        kept_N[leaf_I] = kept_I.float()
+        rows_ND = (own * kept_N[:, None]).index_add(0, leaf_I, dense_IF @ table)
+        step_of(target_ND, rows_ND).backward()
+        theirs.step()
+    whole_ND = own.detach().index_add(0, leaf_I, dense_IF @ table.detach())
+    assert_allclose(model.content_table.detach(), table.detach(), atol=1e-5)
+    assert_allclose(model.node_rows.detach(), whole_ND, atol=1e-5)
+    unseen = torch.from_numpy(np.flatnonzero(~seen_I))
+    assert_allclose(model.node_rows.detach()[leaf_I[unseen]], (dense_IF @ model.content_table.detach())[unseen], rtol=1e-5, atol=1e-6)
+
+
+def test_inside_a_step_dropped_items_have_their_contents_row_and_then_their_own_again() -> None:
+    rng = np.random.default_rng(5)
+    tree = random_tree(rng, 3, 4)
+    features, seen_I = features_of(rng, tree.item_count), np.ones(tree.item_count, np.bool_)
+    model = model_over(tree, 5)
+    add_content(model, features, tree, seen_I, fitted=True)
+    before_ND = model.node_rows.detach().clone()
+    content = TrainedRows(features, tree, seen_I, 0.5, CPU)
+
+    def fails() -> None:
+        with content.dropped(model, 1):
+            rows_ID.append(model.node_rows.detach()[torch.from_numpy(tree.leaf_of_item)])
+            raise ZeroDivisionError
+
+    rows_ID: list[Tensor] = []
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert_array_equal(model.node_rows.detach(), before_ND)
+    own_I = (rows_ID[0] == before_ND[torch.from_numpy(tree.leaf_of_item)]).all(1).numpy()
+    assert 0 < own_I.sum() < tree.item_count
+    assert model.content_table is not None
+    by_content_ID = as_matrix(features).toarray() @ model.content_table.detach().numpy()
+    assert_allclose(rows_ID[0][~own_I], by_content_ID[~own_I], rtol=1e-5, atol=1e-6)
+
+
+def test_the_first_table_is_that_of_ridge_regression() -> None:
+    rng = np.random.default_rng(3)
+    features, known_I = features_of(rng, 60), rng.random(60) < 0.7
+    vectors_ID = rng.normal(size=(60, 4)).astype(np.float32)
+    vectors_ID[~known_I] = 1e6  # must not matter
+    dense_IF = as_matrix(features).toarray()
+    fit = Ridge(alpha=PENALTY, fit_intercept=False).fit(dense_IF[known_I], vectors_ID[known_I])
+    assert_allclose(ridge(features, vectors_ID, known_I), fit.coef_.T, atol=1e-5)
+    assert_allclose(predicted(features, vectors_ID, known_I), dense_IF @ fit.coef_.T, atol=1e-4)
+
+
+def test_a_table_of_random_rows_starts_at_zero() -> None:
+    tree = random_tree(np.random.default_rng(1), 3, 3)
+    model = model_over(tree, 1)
+    add_content(model, features_of(np.random.default_rng(2), tree.item_count), tree, np.arange(tree.item_count) > 0, fitted=False)
+    assert model.content_table is not None
+    assert not model.content_table.any()
+    assert not model.node_rows[int(tree.leaf_of_item[0])].any()

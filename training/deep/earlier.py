@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from espalier.bundle import WEIGHTS, Bundle
 from espalier.errors import BundleNotFound, InvalidConfig
 from espalier.items import ItemTable
+from espalier.live.folded_chunks import folded_tree
 from espalier.queries import VectorKind
-from espalier.tree import EMPTY_LEAF, Tree, tree_from_children
+from espalier.tree import EMPTY_LEAF, Tree
 from training.data.interactions import Interactions
 from training.deep.jtm import Likelihood, Matching, sum_below
 from training.deep.jtm_samples import Samples, draw_samples
@@ -146,26 +147,31 @@ def grow(tree: Tree, leaf_I: Int64, new: Int64, node_n: Int64) -> tuple[Tree, In
 
     Returns the tree and int64[N]: each node's number in the old tree, −1 for an added leaf.
     """
-    span = tree.level(tree.height - 1)
-    begin_P = tree.first_child[span.start : span.stop] - tree.leaf_offset
-    count_P = np.diff(tree.first_child[span.start : span.stop + 1])
-    item_of_leaf = np.full(tree.leaf_count, EMPTY_LEAF, np.int64)
     old = np.flatnonzero(leaf_I >= 0)
-    item_of_leaf[leaf_I[old] - tree.leaf_offset] = old
-    empty_P = np.add.reduceat(item_of_leaf == EMPTY_LEAF, begin_P, dtype=np.int64)
-    coming_P = np.bincount(node_n - span.start, minlength=len(span))
-    grown_P = count_P + np.maximum(coming_P - empty_P, 0)
-    stop_P = np.cumsum(grown_P)
-    leaf_item = np.full(int(stop_P[-1]), EMPTY_LEAF, np.int64)
-    source = np.full(int(stop_P[-1]), -1, np.int64)
-    place = np.arange(tree.leaf_count) + np.repeat(stop_P - grown_P - begin_P, count_P)
-    leaf_item[place], source[place] = item_of_leaf, np.arange(tree.leaf_count) + tree.leaf_offset
-    empty = np.flatnonzero(leaf_item == EMPTY_LEAF)
-    parent = np.searchsorted(stop_P, empty, side="right")
-    rank = np.arange(len(empty)) - np.searchsorted(parent, parent)
-    leaf_item[empty[rank < coming_P[parent]]] = new[np.argsort(node_n, kind="stable")]
-    counts = [np.diff(tree.first_child[tree.level(h).start : tree.level(h).stop + 1]) for h in range(tree.height - 1)]
-    return tree_from_children([*counts, grown_P], leaf_item), np.concatenate([np.arange(tree.leaf_offset), source])
+    row_I = np.full(tree.item_count, -1)
+    row_I[tree.leaf_item[leaf_I[old] - tree.leaf_offset]] = old
+    leaf_n = _free_leaves(tree, row_I, node_n)
+    folded = folded_tree(tree, row_I, node_n, leaf_n - tree.first_child[node_n], new)
+    source = folded.source + tree.leaf_offset
+    own_n = np.where(leaf_n < tree.first_child[node_n + 1], leaf_n, -1)
+    source[folded.live] = own_n[-1 - folded.source[folded.live]]
+    return folded.tree, np.concatenate([np.arange(tree.leaf_offset), source])
+
+
+def _free_leaves(tree: Tree, row_I: Int64, node_n: Int64) -> Int64:
+    """int64[n]: a leaf of its own for each of the nodes: first those that are empty once items are gone (`row_I` below 0), then others,
+    numbered on from the node's last child.
+    """
+    empty = np.flatnonzero(np.append(row_I, EMPTY_LEAF)[tree.leaf_item] < 0) + tree.leaf_offset
+    order = np.argsort(node_n, kind="stable")
+    node = node_n[order]
+    number = np.arange(len(node)) - np.searchsorted(node, node)  # among those of the same node
+    first, after = (np.searchsorted(tree.parent[empty], node, side=side) for side in ("left", "right"))
+    is_empty = first + number < after
+    leaf_n = np.empty(len(node), np.int64)
+    leaf_n[order] = tree.first_child[node + 1] + number - (after - first)
+    leaf_n[order[is_empty]] = empty[(first + number)[is_empty]]
+    return leaf_n
 
 
 def _check_alike(config: DeepConfig, before: DeepConfig) -> None:

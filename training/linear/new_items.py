@@ -1,8 +1,6 @@
-"""New items of a table, checked against the model that they are placed in, and the features of new and old items.
+"""New items of a table, checked against the model that they are placed in, and their features.
 
 Knows columns, types and texts. Does not know trees or weights.
-
-Legend: n new items, I old items, F features.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData, InvalidQuery
 from espalier.items import ItemTable
 from espalier.queries import FeaturesKind, TextKind, encode_features
-from training.data.csr import Csr, as_matrix, normalised
+from espalier.text.sparse_rows import SparseRows
 from training.data.query_logs import texts_of
 
 FEATURES = "features"
@@ -29,10 +27,13 @@ FEATURES = "features"
 
 @dataclass(frozen=True, eq=False)
 class NewItems:
-    """table: the items, with the columns of the model's item table and their types; own: rows [n, F] of length 1."""
+    """table: the items, with the columns of the model's item table and their types; own: the features of each."""
 
     table: pa.Table
-    own: Csr
+    own: SparseRows
+
+    def __len__(self) -> int:
+        return len(self.own)
 
 
 def read_new_items(bundle: Bundle, file: Path, columns: Sequence[str]) -> NewItems:
@@ -60,18 +61,13 @@ def read_new_items(bundle: Bundle, file: Path, columns: Sequence[str]) -> NewIte
     known = np.flatnonzero(bundle.items.rows_of(ids) >= 0)
     if len(known):
         raise InvalidData(f"{file}, id", ids[int(known[0])], "an id that the model does not have")
-    own = _features(file, given, ids, kind) if isinstance(kind, FeaturesKind) else own_texts(bundle, table, columns)
+    own = _features(file, given, ids, kind) if isinstance(kind, FeaturesKind) else bundle.vectoriser.transform(_texts(table, columns))
     blank = np.flatnonzero(np.diff(own.indptr) == 0)
     if len(blank):
         what = "features" if isinstance(kind, FeaturesKind) else ", ".join(columns)
         value = None if isinstance(kind, FeaturesKind) else _texts(table, columns)[int(blank[0])]
         raise InvalidData(f"{file}, item {ids[int(blank[0])]!r}, {what}", value, "something that the model has features for")
-    return NewItems(table, normalised(own))
-
-
-def own_texts(bundle: Bundle, table: pa.Table, columns: Sequence[str]) -> Csr:
-    """The features of items' texts: rows [items, F]; empty where an item has none."""
-    return as_matrix(bundle.vectoriser.transform(_texts(table, columns)))
+    return NewItems(table, own)
 
 
 def _texts(table: pa.Table, columns: Sequence[str]) -> list[str]:
@@ -108,14 +104,14 @@ def _family(kind: pa.DataType) -> str:
     return "number" if pa.types.is_integer(kind) or pa.types.is_floating(kind) else str(kind)
 
 
-def _features(file: Path, given: pa.Table, ids: Sequence[str], kind: FeaturesKind) -> Csr:
+def _features(file: Path, given: pa.Table, ids: Sequence[str], kind: FeaturesKind) -> SparseRows:
     pairs = []
     for item_id, value in zip(ids, given.column(FEATURES).to_pylist(), strict=True):
         if not isinstance(value, dict) or value.keys() != {"indices", "values"} or None in value.values():
             raise InvalidData(f"{file}, item {item_id!r}, {FEATURES}", value, "a struct of the lists indices and values")
         pairs.append((value["indices"], value["values"]))
     try:
-        return as_matrix(encode_features(kind, pairs).features)
+        return encode_features(kind, pairs).features
     except InvalidQuery as error:
         row = int(error.field.split("[")[1].split("]")[0])
         raise InvalidData(f"{file}, item {ids[row]!r}, {error.field.split('.', 1)[1]}", error.value, error.expected) from error

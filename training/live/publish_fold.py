@@ -23,6 +23,7 @@ from espalier.chunks import Chunks, TreeChunks
 from espalier.errors import InvalidConfig
 from espalier.live.fold import Folded, fold_draft, folded
 from espalier.live.state import LiveState
+from espalier.manifest import ManifestDraft
 from espalier.memory import MAX_ROW, MAX_VISITS, Memory
 from espalier.packed_chunks import rounded
 from espalier.search import Engine, SearchParams
@@ -69,6 +70,14 @@ def publish_fold(bundle: Bundle, state: LiveState, out: Path) -> Bundle:
     content = fitted(bundle, folded(bundle, state.overlay(), state.table))
     draft = fold_draft(bundle, out, state.sequence)
     draft = draft.model_copy(update={"data": draft.data | {"items": len(content.items)}, "metrics": {}})
+    return publish_content(bundle, draft, content, out)
+
+
+def publish_content(bundle: Bundle, draft: ManifestDraft, content: GraphContent | LinearContent, out: Path) -> Bundle:
+    """Write models/NAME/VERSION (`out`), a bundle with other items, verified and measured on its held-out queries; its ranker goes along.
+
+    Raises BundleExists where `out` is taken.
+    """
     ms = reported_ms(MS, draft.search.max_m)
 
     def measured(bare: Bundle, engine: Engine) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Two random models, and a copy of one that a test may damage."""
+"""Small random models, and a copy of one that a test may damage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ import pytest
 
 from espalier.bundle import Bundle
 from espalier.checks.random_bundles import make_bundle, random_tree
-from tests.espalier.bundle.parts import with_golden
+from tests.espalier.bundle.parts import MADE, with_golden
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
+    """A bundle of each kind of MADE. Not to be written to."""
+    return {name: make(tmp_path_factory.mktemp("made")) for name, make in MADE.items()}
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
-"""Writing: whole or not at all, and found again."""
+"""Writing: what is written comes back, whole or not at all, and is found again."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,24 +12,74 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from numpy.testing import assert_array_equal
 
 import espalier.bundle_writer as bundle_writer
 import espalier.items as items_module
-from espalier.bundle import Bundle, find_versions, is_model_name
-from espalier.bundle_writer import write_bundle
+from espalier.bundle import GRAPH_PARTS, Bundle, find_versions, is_model_name
+from espalier.bundle_writer import with_ranker, write_bundle
+from espalier.checks.random_bundles import make_linear_bundle
 from espalier.durable import flush
-from espalier.errors import (
-    BundleCorrupt,
-    BundleExists,
-    InvalidTree,
-)
+from espalier.errors import BundleCorrupt, BundleExists, InvalidTree
 from espalier.items import ItemTable
-from espalier.tree import tree_from_children
-from tests.espalier.bundle.parts import content_of, draft_of
+from espalier.manifest import RankerInfo, Ranking
+from espalier.rerank.ranker import GOLDEN_SCORES
+from espalier.shard_parts import ShardParts
+from espalier.tree import complete_tree, tree_from_children
+from tests.espalier.bundle.parts import content_of, draft_of, reseal, shard_info
+from tests.file_modes import assert_every_user_can_read, umask
+from tests.rankers import weighted_sum
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_what_is_written_comes_back(original: Bundle, tmp_path: Path, dtype: type[np.generic]) -> None:
+    draft, content = draft_of(original), content_of(original, node_rows_ND=np.array(original.node_rows_ND, dtype))
+    written = write_bundle(tmp_path / "tiny" / "1", draft, content)
+    opened = Bundle.open(written.path)
+    assert opened.manifest == written.manifest
+    assert draft_of(opened) == draft
+    for name in ("level_offset", "first_child", "leaf_item"):
+        assert_array_equal(getattr(opened.tree, name), getattr(content.tree, name))
+    assert opened.node_rows_ND.dtype == dtype
+    assert_array_equal(opened.node_rows_ND, content.node_rows_ND)
+    assert (opened.graph("query.onnx"), opened.graph("scorer.onnx")) == (content.query_onnx, content.scorer_onnx)
+    assert opened.items.to_table() == content.items.to_table()
+    assert (opened.golden(), opened.heldout()) == (content.golden, content.heldout)
+    assert sorted(file.name for file in opened.path.iterdir()) == sorted([*GRAPH_PARTS, "manifest.json"])
+    assert {name: info.size for name, info in opened.manifest.files.items()} == {
+        name: (opened.path / name).stat().st_size for name in GRAPH_PARTS
+    }
+
+
+def test_arrays_that_lie_side_by_side_in_memory_in_another_order_are_written_right(original: Bundle, tmp_path: Path) -> None:
+    rows_ND = np.asfortranarray(original.node_rows_ND)
+    assert_array_equal(write_bundle(tmp_path / "1", draft_of(original), content_of(original, node_rows_ND=rows_ND)).node_rows_ND, rows_ND)
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
+def test_every_user_can_read_what_anybody_has_written(original: Bundle, tmp_path: Path, mask: int) -> None:
+    """The container's user is another one than the host's, and safetensors writes for its own user alone."""
+    models = tmp_path / "models"
+    with umask(mask):
+        write_bundle(models / "tiny" / "1", draft_of(original), content_of(original))
+        written = Bundle.open(models / "tiny" / "1")
+        info = RankerInfo(features=("retrieval.score",), depth=10, max_depth=10)
+        with_ranker(written, models / "tiny" / "2", info, b"not opened here", written.golden())
+        make_linear_bundle(models, np.random.default_rng(3), complete_tree(np.arange(8), 2), Ranking(own="logit", gamma=0.0))
+    assert {"nodes.safetensors", "chunks.safetensors", "ranker.onnx", "items.arrow"} <= {path.name for path in models.rglob("*")}
+    assert_every_user_can_read(models)
+
+
+def test_a_models_folder_that_is_there_keeps_its_mode(original: Bundle, tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "tiny"
+    folder.mkdir(parents=True)
+    folder.chmod(0o750)
+    write_bundle(folder / "1", draft_of(original), content_of(original))
+    assert folder.stat().st_mode & 0o777 == 0o750
 
 
 def test_a_version_is_never_overwritten(original: Bundle, other: Bundle, tmp_path: Path) -> None:
@@ -72,36 +123,27 @@ STEPS = {
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_writer_that_fails_leaves_nothing(original: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    draft, content = draft_of(original), content_of(original)
-
-    def fail(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(*STEPS[step], fail)
-    with pytest.raises(KeyboardInterrupt):
-        write_bundle(tmp_path / "tiny" / "1", draft, content)
-    assert list((tmp_path / "tiny").iterdir()) == []
-    assert find_versions(tmp_path) == {}
-
-
-@pytest.mark.parametrize("step", STEPS)
-def test_what_a_killed_writer_leaves_is_not_listed(original: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    draft, content = draft_of(original), content_of(original)
-    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # a killed process tidies nothing up
+@pytest.mark.parametrize("ends", ["fails", "is killed"])
+def test_a_writer_that_ends_early_leaves_no_version(
+    original: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, ends: str
+) -> None:
+    """One that fails leaves nothing at all; one that is killed, hidden files."""
+    draft, content, model = draft_of(original), content_of(original), tmp_path / "tiny"
 
     def fail(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
+        if ends == "is killed":
+            broken.setattr(shutil, "rmtree", lambda *_, **__: None)  # a killed process tidies nothing up
         broken.setattr(*STEPS[step], fail)
         with pytest.raises(KeyboardInterrupt):
-            write_bundle(tmp_path / "tiny" / "1", draft, content)
-    left = [file.name for file in (tmp_path / "tiny").iterdir()]
-    assert left
+            write_bundle(model / "1", draft, content)
+    left = [file.name for file in model.iterdir()]
+    assert (left != []) == (ends == "is killed")
     assert all(name.startswith(".") for name in left)
     assert find_versions(tmp_path) == {}
-    write_bundle(tmp_path / "tiny" / "1", draft, content)
+    write_bundle(model / "1", draft, content)
     assert find_versions(tmp_path) == {"tiny": (1,)}
 
 
@@ -141,7 +183,8 @@ def test_versions_are_found_and_other_names_ignored(original: Bundle, tmp_path: 
 
     for name in ("books/1", "books/12", "books/3", "games-2.0/7"):
         place(name)
-    junk = ("books/01", "books/-1", "books/1.5", "books/v2", "books/２", "books/.4.tmp", "books/4 ", "Upper/1", ".hidden/1", "sp ace/1")
+    junk = ["books/0", "books/01", "books/-1", "books/1.5", "books/v2", "books/２", "books/.4.tmp", "books/4 "]
+    junk += ["Upper/1", ".hidden/1", "sp ace/1"]
     for name in junk:
         place(name)
     (tmp_path / "books" / "5").mkdir()  # no manifest
@@ -149,19 +192,39 @@ def test_versions_are_found_and_other_names_ignored(original: Bundle, tmp_path: 
     (tmp_path / "README.md").touch()
     (tmp_path / "empty").mkdir()
     assert find_versions(tmp_path) == {"books": (1, 3, 12), "games-2.0": (7,)}
-
-
-def test_a_models_folder_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
     assert find_versions(tmp_path / "none") == {}
-
-
-def test_there_is_no_version_zero(tmp_path: Path) -> None:
-    (tmp_path / "books" / "0").mkdir(parents=True)
-    (tmp_path / "books" / "0" / "manifest.json").touch()
-    assert find_versions(tmp_path) == {}
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "A", "é", "-a", "a" * 65, "a\n"])
 def test_what_is_no_model_name(name: str) -> None:
     assert not is_model_name(name)
     assert is_model_name("a" * 64)
+
+
+# -- what goes into a version ---------------------------------------------------------------------------------------------
+
+
+def test_a_shard_is_written_with_both_of_its_parts_or_with_neither(original: Bundle, tmp_path: Path) -> None:
+    items, nodes = original.tree.item_count, original.tree.node_count
+    whole, shard = (draft_of(original).model_copy(update={"shard": info}) for info in (None, shard_info(original, items, nodes)))
+    parts = ShardParts(np.arange(items), (np.arange(nodes),))
+    for draft, given in ((whole, parts), (shard, None)):
+        with pytest.raises(BundleCorrupt, match="shard: expected both an entry of the manifest and the items and nodes, or neither"):
+            write_bundle(tmp_path / "0" / "1", draft, content_of(original, shard=given))
+    with pytest.raises(BundleCorrupt, match="items: expected ascending"):
+        write_bundle(tmp_path / "0" / "1", shard, content_of(original, shard=ShardParts(np.zeros(items, np.int64), parts.nodes)))
+    assert not (tmp_path / "0" / "1").exists()
+
+
+def test_nothing_but_its_parts_goes_into_a_bundles_next_version(copy: Path, tmp_path: Path) -> None:
+    """A manifest may list what is no part of it; a link there would be followed."""
+    (tmp_path / "secret").write_text("secret")
+    (copy / "extra.txt").symlink_to(tmp_path / "secret")
+    files = json.loads((copy / "manifest.json").read_text())["files"]
+    reseal(copy, files=files | {"extra.txt": {"size": 6, "sha256": "0" * 64}})
+    opened = Bundle.open(copy)
+    golden = opened.golden().append_column(GOLDEN_SCORES, opened.golden().column("ranks"))
+    info = RankerInfo(features=("retrieval.rank",), depth=2, max_depth=4)
+    ranked = with_ranker(opened, copy.parent / "2", info, weighted_sum({"retrieval.rank": 1.0}), golden)
+    assert not (ranked.path / "extra.txt").exists()
+    assert ranked.manifest.files.keys() == files.keys() | {"ranker.onnx"}

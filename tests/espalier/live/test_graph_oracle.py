@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from espalier.engines.live.engine import LiveEngine
 from hypothesis import given
 from hypothesis import strategies as st
 from numba.core.dispatcher import Dispatcher
@@ -20,19 +19,19 @@ from espalier.bundle import Bundle
 from espalier.checks.engines import differences
 from espalier.checks.random_bundles import make_bundle, random_memory, random_tree
 from espalier.checks.random_live import random_state
-from espalier.engines.compiled.engine import CompiledEngine
-from espalier.engines.onnx.engine import OnnxEngine
+from espalier.engines import open_engine
+from espalier.engines.onnx.engine import OnnxSearch
+from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine
 from espalier.live.fold import write_fold
 from espalier.live.folded_tables import FoldedRows
 from espalier.live.live_tree import LEAST_ROOM
 from espalier.live.masks import live_mask
 from espalier.live.state import LiveState
-from espalier.manifest import InnerProductForm
-from espalier.masks.eligibility import node_mask
+from espalier.masks.eligibility import bundle_alone, node_mask
 from espalier.queries import HistoryKind, QueryBatch, VectorKind, pad_histories
-from espalier.search import Engine, LevelTrace, SearchParams, SearchResult
-from tests.espalier.test_signature import KINDS, SMALL_SHAPES
+from espalier.search import LevelTrace, SearchParams, SearchResult
+from tests.espalier.test_signature import KINDS
 
 Rng = np.random.Generator
 
@@ -82,17 +81,14 @@ class Oracle:
     def of_fold(self, result: SearchResult) -> SearchResult:
         """A result of the overlay, by the fold's item rows."""
         assert set(result.item_rows_BM.flat) <= {*self.there.tolist(), -1}
-        return replace(result, item_rows_BM=self.rows.of_rows(result.item_rows_BM), trace=None, frontiers=())
+        return replace(result, item_rows_BM=self.rows.of_rows(result.item_rows_BM), trace=None)
 
-    def live(self, inner: Engine) -> LiveEngine:
-        engine = LiveEngine(self.bundle, inner)
-        engine.set_overlay(self.overlay)
-        return engine
-
-
-def inner_engines(bundle: Bundle) -> list[Engine]:
-    engines: list[Engine] = [ReferenceEngine(bundle), OnnxEngine(bundle, "cpu"), OnnxEngine(bundle, "cpu", shapes=SMALL_SHAPES)]
-    return [*engines, CompiledEngine(bundle)] if isinstance(bundle.graph_scorer.form, InnerProductForm) else engines
+    def engines(self) -> list[Pipeline]:
+        """Those that run on any CPU, with the overlay."""
+        engines = [open_engine(self.bundle, engine=name) for name in ("reference", "onnx-cpu", "compiled-cpu")]
+        for engine in engines:
+            engine.set_overlay(self.overlay)
+        return engines
 
 
 def random_oracle(folder: Path, shape: dict[str, Any]) -> Oracle:
@@ -132,12 +128,10 @@ def test_live_items_are_found_as_if_folded(tmp_path_factory: pytest.TempPathFact
     oracle = random_oracle(tmp_path_factory.mktemp("models"), shape)
     queries, (params, folded) = oracle.queries(3), oracle.params(3, shape["passing"], shape["excluded"])
     expected = oracle.expected(queries, folded)
-    for inner in inner_engines(oracle.bundle):
-        engine = oracle.live(inner)
+    for engine in oracle.engines():
         traced = engine.search(queries, replace(params, trace=True))
         for result in (engine.search(queries, params), traced):
-            assert differences(oracle.of_fold(result), expected) == [], inner.name
-            assert result.frontiers == ()  # nobody asked for them
+            assert differences(oracle.of_fold(result), expected) == [], engine.name
         assert traced.trace is not None
         for b in range(3):  # the beams of a trace are those that were searched, whichever queries were searched together
             alone = engine.search(queries.take(np.array([b])), replace(params.take(np.array([b])), trace=True)).trace
@@ -164,15 +158,19 @@ def test_frozen_queries_see_the_bundle_alone(tmp_path_factory: pytest.TempPathFa
     if isinstance(kind, HistoryKind):  # live items are unknown to them
         known = pad_histories(kind, [np.where(row < items, row, -1) for row in queries.array])
     expected = ReferenceEngine(oracle.bundle).search(known, params)
-    for inner in inner_engines(oracle.bundle):
-        engine = oracle.live(inner)
-        got, live = engine.search(queries, replace(params, frozen_B=frozen_B)), engine.search(queries, params)
+    alone = bundle_alone([oracle.bundle.tree])
+    some, all_of_them = (
+        replace(params, mask_B=tuple(alone if frozen else None for frozen in frozen_B)),
+        replace(params, mask_B=(alone,) * 4),
+    )
+    for engine in oracle.engines():
+        got, live = engine.search(queries, some), engine.search(queries, params)
         for name in ("item_rows_BM", "ranks_BM", "keys_BM", "scores_BM", "count_B", "complete_B"):
             for b in range(4):
                 right: NDArray[Any] = getattr(expected if frozen_B[b] else live, name)[b]
                 np.testing.assert_array_equal(getattr(got, name)[b], right)
             for asked in (queries, known):
-                whole = engine.search(asked, replace(params, frozen_B=np.ones(4, np.bool_)))
+                whole = engine.search(asked, all_of_them)
                 np.testing.assert_array_equal(getattr(whole, name), getattr(expected, name))
 
 
@@ -181,14 +179,12 @@ def test_the_first_search_with_live_items_compiles_and_builds_nothing(tmp_path: 
     """What it needs is there once an overlay is set, for the usual beam."""
     made: list[str] = []
     monkeypatch.setattr(Dispatcher, "compile", recorded(made, Dispatcher.compile))
-    monkeypatch.setattr(OnnxEngine, "_new_session", recorded(made, OnnxEngine._new_session))
+    monkeypatch.setattr(OnnxSearch, "__init__", recorded(made, OnnxSearch.__init__))
     shape = {"seed": 5, "branching_height": (3, 4), "ragged": True, "empty_share": 0.0, "kind": kind, "dtype": "float32", "gamma": 0.5}
     oracle = random_oracle(tmp_path, shape | {"together": False})
     queries = oracle.queries(6)
     usual = oracle.bundle.manifest.search
-    for inner in inner_engines(oracle.bundle)[1::2]:
-        inner.warm_up()
-        engine = oracle.live(inner)
+    for engine in oracle.engines()[1:]:
         made.clear()
         for b in range(6):
             result = engine.search(queries.take(np.array([b])), SearchParams.uniform(1, usual.beam_size, usual.m))

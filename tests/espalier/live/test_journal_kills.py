@@ -22,40 +22,27 @@ def committed(file: Path, tokens: list[str]) -> str:
     return json.dumps([(operation.sequence, operation.id, token) for operation, token in done]) + "\n"
 
 
-def test_what_is_kept_is_neither_lost_nor_twice(tmp_path: Path) -> None:
-    lines = [committed(tmp_path / "live.db", ["a", "b"]), committed(tmp_path / "live.db", ["c"])]
-    found = judged(tmp_path / "live.db", 3, [*lines, lines[0][:-3]], 1.0)  # the last was cut off
+def test_the_judge_sees_what_is_kept_lost_twice_and_damaged(tmp_path: Path) -> None:
+    file = tmp_path / "live.db"
+    lines = [committed(file, ["a", "b"]), committed(file, ["c"])]
+    found = judged(file, 3, [*lines, lines[0][:-3]], 1.0)  # the last was cut off
     assert (found.commits, found.acknowledged, found.lost, found.twice, found.damaged, found.unguarded) == (2, 3, 0, 0, "", 0)
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "DELETE FROM ops WHERE seq = 2",
-        """UPDATE ops SET body = CAST('{"fields":{"token":"x"}}' AS BLOB) WHERE seq = 2""",
-        "DELETE FROM placements WHERE seq = 2",
-    ],
-)
-def test_an_acknowledged_operation_that_is_not_there_as_it_was_is_lost(tmp_path: Path, statement: str) -> None:
-    line = committed(tmp_path / "live.db", ["a", "b"])
-    with Journal(tmp_path / "live.db").exclusive() as connection:
-        connection.execute(statement)
-    assert judged(tmp_path / "live.db", 0, [line], 1.0).lost == 1
-
-
-def test_numbers_and_operations_that_come_twice_are_counted(tmp_path: Path) -> None:
-    line = committed(tmp_path / "live.db", ["a"])
-    other = json.dumps([(1, "other", "b")]) + "\n"
-    assert judged(tmp_path / "live.db", 0, [line, other], 1.0).twice == 1
-    again = committed(tmp_path / "live.db", ["a"])
-    assert judged(tmp_path / "live.db", 0, [line, again], 1.0).twice == 1
-
-
-def test_a_table_that_does_not_fit_the_operations_is_damage(tmp_path: Path) -> None:
-    line = committed(tmp_path / "live.db", ["a"])
-    with Journal(tmp_path / "live.db").exclusive() as connection:
+    assert judged(file, 0, [*lines, json.dumps([(1, "other", "d")]) + "\n"], 1.0).twice == 1  # a number that was given twice
+    assert judged(file, 0, [*lines, committed(file, ["a"])], 1.0).twice == 1  # an operation that is there twice
+    for lost, statement in enumerate(
+        (
+            "DELETE FROM ops WHERE seq = 2",
+            """UPDATE ops SET body = CAST('{"fields":{"token":"x"}}' AS BLOB) WHERE seq = 1""",
+            "DELETE FROM placements WHERE seq = 3",
+        ),
+        start=1,
+    ):
+        with Journal(file).exclusive() as connection:
+            connection.execute(statement)
+        assert judged(file, 0, lines, 1.0).lost == lost
+    with Journal(file).exclusive() as connection:
         connection.execute("UPDATE latest SET seq = 7")
-    assert "latest" in judged(tmp_path / "live.db", 0, [line], 1.0).damaged
+    assert "latest" in judged(file, 0, lines, 1.0).damaged
 
 
 @pytest.mark.slow

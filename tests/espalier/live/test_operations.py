@@ -1,15 +1,19 @@
-"""Operations of a live catalogue and their canonical bodies."""
+"""Operations of a live catalogue: their canonical bodies, and fields as their columns would keep them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.errors import InvalidData
-from espalier.items import MAX_ID_BYTES
+from espalier.errors import InvalidData, InvalidInput
+from espalier.items import MAX_ID_BYTES, ItemTable
+from espalier.live.fields import Columns
 from espalier.live.operations import MAX_BODY_BYTES, ItemBody, Operation
 
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
@@ -77,16 +81,13 @@ def test_the_largest_body_is_kept() -> None:
     assert ItemBody.from_bytes(ItemBody(text="x" * room).to_bytes()).text == "x" * room
 
 
-@pytest.mark.parametrize("data", [b'{"valid_until":true}', b'{"valid_until":NaN}', b'{"users":["u"]}', b" " * (MAX_BODY_BYTES + 1)])
-def test_parts_of_other_types_are_refused(data: bytes) -> None:
-    with pytest.raises(InvalidData):
-        ItemBody.from_bytes(data)
+NO_BODIES = [
+    b"", b"{", b"[]", b"[" * 100_000, b" " * (MAX_BODY_BYTES + 1), b'{"other":1}', b'{"like":"a"}', b'{"like":[1]}', b'{"events":{}}',
+    b'{"fields":[]}', b'{"text":1}', b'{"valid_until":true}', b'{"valid_until":NaN}', b'{"users":["u"]}',
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"{", b"[]", b'{"other":1}', b'{"like":"a"}', b'{"like":[1]}', b'{"events":{}}', b'{"fields":[]}', b'{"text":1}', b"[" * 100_000],
-)
+@pytest.mark.parametrize("data", NO_BODIES)
 def test_bytes_that_are_no_body_are_refused(data: bytes) -> None:
     with pytest.raises(InvalidData):
         ItemBody.from_bytes(data)
@@ -116,3 +117,58 @@ def test_operations_leave_the_same_state_where_only_sequence_and_time_differ() -
     assert not put.same_state(replace(put, source_version=4))
     assert not put.same_state(replace(put, body=ItemBody({"x": 1})))
     assert not put.same_state(Operation(9, "a", "delete", source_version=3))
+
+
+# -- fields ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def columns() -> Columns:
+    return Columns(
+        ItemTable.build(
+            pa.table(
+                {
+                    "id": ["a"],
+                    "title": ["A"],
+                    "price": pa.array([1.5], pa.float32()),
+                    "year": pa.array([1990], pa.int16()),
+                    "sold": [True],
+                    "tags": [["x"]],
+                }
+            )
+        )
+    )
+
+
+def test_values_are_those_of_the_columns_and_nulls_are_left_out(columns: Columns) -> None:
+    given = {"title": "B", "price": 0.1, "year": 2026, "sold": False, "tags": ["y", "z"]}
+    assert columns.typed(given) == given | {"price": float(np.float32(0.1))}
+    assert columns.typed({"title": None, "price": 3}) == {"price": 3.0}
+    assert columns.typed({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("colour", "red"),
+        ("id", "b"),
+        ("title", 5),
+        ("title", ["B"]),
+        ("price", "5"),
+        ("price", True),
+        ("price", 1e39),
+        ("year", 1.5),
+        ("year", True),
+        ("year", 1 << 20),
+        ("sold", 1),
+        ("tags", "x"),
+        ("tags", [1]),
+    ],
+)
+def test_what_a_column_cannot_keep_is_refused_by_name(columns: Columns, name: str, value: Any) -> None:
+    with pytest.raises(InvalidInput, match=f"fields.{name}"):
+        columns.typed({name: value})
+    assert columns.fitting({name: value, "title": "B"} if name != "title" else {name: value, "sold": True}) in (
+        {"title": "B"},
+        {"sold": True},
+    )

@@ -1,4 +1,4 @@
-"""Where live items go and with what row: by events, by items that they are like, by texts and fields."""
+"""Where live items go and with what row: by events, by items that they are like, by texts and fields; and which items are near."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
@@ -25,10 +27,12 @@ from espalier.manifest import Ranking
 from espalier.memory import Memory
 from espalier.placement.graph_rows import MOST_EVENTS, NEAREST, USUAL, Background, NearRows, RowScale, Trial, scale_of, shifts_of
 from espalier.placement.memory_rows import MemoryRows
+from espalier.placement.near_items import NO_NEIGHBOUR, NearItems
 from espalier.placement.parents import MOST, Parents, best_first, votes_of_search
 from espalier.placement.placer import Candidates, Placer
 from espalier.queries import HistoryKind, VectorKind, encode_histories, pad_histories
 from espalier.search import Frontier, SearchParams
+from espalier.text.sparse_rows import SparseRows
 from espalier.tree import complete_tree
 
 
@@ -432,3 +436,28 @@ def test_linear_items_are_placed_together_as_each_alone(tmp_path: Path) -> None:
         for one, other in zip(together, alone, strict=True):
             assert not isinstance(one, EspalierError)
             assert [(node, row.to_bytes()) for node, row in one[0]] == [(node, row.to_bytes()) for node, row in other[0]]
+
+
+# -- near items --------------------------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 6))
+def test_nearest_items_are_those_of_the_largest_cosine(seed: int, count: int) -> None:
+    rng = np.random.default_rng(seed)
+    signs = rng.choice([-1, 1], 9)  # a sum may be 0 or below
+    old, new = (sparse_rows((rng.random((n, 9)) < 0.4) * signs * rng.integers(1, 3, (n, 9))) for n in (int(rng.integers(1, 30)), 7))
+    item_nK, cosine_nK = NearItems(old).nearest(new, count)
+    every = dense(new) @ dense(old).T
+    for i in range(len(new)):
+        best = [item for item in np.argsort(-every[i], kind="stable").tolist() if every[i, item] > 0][:count]
+        assert item_nK[i].tolist() == best + [NO_NEIGHBOUR] * (count - len(best))
+        assert_allclose(cosine_nK[i, : len(best)], every[i, best], rtol=1e-6)
+        assert_array_equal(cosine_nK[i, len(best) :], 0)
+
+
+def dense(rows: SparseRows) -> NDArray[np.float64]:
+    full = np.zeros((len(rows), rows.width))
+    for i in range(len(rows)):
+        own = slice(int(rows.indptr[i]), int(rows.indptr[i + 1]))
+        full[i, rows.indices[own]] = rows.values[own]
+    return full

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -43,3 +44,18 @@ def s3_store(address: str, monkeypatch: pytest.MonkeyPatch) -> Objects:
 @pytest.fixture
 def books(tmp_path: Path) -> Path:
     return two_versions(tmp_path / "made")
+
+
+def in_threads(calls: Sequence[Callable[[], object]]) -> None:
+    """All at once."""
+    start = threading.Barrier(len(calls))
+
+    def run(call: Callable[[], object]) -> None:
+        start.wait()
+        call()
+
+    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

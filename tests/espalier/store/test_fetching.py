@@ -6,7 +6,6 @@ import errno
 import fcntl
 import os
 import shutil
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +23,7 @@ from espalier.store.models import blob_key
 from espalier.store.objects import Objects
 from espalier.store.publishing import publish
 from espalier.tree import complete_tree
+from tests.espalier.store.conftest import in_threads
 from tests.object_stores import CuttingProxy
 
 RANGE = 1 << 16
@@ -77,45 +77,48 @@ def test_a_fetched_version_is_the_published_one(store: Objects, large: Path, cac
     assert fetch(store, "large", 1, cache) == 0
 
 
-def test_nothing_is_visible_before_all_of_it_is_there(store: Objects, large: Path, cache: Path) -> None:
-    publish(store, [large])
-    with pytest.raises(Cut):
-        fetch(store, "large", 1, cache, cut_after(300_000))
-    assert find_versions(cache) == {}
-    assert not (cache / "large" / "1").exists()
-
-
-def test_a_cut_download_goes_on_where_it_was(store: Objects, large: Path, cache: Path) -> None:
+def test_a_cut_download_is_not_visible_and_goes_on_where_it_was(store: Objects, large: Path, cache: Path) -> None:
     publish(store, [large])
     size = sum(file.stat().st_size for file in large.iterdir() if file.name != "manifest.json")
     with pytest.raises(Cut):
         fetch(store, "large", 1, cache, cut_after(500_000))
-    came = fetch(store, "large", 1, cache)
-    assert size - 500_000 - RANGE <= came <= size - 500_000
+    assert find_versions(cache) == {}
+    assert not (cache / "large" / "1").exists()
+    drop_unfinished(cache / "large", keep={1})
+    assert size - 500_000 - RANGE <= fetch(store, "large", 1, cache) <= size - 500_000
     Bundle.open(cache / "large" / "1")
 
 
-def test_what_came_before_a_cut_is_hashed_again(store: Objects, large: Path, cache: Path) -> None:
-    publish(store, [large])
+def test_leftovers_of_downloads_that_nobody_wants_go(folder_store: Objects, large: Path, cache: Path) -> None:
+    publish(folder_store, [large])
     with pytest.raises(Cut):
-        fetch(store, "large", 1, cache, cut_after(500_000))
+        fetch(folder_store, "large", 1, cache, cut_after(300_000))
+    assert (cache / "large" / ".fetch-1").is_dir()
+    drop_unfinished(cache / "large", keep={2})
+    assert not (cache / "large" / ".fetch-1").exists()
+
+
+def test_what_came_before_a_cut_is_hashed_again(folder_store: Objects, large: Path, cache: Path) -> None:
+    publish(folder_store, [large])
+    with pytest.raises(Cut):
+        fetch(folder_store, "large", 1, cache, cut_after(500_000))
     part = cache / "large" / ".fetch-1" / "nodes.safetensors"
     begun = part.stat().st_size
     assert begun
     content = bytearray(part.read_bytes())
     content[5] ^= 1
     part.write_bytes(content)
-    fetch(store, "large", 1, cache)
+    fetch(folder_store, "large", 1, cache)
     Bundle.open(cache / "large" / "1")
 
 
-def test_a_part_that_is_too_long_begins_anew(store: Objects, books: Path, cache: Path) -> None:
-    publish(store, [books / "1"])
+def test_a_part_that_is_too_long_begins_anew(folder_store: Objects, books: Path, cache: Path) -> None:
+    publish(folder_store, [books / "1"])
     begun = cache / "books" / ".fetch-1"
     begun.mkdir(parents=True)
     (begun / "items.arrow").write_bytes(bytes(1 << 20))
     (begun / "left-over").write_bytes(b"of another manifest")
-    fetch(store, "books", 1, cache)
+    fetch(folder_store, "books", 1, cache)
     Bundle.open(cache / "books" / "1")
     assert not (cache / "books" / "1" / "left-over").exists()
 
@@ -174,11 +177,11 @@ def test_a_version_that_is_not_there_is_said(store: Objects, books: Path, cache:
         fetch(store, "books", 3, cache)
 
 
-def test_what_is_no_version_is_not_replaced(store: Objects, books: Path, cache: Path) -> None:
-    publish(store, [books / "1"])
+def test_what_is_no_version_is_not_replaced(folder_store: Objects, books: Path, cache: Path) -> None:
+    publish(folder_store, [books / "1"])
     (cache / "books" / "1").mkdir(parents=True)
     with pytest.raises(StoreConflict, match=r"there without a manifest.json; remove it"):
-        fetch(store, "books", 1, cache)
+        fetch(folder_store, "books", 1, cache)
     assert not (cache / "books" / ".fetch-1").exists()
 
 
@@ -193,74 +196,60 @@ def test_names_of_files_cannot_leave_the_folder(folder_store: Objects, books: Pa
     assert not (cache / "books").exists()
 
 
-def test_more_than_the_disk_has_is_refused_before_the_download(store: Objects, books: Path, cache: Path) -> None:
+def test_more_than_the_disk_has_is_refused_before_the_download(folder_store: Objects, books: Path, cache: Path) -> None:
     text = (books / "1" / "manifest.json").read_text()
     size = str((books / "1" / "nodes.safetensors").stat().st_size)
     text = text.replace(f'"size": {size}', '"size": 4000000000000000')
-    store.write("models/books/1/manifest.json", iter([text.encode()]), len(text))
+    folder_store.write("models/books/1/manifest.json", iter([text.encode()]), len(text))
     with pytest.raises(CacheFull, match=r"needs 40000000000\d+ more bytes, and 16777216 to spare"):
-        fetch(store, "books", 1, cache)
+        fetch(folder_store, "books", 1, cache)
     assert not (cache / "books" / ".fetch-1").exists()
 
 
-def test_a_disk_that_fills_up_is_a_clean_error(store: Objects, large: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish(store, [large])
+def test_a_disk_that_fills_up_is_a_clean_error(folder_store: Objects, large: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(folder_store, [large])
 
     def full(progress: Progress, _: int) -> None:
         if progress.came > 300_000:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.raises(CacheFull, match=r"no room for version 1 of \d+ bytes \(No space left on device\)"):
-        fetch(store, "large", 1, cache, full)
+        fetch(folder_store, "large", 1, cache, full)
     assert os.listdir(cache / "large") == [".fetch.lock"]
 
 
-def test_two_processes_do_not_download_the_same_version_at_once(store: Objects, large: Path, cache: Path) -> None:
-    publish(store, [large])
+def test_two_processes_do_not_download_the_same_version_at_once(folder_store: Objects, large: Path, cache: Path) -> None:
+    publish(folder_store, [large])
     (cache / "large").mkdir(parents=True)
     with (cache / "large" / ".fetch.lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(BeingFetched, match="another process downloads"):
-            fetch(store, "large", 1, cache)
-    assert fetch(store, "large", 1, cache) > 0
+            fetch(folder_store, "large", 1, cache)
+    assert fetch(folder_store, "large", 1, cache) > 0
 
 
-def test_of_many_at_once_one_downloads(store: Objects, large: Path, cache: Path) -> None:
-    publish(store, [large])
+def test_of_many_at_once_one_downloads(folder_store: Objects, large: Path, cache: Path) -> None:
+    publish(folder_store, [large])
     came: list[int] = []
 
     def go() -> None:
         while True:
             try:
-                came.append(fetch(store, "large", 1, cache))
+                came.append(fetch(folder_store, "large", 1, cache))
                 return
             except BeingFetched:
                 continue
 
-    threads = [threading.Thread(target=go) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([go] * 4)
     assert sorted(count > 0 for count in came) == [False, False, False, True]
     Bundle.open(cache / "large" / "1")
 
 
-def test_only_what_came_from_a_store_is_dropped(store: Objects, books: Path, cache: Path) -> None:
-    publish(store, [books / "1", books / "2"])
-    fetch(store, "books", 1, cache)
+def test_only_what_came_from_a_store_is_dropped(folder_store: Objects, books: Path, cache: Path) -> None:
+    publish(folder_store, [books / "1", books / "2"])
+    fetch(folder_store, "books", 1, cache)
     shutil.copytree(books / "2", cache / "books" / "2")  # made here
     assert drop(cache / "books", 1)
     assert not drop(cache / "books", 2)
     assert find_versions(cache) == {"books": (2,)}
     assert sorted(os.listdir(cache / "books")) == [".fetch.lock", "2"]
-
-
-def test_leftovers_of_downloads_that_nobody_wants_go(store: Objects, large: Path, cache: Path) -> None:
-    publish(store, [large])
-    with pytest.raises(Cut):
-        fetch(store, "large", 1, cache, cut_after(300_000))
-    drop_unfinished(cache / "large", keep={1})
-    assert (cache / "large" / ".fetch-1").is_dir()
-    drop_unfinished(cache / "large", keep={2})
-    assert not (cache / "large" / ".fetch-1").exists()

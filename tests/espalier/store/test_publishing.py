@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from espalier.store.models import blob_key, find_models, manifest_key, read_mani
 from espalier.store.objects import Objects
 from espalier.store.publishing import Published, publish
 from espalier.store.urls import check_url
+from tests.espalier.store.conftest import in_threads
 
 
 def blobs(store: Objects) -> set[str]:
@@ -108,20 +109,14 @@ def test_of_publishers_at_once_one_writes_the_version(store: Objects, books: Pat
     (other / "manifest.json").write_text(json.dumps(json.loads((other / "manifest.json").read_text()) | {"version": 1}))
     done: list[tuple[Path, bool]] = []
     refused: list[Path] = []
-    start = threading.Barrier(6)
 
     def go(folder: Path) -> None:
-        start.wait()
         try:
             done.append((folder, publish(store, [folder])[0].new))
         except StoreConflict:
             refused.append(folder)
 
-    threads = [threading.Thread(target=go, args=(folder,)) for folder in (books / "1", other) * 3]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([partial(go, folder) for folder in (books / "1", other) * 3])
     winner = {folder for folder, _ in done}
     assert len(winner) == 1
     assert sum(new for _, new in done) == 1
@@ -166,17 +161,7 @@ def test_only_stored_versions_may_serve(store: Objects, books: Path) -> None:
 
 def test_no_change_of_the_default_is_lost(store: Objects, books: Path) -> None:
     publish(store, [books / "1", books / "2"])
-    start = threading.Barrier(4)
-
-    def go(version: int) -> None:
-        start.wait()
-        set_default(store, "books", version)
-
-    threads = [threading.Thread(target=go, args=(1 + i % 2,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([partial(set_default, store, "books", 1 + i % 2) for i in range(4)])
     serving, _ = read_serving(store, "books")
     assert serving is not None
     assert serving.generation == 4

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 from numpy.testing import assert_array_equal
 
@@ -15,8 +14,10 @@ from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.queries import FeaturesKind, HistoryKind, TextKind, encode_features, encode_histories, encode_texts
 from espalier.search import SearchParams
+from tests.training.commands import command, written_toml
 from tests.training.live.journals import JournalOf
-from tests.training.test_earlier import CLUSTERS, ITEMS, command, settings, trained, write_log
+from tests.training.shop import write_shop
+from tests.training.test_earlier import CLUSTERS, ITEMS, settings, trained, write_log
 from training.deep.prepare import leaf_rows, prepare
 from training.rankers.log_queries import from_log
 from training.specification.models import deep_config
@@ -37,20 +38,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def toml(folder: Path, name: str, **changed: Any) -> Path:
-    raw = settings(folder / "log.csv", **changed)
-    lines = [f"{key} = {json.dumps(value)}" for key, value in raw.items() if not isinstance(value, dict)]
-    for section, values in raw.items():
-        if isinstance(values, dict):
-            lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
-    file = folder / f"{name}.toml"
-    file.write_text("\n".join(lines) + "\n")
-    return file
-
-
-def fitted(models: Path, version: int, config: Path, *more: object) -> Bundle:
-    out = models / "planted" / str(version)
-    assert command("fit", "--config", config, "--out", out, "--device", "cpu", *more) == 0
+def fitted(models: Path, version: int, raw: dict[str, Any], *more: object) -> Bundle:
+    config, out = written_toml(models / f"{version}.toml", raw), models / "planted" / str(version)
+    assert command("fit", "--config", config, "--out", out, "--device", "cpu", *more).status == 0
     return Bundle.open(out)
 
 
@@ -62,12 +52,13 @@ def found(bundle: Bundle, history: list[str], m: int = 20) -> list[str]:
     return bundle.items.ids_of(rows[rows >= 0])
 
 
-def going_on(models: Path) -> dict[str, Any]:
-    return {"earlier_model": str(models / "planted" / "1"), "tree": {"kind": "earlier"}, "scorer": {"init": "earlier"}}
+def going_on(models: Path, **sections: Any) -> dict[str, Any]:
+    start = {"earlier_model": str(models / "planted" / "1"), "tree": {"kind": "earlier"}, "scorer": {"init": "earlier"}}
+    return settings(models / "log.csv", **(start | sections))
 
 
 def test_a_model_that_goes_on_from_an_earlier_one_has_its_live_items(models: Path) -> None:
-    bundle = fitted(models, 2, toml(models, "going-on", **going_on(models), optimiser={"steps": 10}))
+    bundle = fitted(models, 2, going_on(models, optimiser={"steps": 10}))
     ids = bundle.items.column("id").to_pylist()
     assert {"new-a", "new-b", "quiet"} <= {*ids}
     assert "item-8" not in ids
@@ -77,29 +68,27 @@ def test_a_model_that_goes_on_from_an_earlier_one_has_its_live_items(models: Pat
     assert (live.through, live.folded_from) == (4, None)
 
 
-def test_live_items_start_from_their_places_and_rows(models: Path, tmp_path: Path) -> None:
-    prepared = prepare(deep_config(settings(models / "log.csv", **going_on(models))), None, tmp_path)
+def test_live_items_start_from_their_places_and_rows_and_a_run_that_goes_on_trains_with_what_it_read_first(
+    models: Path, tmp_path: Path
+) -> None:
+    planted = shutil.copytree(models / "planted", tmp_path / "planted")
+    config = deep_config(going_on(models) | {"earlier_model": str(planted / "1")})
+    prepared = prepare(config, None, tmp_path)
     assert prepared.earlier is not None
-    writer = JournalOf(Bundle.open(models / "planted" / "1"))
+    writer = JournalOf(Bundle.open(planted / "1"))
     (stored,) = writer.journal.placements(1, [1])[1]
     row = prepared.items.rows_of(["new-a"])[0]
     leaf = prepared.earlier.tree.leaf_of_item[row]
     assert_array_equal(prepared.earlier.model.node_rows.detach().numpy()[leaf], stored.row.values)
 
-
-def test_a_run_that_goes_on_trains_with_what_it_read_first(models: Path, tmp_path: Path) -> None:
-    first = prepare(deep_config(settings(models / "log.csv", **going_on(models))), None, tmp_path)
-    late = JournalOf(Bundle.open(models / "planted" / "1"), seed=9)
-    late.state.skip_to(late.journal.last_sequence())
-    assert first.along is not None
-    kept = (tmp_path / "journal.ndjson").read_bytes()
-    again = prepare(deep_config(settings(models / "log.csv", **going_on(models))), None, tmp_path)
-    assert again.items.column("id").to_pylist() == first.items.column("id").to_pylist()
-    assert (tmp_path / "journal.ndjson").read_bytes() == kept
+    writer.put("late", placed=False, like=("item-0",))
+    again = prepare(config, None, tmp_path)
+    assert again.items.column("id").to_pylist() == prepared.items.column("id").to_pylist()
 
 
 def test_a_new_tree_has_live_items_too(models: Path) -> None:
-    bundle = fitted(models, 3, toml(models, "anew", tree={"kind": "kmeans"}), "--earlier", models / "planted" / "1")
+    raw = settings(models / "log.csv", tree={"kind": "kmeans"}, optimiser={"steps": 30})
+    bundle = fitted(models, 3, raw, "--earlier", models / "planted" / "1")
     ids = bundle.items.column("id").to_pylist()
     assert {"new-a", "new-b", "quiet"} <= {*ids}
     assert "item-8" not in ids
@@ -115,42 +104,15 @@ def test_k_means_over_rows_knows_those_of_live_items(models: Path, tmp_path: Pat
     assert rows_ID[prepared.items.rows_of(["quiet"])[0]].any()
 
 
-def test_without_a_journal_nothing_is_taken_along(models: Path, tmp_path: Path) -> None:
-    write_log(tmp_path / "log.csv")
-    prepared = prepare(deep_config(settings(tmp_path / "log.csv")), None, tmp_path)
-    assert prepared.along is None
-    assert len(prepared.items) == ITEMS
-
-
 # -- linear models -------------------------------------------------------------------------------------------------------------
-
-COLOURS, THINGS = ("black", "green", "blue", "red"), ("teapot", "kettle", "lamp", "chair", "table", "spoon")
 
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of texts over coloured things, with new and deleted ones in its journal."""
     folder = tmp_path_factory.mktemp("shop")
-    ids = [f"{colour}-{thing}" for colour in COLOURS for thing in THINGS]
-    pl.DataFrame({"id": ids, "title": [item.replace("-", " ") for item in ids]}).write_parquet(folder / "items.parquet")
-    log = [(pattern.format(item.replace("-", " ")), item) for item in ids for pattern in ("{}", "{} for me", "buy a {}")]
-    pl.DataFrame(log, schema=["query", "item"], orient="row").write_csv(folder / "log.csv")
-    (folder / "shop.toml").write_text(
-        f"""
-        kind = "xr-linear"
-        name = "shop"
-        [data]
-        format = "log"
-        train = "{folder}/log.csv"
-        items = "{folder}/items.parquet"
-        own_texts = [["title"]]
-        [tree]
-        branching = 4
-        max_leaf = 8
-        """
-    )
-    out = folder / "models" / "shop"
-    assert command("fit", "--config", folder / "shop.toml", "--out", out / "1") == 0
+    config, out = write_shop(folder), folder / "models" / "shop"
+    assert command("fit", "--config", config, "--out", out / "1").status == 0
     writer = JournalOf(Bundle.open(out / "1"))
     writer.put("purple-teapot", events=("purple teapot", "a purple teapot please"), fields={"title": "purple teapot"})
     writer.put("golden-spoon", text="a golden spoon")
@@ -158,7 +120,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     writer.put("blue-thing", like=("blue-lamp",))
     writer.put("red-lamp", placed=False, fields={"title": "crimson lamp"})
     writer.delete("black-chair")
-    assert command("fit", "--config", folder / "shop.toml", "--out", out / "2", "--earlier", out / "1") == 0
+    assert command("fit", "--config", config, "--out", out / "2", "--earlier", out / "1").status == 0
     return out
 
 
@@ -190,8 +152,8 @@ def test_queries_of_a_ranker_have_the_rows_of_the_new_version(shop: Path) -> Non
     bundle = Bundle.open(shop / "2")
     kind = bundle.manifest.query
     assert isinstance(kind, TextKind)
-    (red,) = bundle.items.rows_of(["red-spoon"])  # behind the item that is gone, so its row is another one now
-    wanted = encode_texts(kind, bundle.vectoriser, ["buy a red spoon"]).features
+    (white,) = bundle.items.rows_of(["white-spoon"])  # behind the item that is gone, so its row is another one now
+    wanted = encode_texts(kind, bundle.vectoriser, ["buy a white spoon"]).features
     split = from_log(bundle, None, "training", False)
     parts = [(part.queries.features, part.items) for part in (split.train, split.valid, split.test)]
     rows = np.concatenate([items for _, own in parts for items in own])
@@ -202,7 +164,7 @@ def test_queries_of_a_ranker_have_the_rows_of_the_new_version(shop: Path) -> Non
         for b in range(len(own))
         if features.take(np.array([b])).indices.tolist() == wanted.indices.tolist()
     ]
-    assert [red] in found
+    assert [white] in found
 
 
 def test_features_train_labels_that_the_points_lack(tmp_path: Path) -> None:
@@ -213,21 +175,14 @@ def test_features_train_labels_that_the_points_lack(tmp_path: Path) -> None:
         others = sorted({int(f) for f in rng.integers(3, 5, 2)})
         lines.append(f"{label} " + " ".join(f"{f}:1" for f in [label, *others]))
     (tmp_path / "train.txt").write_text("\n".join(lines) + "\n")
-    (tmp_path / "points.toml").write_text(
-        f"""
-        kind = "xr-linear"
-        name = "points"
-        [data]
-        format = "xmc"
-        train = "{tmp_path}/train.txt"
-        """
-    )
+    data = {"format": "xmc", "train": str(tmp_path / "train.txt")}
+    written_toml(tmp_path / "points.toml", {"kind": "xr-linear", "name": "points", "data": data})
     out = tmp_path / "models" / "points"
-    assert command("fit", "--config", tmp_path / "points.toml", "--out", out / "1") == 0
+    assert command("fit", "--config", tmp_path / "points.toml", "--out", out / "1").status == 0
     writer = JournalOf(Bundle.open(out / "1"))
     writer.put("new", events=({"indices": [5], "values": [1.0]},) * 4)
     writer.delete("1")
-    assert command("fit", "--config", tmp_path / "points.toml", "--out", out / "2", "--earlier", out / "1") == 0
+    assert command("fit", "--config", tmp_path / "points.toml", "--out", out / "2", "--earlier", out / "1").status == 0
     bundle = Bundle.open(out / "2")
     assert bundle.items.column("id").to_pylist() == ["0", "2", "new"]
     reference = open_engine(bundle, "cpu", "reference")

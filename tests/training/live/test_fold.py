@@ -7,26 +7,30 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from espalier.bundle import Bundle
 from espalier.checks.golden import verify_golden
 from espalier.checks.random_bundles import random_queries
-from espalier.engines import open_engine, open_live_engine
+from espalier.engines import open_engine
 from espalier.live.fold import folded
 from espalier.live.state import LiveState
 from espalier.rerank.ranker import GOLDEN_SCORES
 from espalier.search import SearchParams
+from espalier.tree import tree_from_children
 from tests.rankers import add_ranker
+from tests.training.commands import command
 from tests.training.live.journals import JournalOf, history_model, linear_model
-from tests.training.test_earlier import command
 from training.inspect import inspect
 from training.live import publish_fold
 from training.live.publish_fold import fitted
+from training.live.splitting import most_children, split_for_padding
 
 
 def fold(model: Path, out: Path) -> int:
-    return command("fold", "--model", model, "--out", out)
+    return command("fold", "--model", model, "--out", out).status
 
 
 @pytest.fixture
@@ -62,15 +66,16 @@ def test_the_next_version_holds_what_is_live(journal: JournalOf, tmp_path: Path)
     assert verify_golden(after, open_engine(after, "cpu", "reference")) == 1
 
 
-def test_it_finds_what_the_version_with_live_items_finds(tmp_path: Path) -> None:
-    writer = JournalOf(linear_model(tmp_path))
+@pytest.mark.parametrize("trees", [1, 3])
+def test_it_finds_what_the_version_with_live_items_finds(tmp_path: Path, trees: int) -> None:
+    writer = JournalOf(linear_model(tmp_path, trees))
     for number in range(6):
         writer.put(f"new-{number}")
     writer.put("item-2", events=({"indices": [1], "values": [1.0]},))
     writer.delete("item-3")
     writer.delete("new-4")
     assert fold(tmp_path / "books" / "1", tmp_path / "books" / "2") == 0
-    before = open_live_engine(writer.bundle, "cpu")
+    before = open_engine(writer.bundle, "cpu")
     before.set_overlay(writer.state.overlay())
     rows = folded(writer.bundle, writer.state.overlay(), writer.state.table).rows
     queries, params = random_queries(np.random.default_rng(0), writer.bundle, 20), SearchParams.uniform(20, 3, 9)
@@ -79,18 +84,6 @@ def test_it_finds_what_the_version_with_live_items_finds(tmp_path: Path) -> None
     assert (was.item_rows_BM >= len(writer.bundle.items)).any()
     assert_array_equal(rows.of_rows(was.item_rows_BM), now.item_rows_BM)
     assert_array_equal(was.ranks_BM, now.ranks_BM)
-
-
-@pytest.mark.parametrize("trees", [1, 3])
-def test_linear_models_and_forests_fold(tmp_path: Path, trees: int) -> None:
-    writer = JournalOf(linear_model(tmp_path, trees))
-    writer.put("new")
-    writer.delete("item-0")
-    assert fold(tmp_path / "books" / "1", tmp_path / "books" / "2") == 0
-    after = Bundle.open(tmp_path / "books" / "2")
-    assert len(after.trees) == trees
-    assert {tree.item_count for tree, _ in after.trees} == {len(writer.bundle.items)}
-    assert after.items.column("id").to_pylist()[-1] == "new"
 
 
 def test_a_ranker_goes_along(journal: JournalOf, tmp_path: Path) -> None:
@@ -208,18 +201,49 @@ def test_a_memory_keeps_the_largest_entries_that_a_bundle_may_hold(tmp_path: Pat
         assert sorted(now.values()) == sorted(sorted(was.values(), reverse=True)[:2])
 
 
-@pytest.mark.parametrize(
-    ("out", "message"), [("other/2", "another version of books"), ("books/1", "never overwritten"), ("books/x", "a version number")]
-)
-def test_another_place_is_refused(journal: JournalOf, tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str, message: str) -> None:
-    assert fold(tmp_path / "books" / "1", tmp_path / out) == 1
-    assert message in capsys.readouterr().err
+def test_another_place_and_nothing_to_fold_are_refused(journal: JournalOf, tmp_path: Path) -> None:
+    def refused(model: str, out: str) -> str:
+        outcome = command("fold", "--model", tmp_path / model, "--out", tmp_path / out)
+        assert outcome.status == 1
+        return outcome.err
 
-
-def test_nothing_to_fold_is_said(journal: JournalOf, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "another version of books" in refused("books/1", "other/2")
+    assert "never overwritten" in refused("books/1", "books/1")
+    assert "a version number" in refused("books/1", "books/x")
     assert fold(tmp_path / "books" / "1", tmp_path / "books" / "2") == 0
-    assert fold(tmp_path / "books" / "2", tmp_path / "books" / "3") == 1
-    assert "through operation 8, all of which it holds" in capsys.readouterr().err
+    assert "through operation 8, all of which it holds" in refused("books/2", "books/3")
     history_model(tmp_path, name="plain")
-    assert fold(tmp_path / "plain" / "1", tmp_path / "plain" / "2") == 1
-    assert "with no journal" in capsys.readouterr().err
+    assert "with no journal" in refused("plain/1", "plain/2")
+
+
+# -- nodes of too many children -----------------------------------------------------------------------------------------
+
+
+def padded(count: list[int], most: int) -> bool:
+    """Whether padding is allowed once nodes have at most so many children."""
+    parts = [-(-c // -(-c // most)) for c in count]
+    return sum(-(-c // most) for c in count) * max(parts) <= 2 * sum(count)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=20))
+def test_as_few_nodes_are_split_as_padding_demands(count: list[int]) -> None:
+    most = most_children(np.array(count))
+    assert padded(count, most)
+    assert not any(padded(count, more) for more in range(most + 1, max(count) + 1))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 4))
+def test_a_split_tree_may_be_written_and_keeps_leaves_under_their_ancestors(seed: int, height: int) -> None:
+    rng = np.random.default_rng(seed)
+    counts, size = [], 1
+    for _ in range(height):
+        counts.append(np.where(rng.random(size) < 0.2, rng.integers(5, 30, size), rng.integers(1, 3, size)))
+        size = int(counts[-1].sum())
+    tree = tree_from_children(counts, rng.permutation(size))
+    found = split_for_padding(tree)
+    after = found.tree
+    assert all(after.level_size(h) * after.max_children[h] <= 2 * after.level_size(h + 1) for h in range(after.height))
+    assert_array_equal(after.leaf_item, tree.leaf_item)
+    leaves = np.arange(size)
+    assert_array_equal(found.source_N[after.ancestors(after.leaf_offset + leaves)], tree.ancestors(tree.leaf_offset + leaves))
+    assert (found.split == 0) == (after.node_count == tree.node_count)

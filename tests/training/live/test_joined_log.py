@@ -73,12 +73,9 @@ def test_items_that_are_gone_leave_lists_and_queries(split: Split, tmp_path: Pat
     assert [(pair.history.tolist(), pair.relevant.tolist()) for pair in joined.test] == [([0], [3])]
 
 
-def test_a_user_whose_items_are_all_gone_is_not_learned_from(split: Split, tmp_path: Path) -> None:
-    joined = with_journal(split, items_of(*(delete(1 + i, f"i{item}") for i, item in enumerate((3, 4, 5)))), tmp_path)
-    assert joined.train.tolist() == [0]
-
-
 def test_nothing_left_is_an_error(split: Split, tmp_path: Path) -> None:
+    joined = with_journal(split, items_of(*(delete(1 + i, f"i{item}") for i, item in enumerate((3, 4, 5)))), tmp_path)
+    assert joined.train.tolist() == [0], "a user whose items are all gone is not learned from"
     with pytest.raises(InvalidData, match="items that are gone"):
         with_journal(split, items_of(*(delete(1 + item, f"i{item}") for item in range(6))), tmp_path)
 
@@ -146,9 +143,6 @@ def test_the_last_operation_of_every_id_counts(tmp_path: Path) -> None:
     assert found.put["b"].body.fields == {"x": 2}
     found.write(tmp_path / "kept")
     assert JournalItems.read(tmp_path / "kept") == found
-
-
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("{\n")
     with pytest.raises(InvalidData, match="kept"):
         JournalItems.read(tmp_path / "kept")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 import tracemalloc
 from pathlib import Path
@@ -14,7 +13,6 @@ import pyarrow as pa
 import pytest
 from numpy.testing import assert_array_equal
 
-import training.__main__
 from espalier import bundle_files
 from espalier.bundle import Bundle, find_versions
 from espalier.bundle_writer import with_parts
@@ -22,7 +20,6 @@ from espalier.checks.golden import HISTORY_ROWS, STATES, golden_queries, verify_
 from espalier.checks.heldout import read_heldout
 from espalier.checks.random_bundles import make_bundle, random_memory, random_queries, random_tree
 from espalier.engines import open_engine
-from espalier.engines.compiled.engine import CompiledEngine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleCorrupt, BundleExists, BundleNotFound, InvalidConfig
 from espalier.queries import QueryBatch
@@ -31,7 +28,7 @@ from espalier.shards import cut_tables
 from espalier.shards.cut import Cut
 from espalier.text.sparse_rows import SparseRows
 from tests.espalier.shards import test_cut_linear
-from tests.espalier.shards.merging import answers_of, merged, with_states
+from tests.training.commands import command as command_line
 from training.golden import golden_answers
 from training.inspect import inspect
 from training.shard import command
@@ -97,13 +94,6 @@ def test_shards_hold_all_items_and_answer_the_golden_queries_of_the_bundle(tmp_p
         assert table.column("beam_size") == bundle.golden().column("beam_size")
 
 
-def test_one_shard_expects_of_golden_queries_what_the_bundle_does(tmp_path: Path) -> None:
-    bundle = made(tmp_path, "product memory")
-    (only,) = shard(bundle.path, 1, tmp_path / "shards")
-    for name in ("item_rows", "ranks", "keys", "margin"):
-        assert only.golden().column(name) == bundle.golden().column(name)
-
-
 def test_golden_queries_of_shards_bring_the_states_of_the_whole_bundle_and_its_item_rows(tmp_path: Path) -> None:
     bundle = made(tmp_path, "product memory")
     whole, none = golden_queries(bundle, bundle.golden())
@@ -115,9 +105,7 @@ def test_golden_queries_of_shards_bring_the_states_of_the_whole_bundle_and_its_i
         assert_array_equal(states_BLS, ReferenceEngine(bundle).states(whole))
 
 
-@pytest.mark.parametrize(
-    ("kind", "before", "after"), [*((kind, 3, 2) for kind in KINDS), ("product memory", 1, 3), ("forest float16", 2, 1)]
-)
+@pytest.mark.parametrize(("kind", "before", "after"), [*((kind, 3, 2) for kind in KINDS), ("product memory", 1, 3)])
 def test_shards_cut_into_another_number_are_those_that_the_bundle_is_cut_into(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, before: int, after: int
 ) -> None:
@@ -127,14 +115,6 @@ def test_shards_cut_into_another_number_are_those_that_the_bundle_is_cut_into(
     monkeypatch.setattr(cut_tables, "BLOCK", 5)
     shard(bundle.path, before, tmp_path / "before")
     assert [files_of(found) for found in shard(tmp_path / "before", after, tmp_path / "after")] == expected
-
-
-def test_shards_answer_together_as_the_bundle_to_the_last_bit_where_no_beam_is_cut(tmp_path: Path) -> None:
-    bundle = made(tmp_path, "product memory")
-    queries = random_queries(np.random.default_rng(1), bundle, 5, integer=False)
-    params = with_states(bundle, queries, SearchParams.uniform(5, 1000, 9))
-    together = merged(bundle, shard(bundle.path, 3, tmp_path / "shards"), queries, params, CompiledEngine)
-    assert together == answers_of(bundle, CompiledEngine(bundle), queries, params)
 
 
 def test_a_layout_that_is_there_is_not_written_again_and_one_that_is_not_whole_is_completed(
@@ -161,20 +141,6 @@ def test_a_layout_that_is_there_is_not_written_again_and_one_that_is_not_whole_i
         shard(bundle.path, 3, out)
 
 
-def test_a_run_that_fails_leaves_no_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle, write = made(tmp_path, "vector"), Cut.write
-
-    def fail(self: Cut, path: Path, index: int) -> Bundle:
-        if index == 1:
-            raise OSError("no room")
-        return write(self, path, index)
-
-    monkeypatch.setattr(Cut, "write", fail)
-    with pytest.raises(OSError, match="no room"):
-        shard(bundle.path, 2, tmp_path / "shards")
-    assert not (tmp_path / "shards").exists()
-
-
 def test_another_layout_of_the_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
     bundle, out = made(tmp_path, "vector"), tmp_path / "shards"
     shard(bundle.path, 3, out)
@@ -199,28 +165,19 @@ def test_another_layout_of_the_version_is_refused_with_what_to_do(tmp_path: Path
 @pytest.mark.parametrize(
     ("out", "reason"),
     [
-        ("", r"it holds the model '(books|4)'"),
+        ("", r"it holds the model '4'"),
         ("NAME", "it holds version 7 of a model"),
         ("NAME/7", ".*/7 is a bundle"),
         ("NAME/7/shards/4", ".*/7 is a bundle"),
     ],
 )
-@pytest.mark.parametrize("name", ["books", "4"])
-def test_models_and_bundles_are_no_place_for_shards(tmp_path: Path, out: str, reason: str, name: str) -> None:
-    bundle, models = made(tmp_path / "made", "vector"), tmp_path / "models"
+def test_models_and_bundles_are_no_place_for_shards(tmp_path: Path, out: str, reason: str) -> None:
+    bundle, models, name = made(tmp_path / "made", "vector"), tmp_path / "models", "4"
     shutil.copytree(bundle.path, models / name / "7")
     before = sorted(models.rglob("*"))
     with pytest.raises(InvalidConfig, match=rf"--out: got .*, expected a folder for shards alone; {reason}"):
         shard(bundle.path, 2, models / out.replace("NAME", name))
     assert sorted(models.rglob("*")) == before
-
-
-def test_shards_among_the_versions_of_a_model_are_not_taken_for_a_folder_of_shards(tmp_path: Path) -> None:
-    bundle = made(tmp_path, "vector")
-    shard(bundle.path, 2, tmp_path / "shards")
-    assert is_folder_of_shards(tmp_path / "shards")
-    shutil.copytree(tmp_path / "shards", bundle.path.parent, dirs_exist_ok=True)
-    assert not is_folder_of_shards(bundle.path.parent)
 
 
 def test_shards_of_which_one_is_missing_or_another_ones_are_not_joined(tmp_path: Path) -> None:
@@ -283,54 +240,43 @@ def test_node_rows_are_written_in_blocks(tmp_path: Path, monkeypatch: pytest.Mon
     assert peak < rows / 4
 
 
-def test_the_command_says_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    bundle = made(tmp_path, "vector")
-    arguments = ["shard", "--model", str(bundle.path), "--shards", "2", "--out", str(tmp_path / "shards")]
-    monkeypatch.setattr("sys.argv", [training.__main__.__file__, *arguments])
-    with caplog.at_level("INFO"), pytest.raises(SystemExit) as ended:
-        training.__main__.main()
-    assert ended.value.code == 0
-    assert "wrote 2 shards to" in caplog.text
-    manifest = json.loads((tmp_path / "shards" / "1" / "7" / "manifest.json").read_text())
-    assert manifest["shard"]["count"] == 2
-    assert manifest["command"].startswith("python -m training shard --model")
+def test_a_run_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, write = made(tmp_path, "vector"), Cut.write
+    with pytest.raises(InvalidConfig, match="shards: got 4000, expected 1 to "):
+        shard(bundle.path, 4000, tmp_path / "shards")
+    with pytest.raises(BundleNotFound):
+        shard(tmp_path / "nothing", 2, tmp_path / "shards")
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidConfig, match="--out"):
+        shard(bundle.path, 2, tmp_path / "file")
+
+    def fail(self: Cut, path: Path, index: int) -> Bundle:
+        if index == 1:
+            raise OSError("no room")
+        return write(self, path, index)
+
+    monkeypatch.setattr(Cut, "write", fail)
+    with pytest.raises(OSError, match="no room"):
+        shard(bundle.path, 2, tmp_path / "shards")
+    assert not (tmp_path / "shards").exists()
 
 
-def test_a_shard_is_not_evaluated_and_the_bundle_to_measure_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_commands_say_what_was_written_which_part_a_shard_is_and_what_is_to_be_measured(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bundle = made(tmp_path, "vector")
-    _, second = shard(bundle.path, 2, tmp_path / "shards")
-    options: list[list[str]] = [[], ["--data", "log.csv"], ["--unseen"]]
-    for given in options:
-        monkeypatch.setattr("sys.argv", [training.__main__.__file__, "evaluate", "--model", str(second.path), *given])
-        with pytest.raises(SystemExit) as ended:
-            training.__main__.main()
-        assert ended.value.code == 1
-        error = capsys.readouterr().err
-        assert error.startswith("error: --model: got '")
-        assert f"shard 1 of 2', expected the whole bundle, {bundle.manifest.name} version 7; " in error
-
-
-def test_inspect_says_which_part_of_what_a_shard_is(tmp_path: Path) -> None:
-    bundle = made(tmp_path, "vector")
-    first, second = shard(bundle.path, 2, tmp_path / "shards")
+    bundle, out = made(tmp_path, "vector"), tmp_path / "shards"
+    with caplog.at_level("INFO"):
+        assert command_line("shard", "--model", bundle.path, "--shards", 2, "--out", out).status == 0
+    assert "wrote 2 shards to" in caplog.text
+    first, second = (Bundle.open(out / str(index) / "7") for index in (0, 1))
+    assert second.manifest.command == f"python -m training shard --model {bundle.path} --shards 2 --out {out}"
     assert f"\nshard 1 of 2 of {bundle.manifest.name} version 7 (" in inspect(second)
     assert f"), of {bundle.tree.item_count} items\n" in inspect(first)
     assert "shard" not in inspect(bundle)
-
-
-def test_more_shards_than_subtrees_are_refused_with_the_largest_number(tmp_path: Path) -> None:
-    bundle = made(tmp_path, "vector")
-    with pytest.raises(InvalidConfig, match="shards: got 4000, expected 1 to "):
-        shard(bundle.path, 4000, tmp_path / "shards")
-    assert not (tmp_path / "shards").exists()
-
-
-def test_a_run_that_fails_leaves_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(BundleNotFound):
-        shard(tmp_path / "nothing", 2, tmp_path / "shards")
-    assert not (tmp_path / "shards").exists()
-    (tmp_path / "file").touch()
-    with pytest.raises(InvalidConfig, match="--out"):
-        shard(tmp_path / "nothing", 2, tmp_path / "file")
+    for given in ([], ["--data", "log.csv"], ["--unseen"]):
+        refused = command_line("evaluate", "--model", second.path, *given)
+        assert refused.status == 1
+        assert f"shard 1 of 2', expected the whole bundle, {bundle.manifest.name} version 7; " in refused.err
+    assert is_folder_of_shards(out)
+    shutil.copytree(out, bundle.path.parent, dirs_exist_ok=True)
+    assert not is_folder_of_shards(bundle.path.parent), "shards among the versions of a model"

@@ -1,0 +1,82 @@
+"""Figures of single rows: means over ranges, recall by group, ratios to peers, and what is held out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_array
+
+from benchmarks.papers.product_search import xrlinear_peers
+from benchmarks.papers.product_search.cold_texts import Texts, row_of
+from benchmarks.papers.xreg.labelwise import figures
+from benchmarks.papers.xreg.labelwise_sets import held_out
+from benchmarks.quality import calibration
+from benchmarks.quality.cold_start import protocol
+from espalier.relevance import Relevance
+from espalier.search import NO_ITEM
+from training.data.csr import as_rows
+from training.data.xmc import LabelledPoints
+from training.specification.models import deep_config
+
+
+def test_calibration_has_the_mean_score_and_the_share_of_hits_of_a_range() -> None:
+    scores_R = np.array([0, 0.005, 0.3, 0.4, 0.95, 1], np.float32)
+    hits_R = np.array([False, True, True, True, False, True])
+    rows = calibration.reliability(scores_R, hits_R)
+    assert [(row["from"], row["to"], row["items"], row["hits"]) for row in rows] == [(0, 0.01, 2, 0.5), (0.3, 0.5, 2, 1), (0.9, 1, 2, 0.5)]
+    assert [row["score"] for row in rows] == pytest.approx([0.0025, 0.35, 0.975])
+
+
+def test_the_log_loss_of_a_certain_mistake_is_large_and_finite() -> None:
+    hits_R = np.array([True, False])
+    assert calibration.log_loss(np.array([0.5, 0.5], np.float32), hits_R) == pytest.approx(math.log(2))
+    assert calibration.log_loss(np.array([0, 0], np.float32), hits_R) == pytest.approx(-math.log(calibration.LEAST) / 2)
+
+
+@pytest.mark.parametrize(("order", "kind"), [("file", "otm-sequence"), ("none", "otm-robust")])
+def test_a_cold_start_keeps_the_kind_and_the_settings_of_a_set(order: str, kind: str) -> None:
+    data = {"log": "log.csv", "format": {"order": order}}
+    before = deep_config({"kind": kind, "name": "books", "data": data, "optimiser": {"learning_rate": 0.01}})
+    config = protocol(before, 0.1, "auto", 30, None)
+    assert (config.kind, config.content.columns, config.optimiser.steps) == (kind, "auto", 30)
+    assert config.data.split.unseen_items == 0.1
+    changed = {"content", "optimiser", "data"}
+    assert config.model_dump(exclude=changed) == before.model_dump(exclude=changed)
+    assert config.optimiser.learning_rate == 0.01
+    assert protocol(before, 0.1, "auto", 10**6, None).optimiser.steps == before.optimiser.steps
+
+
+def test_recall_of_a_cold_start_is_counted_by_group() -> None:
+    data = Texts(["a"] * 4, np.array([True, False, False, False]), [], [("x", [0, 1]), ("y", [2, 3])])
+    row = row_of("some", data, np.array([[0, NO_ITEM], [2, 1]]), 0.0)
+    assert (row["hidden@10"], row["old@10"], row["all@10"]) == (100, 25, 50)
+    assert row["shown@10"] == 33.3
+
+
+def test_a_fifth_of_the_points_is_held_out_and_none_is_in_both_parts() -> None:
+    points = LabelledPoints(csr_array(np.diag(np.arange(1, 51)).astype(np.float32)), csr_array(np.ones((50, 1), np.float32)))
+    train, test = (part.points.data for part in held_out(points))
+    assert (len(train), len(test)) == (40, 10)
+    assert sorted([*train, *test]) == list(range(1, 51))
+
+
+def test_labelwise_figures_of_perfect_and_of_no_predictions() -> None:
+    true = Relevance.of_rows(as_rows(csr_array(np.array([[1, 0.5, 0], [0, 0, 0.25]], np.float32))))
+    perfect = figures(true, true)
+    assert (perfect["wp1"], perfect["wp5"], perfect["xmad1"], perfect["pairs"]) == (100, 100, 0, 3)
+    nothing = figures(true, Relevance(np.zeros(3, np.int64), np.zeros(0, np.int64), np.zeros(0), 3))
+    assert (nothing["wp1"], nothing["xmad1"]) == (0, pytest.approx((1 + 0.25) / 2))
+
+
+def test_our_trees_stand_beside_the_fastest_peer_with_as_many() -> None:
+    def row(system: str, trees: int, beam: int | None, ms: float) -> dict[str, Any]:
+        return {"system": system, "trees": trees, "beam_size": beam, "ms_p50": ms}
+
+    rows = [row("espalier", 1, 10, 2.0), row("forest", 3, 10, 6.0), row("pecos", 1, 10, 4.0), row("omikuji", 1, 10, 5.0),
+            row("omikuji-3", 3, 10, 8.0), row("omikuji-3", 3, 50, 1.0), row("ova", 1, None, 1.0)]  # fmt: skip
+    for one in rows:
+        xrlinear_peers._beside_the_fastest(one, rows)
+    assert [one.get("of_fastest_peer") for one in rows] == [0.5, 0.75, None, None, None, None, None]

@@ -1,0 +1,115 @@
+"""The stages of `benchmarks.gpu_all` that measure time, as far as a machine without a GPU can run them: in the interpreter, tiny."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+from benchmarks.gpu import profiling, search_speed, sparse_speed, timing
+from benchmarks.gpu.card import card
+from benchmarks.gpu.graph_models import FORMS, TorchSearch, items_of, model_of
+from benchmarks.gpu.profiling import Span, profile, summary
+from benchmarks.gpu.search_speed import agreement, filled_cell
+from benchmarks.gpu.training_steps import training
+from espalier.engines.triton.cells import FixedShapes
+from espalier.engines.triton.graph_engine import TritonEngine
+from espalier.engines.triton.linear_engine import SparseCudaEngine
+from espalier.queries import QueryBatch
+from espalier.search import SearchParams
+
+pytestmark = pytest.mark.slow
+
+
+def once(run: Any, least: int = 1) -> float:
+    """In place of a timing: times mean nothing here."""
+    run()
+    return 2.0
+
+
+@pytest.fixture(autouse=True)
+def one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (search_speed, profiling, sparse_speed):
+        monkeypatch.setattr(module, "milliseconds", once)
+    monkeypatch.setattr(timing, "ROUNDS", 1)
+
+
+@pytest.mark.parametrize(("form", "beam"), [("mlp", 10), ("product", 10), ("product", 1)])
+def test_the_search_in_torch_finds_what_the_engine_finds(form: str, beam: int) -> None:
+    bundle = model_of(7, form)
+    engine = TritonEngine(bundle, "cpu", "float16", FixedShapes(batches=(2,), m_sizes=(64,)))
+    queries = QueryBatch(bundle.manifest.query, np.random.default_rng(1).integers(0, 128, (2, 69)))
+    found_BM = engine.search(queries, SearchParams.uniform(2, beam, 10)).item_rows_BM
+    _, state_BLS = filled_cell(engine, 2, beam, 10)
+    by_torch = TorchSearch(engine, form, state_BLS, 1 if FORMS[form].gamma else bundle.tree.start_level(1 << (beam.bit_length() - 1)))
+    assert agreement(found_BM, items_of(bundle.tree, by_torch.search(beam, min(10, 2 * beam)))) >= 0.8
+    every_BM = items_of(bundle.tree, by_torch.exhaustive(20))
+    assert every_BM.shape == (2, 20)
+    assert len(np.unique(every_BM[0])) == 20
+
+
+def test_an_engine_that_finds_other_items_than_torch_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    def engines() -> list[tuple[str, bool]]:
+        return [(row["engine"], row["ok"]) for row in search_speed.search(5, [4], [1], peers=[], masked=False, device="cpu")]
+
+    assert engines() == [("triton", True), ("triton-call", True)]
+    monkeypatch.setattr(TorchSearch, "search", lambda self, beam, m: torch.arange(31, 31 + m).expand(len(self._state_BLS), -1))
+    assert engines() == [("triton", False), ("triton-call", True)]
+
+
+def test_each_linear_engine_is_timed_on_the_same_queries_and_one_that_finds_other_labels_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, *rows = sparse_speed.search([2], [1, 2], ["float32"], "cpu", 2, 4, singles=2)
+    assert model["labels"] == 16
+    engines = ("sparse-cpu", "sparse-cuda", "sparse-cuda-call")
+    assert [(row["engine"], row["batch"]) for row in rows] == [(engine, batch) for batch in (1, 2) for engine in engines]
+    assert all(row["ms"] > 0 and row["ok"] for row in rows)
+    assert all(row["as_sparse_cpu"] == 1 for row in rows if row["engine"] == "sparse-cuda")
+    searched = SparseCudaEngine.search
+
+    def shifted(self: Any, queries: Any, params: Any) -> Any:
+        result = searched(self, queries, params)
+        return replace(result, item_rows_BM=np.where(result.item_rows_BM >= 0, result.item_rows_BM + 100, -1))
+
+    monkeypatch.setattr(SparseCudaEngine, "search", shifted)
+    rows = list(sparse_speed.search([2], [2], ["float32"], "cpu", 2, 4, singles=1))
+    assert [row["ok"] for row in rows if row.get("engine") == "sparse-cuda"] == [False]
+
+
+def test_launches_and_the_time_between_them() -> None:
+    """Two runs of three launches; in each the second begins 2 µs after the first one's end, and the third while the second works."""
+    first = [Span("score", 0, 10), Span("select", 12, 20), Span("score", 15, 21)]
+    later = [Span(span.name, span.start + 100, span.end + 100) for span in first]
+    assert summary(first + later, 2) == {
+        "ms": 0.021, "launches": 3, "busy_us": 19, "gap_us": 2, "median_gap_us": 1, "kernels": {"score": [2, 16], "select": [1, 8]}
+    }  # fmt: skip
+    assert summary([Span("score", 0, 1)] * 3, 2) == {"launches": 1.5, "note": "the runs differ in their launches"}
+    assert "note" in summary([], 2)
+
+
+def test_a_profile_says_what_a_search_needs_and_where_nothing_can_be_traced_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "ceilings", lambda *sizes: {"tflops": 0.5, "gb_per_s": 100.0})
+    monkeypatch.setattr(profiling, "traced", lambda run: [])
+    rows = {row["case"].split(": ")[-1]: row for row in profile(4, [2], [1], ["mlp"], 2, 4, "cpu")}
+    of_graph = rows["against the card"]
+    assert of_graph["mflop"] == pytest.approx(3 * 4 * 2 * (24 * 128 + 128 * 64 + 64 * 24 + 24) / 1e6, rel=1e-3)
+    assert of_graph["share_of_tflops"] == pytest.approx(of_graph["mflop"] * 1e6 / 2e-3 / 0.5e12, rel=1e-3)
+    assert (rows["a call"]["search_ms"], rows["a call"]["rest_ms"]) == (2, -2)
+    for case in ("its CUDA graph", "one by one"):
+        assert (rows[case]["ok"], rows[case]["note"]) == (None, "not profiled: the profiler saw no kernel")
+    assert rows["parts"]["note"] == "needs CUDA events"
+
+
+def test_the_card_and_the_training_steps_of_all_methods_have_rows() -> None:
+    (device,) = card()
+    assert (device["gpu"], device["card"], device["ok"], device["versions"]["onnxruntime-gpu"]) == (False, None, None, None)
+    *timed, memory = training(60, 40, [6], 4, 1, 40, 5, "cpu")
+    assert [row["case"].split(",")[0] for row in timed] == ["ranker", "ranker", "plt", "tdm", "tdm-2k", "otm", "otm-robust"]
+    assert all(row["ok"] and row["ms"] > 0 and row["queries_per_s"] > 0 and row["steps_per_s"] > 0 for row in timed)
+    assert memory["mib"] > 0

@@ -1,0 +1,410 @@
+"""Masks: a node is open exactly when an eligible item lies below it, and exclusions close exactly what a mask left open.
+
+A filter's mask opens exactly the items that its definition lets pass; masks are built once and bounded; a wrong filter is told so.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import date
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+from numpy.typing import NDArray
+
+from espalier import items as items_module
+from espalier.checks.random_bundles import random_masks, random_tree
+from espalier.errors import InvalidQuery
+from espalier.items import ItemTable
+from espalier.masks import filters as filters_module
+from espalier.masks.eligibility import NO_NODE, every_item, excluded_nodes, forest_mask, node_mask, widened_beam
+from espalier.masks.filters import ENTRY_BYTES, Filter, ItemFilters
+from espalier.search import NO_ITEM, NodeMask
+from espalier.tree import EMPTY_LEAF, Tree, complete_tree
+
+trees = st.builds(
+    lambda seed, branching_height, ragged, empty_share: random_tree(
+        np.random.default_rng(seed), branching_height[1], branching_height[0], ragged, empty_share
+    ),
+    seed=st.integers(0, 2**32 - 1),
+    branching_height=st.sampled_from([(2, 1), (2, 6), (3, 3), (4, 3), (8, 2), (1, 3)]),
+    ragged=st.booleans(),
+    empty_share=st.sampled_from([0.0, 0.3, 0.9]),
+)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def items_of_nodes(tree: Tree) -> list[set[int]]:
+    """The items below each node, by walking up from every leaf."""
+    items: list[set[int]] = [set() for _ in range(tree.node_count)]
+    for leaf, item in enumerate(tree.leaf_item.tolist(), start=tree.leaf_offset):
+        if item != EMPTY_LEAF:
+            for node in tree.ancestors(np.array([leaf]))[0].tolist():
+                items[node].add(item)
+    return items
+
+
+@given(tree=trees, seed=seeds, share=st.sampled_from([0.0, 0.02, 0.5, 1.0]))
+def test_a_mask_opens_the_nodes_above_eligible_items(tree: Tree, seed: int, share: float) -> None:
+    eligible_I = np.random.default_rng(seed).random(tree.item_count) < share
+    mask, eligible = node_mask(tree, eligible_I), set(np.flatnonzero(eligible_I).tolist())
+    assert mask.eligible_N.tolist() == [bool(items & eligible) for items in items_of_nodes(tree)]
+    assert mask.items == len(eligible)
+
+
+@given(tree=trees)
+def test_without_a_filter_only_nodes_above_nothing_but_empty_leaves_are_shut(tree: Tree) -> None:
+    mask = every_item(tree)
+    assert_array_equal(mask.eligible_N, node_mask(tree, np.ones(tree.item_count, np.bool_)).eligible_N)
+    assert mask.items == tree.item_count
+
+
+@pytest.mark.parametrize("eligible_I", [np.ones(7, np.bool_), np.ones(8, np.int64), np.ones((8, 1), np.bool_)])
+def test_a_mask_is_made_of_one_boolean_per_item(eligible_I: NDArray[np.bool_]) -> None:
+    with pytest.raises(InvalidQuery, match=r"eligible_I: got .*, expected bool\[8\], one per item"):
+        node_mask(complete_tree(np.arange(8), 2), eligible_I)
+
+
+@given(tree=trees, seed=seeds, share=st.sampled_from([None, 0.0, 0.1, 0.5]), batch=st.integers(1, 4), width=st.integers(0, 60))
+def test_the_closed_nodes_are_those_of_the_definition(tree: Tree, seed: int, share: float | None, batch: int, width: int) -> None:
+    rng = np.random.default_rng(seed)
+    exclude_BE = rng.integers(-1, tree.item_count, (batch, width))
+    mask_B = None if share is None else random_masks(rng, tree, batch, share)
+    found, items = excluded_nodes(tree, exclude_BE, mask_B), items_of_nodes(tree)
+    for b in range(batch):
+        mask = None if mask_B is None else mask_B[b]
+        eligible = {item for item in items[0] if mask is None or mask.eligible_N[tree.leaf_of_item[item]]}
+        excluded = eligible & set(exclude_BE[b].tolist())
+        closed = [node for node in range(1, tree.node_count) if items[node] & eligible and items[node] & eligible <= excluded]
+        assert [node for node in found.leaves_BX[b].tolist() if node != NO_NODE] == [node for node in closed if node >= tree.leaf_offset]
+        assert [node for node in found.inner_BX[b].tolist() if node != NO_NODE] == [node for node in closed if node < tree.leaf_offset]
+        assert found.count_B[b] == len(excluded)
+
+
+@given(seed=seeds, batch=st.integers(2, 5), masked=st.booleans())
+def test_one_query_does_not_close_nodes_of_another(seed: int, batch: int, masked: bool) -> None:
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng, 3, 3, empty_share=0.2)
+    exclude_BE = rng.integers(-1, tree.item_count, (batch, 6))
+    mask_B = random_masks(rng, tree, batch, 0.5) if masked else None
+    together = excluded_nodes(tree, exclude_BE, mask_B)
+    for b in range(batch):
+        alone, taken = excluded_nodes(tree, exclude_BE[b : b + 1], mask_B and mask_B[b : b + 1]), together.take(np.array([b]))
+        for part in ("leaves_BX", "inner_BX"):
+            one, other = getattr(alone, part)[0], getattr(taken, part)[0]
+            assert_array_equal(one[one != NO_NODE], other[other != NO_NODE])
+        assert_array_equal(alone.count_B, taken.count_B)
+
+
+def test_nothing_excluded_closes_nothing() -> None:
+    found = excluded_nodes(complete_tree(np.arange(8), 2), np.full((3, 2), NO_ITEM))
+    assert_array_equal(found.leaves_BX, np.full((3, 1), NO_NODE))
+    assert_array_equal(found.inner_BX, np.full((3, 1), NO_NODE))
+    assert_array_equal(found.count_B, [0, 0, 0])
+
+
+def test_a_beam_widens_with_the_root_of_what_a_filter_leaves() -> None:
+    assert [widened_beam(100, eligible, 10_000, 4) for eligible in (10_000, 5000, 2500, 625, 400, 399, 100, 7, 0)] == [
+        *(100, 141, 200, 400, 400, 399, 100, 7, 1),
+    ]
+    assert [widened_beam(100, 1000, 10_000, most) for most in (1, 0, 2, 100)] == [100, 100, 200, 316]
+
+
+# -- filters --------------------------------------------------------------------------------------------------------------
+
+COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
+    "section": (pa.string(), st.sampled_from(["games", "math", "", "ünï", "𐀀", "\uffff"])),
+    "tags": (pa.list_(pa.string()), st.lists(st.none() | st.sampled_from(["a", "b", "c"]), max_size=3)),
+    "year": (pa.int64(), st.sampled_from([-5, 0, 1999, 2000, 2**53, 2**53 + 1, 2**63 - 1])),
+    "size": (pa.uint8(), st.integers(0, 255)),
+    "price": (pa.float64(), st.floats(allow_subnormal=False) | st.sampled_from([0.0, -0.0, 0.5, math.nan])),
+    "weight": (pa.float32(), st.sampled_from([0.25, 0.5, 1e6])),
+    "scores": (pa.large_list(pa.float64()), st.lists(st.none() | st.sampled_from([0.0, 0.5, 2.0, math.nan]), max_size=3)),
+    "pair": (pa.list_(pa.int32(), 2), st.lists(st.integers(0, 3), min_size=2, max_size=2)),
+    "free": (pa.bool_(), st.booleans()),
+    "flags": (pa.list_(pa.bool_()), st.lists(st.booleans(), max_size=2)),
+}
+NUMBERS = ("year", "size", "price", "weight", "scores", "pair")
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> pa.Table:
+    """A table of 1 to 12 items with every kind of column, with nulls."""
+    size = draw(st.integers(1, 12))
+    columns = {"id": pa.array([f"item-{i}" for i in range(size)])}
+    for name, (type_, values) in COLUMNS.items():
+        columns[name] = pa.array(draw(st.lists(st.none() | values, min_size=size, max_size=size)), type_)
+    return pa.table(columns)
+
+
+@st.composite
+def filter_objects(draw: st.DrawFn, table: pa.Table) -> dict[str, object]:
+    """A filter over up to three columns, mostly of values that some item has."""
+    chosen = draw(st.lists(st.sampled_from(["id", *COLUMNS]), max_size=3, unique=True))
+    return {name: draw(condition_objects(name, table)) for name in chosen}
+
+
+def condition_objects(name: str, table: pa.Table) -> st.SearchStrategy[object]:
+    there = [value for cell in table.column(name).to_pylist() for value in (cell if isinstance(cell, list) else [cell])]
+    there = [value for value in there if value is not None and not (isinstance(value, float) and not math.isfinite(value))]
+    if name in NUMBERS:
+        number = st.sampled_from([*there, 0, 1999, 0.25]) | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+        ends = st.tuples(number, number).map(sorted)
+        ranges = ends.map(lambda pair: {"min": pair[0], "max": pair[1]}) | st.fixed_dictionaries({"min": number})
+        return st.lists(number, min_size=1, max_size=4) | ranges | st.fixed_dictionaries({"max": number})
+    other = st.booleans() if name in ("free", "flags") else st.sampled_from(["nothing", "a", "games"])
+    return st.lists(st.sampled_from(there) | other if there else other, min_size=1, max_size=4)
+
+
+def has(cell: Any, condition: Any) -> bool:
+    """Whether an item's cell, as Arrow gives it to Python, matches a condition, as JSON gives it: the definition, spelled out."""
+    values = cell if isinstance(cell, list) else [cell]
+    values = [value for value in values if value is not None]
+    if isinstance(condition, dict):
+        return any(condition.get("min", -math.inf) <= value <= condition.get("max", math.inf) for value in values)
+    return any(value == wanted for value in values for wanted in condition)
+
+
+def passing(table: pa.Table, wanted: Mapping[str, object], barred: Mapping[str, object]) -> NDArray[np.bool_]:
+    rows = table.to_pylist()
+    return np.array(
+        [
+            all(has(row[name], condition) for name, condition in wanted.items())
+            and not any(has(row[name], condition) for name, condition in barred.items())
+            for row in rows
+        ]
+    )
+
+
+def tree_over(items: int, seed: int = 0) -> Tree:
+    """A random tree of that many items, with empty leaves."""
+    rng = np.random.default_rng(seed)
+    while True:
+        tree = random_tree(rng, 4, 3)
+        if tree.leaf_count >= items:
+            leaf_item = np.full(tree.leaf_count, -1)
+            leaf_item[rng.permutation(tree.leaf_count)[:items]] = rng.permutation(items)
+            return Tree(tree.level_offset, tree.first_child, leaf_item)
+
+
+def assert_same(mask: NodeMask, expected: NodeMask) -> None:
+    assert_array_equal(mask.eligible_N, expected.eligible_N)
+    assert mask.items == expected.items
+
+
+@given(data=st.data(), table=tables(), seed=st.integers(0, 2**32 - 1))
+def test_a_mask_is_that_of_the_items_which_pass_by_definition(data: st.DataObject, table: pa.Table, seed: int) -> None:
+    wanted, barred = data.draw(filter_objects(table)), data.draw(filter_objects(table))
+    removed = data.draw(st.lists(st.integers(0, len(table) - 1), max_size=4))
+    tree = tree_over(len(table), seed)
+    filters = ItemFilters([tree], ItemTable.build(table), max_bytes=1 << 20)
+    filters.set_removed(np.array(removed, np.int64))
+    parsed, expected_I = filters.parse(wanted, barred), passing(table, wanted, barred)
+    assert_array_equal(filters.matches(parsed, np.arange(len(table))), expected_I)
+    expected_I[removed] = False
+    assert_same(filters.mask(parsed), node_mask(tree, expected_I))
+
+
+SHOP = pa.table(
+    {
+        "id": ["a", "b", "c", "d"],
+        "section": ["games", "math", "games", None],
+        "year": [1990, 2000, 2000, None],
+        "price": [0.5, 1.5, math.nan, 2.5],
+        "free": [True, False, None, True],
+        "tags": [["x", "y"], ["y"], [], None],
+        "added": [date(2026, 1, 1)] * 4,
+    }
+)
+
+
+def shop(max_bytes: int = 1 << 20) -> ItemFilters:
+    return ItemFilters([tree_over(4)], ItemTable.build(SHOP), max_bytes)
+
+
+def items_of(mask: NodeMask | None) -> list[str]:
+    assert mask is not None
+    return [SHOP.column("id")[row].as_py() for row in np.flatnonzero(mask.eligible_N[tree_over(4).leaf_of_item])]
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "value", "expected"),
+    [
+        ({"colour": ["red"]}, "filter.colour", "'colour'", "a column that can be filtered: id, section, year, price, free, tags"),
+        ({"added": ["2026-01-01"]}, "filter.added", "'added'", "a column that can be filtered: id, section, year, price, free, tags"),
+        ({"section": []}, "filter.section", "[]", "a list of at least one string"),
+        ({"section": "games"}, "filter.section", "'games'", "a list of at least one string"),
+        ({"section": {"min": 1}}, "filter.section", "{'min': 1}", "a list of at least one string"),
+        ({"section": ["games", 3]}, "filter.section[1]", "3", "a string"),
+        ({"tags": ["x", None]}, "filter.tags[1]", "None", "a string"),
+        ({"free": [1]}, "filter.free[0]", "1", "a boolean"),
+        ({"free": {"max": 1}}, "filter.free", "{'max': 1}", "a list of at least one boolean"),
+        ({"year": 2000}, "filter.year", "2000", 'a list of at least one number, or a range {"min": …, "max": …}'),
+        ({"year": ["2000"]}, "filter.year[0]", "'2000'", "a finite number"),
+        ({"year": [2000, True]}, "filter.year[1]", "True", "a finite number"),
+        ({"price": [math.nan]}, "filter.price[0]", "nan", "a finite number"),
+        ({"price": {"min": math.inf}}, "filter.price.min", "inf", "a finite number"),
+        ({"price": {"min": None, "max": 3}}, "filter.price.min", "None", "a finite number"),
+        ({"year": {}}, "filter.year", "{}", "a range with min, max or both"),
+        ({"year": {"min": 1, "most": 2}}, "filter.year.most", "2", "no more than min and max in a range"),
+        ({"year": {"min": 2, "max": 1}}, "filter.year", "{'min': 2, 'max': 1}", "min to be at most max"),
+    ],
+)
+def test_a_wrong_filter_is_refused_with_where_and_why(given: dict[str, object], field: str, value: str, expected: str) -> None:
+    for wanted, barred, path in ((given, {}, field), ({}, given, f"exclude_{field}")):
+        with pytest.raises(InvalidQuery) as raised:
+            shop().parse(wanted, barred)
+        assert (raised.value.field, raised.value.value, raised.value.expected) == (path, value, expected)
+
+
+def test_equal_filters_share_one_mask() -> None:
+    filters = shop()
+    one = filters.parse({"year": [2000, 1990], "section": ["math", "games", "math"]}, {"price": {"min": 1}})
+    other = filters.parse({"section": ("games", "math"), "year": [1990.0, 2000, 2000]}, {"price": {"min": 1.0}})
+    assert one == other
+    assert filters.cached(one) is None
+    assert filters.cached(one) is None  # asking does not build
+    assert filters.mask(one) is filters.mask(other) is filters.cached(one)
+    assert bool(one)
+    assert not filters.parse({}, {})
+    assert one != filters.parse({"year": [2000, 1990], "section": ["math", "games"], "price": {"min": 1}}, {})
+
+
+class Builds:
+    """`forest_mask`, counted. The next build waits for `hold` and raises `failure`, where a test has put one there."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.started = threading.Event()
+        self.hold: threading.Event | None = None
+        self.failure: Exception | None = None
+
+    def __call__(self, trees: Sequence[Tree], eligible_I: NDArray[np.bool_]) -> NodeMask:
+        self.count += 1
+        hold, self.hold = self.hold, None
+        failure, self.failure = self.failure, None
+        self.started.set()
+        assert hold is None or hold.wait(10), "the test forgot to let the build go"
+        if failure is not None:
+            raise failure
+        return forest_mask(trees, eligible_I)
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch) -> Builds:
+    counted = Builds()
+    monkeypatch.setattr(filters_module, "forest_mask", counted)
+    return counted
+
+
+def test_threads_that_ask_for_one_filter_build_it_once(builds: Builds) -> None:
+    filters = shop()
+    parsed = filters.parse({"section": ["games"]}, {})
+    builds.hold = go = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(filters.mask, parsed)
+        assert builds.started.wait(10)
+        second = pool.submit(filters.mask, parsed)
+        assert not wait([second], 0.05).done, "it did not wait for the build that was under way"
+        go.set()
+        assert first.result(10) is second.result(10)
+    assert builds.count == 1
+
+
+def test_a_build_that_fails_is_told_and_tried_again(builds: Builds) -> None:
+    filters = shop()
+    parsed = filters.parse({"section": ["games"]}, {})
+    builds.failure = MemoryError("no room")
+    with pytest.raises(MemoryError, match="no room"):
+        filters.mask(parsed)
+    assert items_of(filters.mask(parsed)) == ["a", "c"]
+
+
+def test_the_least_recently_used_masks_are_dropped_beyond_the_bound(builds: Builds) -> None:
+    names = ["games", "math", "other"]
+    small = shop()
+    cost = small.mask(small.parse({"section": names[:1]}, {})).eligible_N.nbytes + sys.getsizeof("other") + ENTRY_BYTES
+    filters = shop(max_bytes=2 * cost)
+    games, maths, others = (filters.parse({"section": [name]}, {}) for name in names)
+    for parsed in (games, maths, games, others):
+        filters.mask(parsed)
+    assert filters.cached(games) is not None
+    assert filters.cached(maths) is None
+    assert filters.cached(others) is not None
+
+
+def test_a_mask_larger_than_the_bound_is_returned_and_not_kept(builds: Builds) -> None:
+    filters = shop(max_bytes=3)
+    parsed = filters.parse({"section": ["games"]}, {})
+    assert items_of(filters.mask(parsed)) == items_of(filters.mask(parsed)) == ["a", "c"]
+    assert filters.cached(parsed) is None
+    assert builds.count == 2
+
+
+def test_removed_items_pass_no_filter_until_the_next_set() -> None:
+    filters = shop()
+    parsed, rows = filters.parse({"section": ["games"]}, {}), np.arange(4)
+    assert filters.standing is None
+    assert items_of(filters.mask(parsed)) == ["a", "c"]
+    filters.set_removed(np.array([0, 1, 0]))
+    assert items_of(filters.mask(parsed)) == ["c"]
+    assert items_of(filters.standing) == ["c", "d"]
+    assert items_of(filters.mask(Filter())) == ["c", "d"]
+    assert_array_equal(filters.is_removed(rows), [True, True, False, False])
+    assert_array_equal(filters.matches(parsed, rows), [True, False, True, False])  # by the filter alone
+    filters.set_removed(np.array([2]))
+    assert items_of(filters.mask(parsed)) == ["a"]
+    filters.set_removed(np.empty(0, np.int64))
+    assert items_of(filters.mask(parsed)) == ["a", "c"]
+    assert filters.standing is None
+
+
+def test_a_mask_that_was_begun_before_a_removal_is_not_kept(builds: Builds) -> None:
+    filters = shop()
+    parsed = filters.parse({"section": ["games"]}, {})
+    builds.hold = go = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        before = pool.submit(filters.mask, parsed)
+        assert builds.started.wait(10)
+        filters.set_removed(np.array([0]))
+        after = pool.submit(filters.mask, parsed).result(10)
+        go.set()
+        assert items_of(before.result(10)) == ["a", "c"]
+    assert items_of(after) == ["c"]
+    assert filters.cached(parsed) is after
+
+
+@pytest.mark.parametrize("row", [-1, 4])
+def test_only_items_of_the_catalogue_can_be_removed(row: int) -> None:
+    filters = shop()
+    with pytest.raises(InvalidQuery, match=f"removed: got {row}, expected item rows from 0 to 3"):
+        filters.set_removed(np.array([1, row]))
+    assert filters.standing is None
+
+
+# -- ids, which a filter on `id` looks up -------------------------------------------------------------------------------
+
+
+@given(rounds=st.lists(st.lists(st.sampled_from([*"abcd", "no", ""]), max_size=8), min_size=1, max_size=6), room=st.integers(0, 5))
+def test_ids_are_found_whatever_was_asked_for_before(rounds: list[list[str]], room: int) -> None:
+    items = ItemTable.build(SHOP)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(items_module, "CACHED_IDS", room)
+        patch.setattr(items_module, "STRANGE_IDS", room)
+        for ids in rounds:
+            rows = items.rows_of(ids)
+            assert rows.tolist() == ["abcd".find(item_id) if item_id else -1 for item_id in ids]
+            assert items.ids_of(rows[rows >= 0]) == [item_id for item_id in ids if item_id in {*"abcd"}]
+            assert len(items._row_of_id) <= room
+            assert len(items._id_of_row) <= room
+            assert len(items._strange) <= room
+            assert {"no", ""}.isdisjoint(items._row_of_id)

@@ -1,0 +1,31 @@
+"""An event loop whose time a test lets pass: what waits in it for a minute need not take one."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class OwnTime(asyncio.SelectorEventLoop):
+    """Its time is what the test has let pass, after the system's own, unless it stands still otherwise."""
+
+    def __init__(self, stands_still: bool = False) -> None:
+        super().__init__()
+        self.stands_still, self.passed_s = stands_still, 0.0
+
+    def time(self) -> float:
+        return self.passed_s if self.stands_still else super().time() + self.passed_s
+
+
+async def pass_time(seconds: float) -> None:
+    """Let it pass on the running loop, once every task waits: whoever waits for so long goes on."""
+    await settled()
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, OwnTime)
+    loop.passed_s += seconds
+    await settled()
+
+
+async def settled(turns: int = 20) -> None:
+    """Let every task run until it waits for something that does not come by itself."""
+    for _ in range(turns):
+        await asyncio.sleep(0)

@@ -1,0 +1,311 @@
+"""What holds for every route of docs/openapi.json: keys, names, parameters, bodies, HEAD and Allow."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from fastapi.routing import APIRoute
+from starlette.routing import Route
+
+from espalier.checks.random_bundles import make_bundle
+from espalier.tree import complete_tree
+from tests import ROOT
+from tests.service.fake_catalogue import FakeCatalogue, FakeCatalogues
+from tests.service.running import ITEMS, LIMITS, Json, Running, bearer, problem, run
+
+KEYS = {"retrieve": "retrieve-key-0001", "write": "write-key-00000001", "admin": "admin-key-00000001", "internal": "internal-key-0001"}
+ACCESS: dict[str, Sequence[str]] = {
+    "": ["get /livez", "get /readyz", "get /metrics"],
+    "retrieve": [
+        *("post /retrieve", "post /retrieve/stream", "get /models", "get /models/{name}", "get /models/{name}/items"),
+        *("get /models/{name}/facets", "get /models/{name}/tree", "get /models/{name}/tree/{node}"),
+    ],
+    "private": ["get /models/{name}/heldout", "get /models/{name}/health", "post /models/{name}/frontier"],
+    "write": [f"{method} /models/{{name}}/items/{{id}}" for method in ("put", "get", "delete")] + ["post /models/{name}/items"],
+    "admin": [
+        *("get /models/{name}/samples", "get /models/{name}/changes", "put /models/{name}/removed", "get /models/{name}/removed"),
+        *("post /models/{name}/load", "post /models/{name}/unload", "post /models/{name}/default"),
+        *("put /models/{name}/removed/{id}", "delete /models/{name}/removed/{id}"),
+    ],
+    "internal": ["post /internal/search", "get /internal/shards"],
+}
+"""What a route needs; a `private` one an admin key where there are any keys, and else none."""
+BODIES: dict[str, Json] = {
+    "post /retrieve": {"model": "books", "queries": [{"history": []}]},
+    "post /models/{name}/frontier": {"beam_size": [4]},
+    "put /models/{name}/items/{id}": {"events": [["item-1"]]},
+    "post /models/{name}/load": {"version": 2},
+    "post /models/{name}/unload": {"version": 1},
+    "post /models/{name}/default": {"version": 2},
+    "put /models/{name}/removed": {"ids": []},
+}
+NEEDED = {"get /models/{name}/facets": {"column": "title"}, "get /models/{name}/tree": {"item": "item-1"}}
+STATUSES = {
+    "post /models/{name}/unload": 404,  # version 1 is not loaded
+    "put /models/{name}/items/{id}": 201,
+    "post /internal/search": 422,
+}
+"""What is answered to whoever is let in, unless it is 200."""
+MAX_BODY = 2000
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A method of a path, and what the document says of it."""
+
+    method: str
+    path: str
+    said: Json
+
+    @property
+    def name(self) -> str:
+        return f"{self.method} {self.path}"
+
+    @property
+    def takes(self) -> str | None:
+        """The content type of its body."""
+        return next(iter(self.said["requestBody"]["content"])) if "requestBody" in self.said else None
+
+    @property
+    def access(self) -> str:
+        return next(access for access, names in ACCESS.items() if self.name in names)
+
+    def ask(self, running: Running, key: str | None = KEYS["admin"], model: str = "books", **rest: Any) -> httpx.Response:
+        """A request that is right, but for what is given. rest: of httpx; headers are added."""
+        headers = ({} if self.takes is None else {"Content-Type": self.takes}) | ({} if key is None else bearer(key))
+        body = BODIES.get(self.name)
+        rest["headers"] = headers | rest.get("headers", {})
+        rest.setdefault("content", b"" if body is None else json.dumps(body).encode())
+        rest["params"] = NEEDED.get(self.name, {}) | rest.get("params", {})
+        return running.client.request(self.method.upper(), self.path.format(name=model, id="item-1", node=0), **rest)
+
+
+PATHS = json.loads((ROOT / "docs" / "openapi.json").read_text())["paths"]
+OPERATIONS = [Operation(method, path, said) for path, methods in PATHS.items() for method, said in methods.items()]
+WITH_BODY = [one for one in OPERATIONS if one.takes is not None]
+OF_A_MODEL = [one for one in OPERATIONS if "{name}" in one.path]
+
+
+def every(operations: Sequence[Operation]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("operation", operations, ids=[one.name for one in operations])
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A models folder with `books` in the versions 1 and 2."""
+    folder, rng = tmp_path_factory.mktemp("contract"), np.random.default_rng(0)
+    for version in (1, 2):
+        make_bundle(folder, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", version=version, **LIMITS)
+    return folder
+
+
+def catalogues() -> FakeCatalogues:
+    return FakeCatalogues(books=FakeCatalogue([f"item-{i}" for i in range(8)]))
+
+
+@pytest.fixture(scope="module")
+def guarded(models: Path) -> Iterator[Running]:
+    """A service with keys of all roles."""
+    keys: dict[str, Any] = {f"{role}_keys": (key,) for role, key in KEYS.items()}
+    with run(models, catalogues=catalogues(), max_body_bytes=MAX_BODY, **keys) as running:
+        yield running
+
+
+# -- keys -----------------------------------------------------------------------------------------------------------------
+
+
+@every(OPERATIONS)
+def test_a_route_asks_for_its_key(guarded: Running, operation: Operation) -> None:
+    right = STATUSES.get(operation.name, 200)
+    role = "admin" if operation.access == "private" else operation.access
+    for key in (None, "no-such-key-at-all", *KEYS.values()):
+        answer = operation.ask(guarded, key)
+        known = [own for own, value in KEYS.items() if value == key]
+        expected = right if not role or {role, "admin"} & {*known} else 403 if known else 401
+        assert answer.status_code in ({200, 201} if expected == 201 else {expected}), key
+        if answer.status_code >= 400:
+            assert problem(answer)["status"] == answer.status_code
+        if answer.status_code == 401:
+            assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@every([one for one in OPERATIONS if one.access])
+def test_two_keys_are_none(guarded: Running, operation: Operation) -> None:
+    """Who checks requests before the service may have looked at the other one."""
+    for second in (KEYS["admin"], "no-such-key-at-all"):
+        for keys in ((KEYS["admin"], second), (second, KEYS["admin"])):
+            headers = [("Authorization", f"Bearer {key}") for key in keys] + [("Content-Type", str(operation.takes))]
+            path = operation.path.format(name="books", id="item-1", node=0)
+            answer = guarded.client.request(operation.method.upper(), path, params=NEEDED.get(operation.name), headers=headers)
+            assert (answer.status_code, "one header" in answer.json()["detail"]) == (401, True)
+
+
+@pytest.mark.parametrize(
+    ("roles", "without_key", "off"),
+    [
+        ([], {"retrieve": 200, "private": 200, "internal": 200, "write": 403, "admin": 403}, ["admin", "write"]),
+        (["retrieve"], {"retrieve": 401, "private": 403, "internal": 403, "write": 403, "admin": 403}, ["admin", "write", "internal"]),
+        (["write"], {"retrieve": 200, "private": 403, "internal": 403, "write": 401, "admin": 403}, ["admin", "internal"]),
+        (["admin"], {"retrieve": 200, "private": 401, "internal": 403, "write": 403, "admin": 401}, ["write", "internal"]),
+    ],
+)
+def test_a_route_whose_role_has_no_keys_is_open_or_off(models: Path, roles: list[str], without_key: Json, off: list[str]) -> None:
+    """Off for every key, and the answer names the setting."""
+    keys: dict[str, Any] = {f"{role}_keys": (KEYS[role],) for role in roles}
+    with run(models, catalogues=catalogues(), **keys) as running:
+        for operation in OPERATIONS:
+            answer = operation.ask(running, None)
+            expected = without_key.get(operation.access, 200)
+            assert answer.status_code == (STATUSES.get(operation.name, 200) if expected == 200 else expected), operation.name
+            role = "admin" if operation.access == "private" else operation.access
+            if expected == 403:
+                assert role in off
+                assert f"ESPALIER_{role.upper()}_KEYS" in problem(answer)["detail"]
+                assert operation.ask(running, KEYS["admin"]).status_code == 403
+
+
+# -- names and parameters -------------------------------------------------------------------------------------------------
+
+
+@every(OF_A_MODEL)
+@pytest.mark.parametrize("name", ["nobody", "BOOKS", "a%2Fb", "books%2f..%2fbooks", "%2e%2e", ".hidden", "x" * 200])
+def test_another_model_is_not_there(guarded: Running, operation: Operation, name: str) -> None:
+    answer = operation.ask(guarded, model=name)
+    assert answer.status_code in ({404} if name == "nobody" else {404, 405})
+    assert problem(answer)["status"] == answer.status_code
+
+
+PARAMETERS = [(one, parameter) for one in OPERATIONS for parameter in one.said.get("parameters", []) if parameter["in"] == "query"]
+every_parameter = pytest.mark.parametrize(
+    ("operation", "parameter"), PARAMETERS, ids=[f"{one.name} {parameter['name']}" for one, parameter in PARAMETERS]
+)
+
+
+def wrong_values(schema: Json) -> list[str]:
+    """On both sides of what the schema says of a parameter, and of another type."""
+    schema = schema.get("anyOf", [schema])[0]
+    if schema["type"] == "integer":
+        return ["x", "1.5", str(schema["minimum"] - 1), str(schema["maximum"] + 1), "9" * 40]
+    if schema["type"] == "boolean":
+        return ["perhaps"]
+    short = [""] * ("minLength" in schema)
+    return short + (["x" * (schema["maxLength"] + 1)] if "maxLength" in schema else ["{", "[]", "null", "[" * 20_000])
+
+
+@every_parameter
+def test_a_wrong_value_of_a_parameter_is_named(guarded: Running, operation: Operation, parameter: Json) -> None:
+    for value in wrong_values(parameter["schema"]):
+        refused = problem(operation.ask(guarded, params={parameter["name"]: value}))
+        assert (refused["status"], [error["field"] for error in refused["errors"]]) == (422, [parameter["name"]]), value
+    if parameter["required"]:
+        path = operation.path.format(name="books")
+        refused = problem(guarded.client.request(operation.method.upper(), path, headers=bearer(KEYS["admin"])))
+        assert (refused["status"], refused["errors"][0]["field"]) == (422, parameter["name"])
+
+
+@every_parameter
+def test_the_least_and_the_most_of_a_parameter_are_taken(guarded: Running, operation: Operation, parameter: Json) -> None:
+    match parameter["name"]:
+        case "limit":
+            for limit in (parameter["schema"]["minimum"], parameter["schema"]["maximum"]):
+                assert operation.ask(guarded, params={"limit": limit}).status_code == 200
+        case "version":
+            statuses = [operation.ask(guarded, params={"version": version}).status_code for version in (1, 2, (1 << 63) - 1)]
+            assert statuses == ([200] * 3 if operation.path.endswith("samples") else [404, 200, 404])
+        case "prefix":
+            assert operation.ask(guarded, params={"prefix": "x" * 200}).status_code == 200
+
+
+# -- bodies ---------------------------------------------------------------------------------------------------------------
+
+
+@every(WITH_BODY)
+def test_a_body_of_another_type_or_encoding_is_415(guarded: Running, operation: Operation) -> None:
+    for content_type in ("text/plain", "application/x-www-form-urlencoded", ""):
+        answer = operation.ask(guarded, headers={"Content-Type": content_type})
+        assert answer.status_code == problem(answer)["status"] == 415
+    for encoding in ("gzip", "br", "zstd", "identity, gzip"):
+        answer = operation.ask(guarded, content=gzip.compress(b"{}"), headers={"Content-Encoding": encoding})
+        assert (answer.status_code, encoding in problem(answer)["detail"]) == (415, True)
+        assert answer.headers["accept-encoding"] == "identity"
+    plain = operation.ask(guarded, headers={"Content-Encoding": "Identity"})
+    assert plain.status_code in (200, 201, STATUSES.get(operation.name))
+
+
+@every([one for one in WITH_BODY if one.takes == "application/json"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"1", b'{"x": ["\xff"]}', b'{"x": "\\ud800"}', b"[" * 1500])
+def test_a_body_that_is_no_request_is_422(guarded: Running, operation: Operation, content: bytes) -> None:
+    refused = operation.ask(guarded, content=content, headers={"Content-Type": "application/json; charset=utf-8"})
+    assert refused.status_code == problem(refused)["status"] == 422
+    assert problem(refused)["errors"]
+    assert operation.ask(guarded, None, content=content).status_code == 401  # before the body is looked at
+
+
+@every([one for one in WITH_BODY if one.takes == "application/json"])
+def test_a_body_over_the_limit_is_413(guarded: Running, operation: Operation) -> None:
+    body = json.dumps(BODIES[operation.name]).encode()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield body
+        yield b" " * (MAX_BODY + 1 - len(body))
+
+    for content in (body + b" " * (MAX_BODY + 1 - len(body)), pieces()):
+        answer = operation.ask(guarded, content=content)
+        assert answer.status_code == problem(answer)["status"] == 413
+    fits = operation.ask(guarded, content=body + b" " * (MAX_BODY - len(body)))
+    assert fits.status_code in (200, 201, STATUSES.get(operation.name))
+
+
+# -- methods --------------------------------------------------------------------------------------------------------------
+
+METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE")
+STATIC = "/static-offline-docs/swagger-ui.css"
+
+
+def routes(running: Running) -> dict[str, set[str]]:
+    """Path with `books` and an item in it → the methods that all its routes take together, also where they are not documented."""
+    found: dict[str, set[str]] = {STATIC: {"GET", "HEAD"}}
+    for route in running.app.routes:
+        if isinstance(route, APIRoute | Route):
+            path = route.path_format.format(name="books", id="item-1", node=0)
+            methods = set(route.methods or ())
+            found.setdefault(path, set()).update(methods | ({"HEAD"} if "GET" in methods else set()))
+    return found
+
+
+def test_every_route_is_in_the_document_and_has_its_access() -> None:
+    assert sorted(name for names in ACCESS.values() for name in names) == sorted(one.name for one in OPERATIONS)
+
+
+def test_every_path_names_all_methods_that_it_takes(guarded: Running) -> None:
+    refused = 0
+    for path, methods in routes(guarded).items():
+        for method in METHODS:
+            answer = guarded.client.request(
+                method, path, headers=bearer(KEYS["admin"]) | {"Content-Type": "application/json"}, content=b"{}"
+            )
+            assert (answer.status_code == 405) == (method not in methods), f"{method} {path}"
+            if answer.status_code == 405:
+                assert answer.headers["allow"] == ", ".join(sorted(methods)), f"{method} {path}"
+                assert method == "HEAD" or problem(answer)["status"] == 405
+                refused += 1
+    assert refused >= 80
+
+
+def test_head_is_answered_as_get_without_the_body(guarded: Running) -> None:
+    paths = [path for path, methods in routes(guarded).items() if "GET" in methods] + ["/nothing", "/models/films"]
+    assert {"/livez", "/readyz", "/metrics", "/models", "/docs", "/openapi.json", "/"} <= set(paths)
+    for path in paths:
+        get, head = guarded.client.get(path), guarded.client.request("HEAD", path)
+        assert (head.status_code, head.content) == (get.status_code, b""), path
+        assert get.content, path
+        names = {"content-type", "content-length", "etag", "www-authenticate"} - ({"content-length"} if path == "/metrics" else set())
+        assert {n: head.headers.get(n) for n in names} == {n: get.headers.get(n) for n in names}, path

@@ -1,0 +1,233 @@
+"""Live items while clocks are wrong, journals cannot be written, and versions come and go under the writes."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from espalier.errors import JournalFull
+from espalier.live import journal
+from espalier.live.journal import Transaction
+from espalier.live.operations import ItemBody
+from service.errors import ItemNotFound, NotReady, NotWritable
+from service.live import live_version
+from service.live.catalogue_types import Outcome, Put
+from service.models.loading import LoadedModel
+from tests.service.live_running import ALL, ITEMS, Live, Nearest, add_version, live_service, models
+from tests.waiting import until
+
+__all__ = ["models"]
+
+
+# -- time -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def passed_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What is added to the system's clock."""
+    right, added = time.time, [0.0]
+    monkeypatch.setattr(time, "time", lambda: right() + added[0])
+    return added
+
+
+def test_an_item_is_gone_when_its_time_has_passed_and_back_when_the_clock_was_wrong(live: Live, passed_s: list[float]) -> None:
+    live.put("short", like=("item-1",), valid_until=time.time() + 3600)
+    live.put("item-5", valid_until=time.time() + 3600)
+    assert {"short", "item-5"} <= {*live.found("item-1")}
+    passed_s[0] = 7200
+    live.put("other", like=("item-9",))
+    until(lambda: not {"short", "item-5"} & {*live.found("item-1")}, "they have expired")
+    with pytest.raises(ItemNotFound):
+        live.get("short")
+    passed_s[0] = 0
+    until(lambda: {"short", "item-5", "other"} <= {*live.found("item-1")}, "they are back")
+    passed_s[0] = 7200
+    assert live.put("short", valid_until=time.time() + 100).outcome == "inserted"  # by its stored evidence
+    assert "short" in live.found("item-1")
+
+
+def reopened(live: Live, before: LoadedModel) -> Any:
+    """The state of the version that was opened anew while it served."""
+    until(lambda: live.version() is not before, "it was opened anew")
+    state = live.version().live.state
+    assert state is not None
+    return state
+
+
+def test_a_version_that_has_seen_many_ids_is_opened_anew_while_it_serves(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_version, "REOPENED_AT", 12)
+    live.put("stays", like=("item-1",))
+    before = live.version()
+    for i in range(12):
+        live.put(f"new-{i}", like=("item-1",))
+        live.delete(f"new-{i}")
+    assert reopened(live, before).table.handles == 1  # deletes of ids that were never trained take none
+    assert "stays" in live.found("item-1")
+    live.put("last", like=("item-1",))
+    assert {"stays", "last"} < {*live.found("item-1")}
+
+
+def test_items_that_have_expired_take_no_room_in_a_version_that_is_opened_anew(
+    live: Live, monkeypatch: pytest.MonkeyPatch, passed_s: list[float]
+) -> None:
+    monkeypatch.setattr(live_version, "REOPENED_AT", 12)
+    before = live.version()
+    live.put("stays", like=("item-1",))
+    for i in range(11):
+        live.put(f"new-{i}", like=("item-1",), valid_until=time.time() + 3600)
+    live.put("item-5", valid_until=time.time() + 3600)
+    passed_s[0] = 7200
+    state = reopened(live, before)
+    assert (state.table.handles, state.tombstones) == (2, 1)
+    assert not live.version().live.why_reopen
+    for i in range(100):  # nor do those that come too late
+        live.put(f"late-{i}", like=("item-1",), valid_until=1.0)
+    assert state.table.handles == 2
+    assert {*live.found("item-1")} == {f"item-{i}" for i in range(ITEMS) if i != 5} | {"stays"}
+
+
+# -- the journal ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_journal_that_cannot_be_written_refuses_writes_until_it_can_and_retrieval_goes_on(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise JournalFull("books/live.db: no room")
+
+    live.put("new", like=("item-1",))
+    with monkeypatch.context() as broken:
+        broken.setattr(Transaction, "append", full)
+        with pytest.raises(NotWritable, match="no room"):
+            live.put("newer", like=("item-1",))
+        with pytest.raises(NotWritable, match="no room"):
+            live.delete("new")
+        assert live.catalogue.status().reason == "books/live.db: no room"
+        assert {"new", "newer"} & {*live.found("item-1")} == {"new"}
+    assert live.put("newer", like=("item-1",)).sequence == 2
+    assert live.catalogue.status().reason is None
+    assert {"new", "newer"} < {*live.found("item-1")}
+
+
+def test_writes_are_refused_while_a_reader_pins_a_log_that_has_reached_its_bound(
+    live: Live, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "CHECKPOINT_BYTES", 1 << 16)
+    monkeypatch.setattr(journal, "MAX_LOG_BYTES", 1 << 18, raising=False)
+
+    def change(times: int) -> None:
+        for number in range(times):
+            live.put("new", fields={"title": str(number)})
+
+    live.put("new", like=("item-1",))
+    (file,) = models.rglob("live.db")
+    with closing(sqlite3.connect(file, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM ops").fetchall()
+        with pytest.raises(NotWritable, match=r"write-ahead log has .* Retrieval goes on"):
+            change(200)
+        assert "write-ahead log" in str(live.catalogue.status().reason)
+        assert "new" in live.found("item-1")
+    live.put("newer", like=("item-1",))
+    assert live.catalogue.status().reason is None
+    assert {"new", "newer"} <= {*live.found("item-1")}
+
+
+def test_a_journal_that_is_damaged_leaves_the_version_as_it_was_trained(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch) as live:
+        trained = live.found("item-1")
+        live.put("new", like=("item-1",))
+    (models / "books" / "live.db").write_bytes(b"no database" * 1000)
+    for file in (models / "books").glob("live.db-*"):
+        file.unlink()
+    with live_service(models, monkeypatch) as live:
+        with pytest.raises(NotWritable):
+            live.put("new", like=("item-1",))
+        assert live.found("item-1") == trained
+        assert live.catalogue.status().reason
+
+
+# -- what happens between two looks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("explained", [[], ["first", "item-3"]])
+def test_a_request_that_came_before_an_item_may_find_it(live: Live, monkeypatch: pytest.MonkeyPatch, explained: list[str]) -> None:
+    """Between its look at the catalogue and its search, items came; the engine has them, the request had not."""
+    before, trained = live.version().live.view(), live.found("item-1")
+    live.put("first", events=(["item-1"],), fields={"title": "First"})
+    live.put("second", events=(["item-2"],))
+    with monkeypatch.context() as earlier:
+        earlier.setattr(live.version().live, "view", lambda live: before)
+        body = {"queries": [{"history": ["item-1"]}], "fields": ["title"], "explain_items": explained, **ALL}
+        result = live.running.retrieve(**body)["results"][0]
+    assert {item["id"] for item in result["items"]} == {*trained, "first", "second"}
+    assert [item["fields"]["title"] for item in result["items"] if item["id"] == "first"] == ["First"]
+    assert live.found("item-1", live=False) == trained
+
+
+def drained(items: object) -> None:
+    raise NotReady("The service is shutting down.")
+
+
+def test_a_version_that_is_being_dropped_refuses_no_write(live: Live, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_version(models, 2, seed=1)
+    live.admin("POST", "load", {"version": 2, "default": False})
+    monkeypatch.setattr(live.catalogue.thread.versions[1], "where", drained)
+    with pytest.raises(NotReady):
+        live.put("new", like=("item-1",))
+    live.admin("POST", "default", {"version": 2})
+    assert live.put("new", like=("item-1",)).sequence == 1
+
+
+def test_a_write_that_a_dropped_default_could_not_place_is_placed_by_the_next(
+    live: Live, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_version(models, 2, seed=1)
+    live.admin("POST", "load", {"version": 2, "default": False})
+    entry = live.running.app.state.service.registry.entries["books"]
+
+    def dropped(items: object) -> None:
+        entry.loaded = entry.ready[2]
+        drained(items)
+
+    monkeypatch.setattr(live.catalogue.thread.versions[1], "where", dropped)
+    outcomes = live.bulk(*(Put(f"new-{i}", ItemBody(like=("item-1",))) for i in range(3)))
+    placed = [outcome.placed for outcome in outcomes if isinstance(outcome, Outcome)]
+    assert [found and found.version for found in placed] == [2, 2, 2]
+
+
+def test_a_default_that_is_dropped_between_two_looks_is_followed_by_the_next(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    thread, numbers = live.catalogue.thread, itertools.chain([1], itertools.repeat(2))
+    monkeypatch.setattr(thread, "served", {2: thread.served[1]})
+    monkeypatch.setattr(thread, "default", lambda: next(numbers))
+    assert live.get("item-1").body.fields is not None
+
+
+def test_what_nobody_foresaw_of_one_item_fails_no_other_write(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Nearest.place
+
+    def fail(self: Nearest, items: Sequence[ItemBody], *rest: Any) -> Any:
+        if any(body.like == ("item-2",) for body in items):
+            raise ZeroDivisionError
+        return place(self, items, *rest)
+
+    monkeypatch.setattr(Nearest, "place", fail)
+    with pytest.raises(ZeroDivisionError):
+        live.bulk(*(Put(f"new-{i}", ItemBody(like=(f"item-{i}",))) for i in (1, 2, 3)))
+    assert {f"new-{i}" for i in range(4)} & {*live.found("item-1")} == {"new-1", "new-3"}
+
+
+def test_a_write_whose_item_was_moved_meanwhile_is_placed_by_what_is_stored(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stored place is gone, as of a version that was loaded before the write was."""
+    first = live.put("new", like=("item-1",))
+    monkeypatch.setattr(Transaction, "placements", lambda *_: {})
+    changed = live.put("new", fields={"title": "Another"})
+    assert (changed.sequence, changed.outcome, changed.placed) == (2, "updated", first.placed)
+    assert live.get("new").body.like == ("item-1",)

@@ -1,0 +1,51 @@
+"""`python -m training …` inside this process, and the files that it reads."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import training.__main__
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command left: its exit status, and what it wrote to standard output and standard error."""
+
+    status: int
+    out: str
+    err: str
+
+
+def command(*arguments: object) -> Outcome:
+    out, err = StringIO(), StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", [training.__main__.__file__, *map(str, arguments)])
+        patch.setattr(logging, "basicConfig", lambda **_: None)
+        with pytest.raises(SystemExit) as left:
+            training.__main__.main()
+    return Outcome(int(left.value.code or 0), out.getvalue(), err.getvalue())
+
+
+def written_toml(file: Path, raw: dict[str, Any]) -> Path:
+    """A configuration as a file: a line a key, a table a section."""
+    sections = {name: value for name, value in raw.items() if isinstance(value, dict)}
+    lines = [f"{name} = {as_toml(value)}" for name, value in raw.items() if name not in sections]
+    for name, section in sections.items():
+        lines += [f"[{name}]", *(f"{key} = {as_toml(value)}" for key, value in section.items())]
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def as_toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {as_toml(inner)}" for key, inner in value.items()) + " }"
+    return json.dumps(value)
