@@ -14,8 +14,6 @@ from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.search import SearchParams
 from espalier.shards.messages import MEDIA_TYPE, encode_query
-from service.live.live_version import TakesOverlay
-from service.models.loading import open_served_engine
 from service.models.probe import Probe
 from tests.service.running import Running, bearer, problem, run
 from tests.service.shards.cutting import cut, queries_of, query_for, whole_bundle
@@ -87,12 +85,6 @@ def test_each_line_of_a_stream_is_refused(service: Running) -> None:
 @pytest.mark.parametrize("path", ["/models", "/models/1", "/models/1/items?prefix=item", "/models/1/tree/0", "/readyz", "/metrics"])
 def test_what_a_shard_can_say_of_itself_it_says(service: Running, path: str) -> None:
     assert service.client.get(path).status_code == 200
-
-
-def test_a_shard_is_searched_by_an_engine_that_takes_no_live_items(folder: Path) -> None:
-    whole, shard = (open_served_engine(Bundle.open(folder / name / "1"), "cpu", None, 1, "float32") for name in ("books", "1"))
-    assert isinstance(whole, TakesOverlay)
-    assert not isinstance(shard, TakesOverlay)
 
 
 def test_the_probe_leaves_shards_out(service: Running) -> None:
