@@ -56,7 +56,9 @@ def small(folder: Path, kind: Literal["history", "product", "vector"] = "product
 
 
 @pytest.mark.parametrize("kind", ["product", "vector", "history"])
-def test_products_and_mlps_are_compiled(tmp_path: Path, kind: Literal["history", "product", "vector"], caplog: pytest.LogCaptureFixture) -> None:
+def test_products_and_mlps_are_compiled(
+    tmp_path: Path, kind: Literal["history", "product", "vector"], caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
     bundle = small(tmp_path, kind)
     assert open_engine(bundle, "cpu").name == "compiled-cpu"
@@ -65,7 +67,9 @@ def test_products_and_mlps_are_compiled(tmp_path: Path, kind: Literal["history",
 
 
 def test_scorers_of_no_declared_form_are_left_to_onnx_runtime(tmp_path: Path) -> None:
-    bundle = small(tmp_path, "history", form=None)
+    bundle = small(tmp_path, "history")
+    manifest = bundle.manifest.model_copy(update={"scorer": bundle.graph_scorer.model_copy(update={"form": None})})
+    bundle = replace(bundle, manifest=manifest)
     assert open_engine(bundle, "cpu").name == "onnx-cpu"
     with pytest.raises(DeviceUnavailable, match="compiled-cpu cannot run history-1 version 1: the manifest declares no form"):
         open_engine(bundle, engine="compiled-cpu")

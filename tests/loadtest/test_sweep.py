@@ -127,7 +127,8 @@ def test_recall_of_vectors_is_that_of_a_direct_search(sweep: Callable[..., int],
     bundle = Bundle.open(folder / "points" / "1")
     held_out = read_heldout(bundle)
     for cell in document(tmp_path)["cells"]:
-        result = open_engine(bundle, engine="onnx-cpu").search(held_out.queries, SearchParams.uniform(len(held_out.queries), cell["beam_size"], 10))
+        params = SearchParams.uniform(len(held_out.queries), cell["beam_size"], 10)
+        result = open_engine(bundle, engine="onnx-cpu").search(held_out.queries, params)
         assert cell["recall"] == precision_recall_f(result.item_rows_BM, held_out.relevant, 10)[1].mean()
 
 
