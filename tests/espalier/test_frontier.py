@@ -155,7 +155,8 @@ def test_states_for_linear_scorers_or_of_another_shape_are_refused(tmp_path: Pat
         ReferenceEngine(linear).search(random_queries(rng, linear, 2), params)
 
 
-@pytest.mark.parametrize("drawn", [test_sparse_engine, test_forest])
+@pytest.mark.parametrize("drawn", [test_sparse_engine, test_forest], ids=["one tree", "forest"])
+@settings(max_examples=12)
 @given(data=st.data(), trace=st.booleans(), block=st.sampled_from([1, 1 << 20]))
 def test_linear_scorers_and_forests_give_the_frontiers_of_the_reference(
     tmp_path_factory: pytest.TempPathFactory, drawn: Any, data: st.DataObject, trace: bool, block: int
