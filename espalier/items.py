@@ -144,7 +144,7 @@ class ItemTable:
             table = map_table(path)
             table.validate(full=True)
             return ItemTable(table)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:  # an id need not be UTF-8
             raise BundleCorrupt(f"{path.name}: not a readable Arrow file ({error})") from error
 
     def write(self, path: Path) -> None:

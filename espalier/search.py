@@ -68,7 +68,8 @@ class NodeMask:
 
     @property
     def nbytes(self) -> int:
-        return int(self.eligible_N.nbytes) + 2 * sum(mask.nbytes for mask in self.others)
+        alone = int(self.eligible_N.nbytes) + sum(mask.nbytes for mask in self.others)
+        return 2 * alone if self.others else alone
 
 
 @dataclass(frozen=True)

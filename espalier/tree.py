@@ -49,8 +49,8 @@ class Tree:
         offset, first = self.level_offset, self.first_child
         if len(offset) < 3 or offset[0] != 0 or offset[1] != 1 or not bool(np.all(offset[1:] > offset[:-1])):  # differences could wrap
             raise InvalidTree(f"level_offset: expected 0, 1, then strictly rising with at least two levels, got {_describe(offset)}")
-        if len(first) != offset[-1] + 1:
-            raise InvalidTree(f"first_child: expected {offset[-1] + 1} entries (nodes + 1), got {len(first)}")
+        if len(first) - 1 != offset[-1]:
+            raise InvalidTree(f"first_child: expected {int(offset[-1]) + 1} entries (nodes + 1), got {len(first)}")
         leaves = int(offset[-2])
         if not bool(np.all(first[1 : leaves + 1] > first[:leaves])):
             raise InvalidTree("first_child: every inner node needs at least one child")

@@ -21,7 +21,8 @@ def wrong_parents(engine: Pipeline, bundle: Bundle, queries: QueryBatch, params:
     """Where an engine's results and the beams that led to them are not the reference's, with integer weights."""
     got, expected = engine.parents(queries, params), Pipeline(bundle, ReferenceSearch(bundle)).parents(queries, params)
     wrong = differences(got.result, expected.result)
-    if expected.leaf_states_BS is not None and not np.array_equal(np.asarray(got.leaf_states_BS), expected.leaf_states_BS):
+    mine_BS, right_BS = got.leaf_states_BS, expected.leaf_states_BS
+    if right_BS is not None and (mine_BS is None or not np.array_equal(mine_BS, right_BS)):
         wrong.append("other states on the leaf level")
     for place, (alone, mine, right) in enumerate(zip(bundle.alone, got.frontiers, expected.frontiers, strict=True)):
         for b in range(len(queries)):

@@ -45,6 +45,9 @@ class QueryEncoder:
         self._sequence = scorer.encoder == "sequence"
         self._history = isinstance(bundle.graph_kind, HistoryKind)
         self._per_level = scorer.state_levels > 1
+        wanted = "history_leaves" if self._sequence else "history_nodes" if self._history else "vector"
+        if unknown := sorted(inputs - {wanted, "node_rows"}):
+            raise BundleCorrupt(f"query.onnx: inputs {unknown}, which {bundle.graph_kind.kind} queries of this manifest do not have")
         self._shape = (tree.height + 1 if self._per_level else 1), scorer.state_dim
         self._height, self._leaf_of_item, self._parent = tree.height, tree.leaf_of_item, tree.parent
         try:

@@ -95,6 +95,8 @@ class ReferenceEngine:
         """See `Engine`; it takes no live items."""
         tree = self.bundle.tree
         check_queries(self.bundle, queries)
+        if not isinstance(queries, GivenQueries):
+            queries.check(tree.item_count)
         params.check(len(queries), tree.item_count, tree.node_count)
         width = int(params.m_B.max(initial=0))
         rows_BM = np.full((len(queries), width), NO_ITEM, np.int64)

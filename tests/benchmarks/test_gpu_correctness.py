@@ -16,10 +16,10 @@ if importlib.util.find_spec("triton") is None:  # there are no wheels of it outs
 from benchmarks.gpu import correctness
 from benchmarks.gpu.lines import Row
 from espalier.engines.onnx import engine as onnx_graph
-from espalier.engines.onnx.engine import OnnxEngine
-from espalier.engines.triton.graph_engine import TritonEngine
-from espalier.engines.triton.linear_engine import SparseCudaEngine
-from espalier.search import SearchParams
+from espalier.engines.onnx.engine import OnnxSearch
+from espalier.engines.stages import Leaves, TreeQuery
+from espalier.engines.triton.graph_engine import TritonSearch
+from espalier.engines.triton.linear_engine import SparseCudaSearch
 
 pytestmark = pytest.mark.slow
 
@@ -67,8 +67,8 @@ def narrower(engine: type) -> Any:
     """An engine that keeps half of every beam, so that some items are missed."""
 
     class Narrower(engine):  # type: ignore[misc]  # any class
-        def search(self, queries: Any, params: SearchParams) -> Any:
-            return super().search(queries, replace(params, beam_size_B=np.maximum(params.beam_size_B // 2, 1)))
+        def search(self, query: TreeQuery) -> Any:
+            return super().search(replace(query, beam_size_B=np.maximum(query.beam_size_B // 2, 1)))
 
     return Narrower
 
@@ -81,21 +81,21 @@ def wrong(rows: Iterator[Row]) -> dict[str, str]:
 def test_narrower_beams_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(correctness, "GRAPH_FORMS", {"product": "product"})
     assert wrong(correctness.triton("float32", 2, False, "cpu")) == {}
-    monkeypatch.setattr(correctness, "TritonEngine", narrower(TritonEngine))
+    monkeypatch.setattr(correctness, "TritonSearch", narrower(TritonSearch))
     found = wrong(correctness.triton("float32", 2, False, "cpu"))
     assert {"integer", "replay"} <= set(found)
     assert "candidates kept, expected" in found["replay"]
-    monkeypatch.setattr(correctness, "SparseCudaEngine", narrower(SparseCudaEngine))
+    monkeypatch.setattr(correctness, "SparseCudaSearch", narrower(SparseCudaSearch))
     assert {"integer", "replay"} <= set(wrong(correctness.sparse_cuda("float32", 4, False, "cpu")))
 
 
 def test_answers_that_depend_on_the_batch_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Uneven(OnnxEngine):
-        def search(self, queries: Any, params: SearchParams) -> Any:
-            result = super().search(queries, params)
-            return replace(result, ranks_BM=result.ranks_BM + np.float32(len(queries) - 1) / 64)
+    class Uneven(OnnxSearch):
+        def search(self, query: TreeQuery) -> Leaves:
+            leaves = super().search(query)
+            return replace(leaves, ranks_BTM=leaves.ranks_BTM + np.float32(len(query) - 1) / 64)
 
-    monkeypatch.setattr(onnx_graph, "OnnxEngine", Uneven)
+    monkeypatch.setattr(onnx_graph, "OnnxSearch", Uneven)
     assert "differs between alone and in a batch of 2" in wrong(correctness.onnx_cuda(6, "cpu"))["alone"]
 
 

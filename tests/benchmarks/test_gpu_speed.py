@@ -19,9 +19,11 @@ from benchmarks.gpu.graph_models import FORMS, TorchSearch, items_of, model_of
 from benchmarks.gpu.profiling import Span, profile, summary
 from benchmarks.gpu.search_speed import agreement, filled_cell
 from benchmarks.gpu.training_steps import training
+from espalier.engines.pipeline import Pipeline
+from espalier.engines.stages import Leaves, TreeQuery
 from espalier.engines.triton.cells import FixedShapes
-from espalier.engines.triton.graph_engine import TritonEngine
-from espalier.engines.triton.linear_engine import SparseCudaEngine
+from espalier.engines.triton.graph_engine import TritonSearch
+from espalier.engines.triton.linear_engine import SparseCudaSearch
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 
@@ -44,9 +46,9 @@ def one_run(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("form", "beam"), [("mlp", 10), ("product", 10), ("product", 1)])
 def test_the_search_in_torch_finds_what_the_engine_finds(form: str, beam: int) -> None:
     bundle = model_of(7, form)
-    engine = TritonEngine(bundle, "cpu", "float16", FixedShapes(batches=(2,), m_sizes=(64,)))
+    engine = TritonSearch(bundle, "cpu", "float16", FixedShapes(batches=(2,), m_sizes=(64,)))
     queries = QueryBatch(bundle.manifest.query, np.random.default_rng(1).integers(0, 128, (2, 69)))
-    found_BM = engine.search(queries, SearchParams.uniform(2, beam, 10)).item_rows_BM
+    found_BM = Pipeline(bundle, engine).search(queries, SearchParams.uniform(2, beam, 10)).item_rows_BM
     _, state_BLS = filled_cell(engine, 2, beam, 10)
     by_torch = TorchSearch(engine, form, state_BLS, 1 if FORMS[form].gamma else bundle.tree.start_level(1 << (beam.bit_length() - 1)))
     assert agreement(found_BM, items_of(bundle.tree, by_torch.search(beam, min(10, 2 * beam)))) >= 0.8
@@ -71,13 +73,13 @@ def test_each_linear_engine_is_timed_on_the_same_queries_and_one_that_finds_othe
     assert [(row["engine"], row["batch"]) for row in rows] == [(engine, batch) for batch in (1, 2) for engine in engines]
     assert all(row["ms"] > 0 and row["ok"] for row in rows)
     assert all(row["as_sparse_cpu"] == 1 for row in rows if row["engine"] == "sparse-cuda")
-    searched = SparseCudaEngine.search
+    searched = SparseCudaSearch.search
 
-    def shifted(self: Any, queries: Any, params: Any) -> Any:
-        result = searched(self, queries, params)
-        return replace(result, item_rows_BM=np.where(result.item_rows_BM >= 0, result.item_rows_BM + 100, -1))
+    def shifted(self: Any, query: TreeQuery) -> Leaves:
+        leaves = searched(self, query)
+        return replace(leaves, rows_BTM=np.where(leaves.rows_BTM >= 0, leaves.rows_BTM + 100, -1))
 
-    monkeypatch.setattr(SparseCudaEngine, "search", shifted)
+    monkeypatch.setattr(SparseCudaSearch, "search", shifted)
     rows = list(sparse_speed.search([2], [2], ["float32"], "cpu", 2, 4, singles=1))
     assert [row["ok"] for row in rows if row.get("engine") == "sparse-cuda"] == [False]
 

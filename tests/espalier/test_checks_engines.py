@@ -16,24 +16,22 @@ from numpy.testing import assert_array_equal
 from espalier.bundle import Bundle
 from espalier.checks.engines import differences, wrong_alone, wrong_beams
 from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_queries, random_tree, stepped
-from espalier.engines.compiled.engine import CompiledEngine
-from espalier.engines.linear.engine import SparseCpuEngine
-from espalier.engines.onnx.engine import OnnxEngine
+from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.manifest import Ranking
 from espalier.queries import QueryBatch
-from espalier.search import LevelTrace, SearchParams, SearchResult
+from espalier.search import NO_CONTEXT, LevelTrace, SearchContext, SearchParams, SearchResult
 
 
 class Changed:
     """An engine whose results are changed by a function before anybody sees them."""
 
     def __init__(self, bundle: Bundle, change: Callable[[SearchResult, int], SearchResult]) -> None:
-        self._engine, self._change = OnnxEngine(bundle, "cpu"), change
+        self._engine, self._change = open_engine(bundle, engine="onnx-cpu"), change
         self.name, self.rounding = "changed", 1e-3
 
-    def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
-        return self._change(self._engine.search(queries, params), len(queries))
+    def search(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
+        return self._change(self._engine.search(queries, params, context), len(queries))
 
     def warm_up(self) -> None:
         """Nothing to build."""
@@ -70,7 +68,7 @@ def test_nothing_is_wrong_with_a_search_as_it_is(searched: tuple[Bundle, QueryBa
 @pytest.mark.parametrize("name", ["item_rows_BM", "ranks_BM", "keys_BM", "scores_BM", "count_B", "complete_B"])
 def test_an_array_that_differs_is_named_with_its_first_difference(searched: tuple[Bundle, QueryBatch, SearchParams], name: str) -> None:
     bundle, queries, params = searched
-    result = OnnxEngine(bundle, "cpu").search(queries, params)
+    result = open_engine(bundle, engine="onnx-cpu").search(queries, params)
     array = getattr(result, name).copy()
     array.flat[-1] = not array.flat[-1] if array.dtype == np.bool_ else array.flat[0] + 7
     (line,) = differences(replace(result, **{name: array}), result)
@@ -147,9 +145,9 @@ def test_stepped_numbers_are_exact_in_every_precision() -> None:
 
 ENGINES: dict[str, Any] = {
     "reference": ReferenceEngine,
-    "compiled-cpu": CompiledEngine,
-    "onnx-cpu": lambda bundle: OnnxEngine(bundle, "cpu"),
-    "sparse-cpu": SparseCpuEngine,
+    "compiled-cpu": lambda bundle: open_engine(bundle, engine="compiled-cpu"),
+    "onnx-cpu": lambda bundle: open_engine(bundle, engine="onnx-cpu"),
+    "sparse-cpu": lambda bundle: open_engine(bundle, engine="sparse-cpu"),
 }
 HEIGHT = 5
 
@@ -184,7 +182,7 @@ def test_a_level_above_a_querys_start_has_nothing_of_it(tmp_path: Path) -> None:
     rng = np.random.default_rng(6)
     bundle = make_bundle(tmp_path, rng, random_tree(rng, HEIGHT, 2, ragged=False), "product")
     params = SearchParams(np.array([1, 8]), np.full(2, 4), trace=True)
-    first = (CompiledEngine(bundle).search(random_queries(rng, bundle, 2), params).trace or ())[0]
+    first = (open_engine(bundle, engine="compiled-cpu").search(random_queries(rng, bundle, 2), params).trace or ())[0]
     assert_array_equal(first.nodes_BK[1], -1)
     for name in ("ranks_BK", "keys_BK", "candidate_ranks_BC", "candidate_keys_BC"):
         assert np.all(getattr(first, name)[1] == -np.inf)

@@ -1,4 +1,4 @@
-"""`compiled-cpu`: which bundles it takes, rows of float16, threads and blocks, and that a warm one compiles nothing.
+"""`compiled-cpu`: which bundles it takes, rows of float16, threads, and that a warm one compiles nothing.
 
 MLPs in compiled code are here, too. That it searches as the reference does is in test_signature.py and test_finite_ranks.py.
 """
@@ -34,10 +34,10 @@ from espalier.checks.random_bundles import (
     random_tree,
 )
 from espalier.engines import open_engine
-from espalier.engines.compiled import engine as compiled
 from espalier.engines.compiled.beam import search_queries
-from espalier.engines.compiled.engine import CompiledEngine
-from espalier.engines.compiled.mlp import mlp_logits, packed
+from espalier.engines.compiled.engine import DenseSearch
+from espalier.engines.compiled.mlp import packed
+from espalier.engines.overflow_graph import leaf_logits
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.scorer_weights import Layer, ScorerWeights
 from espalier.engines.stored_numbers import number
@@ -55,19 +55,24 @@ def small(folder: Path, kind: Literal["history", "product", "vector"] = "product
     return make_bundle(folder, rng, random_tree(rng, 5, 3, empty_share=0.1), kind, name=f"{kind}-{seed}", **options)
 
 
-@pytest.mark.parametrize(("kind", "name"), [("product", "compiled-cpu"), ("vector", "compiled-cpu"), ("history", "onnx-cpu")])
-def test_inner_products_are_compiled_and_other_scorers_are_left_to_onnx_runtime(
-    tmp_path: Path, kind: Literal["history", "product", "vector"], name: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("kind", ["product", "vector", "history"])
+def test_products_and_mlps_are_compiled(
+    tmp_path: Path, kind: Literal["history", "product", "vector"], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     bundle = small(tmp_path, kind)
-    assert open_engine(bundle, "cpu").name == name
+    assert open_engine(bundle, "cpu").name == "compiled-cpu"
     assert open_engine(bundle, "cpu", "onnx-cpu").name == "onnx-cpu"
-    assert ("cannot run on compiled-cpu: its scorer is not an inner product" in caplog.text) == (kind == "history")
     assert "there is a GPU" not in caplog.text
-    if kind == "history":
-        with pytest.raises(DeviceUnavailable, match="compiled-cpu cannot run history-1 version 1: its scorer is not an inner product"):
-            open_engine(bundle, engine="compiled-cpu")
+
+
+def test_scorers_of_no_declared_form_are_left_to_onnx_runtime(tmp_path: Path) -> None:
+    bundle = small(tmp_path, "history")
+    manifest = bundle.manifest.model_copy(update={"scorer": bundle.graph_scorer.model_copy(update={"form": None})})
+    bundle = replace(bundle, manifest=manifest)
+    assert open_engine(bundle, "cpu").name == "onnx-cpu"
+    with pytest.raises(DeviceUnavailable, match="compiled-cpu cannot run history-1 version 1: the manifest declares no form"):
+        open_engine(bundle, engine="compiled-cpu")
 
 
 def test_a_scorer_that_is_not_the_declared_inner_product_is_left_to_onnx_runtime(tmp_path: Path) -> None:
@@ -82,7 +87,7 @@ def test_a_scorer_that_is_not_the_declared_inner_product_is_left_to_onnx_runtime
     assert open_engine(bundle, "cpu").name == "onnx-cpu"
 
 
-def test_a_state_narrower_than_a_node_row_is_left_to_onnx_runtime(tmp_path: Path) -> None:
+def test_a_state_narrower_than_a_node_row_is_refused(tmp_path: Path) -> None:
     """A state of one number times the sum of a row: in NumPy, which repeats it, that is an inner product."""
     one, two = np.array([1]), np.array([2])
     first = [
@@ -101,8 +106,8 @@ def test_a_state_narrower_than_a_node_row_is_left_to_onnx_runtime(tmp_path: Path
     bundle = small(tmp_path, "vector", width=64, graphs=graphs, state_dim=1, form=InnerProductForm())
     with pytest.raises(DeviceUnavailable, match="takes states of 64 numbers, not of 1"):
         open_engine(bundle, "cpu", "compiled-cpu")
-    queries, params = random_queries(np.random.default_rng(1), bundle, 2), SearchParams.uniform(2, 3, 4)
-    assert_same(open_engine(bundle, "cpu").search(queries, params), ReferenceEngine(bundle).search(queries, params))
+    with pytest.raises(BundleCorrupt, match=r"a query's states are \[1, 64\], the manifest says \[1, 1\]"):
+        open_engine(bundle, "cpu", "onnx-cpu")
 
 
 def test_float16_is_widened_exactly() -> None:
@@ -123,7 +128,7 @@ def test_float16_is_widened_exactly() -> None:
 def test_rows_of_float16_are_read_where_the_bundle_maps_them(tmp_path: Path) -> None:
     for dtype in ("float32", "float16"):
         bundle = small(tmp_path / dtype, dtype=dtype)
-        assert np.shares_memory(CompiledEngine(bundle)._rows_ND, bundle.node_rows_ND)
+        assert np.shares_memory(DenseSearch(bundle)._rows_ND, bundle.node_rows_ND)
 
 
 @pytest.mark.parametrize("kind", ["product", "vector"])
@@ -136,12 +141,12 @@ def test_infinite_numbers_in_rows_of_float16_are_infinite(tmp_path: Path, kind: 
     params = SearchParams.uniform(6, 500, 500)
     with np.errstate(all="ignore"):
         expected = ReferenceEngine(bundle).search(queries, params)
-    got = CompiledEngine(bundle).search(queries, params)
+    got = open_engine(bundle, engine="compiled-cpu").search(queries, params)
     assert_array_equal(got.count_B, expected.count_B)
     assert expected.count_B.min() < bundle.tree.item_count
 
 
-def test_an_encoder_that_does_more_than_look_rows_of_float16_up_is_left_to_onnx_runtime(tmp_path: Path) -> None:
+def test_an_encoder_that_does_more_than_look_rows_of_float16_up_gets_wider_ones(tmp_path: Path) -> None:
     query, scorer = product_graphs(np.random.default_rng(1), 4, integer=True)
     model = onnx.load_from_string(query)
     for node in model.graph.node:
@@ -150,15 +155,17 @@ def test_an_encoder_that_does_more_than_look_rows_of_float16_up_is_left_to_onnx_
     model.graph.node.insert(0, helper.make_node("Add", ["node_rows", "node_rows"], ["doubled"]))
     options: dict[str, Any] = {"graphs": (model.SerializeToString(), scorer), "form": InnerProductForm(), "state_dim": 4}
     narrow, wide = (small(tmp_path / dtype, dtype=dtype, **options) for dtype in ("float16", "float32"))
-    assert open_engine(narrow, "cpu").name == "onnx-cpu"
-    assert open_engine(wide, "cpu").name == "compiled-cpu"
+    params = SearchParams.uniform(3, 4, 5)
+    for bundle in (narrow, wide):
+        queries = random_queries(np.random.default_rng(2), bundle, 3)
+        assert_same(open_engine(bundle, "cpu").search(queries, params), ReferenceEngine(bundle).search(queries, params))
 
 
 def test_states_of_another_shape_than_declared_are_refused(tmp_path: Path) -> None:
     bundle = small(tmp_path)
     manifest = bundle.manifest.model_copy(update={"scorer": bundle.graph_scorer.model_copy(update={"state_levels": 1})})
     with pytest.raises(BundleCorrupt, match=r"query.onnx: a query's states are \[6, 4\], the manifest says \[1, 4\]"):
-        CompiledEngine(replace(bundle, manifest=manifest))
+        open_engine(replace(bundle, manifest=manifest), engine="compiled-cpu")
 
 
 def test_an_encoder_of_vectors_that_was_exported_with_a_few_node_rows_is_taken(tmp_path: Path) -> None:
@@ -168,7 +175,7 @@ def test_an_encoder_of_vectors_that_was_exported_with_a_few_node_rows_is_taken(t
     model.graph.input.append(helper.make_tensor_value_info("node_rows", onnx.TensorProto.FLOAT, [3, 4]))
     bundle = small(tmp_path, "vector", graphs=(model.SerializeToString(), scorer), form=InnerProductForm(), dtype="float16")
     queries, params = random_queries(np.random.default_rng(1), bundle, 2), SearchParams.uniform(2, 4, 9)
-    assert_same(CompiledEngine(bundle).search(queries, params), ReferenceEngine(bundle).search(queries, params))
+    assert_same(open_engine(bundle, engine="compiled-cpu").search(queries, params), ReferenceEngine(bundle).search(queries, params))
 
 
 def test_an_encoder_that_cannot_be_run_is_refused_with_the_reason(tmp_path: Path) -> None:
@@ -182,7 +189,7 @@ def test_an_encoder_that_cannot_be_run_is_refused_with_the_reason(tmp_path: Path
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_warm_engine_compiles_nothing(tmp_path: Path, dtype: Literal["float32", "float16"]) -> None:
     bundle = small(tmp_path, dtype=dtype)
-    engine, rng = CompiledEngine(bundle), np.random.default_rng(2)
+    engine, rng = open_engine(bundle, engine="compiled-cpu"), np.random.default_rng(2)
     engine.warm_up()
     compiled_for = len(search_queries.signatures)
     for exclude_BE in (None, rng.integers(0, bundle.tree.item_count, (8, 3))):
@@ -196,8 +203,8 @@ def test_a_warm_engine_compiles_nothing(tmp_path: Path, dtype: Literal["float32"
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_blocks_and_threads_change_no_answer(tmp_path: Path, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queries of several beams and masks, in blocks of eight, beside one block of all."""
+def test_threads_change_no_answer(tmp_path: Path, threads: int) -> None:
+    """Queries of several beams and masks."""
     rng = np.random.default_rng(2)
     tree = random_tree(rng, 5, 3, empty_share=0.1)
     bundle = make_bundle(tmp_path, rng, tree, "product", 0.5, integer=False, memory=random_memory(rng, tree.item_count, 4, integer=False))
@@ -205,9 +212,8 @@ def test_blocks_and_threads_change_no_answer(tmp_path: Path, threads: int, monke
     exclude_BE = rng.integers(-1, bundle.tree.item_count, (37, 2))
     masks = random_masks(rng, bundle.tree, 37, 0.5)
     params = SearchParams(rng.integers(1, 40, 37), rng.integers(1, 50, 37), exclude_BE, mask_B=masks)
-    expected = CompiledEngine(bundle).search(queries, params)
-    monkeypatch.setattr(compiled, "BLOCK", 8)
-    engine = CompiledEngine(bundle, threads)
+    expected = open_engine(bundle, engine="compiled-cpu").search(queries, params)
+    engine = open_engine(bundle, engine="compiled-cpu", threads=threads)
     assert_same(engine.search(queries, params), expected)
     with ThreadPoolExecutor(4) as callers:
         for got in callers.map(lambda _: engine.search(queries, params), range(8)):
@@ -217,7 +223,7 @@ def test_blocks_and_threads_change_no_answer(tmp_path: Path, threads: int, monke
 
 def test_queries_of_another_kind_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidQuery, match=r"queries: got VectorKind\(kind='vector', width=7\), expected kind='history' length=5"):
-        CompiledEngine(small(tmp_path)).search(blank_queries(VectorKind(width=7), 1), SearchParams.uniform(1, 2, 2))
+        open_engine(small(tmp_path), engine="compiled-cpu").search(blank_queries(VectorKind(width=7), 1), SearchParams.uniform(1, 2, 2))
 
 
 # -- MLPs --------------------------------------------------------------------------------------------------------------
@@ -239,7 +245,7 @@ def random_scorer(rng: np.random.Generator, widths: list[int], integer: bool) ->
 def logits_of(scorer: ScorerWeights, counts: list[int], rows_PD: Floats, place_X: NDArray[np.int64], states_BS: Floats) -> Floats:
     """Those of all rows for queries of so many of them each."""
     begin_B = np.append(0, np.cumsum(counts))
-    logits_C: Floats = mlp_logits(*read_only(begin_B, np.arange(begin_B[-1]), place_X, rows_PD, states_BS), packed(scorer))
+    logits_C: Floats = leaf_logits(*read_only(begin_B, place_X, rows_PD, states_BS), packed(scorer))
     return logits_C
 
 

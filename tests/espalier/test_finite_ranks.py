@@ -27,10 +27,8 @@ from espalier.checks.random_bundles import graph_model, linear_graphs, make_bund
 from espalier.chunks import LARGEST_RANK, Chunks
 from espalier.engines import open_engine
 from espalier.engines.best_nodes import best_positions
-from espalier.engines.compiled.engine import CompiledEngine
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
-from espalier.engines.linear.engine import SparseCpuEngine
-from espalier.engines.onnx.engine import OnnxEngine
+from espalier.engines.onnx.engine import OnnxSearch
 from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import InvalidQuery
@@ -40,7 +38,7 @@ from espalier.search import Engine, SearchParams, SearchResult
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import complete_tree, tree_from_children
 from tests.espalier.bundle.parts import content_of, draft_of
-from tests.espalier.test_signature import SMALL_SHAPES, assert_same
+from tests.espalier.test_signature import assert_same
 from tests.service.running import problem, run
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -66,19 +64,29 @@ def sparse_cuda(bundle: Bundle) -> Engine:
     return Pipeline(bundle, SparseCudaSearch(bundle, "cpu", "float32", shapes))
 
 
+def compiled_cpu(bundle: Bundle) -> Engine:
+    return open_engine(bundle, engine="compiled-cpu")
+
+
+def sparse_cpu(bundle: Bundle) -> Engine:
+    return open_engine(bundle, engine="sparse-cpu")
+
+
 def onnx_cpu(bundle: Bundle) -> Engine:
-    return OnnxEngine(bundle, "cpu")
+    return open_engine(bundle, engine="onnx-cpu")
 
 
 def onnx_batched(bundle: Bundle) -> Engine:
-    """As CUDA runs it: fixed shapes, several queries a call."""
-    return OnnxEngine(bundle, "cpu", shapes=SMALL_SHAPES)
+    """As CUDA runs it: several queries a call."""
+    search = OnnxSearch(bundle, "cpu")
+    search.together = 3
+    return Pipeline(bundle, search)
 
 
 Open = Callable[[Bundle], Engine]
-GRAPH_ENGINES = [CompiledEngine, onnx_cpu, onnx_batched, pytest.param(triton, marks=[needs_triton, pytest.mark.slow])]
-LINEAR_ENGINES = [SparseCpuEngine, pytest.param(sparse_cuda, marks=[needs_triton, pytest.mark.slow])]
-OF_LINEAR_SCORERS = (SparseCpuEngine, sparse_cuda)
+GRAPH_ENGINES = [compiled_cpu, onnx_cpu, onnx_batched, pytest.param(triton, marks=[needs_triton, pytest.mark.slow])]
+LINEAR_ENGINES = [sparse_cpu, pytest.param(sparse_cuda, marks=[needs_triton, pytest.mark.slow])]
+OF_LINEAR_SCORERS = (sparse_cpu, sparse_cuda)
 
 
 def random_bundle(rng: np.random.Generator, folder: Path, opened: Open, ranking: Ranking, shape: tuple[int, int] = (4, 3)) -> Bundle:

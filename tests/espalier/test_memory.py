@@ -22,8 +22,6 @@ from espalier.bundle_writer import write_bundle
 from espalier.checks.golden import verify_golden
 from espalier.checks.random_bundles import graph_model, linear_graphs, make_bundle, random_masks, random_memory, random_queries, random_tree
 from espalier.engines import open_engine
-from espalier.engines.onnx import engine as onnx_engine
-from espalier.engines.onnx.engine import FixedShapes, OnnxEngine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleCorrupt
 from espalier.masks.eligibility import eligible_nodes
@@ -32,10 +30,10 @@ from espalier.memory_lists import MemoryTree
 from espalier.memory_sums import add_up, of_live_leaves
 from espalier.queries import PADDING, HistoryKind, QueryBatch
 from espalier.read_only import read_only
-from espalier.search import SearchParams, SearchResult
+from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResult
 from espalier.tree import complete_tree, tree_from_children
 from tests.espalier.bundle.parts import content_of, draft_of, remembering
-from tests.espalier.test_signature import SMALL_SHAPES, assert_same
+from tests.espalier.test_signature import assert_same
 from training.golden import golden_answers
 from training.inspect import inspect
 
@@ -80,7 +78,7 @@ def test_lists_hold_the_sums_at_eligible_leaves_and_their_maxima_above(
     made = MemoryTree(memory, tree)
     reference = ReferenceEngine(bundle)
     for _ in range(2):  # nothing is left from the first call
-        lists = made.lists(queries.array, eligible_nodes(tree, params, 4, None))
+        lists = made.lists(queries.array, eligible_nodes(tree, params, None))
         for b, history_T in enumerate(queries.array):
             eligible_N = reference.eligible_nodes(params, b).eligible_N
             allowed = set(np.flatnonzero(eligible_N[tree.leaf_of_item]).tolist())
@@ -138,8 +136,8 @@ def test_golden_queries_of_a_memory_compare_keys(tmp_path: Path) -> None:
         verify_golden(bundle, reference, golden.drop_columns(["keys"]))
 
     class Forgetful(ReferenceEngine):
-        def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
-            result = super().search(queries, params)
+        def search(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
+            result = super().search(queries, params, context)
             return replace(result, keys_BM=result.ranks_BM)
 
     result = reference.search(queries, SearchParams.uniform(6, 4, 5))
@@ -184,27 +182,16 @@ def with_sequences(folder: Path) -> Bundle:
     return make_bundle(folder, rng, tree, gamma=0.5, memory=random_memory(rng, tree.item_count, 4), encoder="sequence")
 
 
-@pytest.mark.parametrize("shapes", [None, SMALL_SHAPES])
-def test_nothing_of_a_call_is_left_in_the_next(tmp_path: Path, shapes: FixedShapes | None) -> None:
+@pytest.mark.parametrize("name", ["onnx-cpu", "compiled-cpu"])
+def test_nothing_of_a_call_is_left_in_the_next(tmp_path: Path, name: str) -> None:
     bundle, rng = with_sequences(tmp_path), np.random.default_rng(5)
-    engine, reference = OnnxEngine(bundle, "cpu", shapes=shapes), ReferenceEngine(bundle)
+    engine, reference = open_engine(bundle, engine=name), ReferenceEngine(bundle)
     for _ in range(12):
         batch = int(rng.integers(1, 5))
         queries = random_queries(rng, bundle, batch)
         exclude_BE = rng.integers(-1, bundle.tree.item_count, (batch, 3)) if rng.random() < 0.5 else None
         params = SearchParams.uniform(batch, 4, 5, exclude_BE)
         assert_same(engine.search(queries, params), reference.search(queries, params))
-
-
-def test_runs_of_many_queries_are_split_where_their_memory_would_be_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle = with_sequences(tmp_path)
-    queries, params = random_queries(np.random.default_rng(1), bundle, 4), SearchParams.uniform(4, 3, 6)
-    expected = ReferenceEngine(bundle).search(queries, params)
-    for cells, sizes in ((1, [1, 1, 1, 1]), (3 * bundle.tree.node_count, [3, 1]), (4 * bundle.tree.node_count, [4])):
-        monkeypatch.setattr(onnx_engine, "MEMORY_CELLS", cells)
-        engine = OnnxEngine(bundle, "cpu", shapes=SMALL_SHAPES)
-        assert [len(members) for members, _ in engine._groups(params)] == sizes
-        assert_same(engine.search(queries, params), expected)
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -229,8 +216,7 @@ def test_a_node_whose_key_is_not_finite_is_no_candidate(tmp_path: Path, batch: i
     bundle = write_bundle(tmp_path / "tiny" / "2", draft_of(bundle), content_of(bundle, node_rows_ND=rows_ND, memory=memory))
     queries = QueryBatch(bundle.manifest.query, np.array([[PADDING] * 4 + [0]] * batch))
     params = SearchParams.uniform(batch, beam, 8)
-    reference, engine = ReferenceEngine(bundle), OnnxEngine(bundle, "cpu", shapes=None if batch == 1 else SMALL_SHAPES)
-    expected, got = reference.search(queries, params), engine.search(queries, params)
+    expected, got = ReferenceEngine(bundle).search(queries, params), open_engine(bundle, engine="onnx-cpu").search(queries, params)
     assert_same(got, expected)
     rows = got.item_rows_BM[0].tolist()
     assert 0 not in rows
@@ -242,15 +228,14 @@ def test_a_sequence_encoder_that_takes_something_else_is_refused(tmp_path: Path)
     rng = np.random.default_rng(1)
     bundle = make_bundle(tmp_path, rng, random_tree(rng, 3, 2))
     wrong = write_bundle(tmp_path / "tiny" / "2", draft_of(bundle), content_of(bundle, encoder="sequence"))
-    engine = open_engine(wrong, "cpu")
     with pytest.raises(BundleCorrupt, match=r"query\.onnx: inputs \['history_nodes'\]"):
-        engine.search(random_queries(rng, wrong, 1), SearchParams.uniform(1, 2, 2))
+        open_engine(wrong, "cpu")
 
 
 def test_a_trace_has_the_keys(tmp_path: Path) -> None:
     bundle = with_sequences(tmp_path)
     queries, params = random_queries(np.random.default_rng(1), bundle, 2), replace(SearchParams.uniform(2, 4, 5), trace=True)
-    expected, got = ReferenceEngine(bundle).search(queries, params), OnnxEngine(bundle, "cpu").search(queries, params)
+    expected, got = ReferenceEngine(bundle).search(queries, params), open_engine(bundle, "cpu").search(queries, params)
     assert expected.trace is not None
     assert got.trace is not None
     assert any(np.any(level.keys_BK > level.ranks_BK) for level in got.trace)

@@ -16,8 +16,8 @@ from espalier.bundle import Bundle
 from espalier.bundle_writer import LinearContent, write_bundle
 from espalier.checks.random_bundles import make_linear_bundle, random_chunks, random_queries, random_tree, tree_over
 from espalier.chunks import ARRAYS, Chunks, TreeChunks
+from espalier.engines import open_engine
 from espalier.engines.linear import feature_tables
-from espalier.engines.linear.engine import open_sparse_cpu
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.triton.chunk_tiles import ChunkTiles, TileSizes, laid_out
 from espalier.manifest import ManifestDraft, Ranking
@@ -85,7 +85,7 @@ def test_engines_answer_with_the_stored_weights(tmp_path: Path, others: int, tab
     queries = random_queries(np.random.default_rng(1), bundle, 30)
     for beam in (1, 5, 200):
         params = SearchParams.uniform(30, beam, 20)
-        assert_same(open_sparse_cpu(bundle).search(queries, params), ReferenceEngine(bundle).search(queries, params))
+        assert_same(open_engine(bundle, "cpu").search(queries, params), ReferenceEngine(bundle).search(queries, params))
 
 
 def test_a_gpu_gets_the_same_tiles_of_stored_as_of_widened_weights() -> None:

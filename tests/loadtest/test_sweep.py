@@ -19,7 +19,7 @@ from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.checks.heldout import read_heldout
 from espalier.checks.random_bundles import make_bundle, random_tree
-from espalier.engines.onnx.engine import OnnxEngine
+from espalier.engines import open_engine
 from espalier.errors import EspalierError
 from espalier.hardware import hardware
 from espalier.metrics import precision_recall_f
@@ -105,7 +105,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
 def test_recall_through_http_is_what_evaluate_measures(sweep: Callable[..., int], folder: Path, tmp_path: Path, exclude_seen: bool) -> None:
     assert sweep("--beam", "2,8,32", "--m", "3,20", *["--exclude-seen"] * exclude_seen) == 0
     bundle = Bundle.open(folder / "books" / "1")
-    expected = evaluate(bundle, OnnxEngine(bundle, "cpu"), held_out_pairs(bundle), BEAMS, MS, exclude_seen)
+    expected = evaluate(bundle, open_engine(bundle, engine="onnx-cpu"), held_out_pairs(bundle), BEAMS, MS, exclude_seen)
     found = {(cell["beam_size"], cell["m"]): cell["recall"] for cell in document(tmp_path)["cells"]}
     assert found == {(row["beam_size"], row["m"]): row["recall"] for row in expected}
     assert len(set(found.values())) > 3
@@ -116,7 +116,8 @@ def test_recall_of_vectors_is_that_of_a_direct_search(sweep: Callable[..., int],
     bundle = Bundle.open(folder / "points" / "1")
     held_out = read_heldout(bundle)
     for cell in document(tmp_path)["cells"]:
-        result = OnnxEngine(bundle, "cpu").search(held_out.queries, SearchParams.uniform(len(held_out.queries), cell["beam_size"], 10))
+        params = SearchParams.uniform(len(held_out.queries), cell["beam_size"], 10)
+        result = open_engine(bundle, engine="onnx-cpu").search(held_out.queries, params)
         assert cell["recall"] == precision_recall_f(result.item_rows_BM, held_out.relevant, 10)[1].mean()
 
 

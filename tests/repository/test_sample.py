@@ -11,7 +11,6 @@ from espalier.bundle import Bundle
 from espalier.checks.golden import verify_golden
 from espalier.checks.heldout import read_heldout
 from espalier.engines import open_engine
-from espalier.engines.compiled.engine import CompiledEngine
 from espalier.engines.reference import ReferenceEngine
 from espalier.manifest import GraphScorer
 from espalier.metrics import precision_recall_f
@@ -59,9 +58,10 @@ def test_the_samples_held_out_queries_are_histories_of_ids_and_their_leaf_states
     assert [list(query.values) for query in queries] == [sample.items.ids_of(row[row >= 0]) for row in heldout.queries.array]
     assert [list(query.relevant) for query in queries] == [sample.items.ids_of(rows) for rows in heldout.relevant]
     assert {query.kind for query in queries} == {"history"}
-    few, engine = heldout.queries.take(np.arange(3)), open_engine(sample, "cpu", "compiled-cpu")
-    assert isinstance(engine, CompiledEngine)
-    np.testing.assert_allclose(engine.leaf_states(few), ReferenceEngine(sample).states(few)[:, -1], rtol=1e-4, atol=1e-5)
+    few = heldout.queries.take(np.arange(3))
+    found = open_engine(sample, "cpu").parents(few, SearchParams.uniform(3, 1, 1))
+    assert found.leaf_states_BS is not None
+    np.testing.assert_allclose(found.leaf_states_BS, ReferenceEngine(sample).states(few)[:, -1], rtol=1e-4, atol=1e-5)
 
 
 def test_the_sample_finds_what_its_manifest_and_its_held_out_queries_say(sample: Bundle) -> None:

@@ -282,7 +282,7 @@ async def test_what_expires_in_the_queue_is_answered_at_its_deadline_and_never_r
 
 
 async def test_a_deadline_that_has_passed_already_is_refused(engine: FakeEngine, new_batcher: NewBatcher) -> None:
-    with pytest.raises(DeadlinePassed):
+    with pytest.raises(DeadlinePassed, match="before the search began"):
         await ask(new_batcher(), 1, deadline=0)
     assert engine.calls == []
 

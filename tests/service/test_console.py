@@ -103,11 +103,11 @@ def test_nothing_else_is_there(running: Running, path: str) -> None:
     assert problem(running.client.get(path))["status"] == 404
 
 
-@pytest.mark.settings(console=False)
-def test_the_console_can_be_switched_off(running: Running) -> None:
-    for path in read_files():
-        assert problem(running.client.get(path))["status"] == 404, path
-    assert running.client.get("/docs").status_code == 200
+def test_the_console_can_be_switched_off(models: Path) -> None:
+    with run(models, console=False) as without:
+        for path in read_files():
+            assert problem(without.client.get(path))["status"] == 404, path
+        assert without.client.get("/docs").status_code == 200
 
 
 def test_all_files_together_are_small() -> None:

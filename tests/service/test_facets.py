@@ -157,7 +157,6 @@ def test_counts_are_those_of_a_search_of_everything(running: Running) -> None:
     agree(running)
 
 
-@pytest.mark.parametrize("models", range(2), indirect=True)
 @pytest.mark.settings(admin_keys=ADMIN)
 def test_live_items_count_by_the_fields_that_they_have_now(live: Live) -> None:
     rng = np.random.default_rng(7)

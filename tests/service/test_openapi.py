@@ -47,7 +47,7 @@ ANSWERS = [
 STREAMS = [("post", "/retrieve/stream"), ("post", "/models/{name}/items")]
 OTHER_TYPES = [*STREAMS, ("post", "/internal/search")]
 """No media type that schemas describe; they have tests of their own."""
-PROPERTY = settings(max_examples=20, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+PROPERTY = settings(max_examples=12, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 
 
 def document(folder: Path, retrieve_keys: tuple[str, ...] = ("openapi-retrieve-key",)) -> Json:

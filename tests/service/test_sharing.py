@@ -60,7 +60,9 @@ async def test_a_failure_is_everybodys_and_is_not_kept(keep: bool) -> None:
     assert await shared.get() == 2
 
 
-async def test_scrapes_at_the_same_time_share_one_rendering(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def rendering(monkeypatch: pytest.MonkeyPatch) -> Making:
+    """What metrics are rendered by, in a service that starts later."""
     making, render = Making(), Metrics.render
 
     def rendered(metrics: Metrics) -> bytes:
@@ -68,16 +70,20 @@ async def test_scrapes_at_the_same_time_share_one_rendering(running: Running, mo
         return render(metrics)
 
     monkeypatch.setattr(Metrics, "render", rendered)
+    return making
+
+
+async def test_scrapes_at_the_same_time_share_one_rendering(rendering: Making, running: Running) -> None:
     scrapes = [asyncio.create_task(running.client.http.get("/metrics")) for _ in range(20)]
-    assert await asyncio.to_thread(making.began.acquire, timeout=20)
+    assert await asyncio.to_thread(rendering.began.acquire, timeout=20)
     assert (await running.client.http.get("/livez")).status_code == 200
-    making.go.set()
+    rendering.go.set()
     answers = await asyncio.gather(*scrapes)
     assert {answer.status_code for answer in answers} == {200}
     assert len({answer.content for answer in answers}) == 1
-    assert making.calls == 1
+    assert rendering.calls == 1
     assert "espalier_workers 1.0" in (await running.client.http.get("/metrics")).text
-    assert making.calls == 2
+    assert rendering.calls == 2
 
 
 def test_the_description_of_the_interface_is_made_once(running: Running) -> None:

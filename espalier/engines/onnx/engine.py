@@ -56,8 +56,9 @@ class _Level(NamedTuple):
 class OnnxSearch:
     """See the module. Any number of threads may search.
 
-    device   "cpu" or "cuda"
-    threads  intra-op threads of one search on the CPU
+    device    "cpu" or "cuda"
+    threads   intra-op threads of one search on the CPU
+    together  queries whose nodes are scored together
     Raises DeviceUnavailable where there is no GPU.
     """
 
@@ -72,7 +73,7 @@ class OnnxSearch:
         self.name = f"onnx-{device}"
         self._tree, self._rows_ND, self._ranking = bundle.tree, bundle.node_rows_ND, bundle.manifest.ranking
         self._key_weight = np.float32(0 if bundle.memory is None else bundle.memory.key_weight)
-        self._together = 1 if device == "cpu" else TOGETHER
+        self.together = 1 if device == "cpu" else TOGETHER
         model = load_graph("scorer.onnx", bundle.graph("scorer.onnx"))
         fuse_state(model)
         free_inputs(model)
@@ -97,20 +98,21 @@ class OnnxSearch:
             raise ValueError("queries without states")
         paths: list[list[_Level]] = []
         finite_B = np.ones(len(query), np.bool_)
-        for begin in range(0, len(query), self._together):
-            paths += self._searched(query, range(begin, min(begin + self._together, len(query))), finite_B)
-        best = [_best_first(path[-1]) for path in paths]
-        leaves_BM = _stacked([path[-1].nodes_C[order] for path, order in zip(paths, best, strict=True)], -1)
-        rows_BM = np.where(leaves_BM < 0, -1, self._tree.leaf_item[np.maximum(leaves_BM - self._tree.leaf_offset, 0)])
-        ranks_BM = _stacked([path[-1].ranks_C[order] for path, order in zip(paths, best, strict=True)], -np.inf)
-        keys_BM = _stacked([path[-1].keys_C[order] for path, order in zip(paths, best, strict=True)], -np.inf)
-        width = int(query.m_B.max(initial=0))
-        rows_BM, ranks_BM, keys_BM = _widened(rows_BM, width, -1), _widened(ranks_BM, width, -np.inf), _widened(keys_BM, width, -np.inf)
+        for begin in range(0, len(query), self.together):
+            paths += self._searched(query, range(begin, min(begin + self.together, len(query))), finite_B)
+        shape = len(query), 1, int(query.m_B.max(initial=0))
+        rows_BTM, count_BT = np.full(shape, -1, np.int64), np.zeros(shape[:2], np.int64)
+        ranks_BTM, keys_BTM = np.full(shape, -np.inf, np.float32), np.full(shape, -np.inf, np.float32)
+        for b, (*_, last) in enumerate(paths):
+            order = last.kept_K[np.argsort(-last.keys_C[last.kept_K], kind="stable")]  # of equal keys the lower leaf
+            rows_BTM[b, 0, : len(order)] = self._tree.leaf_item[last.nodes_C[order] - self._tree.leaf_offset]
+            ranks_BTM[b, 0, : len(order)], keys_BTM[b, 0, : len(order)] = last.ranks_C[order], last.keys_C[order]
+            count_BT[b] = len(order)
         return Leaves(
-            rows_BM[:, None],
-            ranks_BM[:, None],
-            keys_BM[:, None],
-            np.array([len(order) for order in best], np.int64)[:, None],
+            rows_BTM,
+            ranks_BTM,
+            keys_BTM,
+            count_BT,
             finite_B,
             (self._trace(paths),) if query.trace else (),
             (self._frontier(paths),) if query.frontier else (),
@@ -199,12 +201,6 @@ FIELDS = ("nodes_C", -1), ("ranks_C", -np.inf), ("keys_C", -np.inf)
 """Of a level, and their padding."""
 
 
-def _best_first(last: _Level) -> Int64:
-    """The positions of the kept leaves, best first; of equal keys the lower leaf."""
-    order: Int64 = last.kept_K[np.argsort(-last.keys_C[last.kept_K], kind="stable")]
-    return order
-
-
 def _values_at(nodes_X: Int64, values_X: Floats, nodes_C: Int64) -> Floats:
     """float32[C]: the values of nodes, 0 for those that a list (ascending) does not have."""
     if not len(nodes_X):
@@ -219,8 +215,3 @@ def _stacked(rows: Sequence[Array], filler: float) -> Array:
     for to, row in zip(stacked, rows, strict=True):
         to[: len(row)] = row
     return stacked
-
-
-def _widened(array_BM: Array, width: int, filler: float) -> Array:
-    """An array with padding up to a width."""
-    return np.pad(array_BM, ((0, 0), (0, width - array_BM.shape[1])), constant_values=filler)

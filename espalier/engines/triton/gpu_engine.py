@@ -142,7 +142,7 @@ class GpuSearch(ABC, Generic[AnyCell]):
                 for m in sorted({0 if self._is_forest else min(m, most) for m in (*self.shapes.m_sizes, most)}):
                     self._build(batch, bucket, m, self._usual)
             usual = search.beam_size.bit_length() - 1, 0 if self._is_forest else search.m
-            self._build(batch, *usual, CellParts(True, self._usual.states))
+            self._build(batch, *usual, CellParts(frontier=True, states=self._usual.states))
             if self.encodes and isinstance(self.bundle.manifest.query, HistoryKind):
                 self._build(batch, *usual, CellParts(frontier=True, states=True))
 

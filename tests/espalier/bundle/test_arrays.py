@@ -173,17 +173,19 @@ def test_rows_side_by_side_may_begin_with_any_child() -> None:
     one_node([0, 1, 2], [0, 2, 2, 4], [0, 1, 0, 1], 3).check(TWO_CHILDREN)
 
 
-def test_features_may_not_stand_twice_in_a_node() -> None:
-    for row_gap, said in ((4, None), (0, "row_feature is not strictly ascending")):
+def test_features_of_a_node_are_below_the_width_and_not_there_twice() -> None:
+    def two_rows(second_gap: int, width: int) -> Chunks:
         arrays = {
-            "chunk_row": np.array([0, 2]), "row_gap": np.array([4, row_gap], np.uint8), "row_count": np.array([1, 1], np.uint8),
+            "chunk_row": np.array([0, 2]), "row_gap": np.array([4, second_gap], np.uint8), "row_count": np.array([1, 1], np.uint8),
             "entry_child": np.zeros(2, np.uint8), "entry_weight": np.ones(2, np.float16), "bias": np.zeros(3, np.float32),
         }  # fmt: skip
-        if said is None:
-            unpacked(arrays, 9).check(TWO_CHILDREN)
-            continue
-        with pytest.raises(BundleCorrupt, match=said):
-            unpacked(arrays, 9).check(TWO_CHILDREN)
+        return unpacked(arrays, width)
+
+    two_rows(1, width=6).check(TWO_CHILDREN)
+    with pytest.raises(BundleCorrupt, match="row_gap leads to feature numbers outside 0 … 4"):
+        two_rows(1, width=5)
+    with pytest.raises(BundleCorrupt, match="row_feature is not strictly ascending"):
+        two_rows(0, width=6).check(TWO_CHILDREN)
 
 
 def test_a_node_of_more_children_than_chunks_can_number_is_refused() -> None:

@@ -15,26 +15,28 @@ from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.checks.golden import verify_golden
 from espalier.checks.random_bundles import graph_model, linear_graphs, make_bundle, random_tree
-from espalier.engines.onnx.engine import OnnxEngine
+from espalier.engines import open_engine
+from espalier.engines.onnx.engine import OnnxSearch
+from espalier.engines.pipeline import Pipeline
 from espalier.errors import (
     BundleCorrupt,
 )
 from espalier.queries import QueryBatch
-from espalier.search import SearchParams, SearchResult
+from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResult
 from tests.espalier.bundle.parts import content_of, draft_of, with_golden
 
 
 @pytest.mark.parametrize("margin", [np.inf, 0.01, 0.0])
 def test_golden_queries_pass_on_the_model_they_were_made_with(original: Bundle, tmp_path: Path, margin: float) -> None:
     bundle = with_golden(original, tmp_path / "1", margin)
-    assert verify_golden(bundle, OnnxEngine(bundle, "cpu")) == 1.0
+    assert verify_golden(bundle, open_engine(bundle, engine="onnx-cpu")) == 1.0
 
 
 @pytest.mark.parametrize(("margin", "message"), [(0.01, "golden query 0 gave other items"), (0.001, "golden queries overlap by 0")])
 def test_golden_queries_refuse_a_model_with_other_weights(original: Bundle, tmp_path: Path, margin: float, message: str) -> None:
     bundle = with_golden(original, tmp_path / "1", margin, node_rows_ND=-np.array(original.node_rows_ND))
     with pytest.raises(BundleCorrupt, match=message):
-        verify_golden(bundle, OnnxEngine(bundle, "cpu"))
+        verify_golden(bundle, open_engine(bundle, engine="onnx-cpu"))
 
 
 def test_one_differing_item_matters_only_where_the_margin_is_wide(original: Bundle, tmp_path: Path) -> None:
@@ -50,9 +52,9 @@ def test_one_differing_item_matters_only_where_the_margin_is_wide(original: Bund
         spoilt = write_bundle(tmp_path / str(2 + int(margin < 0.002)), draft_of(bundle), content_of(bundle, golden=changed))
         if margin > 0.002:
             with pytest.raises(BundleCorrupt, match="golden query 3 gave other items on onnx-cpu"):
-                verify_golden(spoilt, OnnxEngine(spoilt, "cpu"))
+                verify_golden(spoilt, open_engine(spoilt, engine="onnx-cpu"))
         else:
-            assert 0.99 < verify_golden(spoilt, OnnxEngine(spoilt, "cpu")) < 1
+            assert 0.99 < verify_golden(spoilt, open_engine(spoilt, engine="onnx-cpu")) < 1
 
 
 def test_a_tie_in_the_only_query_with_a_small_margin_is_no_fault(original: Bundle, tmp_path: Path) -> None:
@@ -63,7 +65,7 @@ def test_a_tie_in_the_only_query_with_a_small_margin_is_no_fault(original: Bundl
     margin_B = np.where(np.arange(len(golden)) == 3, 0.0, 1.0)
     changed = golden.set_column(3, "item_rows", [rows]).set_column(5, "margin", [margin_B])
     tied = write_bundle(tmp_path / "2", draft_of(bundle), content_of(bundle, golden=changed))
-    assert 0.99 < verify_golden(tied, OnnxEngine(tied, "cpu")) < 1
+    assert 0.99 < verify_golden(tied, open_engine(tied, engine="onnx-cpu")) < 1
 
 
 @pytest.mark.parametrize("least", [0.0, 1.0])
@@ -84,15 +86,15 @@ def test_a_sequence_encoder_must_have_a_state_for_a_history_without_an_item(tmp_
     graphs = query, linear_graphs(4)[1]
     bundle = make_bundle(tmp_path, rng, random_tree(rng, 3, 2), "product", graphs=graphs, state_dim=4, encoder="sequence")
     if least > 0:
-        assert verify_golden(bundle, OnnxEngine(bundle, "cpu")) == 1.0
+        assert verify_golden(bundle, open_engine(bundle, engine="onnx-cpu")) == 1.0
     else:
         with pytest.raises(BundleCorrupt, match="a history without an item finds nothing on onnx-cpu"):
-            verify_golden(bundle, OnnxEngine(bundle, "cpu"))
+            verify_golden(bundle, open_engine(bundle, engine="onnx-cpu"))
 
 
 def test_golden_queries_refuse_ranks_that_were_shifted(original: Bundle, tmp_path: Path) -> None:
     bundle = with_golden(original, tmp_path / "1", 0.001)
-    engine = OnnxEngine(bundle, "cpu")
+    engine = open_engine(bundle, engine="onnx-cpu")
     golden = bundle.golden()
     for shift, is_refused in ((0.0015, False), (-0.0015, False), (0.5, True), (-0.5, True), (np.nan, True)):
         ranks = [[rank + shift if b == 7 else rank for rank in row] for b, row in enumerate(golden.column("ranks").to_pylist())]
@@ -111,9 +113,9 @@ def test_golden_queries_refuse_another_order(original: Bundle, tmp_path: Path) -
     """The same items with the same ranks, two of them in each other's place."""
     bundle = with_golden(original, tmp_path / "1", np.inf)
 
-    class Swapping(OnnxEngine):
-        def search(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
-            result = super().search(queries, params)
+    class Swapping(Pipeline):
+        def search(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
+            result = super().search(queries, params, context)
             swapped = [0, 2, 1, 3, 4]
             return replace(
                 result,
@@ -123,13 +125,13 @@ def test_golden_queries_refuse_another_order(original: Bundle, tmp_path: Path) -
             )
 
     with pytest.raises(BundleCorrupt, match=r"golden query \d on onnx-cpu: item row \d+ comes after items of lower rank"):
-        verify_golden(bundle, Swapping(bundle, "cpu"))
+        verify_golden(bundle, Swapping(bundle, OnnxSearch(bundle, "cpu")))
     ranks = bundle.golden().column("ranks").to_pylist()
     tied = [[row[0], row[1], row[1], *row[3:]] for row in ranks]  # equal ranks may come in any order
     equal = bundle.golden().set_column(4, "ranks", [pa.array(tied, pa.list_(pa.float32()))])
-    close = Swapping(bundle, "cpu")
+    close = OnnxSearch(bundle, "cpu")
     close.rounding = float(np.abs(np.array(ranks)[:, 1] - np.array(ranks)[:, 2]).max())
-    assert verify_golden(bundle, close, equal) == 1
+    assert verify_golden(bundle, Swapping(bundle, close), equal) == 1
 
 
 def test_a_golden_table_without_its_columns_is_refused(original: Bundle, tmp_path: Path) -> None:
@@ -138,4 +140,4 @@ def test_a_golden_table_without_its_columns_is_refused(original: Bundle, tmp_pat
         version = tmp_path / f"without-{column}"
         broken = write_bundle(version, draft_of(bundle), content_of(bundle, golden=bundle.golden().drop_columns([column])))
         with pytest.raises(BundleCorrupt, match=r"golden\.parquet"):
-            verify_golden(broken, OnnxEngine(bundle, "cpu"))
+            verify_golden(broken, open_engine(bundle, engine="onnx-cpu"))

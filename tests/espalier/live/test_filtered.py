@@ -13,7 +13,7 @@ import pytest
 from espalier.bundle import Bundle
 from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_queries, random_tree
 from espalier.checks.random_live import random_row
-from espalier.engines import open_live_engine
+from espalier.engines import open_engine
 from espalier.live import masks
 from espalier.live.filtered import LiveFilters
 from espalier.live.items import LiveItems
@@ -174,7 +174,7 @@ def test_an_item_that_moves_after_the_filter_was_applied_is_found_where_it_is(tm
     bundle = make_linear_bundle(tmp_path, rng, tree, Ranking(own="log_activation", gamma=1), others=others, columns=columns)
     state, passing = LiveState(bundle), ItemFilters([alone.tree for alone in bundle.alone], bundle.items, 1 << 20)
     filters = LiveFilters([alone.tree for alone in bundle.alone], passing, state.table, state.touched)
-    engine = open_live_engine(bundle, "cpu")
+    engine = open_engine(bundle, "cpu")
 
     def put(item_id: str, colour: str, child: int) -> None:
         """Under a parent of its own in each tree: the first, or the last."""

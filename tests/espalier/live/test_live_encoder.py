@@ -8,16 +8,16 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 import pytest
-from espalier.engines.compiled.encoder import free_inputs
-from espalier.engines.live.encoder import LiveEncoder
-from espalier.engines.live.histories import histories_of
 from numpy.testing import assert_array_equal
 from onnx import helper, numpy_helper
 
 from espalier.bundle import Bundle
 from espalier.checks.random_bundles import make_bundle, product_graphs, random_queries, random_tree
 from espalier.checks.random_live import random_state
-from espalier.engines import open_live_engine
+from espalier.engines import open_engine
+from espalier.engines.encoder import free_inputs
+from espalier.engines.histories import histories_of
+from espalier.engines.live_encoder import LiveEncoder
 from espalier.engines.onnx.graphs import load_graph
 from espalier.engines.onnx.runtime import ort, session_options
 from espalier.engines.reference import ReferenceEngine
@@ -122,7 +122,7 @@ def test_live_items_are_unknown_in_histories_to_graphs_that_do_more_than_look_ro
     bundle = make_bundle(tmp_path, rng, random_tree(rng, 4, 4), "product", graphs=graphs, state_dim=4, form=InnerProductForm())
     with pytest.raises(UnsupportedGraph, match=reason):
         LiveEncoder(bundle)
-    engine, overlay = open_live_engine(bundle, engine="onnx-cpu"), random_state(rng, bundle).overlay()
+    engine, overlay = open_engine(bundle, engine="onnx-cpu"), random_state(rng, bundle).overlay()
     engine.set_overlay(overlay)
     assert "live items do not count in histories" in caplog.text
     known = random_queries(rng, bundle, 3)

@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from espalier.bundle import Bundle
 from espalier.checks.random_bundles import make_linear_bundle, random_queries, random_tree, tree_over
 from espalier.checks.random_live import random_state
-from espalier.engines import open_engine, pipeline
+from espalier.engines import forest_mean, open_engine, pipeline
 from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine
 from espalier.live.state import LiveState
@@ -35,7 +35,7 @@ def some_forest(folder: Path, seed: int, height: int = 3) -> Bundle:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("engine", ["reference", "sparse-cpu"])
-@pytest.mark.parametrize("block", [1, pipeline.BLOCK])
+@pytest.mark.parametrize("block", [1, forest_mean.BLOCK])
 def test_a_forest_with_live_items_is_the_forest_of_the_fold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, seed: int, block: int
 ) -> None:

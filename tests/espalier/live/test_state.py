@@ -177,6 +177,9 @@ def assert_is(state: LiveState, catalogue: Catalogue) -> None:
     shown = [item_id for item_id in live if item_id not in catalogue.removed]
     standing_I = np.array([catalogue.stands(item_id) for item_id in catalogue.trained])
     assert (state.live_items, overlay.handles, overlay.eligible) == (len(live), len(entries), len(shown) + int(standing_I.sum()))
+    rewritten = {item_id: e for item_id, e in entries.items() if not (e.is_deleted or e.has_leaf or e.fields is None)}
+    changed = sorted((catalogue.trained[item_id], e.handle) for item_id, e in rewritten.items() if item_id in catalogue.trained)
+    assert [*zip(overlay.changed[1].tolist(), overlay.changed[0].tolist(), strict=True)] == changed
     assert state.tombstones == sum(entry.is_deleted for item_id, entry in entries.items() if item_id in catalogue.trained)
     handles = {entries[item_id].handle: item_id for item_id in shown}
     assert np.flatnonzero(overlay.eligible_R).tolist() == sorted(handles)

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_memory, sparse_rows
-from espalier.engines import open_live_engine
+from espalier.engines import open_engine
 from espalier.engines.linear.chunk_search import L3_HINGE, BeamParams, ChunkSearch
+from espalier.engines.stages import Frontier
 from espalier.errors import EspalierError, InvalidQuery
 from espalier.live.operations import ItemBody
 from espalier.live.rows import LiveRow, Placement
@@ -31,7 +32,7 @@ from espalier.placement.near_items import NO_NEIGHBOUR, NearItems
 from espalier.placement.parents import MOST, Parents, best_first, votes_of_search
 from espalier.placement.placer import Candidates, Placer
 from espalier.queries import HistoryKind, VectorKind, encode_histories, pad_histories
-from espalier.search import Frontier, SearchParams
+from espalier.search import SearchParams
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import complete_tree
 
@@ -50,9 +51,9 @@ def product_bundle(folder: Path, seed: int = 1, with_memory: bool = False, name:
 
 def placed(bundle: Bundle, *bodies: ItemBody, state: LiveState | None = None) -> list[Candidates]:
     state = LiveState(bundle) if state is None else state
-    engine = open_live_engine(bundle, "cpu")
+    engine = open_engine(bundle, "cpu")
     engine.set_overlay(state.overlay())
-    found = Placer(bundle).place(bodies, state.table, state.overlay(), engine.search)
+    found = Placer(bundle).place(bodies, state.table, state.overlay(), engine.parents)
     assert not [one for one in found if isinstance(one, EspalierError)]
     return [one for one in found if not isinstance(one, EspalierError)]
 
@@ -62,7 +63,7 @@ def first(candidates: Candidates, tree: int = 0) -> tuple[int, LiveRow]:
 
 
 def error_of(bundle: Bundle, body: ItemBody) -> EspalierError:
-    (found,) = Placer(bundle).place([body], bundle.items, None, open_live_engine(bundle, "cpu").search)
+    (found,) = Placer(bundle).place([body], bundle.items, None, open_engine(bundle, "cpu").parents)
     assert isinstance(found, EspalierError)
     return found
 
@@ -74,7 +75,7 @@ def error_of(bundle: Bundle, body: ItemBody) -> EspalierError:
 def test_an_item_is_found_by_the_queries_that_led_to_it(tmp_path: Path, with_memory: bool) -> None:
     bundle = product_bundle(tmp_path, with_memory=with_memory)
     events = (("item-3", "item-9"), ("item-3", "item-20", "item-9"))
-    state, engine = LiveState(bundle), open_live_engine(bundle, "cpu")
+    state, engine = LiveState(bundle), open_engine(bundle, "cpu")
     parent, row = first(placed(bundle, ItemBody(events=events))[0])
     state.apply([Change(1, "new", "put", {}, (Placement(0, parent, state.next_slot(0, parent), row),))])
     engine.set_overlay(state.overlay())
@@ -152,7 +153,7 @@ def test_an_item_like_others_is_found_by_who_has_them() -> None:
     """In the sample, whose memory weighs as much as its tree."""
     bundle = Bundle.open(Path(__file__).parents[3] / "models/debian-depends/1")
     like = ("libsdl2-2.0-0", "libsdl2-image-2.0-0", "libsdl2-mixer-2.0-0")
-    state, engine = LiveState(bundle), open_live_engine(bundle, "cpu")
+    state, engine = LiveState(bundle), open_engine(bundle, "cpu")
     parent, row = first(placed(bundle, ItemBody(like=like))[0])
     state.apply([Change(1, "new", "put", None, (Placement(0, parent, state.next_slot(0, parent), row),))])
     engine.set_overlay(state.overlay())
@@ -186,7 +187,7 @@ def test_without_an_inner_product_a_row_is_the_mean_of_what_is_found(tmp_path: P
     bundle = make_bundle(tmp_path, np.random.default_rng(3), complete_tree(np.arange(64), 4), gamma=0.5, integer=False)
     parent, row = first(placed(bundle, ItemBody(events=(("item-3", "item-9"),) * 50))[0])
     queries = pad_histories(HistoryKind(length=5), [np.array([3, 9])])
-    found = open_live_engine(bundle, "cpu").search(queries, SearchParams.uniform(1, 32, 10)).item_rows_BM[0]
+    found = open_engine(bundle, "cpu").search(queries, SearchParams.uniform(1, 32, 10)).item_rows_BM[0]
     mean = bundle.node_rows_ND[bundle.tree.leaf_of_item[found]].mean(0)
     siblings = np.arange(bundle.tree.first_child[parent], bundle.tree.first_child[parent + 1])
     assert_allclose(row.values, (50 * mean + bundle.node_rows_ND[siblings].mean(0)) / 51, rtol=1e-4, atol=1e-6)
@@ -243,11 +244,11 @@ def test_a_row_that_is_too_far_is_drawn_in() -> None:
 def trial_of(gaps: NDArray[np.float64], found: int) -> tuple[Background, Trial]:
     """A query for each gap, and an item under the one parent in all beams, which came back for some of them when it was trained."""
     batch = len(gaps)
-    frontier = Frontier(np.full((batch, 1), 5), np.zeros((batch, 1), np.float32), np.zeros((batch, 1), np.float32))
+    frontier = Frontier(np.full((batch, 1), 5), np.zeros((batch, 1), np.float32))
     found_BM = np.full((batch, 1), 3)
     found_BM[:found] = 7
     trial = Trial(7, [], np.zeros(1), 5, (np.empty(0, np.int64), np.empty(0)))
-    return Background(None, frontier, found_BM, gaps.astype(np.float32), []), trial
+    return Background(None, frontier, np.zeros((batch, 1), np.float32), found_BM, gaps.astype(np.float32), []), trial
 
 
 @pytest.mark.parametrize(("mean_events", "of_many"), [(8.0, 63), (16.0, 31), (64.0, 9), (np.inf, 9)])
@@ -404,7 +405,7 @@ def test_events_of_zeros_alone_are_no_evidence(tmp_path: Path) -> None:
 
 def test_one_wrong_body_leaves_the_others_placed(tmp_path: Path) -> None:
     bundle = product_bundle(tmp_path)
-    found = Placer(bundle).place([ItemBody(), ItemBody(like=("item-1",))], bundle.items, None, open_live_engine(bundle, "cpu").search)
+    found = Placer(bundle).place([ItemBody(), ItemBody(like=("item-1",))], bundle.items, None, open_engine(bundle, "cpu").parents)
     assert isinstance(found[0], InvalidQuery)
     assert not isinstance(found[1], EspalierError)
     assert_array_equal([node for node, _ in found[1][0]], [bundle.tree.parent[bundle.tree.leaf_of_item[1]]])
@@ -415,7 +416,7 @@ def test_numbers_whose_sum_overflows_are_the_error_of_their_item_alone(tmp_path:
     bundle = make_linear_bundle(tmp_path, rng, complete_tree(rng.permutation(64), 4), Ranking(own="log_activation", gamma=1))
     good, wide = ({"indices": [1, 2], "values": values} for values in ([1.0, 2.0], [3e38, 1.0]))
     items = [ItemBody(events=(good,)), ItemBody(events=(wide,) * 2), ItemBody(events=(good,))]
-    found = Placer(bundle).place(items, bundle.items, None, open_live_engine(bundle, "cpu").search)
+    found = Placer(bundle).place(items, bundle.items, None, open_engine(bundle, "cpu").parents)
     assert isinstance(found[1], InvalidQuery)
     assert found[1].field == "events"
     assert not isinstance(found[0], EspalierError)
@@ -430,7 +431,7 @@ def test_linear_items_are_placed_together_as_each_alone(tmp_path: Path) -> None:
         event["values"] = rng.random(len(event["indices"])).tolist()
     bodies = [ItemBody(events=own, like=() if own else ("item-1",)) for own in events]
     alone = [placed(bundle, body)[0] for body in bodies]
-    search = open_live_engine(bundle, "cpu").search
+    search = open_engine(bundle, "cpu").parents
     wrong = ItemBody(events=(features(20),))
     for together in (placed(bundle, *bodies), Placer(bundle).place([*bodies, wrong], bundle.items, None, search)[:-1]):
         for one, other in zip(together, alone, strict=True):

@@ -12,6 +12,7 @@ import numpy as np
 import orjson
 import pytest
 
+from espalier.engines.stages import ShardResult
 from espalier.shards.messages import Pin, ShardAnswer, encode_answer
 from service.router.asking import PAUSE_S, Asking, Question
 from service.router.hedging import LEAST, SAVED, Budget, Latencies

@@ -121,14 +121,16 @@ def test_the_layout_of_a_version_is_the_one_that_its_engine_asks(
     cut(whole, tmp_path / "three", 3)
     three = serve_shards(tmp_path / "three")
 
-    def cut_anew(bundle: Bundle, fleet: Fleet) -> ShardSearch:
+    opened = ShardSearch.__init__
+
+    def cut_anew(search: ShardSearch, bundle: Bundle, fleet: Fleet) -> None:
         transport: Any = fleet.transport
         transport.registries["http://three"] = three
         transport.names |= {f"http://shard-{index}-0": ["http://three"] for index in range(2)}
         until(lambda: fleet.count_of(whole_of(bundle)) == 3)
-        return ShardSearch(bundle, fleet)
+        opened(search, bundle, fleet)
 
-    monkeypatch.setattr("service.router.app.ShardSearch", cut_anew)
+    monkeypatch.setattr(ShardSearch, "__init__", cut_anew)
     with cluster(tmp_path / "models", shard_folders(whole, tmp_path / "shards", 2), poll_s=60.0) as shards:
         loaded = shards.app.state.service.registry.entries["books"].loaded
         assert loaded.layout == 3

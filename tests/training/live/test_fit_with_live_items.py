@@ -87,7 +87,7 @@ def test_live_items_start_from_their_places_and_rows_and_a_run_that_goes_on_trai
 
 
 def test_a_new_tree_has_live_items_too(models: Path) -> None:
-    raw = settings(models / "log.csv", tree={"kind": "kmeans"}, optimiser={"steps": 30})
+    raw = settings(models / "log.csv", tree={"kind": "kmeans"})
     bundle = fitted(models, 3, raw, "--earlier", models / "planted" / "1")
     ids = bundle.items.column("id").to_pylist()
     assert {"new-a", "new-b", "quiet"} <= {*ids}

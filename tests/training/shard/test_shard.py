@@ -21,6 +21,7 @@ from espalier.checks.heldout import read_heldout
 from espalier.checks.random_bundles import make_bundle, random_memory, random_queries, random_tree
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
+from espalier.engines.stages import GivenQueries
 from espalier.errors import BundleCorrupt, BundleExists, BundleNotFound, InvalidConfig
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
@@ -96,13 +97,13 @@ def test_shards_hold_all_items_and_answer_the_golden_queries_of_the_bundle(tmp_p
 
 def test_golden_queries_of_shards_bring_the_states_of_the_whole_bundle_and_its_item_rows(tmp_path: Path) -> None:
     bundle = made(tmp_path, "product memory")
-    whole, none = golden_queries(bundle, bundle.golden())
-    assert none is None
+    whole = golden_queries(bundle, bundle.golden())
+    assert not isinstance(whole, GivenQueries)
     for found in shard(bundle.path, 2, tmp_path / "shards"):
-        queries, states_BLS = golden_queries(found, found.golden())
-        assert states_BLS is not None
+        queries = golden_queries(found, found.golden())
+        assert isinstance(queries, GivenQueries)
         assert_array_equal(queries.array, whole.array)
-        assert_array_equal(states_BLS, ReferenceEngine(bundle).states(whole))
+        assert_array_equal(queries.states_BLS, ReferenceEngine(bundle).states(whole))
 
 
 @pytest.mark.parametrize(("kind", "before", "after"), [*((kind, 3, 2) for kind in KINDS), ("product memory", 1, 3)])
