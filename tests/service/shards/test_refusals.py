@@ -78,7 +78,6 @@ def test_what_a_shard_can_say_of_itself_it_says(service: Running, path: str) -> 
     assert service.client.get(path).status_code == 200
 
 
-<<<<<<< HEAD
 def test_a_shard_takes_no_live_items_though_its_engine_would(service: Running) -> None:
     registry = service.app.state.service.registry
     whole, shard = (registry.entries[name].loaded.live for name in ("books", "1"))
@@ -86,8 +85,6 @@ def test_a_shard_takes_no_live_items_though_its_engine_would(service: Running) -
     assert shard.refused == "version 1 on compiled-cpu takes no live items"
 
 
-=======
->>>>>>> one
 def test_the_probe_leaves_shards_out(service: Running) -> None:
     registry = service.app.state.service.registry
     assert Probe(registry, service.app.state.service.metrics, 1.0).ready() == [("books", 1)]
