@@ -427,7 +427,7 @@ def test_fit_evaluate_and_inspect_from_the_command_line(log: Path, tmp_path: Pat
     assert command("evaluate", "--model", out, *options).status == 0
     written = json.loads(report.read_text())
     assert written.keys() - {"version"} == {"model", "engine", "arithmetic", "queries", "rows", "warnings"}
-    assert (written["model"], written["engine"], written["queries"]) == ("shop", "onnx-cpu", 30)
+    assert (written["model"], written["engine"], written["queries"]) == ("shop", "compiled-cpu", 30)
     assert [(row["beam_size"], row["m"], row["batch"]) for row in written["rows"]] == [(4, 5, 8), (4, 10, 8), (16, 5, 8), (16, 10, 8)]
     for row in written["rows"]:
         against = {"recall_against"} if row["beam_size"] == 16 else set()
