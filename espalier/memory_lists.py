@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,6 @@ from espalier.read_only import read_only
 from espalier.search import NodeMask
 from espalier.thread_scratch import ThreadScratch
 from espalier.tree import Tree
-
-if TYPE_CHECKING:
-    from espalier.live.overlay import Overlay
 
 Array = NDArray[Any]
 EVERY_NODE, NO_NODES, NO_VALUES = read_only(np.empty(0, np.bool_), np.empty(0, np.int64), np.empty(0, np.float32))
@@ -100,17 +97,6 @@ class LiveEntries(NamedTuple):
     parent_R: Array
     row_W: Array
     handle_W: Array
-
-    @staticmethod
-    def of(overlay: Overlay) -> LiveEntries:
-        """Those of a snapshot."""
-        leaves, live = overlay.trees[0], overlay.memory
-        entries = NO_ENTRIES
-        if live is not None:
-            entries = read_only(live.source_S, live.place_S, live.begin_P, live.end_P, live.target, live.value)
-        parent_R = np.full(overlay.handles, -1, np.int64)
-        parent_R[leaves.handle_X] = leaves.parent_X
-        return LiveEntries(entries, *read_only(parent_R, overlay.row_W, overlay.handle_W))
 
 
 class MemoryTree:

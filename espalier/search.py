@@ -18,17 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidQuery
 from espalier.queries import QueryBatch
-
-if TYPE_CHECKING:
-    from espalier.engines.stages import ParentsFound
-    from espalier.live.overlay import Overlay
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["float32", "float16", "bfloat16"]
@@ -259,21 +255,4 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free what the engine holds, a little at a time, so that other engines of the process are not held up. No search after it."""
-        ...
-
-
-@runtime_checkable
-class StagedEngine(Engine, Protocol):
-    """An engine whose stages can be asked one by one, and whose items come and go (espalier.engines.pipeline)."""
-
-    def set_overlay(self, overlay: Overlay | None) -> None:
-        """What is live from the next call on; None: nothing. From any thread."""
-        ...
-
-    def candidates(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
-        """The best m items before the last stage orders the best candidates anew, where the bundle has one."""
-        ...
-
-    def parents(self, queries: QueryBatch, params: SearchParams) -> ParentsFound:
-        """The beams above the leaves that queries lead to: where new items belong."""
         ...

@@ -33,8 +33,8 @@ from benchmarks.report_file import write_report
 from benchmarks.synthetic import diffusion_bundle, diffusion_queries, synthetic_bundle
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
-from espalier.engines.onnx.graphs import load_graph
-from espalier.engines.onnx.runtime import ort
+from espalier.engines.graphs import load_graph
+from espalier.engines.runtime import ort
 from espalier.masks.eligibility import excluded_nodes
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams

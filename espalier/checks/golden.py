@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from espalier.bundle import Bundle
 from espalier.checks.golden_answers import GoldenAnswers, check_same, check_shards
+from espalier.engines.stages import StagedEngine
 from espalier.errors import BundleCorrupt
 from espalier.items import Items
 from espalier.manifest import GraphScorer
@@ -30,7 +31,7 @@ from espalier.queries import (
     encode_vectors,
     pad_histories,
 )
-from espalier.search import Engine, SearchParams, StagedEngine
+from espalier.search import Engine, SearchParams
 
 GOLDEN_COLUMNS = {
     "beam_size": pa.int64(),

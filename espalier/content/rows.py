@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from espalier.bundle import CONTENT, CONTENT_ARRAYS, Bundle
 from espalier.bundle_files import map_safetensors
 from espalier.content.features import ContentFeatures
-from espalier.engines.onnx.graphs import read_graph
+from espalier.engines.graphs import read_graph
 from espalier.errors import BundleCorrupt
 from espalier.text.sparse_rows import SparseRows
 
@@ -30,7 +30,7 @@ class ContentRows:
     """
 
     def __init__(self, bundle: Bundle) -> None:
-        from espalier.engines.onnx.runtime import ort, session_options  # here, because it loads slowly
+        from espalier.engines.runtime import ort, session_options  # here, because it loads slowly
 
         info = bundle.manifest.content
         if info is None:

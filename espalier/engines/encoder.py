@@ -17,8 +17,8 @@ from onnx import helper
 
 from espalier.bundle import Bundle
 from espalier.compiled_code import compiled
-from espalier.engines.onnx.graphs import load_graph
-from espalier.engines.onnx.runtime import ort, session_options
+from espalier.engines.graphs import load_graph
+from espalier.engines.runtime import ort, session_options
 from espalier.errors import BundleCorrupt, UnsupportedGraph
 from espalier.queries import HistoryKind, blank_queries
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.engines.encoder import QueryEncoder, free_inputs
-from espalier.engines.onnx.graphs import load_graph
-from espalier.engines.onnx.runtime import ort, session_options
+from espalier.engines.graphs import load_graph
+from espalier.engines.runtime import ort, session_options
 from espalier.errors import UnsupportedGraph
 from espalier.live.overlay import LiveLeaves
 from espalier.queries import HistoryKind

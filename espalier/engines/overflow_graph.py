@@ -16,9 +16,9 @@ from espalier.bundle import Bundle
 from espalier.compiled_code import compiled
 from espalier.engines.compiled.mlp import FAST, mlp_logits, packed
 from espalier.engines.encoder import free_inputs
-from espalier.engines.onnx.graphs import fuse_state, load_graph
-from espalier.engines.onnx.runtime import ort, session_options
+from espalier.engines.graphs import fuse_state, load_graph
 from espalier.engines.overflow import LARGEST, ScoredLive, masks_of, under_beams
+from espalier.engines.runtime import ort, session_options
 from espalier.engines.scorer_weights import scorer_weights
 from espalier.engines.stages import Frontier, TreeQuery
 from espalier.errors import UnsupportedGraph

@@ -26,10 +26,12 @@ from espalier.engines.overflow_lists import BestLeaves, OverflowLists
 from espalier.engines.reorder import STRETCH, Stacker
 from espalier.engines.results import joined, joined_frontiers
 from espalier.engines.stages import Frontier, GivenQueries, Leaves, ParentsFound, ShardResult, TreeQuery, TreeSearch
+from espalier.live.eligible import eligible_with_live_items
 from espalier.live.overlay import Overlay
 from espalier.masks.eligibility import eligible_nodes, unrestricted_mask
-from espalier.memory_lists import LiveEntries, MemoryTree
+from espalier.memory_lists import NO_ENTRIES, LiveEntries, MemoryTree
 from espalier.queries import QueryBatch, VectorKind
+from espalier.read_only import read_only
 from espalier.scores import finish
 from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResult
 from espalier.trace import from_start_level
@@ -45,6 +47,17 @@ class _Live(NamedTuple):
     overlay: Overlay
     memory: LiveEntries | None
     rows: LiveRows | None
+
+
+def _entries_of(overlay: Overlay) -> LiveEntries:
+    """What is live, as the memory of its only tree takes it."""
+    leaves, live = overlay.trees[0], overlay.memory
+    entries = NO_ENTRIES
+    if live is not None:
+        entries = read_only(live.source_S, live.place_S, live.begin_P, live.end_P, live.target, live.value)
+    parent_R = np.full(overlay.handles, -1, np.int64)
+    parent_R[leaves.handle_X] = leaves.parent_X
+    return LiveEntries(entries, *read_only(parent_R, overlay.row_W, overlay.handle_W))
 
 
 class Pipeline:
@@ -84,7 +97,7 @@ class Pipeline:
             return
         self._encoder.take_live_items()
         self._overflow.open()
-        memory = None if self._memory is None else LiveEntries.of(overlay)
+        memory = None if self._memory is None else _entries_of(overlay)
         self._live = _Live(overlay, memory, None if self._mean is None else LiveRows.of(overlay))
 
     def search(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
@@ -158,7 +171,9 @@ class Pipeline:
         eligible_T = self._one_eligible_T
         if len(queries) != 1 or overlay is not None or params.mask_B is not None or params.exclude_BE is not None:
             eligible_T = tuple(
-                eligible_nodes(tree, params, every, place, overlay)
+                eligible_nodes(tree, params, every, place)
+                if overlay is None
+                else eligible_with_live_items(tree, params, every, place, overlay)
                 for place, (tree, every) in enumerate(zip(self._trees, self._unrestricted, strict=True))
             )
         encoded = self._encoder.of(queries, params.beam_size_B, params.trace, overlay, params.mask_B)

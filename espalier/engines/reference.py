@@ -19,7 +19,7 @@ from onnx.reference import ReferenceEvaluator
 
 from espalier.bundle import Bundle
 from espalier.engines.encode import check_queries
-from espalier.engines.onnx.graphs import read_graph
+from espalier.engines.graphs import read_graph
 from espalier.engines.reference_scores import log_mean, log_near, ranks_of
 from espalier.engines.reference_stacking import stacked
 from espalier.engines.stages import GivenQueries

@@ -20,7 +20,7 @@ from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from espalier.bundle import Bundle
-from espalier.engines.onnx.graphs import read_graph
+from espalier.engines.graphs import read_graph
 from espalier.errors import UnsupportedGraph
 from espalier.manifest import DenseLayer, InnerProductForm, ScorerForm
 

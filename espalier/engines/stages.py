@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.live.overlay import Overlay
 from espalier.masks.eligibility import EligibleNodes
 from espalier.memory_lists import MemoryLists
 from espalier.queries import QueryBatch
-from espalier.search import NO_CONTEXT, Coverage, LevelTrace, SearchContext, SearchParams, SearchResult
+from espalier.search import NO_CONTEXT, Coverage, Engine, LevelTrace, SearchContext, SearchParams, SearchResult
 
 Int64 = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -199,4 +200,21 @@ class TreeSearch(Protocol):
 
     def close(self) -> None:
         """See `Engine`."""
+        ...
+
+
+@runtime_checkable
+class StagedEngine(Engine, Protocol):
+    """An engine whose stages can be asked one by one, and whose items come and go (espalier.engines.pipeline)."""
+
+    def set_overlay(self, overlay: Overlay | None) -> None:
+        """What is live from the next call on; None: nothing. From any thread."""
+        ...
+
+    def candidates(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
+        """The best m items before the last stage orders the best candidates anew, where the bundle has one."""
+        ...
+
+    def parents(self, queries: QueryBatch, params: SearchParams) -> ParentsFound:
+        """The beams above the leaves that queries lead to: where new items belong."""
         ...

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +19,6 @@ from numpy.typing import NDArray
 from espalier.errors import InvalidQuery
 from espalier.search import NO_ITEM, NodeMask, SearchParams
 from espalier.tree import Tree
-
-if TYPE_CHECKING:
-    from espalier.live.overlay import Overlay
 
 NO_NODE = -1
 
@@ -128,40 +124,35 @@ class EligibleNodes:
         return EligibleNodes(self.items_B[queries], tuple(self.mask_B[b] for b in chosen), excluded, live_BR)
 
 
-def eligible_nodes(
-    tree: Tree, params: SearchParams, unrestricted: NodeMask | None, place: int = 0, overlay: Overlay | None = None
-) -> EligibleNodes:
+def eligible_nodes(tree: Tree, params: SearchParams, unrestricted: NodeMask | None, place: int = 0) -> EligibleNodes:
     """What the queries of a search may visit of a tree. Every engine searches by it but the reference, which shares no code.
 
     params        checked
     unrestricted  `unrestricted_mask` of the tree, for queries without a filter
     place         which tree of a forest it is, from 0
-    overlay       what is live, None where nothing is
     Raises InvalidQuery where a mask was made for fewer trees or for others.
     """
-    batch = len(params.m_B)
-    live_BR: tuple[NDArray[np.bool_] | None, ...] = ()
-    every, eligible = unrestricted, tree.item_count
-    if overlay is not None:
-        every = unrestricted if overlay.standing is None else overlay.standing.of_tree(place)
-        eligible = overlay.eligible
-    if params.mask_B is None:
-        items_B, mask_B = np.full(batch, eligible, np.int64), (every,) * batch
-        live_BR = () if overlay is None else (overlay.eligible_R,) * batch
-    else:
-        items_B = np.array([eligible if mask is None else mask.items for mask in params.mask_B], np.int64)
-        mask_B = tuple(every if mask is None else mask.of_tree(place) for mask in params.mask_B)
-        for nodes in {len(mask.eligible_N) for mask in mask_B if mask is not None} - {tree.node_count}:
-            raise InvalidQuery("mask_B", f"bool[{nodes}]", f"bool[{tree.node_count}], as tree {1 + place} has nodes")
-        if overlay is not None:
-            live_BR = tuple(overlay.eligible_R if mask is None else mask.live_R for mask in params.mask_B)
+    items_B, mask_B = masks_of(tree, params, unrestricted, place, tree.item_count)
     if params.exclude_BE is None or not params.exclude_BE.size:
-        return EligibleNodes(items_B, mask_B, None, live_BR)
-    if overlay is None:
-        excluded = excluded_nodes(tree, params.exclude_BE, mask_B)
-    else:
-        excluded, live_BR = excluded_with_live_items(tree, params.exclude_BE, mask_B, overlay, place, live_BR)
-    return EligibleNodes(items_B - excluded.count_B, mask_B, excluded, live_BR)
+        return EligibleNodes(items_B, mask_B, None)
+    excluded = excluded_nodes(tree, params.exclude_BE, mask_B)
+    return EligibleNodes(items_B - excluded.count_B, mask_B, excluded)
+
+
+def masks_of(
+    tree: Tree, params: SearchParams, unrestricted: NodeMask | None, place: int, items: int
+) -> tuple[NDArray[np.int64], tuple[NodeMask | None, ...]]:
+    """int64[B], how many items each query's mask lets pass (`items` without a filter), and its mask over one tree's nodes.
+
+    Raises InvalidQuery as `eligible_nodes` does.
+    """
+    if params.mask_B is None:
+        return np.full(len(params.m_B), items, np.int64), (unrestricted,) * len(params.m_B)
+    items_B = np.array([items if mask is None else mask.items for mask in params.mask_B], np.int64)
+    mask_B = tuple(unrestricted if mask is None else mask.of_tree(place) for mask in params.mask_B)
+    for nodes in {len(mask.eligible_N) for mask in mask_B if mask is not None} - {tree.node_count}:
+        raise InvalidQuery("mask_B", f"bool[{nodes}]", f"bool[{tree.node_count}], as tree {1 + place} has nodes")
+    return items_B, mask_B
 
 
 def widened_beam(beam_size: int, eligible: int, items: int, most: float) -> int:
@@ -185,57 +176,21 @@ def excluded_nodes(tree: Tree, exclude_BE: NDArray[np.int64], mask_B: Sequence[N
     """
     mask_B = mask_B or (None,) * len(exclude_BE)
     query, slot = np.nonzero(exclude_BE != NO_ITEM)
-    key = _eligible_leaves(tree, query, exclude_BE[query, slot], mask_B)
+    key = eligible_leaves(tree, query, exclude_BE[query, slot], mask_B)
     count_B = np.bincount(key // tree.node_count, minlength=len(exclude_BE))
-    inner = _closed_nodes(tree, mask_B, *_up(tree, key))
-    return ExcludedNodes(_pad(len(exclude_BE), tree.node_count, key), _pad(len(exclude_BE), tree.node_count, inner), count_B)
+    inner = closed_nodes(tree, mask_B, *parents_of(tree, key))
+    leaves_BX, inner_BX = (padded_nodes(len(exclude_BE), tree.node_count, keys) for keys in (key, inner))
+    return ExcludedNodes(leaves_BX, inner_BX, count_B)
 
 
-def excluded_with_live_items(
-    tree: Tree,
-    exclude_BE: NDArray[np.int64],
-    mask_B: Sequence[NodeMask | None],
-    overlay: Overlay,
-    place: int,
-    live_BR: tuple[NDArray[np.bool_] | None, ...],
-) -> tuple[ExcludedNodes, tuple[NDArray[np.bool_] | None, ...]]:
-    """The same where items are live: a parent is excluded when its eligible children and live leaves are. And `live_BR` without them."""
-    batch, nodes, leaves = len(exclude_BE), tree.node_count, overlay.trees[place]
-    query, slot = np.nonzero(exclude_BE != NO_ITEM)
-    rows = exclude_BE[query, slot]
-    handles = overlay.handles_of(rows)
-    trained = rows < overlay.items
-    key = _eligible_leaves(tree, query[trained], rows[trained], mask_B)
-    pair = np.unique(query[handles >= 0] * overlay.handles + handles[handles >= 0])
-    live_query, handle = np.divmod(pair, max(overlay.handles, 1))
-    position = leaves.positions(handle)
-    there = (position >= 0) & _live_eligible(live_BR, live_query, handle)
-    live_query, handle, parent = live_query[there], handle[there], leaves.parent_X[position[there]]
-    count_B = np.bincount(key // nodes, minlength=batch) + np.bincount(live_query, minlength=batch)
-    up, excluded = _up(tree, key)
-    up, of = np.unique(np.concatenate([up, live_query * nodes + parent]), return_inverse=True)
-    excluded = np.bincount(of, np.append(excluded, np.ones(len(parent), np.int64)), minlength=len(up)).astype(np.int64)
-    above_query, above = np.divmod(up, nodes)
-    position, of = leaves.under(above)
-    still = np.bincount(of[_live_eligible(live_BR, above_query[of], leaves.handle_X[position])], minlength=len(up))
-    inner = _closed_nodes(tree, mask_B, up, excluded, still)
-    without = list(live_BR)
-    for b in np.unique(live_query).tolist():
-        live_R = live_BR[b]
-        if live_R is not None:
-            without[b] = live_R = live_R.copy()
-            live_R[handle[live_query == b]] = False
-    return ExcludedNodes(_pad(batch, nodes, key), _pad(batch, nodes, inner), count_B), tuple(without)
-
-
-def _eligible_leaves(tree: Tree, query: NDArray[np.int64], rows: NDArray[np.int64], mask_B: Sequence[NodeMask | None]) -> NDArray[np.int64]:
+def eligible_leaves(tree: Tree, query: NDArray[np.int64], rows: NDArray[np.int64], mask_B: Sequence[NodeMask | None]) -> NDArray[np.int64]:
     """int64, ascending, each once: query · N + leaf of the pairs of a query and an item row whose leaf is eligible."""
     key = np.unique(query * tree.node_count + tree.leaf_of_item[rows])
     eligible: NDArray[np.int64] = key[_eligible(tree, mask_B, *np.divmod(key, tree.node_count))]
     return eligible
 
 
-def _up(tree: Tree, key: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def parents_of(tree: Tree, key: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The parents of nodes (query · N + node, ascending), ascending, each once; and how many of the nodes each has."""
     query, node = np.divmod(key, tree.node_count)
     up = query * tree.node_count + tree.parent[node]  # sorted as `key` is, since children are contiguous
@@ -243,7 +198,7 @@ def _up(tree: Tree, key: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[
     return up[first], np.diff(np.append(first, len(up)))
 
 
-def _closed_nodes(
+def closed_nodes(
     tree: Tree,
     mask_B: Sequence[NodeMask | None],
     up: NDArray[np.int64],
@@ -261,19 +216,9 @@ def _closed_nodes(
         eligible = np.bincount(of_C[_eligible(tree, mask_B, query[of_C], children_C)], minlength=len(up))
         key = up[(excluded == eligible + more) & (node > 0)]  # the root is never scored
         closed.append(key)
-        up, excluded = _up(tree, key)
+        up, excluded = parents_of(tree, key)
         more = 0
     return np.sort(np.concatenate(closed))
-
-
-def _live_eligible(live_BR: Sequence[NDArray[np.bool_] | None], query: NDArray[np.int64], handle: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether each (query, handle) pair is eligible before exclusions."""
-    eligible = np.zeros(len(query), np.bool_)
-    for live_R in {id(live_R): live_R for live_R in live_BR if live_R is not None}.values():
-        of_mask = np.array([other is live_R for other in live_BR])[query]
-        mine = np.flatnonzero(of_mask & (handle < len(live_R)))
-        eligible[mine] = live_R[handle[mine]]
-    return eligible
 
 
 def _eligible(tree: Tree, mask_B: Sequence[NodeMask | None], query: NDArray[np.int64], node: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -288,7 +233,7 @@ def _eligible(tree: Tree, mask_B: Sequence[NodeMask | None], query: NDArray[np.i
     return is_eligible
 
 
-def _pad(batch: int, nodes: int, key: NDArray[np.int64]) -> NDArray[np.int64]:
+def padded_nodes(batch: int, nodes: int, key: NDArray[np.int64]) -> NDArray[np.int64]:
     """int64[B, X] from sorted (query, node) keys; X ≥ 1."""
     query = key // nodes
     count = np.bincount(query, minlength=batch)

@@ -19,7 +19,7 @@ from onnx.reference import ReferenceEvaluator
 
 from espalier.bundle import RANKER, Bundle
 from espalier.checks.golden import encode_table, golden_ranks
-from espalier.engines.onnx.graphs import read_graph
+from espalier.engines.graphs import read_graph
 from espalier.errors import BundleCorrupt
 from espalier.queries import QueryBatch
 from espalier.rerank.features import NO_CALLER_FEATURES, CallerFeatures, LiveCandidates, RankFeatures
@@ -58,7 +58,7 @@ class Reranker:
     """
 
     def __init__(self, bundle: Bundle, device: Literal["cpu", "cuda"] = "cpu", threads: int = 1) -> None:
-        from espalier.engines.onnx.runtime import (  # here, because it loads slowly and bundles without a ranker need none
+        from espalier.engines.runtime import (  # here, because it loads slowly and bundles without a ranker need none
             ort,
             session_options,
         )

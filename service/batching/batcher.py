@@ -23,9 +23,9 @@ from typing import TypeVar, TypeVarTuple
 import numpy as np
 
 from espalier.engines.results import joined_parents
-from espalier.engines.stages import ParentsFound
+from espalier.engines.stages import ParentsFound, StagedEngine
 from espalier.queries import QueryBatch
-from espalier.search import Engine, SearchContext, SearchParams, StagedEngine
+from espalier.search import Engine, SearchContext, SearchParams
 from service.batching.admission import Admission, Cost, Limits, retry_after_s
 from service.batching.parts import Answer, Part, context_of, cut, join, merge, split
 from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.engines.stages import ParentsFound
+from espalier.engines.stages import ParentsFound, StagedEngine
 from espalier.errors import EspalierError, InvalidData
 from espalier.items import Items
 from espalier.live.fields import Columns
@@ -35,7 +35,7 @@ from espalier.masks.filters import ItemFilters
 from espalier.placement.parents import Search
 from espalier.queries import QueryBatch
 from espalier.rerank.features import LiveCandidates
-from espalier.search import Engine, SearchParams, StagedEngine
+from espalier.search import Engine, SearchParams
 from service.errors import NotReady
 from service.live.catalogue_types import Placed
 from service.live.recent_puts import RecentPuts

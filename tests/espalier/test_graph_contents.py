@@ -18,11 +18,10 @@ from onnx import TensorProto, helper, numpy_helper
 from espalier.bundle import RANKER, Bundle
 from espalier.bundle_writer import with_ranker, write_bundle
 from espalier.checks.random_bundles import make_bundle, random_queries
-from espalier.engines import open_engine
-from espalier.engines.onnx import graphs
-from espalier.engines.onnx.graphs import messages, parsed_model, read_graph
-from espalier.engines.onnx.runtime import ort, session_options
+from espalier.engines import graphs, open_engine
+from espalier.engines.graphs import messages, parsed_model, read_graph
 from espalier.engines.reference import ReferenceEngine
+from espalier.engines.runtime import ort, session_options
 from espalier.errors import BundleCorrupt
 from espalier.manifest import RankerInfo
 from espalier.rerank.ranker import GOLDEN_SCORES, Reranker

@@ -56,8 +56,8 @@ if importlib.util.find_spec("triton") is None:  # there are no wheels of it outs
 import triton
 import triton.language as tl
 
+from espalier.engines.graphs import read_graph
 from espalier.engines.onnx import engine as onnx_engine
-from espalier.engines.onnx.graphs import read_graph
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.scorer_weights import verified_weights
 from espalier.engines.triton import cells as gpu_cells

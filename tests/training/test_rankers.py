@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from espalier.engines.onnx.runtime import ort
+from espalier.engines.runtime import ort
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.metrics import ndcg
 from training.data.ranking_set import RankingSet

@@ -13,7 +13,7 @@ from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from espalier.engines.onnx.graphs import read_graph
+from espalier.engines.graphs import read_graph
 from espalier.masks.eligibility import node_mask
 from tests.training.logs import log_of
 from training.data.splits import EvaluationPair

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from espalier.bundle import Bundle
 from espalier.bundle_writer import ContentParts, GraphContent, write_bundle
-from espalier.engines.onnx.runtime import ort
+from espalier.engines.runtime import ort
 from espalier.errors import BundleCorrupt
 from espalier.items import ItemTable
 from espalier.manifest import DenseLayer, InnerProductForm, ManifestDraft, MlpForm, Ranking, ScorerForm, SearchDefaults

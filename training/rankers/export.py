@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from espalier.engines.onnx.runtime import ort
+from espalier.engines.runtime import ort
 from training.onnx_graphs import onnx_bytes
 from training.rankers.fit import Ranker
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.engines.encoder import free_inputs
-from espalier.engines.onnx.graphs import fuse_state, load_graph
-from espalier.engines.onnx.runtime import ort, session_options
+from espalier.engines.graphs import fuse_state, load_graph
+from espalier.engines.runtime import ort, session_options
 from espalier.engines.stages import Frontier, Leaves, TreeQuery
 from espalier.errors import DeviceUnavailable
 from espalier.search import LevelTrace, SearchParams

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from espalier.bundle import Bundle
-from espalier.engines.onnx.graphs import read_graph
+from espalier.engines.graphs import read_graph
 from espalier.engines.scorer_weights import ScorerWeights, scorer_weights
 from espalier.engines.stages import TreeQuery
 from espalier.engines.triton.cells import Beam, Cell, CellParts, Entries, FixedShapes, Tuning, inner_slots, is_ragged

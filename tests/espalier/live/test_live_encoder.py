@@ -16,11 +16,11 @@ from espalier.checks.random_bundles import make_bundle, product_graphs, random_q
 from espalier.checks.random_live import random_state
 from espalier.engines import open_engine
 from espalier.engines.encoder import free_inputs
+from espalier.engines.graphs import load_graph
 from espalier.engines.histories import histories_of
 from espalier.engines.live_encoder import LiveEncoder
-from espalier.engines.onnx.graphs import load_graph
-from espalier.engines.onnx.runtime import ort, session_options
 from espalier.engines.reference import ReferenceEngine
+from espalier.engines.runtime import ort, session_options
 from espalier.errors import InvalidQuery, UnsupportedGraph
 from espalier.live.overlay import Overlay
 from espalier.manifest import InnerProductForm
