@@ -52,7 +52,7 @@ def test_a_published_bundle_has_its_golden_answers_its_metrics_and_its_recall(so
     path = tmp_path / "models" / "shop" / "3"
     published = publish(path, lambda folder: write_bare(source, folder), answers, metrics, [2, 5])
     assert (published.manifest.name, published.manifest.version) == ("shop", 3)
-    assert published.manifest.metrics == {"golden_overlap": 1.0, "engine": "onnx-cpu"}
+    assert published.manifest.metrics == {"golden_overlap": 1.0, "engine": "compiled-cpu"}
     assert published.golden().column("item_rows").to_pylist() == answers(source).column("item_rows").to_pylist()
     assert published.heldout().column_names == ["history", "relevant", "recall@2", "recall@5"]
     first, second = published.heldout().column("recall@5").to_pylist()
