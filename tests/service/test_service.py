@@ -435,7 +435,7 @@ def test_a_real_engine_answers_over_http_as_it_does_directly(models: Path, caplo
         for b, seen in enumerate(rows):
             exclude_BE[b, : len(seen)] = seen
         direct = loaded.engine.search(queries, SearchParams.uniform(3, 8, 6, exclude_BE))
-    assert answer["engine"] == "onnx-cpu"
+    assert answer["engine"] == "compiled-cpu"
     for b, result in enumerate(answer["results"]):
         assert ids(result) == bundle.items.ids_of(direct.item_rows_BM[b][: direct.count_B[b]])
         assert [item["score"] for item in result["items"]] == pytest.approx(direct.scores_BM[b][: direct.count_B[b]].tolist())
