@@ -15,3 +15,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def still_one_thread(one_thread: None) -> Iterator[None]:
+    """Names the test that leaves another number behind: the next one's sums would have another order."""
+    yield
+    assert torch.get_num_threads() == 1
