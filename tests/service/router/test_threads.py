@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -33,10 +33,10 @@ WIDTH = 8000
 PATH = Ranking(own="log_activation", gamma=1.0)
 
 
-def history(folder: Path, rng: Rng) -> Bundle:
+def history(folder: Path, rng: Rng, **parts: Any) -> Bundle:
     tree = random_tree(rng, 3, 8, empty_share=0.2)
     memory = replace(random_memory(rng, tree.item_count, 3), key_weight=2.0)
-    return make_bundle(folder, rng, tree, gamma=0.5, memory=memory, kind="product", encoder="sequence", **LIMITS)
+    return make_bundle(folder, rng, tree, gamma=0.5, memory=memory, **parts, **LIMITS)
 
 
 def linear(folder: Path, rng: Rng, trees: int) -> Bundle:
@@ -46,8 +46,11 @@ def linear(folder: Path, rng: Rng, trees: int) -> Bundle:
 
 
 MADE = {
-    "history and memory": lambda folder, rng: history(folder, rng),
+    "history and memory": lambda folder, rng: history(folder, rng, kind="history"),
+    "sequence and memory": lambda folder, rng: history(folder, rng, kind="product", encoder="sequence"),
+    "vector": lambda folder, rng: make_bundle(folder, rng, random_tree(rng, 3, 8, empty_share=0.2), "vector", width=32, **LIMITS),
     "linear": lambda folder, rng: linear(folder, rng, 1),
+    "linear and stacking": lambda folder, rng: with_stacking(folder, 1)[0],
     "forest": lambda folder, rng: linear(folder, rng, 2),
     "forest and tail": lambda folder, rng: with_tail(folder, 1)[0],
     "forest and stacking": lambda folder, rng: with_stacking(folder, 1, trees=2)[0],

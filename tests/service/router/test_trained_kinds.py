@@ -1,4 +1,4 @@
-"""What `fit` makes is served by a router of two shards: models of every form, and every part that one may have."""
+"""Whatever `fit` makes is served by a router of two shards: every kind of model, and every part that one may have."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 
@@ -19,10 +20,12 @@ from tests.training import content_logs, vector_logs
 from tests.training.test_stacking import parity
 from tests.training.test_stacking import written as written_points
 from tests.training.test_xreg import weighted
+from training.__main__ import fit_ranker
 from training.deep.run import fit_and_export as fit_deep
 from training.linear.run import fit_and_export as fit_linear
 from training.specification.linear import LinearConfig
 from training.specification.models import SPECIFICATION
+from training.specification.sections import kinds_of
 
 pytestmark = pytest.mark.slow
 Raw = dict[str, Any]
@@ -34,40 +37,65 @@ NARROW = {"beam_size": 3, "m": 10, "max_beam_size": 64, "max_m": 64}
 """Beams that cut most of each level: each shard has one, so that two of them find other items than one bundle."""
 
 
-def of_log(folder: Path, kind: str) -> Raw:
+def of_log(folder: Path, kind: str, **sections: Any) -> Raw:
     """A model of histories, of items with titles and tags."""
     log, items = content_logs.write_log(folder)
     raw: Raw = {"kind": kind, "data": {"log": str(log), "items": str(items)}, "search": dict(NARROW)}
-    return raw | {"scorer": {"node_dim": 8}, "optimiser": {"steps": 20}}
+    raw["scorer"], raw["optimiser"] = {"node_dim": 8}, {"steps": 20}
+    return raw | sections
 
 
 def of_vectors(folder: Path) -> Raw:
     return vector_logs.settings(vector_logs.write_log(folder), optimiser={"steps": 20, "validate_every": 10}, search={"beam_size": 3})
 
 
-def of_points(folder: Path) -> Raw:
-    """A linear model of two trees, of points that no line separates, so that `fit` takes stacking by itself: it has enough points."""
+def of_points(folder: Path, kind: str = "xr-linear", trees: int = 1, **sections: Any) -> Raw:
+    """A linear model of points that no line separates, so that `fit` takes stacking by itself: it has enough points."""
     data = written_points(folder / "data", parity(2400), parity(300, seed=2))
-    tree = {"branching": 2, "max_leaf": 4, "count": 2}
-    return {"kind": "xr-linear", "data": data, "tree": tree, "linear": {"cost": 1.0}, "search": dict(NARROW)}
+    raw: Raw = {"kind": kind, "data": data, "tree": {"branching": 2, "max_leaf": 4, "count": trees}, "search": dict(NARROW)}
+    return raw | {"linear": {"cost": 1.0}} | sections
 
 
-def of_degrees(folder: Path) -> Raw:
-    """XReg with a tail, of labels with degrees of relevance."""
+def of_degrees(folder: Path, trees: int = 1, **sections: Any) -> Raw:
+    """XReg, of labels with degrees of relevance."""
     points = weighted(1, points=500)
     data = written_points(folder / "data", points.take(np.arange(400)), points.take(np.arange(400, 500)))
-    tail = {"form": "product", "alpha": 0.8}
-    return {"kind": "xreg", "data": data, "tree": {"max_leaf": 4, "count": 2}, "tail": tail, "search": dict(NARROW)}
+    return {"kind": "xreg", "data": data, "tree": {"max_leaf": 4, "count": trees}, "search": dict(NARROW)} | sections
+
+
+def of_texts(folder: Path) -> Raw:
+    """Texts of queries, and titles."""
+    things = [f"{colour} {thing}" for colour in ("red", "blue", "green", "black") for thing in ("lamp", "chair", "cup")]
+    ids_of = {title: title.replace(" ", "-") for title in things}
+    items = pl.DataFrame([(ids_of[title], title.title()) for title in things], schema=["id", "title"], orient="row")
+    wanted = [(f"{word} {title}", ids_of[title]) for title in things for word in ("buy", "cheap", "a")]
+    log = pl.DataFrame(wanted, schema=["query", "item"], orient="row")
+    items.write_parquet(folder / "items.parquet")
+    log.write_csv(folder / "log.csv")
+    data = {"format": "log", "train": f"{folder}/log.csv", "items": f"{folder}/items.parquet", "own_texts": [["title"]]}
+    return {"kind": "xr-linear", "data": data, "tree": {"branching": 2, "max_leaf": 2}, "search": dict(NARROW)}
 
 
 MADE: Mapping[str, Callable[[Path], Raw]] = {
     "otm-sequence": lambda folder: of_log(folder, "otm-sequence"),
+    "otm-sequence without memory": lambda folder: of_log(folder, "otm-sequence", memory={"weight": 0}),
+    "otm-robust": lambda folder: of_log(folder, "otm-robust"),
     "otm-robust of vectors": of_vectors,
+    "otm": lambda folder: of_log(folder, "otm"),
+    "otm-no-bs": lambda folder: of_log(folder, "otm-no-bs"),
+    "otm-no-optest": lambda folder: of_log(folder, "otm-no-optest"),
+    "tdm": lambda folder: of_log(folder, "tdm"),
+    "plt": lambda folder: of_log(folder, "plt"),
     "hsm": lambda folder: of_log(folder, "hsm"),
-    "xr-linear, a forest": of_points,
-    "xreg, a forest with a tail": of_degrees,
+    "xr-linear": of_points,
+    "xr-linear without stacking": lambda folder: of_points(folder, stacking={"model": "none"}),
+    "xr-linear, a forest": lambda folder: of_points(folder, trees=2),
+    "xr-linear, a forest without stacking": lambda folder: of_points(folder, trees=2, stacking={"model": "none"}),
+    "xr-linear of texts": of_texts,
+    "xreg": of_degrees,
+    "xreg, stacked": lambda folder: of_degrees(folder, stacking={"model": "network"}),
+    "xreg, a forest with a tail": lambda folder: of_degrees(folder, trees=2, tail={"form": "product", "alpha": 0.8}),
 }
-"""One of each form that a bundle may have: histories with a memory, vectors, other ranks, stacked trees, trees with a tail."""
 
 
 def fitted(raw: Raw, folder: Path) -> Bundle:
@@ -89,18 +117,27 @@ def recall(service: Running | Cluster, queries: list[Query], version: int) -> fl
     return float(np.mean(shares))
 
 
+def test_every_kind_is_tried() -> None:
+    kinds = {kind for section in SPECIFICATION.sections for kind in kinds_of(section)}
+    assert {name.split(",")[0].split(" ")[0] for name in MADE} == kinds
+
+
 @pytest.mark.parametrize("kind", MADE)
 def test_a_router_of_two_shards_serves_what_fit_makes(tmp_path: Path, kind: str) -> None:
     """With the recall of the whole bundle, and with items that come and go."""
     raw = MADE[kind](tmp_path)
     whole = fitted(raw, tmp_path)
-    assert (whole.manifest.stacking is not None) == (kind == "xr-linear, a forest")
+    assert ("network" if whole.manifest.stacking else "none") == expected_stacking(kind)
     queries = [query for query in held_out(whole) if query.relevant][:60]
     folders = shard_folders(whole, tmp_path / "shards", 2)
     models = tmp_path / "models"
     with run(models, lambda bundle: open_engine(bundle, "cpu")) as service, cluster(models, folders, write_keys=KEY) as router:
         assert recall(router, queries, 1) >= recall(service, queries, 1) - LOST
         put_and_found(router, whole, queries)
+
+
+def expected_stacking(kind: str) -> str:
+    return "network" if kind in ("xr-linear", "xr-linear, a forest", "xreg, stacked") else "none"
 
 
 def put_and_found(router: Cluster, whole: Bundle, queries: list[Query]) -> None:
@@ -113,3 +150,16 @@ def put_and_found(router: Cluster, whole: Bundle, queries: list[Query]) -> None:
     assert "new" in ids(router.retrieve(**body)["results"][0])
     assert router.client.request("DELETE", path, headers=headers).status_code == 200
     assert "new" not in ids(router.retrieve(**body)["results"][0])
+
+
+def test_a_trained_ranker_orders_what_two_shards_find(tmp_path: Path) -> None:
+    whole = fitted(of_log(tmp_path, "otm-robust"), tmp_path)
+    models = tmp_path / "models"
+    fit_ranker(whole.path, models / NAME / "2", seed=1, queries=100, depth=20)
+    ranked = Bundle.open(models / NAME / "2")
+    queries = [query for query in held_out(ranked) if query.relevant][:60]
+    folders = shard_folders(ranked, tmp_path / "shards", 2)
+    with run(models, lambda bundle: open_engine(bundle, "cpu")) as service, cluster(models, folders) as router:
+        answer = router.retrieve(queries=[queries[0].body()], version=2, rerank=True)["results"][0]
+        assert all("rerank_score" in item for item in answer["items"])
+        assert recall(router, queries, 2) >= recall(service, queries, 2) - LOST
