@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
@@ -170,7 +171,9 @@ def encoded(response: httpx.Response) -> bool:
 
 
 def retrieve(request: Request) -> Call[Answer]:
-    return Call("POST", "/retrieve", messages.answer, request.to_bytes())
+    queries = tuple(request.queries)
+    read = partial(messages.answer, queries=len(queries))
+    return Call("POST", "/retrieve", read, replace(request, queries=queries).to_bytes())
 
 
 def models() -> Call[tuple[Model, ...]]:

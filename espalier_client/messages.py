@@ -290,13 +290,16 @@ class RemovedIds(tuple[str, ...]):
         return made
 
 
-def answer(document: Any) -> Answer:
-    timing = document["timing"]
+def answer(document: Any, queries: int | None = None) -> Answer:
+    """queries: of how many a result each is wanted; None: unknown. Raises ValueError on another number, and what reading raises."""
+    timing, results = document["timing"], document["results"]
+    if queries is not None and len(results) != queries:
+        raise ValueError(f"{len(results)} results of {queries} queries")
     return Answer(
         model=document["model"],
         version=document["version"],
         engine=document["engine"],
-        results=tuple(_result(result) for result in document["results"]),
+        results=tuple(_result(result) for result in results),
         timing=Timing(**{name: timing[name] for name in Timing.__dataclass_fields__ if name != "rerank_ms" or name in timing}),
         sequence=document.get("sequence"),
         coverage=_coverage(document.get("coverage")),

@@ -26,7 +26,6 @@ settings.load_profile("fast")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--data", help="a folder of public data sets, for the slow tests that measure on one; they are skipped without it")
     reruns.add_option(parser)
     parser.addoption("--signatures", choices=signatures.MODES, help="what becomes of calls of compiled functions that are not written down")
 

@@ -136,6 +136,13 @@ def test_an_answer_may_hold_more_than_the_client_knows_and_leave_out_what_is_opt
     assert result == Result((Item("b1", 1.0, {}),), True, 100, False, (), {"levels": [], "items": []})
 
 
+@pytest.mark.parametrize("results", [0, 1, 3])
+def test_an_answer_has_a_result_of_each_query(driver: Driver, results: int) -> None:
+    document = answer_to({"queries": [{"history": ["b1"]}] * results})
+    with pytest.raises(InvalidAnswer, match=f"{results} results of 2 queries"):
+        driver.open(lambda _: httpx.Response(200, json=document)).retrieve([Query(), Query()])
+
+
 def test_what_is_chosen_of_a_catalogue_is_sent(driver: Driver) -> None:
     stub = Stub()
     driver.open(stub)

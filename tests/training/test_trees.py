@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numba
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
@@ -121,7 +121,7 @@ def test_embeddings_are_the_truncated_svd_of_the_weighted_matrix(width: int, thr
     """Also with columns in several blocks, and rows in several."""
     monkeypatch.setattr(embeddings_module, "ROWS", 7)
     monkeypatch.setattr(embeddings_module, "BLOCK_BYTES", 4 * 30 * 5)
-    monkeypatch.setattr(numba, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     rng = np.random.default_rng(3)
     lists = [[*rng.integers(0, 29, 4 + user % 9).tolist(), 0] for user in range(60)]
     users = np.arange(0, 60, 2)
@@ -145,7 +145,7 @@ def test_embeddings_of_few_kinds_of_lists_end_in_zeros() -> None:
 
 def test_threads_change_nothing_of_a_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = kmeans_tree(vectors(1000), 3, seed=1)
-    monkeypatch.setattr(numba, "get_num_threads", lambda: 5)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
     assert_array_equal(kmeans_tree(vectors(1000), 3, seed=1).leaf_item, alone.leaf_item)
 
 

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -126,13 +125,11 @@ def ms_per_query(rank: Rank, queries: Sequence[NDArray[Any]], m: int, exclude_se
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """NumPy, torch and numba use one thread inside."""
-    torch_threads, numba_threads = torch.get_num_threads(), numba.get_num_threads()
+    """NumPy and torch use one thread inside."""
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    numba.set_num_threads(1)
     try:
         with threadpool_limits(1):
             yield
     finally:
-        torch.set_num_threads(torch_threads)
-        numba.set_num_threads(numba_threads)
+        torch.set_num_threads(threads)

@@ -12,8 +12,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
@@ -67,7 +67,7 @@ def item_embeddings(interactions: Interactions, users: Int64, width: int, *, see
     columns = width + OVERSAMPLED
     size = max(1, min(columns, BLOCK_BYTES // (4 * max(len(users), items))))
     blocks = [rng.standard_normal((items, min(size, columns - start)), np.float32) for start in range(0, columns, size)]
-    threads = numba.get_num_threads()
+    threads = torch.get_num_threads()
     with ThreadPoolExecutor(threads) as pool:
         for done in range(ITERATIONS):
             for y_IK in blocks:

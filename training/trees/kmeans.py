@@ -13,8 +13,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numba
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
@@ -40,7 +40,7 @@ def kmeans_tree(embeddings_ID: Float32, branching: int, *, seed: int, max_iterat
         raise InvalidData("embeddings_ID", f"{embeddings_ID.dtype}{list(embeddings_ID.shape)}", "finite float32[I, D], neither of them 0")
     if max_iterations < 1:
         raise InvalidConfig("max_iterations", max_iterations, "at least 1")
-    items, threads = len(embeddings_ID), numba.get_num_threads()
+    items, threads = len(embeddings_ID), torch.get_num_threads()
     rng = np.random.default_rng(seed)
     x_ID = _unit_rows(embeddings_ID.astype(np.float32, copy=False))
     order = rng.permutation(items).astype(np.int64)  # ties are broken by a random order: item rows may be sorted by a property of the items
