@@ -33,7 +33,10 @@ T = TypeVar("T")
 CHECK_S = 0.02
 """Between two looks at the progress of the workers."""
 REMOVALS_WAIT_S = 5.0
-"""How long a change of removals waits for other changes of removals. A change of versions does not wait: loading can take minutes."""
+"""How long a change of removals waits for other changes of removals."""
+TAKE_BACK_WAIT_S = 1.0
+"""How long a change of versions waits while a worker takes back the change of a process that has ended. For a change that lives it does not
+wait longer: loading can take minutes."""
 REMOVALS_VISIBLE_S = 1.0
 """How long a change of removals waits for workers to follow, before its answer names those that are behind."""
 
@@ -119,7 +122,7 @@ class Changes:
         return entry
 
     async def _load(self, entry: Entry, version: int, default: bool) -> tuple[ServedVersions, ServedVersions]:
-        with entry.disk.locked(Serving):
+        async with _locked(entry, Serving, TAKE_BACK_WAIT_S):
             now = await self._serving(entry)
             before = _served(entry, now)
             versions, answers = before
@@ -138,7 +141,7 @@ class Changes:
         return version in entry.ready and all(version in found.versions for pid, found in others.items() if pid != os.getpid())
 
     async def _unload(self, entry: Entry, version: int) -> tuple[ServedVersions, ServedVersions]:
-        with entry.disk.locked(Serving):
+        async with _locked(entry, Serving, TAKE_BACK_WAIT_S):
             now = await self._serving(entry)
             before = _served(entry, now)
             if version not in before.versions:
@@ -169,7 +172,7 @@ class Changes:
     # -- removals -------------------------------------------------------------------------------------------------------
 
     async def _edit_removed(self, entry: Entry, edit: Callable[[tuple[str, ...]], tuple[str, ...] | None], replace: bool) -> RemovedChange:
-        async with _removals_locked(entry):
+        async with _locked(entry, Removed, REMOVALS_WAIT_S):
             try:
                 before = await asyncio.to_thread(entry.disk.read, Removed)
             except InvalidData as error:
@@ -261,13 +264,13 @@ class Changes:
 
 
 @asynccontextmanager
-async def _removals_locked(entry: Entry) -> AsyncIterator[None]:
-    """Nobody else changes the removals meanwhile. Raises BeingChanged when others do not end within REMOVALS_WAIT_S."""
-    until = time.monotonic() + REMOVALS_WAIT_S
+async def _locked(entry: Entry, kind: type[Serving] | type[Removed], wait_s: float) -> AsyncIterator[None]:
+    """Nobody else changes the file meanwhile. Raises BeingChanged when others do not end within `wait_s`."""
+    until = time.monotonic() + wait_s
     with ExitStack() as held:
         while True:
             try:
-                held.enter_context(entry.disk.locked(Removed))
+                held.enter_context(entry.disk.locked(kind))
                 break
             except BeingChanged:
                 if time.monotonic() >= until:

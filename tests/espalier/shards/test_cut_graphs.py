@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
@@ -50,6 +50,8 @@ def made(folder: Path, shape: dict[str, Any]) -> Bundle:
 
 
 def cut(bundle: Bundle, count: int) -> list[Bundle]:
+    """Into as many shards as were drawn, where so many parents of leaves have items."""
+    assume(count <= len(np.unique(bundle.tree.parent[bundle.tree.leaf_of_item])))
     path = bundle.path.parent.parent / f"{bundle.manifest.name}-{count}-shards"
     whole = Cut(bundle, count)
     return [whole.write(path / str(index) / "1", index) for index in range(count)]

@@ -8,7 +8,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
@@ -179,6 +179,20 @@ def test_the_next_change_begins_with_what_was_before(two: Path) -> None:
         found = serving_of(two)
         assert found is not None
         assert found.versions == (1, 3)
+
+
+def test_a_change_waits_while_another_worker_takes_one_back(two: Path) -> None:
+    """Which holds the lock for a moment."""
+    with run(two) as running, ExitStack() as taking_back:
+        add_version(two, 3)
+        taking_back.enter_context(DesiredState(two / "books").locked(Serving))
+        done = threading.Timer(0.2, taking_back.close)
+        done.start()
+        running.run(running.registry.changes.load("books", 3))
+        done.join()
+        found = serving_of(two)
+        assert found is not None
+        assert 3 in found.versions
 
 
 def test_a_file_that_was_written_by_hand_meanwhile_stays(two: Path) -> None:
