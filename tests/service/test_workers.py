@@ -60,7 +60,7 @@ def test_every_worker_follows_a_change_before_it_is_answered(models: Path) -> No
         unloaded = 'espalier_reload_total{model="books",outcome="unloaded"}'
         until(lambda: running.metric(unloaded) == 2, "both have taken version 1 apart")
         assert running.metric('espalier_reload_total{model="books",outcome="rolled_back"}') == 1
-        assert running.metric('espalier_model_info{engine="onnx-cpu",model="books",version="2"}') == 1
+        assert running.metric('espalier_model_info{engine="compiled-cpu",model="books",version="2"}') == 1
         assert running.metric(ANSWERED) == 5 * 40
         assert running.metric('espalier_request_seconds_count{model="books"}') == 5 * 40
         assert running.metric('espalier_batch_queries_sum{model="books"}') == 5 * 40
@@ -149,7 +149,7 @@ def test_a_full_temporary_folder_ends_no_worker_and_keeps_no_change_from_being_m
         until(lambda: "has no space" in "".join(running.log), "the log says so")
         assert running.workers() == workers
         filler.unlink()
-        seen = 'espalier_query_seconds_count{beam="%d",engine="onnx-cpu",model="books"}'
+        seen = 'espalier_query_seconds_count{beam="%d",engine="compiled-cpu",model="books"}'
         until(lambda: [running.metric(seen % 2**power) for power in range(6)] == [8] * 6, "what was counted meanwhile is there")
         assert "item-7" not in running.served()[1]
 
@@ -161,7 +161,7 @@ def test_what_only_dead_workers_served_is_not_said_to_be_served(models: Path) ->
         for pid in running.workers():
             os.kill(pid, signal.SIGKILL)
         until(lambda: "".join(running.log).count("is ready on") == 4, "others have loaded what is the highest version now")
-        until(lambda: running.metric('espalier_model_info{engine="onnx-cpu",model="books",version="2"}') == 1, "it serves")
+        until(lambda: running.metric('espalier_model_info{engine="compiled-cpu",model="books",version="2"}') == 1, "it serves")
         _, text = running.request("GET", "/metrics")
         assert 'version="1"' not in text
         assert running.metric(ANSWERED) == 40
