@@ -81,8 +81,10 @@ class SparseCudaSearch(GpuSearch["FeatureCell"]):
             vars(self).pop(name, None)
 
     def search(self, query: TreeQuery) -> Leaves:
-        """See `TreeSearch`. Raises InvalidQuery where features are not those of the scorers."""
-        indices = query.queries.features.indices
+        """See `TreeSearch`. Raises InvalidQuery where features are not those of the scorers, or not finite."""
+        indices, values = query.queries.features.indices, query.queries.features.values
+        if not np.isfinite(values).all():
+            raise InvalidQuery("features.values", float(values[~np.isfinite(values)][0]), "finite numbers")
         if len(indices) and (indices.min() < 0 or indices.max() >= self._width):
             wrong = indices[(indices < 0) | (indices >= self._width)][0]
             raise InvalidQuery("features.indices", int(wrong), f"feature numbers from 0 to {self._width - 1}")
