@@ -280,6 +280,7 @@ def test_keys_are_in_no_line(guarded: Running, caplog: pytest.LogCaptureFixture)
 def test_the_audit_log_is_written_whatever_else_is_logged() -> None:
     said = """
 import asyncio, logging
+from service.watch import logs
 from service.watch.audit import Audit, BeforeAfter, Origin
 from service.watch.metrics import Metrics
 logs.configure("ERROR", "json")
