@@ -141,7 +141,8 @@ def test_the_files_hold_every_cell_and_loop(
     assert "| 0.0001 ms | 20 | open | none |" in written
     queries = len(held_out_pairs(Bundle.open(folder / "books" / "1")))
     assert queries < 60
-    for part in (hardware(), "--budget-ms 0.0001,1e6", "books version 1 on `compiled-cpu`", f"Queries: {queries} from the bundle", "Date: 20"):
+    asked = f"Queries: {queries} from the bundle"
+    for part in (hardware(), "--budget-ms 0.0001,1e6", "books version 1 on `compiled-cpu`", asked, "Date: 20"):
         assert part in written
     printed = capsys.readouterr()
     assert f"open loop, m 3, p99 within 1e+06 ms: beam {best['beam_size']}" in printed.out
