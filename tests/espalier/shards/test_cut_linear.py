@@ -27,7 +27,7 @@ from espalier.search import SearchParams
 from espalier.shards.cut import Cut
 from tests.espalier.bundle.parts import draft_of
 from tests.espalier.shards.merging import answers_of, merged
-from tests.espalier.shards.test_cut_graphs import cut
+from tests.espalier.shards.test_cut_graphs import cut, drawn_cut
 from tests.espalier.test_stacking import with_stacking
 from tests.espalier.test_tail import F, random_tail
 
@@ -73,7 +73,7 @@ def test_a_shard_has_the_weights_and_the_tail_of_its_items(
 ) -> None:
     bundle = made(tmp_path_factory.mktemp("cut"), shape)
     every = np.arange(F, dtype=np.int32)
-    for shard in cut(bundle, count):
+    for shard in drawn_cut(bundle, count):
         opened = Bundle.open(shard.path)
         assert opened.shard is not None
         for (tree, chunks), (whole, of_whole), nodes in zip(opened.trees, bundle.trees, opened.shard.nodes, strict=True):
@@ -114,7 +114,7 @@ def test_shards_whose_beams_cut_nothing_answer_together_as_the_whole_bundle(
     queries = random_queries(np.random.default_rng(shape["seed"]), bundle, 4)
     params = SearchParams.uniform(4, max(alone.tree.node_count for alone in bundle.alone), 7)
     expected = answers_of(bundle, ReferenceEngine(bundle), queries, params)
-    shards = cut(bundle, count)
+    shards = drawn_cut(bundle, count)
     assert merged(bundle, shards, queries, params) == expected
     assert merged(bundle, shards, queries, params, open_engine) == answers_of(bundle, open_engine(bundle), queries, params)
 
@@ -128,7 +128,7 @@ def test_items_have_the_rank_that_they_have_in_the_whole_bundle(
     queries = random_queries(np.random.default_rng(shape["seed"]), bundle, 4)
     every = SearchParams.uniform(4, bundle.tree.node_count, bundle.tree.item_count)
     expected = [{entry[0]: entry for entry in found} for found in answers_of(bundle, ReferenceEngine(bundle), queries, every)]
-    answers = merged(bundle, cut(bundle, count), queries, SearchParams.uniform(4, beam_size, 6))
+    answers = merged(bundle, drawn_cut(bundle, count), queries, SearchParams.uniform(4, beam_size, 6))
     for found, right in zip(answers, expected, strict=True):
         assert found == [right[row] for row, _, _ in found]
 
