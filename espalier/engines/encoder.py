@@ -1,5 +1,6 @@
 """query.onnx of a bundle in ONNX Runtime, one query a run: queries in, their states on all levels out.
 
+A graph whose history has a length of its own (`own_length`) is run at that of each query, so that a short history costs little.
 Node rows of float16 stay as they are in the bundle: the graph is rewritten to widen the rows that it looks up, not all of them.
 
 Legend: B queries, T history, L levels, N nodes, D node row, S state.
@@ -35,6 +36,7 @@ class QueryEncoder:
 
     def __init__(self, bundle: Bundle, rows_ND: Array) -> None:
         model = load_graph("query.onnx", bundle.graph("query.onnx"))
+        self._own_length = own_length(model)
         free_inputs(model)
         inputs = {entry.name for entry in model.graph.input}
         if rows_ND.dtype == np.float16 and "node_rows" in inputs:
@@ -82,6 +84,8 @@ class QueryEncoder:
 
     def _run(self, query: Array, first: int) -> Array:
         """float32[H + 1 − first or 1, S]: one query's states."""
+        if self._own_length:
+            query = query[:, -places(query[0]) :]
         if self._sequence:
             leaves_1T = np.where(query >= 0, self._leaf_of_item[query], -1)
             feeds = {"history_leaves": leaves_1T}
@@ -95,6 +99,26 @@ class QueryEncoder:
             feeds["node_rows"] = self._rows
         states_LS: Array = self._session.run(self._outputs, feeds)[0][0]
         return states_LS[first:] if self._sequence else states_LS
+
+
+def own_length(model: onnx.ModelProto) -> bool:
+    """Whether a query encoder takes histories of any length, up to that of the manifest: padding in front may be left out."""
+    for entry in model.graph.input:
+        if entry.name.startswith("history"):
+            sizes = entry.type.tensor_type.shape.dim
+            return len(sizes) > 0 and not sizes[-1].HasField("dim_value")
+    return False
+
+
+def places(history_T: NDArray[np.int64]) -> int:
+    """At how many places a history (item rows, −1 as padding) is read: the power of two that holds all items, at most T.
+
+    ONNX Runtime plans its memory for each length that it meets, so they are few.
+    """
+    first = int((history_T >= 0).argmax())  # 0 for an empty one, too
+    if history_T[first] < 0:
+        return 1
+    return min(len(history_T), 1 << (len(history_T) - first - 1).bit_length())
 
 
 @compiled()

@@ -8,13 +8,14 @@
     ranker.onnx   features float32[N, F], NaN where one lacks    → scores float32[N]      higher is better
 
 `history_nodes` are the ancestors of the history's items on each level, the leaf level last; −1 is padding. `history_leaves` are the leaves,
-padding in front, the newest last. L is H + 1, or 1 where all levels share a state. An empty history must have a finite state. `node_rows`
-lie outside the graphs. ONNX opset 18 to 23, without control flow, custom operators or external data.
+padding in front, the newest last. A graph whose T is no number is given as few places as hold the items. L is H + 1, or 1 where all
+levels share a state. An empty history must have a finite state. `node_rows` lie outside the graphs. ONNX opset 18 to 23, without control
+flow, custom operators or external data.
 
 A tensor may say that its numbers are in another file, which the ONNX library and ONNX Runtime then read relative to wherever a process
 runs: a graph could show any file through its scores. So every message of a graph is looked at, wherever it hangs: initializers, attributes
 of any kind, local functions and their defaults. Knows query.onnx, scorer.onnx, ranker.onnx and content.onnx. Does not know trees or
-searches: see `compose.py`.
+searches.
 """
 
 from __future__ import annotations

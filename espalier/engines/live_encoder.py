@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.engines.encoder import QueryEncoder, free_inputs
+from espalier.engines.encoder import QueryEncoder, free_inputs, own_length, places
 from espalier.engines.graphs import load_graph
 from espalier.engines.runtime import ort, session_options
 from espalier.errors import UnsupportedGraph
@@ -43,6 +43,7 @@ class LiveEncoder:
         if not isinstance(kind, HistoryKind):
             raise UnsupportedGraph(f"{kind.kind} queries hold no items")
         model = load_graph("query.onnx", bundle.graph("query.onnx"))
+        self._own_length = own_length(model)
         free_inputs(model)
         _check_lookups(model)
         tree, scorer = bundle.tree, bundle.graph_scorer
@@ -62,6 +63,9 @@ class LiveEncoder:
         """
         states_BLS = np.empty((len(history_BT), *self.shape), np.float32)
         for b, (history_T, handle_T) in enumerate(zip(history_BT, handle_BT, strict=True)):
+            if self._own_length:
+                read = slice(-places(np.maximum(history_T, handle_T)), None)
+                history_T, handle_T = history_T[read], handle_T[read]
             states_BLS[b] = self._run(self._nodes(leaves, history_T, handle_T), leaves.rows_PD)
         return states_BLS
 

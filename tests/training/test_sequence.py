@@ -13,12 +13,13 @@ from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
+from espalier.engines.encoder import own_length
 from espalier.engines.graphs import read_graph
 from espalier.masks.eligibility import node_mask
 from tests.training.logs import log_of
 from training.data.splits import EvaluationPair
 from training.deep.scorers.heads import ProductHead
-from training.deep.scorers.model import NodeScorer, export_graphs, sequence_parts
+from training.deep.scorers.model import NodeScorer, export_graphs, new_scorer, sequence_parts
 from training.deep.scorers.sequence import SequenceQuery
 from training.deep.scorers.window_states import windows_of
 from training.deep.sequence.batches import SequenceSource
@@ -27,6 +28,7 @@ from training.deep.sequence.level_softmax import level_softmax_loss
 from training.deep.sequence.places import _drawn, trained_places
 from training.deep.sequence.rules import dropout_of, epochs_of, nearness_of, steps_of
 from training.deep.topology import Topology
+from training.specification.scorers import ProductScorer
 from training.specification.sequence import SequenceScorer
 from training.trees.balanced import random_tree
 
@@ -313,3 +315,26 @@ def test_an_exported_encoder_of_a_long_history_is_run_by_onnx_own_evaluator() ->
     (found,) = ReferenceEvaluator(read_graph("query.onnx", query_onnx)).run(None, feeds)
     with torch.no_grad():
         torch.testing.assert_close(torch.from_numpy(found), model.state(leaves), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["history_leaves", "history_nodes"])
+def test_an_exported_encoder_gives_a_short_history_the_same_states_without_its_padding(name: str) -> None:
+    torch.manual_seed(3)
+    leaves_BT = padded([], [TREE.leaf_offset], [TREE.leaf_offset + k for k in range(5)], length=6)
+    if name == "history_leaves":
+        scorer = SequenceScorer(node_dim=WIDTH, layers=2, heads=2, window_hidden=5, dropout=0.0)
+        query = SequenceQuery(6, sequence_parts(scorer, 6, TREE.height + 1))
+        model, asked = NodeScorer(TREE.node_count, WIDTH, query, ProductHead(WIDTH, WIDTH, None), init_std=1.0), leaves_BT
+    else:
+        model = new_scorer(ProductScorer(node_dim=WIDTH, hidden=(7,), dropout=0.0), (3, 2, 1), TREE.node_count)
+        asked = torch.from_numpy(np.moveaxis(TREE.ancestors(leaves_BT.numpy()), 2, 1).copy())
+    graph = read_graph("query.onnx", export_graphs(model, name, asked)[0])
+    assert own_length(graph)
+    rows_ND = model.node_rows.detach().numpy()
+    with torch.no_grad():
+        expected_BLS = model.state(asked).numpy()
+    for b, items in enumerate((0, 1, 5)):
+        for length in range(max(items, 1), 7):
+            own = asked[b : b + 1, ..., 6 - length :].numpy()
+            (found,) = ReferenceEvaluator(graph).run(None, {name: own, "node_rows": rows_ND})
+            np.testing.assert_allclose(np.asarray(found)[0], expected_BLS[b], rtol=1e-4, atol=1e-5)

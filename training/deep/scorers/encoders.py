@@ -42,7 +42,8 @@ class WindowEncoder(nn.Module):
                 history_nodes, node_rows
             )  # histories are mostly padding; a GPU would add them up in no fixed order
         present_B1T = (history_nodes[:, :1] >= 0).to(node_rows.dtype)  # padding is the same on every level
-        weight_B1WT = self.member_WT * present_B1T.unsqueeze(2)
+        own_WT = self.member_WT[:, self.member_WT.shape[1] - history_nodes.shape[2] :]  # a shorter history lacks the oldest places
+        weight_B1WT = own_WT * present_B1T.unsqueeze(2)
         weight_B1WT = weight_B1WT / weight_B1WT.sum(-1, keepdim=True).clamp(min=1)
         rows_BLTD = lookup(history_nodes.clamp(min=0), node_rows)
         return (weight_B1WT @ rows_BLTD).flatten(2)

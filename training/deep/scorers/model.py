@@ -138,11 +138,16 @@ def export_graphs(model: NodeScorer, query_name: str, example: Tensor) -> tuple[
     """The bytes of query.onnx and scorer.onnx.
 
     query_name  `history_nodes`, `history_leaves` or `vector`
-    example     a batch of at least two such queries, which fixes the sizes that are not dynamic (T or F)
+    example     a batch of at least two such queries, of at least two places, which fixes the sizes that are not dynamic: F of vectors,
+                and T where the states grow with it
     """
     model = model.eval().cpu()
     dim = torch.export.Dim
-    query_dims: dict[int, Any] = {0: dim.DYNAMIC} | ({1: dim.DYNAMIC} if query_name == "history_nodes" else {})
+    query_dims: dict[int, Any] = {0: dim.DYNAMIC}
+    if query_name != "vector":
+        query_dims |= dict.fromkeys(range(1, example.ndim), dim.DYNAMIC)
+    if isinstance(model.encoder, BehaviourEncoder):
+        del query_dims[2]
     rows_ND = model.node_rows.detach()
     uses_rows = not isinstance(model.encoder, VectorEncoder)
     query = onnx_bytes(

@@ -60,6 +60,9 @@ class SequenceEncoder(nn.Module):
         self.position_TD = nn.Parameter(torch.randn(length, width) * 0.02)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
+        future_TT = torch.full((length, length), -torch.inf).triu(1)  # −∞ where the column is later than the row, else 0
+        self.register_buffer("hidden_TT", future_TT, persistent=False)
+        self.hidden_TT: Tensor
 
     def forward(self, items_BTD: Tensor, dropout: Dropout | None = None) -> Tensor:
         """[B, T, D] → [B, T, D]: the state at t depends on places 0 … t alone. Oldest first, padding behind, where it changes nothing.
@@ -71,9 +74,8 @@ class SequenceEncoder(nn.Module):
             raise InvalidData("items_BTD", f"{length} places", f"at most {len(self.position_TD)}")
         x_BTD = items_BTD + self.position_TD[:length]
         x_BTD = x_BTD if dropout is None else dropout(x_BTD)
-        hidden_TT = _future(length, x_BTD.device)
         for block in self.blocks:
-            x_BTD = block(x_BTD, hidden_TT, dropout)
+            x_BTD = block(x_BTD, self.hidden_TT[:length, :length], dropout)
         state_BTD: Tensor = self.norm(x_BTD)
         return state_BTD
 
@@ -88,16 +90,12 @@ class SequenceEncoder(nn.Module):
         newest_B1D = newest_BT.to(x_BTD.dtype).unsqueeze(1) @ x_BTD  # a product: ONNX's own evaluator gathers from at most 64 places
         x_BTD = torch.cat([x_BTD[:, :-1], newest_B1D], 1)  # it sees what it saw where it stood, and itself there
         padding_BT = torch.zeros_like(present_BT, dtype=x_BTD.dtype).masked_fill(~present_BT, -torch.inf)
-        hidden_B1TT = (_future(present_BT.shape[1], x_BTD.device) + padding_BT.unsqueeze(1)).unsqueeze(1)
+        length = present_BT.shape[1]
+        hidden_B1TT = (self.hidden_TT[:length, :length] + padding_BT.unsqueeze(1)).unsqueeze(1)
         for block in list(self.blocks)[:-1]:
             x_BTD = block(x_BTD, hidden_B1TT, None)
         state_BD: Tensor = self.norm(self.blocks[-1](x_BTD, hidden_B1TT, None, last=True)).squeeze(1)
         return state_BD
-
-
-def _future(length: int, device: torch.device) -> Tensor:
-    """[T, T]: −∞ where the column is later than the row, else 0."""
-    return torch.full((length, length), -torch.inf, device=device).triu(1)
 
 
 class Block(nn.Module):

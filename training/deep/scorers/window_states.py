@@ -59,11 +59,11 @@ class WindowStates(nn.Module):
         return self._state(torch.cat(means, 2), dropout)
 
     def last(self, items_BTD: Tensor, present_BT: Tensor) -> Tensor:
-        """[B, D]: the state after the newest item; T places, padding in front.
+        """[B, D]: the state after the newest item; T places or fewer, padding in front.
 
         present_BT  bool[B, T]; what stands where it is false changes nothing
         """
-        weight_BWT = self.member_WT * present_BT.to(items_BTD.dtype).unsqueeze(1)
+        weight_BWT = self.member_WT[:, self.member_WT.shape[1] - present_BT.shape[1] :] * present_BT.to(items_BTD.dtype).unsqueeze(1)
         weight_BWT = weight_BWT / weight_BWT.sum(-1, keepdim=True).clamp(min=1)
         return self._state((weight_BWT @ items_BTD).flatten(1), None)
 
