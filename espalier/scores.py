@@ -34,16 +34,18 @@ def finish(
     eligible_B  int64[B]: how many items each query could have got
     keys_BM     what the leaves were ordered by, and scores are made of; None: their ranks
     """
-    found_BM = ranks_BM > -np.inf
-    if len(m_B) > 1:  # otherwise its m is the width
-        found_BM &= np.arange(ranks_BM.shape[1]) < m_B[:, None]
-        ranks_BM = np.where(found_BM, ranks_BM, np.float32(-np.inf))
-        keys_BM = None if keys_BM is None else np.where(found_BM, keys_BM, np.float32(-np.inf))
+    if len(m_B) == 1 and ranks_BM.shape[1] == m_B[0] and ranks_BM[0, -1] > -np.inf:  # the usual case: one query, which gets all it wants
+        count_B = m_B.copy()
+    else:
+        found_BM = ranks_BM > -np.inf
+        if len(m_B) > 1:  # otherwise its m is the width
+            found_BM &= np.arange(ranks_BM.shape[1]) < m_B[:, None]
+            ranks_BM = np.where(found_BM, ranks_BM, np.float32(-np.inf))
+            keys_BM = None if keys_BM is None else np.where(found_BM, keys_BM, np.float32(-np.inf))
+        count_B, item_rows_BM = found_BM.sum(1), np.where(found_BM, item_rows_BM, NO_ITEM)
     keys_BM = ranks_BM if keys_BM is None else keys_BM
-    full = found_BM.all()
-    count_B = np.full(len(found_BM), found_BM.shape[1]) if full else found_BM.sum(1)
     return SearchResult(
-        item_rows_BM=item_rows_BM if full else np.where(found_BM, item_rows_BM, NO_ITEM),
+        item_rows_BM=item_rows_BM,
         scores_BM=scores_of_ranks(ranking, keys_BM),
         ranks_BM=ranks_BM,
         keys_BM=keys_BM,

@@ -149,9 +149,10 @@ class ChunkSearch:
         if trace and len(queries) > 1:
             return _together([self.search(queries.take(np.array([b])), params.of(b), trace=True) for b in range(len(queries))])
         largest = params.limits(np.max)
-        for name, value in zip(("beam_size", "m"), params.limits(np.min), strict=True):
-            if value < 1 and not (name == "m" and largest[1] == 0):
-                raise InvalidQuery(name, value, "at least 1")
+        smallest = largest if len(queries) == 1 else params.limits(np.min)
+        if smallest[0] < 1 or (smallest[1] < 1 and largest[1] != 0):
+            name, value = ("beam_size", smallest[0]) if smallest[0] < 1 else ("m", smallest[1])
+            raise InvalidQuery(name, value, "at least 1")
         if queries.width != self.width:
             refuse(queries, -1, self.width)
         if self._room != largest:
