@@ -61,13 +61,9 @@ def failures(running: Running) -> dict[tuple[str, str], float]:
         ("POST", "/retrieve", {}, "retrieve", "missing", None),
         ("POST", "/retrieve", {"Authorization": "Basic abc"}, "retrieve", "malformed", None),
         ("POST", "/retrieve/stream", bearer("wrong-key-00000000"), "retrieve", "unknown", None),
-        ("GET", "/models", bearer("wrong-key-00000000"), "retrieve", "unknown", None),
         ("HEAD", "/models/books", {}, "retrieve", "missing", None),
-        ("POST", "/models/books/load", {}, "admin", "missing", None),
         ("POST", "/models/books/load", bearer(RETRIEVE), "admin", "role", "1a65f76b"),
-        ("GET", "/models/books/removed", bearer("wrong-key-00000000"), "admin", "unknown", None),
-        ("DELETE", "/models/books/removed/item-1", {"Authorization": "Bearer"}, "admin", "malformed", None),
-        ("PUT", "/models/books/removed/item-1", bearer(RETRIEVE), "admin", "role", "1a65f76b"),
+        ("DELETE", "/models/books/items/item-1", bearer(ADMIN), "write", "off", None),
     ],
 )
 def test_whoever_is_not_let_in_leaves_one_line_and_one_count(

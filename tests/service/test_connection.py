@@ -194,14 +194,6 @@ def test_bodies_share_a_memory(models: Path, monkeypatch: pytest.MonkeyPatch) ->
 # -- pipelines ----------------------------------------------------------------------------------------------------------
 
 
-def test_pipelined_requests_are_answered_in_order(service: Listening) -> None:
-    with service.connected() as wire:
-        wire.send(b"".join(retrieval(m=1 + i % 5) + get(f"/models/none{i}") for i in range(50)))
-        for i in range(50):
-            assert len(wire.reply().document["results"][0]["items"]) == 1 + i % 5
-            assert f"none{i}" in wire.reply().problem["detail"]
-
-
 def test_what_is_sent_ahead_stays_in_the_socket(models: Path) -> None:
     with listening(models) as running, running.connected() as wire:
         engine = running.engines["books"]

@@ -155,12 +155,15 @@ def test_two_keys_are_none(guarded: Running, operation: Operation) -> None:
         (["retrieve"], {"retrieve": 401, "private": 403, "internal": 403, "write": 403, "admin": 403}, ["admin", "write", "internal"]),
         (["write"], {"retrieve": 200, "private": 403, "internal": 403, "write": 401, "admin": 403}, ["admin", "internal"]),
         (["admin"], {"retrieve": 200, "private": 401, "internal": 403, "write": 403, "admin": 401}, ["write", "internal"]),
+        (["internal"], {"retrieve": 200, "private": 403, "internal": 401, "write": 403, "admin": 403}, ["admin", "write"]),
     ],
 )
 def test_a_route_whose_role_has_no_keys_is_open_or_off(models: Path, roles: list[str], without_key: Json, off: list[str]) -> None:
     """Off for every key, and the answer names the setting."""
     keys: dict[str, Any] = {f"{role}_keys": (KEYS[role],) for role in roles}
     with run(models, catalogues=catalogues(), **keys) as running:
+        if "retrieve" not in roles:
+            assert running.client.get("/models").json()["keys"] == roles
         for operation in OPERATIONS:
             answer = operation.ask(running, None)
             expected = without_key.get(operation.access, 200)
