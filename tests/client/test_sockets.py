@@ -25,13 +25,13 @@ from tests.client.rude_server import (
     Connection,
     Server,
     answer,
-    asking,
     behaving,
     call,
     in_turn,
     response,
     saying,
 )
+from tests.client.stub import asking
 
 
 @KINDS

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from service.errors import CatalogueFull, NotReady
+from service.errors import NotReady
 from service.http import bulk_route, live_routes
 from service.http.bulk_route import GROUP_LINES, GROUP_S
 from tests.service.conversation import LINES, Conversation, sent
@@ -86,12 +86,6 @@ def test_a_wrong_line_costs_one_line(shelf: Running) -> None:
     assert found[15]["errors"][0]["expected"] == "an id and perhaps a source_version beside it, and no text"
     refused = [counted(shelf)[f'espalier_live_refused_total{{model="books",status="{status}"}}'] for status in (422, 404, 413)]
     assert refused == [9, 1, 1]
-
-
-def test_a_full_catalogue_still_deletes(shelf: Running, catalogue: FakeCatalogue) -> None:
-    catalogue.capacity = 1
-    found = bulk(shelf, [line("a"), line("b"), line("a", delete=True), line("b")])
-    assert [one["status"] for one in found] == [201, CatalogueFull.status, 200, 201]
 
 
 def test_lines_are_committed_in_groups(shelf: Running, catalogue: FakeCatalogue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -284,12 +284,6 @@ def test_long_values_end_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             assert found["others"] + sum(one["count"] for one in found["values"]) == 4
 
 
-def test_nothing_eligible_is_no_fault(books: Running) -> None:
-    for column in COLUMNS:
-        found = counted(books, column, {"colour": ["none"], "title": ["none"]}, limit=1)
-        assert (found["values"], found["eligible"], found["missing"], found["others"]) == ([], 0, 0, 0)
-
-
 # -- what is refused ------------------------------------------------------------------------------------------------------
 
 

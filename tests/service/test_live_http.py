@@ -1,4 +1,4 @@
-"""The live catalogue over HTTP: an item that was put is found by the next request, on both engines of a CPU."""
+"""The live catalogue over a socket: an item that was put is found by the next request."""
 
 from __future__ import annotations
 
@@ -40,10 +40,9 @@ def found(running: Listening, **body: Any) -> list[str]:
     return [item["id"] for item in answer["results"][0]["items"]]
 
 
-@pytest.mark.parametrize("engine", ["reference", "onnx-cpu", "compiled-cpu"])
-def test_an_item_is_found_by_the_request_after_its_put(models: Path, engine: str) -> None:
+def test_an_item_is_found_by_the_request_after_its_put(models: Path) -> None:
     def opened(bundle: Bundle) -> Engine:
-        return open_engine(bundle, "cpu", engine, 1, "float32")
+        return open_engine(bundle, "cpu")
 
     with listening(models, opened, write_keys=KEY) as running:
         before = found(running)

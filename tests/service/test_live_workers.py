@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +33,12 @@ def models(tmp_path: Path) -> Path:
     return folder
 
 
+WRITE_KEY = "a-write-key-of-a-test"
+
+
 def asked(running: Service, method: str, path: str, body: Any = None, **more: str) -> tuple[int, Any]:
     """A request on a connection of its own, and so of any worker."""
-    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
-    try:
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {WRITE_KEY}"} | more
-        connection.request(method, path, None if body is None else json.dumps(body), headers)
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
-    finally:
-        connection.close()
-
-
-WRITE_KEY = "a-write-key-of-a-test"
+    return running.request(method, path, body, Authorization=f"Bearer {WRITE_KEY}", **more)
 
 
 def found(running: Service) -> set[str]:
@@ -116,6 +108,9 @@ def test_versions_come_and_go_while_items_do_and_nothing_is_lost(models: Path) -
     written: list[str] = []
     with service(models, 2, ESPALIER_WRITE_KEYS=WRITE_KEY) as running:
 
+        def goes_on(count: int) -> bool:
+            return len(written) > count + 2 or writing.done()
+
         def write() -> None:
             while not stop.is_set():
                 put(running, f"new-{len(written)}")
@@ -133,7 +128,7 @@ def test_versions_come_and_go_while_items_do_and_nothing_is_lost(models: Path) -
                     count = len(written)
                     status, answer = running.request("POST", f"/models/books/{route}", body)
                     assert status == 200, answer
-                    until(lambda count=count: len(written) > count + 2 or writing.done(), "it goes on")  # type: ignore[misc]
+                    until(partial(goes_on, count), "it goes on")
             finally:
                 stop.set()
             writing.result()

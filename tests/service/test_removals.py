@@ -119,18 +119,6 @@ def test_whoever_reads_or_changes_the_list_gets_its_tag(shelf: Running) -> None:
     assert send(shelf, "GET", If_None_Match='"other"').json()["ids"] == ["item-1", "item-2"]
 
 
-def test_of_two_editors_the_second_learns_of_the_first(shelf: Running) -> None:
-    tag = send(shelf, "GET").headers["etag"]
-    first = send(shelf, "PUT", body={"ids": ["item-1"]}, If_Match=tag)
-    assert first.status_code == 200
-    late = send(shelf, "PUT", body={"ids": ["item-2"]}, If_Match=tag)
-    assert late.status_code == problem(late)["status"] == 412
-    assert late.headers["etag"] == first.headers["etag"]
-    assert listed(shelf) == ["item-1"]
-    assert send(shelf, "PUT", body={"ids": ["item-1", "item-2"]}, If_Match=late.headers["etag"]).status_code == 200
-    assert listed(shelf) == ["item-1", "item-2"]
-
-
 @pytest.mark.parametrize(
     ("headers", "passes"),
     [
