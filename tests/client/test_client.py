@@ -232,7 +232,7 @@ def test_every_route(driver: Driver, method: str, arguments: tuple[Any, ...], se
             "j1",
         ),
     }.get(method)
-    stub.answer, plain = lambda request: plain(without_prefix(request)), stub.answer  # type: ignore[method-assign]
+    stub.answer, plain = lambda request: plain(without_prefix(request)), stub.answer  # type: ignore[method-assign]  # behind a proxy
     got = getattr(driver, method)(*arguments)
     if expected is not None:
         assert got == expected

@@ -67,7 +67,7 @@ def test_requests_are_read_no_further_than_needed(driver: Driver) -> None:
     for n in range(8):
         assert ids([next(outcomes)]) == [f"b{n}"]
         assert len(read) == 4 * (n // 4 + 1)
-    outcomes.close()  # type: ignore[attr-defined]
+    outcomes.close()
 
 
 def test_a_request_may_depend_on_the_answer_before(driver: Driver) -> None:
@@ -222,5 +222,5 @@ def test_a_stream_that_is_left_early_closes_its_connection(driver: Driver) -> No
     outcomes = driver.open(lambda _: answer).retrieve_stream(asking("a", "b"))
     next(outcomes)
     assert not answer.is_closed
-    outcomes.close()  # type: ignore[attr-defined]
+    outcomes.close()
     assert answer.is_closed

@@ -297,7 +297,7 @@ def test_events_are_of_the_models_kind(shelf: Running, tmp_path: Path) -> None:
     assert wrong(shelf, {"events": [[0.0, 0.0, -1e39, 1.0]]}, "points") == ("events[0]", "-1e+39", "32-bit numbers")
     rng = np.random.default_rng(5)
     made = make_linear_bundle(tmp_path, rng, complete_tree(rng.permutation(ITEMS), 2), Ranking(own="log_activation", gamma=1), name="rows")
-    top: int = made.manifest.query.width  # type: ignore[union-attr]
+    top: int = made.manifest.query.width  # type: ignore[union-attr]  # of features
     with run(tmp_path, catalogues=FakeCatalogues(rows=FakeCatalogue()), write_keys=(WRITE,), max_features=3) as rows:
         for indices, values, field in (
             ([0, 1, top - 1], [1.0, 2.0, 3.0], None),

@@ -10,8 +10,10 @@ from typing import Any
 import orjson
 import pytest
 
+from service.batching.batcher import Batcher
 from tests.service.conversation import LINES, Conversation, sent
 from tests.service.fake_catalogue import FakeCatalogue, FakeCatalogues
+from tests.service.fake_engine import FakeEngine
 from tests.service.own_time import pass_time, settled
 from tests.service.running import Running, bearer, problem, run, settings_of
 
@@ -122,13 +124,18 @@ async def test_a_client_that_does_not_read_holds_its_own_sending_back(running: R
     await talk.task
 
 
-@pytest.mark.settings(max_queue=2)
-async def test_a_stream_waits_for_room_where_a_single_request_is_refused(running: Running) -> None:
+def held(running: Running, lines: int, more: bool) -> tuple[Conversation, FakeEngine, Batcher]:
+    """A stream of so many lines whose first call the engine holds, with the engine and what waits for it."""
     engine = running.engines["books"]
-    batcher = running.app.state.service.registry.choose("books", None).batcher
     engine.go.clear()
     talk = Conversation(running, STREAM)
-    talk.say(*(line(f"item-{i}") for i in range(20)), more=False)
+    talk.say(*(line(f"item-{i}") for i in range(lines)), more=more)
+    return talk, engine, running.app.state.service.registry.choose("books", None).batcher
+
+
+@pytest.mark.settings(max_queue=2)
+async def test_a_stream_waits_for_room_where_a_single_request_is_refused(running: Running) -> None:
+    talk, engine, batcher = held(running, 20, more=False)
     while not engine.calls or batcher.depth < 2:  # before its first call the engine still makes room
         await asyncio.sleep(0)
     refused = await running.client.http.post("/retrieve", json={"model": "books", "queries": [{"history": []}]})
@@ -144,11 +151,7 @@ async def test_a_stream_waits_for_room_where_a_single_request_is_refused(running
 
 @pytest.mark.settings(stream_window=6)
 async def test_a_client_that_hangs_up_leaves_nothing_in_the_queue(running: Running) -> None:
-    engine = running.engines["books"]
-    batcher = running.app.state.service.registry.choose("books", None).batcher
-    engine.go.clear()
-    talk = Conversation(running, STREAM)
-    talk.say(*(line(f"item-{i}") for i in range(10)))
+    talk, engine, batcher = held(running, 10, more=True)
     while batcher.depth + sum(len(queries) for queries, _ in engine.calls) < 6:  # the first call may have taken several
         await asyncio.sleep(0)
     await talk.leave()
