@@ -7,15 +7,12 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from espalier.checks.random_bundles import make_bundle
-from espalier.tree import complete_tree
 from tests.service.fake_engine import FakeEngine
 from tests.service.live_running import Live, live_service
 from tests.service.own_time import OwnTime
-from tests.service.running import ITEMS, LIMITS, Running, run, settings_of
+from tests.service.running import Running, run, settings_of, small_model
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,9 +37,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 @pytest.fixture
 def versions(tmp_path: Path) -> Path:
     """A models folder with `books` in the versions 1 and 2."""
-    rng = np.random.default_rng(0)
     for version in (1, 2):
-        make_bundle(tmp_path, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", version=version, **LIMITS)
+        small_model(tmp_path, version, seed=version)
     return tmp_path
 
 

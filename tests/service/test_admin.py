@@ -13,16 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import orjson
 import pytest
 
-from espalier.checks.random_bundles import make_bundle
-from espalier.tree import complete_tree
 from service.watch.logs import BURST, JsonFormatter
 from tests.service.conversation import Conversation
 from tests.service.own_time import pass_time, settled
-from tests.service.running import ITEMS, LIMITS, Json, Running, bearer, problem, run
+from tests.service.running import Json, Running, bearer, problem, run, small_model
 
 RETRIEVE, ADMIN = "retrieve-key-0001", "admin-key-00000001"
 COLD: Json = {"history": []}
@@ -120,8 +117,7 @@ async def test_an_invalid_request_is_no_load(running: Running) -> None:
 @pytest.fixture
 def one_version(tmp_path: Path) -> Iterator[Running]:
     """A body is not needed to know whose queue it is for."""
-    rng = np.random.default_rng(0)
-    make_bundle(tmp_path, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", **LIMITS)
+    small_model(tmp_path)
     with run(tmp_path, max_queue=1) as running:
         yield running
 

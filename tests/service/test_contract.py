@@ -10,16 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 from fastapi.routing import APIRoute
 from starlette.routing import Route
 
-from espalier.checks.random_bundles import make_bundle
-from espalier.tree import complete_tree
 from tests import ROOT
 from tests.service.fake_catalogue import FakeCatalogue, FakeCatalogues
-from tests.service.running import ITEMS, LIMITS, Json, Running, bearer, problem, run
+from tests.service.running import Json, Running, bearer, problem, run, small_model
 
 KEYS = {"retrieve": "retrieve-key-0001", "write": "write-key-00000001", "admin": "admin-key-00000001", "internal": "internal-key-0001"}
 ACCESS: dict[str, Sequence[str]] = {
@@ -101,9 +98,9 @@ def every(operations: Sequence[Operation]) -> pytest.MarkDecorator:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A models folder with `books` in the versions 1 and 2."""
-    folder, rng = tmp_path_factory.mktemp("contract"), np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("contract")
     for version in (1, 2):
-        make_bundle(folder, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", version=version, **LIMITS)
+        small_model(folder, version, seed=version)
     return folder
 
 

@@ -20,8 +20,8 @@ from service.entity_tags import Condition
 from service.errors import CatalogueFull, Conflict, ItemNotFound, PreconditionFailed
 from service.live import live_version
 from service.live.catalogue_types import Delete, Outcome, Put, tag_of
-from tests.service.live_running import ALL, ITEMS, ByTitle, Live, add_version, live_service, models
-from tests.service.running import Running
+from tests.service.live_running import ALL, ByTitle, Live, add_version, live_service, models
+from tests.service.running import ITEMS, Running
 
 __all__ = ["models"]
 

@@ -14,21 +14,18 @@ from pathlib import Path
 from urllib.parse import quote
 
 import httpx
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.checks.random_bundles import make_bundle
 from espalier.errors import InvalidInput
 from espalier.items import MAX_ID_BYTES
-from espalier.tree import complete_tree
 from espalier_client import AsyncClient
 from service.models import changes as changes_module
 from service.models import removals
 from service.models.desired_state import DesiredState, Removed
 from service.models.removals import check_list, etag, with_id
-from tests.service.running import ITEMS, LIMITS, Json, Running, bearer, problem, run
+from tests.service.running import Json, Running, bearer, problem, run, small_model
 
 ADMIN = "admin-key-00000001"
 LIST = "/models/books/removed"
@@ -38,8 +35,7 @@ EDITORS, EACH = 4, 5
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    rng = np.random.default_rng(0)
-    return make_bundle(tmp_path_factory.mktemp("bundle"), rng, complete_tree(rng.permutation(ITEMS), 2), name="books", **LIMITS).path
+    return small_model(tmp_path_factory.mktemp("bundle")).path
 
 
 @pytest.fixture

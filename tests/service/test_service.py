@@ -1,4 +1,4 @@
-"""The HTTP interface, over a fake engine; the last test runs a real one."""
+"""The HTTP interface, over a fake engine."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import orjson
 import pytest
 
 from espalier.bundle import Bundle
-from espalier.engines import open_engine
-from espalier.queries import encode_histories
-from espalier.search import Engine, SearchParams
+from espalier.search import Engine
 from service.app import create_app
 from service.models.loading import EngineSource
 from service.settings import Settings
@@ -382,23 +379,3 @@ def test_metrics_have_the_designs_names_and_labels(models: Path) -> None:
         'espalier_model_info{engine="fake",model="books",version="1"} 1.0',
     }
     assert any(line.startswith('espalier_query_seconds_bucket{beam="4",engine="fake",le="1.5e-05"') for line in lines)
-
-
-def test_a_real_engine_answers_over_http_as_it_does_directly(models: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    histories = [["item-3", "item-5"], [], ["item-9"]]
-    with run(models, lambda bundle: open_engine(bundle, "cpu")) as running:
-        loaded = running.app.state.service.registry.choose("books", None)
-        answer = running.retrieve(queries=[{"history": history, "exclude_seen": True} for history in histories], m=6, beam_size=8)
-        bundle = loaded.bundle
-        queries, rows = encode_histories(bundle.manifest.query, bundle.items, histories)
-        exclude_BE = np.full((3, 2), -1)
-        for b, seen in enumerate(rows):
-            exclude_BE[b, : len(seen)] = seen
-        direct = loaded.engine.search(queries, SearchParams.uniform(3, 8, 6, exclude_BE))
-    assert answer["engine"] == "compiled-cpu"
-    for b, result in enumerate(answer["results"]):
-        assert ids(result) == bundle.items.ids_of(direct.item_rows_BM[b][: direct.count_B[b]])
-        assert [item["score"] for item in result["items"]] == pytest.approx(direct.scores_BM[b][: direct.count_B[b]].tolist())
-        assert not set(ids(result)) & set(histories[b])
-        assert result["complete"]

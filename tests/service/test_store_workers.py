@@ -6,16 +6,14 @@ import os
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from espalier.checks.random_bundles import make_bundle
 from espalier.store.objects import Objects
 from espalier.store.publishing import publish
-from espalier.tree import complete_tree
 from tests.object_stores import BUCKET, ENVIRONMENT, s3_server
 from tests.service.models.registry import add_version
 from tests.service.processes import Service, service
+from tests.service.running import small_model
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -24,8 +22,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
     """Where training has put version 1 of `books`."""
-    rng = np.random.default_rng(0)
-    make_bundle(tmp_path / "trained", rng, complete_tree(rng.permutation(32), 2), name="books")
+    small_model(tmp_path / "trained")
     return tmp_path / "trained"
 
 

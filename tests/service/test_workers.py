@@ -12,16 +12,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from espalier.checks.random_bundles import make_bundle
-from espalier.tree import complete_tree
 from service.__main__ import listen, main
 from service.processes.supervisor import Supervisor
 from service.settings import Settings
 from tests.service.models.registry import add_version
 from tests.service.processes import ANSWERED, BODY, exit_code, process_state, service
+from tests.service.running import small_model
 from tests.service.test_counts import fill, small_disk
 from tests.waiting import until
 
@@ -31,8 +29,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
     """A models folder with version 1 of `books`."""
-    rng = np.random.default_rng(0)
-    make_bundle(tmp_path / "models", rng, complete_tree(rng.permutation(32), 2), name="books")
+    small_model(tmp_path / "models")
     return tmp_path / "models"
 
 

@@ -5,19 +5,15 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from espalier.checks.random_bundles import make_bundle
-from espalier.tree import complete_tree
-from tests.service.models.registry import ITEMS
+from tests.service.running import small_model
 
 
 @pytest.fixture(scope="session")
 def bundle_1(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Version 1 of `books`."""
-    rng = np.random.default_rng(0)
-    return make_bundle(tmp_path_factory.mktemp("bundle"), rng, complete_tree(rng.permutation(ITEMS), 2), name="books").path
+    return small_model(tmp_path_factory.mktemp("bundle")).path
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from service.settings import Settings
 from service.watch.metrics import Metrics
 from tests.service.fake_engine import FakeEngine
 from tests.service.models.lost import killed_while_opening
-from tests.service.models.registry import ITEMS, add_version, run
+from tests.service.models.registry import add_version, run
+from tests.service.running import ITEMS
 from tests.waiting import until
 
 
