@@ -89,6 +89,10 @@ class Running:
     app: FastAPI
     engines: dict[str, FakeEngine]
 
+    @property
+    def runner(self) -> asyncio.Runner:
+        return self.client.runner
+
     def retrieve(self, **body: Any) -> Json:
         """The answer to a request of `books` that must succeed."""
         answer = self.client.post("/retrieve", json={"model": "books"} | body)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -14,23 +12,12 @@ from service.errors import NotReady
 from service.http import bulk_route, live_routes
 from service.http.bulk_route import GROUP_LINES, GROUP_S
 from tests.service.conversation import LINES, Conversation, sent
-from tests.service.fake_catalogue import FakeCatalogue, FakeCatalogues
+from tests.service.fake_catalogue import WRITE, FakeCatalogue
 from tests.service.own_time import pass_time, settled
-from tests.service.running import ITEMS, Json, Running, bearer, counted, run, settings_of
+from tests.service.running import Json, Running, bearer, counted
 
-BULK, WRITE = "/models/books/items", "write-key-00000001"
+BULK = "/models/books/items"
 HEADERS = LINES | bearer(WRITE)
-
-
-@pytest.fixture
-def catalogue() -> FakeCatalogue:
-    return FakeCatalogue(trained=[f"item-{i}" for i in range(ITEMS)])
-
-
-@pytest.fixture
-def shelf(models: Path, catalogue: FakeCatalogue, request: pytest.FixtureRequest) -> Iterator[Running]:
-    with run(models, catalogues=FakeCatalogues(books=catalogue), write_keys=(WRITE,), **settings_of(request)) as running:
-        yield running
 
 
 def line(item: str, **rest: Any) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,27 +21,14 @@ from service.http import live_routes
 from service.http.dependencies import FEEDS
 from service.http.item_bodies import MAX_FIELDS_BYTES, VALUES
 from service.http.item_schemas import MAX_EVENTS, MAX_LIKE
-from tests.service.fake_catalogue import FakeCatalogue, FakeCatalogues
+from tests.service.fake_catalogue import ADMIN, WRITE, FakeCatalogue, FakeCatalogues
 from tests.service.live_running import Live
 from tests.service.own_time import settled
-from tests.service.running import ITEMS, Json, Running, bearer, counted, problem, run, settings_of
+from tests.service.running import ITEMS, Json, Running, bearer, counted, problem, run
 
-WRITE, ADMIN = "write-key-00000001", "admin-key-00000001"
 EVENT = {"events": [["item-1", "item-2"]]}
 A_TIME = "a time from 1970 to 9999, as 2027-01-31T12:00:00Z"
 QUERY: Json = {"model": "books", "queries": [{"history": ["item-1"]}]}
-
-
-@pytest.fixture
-def catalogue() -> FakeCatalogue:
-    return FakeCatalogue(trained=[f"item-{i}" for i in range(ITEMS)])
-
-
-@pytest.fixture
-def shelf(models: Path, catalogue: FakeCatalogue, request: pytest.FixtureRequest) -> Iterator[Running]:
-    catalogues = FakeCatalogues(books=catalogue, points=FakeCatalogue())
-    with run(models, catalogues=catalogues, write_keys=(WRITE,), admin_keys=(ADMIN,), **settings_of(request)) as running:
-        yield running
 
 
 def path(item: str, model: str = "books") -> str:

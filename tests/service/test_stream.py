@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -12,12 +11,12 @@ import pytest
 
 from service.batching.batcher import Batcher
 from tests.service.conversation import LINES, Conversation, sent
-from tests.service.fake_catalogue import FakeCatalogue, FakeCatalogues
+from tests.service.fake_catalogue import WRITE
 from tests.service.fake_engine import FakeEngine
 from tests.service.own_time import pass_time, settled
-from tests.service.running import Running, bearer, problem, run, settings_of
+from tests.service.running import Running, bearer, problem
 
-STREAM, BULK, WRITE = "/retrieve/stream", "/models/books/items", "write-key-00000001"
+STREAM, BULK = "/retrieve/stream", "/models/books/items"
 IDLE_S = 600.0
 
 
@@ -29,13 +28,6 @@ def write(item: str) -> bytes:
     return orjson.dumps({"id": item, "events": [["item-1"]]})
 
 
-@pytest.fixture
-def both(models: Path, request: pytest.FixtureRequest) -> Iterator[Running]:
-    """A service that answers both routes."""
-    with run(models, catalogues=FakeCatalogues(books=FakeCatalogue()), write_keys=(WRITE,), **settings_of(request)) as running:
-        yield running
-
-
 either = pytest.mark.parametrize(("path", "line_of"), [(STREAM, line), (BULK, write)])
 LineOf = Callable[[str], bytes]
 HEADERS = LINES | bearer(WRITE)
@@ -43,14 +35,14 @@ HEADERS = LINES | bearer(WRITE)
 
 @either
 @pytest.mark.settings(max_body_bytes=200)
-def test_a_stream_is_larger_than_a_request_may_be(both: Running, path: str, line_of: LineOf) -> None:
-    assert len(sent(both, path, b"\n".join([line_of("item-1")] * 50), **HEADERS)) == 50
-    assert sent(both, path, b"", **HEADERS) == []
+def test_a_stream_is_larger_than_a_request_may_be(shelf: Running, path: str, line_of: LineOf) -> None:
+    assert len(sent(shelf, path, b"\n".join([line_of("item-1")] * 50), **HEADERS)) == 50
+    assert sent(shelf, path, b"", **HEADERS) == []
 
 
 @either
-async def test_a_line_is_answered_before_the_next_one_is_sent(both: Running, path: str, line_of: LineOf) -> None:
-    talk = Conversation(both, path, HEADERS)
+async def test_a_line_is_answered_before_the_next_one_is_sent(shelf: Running, path: str, line_of: LineOf) -> None:
+    talk = Conversation(shelf, path, HEADERS)
     answers = talk.answers()
     for i in range(3):
         talk.say(line_of(f"item-{i}"))
@@ -63,8 +55,8 @@ async def test_a_line_is_answered_before_the_next_one_is_sent(both: Running, pat
 
 @either
 @pytest.mark.settings(stream_idle_s=IDLE_S)
-async def test_a_stream_that_falls_silent_ends_with_408(both: Running, path: str, line_of: LineOf) -> None:
-    talk = Conversation(both, path, HEADERS)
+async def test_a_stream_that_falls_silent_ends_with_408(shelf: Running, path: str, line_of: LineOf) -> None:
+    talk = Conversation(shelf, path, HEADERS)
     answers = talk.answers()
     talk.say(line_of("item-1"))
     assert (await anext(answers)).get("status", 200) in (200, 201)
