@@ -70,18 +70,6 @@ def test_requests_are_read_no_further_than_needed(driver: Driver) -> None:
     outcomes.close()
 
 
-def test_a_request_may_depend_on_the_answer_before(driver: Driver) -> None:
-    answers: list[str | int] = ["start"]
-
-    def requests() -> Iterator[Request]:
-        while len(answers) < 5:
-            yield Request([Query(history=[f"after {answers[-1]}"])])
-
-    for outcome in driver.open(Stub()).retrieve_stream(requests(), chunk_lines=1):
-        answers += ids([outcome])
-    assert answers[2] == "after after start"
-
-
 def test_an_asynchronous_client_takes_asynchronous_requests_and_operations() -> None:
     async def given(sent: Iterable[Any]) -> AsyncIterator[Any]:
         for one in sent:
