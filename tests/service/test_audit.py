@@ -22,6 +22,7 @@ from service.watch.audit import Audit, BeforeAfter, Origin
 from service.watch.logs import BURST, LONGEST, PER_S, SUMMARY_S, TEXT, JsonFormatter
 from service.watch.metrics import AUTH_FAILURES, Metrics
 from tests import ROOT
+from tests.service.models.registry import damage
 from tests.service.own_time import pass_time, settled
 from tests.service.running import Json, Running, bearer, run
 
@@ -174,8 +175,7 @@ def test_every_change_says_who_made_it_and_what_it_did(guarded: Running, caplog:
 
 
 def test_a_change_that_fails_is_told_with_its_reason(guarded: Running, versions: Path, caplog: pytest.LogCaptureFixture) -> None:
-    damaged = versions / "books" / "1" / "nodes.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    damage(versions / "books" / "1")
     for method, path, body, status, detail in (
         ("POST", "load", {"version": 1}, 409, "SHA-256"),
         ("POST", "load", {"version": 9}, 404, "no version 9"),

@@ -22,6 +22,7 @@ from service.models.loading import EngineSource
 from service.settings import Settings
 from tests.service.conversation import Conversation
 from tests.service.fake_engine import FakeEngine
+from tests.service.models.registry import damage
 from tests.service.running import ITEMS, LIMITS, Json, Running, ids, problem, run, started
 
 
@@ -315,8 +316,7 @@ def test_the_service_is_live_before_it_is_ready(models: Path) -> None:
 
 def test_a_model_that_fails_does_not_stop_the_others(models: Path, tmp_path: Path) -> None:
     shutil.copytree(models, tmp_path / "models")
-    damaged = tmp_path / "models" / "points" / "1" / "nodes.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    damage(tmp_path / "models" / "points" / "1")
     with run(tmp_path / "models") as running:
         ready = running.client.get("/readyz")
         assert ready.status_code == 503
