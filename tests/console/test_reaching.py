@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 import pytest
@@ -9,13 +14,55 @@ from playwright.sync_api import Browser, expect
 
 from tests.console.browsing import Watched, visit
 from tests.console.conftest import RETRIEVE_KEY
-from tests.console.prefix_proxy import behind_prefix
 from tests.console.showing import VIEWS, address, kept, serious_findings, settled
 from tests.service.processes import Service
 
 pytestmark = [pytest.mark.slow, pytest.mark.console]
 
 PREFIX = "/tools/espalier"
+HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "host"}
+
+
+@contextmanager
+def behind_prefix(port: int, prefix: str) -> Iterator[str]:
+    """The address of a proxy that serves another server below a prefix, as an ingress does. port: the server's on this machine.
+
+    HTTP/1.0 goes out, so that the end of a stream is the end of its connection. Anything outside the prefix is 404.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        def pass_on(self) -> None:
+            if not self.path.startswith(f"{prefix}/"):
+                self.send_error(404)
+                return
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in HOP_BY_HOP}
+            upstream = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            with closing(upstream), suppress(BrokenPipeError, ConnectionResetError):  # a browser may lose interest
+                upstream.request(self.command, self.path.removeprefix(prefix), body or None, headers)
+                answer = upstream.getresponse()
+                self.send_response_only(answer.status)
+                for name, value in answer.getheaders():
+                    if name.lower() not in HOP_BY_HOP:
+                        self.send_header(name, value)
+                self.end_headers()
+                while part := answer.read1(1 << 16):
+                    self.wfile.write(part)
+
+        do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = pass_on
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing is printed."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, name="proxy")
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}{prefix}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def test_the_navigation_leads_to_every_view_behind_a_path_prefix_and_from_an_address_of_none(console: Service, browser: Browser) -> None:
