@@ -156,8 +156,7 @@ def test_a_stream_that_is_not_read_holds_one_answer_of_the_largest_size(large: P
         until(lambda: budget.left <= budget.units - 3 * MANY and len(engine.calls) > 1)
         assert budget.units - budget.left <= 6 * MANY
         with running.connected() as other:  # another one goes on
-            other.send(stream(1))
-            assert other.reply().status == 200
+            assert other.ask(stream(1)).status == 200
         assert len(engine.calls) < 20
     assert len(engine.calls) < 100  # nothing is searched for long for a client that has gone
 

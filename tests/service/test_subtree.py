@@ -187,7 +187,7 @@ def test_live_items_hang_where_they_were_placed(models: Path, monkeypatch: pytes
 
 
 def test_every_tree_of_a_forest_is_shown(tmp_path: Path) -> None:
-    rng, trees = np.random.default_rng(0), 3
+    rng, trees = np.random.default_rng(0), 2
     first, *others = [tree_over(rng, 40, 4) for _ in range(trees)]
     ranking = Ranking(own="log_activation", gamma=1.0, activation="sigmoid")
     columns = {name: (list(COLUMNS[name]) * 2)[:40] for name in ("colour", "year")} | {"tags": [["a"]] * 40}
