@@ -6,16 +6,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import settings
 
-from espalier.checks.random_bundles import make_bundle
 from espalier.compiled_code import when_missing
-from espalier.tree import complete_tree
 from tests import reruns, signatures
 from tests.pictures import Pictures
-from tests.service.running import ITEMS, LIMITS
+from tests.service.running import small_model
 
 # Triton's kernels run in its interpreter, on the CPU, so that they are tested on any machine; triton reads this when it is imported.
 os.environ["TRITON_INTERPRET"] = "1"
@@ -52,7 +49,6 @@ def pictures(monkeypatch: pytest.MonkeyPatch) -> Pictures:
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A models folder with `books`, which takes histories, and `points`, which takes vectors of width 4. Not to be written to."""
     folder = tmp_path_factory.mktemp("models")
-    rng = np.random.default_rng(0)
-    make_bundle(folder, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", **LIMITS)
-    make_bundle(folder, rng, complete_tree(rng.permutation(ITEMS), 2), kind="vector", name="points", **LIMITS)
+    small_model(folder)
+    small_model(folder, name="points", seed=1, kind="vector")
     return folder

@@ -17,8 +17,6 @@ import pytest
 from espalier_client import (
     AsyncClient,
     Client,
-    Query,
-    Request,
     Retry,
 )
 
@@ -56,10 +54,6 @@ def call(kind: str, url: str, method: str, *arguments: Any, **options: Any) -> A
             return [one async for one in outcome] if method == "retrieve_stream" else await outcome
 
     return asyncio.run(run())
-
-
-def asking(*ids: str) -> list[Request]:
-    return [Request([Query(history=[id])]) for id in ids]
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -227,13 +227,13 @@ class Driver:
     def __getattr__(self, method: str) -> Callable[..., Any]:
         return lambda *arguments, **rest: self._wait(getattr(self.client, method)(*arguments, **rest))
 
-    def retrieve_stream(self, requests: Iterable[Request], **rest: Any) -> Iterator[Answer | RequestFailed]:
+    def retrieve_stream(self, requests: Iterable[Request], **rest: Any) -> Generator[Answer | RequestFailed, None, None]:
         return self._each(self.client.retrieve_stream(requests, **rest))
 
     def bulk(self, name: str, operations: Iterable[Put | Delete], **rest: Any) -> Iterator[ItemOutcome | RequestFailed]:
         return self._each(self.client.bulk(name, operations, **rest))
 
-    def _each(self, outcomes: Any) -> Iterator[Any]:
+    def _each(self, outcomes: Any) -> Generator[Any, None, None]:
         if isinstance(self.client, Client):
             yield from outcomes
             return

@@ -184,14 +184,6 @@ def test_a_model_says_how_many_trees_it_has_and_whether_a_tail(driver: Driver) -
     assert [(model.trees, model.has_tail) for model in models] == [(None, False), (1, False), (3, True)]
 
 
-@pytest.mark.parametrize("content", [b"<html>", b"[]", b"null", b"{}", b'{"results": 1}', b"\xff", json.dumps({"results": []}).encode()])
-def test_what_is_no_answer_is_an_error_and_not_asked_again(driver: Driver, content: bytes) -> None:
-    stub = Stub([httpx.Response(200, content=content)])
-    with pytest.raises(InvalidAnswer, match="POST /retrieve: expected an answer of the retrieval service"):
-        driver.open(stub).retrieve([Query()])
-    assert len(stub.requests) == 1
-
-
 @pytest.mark.parametrize(
     ("method", "arguments", "sent", "body"),
     [
@@ -240,7 +232,7 @@ def test_every_route(driver: Driver, method: str, arguments: tuple[Any, ...], se
             "j1",
         ),
     }.get(method)
-    stub.answer, plain = lambda request: plain(without_prefix(request)), stub.answer  # type: ignore[method-assign]
+    stub.answer, plain = lambda request: plain(without_prefix(request)), stub.answer  # type: ignore[method-assign]  # behind a proxy
     got = getattr(driver, method)(*arguments)
     if expected is not None:
         assert got == expected

@@ -27,7 +27,8 @@ from espalier_client import (
     ServiceFailed,
     Unavailable,
 )
-from tests.client.rude_server import HEAD, KINDS, READY, SOON, Connection, Server, answer, asking, behaving, call, in_turn, response, saying
+from tests.client.rude_server import HEAD, KINDS, READY, SOON, Connection, Server, answer, behaving, call, in_turn, response, saying
+from tests.client.stub import asking
 
 METHODS: list[tuple[str, Any]] = [("ready", ()), ("models", ()), ("retrieve", ([Query()],)), ("retrieve_stream", (asking("a"),))]
 NESTED = b"[" * 200_000
@@ -54,10 +55,11 @@ NO_HTTP = [
     b"\x00" * 200_000,
 ]
 NO_ANSWER = "expected an answer of the retrieval service, got another"
+OTHERS = (b"<html>", b"[]", b"null", b"{}", b'{"results": 1}', b'{"results": []}')
 NO_ANSWERS: list[tuple[bytes, str]] = [
     *(
         (response(content), NO_ANSWER)
-        for content in (NESTED, b'{"results": ' + NESTED, b'{"a":' * 200_000, b'{"x": 1' + b"0" * 5000 + b"}", b"\xff")
+        for content in (*OTHERS, NESTED, b'{"results": ' + NESTED, b'{"a":' * 200_000, b'{"x": 1' + b"0" * 5000 + b"}", b"\xff")
     ),
     *((response(RIGHT.replace(b"0.5", number)), "no number of JSON") for number in (b"NaN", b"Infinity", b"-Infinity")),
     *((response(RIGHT, 200, media_type), "expected an answer of the type") for media_type in ("text/html", "text/plain", "", "\xe4;")),

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import json
 import shutil
-import socket
 import ssl
 import subprocess
 from collections.abc import Callable
@@ -25,13 +24,13 @@ from tests.client.rude_server import (
     Connection,
     Server,
     answer,
-    asking,
     behaving,
     call,
     in_turn,
     response,
     saying,
 )
+from tests.client.stub import asking
 
 
 @KINDS
@@ -143,15 +142,6 @@ def test_the_proxy_of_the_environment_is_used_where_it_is_meant(kind: str, monke
             monkeypatch.setenv("NO_PROXY", bypassed)
             assert call(kind, service.address, "ready") == Readiness(True, ())
         assert (len(proxy.requests), len(service.requests)) == (1, 3)
-
-
-@KINDS
-def test_a_port_where_nobody_listens_is_a_failed_connection(kind: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with pytest.raises(ConnectionFailed) as raised:
-        call(kind, f"http://127.0.0.1:{port}", "ready", retry=Retry(retries=0))
-    assert (type(raised.value), raised.value.sent) == (ConnectionFailed, False)
 
 
 @pytest.fixture(scope="module")

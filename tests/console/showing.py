@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qs, urlencode
 
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
@@ -61,6 +61,11 @@ NOT_ISOLATED = r"""() => {
 def address(base: str, view: str, params: Mapping[str, str] | None = None) -> str:
     """The address of a view. base: that of the page, with its slash."""
     return f"{base}#/{view}" + (f"?{urlencode(params)}" if params else "")
+
+
+def state(page: Page) -> dict[str, str]:
+    """The parameters of a page's address."""
+    return {name: values[0] for name, values in parse_qs(page.url.partition("?")[2]).items()}
 
 
 def settled(page: Page) -> None:

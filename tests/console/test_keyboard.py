@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 from typing import Any
-from urllib.parse import parse_qs
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from tests.console.browsing import Watched
-from tests.console.showing import STATES, VIEWS, settled, show
+from tests.console.showing import STATES, VIEWS, settled, show, state
 
 pytestmark = [pytest.mark.slow, pytest.mark.console]
 
@@ -42,11 +41,6 @@ def stops(page: Page) -> list[dict[str, Any]]:
             return found
         found.append(where)
     raise AssertionError(f"more than {MOST_STOPS} stops: {found[-5:]}")
-
-
-def state(page: Page) -> dict[str, str]:
-    """The parameters of the address."""
-    return {name: values[0] for name, values in parse_qs(page.url.partition("?")[2]).items()}
 
 
 def expect_history(page: Page, ids: list[str]) -> None:

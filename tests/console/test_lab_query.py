@@ -6,13 +6,13 @@ import json
 import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qs, quote_plus, urlencode
+from urllib.parse import quote_plus, urlencode
 
 import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.console.browsing import Watched
-from tests.console.showing import settled, show
+from tests.console.showing import settled, show, state
 
 pytestmark = [pytest.mark.slow, pytest.mark.console]
 
@@ -24,11 +24,6 @@ def lab(watched: Watched, query: dict[str, Any] = QUERY, others: Mapping[str, st
     show(watched.page, f"{watched.origin}/", "lab", {"model": "debian-depends", "q": json.dumps(query)} | dict(others or {}))
     expect(watched.page.locator(".result").first).to_be_visible()
     return watched.page
-
-
-def state(page: Page) -> dict[str, str]:
-    """The parameters of the address."""
-    return {name: values[0] for name, values in parse_qs(page.url.partition("?")[2]).items()}
 
 
 def expect_address(page: Page, text: str) -> None:

@@ -11,9 +11,7 @@ from tests.console.showing import (
     MOVING,
     NOT_ISOLATED,
     STATES,
-    VIEWS,
     WIDER_THAN_THE_PAGE,
-    address,
     serious_findings,
     settled,
     show,
@@ -21,21 +19,6 @@ from tests.console.showing import (
 from tests.service.processes import Service
 
 pytestmark = [pytest.mark.slow, pytest.mark.console]
-
-
-def test_the_navigation_leads_to_every_view_and_from_an_address_of_none(watched: Watched) -> None:
-    page = watched.page
-    page.goto(address(f"{watched.origin}/", "nothing"))
-    page.get_by_role("link", name="Lab").last.click()
-    settled(page)
-    links = page.get_by_role("navigation", name="Views").get_by_role("link")
-    assert sorted(view for view in VIEWS for link in links.all() if f"#/{view}" in str(link.get_attribute("href"))) == VIEWS
-    for link in links.all():
-        link.click()
-        settled(page)
-        expect(link).to_have_attribute("aria-current", "page")
-        assert page.get_by_role("heading", level=1).inner_text().startswith(link.inner_text())
-        expect(page.get_by_role("alert")).to_have_count(0)
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from datetime import date
 from typing import Any
 
@@ -306,13 +307,20 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> Builds:
     return counted
 
 
+@contextmanager
+def begun(builds: Builds, filters: ItemFilters, parsed: Filter) -> Iterator[tuple[ThreadPoolExecutor, Future[NodeMask], threading.Event]]:
+    """Threads, of which one is free, a build that is under way, and what lets it go on."""
+    builds.hold = go = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        building = pool.submit(filters.mask, parsed)
+        assert builds.started.wait(10)
+        yield pool, building, go
+
+
 def test_threads_that_ask_for_one_filter_build_it_once(builds: Builds) -> None:
     filters = shop()
     parsed = filters.parse({"section": ["games"]}, {})
-    builds.hold = go = threading.Event()
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(filters.mask, parsed)
-        assert builds.started.wait(10)
+    with begun(builds, filters, parsed) as (pool, first, go):
         second = pool.submit(filters.mask, parsed)
         assert not wait([second], 0.05).done, "it did not wait for the build that was under way"
         go.set()
@@ -371,10 +379,7 @@ def test_removed_items_pass_no_filter_until_the_next_set() -> None:
 def test_a_mask_that_was_begun_before_a_removal_is_not_kept(builds: Builds) -> None:
     filters = shop()
     parsed = filters.parse({"section": ["games"]}, {})
-    builds.hold = go = threading.Event()
-    with ThreadPoolExecutor(2) as pool:
-        before = pool.submit(filters.mask, parsed)
-        assert builds.started.wait(10)
+    with begun(builds, filters, parsed) as (pool, before, go):
         filters.set_removed(np.array([0]))
         after = pool.submit(filters.mask, parsed).result(10)
         go.set()

@@ -81,7 +81,7 @@ class Oracle:
             documents = [set(grams_of(text, block)) for text in texts]
             df = Counter(gram for grams in documents for gram in grams)
             some = [gram for gram, count in df.items() if count >= block.min_count and count / len(texts) <= block.max_share]
-            some = sorted(some, key=lambda gram, df=df: (-df[gram], gram))[: block.max_features or None]  # type: ignore[misc]
+            some = [gram for _, gram in sorted((-df[gram], gram) for gram in some)[: block.max_features or None]]
             self.vocabularies.append({gram: k for k, gram in enumerate(some)})
             counts = [df[gram] for gram in some] + [sum(any(gram not in some for gram in grams) for grams in documents)] * block.unknown
             self.idf.append([max(math.log(len(texts) / (count + 1)), 0) if count else 0.0 for count in counts])

@@ -409,7 +409,7 @@ def test_a_query_encoder_goes_neither_to_the_host_nor_back(tmp_path: Path, monke
     encoder = TorchGraph(read_graph("query.onnx", bundle.graph("query.onnx")), torch.device("meta"))
     nodes = torch.empty((4, 5) if kind == "sequence" else (4, 4, 5), dtype=torch.int64, device="meta")
     rows = torch.empty((40, 24), dtype=torch.float16, device="meta")
-    with NoCopies():  # type: ignore[no-untyped-call]
+    with NoCopies():  # type: ignore[no-untyped-call]  # torch leaves it untyped
         states = encoder(**{"history_leaves" if kind == "sequence" else "history_nodes": nodes}, node_rows=rows)
     assert states.shape == (4, 4, bundle.graph_scorer.state_dim)
     assert states.dtype == torch.float32
@@ -608,7 +608,7 @@ def test_lower_precision_is_refused_where_it_would_not_be_used(tmp_path: Path) -
     assert set(ENGINES) == {"compiled-cpu", "onnx-cpu", "onnx-cuda", "triton", "sparse-cpu", "sparse-cuda", "reference"}
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit  # type: ignore[untyped-decorator]  # triton leaves it untyped
 def log_sigmoid_kernel(x_N: Any, out_N: Any, count: Any, TILE: tl.constexpr) -> None:
     n = tl.program_id(0) * TILE + tl.arange(0, TILE)
     tl.store(out_N + n, log_sigmoid(tl.load(x_N + n, mask=n < count, other=0.0)), mask=n < count)

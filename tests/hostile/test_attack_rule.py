@@ -14,9 +14,8 @@ import pytest
 
 from benchmarks.service import hostile
 from benchmarks.service.hostile import main
-from tests.hostile.attacks import ATTACKS, Attack, Limits, Seen, Target, framing
-from tests.hostile.attacks.heads import endless_header
-from tests.hostile.attacks.target import flood, judged
+from tests.hostile.attacks import Attack, Limits, Seen, Target, framing
+from tests.hostile.attacks.target import judged
 from tests.hostile.attacks.wire import LIVEZ, parsed
 from tests.hostile.livez import Answered, liveness
 from tests.hostile.measuring import Row, judge
@@ -83,11 +82,6 @@ def test_each_part_of_the_rule_counts(attack: Attack, changed: dict[str, Any], f
 def test_livez_that_is_not_answered_counts_with_the_time_out() -> None:
     found = liveness([Answered(1.0), Answered(2.0), Answered(5000.0, failed=True), Answered(3.0, refused=True)])
     assert (found.max_ms, found.requests, found.failed, found.refused) == (5000.0, 4, 1, 1)
-
-
-def test_attacks_have_the_names_by_which_they_are_asked_for() -> None:
-    assert len(ATTACKS) > 40
-    assert all(attack.name == name for name, attack in ATTACKS.items())
 
 
 # -- the command ----------------------------------------------------------------------------------------------------------
@@ -180,20 +174,6 @@ def answer_once_and_close(connection: socket.socket) -> None:
     connection.sendall(OK)
 
 
-def refuse(connection: socket.socket) -> None:
-    """Refuse the first piece, and read on for a while so that the refusal arrives."""
-    connection.recv(1 << 10)
-    connection.sendall(b"HTTP/1.1 431 Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-    connection.shutdown(socket.SHUT_WR)
-    while connection.recv(1 << 16):
-        pass
-
-
-def read_for_ever(connection: socket.socket) -> None:
-    while connection.recv(1 << 20):
-        pass
-
-
 def test_a_server_that_takes_ambiguous_messages_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(framing, "SLACK_S", 0.1)
     message = framing.WRONG["two lengths"]
@@ -203,27 +183,3 @@ def test_a_server_that_takes_ambiguous_messages_is_found_out(monkeypatch: pytest
         assert framing.right(target, LIVEZ * 2, [200, 200]) is None
     with made_up(answer_once_and_close) as target:
         assert "answered [200]" in str(framing.wrong(target, message))
-
-
-def test_a_server_that_refuses_them_passes() -> None:
-    with made_up(refuse) as target:
-        assert framing.wrong(target, framing.WRONG["two lengths"]) is None
-
-
-def test_a_server_that_reads_an_endless_head_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.hostile.attacks.heads.MOST", 20 << 20)
-    with made_up(refuse) as target:
-        assert endless_header(target).ok
-    with made_up(read_for_ever) as target:
-        seen = endless_header(target)
-        assert not seen.ok
-        assert "after 21.0 MB, connection open: 1 × silence, expected 431" in seen.told
-
-
-def test_a_flood_ends_when_it_is_told_to() -> None:
-    with made_up(read_for_ever) as target:
-        wires = target.connect_many(2)
-        target.stop.set()
-        assert flood(target, wires, b"x" * 100, 1 << 40) == [0, 0]
-        target.stop.clear()
-        assert all(10_000 <= sent < 10_003 for sent in flood(target, wires, b"abc", 10_000))

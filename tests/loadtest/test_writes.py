@@ -33,7 +33,7 @@ def test_no_two_writes_are_equal_and_few_items_are_written() -> None:
 @pytest.mark.parametrize("kind", ["vector", "features", "text"])
 def test_evidence_is_a_query_of_any_kind(kind: str) -> None:
     values = {"vector": (0.5, 1.0), "features": {"indices": [3], "values": [1.0]}, "text": "words"}[kind]
-    query = Query(kind, values)  # type: ignore[arg-type]
+    query = Query(kind, values)  # type: ignore[arg-type]  # parametrised strings
     assert Writes([query]).put(0).body["events"] == [query.body()[kind]]
 
 

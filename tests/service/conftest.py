@@ -7,15 +7,14 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from espalier.checks.random_bundles import make_bundle
-from espalier.tree import complete_tree
+from tests.service.fake_catalogue import ADMIN, WRITE, FakeCatalogue, FakeCatalogues
 from tests.service.fake_engine import FakeEngine
 from tests.service.live_running import Live, live_service
+from tests.service.models.registry import Running as RunningRegistry
 from tests.service.own_time import OwnTime
-from tests.service.running import ITEMS, LIMITS, Running, run, settings_of
+from tests.service.running import ITEMS, Running, run, settings_of, small_model
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,13 +23,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A test that is a coroutine runs on the event loop of the service that it is given, or on one whose time stands still."""
+    """A test that is a coroutine runs on the event loop of the service or registry that it is given, or on one whose time stands still."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-    services = [value for value in given.values() if isinstance(value, Running)]
-    if services:
-        services[0].client.runner.run(pyfuncitem.obj(**given))
+    runners = [value.runner for value in given.values() if isinstance(value, Running | RunningRegistry)]
+    if runners:
+        runners[0].run(pyfuncitem.obj(**given))
     else:
         with asyncio.Runner(loop_factory=lambda: OwnTime(stands_still=True)) as runner:
             runner.run(pyfuncitem.obj(**given))
@@ -40,9 +39,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 @pytest.fixture
 def versions(tmp_path: Path) -> Path:
     """A models folder with `books` in the versions 1 and 2."""
-    rng = np.random.default_rng(0)
     for version in (1, 2):
-        make_bundle(tmp_path, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", version=version, **LIMITS)
+        small_model(tmp_path, version, seed=version)
     return tmp_path
 
 
@@ -57,6 +55,20 @@ def running(models: Path, request: pytest.FixtureRequest) -> Iterator[Running]:
 def live(models: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Live]:
     """A service of `models` whose items come and go, with the settings of the test's marker."""
     with live_service(models, monkeypatch, **settings_of(request)) as started:
+        yield started
+
+
+@pytest.fixture
+def catalogue() -> FakeCatalogue:
+    """Of `books`."""
+    return FakeCatalogue(trained=[f"item-{i}" for i in range(ITEMS)])
+
+
+@pytest.fixture
+def shelf(models: Path, catalogue: FakeCatalogue, request: pytest.FixtureRequest) -> Iterator[Running]:
+    """A service of `models` that writes to fake catalogues, with keys and the settings of the test's marker."""
+    catalogues = FakeCatalogues(books=catalogue, points=FakeCatalogue())
+    with run(models, catalogues=catalogues, write_keys=(WRITE,), admin_keys=(ADMIN,), **settings_of(request)) as started:
         yield started
 
 

@@ -14,6 +14,8 @@ from service.errors import CatalogueFull, ItemNotFound, ModelNotFound
 from service.live.catalogue_types import ALWAYS, NOWHERE, CatalogueStatus, Delete, Outcome, Placed, Put, StoredItem, tag_of
 
 PLACED = Placed(1, 7, "events")
+WRITE, ADMIN = "write-key-00000001", "admin-key-00000001"
+"""Keys of the services of tests that have such catalogues."""
 
 
 class FakeCatalogue:

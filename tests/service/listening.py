@@ -48,8 +48,7 @@ class Listening:
     def ask(self, request: bytes) -> Reply:
         """One request on a connection of its own."""
         with self.connected() as wire:
-            wire.send(request)
-            return wire.reply()
+            return wire.ask(request)
 
     def refused(self, reason: str) -> float:
         """How many connections were refused for a reason."""
@@ -84,6 +83,11 @@ class Wire:
 
     def send(self, data: bytes) -> None:
         self.raw.sendall(data)
+
+    def ask(self, request: bytes) -> Reply:
+        """Send, and read the next answer."""
+        self.send(request)
+        return self.reply()
 
     def reply(self) -> Reply:
         """The next answer. Raises EOFError where the connection ends before it."""

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import make_bundle
 from espalier.engines import open_engine
 from espalier.errors import EspalierError, InvalidInput
 from espalier.items import Items
@@ -20,18 +19,16 @@ from espalier.live.overlay import Overlay
 from espalier.live.rows import LiveRow
 from espalier.placement.parents import Search
 from espalier.search import Engine
-from espalier.tree import complete_tree
 from service.entity_tags import Condition
 from service.live.catalogue import LiveCatalogue
 from service.live.catalogue_types import ALWAYS, Delete, Outcome, Put, StoredItem
 from service.live.slots import Candidates
 from service.models import loading
 from service.models.loading import LoadedModel
-from tests.service.running import LIMITS, Running, bearer, ids, run
+from tests.service.running import ITEMS, Running, bearer, ids, run, small_model
 
 T = TypeVar("T")
 
-ITEMS = 32
 ALL: dict[str, Any] = {"m": 40, "beam_size": 64}
 ADMIN = "an-admin-key-of-a-test"
 
@@ -78,9 +75,8 @@ def models(tmp_path: Path) -> Path:
 
 
 def add_version(models: Path, version: int, seed: int = 0) -> Bundle:
-    rng = np.random.default_rng(seed)
     columns = {"colour": ["red", "blue"] * (ITEMS // 2), "price": np.arange(ITEMS, dtype=np.float32)}
-    return make_bundle(models, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", version=version, columns=columns, **LIMITS)
+    return small_model(models, version, seed=seed, columns=columns)
 
 
 def open_reference(bundle: Bundle) -> Engine:

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from fastapi import FastAPI
 
 from espalier.bundle import Bundle
+from espalier.checks.random_bundles import make_bundle
 from espalier.errors import StoreUnavailable
 from espalier.search import Engine
+from espalier.tree import complete_tree
 from service.app import create_app
 from service.live.catalogue_types import Catalogues
 from service.models.loading import EngineSource
@@ -35,6 +38,12 @@ Json = dict[str, Any]
 # FastAPI silences a warning of pydantic's while it makes a route's fields, and the filters of warnings belong to the
 # whole process: of two threads that do so at once, one would meet the warning as an error.
 BUILDING = threading.Lock()
+
+
+def small_model(folder: Path, version: int = 1, name: str = "books", items: int = ITEMS, seed: int = 0, **parts: Any) -> Bundle:
+    """A version of a model over a binary tree under a models folder. parts: those of `make_bundle`."""
+    rng = np.random.default_rng(seed)
+    return make_bundle(folder, rng, complete_tree(rng.permutation(items), 2), name=name, version=version, **LIMITS | parts)
 
 
 class Client:
@@ -79,6 +88,10 @@ class Running:
     client: Client
     app: FastAPI
     engines: dict[str, FakeEngine]
+
+    @property
+    def runner(self) -> asyncio.Runner:
+        return self.client.runner
 
     def retrieve(self, **body: Any) -> Json:
         """The answer to a request of `books` that must succeed."""

@@ -13,64 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import orjson
 import pytest
 
-from espalier.checks.random_bundles import make_bundle
-from espalier.tree import complete_tree
 from service.watch.logs import BURST, JsonFormatter
 from tests.service.conversation import Conversation
 from tests.service.own_time import pass_time, settled
-from tests.service.running import ITEMS, LIMITS, Json, Running, bearer, counted, problem, run
+from tests.service.running import Json, Running, bearer, problem, run, small_model
 
 RETRIEVE, ADMIN = "retrieve-key-0001", "admin-key-00000001"
 COLD: Json = {"history": []}
-
-
-@pytest.fixture
-def guarded(versions: Path) -> Iterator[Running]:
-    with run(versions, retrieve_keys=(RETRIEVE,), admin_keys=(ADMIN,)) as running:
-        yield running
-
-
-def test_a_version_is_loaded_made_the_default_rolled_back_and_dropped(guarded: Running) -> None:
-    def version(**body: Any) -> int:
-        answer = guarded.client.post("/retrieve", json={"queries": [COLD]} | body, headers=bearer(ADMIN))
-        found: int = answer.json().get("version", answer.status_code)
-        return found
-
-    def admin(action: str, **body: Any) -> tuple[int, Json]:
-        answer = guarded.client.post(f"/models/books/{action}", json=body, headers=bearer(ADMIN))
-        return answer.status_code, answer.json()
-
-    assert (version(), version(version=1)) == (2, 404)
-    assert admin("load", version=1, default=False)[0] == 200
-    assert (version(), version(version=1)) == (2, 1)
-    status, described = admin("default", version=1)
-    assert (status, described["version"]) == (200, 1)
-    assert (version(), version(version=2)) == (1, 2)
-    assert admin("unload", version=1)[0] == 409
-    assert admin("unload", version=2)[0] == 200
-    assert (version(), version(version=2)) == (1, 404)
-    status, missing = admin("load", version=9)
-    assert (status, missing["status"]) == (404, 404)
-    assert version() == 1
-    status, wrong = admin("load", version="2", defualt=True)
-    assert (status, sorted(error["field"] for error in wrong["errors"])) == (422, ["defualt", "version"])
-    assert counted(guarded)['espalier_reload_total{model="books",outcome="loaded"}'] == 2
-
-
-def test_a_version_that_does_not_load_changes_nothing(guarded: Running, versions: Path) -> None:
-    damaged = versions / "books" / "1" / "nodes.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
-    answer = guarded.client.post("/models/books/default", json={"version": 1}, headers=bearer(ADMIN))
-    assert answer.status_code == problem(answer)["status"] == 409
-    assert "SHA-256" in answer.text
-    assert str(versions) not in answer.text
-    assert guarded.client.get("/readyz").status_code == 200
-    found = guarded.client.post("/retrieve", json={"queries": [COLD]}, headers=bearer(RETRIEVE)).json()
-    assert found["version"] == 2
 
 
 @pytest.mark.settings(admin_keys=ADMIN, body_timeout_s=60)
@@ -165,8 +117,7 @@ async def test_an_invalid_request_is_no_load(running: Running) -> None:
 @pytest.fixture
 def one_version(tmp_path: Path) -> Iterator[Running]:
     """A body is not needed to know whose queue it is for."""
-    rng = np.random.default_rng(0)
-    make_bundle(tmp_path, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", **LIMITS)
+    small_model(tmp_path)
     with run(tmp_path, max_queue=1) as running:
         yield running
 

@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from espalier.checks.random_bundles import make_bundle
-from espalier.tree import complete_tree
 from service import lifecycle
 from service.http.memory_budget import Budget, Held
 from service.http.stream_route import _Lines
@@ -24,7 +22,7 @@ from service.retrieval.retrieve import BLOCK_ROWS, _blocks
 from tests.service.conversation import Conversation
 from tests.service.listening import direct, listening, post, retrieval
 from tests.service.own_time import pass_time
-from tests.service.running import Running, problem, run
+from tests.service.running import Running, problem, run, small_model
 from tests.waiting import until
 
 MANY = 2048
@@ -34,10 +32,8 @@ MANY = 2048
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A models folder with a `books` of many items, all of which a query may ask for."""
     folder = tmp_path_factory.mktemp("large")
-    rng = np.random.default_rng(0)
     columns = {"title": [f"title {i} " + "x" * 100 for i in range(MANY)]}
-    limits: dict[str, Any] = {"beam_size": 16, "m": 4, "max_beam_size": MANY, "max_m": MANY}
-    make_bundle(folder, rng, complete_tree(rng.permutation(MANY), 2), name="books", columns=columns, **limits)
+    small_model(folder, items=MANY, columns=columns, max_beam_size=MANY, max_m=MANY)
     return folder
 
 
@@ -160,8 +156,7 @@ def test_a_stream_that_is_not_read_holds_one_answer_of_the_largest_size(large: P
         until(lambda: budget.left <= budget.units - 3 * MANY and len(engine.calls) > 1)
         assert budget.units - budget.left <= 6 * MANY
         with running.connected() as other:  # another one goes on
-            other.send(stream(1))
-            assert other.reply().status == 200
+            assert other.ask(stream(1)).status == 200
         assert len(engine.calls) < 20
     assert len(engine.calls) < 100  # nothing is searched for long for a client that has gone
 

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
-from service.errors import CatalogueFull, NotReady
+from service.errors import NotReady
 from service.http import bulk_route, live_routes
 from service.http.bulk_route import GROUP_LINES, GROUP_S
 from tests.service.conversation import LINES, Conversation, sent
-from tests.service.fake_catalogue import FakeCatalogue, FakeCatalogues
+from tests.service.fake_catalogue import WRITE, FakeCatalogue
 from tests.service.own_time import pass_time, settled
-from tests.service.running import ITEMS, Json, Running, bearer, counted, run, settings_of
+from tests.service.running import Json, Running, bearer, counted
 
-BULK, WRITE = "/models/books/items", "write-key-00000001"
+BULK = "/models/books/items"
 HEADERS = LINES | bearer(WRITE)
-
-
-@pytest.fixture
-def catalogue() -> FakeCatalogue:
-    return FakeCatalogue(trained=[f"item-{i}" for i in range(ITEMS)])
-
-
-@pytest.fixture
-def shelf(models: Path, catalogue: FakeCatalogue, request: pytest.FixtureRequest) -> Iterator[Running]:
-    with run(models, catalogues=FakeCatalogues(books=catalogue), write_keys=(WRITE,), **settings_of(request)) as running:
-        yield running
 
 
 def line(item: str, **rest: Any) -> bytes:
@@ -86,12 +73,6 @@ def test_a_wrong_line_costs_one_line(shelf: Running) -> None:
     assert found[15]["errors"][0]["expected"] == "an id and perhaps a source_version beside it, and no text"
     refused = [counted(shelf)[f'espalier_live_refused_total{{model="books",status="{status}"}}'] for status in (422, 404, 413)]
     assert refused == [9, 1, 1]
-
-
-def test_a_full_catalogue_still_deletes(shelf: Running, catalogue: FakeCatalogue) -> None:
-    catalogue.capacity = 1
-    found = bulk(shelf, [line("a"), line("b"), line("a", delete=True), line("b")])
-    assert [one["status"] for one in found] == [201, CatalogueFull.status, 200, 201]
 
 
 def test_lines_are_committed_in_groups(shelf: Running, catalogue: FakeCatalogue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from service.retrieval import completion, scans
 from service.retrieval.completion import Completer
 from service.retrieval.scans import MAX_SCANS, MAX_WAITING
 from tests.service.own_time import pass_time, settled
-from tests.service.running import Json, Running, problem
+from tests.service.running import Running
 
 
 @pytest.fixture
@@ -116,21 +116,6 @@ async def test_a_scan_ends_at_its_deadline(items: ItemTable, monkeypatch: pytest
     assert len(looked) == 3  # the request, and two of four slices
     found = await Completer(2.0, clock).complete(items, "item-1", 2)
     assert found == [{"id": "item-1", "title": "Title 1"}, {"id": "item-10", "title": "Title 10"}]
-
-
-@pytest.mark.settings(timeout_ms=20_000)
-async def test_completions_beyond_the_limit_are_answered_429_and_do_not_hold_up_others(running: Running, held: Held) -> None:
-    http = running.client.http
-    flood = [asyncio.create_task(http.get("/models/books/items?prefix=x")) for _ in range(MAX_SCANS + MAX_WAITING)]
-    await begun(held)
-    refused = await http.get("/models/books/items?prefix=x")
-    assert refused.status_code == problem(refused)["status"] == 429
-    assert refused.headers["retry-after"] == "1"
-    body: Json = {"model": "books", "queries": [{"history": []}]}
-    assert (await http.post("/retrieve", json=body)).status_code == 200
-    assert (await http.get("/livez")).status_code == 200
-    held.go.set()
-    assert {(await task).status_code for task in flood} == {200}
 
 
 @pytest.mark.settings(timeout_ms=20_000)

@@ -45,8 +45,7 @@ def service(models: Path) -> Iterator[Listening]:
 def test_a_head_that_is_too_large_is_431(service: Listening, head: bytes) -> None:
     before = service.refused("head_too_large")
     with service.connected() as wire:
-        wire.send(head)
-        reply = wire.reply()
+        reply = wire.ask(head)
         assert reply.problem["status"] == 431
         assert reply.headers["connection"] == "close"
         assert wire.ended()
@@ -96,8 +95,7 @@ def test_a_request_may_arrive_in_any_pieces(service: Listening, size: int, bare:
 def test_what_is_no_http_is_answered_400_and_ends_the_connection(service: Listening, request_: bytes) -> None:
     before = service.refused("malformed")
     with service.connected() as wire:
-        wire.send(request_)
-        reply = wire.reply()
+        reply = wire.ask(request_)
         assert reply.problem["status"] == 400
         assert wire.ended()
     assert service.refused("malformed") == before + 1
@@ -162,17 +160,14 @@ def test_a_body_over_the_limit_is_answered_although_its_client_sends_on(service:
 def test_what_is_left_of_a_small_body_is_skipped_and_the_connection_kept(service: Listening) -> None:
     request = post("/nowhere", b"x" * SKIPPED_BYTES)
     with service.connected() as wire:
-        wire.send(request[:200])
-        assert wire.reply().status == 404
-        wire.send(request[200:] + get("/livez"))
-        assert wire.reply().document == {"alive": True}
+        assert wire.ask(request[:200]).status == 404
+        assert wire.ask(request[200:] + get("/livez")).document == {"alive": True}
 
 
 def test_what_is_left_of_a_large_body_ends_the_connection(service: Listening) -> None:
     request = post("/nowhere", b"x" * (SKIPPED_BYTES + 300))
     with service.connected() as wire:
-        wire.send(request[:200])
-        assert wire.reply().status == 404
+        assert wire.ask(request[:200]).status == 404
         assert wire.ended()
 
 
@@ -186,20 +181,11 @@ def test_bodies_share_a_memory(models: Path, monkeypatch: pytest.MonkeyPatch) ->
         until(lambda: budget.left < 60_000)
         assert running.ask(request).problem["status"] == 503
         assert running.ask(retrieval()).status == 200
-        slow.send(request[-1:])
-        assert slow.reply().status == 200
+        assert slow.ask(request[-1:]).status == 200
         assert budget.left == budget.units
 
 
 # -- pipelines ----------------------------------------------------------------------------------------------------------
-
-
-def test_pipelined_requests_are_answered_in_order(service: Listening) -> None:
-    with service.connected() as wire:
-        wire.send(b"".join(retrieval(m=1 + i % 5) + get(f"/models/none{i}") for i in range(50)))
-        for i in range(50):
-            assert len(wire.reply().document["results"][0]["items"]) == 1 + i % 5
-            assert f"none{i}" in wire.reply().problem["detail"]
 
 
 def test_what_is_sent_ahead_stays_in_the_socket(models: Path) -> None:
@@ -227,8 +213,7 @@ def test_what_is_sent_ahead_stays_in_the_socket(models: Path) -> None:
 
 def test_nonsense_behind_a_request_costs_that_connection_alone(service: Listening) -> None:
     with service.connected() as wire:
-        wire.send(get("/livez") + b"nonsense\r\n\r\n")
-        assert wire.reply().status == 200
+        assert wire.ask(get("/livez") + b"nonsense\r\n\r\n").status == 200
         assert wire.reply().problem["status"] == 400
         assert wire.ended()
     assert service.ask(get("/livez")).status == 200
@@ -246,8 +231,7 @@ def test_a_body_behind_a_wish_to_upgrade_is_that_requests(service: Listening, he
     """Java's client sends such a wish with every request. What is in the body must not become a request of its own."""
     inner = get("/readyz")
     with service.connected() as wire:
-        wire.send(post("/nowhere", inner, headers) + get("/livez"))
-        assert wire.reply().status == 404
+        assert wire.ask(post("/nowhere", inner, headers) + get("/livez")).status == 404
         assert wire.reply().document == {"alive": True}
     with service.connected() as wire:
         wire.send(retrieval().replace(b"Host: test", b"Host: test\r\n" + headers.encode()) + get("/livez"))
@@ -281,20 +265,17 @@ def test_a_line_feed_makes_another_path(service: Listening, path: str) -> None:
 def test_a_wish_for_100_continue_with_a_malformed_body_is_400_alone(service: Listening, caplog: pytest.LogCaptureFixture) -> None:
     head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
     with service.connected() as wire:
-        wire.send(head + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n")
-        assert wire.reply().problem["status"] == 400
+        assert wire.ask(head + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n").problem["status"] == 400
         assert wire.ended()
     assert "Traceback" not in caplog.text
 
 
 def test_line_ends_between_requests_mean_nothing(models: Path) -> None:
     with listening(models, head_timeout_s=0.1, keep_alive_s=60) as running, running.connected() as kept:
-        kept.send(get("/livez") + b"\r\n")
-        assert kept.reply().status == 200
+        assert kept.ask(get("/livez") + b"\r\n").status == 200
         with running.connected() as silent:
             assert silent.ended()  # two looks at the times have passed
-        kept.send(b"\r\n" + get("/livez"))
-        assert kept.reply().document == {"alive": True}
+        assert kept.ask(b"\r\n" + get("/livez")).document == {"alive": True}
 
 
 # -- time ---------------------------------------------------------------------------------------------------------------
@@ -303,8 +284,7 @@ def test_line_ends_between_requests_mean_nothing(models: Path) -> None:
 def test_a_head_that_is_not_complete_in_time_is_408(models: Path) -> None:
     with listening(models, head_timeout_s=0.2) as running:
         with running.connected() as wire:
-            wire.send(b"GET / HTTP/1.1\r\nA:")
-            assert wire.reply().problem["status"] == 408
+            assert wire.ask(b"GET / HTTP/1.1\r\nA:").problem["status"] == 408
             assert wire.ended()
         with running.connected() as dripping:
             stop = threading.Event()
@@ -330,8 +310,7 @@ def test_a_silent_connection_ends(models: Path) -> None:
         with running.connected() as silent:
             assert silent.ended()
         with running.connected() as kept:
-            kept.send(get("/livez"))
-            assert kept.reply().status == 200
+            assert kept.ask(get("/livez")).status == 200
             assert kept.ended()
         until(lambda: not running.server._connections.open)
 
@@ -377,27 +356,22 @@ def test_above_the_limit_an_idle_connection_makes_room(models: Path, monkeypatch
     monkeypatch.setattr("service.http.connections.GRACE_S", 0)
     with listening(models, max_connections=2) as running, running.connected() as first, running.connected() as second:
         for wire in (first, second, first):
-            wire.send(get("/livez"))
-            assert wire.reply().status == 200
+            assert wire.ask(get("/livez")).status == 200
         assert running.ask(retrieval()).status == 200
         assert second.ended()  # it was idle for longest
-        first.send(get("/livez"))
-        assert first.reply().status == 200
+        assert first.ask(get("/livez")).status == 200
 
 
 def test_a_connection_that_never_asked_makes_room_before_one_that_did(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.http.connections.GRACE_S", 0)
     with listening(models, max_connections=2) as running, running.connected() as asks:
-        asks.send(get("/livez"))
-        assert asks.reply().status == 200
+        assert asks.ask(get("/livez")).status == 200
         with running.connected() as silent:
             until(lambda: len(running.server._connections.silent) == 1)
             with running.connected() as third:
                 assert silent.ended()
-                third.send(get("/livez"))
-                assert third.reply().status == 200
-        asks.send(get("/livez"))
-        assert asks.reply().status == 200
+                assert third.ask(get("/livez")).status == 200
+        assert asks.ask(get("/livez")).status == 200
 
 
 def test_who_has_just_come_does_not_make_room(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,8 +380,7 @@ def test_who_has_just_come_does_not_make_room(models: Path, monkeypatch: pytest.
         until(lambda: len(running.server._connections.silent) == 1)
         assert running.ask(retrieval()).problem["status"] == 503
         assert running.ask(get("/livez")).status == 200
-        first.send(retrieval())
-        assert first.reply().status == 200
+        assert first.ask(retrieval()).status == 200
 
 
 def test_above_the_limit_only_probes_are_answered(models: Path) -> None:
@@ -433,8 +406,7 @@ def test_a_connection_that_reads_on_after_its_answer_makes_room(models: Path) ->
     with listening(models, max_connections=2) as running, ExitStack() as many:
         for _ in range(2):
             wire = many.enter_context(running.connected())
-            wire.send(b"POST /nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n")
-            assert wire.reply().status == 404
+            assert wire.ask(b"POST /nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n").status == 404
         until(lambda: running.ask(retrieval()).status == 200)
         assert running.refused("crowded_out") >= 1
 

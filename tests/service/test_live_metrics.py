@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.watch.live_metrics import REFUSED, LiveMetrics
 from service.watch.metrics import Metrics
-from tests import ROOT
 
 Series = dict[tuple[str, ...], float]
 
@@ -64,37 +58,3 @@ def test_an_unloaded_version_leaves_no_series() -> None:
     assert {key[2] for key in versioned} == {"2"}
     assert len(versioned) == 5
     assert found["lag", "books"] == 4
-
-
-WORKER = """
-import sys
-from pathlib import Path
-from service.watch import multiprocess
-folder, lag, recall, displacement = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
-multiprocess.count_in(folder)
-from service.watch.live_metrics import LiveMetrics
-from service.watch.metrics import Metrics
-metrics = Metrics()
-metrics.share(folder)
-live = LiveMetrics(metrics, "books")
-live.holds(1, lag, 2, 10)
-live.lag(lag)
-live.probed(1, recall, displacement)
-live.visible(0.01)
-live.refused(507)
-print(metrics.render().decode())
-"""
-
-
-@pytest.mark.slow
-def test_of_several_workers_the_worst_shows_and_writes_add_up(tmp_path: Path) -> None:
-    for lag, recall, displacement in ((0, 0.9, 0.01), (5, 0.5, 0.02), (1, 1.0, -0.03)):
-        command = [sys.executable, "-c", WORKER, str(tmp_path), str(lag), str(recall), str(displacement)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    found = series(done.stdout)
-    assert found["lag", "books"] == 5
-    assert found["items", "books", "1"] == 5
-    assert found["canary_recall", "books", "1"] == 0.5
-    assert found["displacement", "books", "1"] == -0.03
-    assert found["visible_seconds_count", "books"] == 3
-    assert found["refused_total", "books", "507"] == 3

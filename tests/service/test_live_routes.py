@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,27 +21,14 @@ from service.http import live_routes
 from service.http.dependencies import FEEDS
 from service.http.item_bodies import MAX_FIELDS_BYTES, VALUES
 from service.http.item_schemas import MAX_EVENTS, MAX_LIKE
-from tests.service.fake_catalogue import FakeCatalogue, FakeCatalogues
+from tests.service.fake_catalogue import ADMIN, WRITE, FakeCatalogue, FakeCatalogues
 from tests.service.live_running import Live
 from tests.service.own_time import settled
-from tests.service.running import ITEMS, Json, Running, bearer, counted, problem, run, settings_of
+from tests.service.running import ITEMS, Json, Running, bearer, counted, problem, run
 
-WRITE, ADMIN = "write-key-00000001", "admin-key-00000001"
 EVENT = {"events": [["item-1", "item-2"]]}
 A_TIME = "a time from 1970 to 9999, as 2027-01-31T12:00:00Z"
 QUERY: Json = {"model": "books", "queries": [{"history": ["item-1"]}]}
-
-
-@pytest.fixture
-def catalogue() -> FakeCatalogue:
-    return FakeCatalogue(trained=[f"item-{i}" for i in range(ITEMS)])
-
-
-@pytest.fixture
-def shelf(models: Path, catalogue: FakeCatalogue, request: pytest.FixtureRequest) -> Iterator[Running]:
-    catalogues = FakeCatalogues(books=catalogue, points=FakeCatalogue())
-    with run(models, catalogues=catalogues, write_keys=(WRITE,), admin_keys=(ADMIN,), **settings_of(request)) as running:
-        yield running
 
 
 def path(item: str, model: str = "books") -> str:
@@ -297,7 +283,7 @@ def test_events_are_of_the_models_kind(shelf: Running, tmp_path: Path) -> None:
     assert wrong(shelf, {"events": [[0.0, 0.0, -1e39, 1.0]]}, "points") == ("events[0]", "-1e+39", "32-bit numbers")
     rng = np.random.default_rng(5)
     made = make_linear_bundle(tmp_path, rng, complete_tree(rng.permutation(ITEMS), 2), Ranking(own="log_activation", gamma=1), name="rows")
-    top: int = made.manifest.query.width  # type: ignore[union-attr]
+    top: int = made.manifest.query.width  # type: ignore[union-attr]  # of features
     with run(tmp_path, catalogues=FakeCatalogues(rows=FakeCatalogue()), write_keys=(WRITE,), max_features=3) as rows:
         for indices, values, field in (
             ([0, 1, top - 1], [1.0, 2.0, 3.0], None),

@@ -20,7 +20,8 @@ from service.errors import ItemNotFound, NotReady, NotWritable
 from service.live import live_version
 from service.live.catalogue_types import Outcome, Put
 from service.models.loading import LoadedModel
-from tests.service.live_running import ALL, ITEMS, Live, Nearest, add_version, live_service, models
+from tests.service.live_running import ALL, Live, Nearest, add_version, live_service, models
+from tests.service.running import ITEMS
 from tests.waiting import until
 
 __all__ = ["models"]

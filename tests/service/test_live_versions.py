@@ -5,21 +5,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from espalier.bundle import Bundle
+from espalier.checks.random_live import random_state
 from espalier.errors import JournalReadOnly
+from espalier.live.filtered import LiveFilters
+from espalier.live.fold import write_fold
+from espalier.live.folded_tables import FoldedRows
 from espalier.live.journal import Journal
 from espalier.live.journal_upkeep import leave_out
 from espalier.live.operations import ItemBody, Operation
-from espalier.live.rows import Placement
+from espalier.live.rows import LiveRow, Placement
+from espalier.live.state import Change, LiveState
 from espalier.masks.filters import ItemFilters
 from service.errors import CatalogueFull, NotReady
 from service.live.live_version import LiveVersion
 from service.live.replay import replay
 from service.live.slots import Slots
+from service.live.views import LiveView
+from tests.espalier.test_tail import with_tail
 from tests.service.live_running import Nearest, models, open_reference
 
 __all__ = ["models"]
@@ -267,3 +275,62 @@ def test_a_slot_of_an_expired_item_may_be_taken_also_in_a_replay(models: Path, v
     other = opened(models)
     replay(other, journal)
     assert other.items.rows_of(["short", "later"]).tolist() == [-1, 32]
+
+
+# -- slots of operations that are placed late, by a worker that does not know all slots that are taken ----------------------
+
+
+def test_what_is_placed_late_has_no_slot_that_a_worker_ahead_has_given_away(version: LiveVersion) -> None:
+    bundle = version.bundle
+    parent = int(bundle.tree.level(bundle.tree.height - 1)[0])
+    row = LiveRow(np.zeros(bundle.graph_scorer.node_dim, np.float32))
+    ahead, behind = LiveState(bundle), LiveState(bundle)
+    candidates = [[(parent, row)]]
+    taken = Slots(ahead).place("known", candidates)
+    ahead.apply([Change(1, "known", "put", {}, taken)])
+    # the last operation of "known" is a later one, so a replay does not know it yet
+    late = [Slots(behind).place(f"late-{sequence}", candidates, late=sequence) for sequence in (2, 3)]
+    for sequence, placements in zip((2, 3), late, strict=True):
+        ahead.apply([Change(sequence, f"late-{sequence}", "put", {}, placements)])
+    behind.apply([Change(2, "late-2", "put", {}, late[0]), Change(3, "late-3", "put", {}, late[1])])
+    behind.apply([Change(4, "known", "put", {}, taken)])
+    assert ahead.live_items == behind.live_items == 3
+
+
+def test_an_item_that_is_there_keeps_its_slot(version: LiveVersion) -> None:
+    bundle = version.bundle
+    parent = int(bundle.tree.level(bundle.tree.height - 1)[0])
+    state = LiveState(bundle)
+    row = LiveRow(np.zeros(bundle.graph_scorer.node_dim, np.float32))
+    state.apply([Change(1, "new", "put", {}, (Placement(0, parent, 5, row),))])
+    assert Slots(state).place("new", [[(parent, row)]], late=7)[0].slot == 5
+
+
+# -- what explanations say of live items ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["product", "gaussian"])
+def test_the_tail_of_an_item_is_the_one_that_it_has_in_a_fold(tmp_path: Path, form: Literal["product", "gaussian"]) -> None:
+    """Of trained items, of new ones, and of those whose row was changed; that of an item which is gone is empty."""
+    rng = np.random.default_rng(3)
+    bundle, _ = with_tail(tmp_path, 3, form)
+    state = random_state(rng, bundle, integer=False)
+    trees = [alone.tree for alone in bundle.alone]
+    view = LiveView(state.table, state.overlay(), LiveFilters(trees, ItemFilters(trees, bundle.items, 1 << 20), state.table, state.touched))
+    fold, rows = write_fold(tmp_path / "folded" / "2", bundle, view.overlay, state.table), FoldedRows.of(view.overlay)
+    features = np.array([0, 3, 4, 9], np.int32)
+    values = np.array([0.5, 1, 0.25, 2], np.float32)
+    assert bundle.tail is not None
+    assert fold.tail is not None
+    gone = bundle.tail.part_of_row(features, values, features[:0], values[:0])
+    differs = 0
+    for row in range(view.overlay.items + view.overlay.handles):
+        handle = int(view.overlay.handles_of(np.array([row]))[0])
+        if handle >= 0 and not view.overlay.leaf_R[handle]:
+            assert view.tail_part(bundle.tail, row, features, values) == gone
+        elif handle >= 0 or row not in view.overlay.hidden:
+            folded = int(rows.of_rows(np.array([row]))[0])
+            part = view.tail_part(bundle.tail, row, features, values)
+            assert part == pytest.approx(fold.tail.part(features, values, folded), abs=1e-9)
+            differs += row < view.overlay.items and part != bundle.tail.part(features, values, row)
+    assert differs > 0

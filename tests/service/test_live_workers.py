@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from espalier.checks.random_bundles import make_bundle
-from espalier.tree import complete_tree
 from tests.service.processes import Service, paused, service
-from tests.service.running import ITEMS, LIMITS
+from tests.service.running import small_model
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -29,24 +25,16 @@ ALL = {"queries": [{"history": ["item-1"]}], "m": 40, "beam_size": 64}
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
     folder = tmp_path / "models"
-    rng = np.random.default_rng(0)
-    make_bundle(folder, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", kind="product", **LIMITS)
+    small_model(folder, kind="product")
     return folder
+
+
+WRITE_KEY = "a-write-key-of-a-test"
 
 
 def asked(running: Service, method: str, path: str, body: Any = None, **more: str) -> tuple[int, Any]:
     """A request on a connection of its own, and so of any worker."""
-    connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=30)
-    try:
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {WRITE_KEY}"} | more
-        connection.request(method, path, None if body is None else json.dumps(body), headers)
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
-    finally:
-        connection.close()
-
-
-WRITE_KEY = "a-write-key-of-a-test"
+    return running.request(method, path, body, Authorization=f"Bearer {WRITE_KEY}", **more)
 
 
 def found(running: Service) -> set[str]:
@@ -66,13 +54,13 @@ def test_what_is_answered_is_seen_by_every_worker_at_once(models: Path) -> None:
     with service(models, 2, ESPALIER_WRITE_KEYS=WRITE_KEY) as running:
         items: set[str] = set()
         for i in range(20):
-            assert put(running, f"new-{i}") == i + 1
-            items.add(f"new-{i}")
+            assert put(running, f"new%2F{i}") == i + 1
+            items.add(f"new/{i}")
             for _ in range(4):
                 assert items <= found(running)
         for i in range(0, 20, 2):
-            assert asked(running, "DELETE", f"/models/books/items/new-{i}")[0] == 200
-            assert not {f"new-{i}"} & (found(running) | found(running))
+            assert asked(running, "DELETE", f"/models/books/items/new%2F{i}")[0] == 200
+            assert not {f"new/{i}"} & (found(running) | found(running))
 
 
 def test_a_killed_worker_loses_nothing_and_its_replacement_has_everything(models: Path) -> None:
@@ -109,12 +97,14 @@ def test_of_writers_that_race_for_an_id_one_wins_and_no_sequence_is_given_twice(
 
 
 def test_versions_come_and_go_while_items_do_and_nothing_is_lost(models: Path) -> None:
-    rng = np.random.default_rng(1)
-    make_bundle(models, rng, complete_tree(rng.permutation(ITEMS), 2), name="books", version=2, kind="product", **LIMITS)
+    small_model(models, 2, seed=1, kind="product")
     (models / "books" / "serving.json").write_text('{"generation": 1, "versions": [1], "default": 1}')
     stop = threading.Event()
     written: list[str] = []
     with service(models, 2, ESPALIER_WRITE_KEYS=WRITE_KEY) as running:
+
+        def goes_on(count: int) -> bool:
+            return len(written) > count + 2 or writing.done()
 
         def write() -> None:
             while not stop.is_set():
@@ -133,7 +123,7 @@ def test_versions_come_and_go_while_items_do_and_nothing_is_lost(models: Path) -
                     count = len(written)
                     status, answer = running.request("POST", f"/models/books/{route}", body)
                     assert status == 200, answer
-                    until(lambda count=count: len(written) > count + 2 or writing.done(), "it goes on")  # type: ignore[misc]
+                    until(partial(goes_on, count), "it goes on")
             finally:
                 stop.set()
             writing.result()

@@ -14,21 +14,18 @@ from pathlib import Path
 from urllib.parse import quote
 
 import httpx
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.checks.random_bundles import make_bundle
 from espalier.errors import InvalidInput
 from espalier.items import MAX_ID_BYTES
-from espalier.tree import complete_tree
 from espalier_client import AsyncClient
 from service.models import changes as changes_module
 from service.models import removals
 from service.models.desired_state import DesiredState, Removed
 from service.models.removals import check_list, etag, with_id
-from tests.service.running import ITEMS, LIMITS, Json, Running, bearer, problem, run
+from tests.service.running import Json, Running, bearer, problem, run, small_model
 
 ADMIN = "admin-key-00000001"
 LIST = "/models/books/removed"
@@ -38,8 +35,7 @@ EDITORS, EACH = 4, 5
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    rng = np.random.default_rng(0)
-    return make_bundle(tmp_path_factory.mktemp("bundle"), rng, complete_tree(rng.permutation(ITEMS), 2), name="books", **LIMITS).path
+    return small_model(tmp_path_factory.mktemp("bundle")).path
 
 
 @pytest.fixture
@@ -117,18 +113,6 @@ def test_whoever_reads_or_changes_the_list_gets_its_tag(shelf: Running) -> None:
         answer = send(shelf, "GET", If_None_Match=value)
         assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", tags[-1])
     assert send(shelf, "GET", If_None_Match='"other"').json()["ids"] == ["item-1", "item-2"]
-
-
-def test_of_two_editors_the_second_learns_of_the_first(shelf: Running) -> None:
-    tag = send(shelf, "GET").headers["etag"]
-    first = send(shelf, "PUT", body={"ids": ["item-1"]}, If_Match=tag)
-    assert first.status_code == 200
-    late = send(shelf, "PUT", body={"ids": ["item-2"]}, If_Match=tag)
-    assert late.status_code == problem(late)["status"] == 412
-    assert late.headers["etag"] == first.headers["etag"]
-    assert listed(shelf) == ["item-1"]
-    assert send(shelf, "PUT", body={"ids": ["item-1", "item-2"]}, If_Match=late.headers["etag"]).status_code == 200
-    assert listed(shelf) == ["item-1", "item-2"]
 
 
 @pytest.mark.parametrize(

@@ -340,13 +340,6 @@ def test_the_answer_in_the_rankers_order(served: Running) -> None:
     assert served.engines["books"].calls[-1][1].m_B.tolist() == [8]
 
 
-def test_without_rerank_nothing_changes(served: Running) -> None:
-    answer = served.retrieve(queries=[{"history": []}], m=2)
-    assert answer["results"][0]["items"] == [{"id": "item-0", "score": 1.0}, {"id": "item-1", "score": 0.5}]
-    assert answer["timing"]["rerank_ms"] == 0
-    assert served.engines["books"].calls[-1][1].m_B.tolist() == [2]
-
-
 def test_depth_is_the_callers(served: Running) -> None:
     result = served.retrieve(queries=[{"history": []}], m=4, beam_size=20, rerank={"depth": 2})["results"][0]
     assert ids(result) == ["item-1", "item-0", "item-2", "item-3"]
@@ -437,7 +430,7 @@ def test_wrong_requests_say_what_is_wrong(served: Running, body: Json, field: st
     assert any(error["field"].startswith(field) and expected in error["expected"] for error in errors), errors
 
 
-def test_the_stage_is_counted_where_it_ran(served: Running) -> None:
+def test_the_stage_is_counted_and_named_where_it_ran(served: Running) -> None:
     def counted() -> float:
         for line in served.client.get("/metrics").text.splitlines():
             if line.startswith('espalier_stage_seconds_count{model="books",stage="rerank"}'):
@@ -445,15 +438,13 @@ def test_the_stage_is_counted_where_it_ran(served: Running) -> None:
         return 0.0
 
     before = counted()
-    served.retrieve(queries=[{"history": []}])
+    plain = served.retrieve(queries=[{"history": []}], m=2)
+    assert plain["results"][0]["items"] == [{"id": "item-0", "score": 1.0}, {"id": "item-1", "score": 0.5}]
+    assert (plain["timing"]["rerank_ms"], served.engines["books"].calls[-1][1].m_B.tolist()) == (0, [2])
     assert counted() == before
-    served.retrieve(queries=[{"history": []}], rerank=True, beam_size=20)
-    assert counted() == before + 1
-
-
-def test_server_timing_names_the_stage_where_it_ran(served: Running) -> None:
     body: Json = {"model": "books", "queries": [{"history": []}], "beam_size": 20, "rerank": True}
     header = served.client.post("/retrieve", json=body).headers["server-timing"]
+    assert counted() == before + 1
     assert [part.split(";")[0] for part in header.split(", ")] == ["queue", "encode", "search", "rerank", "serialise", "total"]
 
 

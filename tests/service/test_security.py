@@ -10,6 +10,7 @@ from service.http.api_keys import Access, Keys
 from service.settings import Settings
 
 RETRIEVE, WRITE, ADMIN, NAMED = "retrieve-0123456789", "write-0123456789", "admin-0123456789", "admin-key-of-alice"
+INTERNAL = "internal-0123456789"
 RETRIEVE_ID, ADMIN_ID = "0e9c038e", "2e7be159"
 """The first hex digits of a key's SHA-256: printf %s KEY | sha256sum."""
 
@@ -17,7 +18,7 @@ RETRIEVE_ID, ADMIN_ID = "0e9c038e", "2e7be159"
 def keys(
     retrieve: tuple[str, ...] = (RETRIEVE,), admin: tuple[str, ...] = (ADMIN, f"alice:{NAMED}"), write: tuple[str, ...] = (WRITE,)
 ) -> Keys:
-    return Keys(*([SecretStr(key) for key in own] for own in (retrieve, admin, write)))
+    return Keys(*([SecretStr(key) for key in own] for own in (retrieve, admin, write, (f"router:{INTERNAL}",))))
 
 
 def bearer(key: str) -> bytes:
@@ -30,6 +31,9 @@ def test_a_key_opens_what_its_role_allows_and_is_told_by_its_name_or_its_hash() 
     assert keys().check("retrieve", b"bearer  " + ADMIN.encode() + b" ") == ADMIN_ID
     for access in ("retrieve", "write", "admin"):
         assert keys().check(access, bearer(NAMED)) == "alice"
+    assert keys().check("internal", bearer(INTERNAL)) == "router"
+    assert keys().roles == ["admin", "write", "retrieve", "internal"]
+    assert keys(write=()).roles == ["admin", "retrieve", "internal"]
     with pytest.raises(Denied):
         keys().check("admin", bearer(f"alice:{NAMED}"))  # the name is no part of it
 
@@ -50,6 +54,8 @@ def test_without_a_known_key_nothing_is_open(header: bytes | None, access: Acces
         (RETRIEVE, "write", "write", "This key may retrieve; this route needs a write key"),
         (WRITE, "retrieve", "retrieve", "This key may write; this route needs a retrieval key"),
         (WRITE, "admin", "admin", "This key may write; this route needs an admin key"),
+        (WRITE, "internal", "internal", "This key may write; this route needs an internal key"),
+        (INTERNAL, "retrieve", "retrieve", "This key may search shards; this route needs a retrieval key"),
     ],
 )
 def test_a_key_of_another_role_is_refused(key: str, access: Access, role: str, message: str) -> None:
@@ -61,16 +67,6 @@ def test_a_key_of_another_role_is_refused(key: str, access: Access, role: str, m
 def test_a_key_of_two_roles_has_both() -> None:
     for access in ("retrieve", "write"):
         assert keys(write=(RETRIEVE,)).check(access, bearer(RETRIEVE)) == RETRIEVE_ID
-
-
-def test_without_keys_of_a_role_everybody_retrieves_and_nobody_does_the_rest() -> None:
-    assert keys(retrieve=()).check("retrieve", None) is None
-    without: dict[Access, Keys] = {"write": keys(write=()), "admin": keys(admin=())}
-    for access, off in without.items():
-        for key in (RETRIEVE, ADMIN):
-            with pytest.raises(Forbidden, match=f"ESPALIER_{access.upper()}_KEYS") as raised:
-                off.check(access, bearer(key))
-            assert raised.value.reason == "off"
 
 
 def test_the_name_does_not_make_a_key_long_enough() -> None:

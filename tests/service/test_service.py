@@ -1,4 +1,4 @@
-"""The HTTP interface, over a fake engine; the last test runs a real one."""
+"""The HTTP interface, over a fake engine."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import orjson
 import pytest
-from fastapi import FastAPI
 
 from espalier.bundle import Bundle
-from espalier.engines import open_engine
-from espalier.queries import encode_histories
-from espalier.search import Engine, SearchParams
+from espalier.search import Engine
 from service.app import create_app
 from service.models.loading import EngineSource
 from service.settings import Settings
+from tests.service.conversation import Conversation
 from tests.service.fake_engine import FakeEngine
+from tests.service.models.registry import damage
 from tests.service.running import ITEMS, LIMITS, Json, Running, ids, problem, run, started
 
 
@@ -229,48 +227,33 @@ async def test_a_client_that_hangs_up_while_it_waits_never_reaches_the_engine(ru
     engine = running.engines["books"]
     batcher = running.app.state.service.registry.choose("books", None).batcher
     engine.go.clear()
-    stays = asyncio.create_task(post_asgi(running.app, "item-1", asyncio.Event()))
+    stays = asking(running, "item-1")
     assert await asyncio.to_thread(engine.started.wait, 10)
-    hang_up = asyncio.Event()
-    goes = asyncio.create_task(post_asgi(running.app, "item-2", hang_up))
+    goes = asking(running, "item-2")
     while batcher.depth < 1:
         await asyncio.sleep(0)
-    hang_up.set()
-    assert await goes == 499
+    await goes.leave()
+    assert await goes.head() == 499
     engine.go.set()
-    assert await stays == 200
-    assert await post_asgi(running.app, "item-3", asyncio.Event()) == 200
+    assert await stays.head() == 200
+    assert await asking(running, "item-3").head() == 200
     assert [queries.array[:, -1].tolist() for queries, _ in engine.calls] == [[1], [3]]
     assert 'espalier_requests_total{model="books",status="499"} 1.0' in (await running.client.http.get("/metrics")).text
 
 
 async def test_a_client_that_hangs_up_inside_its_body_is_no_failure(running: Running, caplog: pytest.LogCaptureFixture) -> None:
-    hung_up = asyncio.Event()
-    hung_up.set()
-    assert await post_asgi(running.app, "item-1", hung_up, complete=False) == 499
+    goes = asking(running, "item-1", more=True)
+    await goes.leave()
+    assert await goes.head() == 499
     assert running.engines["books"].calls == []
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def post_asgi(app: FastAPI, item: str, hang_up: asyncio.Event, complete: bool = True) -> int:
-    """POST /retrieve as a server would, with a connection that ends when `hang_up` is set. Gives the status."""
-    body = [orjson.dumps({"model": "books", "queries": [{"history": [item]}]})]
-    statuses: list[int] = []
-
-    async def receive() -> Json:
-        if body:
-            return {"type": "http.request", "body": body.pop(), "more_body": not complete}
-        await hang_up.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.start":
-            statuses.append(message["status"])
-
-    headers = [(b"content-type", b"application/json")]
-    scope = {"type": "http", "method": "POST", "path": "/retrieve", "query_string": b"", "root_path": "", "headers": headers, "state": {}}
-    await app(scope, receive, send)
-    return statuses[0]
+def asking(running: Running, item: str, more: bool = False) -> Conversation:
+    """A request whose client stays until it leaves. more: the body has not come to its end."""
+    talk = Conversation(running, "/retrieve", {"Content-Type": "application/json"})
+    talk.say(orjson.dumps({"model": "books", "queries": [{"history": [item]}]}), more=more)
+    return talk
 
 
 def test_a_failure_is_500_for_that_call_only_and_shows_no_internals(
@@ -333,8 +316,7 @@ def test_the_service_is_live_before_it_is_ready(models: Path) -> None:
 
 def test_a_model_that_fails_does_not_stop_the_others(models: Path, tmp_path: Path) -> None:
     shutil.copytree(models, tmp_path / "models")
-    damaged = tmp_path / "models" / "points" / "1" / "nodes.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    damage(tmp_path / "models" / "points" / "1")
     with run(tmp_path / "models") as running:
         ready = running.client.get("/readyz")
         assert ready.status_code == 503
@@ -346,30 +328,6 @@ def test_a_model_that_fails_does_not_stop_the_others(models: Path, tmp_path: Pat
         running.retrieve(queries=[COLD])
     with run(tmp_path / "models", verify=False) as running:
         assert running.client.get("/readyz").status_code == 200
-
-
-def test_the_highest_version_serves_and_is_warm(models: Path, tmp_path: Path) -> None:
-    for version in (1, 2, 10):
-        copy = shutil.copytree(models / "books" / "1", tmp_path / "books" / str(version))
-        manifest = json.loads((copy / "manifest.json").read_text()) | {"version": version}
-        (copy / "manifest.json").write_text(json.dumps(manifest))
-    with run(tmp_path) as running:
-        described = running.client.get("/models/books").json()
-        assert described["version"] == 10
-        assert [(one["version"], one["state"]) for one in described["versions"]] == [(1, "available"), (2, "available"), (10, "ready")]
-        body: Json = {"queries": [COLD]}  # the only model needs no name
-        assert running.client.post("/retrieve", json=body).json()["version"] == 10
-        assert running.client.post("/retrieve", json=body | {"version": 10}).status_code == 200
-        assert running.client.post("/retrieve", json=body | {"version": 2}).status_code == 404
-        assert running.engines["books"].warm
-
-
-def test_a_draining_service_refuses(running: Running) -> None:
-    running.client.runner.run(running.app.state.service.registry.drain(10))
-    answer = running.client.post("/retrieve", json={"model": "books", "queries": [COLD]})
-    assert answer.status_code == problem(answer)["status"] == 503
-    assert running.client.get("/readyz").json()["reasons"] == ["shutting down"]
-    assert running.client.get("/livez").status_code == 200
 
 
 def test_models_say_what_they_take(shared: Running) -> None:
@@ -421,23 +379,3 @@ def test_metrics_have_the_designs_names_and_labels(models: Path) -> None:
         'espalier_model_info{engine="fake",model="books",version="1"} 1.0',
     }
     assert any(line.startswith('espalier_query_seconds_bucket{beam="4",engine="fake",le="1.5e-05"') for line in lines)
-
-
-def test_a_real_engine_answers_over_http_as_it_does_directly(models: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    histories = [["item-3", "item-5"], [], ["item-9"]]
-    with run(models, lambda bundle: open_engine(bundle, "cpu")) as running:
-        loaded = running.app.state.service.registry.choose("books", None)
-        answer = running.retrieve(queries=[{"history": history, "exclude_seen": True} for history in histories], m=6, beam_size=8)
-        bundle = loaded.bundle
-        queries, rows = encode_histories(bundle.manifest.query, bundle.items, histories)
-        exclude_BE = np.full((3, 2), -1)
-        for b, seen in enumerate(rows):
-            exclude_BE[b, : len(seen)] = seen
-        direct = loaded.engine.search(queries, SearchParams.uniform(3, 8, 6, exclude_BE))
-    assert answer["engine"] == "compiled-cpu"
-    for b, result in enumerate(answer["results"]):
-        assert ids(result) == bundle.items.ids_of(direct.item_rows_BM[b][: direct.count_B[b]])
-        assert [item["score"] for item in result["items"]] == pytest.approx(direct.scores_BM[b][: direct.count_B[b]].tolist())
-        assert not set(ids(result)) & set(histories[b])
-        assert result["complete"]

@@ -95,7 +95,7 @@ def test_the_description_of_the_interface_is_made_once(running: Running) -> None
         described += 1
         return plain()
 
-    app.openapi = counted  # type: ignore[method-assign]
+    app.openapi = counted  # type: ignore[method-assign]  # counts what is asked
 
     async def scenario() -> None:
         answers = await asyncio.gather(*(running.client.http.get("/openapi.json") for _ in range(20)))

@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import numpy as np
 import pytest
 
-from espalier.checks.random_bundles import make_bundle
 from espalier.store.objects import Objects
 from espalier.store.publishing import publish
-from espalier.tree import complete_tree
-from tests.object_stores import BUCKET, ENVIRONMENT, CuttingProxy, s3_server
+from tests.object_stores import BUCKET, ENVIRONMENT, s3_server
 from tests.service.models.registry import add_version
 from tests.service.processes import Service, service
+from tests.service.running import small_model
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -25,8 +22,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
     """Where training has put version 1 of `books`."""
-    rng = np.random.default_rng(0)
-    make_bundle(tmp_path / "trained", rng, complete_tree(rng.permutation(32), 2), name="books")
+    small_model(tmp_path / "trained")
     return tmp_path / "trained"
 
 
@@ -62,26 +58,3 @@ def test_workers_serve_what_is_published_and_go_on_without_the_store(models: Pat
         until(lambda: serves(running, 3), within_s=60)
         assert running.request("GET", "/readyz")[0] == 200
         until(lambda: running.metric('espalier_store_failures_total{reason="unreachable"}') > 0)
-
-
-def test_a_first_start_over_bad_connections_ends_well(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every second large answer of the store is cut."""
-    rng = np.random.default_rng(1)
-    large = make_bundle(models, rng, complete_tree(rng.permutation(512), 2), name="large", width=512, integer=False).path
-    with s3_server() as address:
-        parts = urlsplit(address)
-        proxy = CuttingProxy(str(parts.hostname), int(parts.port or 0))
-        for name, value in (ENVIRONMENT | {"AWS_ENDPOINT_URL": address}).items():
-            monkeypatch.setenv(name, value)
-        store = Objects(f"s3://{BUCKET}/search")
-        publish(store, [large])
-        proxy.cut_after, proxy.every = 100_000, 2
-        (tmp_path / "cache").mkdir()
-        settings = {"ESPALIER_STORE": store.url, "ESPALIER_STORE_POLL_S": "0.2", "AWS_ENDPOINT_URL": proxy.address}
-        settings |= {"ESPALIER_TIMEOUT_MS": "20000", "ESPALIER_MAX_QUEUE_MS": "20000"}  # the machine may be busy
-        with service(tmp_path / "cache", 1, **settings) as running:
-            status, answer = running.request("POST", "/retrieve", {"queries": [{"history": ["item-3"]}]})
-            assert status == 200, answer
-            assert answer["version"] == 1
-            assert proxy.cuts > 0
-        proxy.close()

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 import pytest
 
+from service.batching.batcher import Batcher
 from tests.service.conversation import LINES, Conversation, sent
-from tests.service.fake_catalogue import FakeCatalogue, FakeCatalogues
+from tests.service.fake_catalogue import WRITE
+from tests.service.fake_engine import FakeEngine
 from tests.service.own_time import pass_time, settled
-from tests.service.running import Running, bearer, problem, run, settings_of
+from tests.service.running import Running, bearer, problem
 
-STREAM, BULK, WRITE = "/retrieve/stream", "/models/books/items", "write-key-00000001"
+STREAM, BULK = "/retrieve/stream", "/models/books/items"
 IDLE_S = 600.0
 
 
@@ -27,13 +28,6 @@ def write(item: str) -> bytes:
     return orjson.dumps({"id": item, "events": [["item-1"]]})
 
 
-@pytest.fixture
-def both(models: Path, request: pytest.FixtureRequest) -> Iterator[Running]:
-    """A service that answers both routes."""
-    with run(models, catalogues=FakeCatalogues(books=FakeCatalogue()), write_keys=(WRITE,), **settings_of(request)) as running:
-        yield running
-
-
 either = pytest.mark.parametrize(("path", "line_of"), [(STREAM, line), (BULK, write)])
 LineOf = Callable[[str], bytes]
 HEADERS = LINES | bearer(WRITE)
@@ -41,14 +35,14 @@ HEADERS = LINES | bearer(WRITE)
 
 @either
 @pytest.mark.settings(max_body_bytes=200)
-def test_a_stream_is_larger_than_a_request_may_be(both: Running, path: str, line_of: LineOf) -> None:
-    assert len(sent(both, path, b"\n".join([line_of("item-1")] * 50), **HEADERS)) == 50
-    assert sent(both, path, b"", **HEADERS) == []
+def test_a_stream_is_larger_than_a_request_may_be(shelf: Running, path: str, line_of: LineOf) -> None:
+    assert len(sent(shelf, path, b"\n".join([line_of("item-1")] * 50), **HEADERS)) == 50
+    assert sent(shelf, path, b"", **HEADERS) == []
 
 
 @either
-async def test_a_line_is_answered_before_the_next_one_is_sent(both: Running, path: str, line_of: LineOf) -> None:
-    talk = Conversation(both, path, HEADERS)
+async def test_a_line_is_answered_before_the_next_one_is_sent(shelf: Running, path: str, line_of: LineOf) -> None:
+    talk = Conversation(shelf, path, HEADERS)
     answers = talk.answers()
     for i in range(3):
         talk.say(line_of(f"item-{i}"))
@@ -61,8 +55,8 @@ async def test_a_line_is_answered_before_the_next_one_is_sent(both: Running, pat
 
 @either
 @pytest.mark.settings(stream_idle_s=IDLE_S)
-async def test_a_stream_that_falls_silent_ends_with_408(both: Running, path: str, line_of: LineOf) -> None:
-    talk = Conversation(both, path, HEADERS)
+async def test_a_stream_that_falls_silent_ends_with_408(shelf: Running, path: str, line_of: LineOf) -> None:
+    talk = Conversation(shelf, path, HEADERS)
     answers = talk.answers()
     talk.say(line_of("item-1"))
     assert (await anext(answers)).get("status", 200) in (200, 201)
@@ -122,13 +116,18 @@ async def test_a_client_that_does_not_read_holds_its_own_sending_back(running: R
     await talk.task
 
 
-@pytest.mark.settings(max_queue=2)
-async def test_a_stream_waits_for_room_where_a_single_request_is_refused(running: Running) -> None:
+def held(running: Running, lines: int, more: bool) -> tuple[Conversation, FakeEngine, Batcher]:
+    """A stream of so many lines whose first call the engine holds, with the engine and what waits for it."""
     engine = running.engines["books"]
-    batcher = running.app.state.service.registry.choose("books", None).batcher
     engine.go.clear()
     talk = Conversation(running, STREAM)
-    talk.say(*(line(f"item-{i}") for i in range(20)), more=False)
+    talk.say(*(line(f"item-{i}") for i in range(lines)), more=more)
+    return talk, engine, running.app.state.service.registry.choose("books", None).batcher
+
+
+@pytest.mark.settings(max_queue=2)
+async def test_a_stream_waits_for_room_where_a_single_request_is_refused(running: Running) -> None:
+    talk, engine, batcher = held(running, 20, more=False)
     while not engine.calls or batcher.depth < 2:  # before its first call the engine still makes room
         await asyncio.sleep(0)
     refused = await running.client.http.post("/retrieve", json={"model": "books", "queries": [{"history": []}]})
@@ -144,11 +143,7 @@ async def test_a_stream_waits_for_room_where_a_single_request_is_refused(running
 
 @pytest.mark.settings(stream_window=6)
 async def test_a_client_that_hangs_up_leaves_nothing_in_the_queue(running: Running) -> None:
-    engine = running.engines["books"]
-    batcher = running.app.state.service.registry.choose("books", None).batcher
-    engine.go.clear()
-    talk = Conversation(running, STREAM)
-    talk.say(*(line(f"item-{i}") for i in range(10)))
+    talk, engine, batcher = held(running, 10, more=True)
     while batcher.depth + sum(len(queries) for queries, _ in engine.calls) < 6:  # the first call may have taken several
         await asyncio.sleep(0)
     await talk.leave()

@@ -79,12 +79,19 @@ COUNTING = """
 import sys
 import tempfile
 from pathlib import Path
+from service.watch.live_metrics import LiveMetrics
 from service.watch.metrics import Metrics, ModelMetrics
 from service.watch.multiprocess import count_in
 
 version, waiting, requests = map(int, sys.argv[2:])
 count_in(Path(sys.argv[1]))
 metrics = Metrics()
+live = LiveMetrics(metrics, "books")
+live.holds(1, waiting, 2, 10)
+live.lag(waiting)
+live.probed(1, 1 / waiting, -0.01 * waiting)
+live.visible(0.01)
+live.refused(507)
 metrics.model_state("books", 1, "onnx-cpu", ready=version == 1)
 metrics.model_state("books", version, "onnx-cpu", ready=True)
 ModelMetrics(metrics, "books", "onnx-cpu", lambda: waiting).call(waiting, 0.5)
@@ -108,6 +115,7 @@ def counting(folder: Path, version: int, waiting: int, requests: int) -> Iterato
 
 @pytest.mark.slow
 def test_what_a_dead_process_counted_stays_and_its_gauges_go(tmp_path: Path) -> None:
+    """Counts add up, and so does what waits; of what a version holds and finds the worst shows."""
     reader = Metrics()  # of a process that does not count in the folder
     reader.share(tmp_path)
     reader.request("books", 200, 1.0)
@@ -120,10 +128,18 @@ def test_what_a_dead_process_counted_stays_and_its_gauges_go(tmp_path: Path) -> 
                 'espalier_batch_queries_bucket{le="8.0",model="books"} 2.0',
                 'espalier_batch_queries_sum{model="books"} 7.0',
                 'espalier_shed_total{model="books"} 0.0',
+                'espalier_live_visible_seconds_count{model="books"} 2.0',
+                'espalier_live_refused_total{model="books",status="507"} 2.0',
+            }
+            worst = {
+                'espalier_live_items{model="books",version="1"} 5.0',
+                'espalier_live_lag{model="books"} 5.0',
+                'espalier_live_canary_recall{model="books",version="1"} 0.2',
+                'espalier_live_displacement{model="books",version="1"} -0.05',
             }
             one = 'espalier_model_info{engine="onnx-cpu",model="books",version="1"}'
             two = 'espalier_model_info{engine="onnx-cpu",model="books",version="2"} 1.0'
-            assert lines(reader) >= {*both, two, f"{one} 1.0", 'espalier_queue_depth{model="books"} 7.0'}
+            assert lines(reader) >= {*both, *worst, two, f"{one} 1.0", 'espalier_queue_depth{model="books"} 7.0'}
         forget_process(pid, tmp_path)
         assert lines(reader) >= {*both, two, f"{one} 0.0", 'espalier_queue_depth{model="books"} 5.0'}
 

@@ -10,17 +10,16 @@ import signal
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
-from espalier.checks.random_bundles import make_bundle
-from espalier.tree import complete_tree
 from service.__main__ import listen, main
 from service.processes.supervisor import Supervisor
 from service.settings import Settings
 from tests.service.models.registry import add_version
-from tests.service.processes import ANSWERED, BODY, exit_code, paused, process_state, service
+from tests.service.processes import ANSWERED, BODY, exit_code, process_state, service
+from tests.service.running import small_model
 from tests.service.test_counts import fill, small_disk
 from tests.waiting import until
 
@@ -30,8 +29,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
     """A models folder with version 1 of `books`."""
-    rng = np.random.default_rng(0)
-    make_bundle(tmp_path / "models", rng, complete_tree(rng.permutation(32), 2), name="books")
+    small_model(tmp_path / "models")
     return tmp_path / "models"
 
 
@@ -66,15 +64,6 @@ def test_every_worker_follows_a_change_before_it_is_answered(models: Path) -> No
         assert running.metric('espalier_batch_queries_sum{model="books"}') == 5 * 40
 
 
-def test_whichever_worker_is_asked_tells_what_all_have_counted(models: Path) -> None:
-    with service(models, 2) as running:
-        running.served()
-        for pid in running.workers():
-            with paused(pid):  # the other one answers
-                assert running.metric('espalier_reload_total{model="books",outcome="loaded"}') == 2
-                assert running.metric(ANSWERED) == 40
-
-
 def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(models: Path) -> None:
     with service(models, 2) as running:
         running.served()
@@ -95,6 +84,26 @@ def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(models: Path) 
         }
         assert running.metric('espalier_queue_depth{model="books"}') == 0
         assert f"worker {first} ended with exit code -9" in "".join(running.log)
+
+
+def test_a_worker_that_is_killed_takes_no_history_with_it(models: Path) -> None:
+    def healths() -> list[dict[str, Any]]:
+        """What is answered to some requests, by any worker."""
+        return [running.request("GET", "/models/books/health")[1] for _ in range(8)]
+
+    def counts() -> list[dict[str, int]]:
+        return [{one["id"]: one["count"] for one in health["unknown_ids"]} for health in healths()]
+
+    with service(models, 2) as running:
+        for _ in range(8):
+            assert running.request("POST", "/retrieve", {"queries": [{"history": ["lost"]}]})[0] == 200
+        until(lambda: counts() == [{"lost": 8}] * 8, "each worker has told the others")
+        since = {health["since"] for health in healths()}
+        running.replace_workers()  # whichever of them is the recorder
+        until(lambda: all("ended and w" in str(health["events"]) for health in healths()), "it is an event")
+        assert counts() == [{"lost": 8}] * 8
+        assert {health["since"] for health in healths()} == since
+        assert len(since) == 1
 
 
 def test_a_worker_that_comes_in_for_another_removes_what_the_others_do(models: Path) -> None:
@@ -168,13 +177,41 @@ def test_what_only_dead_workers_served_is_not_said_to_be_served(models: Path) ->
         assert running.metric('espalier_reload_total{model="books",outcome="loaded"}') == 4
 
 
+def test_a_load_that_kills_every_worker_is_taken_back_and_the_others_serve_on(models: Path) -> None:
+    add_version(models, 2)
+    serving = models / "books" / "serving.json"
+    serving.write_text('{"generation": 1, "versions": [1, 2], "default": 2}')
+    with service(models, 2, ("tests.service.deadly_service",), DEADLY="4") as running:
+        until(lambda: _opened(running.log) == 2, "both workers serve", within_s=60)
+        until(lambda: running.request("POST", "/models/books/load", {"version": 1, "default": False})[0] == 200, "and say so")
+        add_version(models, 4)
+        try:
+            status, _ = running.request("POST", "/models/books/load", {"version": 4})
+            assert status == 409  # by a worker that outlived the other one
+        except (http.client.HTTPException, OSError):
+            pass  # the worker that was asked was killed
+        until(lambda: json.loads(serving.read_text())["versions"] == [1, 2], "what served before is what should", within_s=60)
+        until(lambda: 2 < _opened(running.log) == 2 + _killed(running.log), "who was killed is replaced and serves", within_s=60)
+        workers = running.workers()
+        assert running.served()[0] == {2}
+        assert running.request("POST", "/retrieve", {"queries": [{"history": []}], "version": 1})[0] == 200
+        assert running.workers() == workers
+
+
+def _opened(log: list[str]) -> int:
+    """How many workers have opened all versions that served, so far."""
+    return "".join(log).count("books version 1 is ready on")
+
+
+def _killed(log: list[str]) -> int:
+    return "".join(log).count("ended with exit code -9 and is replaced")
+
+
 def test_one_worker_counts_in_no_file(models: Path) -> None:
-    for workers in (1, 2):
-        with service(models, workers) as running:
-            running.served()
-            assert running.metric(ANSWERED) == 40
-            counted = {path.stem.rpartition("_")[2] for path in models.parent.glob("espalier-*/**/*.db")}
-            assert counted == (set() if workers == 1 else set(map(str, running.workers())))  # the parent of workers does not count
+    with service(models, 1) as running:
+        running.served()
+        assert running.metric(ANSWERED) == 40
+        assert [*models.parent.glob("espalier-*/**/*.db")] == []
 
 
 def test_workers_do_not_outlive_their_parent(models: Path) -> None:

@@ -101,6 +101,6 @@ class _Generator(Generator):
 @contextmanager
 def pretended_gpu() -> Iterator[torch.device]:
     """Inside, `cuda` is a device that tensors can be on. TwoDevices is raised where a real one would refuse."""
-    with pytest.MonkeyPatch.context() as patch, _Calls(), _Operations():  # type: ignore[no-untyped-call]  # as above
+    with pytest.MonkeyPatch.context() as patch, _Calls(), _Operations():  # type: ignore[no-untyped-call]  # torch leaves it untyped
         patch.setattr(torch, "Generator", _Generator)
         yield GPU

@@ -175,7 +175,7 @@ def test_sets_are_put_end_to_end() -> None:
 )
 def test_arrays_that_do_not_fit_are_named(field: str, value: object) -> None:
     with pytest.raises(InvalidData, match=field):
-        replace(small(), **{field: value})  # type: ignore[arg-type]
+        replace(small(), **{field: value})  # type: ignore[arg-type]  # wrong values are the point
 
 
 def test_the_documented_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

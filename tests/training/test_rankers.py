@@ -170,7 +170,7 @@ def test_standardisation_says_what_it_cannot_do() -> None:
     with pytest.raises(InvalidData, match="features_RF"):
         Standardise(np.zeros((0, 3), np.float32), "z-score", missing=False)
     with pytest.raises(InvalidConfig, match="scaling"):
-        Standardise(np.zeros((2, 3), np.float32), "log", missing=False)  # type: ignore[arg-type]
+        Standardise(np.zeros((2, 3), np.float32), "log", missing=False)  # type: ignore[arg-type]  # a wrong value is the point
 
 
 # -- fit ------------------------------------------------------------------------------------------------------------------

@@ -182,7 +182,7 @@ def test_leaves_are_in_the_order_of_parent_and_slot(
     after = fold.content.tree
     assert [parent for parent, _ in held_leaves(after)] == [parent for parent, _, _ in expected]
     assert_array_equal(after.level_offset[:-1], tree.level_offset[:-1])
-    rows_ND = np.asarray(fold.content.node_rows_ND)  # type: ignore[union-attr]
+    rows_ND = np.asarray(fold.content.node_rows_ND)  # type: ignore[union-attr]  # of graphs
     assert_array_equal(rows_ND[: tree.leaf_offset], bundle.node_rows_ND[: tree.leaf_offset])
     pool_PD = overlay.trees[0].rows_PD
     assert pool_PD is not None
@@ -287,7 +287,7 @@ def test_memory_has_rows_and_columns_of_live_items_and_none_of_gone_ones(bundle:
     hand.delete(0)
     new = len(bundle.items) + hand.put("new", [(3, 6)])
     fold = folded(bundle, hand.overlay([(new, 5, 2.0), (9, new, 3.0), (new, 0, 4.0), (9, 0, 5.0)]), hand.table)
-    memory = fold.content.memory  # type: ignore[union-attr]
+    memory = fold.content.memory  # type: ignore[union-attr]  # of graphs
     assert memory is not None
     memory.check(36)
     dense = np.zeros((36, 36), np.float32)
@@ -309,7 +309,7 @@ def test_a_row_of_the_memory_that_is_too_long_for_a_bundle_keeps_its_largest_ent
     new = len(bundle.items) + hand.put("new", [(3, 6)])
     overlay = hand.overlay([(new, item, float(item % 7 + 1)) for item in range(30)])
     monkeypatch.setattr(folded_tables, "MAX_ROW", 20)
-    memory = folded(bundle, overlay, hand.table).content.memory  # type: ignore[union-attr]
+    memory = folded(bundle, overlay, hand.table).content.memory  # type: ignore[union-attr]  # of graphs
     assert memory is not None
     assert np.diff(memory.offset).max() == 20
     largest = sorted(range(30), key=lambda item: (-(item % 7), item))[:20]

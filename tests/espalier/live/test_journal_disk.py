@@ -9,7 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from multiprocessing import get_context
 from pathlib import Path
@@ -62,10 +62,10 @@ def no_database(file: Path) -> None:
 
 
 @pytest.mark.parametrize("made", [damaged, cut, foreign, with_trigger, no_database])
-def test_a_file_that_is_no_sound_journal_is_refused_and_left_alone(tmp_path: Path, made: object) -> None:
+def test_a_file_that_is_no_sound_journal_is_refused_and_left_alone(tmp_path: Path, made: Callable[[Path], object]) -> None:
     file = tmp_path / "model" / "live.db"
     file.parent.mkdir()
-    made(file)  # type: ignore[operator]
+    made(file)
     before = file.read_bytes()
     journal = Journal(file)
     with pytest.raises(JournalCorrupt, match=r"model/live\.db.*backup"):

@@ -108,7 +108,7 @@ def test_bytes_that_are_no_body_are_refused(data: bytes) -> None:
 )
 def test_an_operation_that_cannot_be_kept_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(InvalidData):
-        replace(Operation(1, "a", "put"), **change)  # type: ignore[arg-type]
+        replace(Operation(1, "a", "put"), **change)  # type: ignore[arg-type]  # wrong values are the point
 
 
 def test_operations_leave_the_same_state_where_only_sequence_and_time_differ() -> None:

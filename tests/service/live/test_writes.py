@@ -151,8 +151,7 @@ def test_workers_that_have_seen_different_ids_agree_when_handles_run_out(models:
             assert second.delete("item-3").outcome == "deleted"
             assert first.delete("item-4").outcome == "deleted"
             expected = {"new", *(f"item-{i}" for i in range(32) if i not in (3, 4))}
-            for live in (first, second):
-                until(lambda live=live: {*live.found("item-1")} == expected, "it has what the other one has")  # type: ignore[misc]
+            until(lambda: {*first.found("item-1")} == {*second.found("item-1")} == expected, "each has what the other one has")
 
 
 def test_a_write_whose_place_cannot_be_stored_leaves_nothing_behind(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

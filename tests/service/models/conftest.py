@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from espalier.checks.random_bundles import make_bundle
-from espalier.tree import complete_tree
-from tests.service.models.registry import ITEMS
+from tests.service.models.registry import Held, Running, add_version, run
+from tests.service.running import settings_of, small_model
 
 
 @pytest.fixture(scope="session")
 def bundle_1(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Version 1 of `books`."""
-    rng = np.random.default_rng(0)
-    return make_bundle(tmp_path_factory.mktemp("bundle"), rng, complete_tree(rng.permutation(ITEMS), 2), name="books").path
+    return small_model(tmp_path_factory.mktemp("bundle")).path
+
+
+@pytest.fixture
+def held() -> Held:
+    """Holds engines of version 2 while they are opened."""
+    return Held(2)
+
+
+@pytest.fixture
+def changing(models: Path, held: Held, request: pytest.FixtureRequest) -> Iterator[Running]:
+    """A registry that has loaded version 1 before version 2 came, with the settings of the test's marker."""
+    with run(models, held.open, **settings_of(request)) as running:
+        add_version(models, 2)
+        yield running
 
 
 @pytest.fixture

@@ -22,9 +22,6 @@ from service.settings import Settings
 from service.watch.metrics import Metrics
 from tests.service.fake_engine import FakeEngine
 
-ITEMS = 32
-
-
 Result = TypeVar("Result")
 
 

@@ -14,7 +14,7 @@ import pytest
 from espalier.serving import Serving
 from service.errors import Conflict, ModelNotFound, NotReady
 from service.models.desired_state import DesiredState
-from tests.service.models.registry import Held, add_version, damage, run, search
+from tests.service.models.registry import Held, Running, add_version, damage, run, search
 from tests.waiting import until
 
 
@@ -96,20 +96,14 @@ def test_a_change_that_is_taken_back_brings_no_other_version(models: Path) -> No
         until(lambda: running.states() == {1: "ready", 2: "available", 3: "failed", 4: "failed"}, "the versions are so")
 
 
-def test_one_change_waits_for_no_other(models: Path) -> None:
-    async def scenario() -> None:
-        loading = await held.begun(running.registry.changes.load("books", 2))
-        with pytest.raises(Conflict, match="under way"):
-            await running.registry.changes.set_default("books", 1)
-        assert running.states()[2] == "loading"
-        assert running.registry.not_ready() == []
-        held.let_go.set()
-        await loading
-
-    held = Held(2)
-    with run(models, held.open) as running:
-        add_version(models, 2)
-        running.run(scenario())
+async def test_one_change_waits_for_no_other(changing: Running, held: Held) -> None:
+    loading = await held.begun(changing.registry.changes.load("books", 2))
+    with pytest.raises(Conflict, match="under way"):
+        await changing.registry.changes.set_default("books", 1)
+    assert changing.states()[2] == "loading"
+    assert changing.registry.not_ready() == []
+    held.let_go.set()
+    await loading
 
 
 def test_another_default_does_not_wait_for_a_model_that_is_being_loaded(models: Path) -> None:
@@ -128,59 +122,42 @@ def test_another_default_does_not_wait_for_a_model_that_is_being_loaded(models: 
         running.run(scenario())
 
 
-def test_a_change_goes_on_when_its_client_hangs_up(models: Path) -> None:
-    async def scenario() -> None:
-        loading = await held.begun(running.registry.changes.load("books", 2, default=True))
-        loading.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await loading
-        held.let_go.set()
-        while running.served() != 2:
-            await asyncio.sleep(0)
-
-    held = Held(2)
-    with run(models, held.open) as running:
-        add_version(models, 2)
-        running.run(scenario())
+async def test_a_change_goes_on_when_its_client_hangs_up(changing: Running, held: Held) -> None:
+    loading = await held.begun(changing.registry.changes.load("books", 2, default=True))
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    held.let_go.set()
+    while changing.served() != 2:
+        await asyncio.sleep(0)
 
 
-def test_a_load_that_takes_too_long_is_taken_back(models: Path) -> None:
-    async def scenario() -> None:
-        loading = asyncio.create_task(running.registry.changes.load("books", 2))
-        while running.count("rolled_back") == 0:
-            await asyncio.sleep(0.01)
-        held.let_go.set()
-        with pytest.raises(Conflict, match=r"did not follow within 0.05 s"):
-            await loading
-
-    held = Held(2)
-    with run(models, held.open, load_timeout_s=0.05) as running:
-        add_version(models, 2)
-        running.run(scenario())
-        until(lambda: running.states() == {1: "ready", 2: "available"}, "version 2 is dropped again")
-        assert running.served() == 1
+@pytest.mark.settings(load_timeout_s=0.05)
+async def test_a_load_that_takes_too_long_is_taken_back(changing: Running, held: Held) -> None:
+    loading = asyncio.create_task(changing.registry.changes.load("books", 2))
+    while changing.count("rolled_back") == 0:
+        await asyncio.sleep(0.01)
+    held.let_go.set()
+    with pytest.raises(Conflict, match=r"did not follow within 0.05 s"):
+        await loading
+    until(lambda: changing.states() == {1: "ready", 2: "available"}, "version 2 is dropped again")
+    assert changing.served() == 1
 
 
-def test_a_change_that_a_shutdown_interrupts_is_taken_back_and_leaves_no_note(models: Path) -> None:
+async def test_a_change_that_a_shutdown_interrupts_is_taken_back_and_leaves_no_note(changing: Running, held: Held) -> None:
     def notes() -> list[Path]:
-        return list((models / "books").glob(".opening.books.2.*"))
+        return list((changing.models / "books").glob(".opening.books.2.*"))
 
-    async def scenario() -> None:
-        loading = await held.begun(running.registry.changes.load("books", 2))
-        assert len(notes()) == 1
-        draining = asyncio.create_task(running.registry.drain(10))
-        with pytest.raises(NotReady):
-            await loading
-        assert notes() == []
-        held.let_go.set()
-        await draining
-
-    held = Held(2)
-    with run(models, held.open) as running:
-        add_version(models, 2)
-        running.run(scenario())
-        assert not (models / "books" / "serving.json").exists()
-        assert running.count("rolled_back") == 1
+    loading = await held.begun(changing.registry.changes.load("books", 2))
+    assert len(notes()) == 1
+    draining = asyncio.create_task(changing.registry.drain(10))
+    with pytest.raises(NotReady):
+        await loading
+    assert notes() == []
+    held.let_go.set()
+    await draining
+    assert not (changing.models / "books" / "serving.json").exists()
+    assert changing.count("rolled_back") == 1
 
 
 def test_a_folder_that_cannot_be_written_to_is_said(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

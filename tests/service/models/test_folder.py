@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,12 +96,15 @@ def test_a_bundle_that_is_changed_in_place_stops(models: Path, caplog: pytest.Lo
 
 @pytest.mark.parametrize("name", ["items.arrow", "nodes.safetensors", "manifest.json"])
 def test_a_bundle_that_is_touched_serves_on(models: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    def compared(times: int) -> bool:
+        return caplog.text.count("hold what they held") == times
+
     with run(models) as running:
         before = running.registry.choose("books", None)
         for times in (1, 2):
             time_ns = time.time_ns() - times
             os.utime(models / "books" / "1" / name, ns=(time_ns, time_ns))
-            until(lambda wanted=times: caplog.text.count("hold what they held") == wanted, "it was compared")  # type: ignore[misc]
+            until(partial(compared, times), "it was compared")
             assert running.registry.choose("books", None) is before
         for _ in range(3):
             running.registry._follower.wake()

@@ -9,23 +9,16 @@ from pathlib import Path
 import pytest
 
 from espalier.bundle import Bundle
-from espalier.errors import BundleNotFound, InvalidQuery
+from espalier.errors import InvalidQuery
 from espalier.search import Engine
 from espalier.serving import Serving
 from service.errors import Conflict, ModelNotFound, NotReady
-from service.models.desired_state import DesiredState, Removed
-from service.models.registry import Registry
-from service.settings import Settings
-from service.watch.metrics import Metrics
+from service.models.desired_state import DesiredState
 from tests.service.fake_engine import FakeEngine
 from tests.service.models.lost import killed_while_opening
-from tests.service.models.registry import ITEMS, add_version, run
+from tests.service.models.registry import add_version, run
+from tests.service.running import ITEMS
 from tests.waiting import until
-
-
-def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BundleNotFound, match="no model there"):
-        Registry(Settings(models=tmp_path), Metrics())
 
 
 def serving(*versions: int, default: int) -> Serving:
@@ -95,13 +88,6 @@ def test_several_models_need_a_name(models: Path) -> None:
     add_version(models, 1, name="films")
     with run(models) as running, pytest.raises(InvalidQuery, match="one of books, films"):
         running.registry.choose(None, None)
-
-
-def test_what_is_removed_holds_after_a_start(models: Path) -> None:
-    DesiredState(models / "books").write(Removed(generation=1, ids=("item-0", "gone")))
-    with run(models) as running:
-        assert running.registry.removed("books") == ["item-0", "gone"]
-        assert running.found() == [1, 2, 3]
 
 
 def test_the_log_says_which_version_serves_because_another_one_failed(models: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,21 +13,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from espalier.bundle import find_versions
-from espalier.checks.random_bundles import make_bundle
 from espalier.errors import CacheFull
 from espalier.store import fetching
 from espalier.store.fetching import FETCH, fetch
 from espalier.store.models import StoredModel, blob_key, find_models, serve_highest, serving_key, set_default
 from espalier.store.objects import Objects
 from espalier.store.publishing import publish
-from espalier.tree import complete_tree
 from service.errors import Conflict, NotReady
 from service.models import store_mirror
-from tests.service.models.registry import ITEMS, Running, add_version, run
+from tests.service.models.registry import Running, add_version, run
+from tests.service.running import small_model
 from tests.service.shards.cutting import cut, whole_bundle
 from tests.waiting import until
 
@@ -90,8 +88,7 @@ def folder_of(store: Objects) -> Path:
 
 def published_anew(store: Objects, models: Path, name: str = "books", version: int = 2) -> tuple[Path, Path]:
     """The folder of a version of other content, which is published, and the file of its node rows in the store."""
-    rng = np.random.default_rng(2)
-    made = make_bundle(models, rng, complete_tree(rng.permutation(ITEMS), 2), name=name, version=version)
+    made = small_model(models, version, name, seed=2)
     publish(store, [made.path])
     return made.path, folder_of(store) / blob_key(made.manifest.files["nodes.safetensors"].sha256)
 

@@ -122,7 +122,7 @@ def ask(clock: Clock, shard: Shard, within_s: float, patient: bool = False, sile
     """Ask once. silent: which replica does not answer a look either, and after how many seconds."""
 
     async def scenario() -> str:
-        asking = Asking(shard, Question(PIN, _body, 1 << 20, lambda _: None, {}), clock.now + within_s, patient)  # type: ignore[arg-type]
+        asking = Asking(shard, Question(PIN, _body, 1 << 20, lambda _: None, {}), clock.now + within_s, patient)  # type: ignore[arg-type]  # a stand-in
         if silent is not None:
             asyncio.get_running_loop().call_later(silent[1], shard.replicas[silent[0]].silent, True)
         try:

@@ -30,7 +30,9 @@ def test_items_are_put_and_deleted_at_the_router(tmp_path: Path, kind: str) -> N
         sequence = put(shards, "new", events=[EVENT])["sequence"]
         answer = shards.retrieve(**QUERY, min_sequence=sequence, explain_items=["new"])
         assert set(ids(answer["results"][0])) == {*before, "new"}
-        assert answer["results"][0]["explain"]["items"][0]["outcome"] == "returned"
+        (explained,) = answer["results"][0]["explain"]["items"]
+        assert explained["outcome"] == "returned"
+        assert {entry["feature"] for entry in explained["features"]} == {"1", "4"}
         assert shards.client.request("DELETE", f"/models/books/items/{before[0]}", headers=bearer(KEY)).status_code == 200
         assert before[0] not in ids(shards.retrieve(**QUERY)["results"][0])
         assert before[0] in ids(shards.retrieve(**QUERY, live=False)["results"][0])

@@ -11,8 +11,6 @@ import numpy as np
 
 from espalier.bundle import Bundle
 from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_memory, random_queries, random_tree, tree_over
-from espalier.engines import open_engine
-from espalier.engines.stages import Frontier, ShardResult
 from espalier.manifest import Ranking
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
@@ -71,32 +69,3 @@ def search(service: Running, query: ShardQuery) -> ShardAnswer:
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == MEDIA_TYPE
     return decode_answer(answer.content)
-
-
-def expected(whole: Bundle, shard: Bundle, queries: QueryBatch, params: SearchParams, frontier: bool = False) -> ShardResult:
-    """What the reference finds on a shard, in rows and numbers of the whole. Exclusions are rows of the whole, masks the shard's."""
-    assert shard.shard is not None
-    parts = shard.shard
-    if params.exclude_BE is not None:
-        local = {row: i for i, row in enumerate(parts.items.tolist())}
-        params = replace(params, exclude_BE=np.array([[local.get(row, -1) for row in rows] for rows in params.exclude_BE.tolist()]))
-    found = open_engine(shard, engine="reference").search(with_states(whole, queries, frontier), params)
-    frontiers = found.frontiers if isinstance(found, ShardResult) else ()
-
-    def numbered(numbers: Any, places: Any) -> Any:
-        return np.array([[numbers[place] if place >= 0 else -1 for place in row] for row in places.tolist()]).reshape(places.shape)
-
-    def traced(trace: Any, place: int) -> Any:
-        nodes = parts.nodes[place]
-        return tuple(
-            replace(level, nodes_BK=numbered(nodes, level.nodes_BK), candidates_BC=numbered(nodes, level.candidates_BC)) for level in trace
-        )
-
-    result = replace(
-        found,
-        item_rows_BM=numbered(parts.items, found.item_rows_BM),
-        trace=None if found.trace is None else traced(found.trace, 0),
-        other_traces=tuple(traced(trace, place) for place, trace in enumerate(found.other_traces, 1)),
-    )
-    numbered_beams = (Frontier(numbered(parts.nodes[place], beam.nodes_BK), beam.ranks_BK) for place, beam in enumerate(frontiers))
-    return ShardResult.of(result, tuple(numbered_beams))

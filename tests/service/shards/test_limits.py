@@ -93,7 +93,10 @@ def history(rows: int, length: int = 5) -> QueryBatch:
     ],
 )
 def test_what_is_within_the_limits_is_answered(limited: Limited, asked: dict[str, int], change: Changed) -> None:
-    assert limited.taken(change(limited.query(**asked))).result.count_B.min() >= 4
+    query = change(limited.query(**asked))
+    answer = limited.taken(query)
+    assert answer.result.count_B.min() >= 4
+    assert (answer.pin, answer.engine, answer.batch, answer.engine_ms > 0) == (query.pin, "compiled-cpu", len(query.queries), True)
 
 
 WRAPPED = [0, 2**63 - 1, -(2**63), -1, 4]

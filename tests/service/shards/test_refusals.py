@@ -21,7 +21,6 @@ from tests.service.shards.cutting import cut, queries_of, query_for
 
 open_cpu = partial(open_engine, device="cpu")
 KEYS = {"admin": "admin-key-of-the-test", "write": "write-key-of-the-test", "retrieve": "retrieve-key-of-it"}
-INTERNAL = "internal-key-of-the-test"
 
 
 @pytest.fixture(scope="module")
@@ -88,39 +87,6 @@ def test_a_shard_takes_no_live_items_though_its_engine_would(service: Running) -
 def test_the_probe_leaves_shards_out(service: Running) -> None:
     registry = service.app.state.service.registry
     assert Probe(registry, service.app.state.service.metrics, 1.0).ready() == [("books", 1)]
-
-
-@pytest.mark.parametrize(
-    ("keys", "statuses"),
-    [
-        ({}, {None: 200}),
-        # Where there are keys and no internal one, these routes are off.
-        ({"admin": KEYS["admin"], "write": KEYS["write"]}, {None: 403, KEYS["write"]: 403, KEYS["admin"]: 403}),
-        (
-            KEYS | {"internal": f"router:{INTERNAL}"},
-            {INTERNAL: 200, KEYS["admin"]: 200, None: 401, KEYS["write"]: 403, KEYS["retrieve"]: 403},
-        ),
-        ({"internal": INTERNAL}, {None: 401}),
-    ],
-    ids=["no key", "no internal key", "all keys", "an internal key alone"],
-)
-def test_who_may_search_shards(whole: Bundle, folder: Path, keys: dict[str, str], statuses: dict[str | None, int]) -> None:
-    settings: dict[str, Any] = {f"{role}_keys": (key,) for role, key in keys.items()}
-    query = encode_query(query_for(whole, Bundle.open(folder / "1" / "1"), queries_of(whole), SearchParams.uniform(3, 4, 4)))
-    with run(folder, open_cpu, **settings) as service:
-        for key, status in statuses.items():
-            headers = {} if key is None else bearer(key)
-            found = service.client.post("/internal/search", content=query, headers=headers | {"content-type": MEDIA_TYPE})
-            listed = service.client.get("/internal/shards", headers=headers)
-            assert (found.status_code, listed.status_code) == (status, status)
-            assert ("ESPALIER_INTERNAL_KEYS" in listed.text) == ("internal" not in keys and status == 403)
-        body = {"model": "books", "queries": [{"history": []}]}
-        retrieved = service.client.post("/retrieve", json=body, headers=bearer(INTERNAL))
-        assert retrieved.status_code == (403 if "retrieve" in keys else 200)  # an internal key searches shards and nothing else
-        if "retrieve" in keys:
-            refused = service.client.post("/models/books/default", json={"version": 1}, headers=bearer(INTERNAL))
-            assert problem(refused)["detail"] == "This key may search shards; this route needs an admin key."
-            assert service.client.get("/models", headers=bearer(KEYS["retrieve"])).json()["keys"] == sorted(keys)
 
 
 def test_a_search_is_logged_under_the_routers_request_id_and_trace(whole: Bundle, folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -177,8 +177,8 @@ def test_node_rows_stay_as_narrow_as_they_were(tmp_path: Path) -> None:
     rows_PD[0] = 0.1
     fold = folded(writer.bundle, overlay, writer.state.table)
     content = fitted(writer.bundle, fold)
-    assert fold.content.node_rows_ND.dtype == np.float32  # type: ignore[union-attr]
-    assert content.node_rows_ND.dtype == np.float16  # type: ignore[union-attr]
+    assert fold.content.node_rows_ND.dtype == np.float32  # type: ignore[union-attr]  # of graphs
+    assert content.node_rows_ND.dtype == np.float16  # type: ignore[union-attr]  # of graphs
 
 
 def test_a_memory_keeps_the_largest_entries_that_a_bundle_may_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def test_a_memory_keeps_the_largest_entries_that_a_bundle_may_hold(tmp_path: Pat
     before = bundle.memory
     assert before is not None
     state = LiveState(bundle)
-    after = fitted(bundle, folded(bundle, state.overlay(), state.table)).memory  # type: ignore[union-attr]
+    after = fitted(bundle, folded(bundle, state.overlay(), state.table)).memory  # type: ignore[union-attr]  # of graphs
     assert after is not None
     after.check(len(bundle.items))
     assert np.diff(before.offset).max() > 2
