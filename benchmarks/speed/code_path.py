@@ -1,11 +1,10 @@
-"""How long the way through the code is: distinct files and functions of ours that four ways cross.
+"""How long the way through the code is: distinct files and functions of ours that eight ways cross.
 
     python -m benchmarks.code_path --json F
 
 log → bundle (`training fit` of a tree model and of a linear one, a few steps on made data) and query → answer, text → answer (one warm
 POST /retrieve each to a service in this process). Counted are functions of espalier, training and service, in all threads, when they are
-called; of the requests, what every one of eight crosses. To compare two states of the repository, run this file by its path from the root
-of each; the configurations are those that both read.
+called; of the requests, what every one of eight crosses. Then the four walks of request_walks.py, on a bundle of 64 items.
 """
 
 from __future__ import annotations
@@ -20,12 +19,15 @@ import tempfile
 import threading
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import polars as pl
+
+from benchmarks.speed import request_walks
 
 ROOT = Path.cwd()
 PACKAGES = tuple(f"{ROOT / name}{os.sep}" for name in ("espalier", "training", "service"))
@@ -59,7 +61,15 @@ def _note(frame: FrameType, event: str, argument: object) -> None:
         crossed.add((code.co_filename, code.co_qualname))
 
 
-def _counted(way: str, found: set[tuple[str, str]]) -> dict[str, Any]:
+def _record(found: set[tuple[str, str]] | None) -> None:
+    """Add what is crossed from now on to a set; None: to none."""
+    global crossed
+    crossed = found
+
+
+def _counted(way: str, rounds: Sequence[set[tuple[str, str]]]) -> dict[str, Any]:
+    """A row of what every round crossed."""
+    found = set.intersection(*rounds)
     row = {"way": way, "files": len({file for file, _ in found}), "functions": len(found)}
     print(f"{way}: {row['files']} files, {row['functions']} functions", flush=True)
     return row
@@ -99,7 +109,7 @@ def trainings(folder: Path) -> list[dict[str, Any]]:
                 if stop.code:
                     raise
             found, crossed = crossed, None
-        rows.append(_counted(f"log → bundle, {name}", found))
+        rows.append(_counted(f"log → bundle, {name}", [found]))
     return rows
 
 
@@ -141,7 +151,7 @@ def _ask(url: str, rows: list[dict[str, Any]]) -> None:
                 if number:
                     rounds.append(crossed)
                 crossed = None
-            rows.append(_counted(way, set.intersection(*rounds)))
+            rows.append(_counted(way, rounds))
     finally:
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -156,7 +166,7 @@ def main() -> None:
     sys.setprofile(_note)
     with tempfile.TemporaryDirectory() as name:
         write_data(Path(name))
-        rows = trainings(Path(name)) + requests(Path(name))
+        rows = trainings(Path(name)) + requests(Path(name)) + request_walks.walks(Path(name), _record, _counted)
         os.chdir(ROOT)
     if chosen.json:
         chosen.json.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
