@@ -77,11 +77,11 @@ async def put(client: httpx.AsyncClient, number: int) -> httpx.Response:
 @asynccontextmanager
 async def serving(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     """A client of an application that is ready."""
-    async with app.router.lifespan_context(app):
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://walks") as client:
-            while (await client.get("/readyz")).status_code != 200:
-                await asyncio.sleep(0.05)
-            yield client
+    transport = httpx.ASGITransport(app)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://walks") as client:
+        while (await client.get("/readyz")).status_code != 200:
+            await asyncio.sleep(0.05)
+        yield client
 
 
 async def crossed_by(client: httpx.AsyncClient, ask: Ask, record: Crossed) -> list[set[tuple[str, str]]]:

@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 
 from espalier.engines.results import between, joined
 from espalier.queries import QueryBatch
-from espalier.search import NO_CONTEXT, NO_ITEM, SearchContext, SearchParams, SearchResult
+from espalier.search import NO_ITEM, SearchContext, SearchParams, SearchResult
+
+DEADLINES_S = 0.1
+"""Requests whose deadlines are further apart get calls of their own, where calls end at deadlines."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Answer:
 
 @dataclass(eq=False, slots=True)
 class Part:
-    """At most `max_batch` queries of one request. `waiting` is guarded by the batcher's lock."""
+    """At most `max_batch` queries of one request. waits: in a queue, guarded by the batcher's lock."""
 
     queries: QueryBatch
     params: SearchParams
@@ -46,10 +49,16 @@ class Part:
     deadline: float
     beam_size: int
     cost_s: float
-    context: SearchContext = NO_CONTEXT
-    background: bool = False
-    waiting: bool = True
+    context: SearchContext
+    waits: bool = False
     degraded: bool = False
+
+
+def are_apart(one: Part, other: Part) -> bool:
+    """Whether two parts cannot share an engine call. Those of two deadlines cannot: a call waits for the earlier one alone."""
+    deadlines = one.context.deadline or 0, other.context.deadline or 0
+    traced = one.params.trace or other.params.trace
+    return traced or not one.queries.fits(other.queries) or abs(deadlines[0] - deadlines[1]) > DEADLINES_S
 
 
 def split(queries: QueryBatch, params: SearchParams, size: int) -> list[tuple[QueryBatch, SearchParams]]:

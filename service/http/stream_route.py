@@ -14,6 +14,7 @@ import orjson
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from service.batching.priority import Priority
 from service.errors import Busy, ClientGone, QueueFull, ServiceError, SlowBody
 from service.http.connection import CONNECTION
 from service.http.memory_budget import Held
@@ -127,7 +128,7 @@ class _Lines:
         """The answer to one line, or its problem document."""
         status = 200
         try:
-            return (await self._route.answer(checked, info, time.perf_counter(), patient=True)).body
+            return (await self._route.answer(checked, info, time.perf_counter(), Priority.PATIENT)).body
         except asyncio.CancelledError:
             status = ClientGone.status
             raise

@@ -1,0 +1,104 @@
+"""How a request waits for the engine: refused where there is no room, patiently, or behind all others.
+
+A console that redraws at every move of a slider must not slow customers down: its requests say so in a header, and few of them run at a
+time. Knows headers and turns. Does not know queries or engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from enum import Enum, auto
+
+from espalier.errors import InvalidInput
+from service.errors import DeadlinePassed, QueueFull
+
+HEADER = "Espalier-Priority"
+BACKGROUND = b"background"
+RUNNING, WAITING = 2, 16
+"""Background requests of one worker that are answered at a time, and that wait for their turn."""
+TOO_LATE = "The deadline passed before the search began."
+
+
+class Priority(Enum):
+    """How the queries of a request wait for an engine that is busy.
+
+    NORMAL      in the order of arrival; refused where there is no room in the queue
+    PATIENT     the same, but they wait for room
+    BACKGROUND  until the engine has nothing else to do; then it takes a millisecond's worth of them, or one, so that others hardly wait for
+                them. They count as no load, and whoever sends them limits how many there are
+    """
+
+    NORMAL = auto()
+    PATIENT = auto()
+    BACKGROUND = auto()
+
+
+def priority_of(header: bytes | None) -> Priority:
+    """What the value of the header says; None: there is no such header. Raises InvalidInput for any other value."""
+    if header is None:
+        return Priority.NORMAL
+    if header != BACKGROUND:
+        raise InvalidInput(HEADER, header.decode("latin-1"), "`background`, or no such header")
+    return Priority.BACKGROUND
+
+
+class Room:
+    """Patient requests that wait for room in a queue, in the order of arrival. Used by the event loop alone."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Event] = deque()
+
+    async def enter(self, admit: Callable[[], bool], seconds: float) -> None:
+        """Return once `admit()` was true for this request, and for all before it.
+
+        Raises DeadlinePassed after `seconds`, and what `admit` raises.
+        """
+        if not self._waiting and admit():
+            return
+        turn = asyncio.Event()
+        self._waiting.append(turn)
+        try:
+            async with asyncio.timeout(None if seconds == float("inf") else max(seconds, 0)):
+                while self._waiting[0] is not turn or not admit():
+                    turn.clear()
+                    await turn.wait()
+        except TimeoutError:
+            raise DeadlinePassed(TOO_LATE) from None
+        finally:
+            self._waiting.remove(turn)
+            self.open()  # for the next one, if there is more
+
+    def open(self) -> None:
+        """There may be room: let the first request try."""
+        if self._waiting:
+            self._waiting[0].set()
+
+
+class Turns:
+    """The turns of one worker's background requests. clock: in seconds; deadlines are points of it."""
+
+    def __init__(self, running: int = RUNNING, waiting: int = WAITING, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._free, self._most_waiting, self._clock = asyncio.Semaphore(running), waiting, clock
+        self._waiting = 0
+
+    @asynccontextmanager
+    async def turn(self, deadline: float) -> AsyncIterator[None]:
+        """Wait for a turn, in the order of arrival, and have it. Raises QueueFull, DeadlinePassed."""
+        if self._free.locked() and self._waiting >= self._most_waiting:
+            raise QueueFull(f"{self._waiting} background requests wait already.", retry_after_s=1)
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(max(deadline - self._clock(), 0)):
+                await self._free.acquire()
+        except TimeoutError:
+            raise DeadlinePassed(TOO_LATE) from None
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._free.release()
