@@ -26,9 +26,9 @@ from espalier.queries import QueryBatch
 from espalier.search import NO_CONTEXT, Engine, SearchContext, SearchParams
 from espalier.text.sparse_rows import SparseRows
 from service.batching.admission import Admission, Cost, Limits, retry_after_s
-from service.batching.parts import Answer, Part, context_of, cut, join, merge, split
-from service.batching.priority import TOO_LATE, Priority, Room
-from service.batching.queues import Jobs, PartQueue
+from service.batching.parts import Answer, Part, cut, join, merge, split
+from service.batching.priority import TOO_LATE, Priority
+from service.batching.queues import Jobs, PartQueue, Room
 from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
 
 log = logging.getLogger(__name__)
@@ -284,12 +284,12 @@ class Batcher:
         (A function of its own, so that nothing of a call is held while it waits for the next.)
         """
         with self._lock:
-            job = self._jobs.next(queries_wait=bool(self._queue))
+            job = self._jobs.next(queries_wait=self._queue.queries > 0) if self._jobs.waiting else None
             parts = [] if job is not None else self._take(number)
             room_wanted = bool(parts) and self._room_wanted
             self._room_wanted = self._room_wanted and not parts
             if job is None and not parts:
-                if self._jobs:  # all queries that made it wait had expired
+                if self._jobs.waiting:  # all queries that made it wait had expired
                     return True
                 if self._closed:
                     return False
@@ -321,9 +321,10 @@ class Batcher:
         try:
             if self.limits.smallest_beam_size is not None:
                 self._degrade(parts, self.limits.smallest_beam_size, call_s)
-            queries, params = (parts[0].queries, parts[0].params) if len(parts) == 1 else merge(parts)
+            alone = parts[0]
+            queries, params, context = (alone.queries, alone.params, alone.context) if len(parts) == 1 else merge(parts)
             began = self._clock()
-            result = self._engine.search(queries, params, context_of(parts))
+            result = self._engine.search(queries, params, context)
             self._called_at = self._clock()
             engine_s = self._called_at - began
             self.on_call(len(queries), engine_s)

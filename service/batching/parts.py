@@ -67,8 +67,8 @@ def split(queries: QueryBatch, params: SearchParams, size: int) -> list[tuple[Qu
     return [(queries.take(rows), params.take(rows)) for rows in cut]
 
 
-def merge(parts: Sequence[Part]) -> tuple[QueryBatch, SearchParams]:
-    """All queries of a call; exclusions are padded to the longest."""
+def merge(parts: Sequence[Part]) -> tuple[QueryBatch, SearchParams, SearchContext]:
+    """All queries of a call; exclusions are padded to the longest. Its deadline is the earliest, its origin the first request's."""
     queries = QueryBatch.joined([part.queries for part in parts])
     beam_size_B = np.concatenate([part.params.beam_size_B for part in parts])
     m_B = np.concatenate([part.params.m_B for part in parts])
@@ -84,15 +84,9 @@ def merge(parts: Sequence[Part]) -> tuple[QueryBatch, SearchParams]:
     mask_B = None
     if any(part.params.mask_B is not None for part in parts):
         mask_B = tuple(mask for part in parts for mask in part.params.mask_B or [None] * len(part.queries))
-    return queries, SearchParams(beam_size_B, m_B, exclude_BE, mask_B=mask_B)
-
-
-def context_of(parts: Sequence[Part]) -> SearchContext:
-    """That of a call: the earliest deadline, and the origin of the first request."""
-    if len(parts) == 1:
-        return parts[0].context
     deadlines = [part.context.deadline for part in parts if part.context.deadline is not None]
-    return SearchContext(min(deadlines, default=None), parts[0].context.origin)
+    context = SearchContext(min(deadlines, default=None), parts[0].context.origin)
+    return queries, SearchParams(beam_size_B, m_B, exclude_BE, mask_B=mask_B), context
 
 
 def cut(result: SearchResult, parts: Sequence[Part]) -> list[SearchResult]:

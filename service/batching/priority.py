@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from enum import Enum, auto
@@ -37,45 +36,11 @@ class Priority(Enum):
     BACKGROUND = auto()
 
 
-def priority_of(header: bytes | None) -> Priority:
-    """What the value of the header says; None: there is no such header. Raises InvalidInput for any other value."""
-    if header is None:
-        return Priority.NORMAL
+def priority_of(header: bytes) -> Priority:
+    """What the value of the header says. Raises InvalidInput for any other value."""
     if header != BACKGROUND:
         raise InvalidInput(HEADER, header.decode("latin-1"), "`background`, or no such header")
     return Priority.BACKGROUND
-
-
-class Room:
-    """Patient requests that wait for room in a queue, in the order of arrival. Used by the event loop alone."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[asyncio.Event] = deque()
-
-    async def enter(self, admit: Callable[[], bool], seconds: float) -> None:
-        """Return once `admit()` was true for this request, and for all before it.
-
-        Raises DeadlinePassed after `seconds`, and what `admit` raises.
-        """
-        if not self._waiting and admit():
-            return
-        turn = asyncio.Event()
-        self._waiting.append(turn)
-        try:
-            async with asyncio.timeout(None if seconds == float("inf") else max(seconds, 0)):
-                while self._waiting[0] is not turn or not admit():
-                    turn.clear()
-                    await turn.wait()
-        except TimeoutError:
-            raise DeadlinePassed(TOO_LATE) from None
-        finally:
-            self._waiting.remove(turn)
-            self.open()  # for the next one, if there is more
-
-    def open(self) -> None:
-        """There may be room: let the first request try."""
-        if self._waiting:
-            self._waiting[0].set()
 
 
 class Turns:

@@ -1,10 +1,11 @@
-"""What waits for an engine: parts of requests, and jobs that are done between its calls.
+"""What waits for an engine: parts of requests, patient requests for which there is no room yet, and jobs between the engine's calls.
 
-Knows their order and what they are expected to take. Does not know threads; the batcher's lock guards both queues.
+Knows their order and what they are expected to take. Does not know threads; the batcher's lock guards parts and jobs.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -13,11 +14,45 @@ from typing import TypeVar
 from espalier.search import Engine
 from service.batching.admission import Limits
 from service.batching.parts import Part, are_apart
+from service.batching.priority import TOO_LATE
+from service.errors import DeadlinePassed
 
 T = TypeVar("T")
 
 JOB_PAUSE = 3.0
 """After a job, queries have the engine for so many times as long as it took."""
+
+
+class Room:
+    """Patient requests that wait for room in a queue, in the order of arrival. Used by the event loop alone."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Event] = deque()
+
+    async def enter(self, admit: Callable[[], bool], seconds: float) -> None:
+        """Return once `admit()` was true for this request, and for all before it.
+
+        Raises DeadlinePassed after `seconds`, and what `admit` raises.
+        """
+        if not self._waiting and admit():
+            return
+        turn = asyncio.Event()
+        self._waiting.append(turn)
+        try:
+            async with asyncio.timeout(None if seconds == float("inf") else max(seconds, 0)):
+                while self._waiting[0] is not turn or not admit():
+                    turn.clear()
+                    await turn.wait()
+        except TimeoutError:
+            raise DeadlinePassed(TOO_LATE) from None
+        finally:
+            self._waiting.remove(turn)
+            self.open()  # for the next one, if there is more
+
+    def open(self) -> None:
+        """There may be room: let the first request try."""
+        if self._waiting:
+            self._waiting[0].set()
 
 
 class PartQueue:
@@ -30,9 +65,6 @@ class PartQueue:
     def __init__(self) -> None:
         self._parts: deque[Part] = deque()
         self.queries, self.seconds = 0, 0.0
-
-    def __bool__(self) -> bool:
-        return bool(self._parts)
 
     def add(self, parts: Sequence[Part]) -> None:
         """Put the parts of a request at the end."""
@@ -74,16 +106,14 @@ class PartQueue:
 class Jobs:
     """What the engine's thread does between calls, in turn: at any time where no query waits, else with pauses for the queries.
 
-    clock  seconds
+    clock    seconds
+    waiting  those whose turn has not come
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._jobs: deque[Callable[[Engine], None]] = deque()
+        self.waiting: deque[Callable[[Engine], None]] = deque()
         self._paused_until = 0.0
-
-    def __bool__(self) -> bool:
-        return bool(self._jobs)
 
     def add(self, job: Callable[[Engine], T]) -> Future[T]:
         """Put a job at the end."""
@@ -98,11 +128,9 @@ class Jobs:
             ended = self._clock()
             self._paused_until = ended + JOB_PAUSE * (ended - began)
 
-        self._jobs.append(work)
+        self.waiting.append(work)
         return done
 
     def next(self, queries_wait: bool) -> Callable[[Engine], None] | None:
-        """The job whose turn it is."""
-        if not self._jobs or (queries_wait and self._clock() < self._paused_until):
-            return None
-        return self._jobs.popleft()
+        """The job whose turn it is, of those that are waiting."""
+        return None if queries_wait and self._clock() < self._paused_until else self.waiting.popleft()

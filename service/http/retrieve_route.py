@@ -73,7 +73,7 @@ class RetrievalRoute:
 
     async def answer(self, checked: CheckedRequest, info: RequestInfo, began: float, priority: Priority = Priority.NORMAL) -> Retrieved:
         """Answer a checked request, and note in `info` what the log and the metrics need."""
-        settings, model, timeout_ms = self.settings, checked.model, self.timeout_ms(checked)
+        settings, model, timeout_ms = self.settings, checked.model, checked.timeout_ms
         try:
             if priority is Priority.NORMAL:
                 model.batcher.check_overload(len(checked.request.queries))
@@ -95,11 +95,6 @@ class RetrievalRoute:
         if priority is not Priority.BACKGROUND:
             self.asked.note(model.name, model.version, checked.request.queries, retrieved.unknown)
         return retrieved
-
-    def timeout_ms(self, checked: CheckedRequest) -> float:
-        """The deadline of a request, counted from its head."""
-        requested = checked.request.timeout_ms
-        return self.settings.timeout_ms if requested is None else requested
 
     async def _reach(self, model: LoadedModel, sequence: int, deadline: float) -> None:
         """Wait until this worker answers by an operation of the live catalogue. Raises Behind, NotWritable."""
@@ -124,13 +119,14 @@ class RetrieveRoute(RetrievalRoute):
         info: RequestInfo = scope[RequestInfo.KEY]
         self.keys.check("retrieve", info.authorization)
         check_type(info.content_type, JSON_TYPES)
-        background = priority_of(info.priority) is Priority.BACKGROUND
+        background = info.priority is not None and priority_of(info.priority) is Priority.BACKGROUND
         if not background:
             self._check_overload(info)
         answers = self.background_answers if background else self.answers
         with Held(self.bodies) as body_memory, Held(answers) as answer_memory:  # a parsed body is larger than the body
             whole = CONNECTION in scope and scope[CONNECTION].complete
-            request = await parse(await read_body(receive, None if whole else self.settings.body_timeout_s, body_memory))
+            body = await read_body(receive, None if whole else self.settings.body_timeout_s, body_memory)
+            request = await parsed(body, parse)
             async with WhileConnected(receive):
                 checked = self.check(request, info)
                 if not answer_memory.take(checked.answer_values):
@@ -151,7 +147,7 @@ class RetrieveRoute(RetrievalRoute):
 
     async def _answer_behind(self, checked: CheckedRequest, info: RequestInfo) -> Retrieved:
         """Answer a background request when it is its turn."""
-        async with self._turns.turn(info.began + self.timeout_ms(checked) / 1e3):
+        async with self._turns.turn(info.began + checked.timeout_ms / 1e3):
             return await self.answer(checked, info, info.began, Priority.BACKGROUND)
 
     def _check_overload(self, info: RequestInfo) -> None:
@@ -167,13 +163,11 @@ class RetrieveRoute(RetrievalRoute):
             raise
 
 
-async def parse(content: bytes) -> RetrieveRequest:
-    """A body as a request. Raises InvalidRequest."""
-    return await parsed(content, _parse)
+def parse(content: bytes) -> RetrieveRequest:
+    """A body as a request. Raises InvalidRequest.
 
-
-def _parse(content: bytes) -> RetrieveRequest:
-    """Straight from the bytes: that refuses what JSON refuses, names the field of a NaN, and takes a third of parsing first."""
+    Straight from the bytes: that refuses what JSON refuses, names the field of a NaN, and takes a third of parsing first.
+    """
     try:
         return RetrieveRequest.model_validate_json(content)
     except ValidationError as error:

@@ -24,7 +24,6 @@ from espalier.checks.golden import verify_golden
 from espalier.content.rows import ContentRows
 from espalier.engines import open_engine, runs_on_gpu
 from espalier.errors import BundleCorrupt, EspalierError
-from espalier.items import Items
 from espalier.manifest import Manifest
 from espalier.masks.filters import ItemFilters
 from espalier.placement.placer import Placer
@@ -99,11 +98,6 @@ class LoadedModel:
     reranker: Reranker | None = None
     shard: ShardVersion | None = None
     layout: int | None = None
-
-    @property
-    def items(self) -> Items:
-        """The catalogue that requests are answered from."""
-        return self.live.items
 
     @cached_property
     def name(self) -> str:

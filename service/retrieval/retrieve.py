@@ -80,7 +80,8 @@ async def retrieve(
     submitted = time.perf_counter()
     answer = await model.batcher.search(encoded.queries, encoded.params, deadline, priority, origin)
     answered = time.perf_counter()
-    check_coverage(answer.result.coverage, request.min_coverage)
+    if answer.result.coverage is not None:
+        check_coverage(answer.result.coverage, request.min_coverage)
     if answer.result.finite_B is not None:
         _check_finite(encoded.queries, answer.result.finite_B)
     found, small = Candidates.of(answer.result), answer.result.item_rows_BM.size <= INLINE_VALUES
@@ -188,11 +189,10 @@ def results_json(
         end = 0
         for b in range(begin_b, end_b):
             begin, end = end, end + int(count_B[b])
-            own = _items(ids[begin:end], found.scores_BM[b], [column[begin:end] for column in columns], fields)
-            if found.reranked is not None:
-                own = [{**item, "rerank_score": score} for item, score in zip(own, found.reranked.score_BM[b], strict=False)]
+            rerank_scores_M = None if found.reranked is None else found.reranked.score_BM[b]
+            own = [column[begin:end] for column in columns]
             entry: dict[str, Any] = {
-                "items": own,
+                "items": orjson.Fragment(_items_json(ids[begin:end], found.scores_BM[b], rerank_scores_M, own, fields)),
                 "complete": bool(found.complete_B[b]),
                 "beam_size": answer.beam_size,
                 "degraded": answer.degraded,
@@ -200,7 +200,6 @@ def results_json(
             }
             if requested is not None:
                 entry["explain"] = explain(checked, view, encoded, answer.result, b, requested, found)
-            # OPT_SERIALIZE_NUMPY writes float32 scores with as few digits as identify them
             results.append(orjson.dumps(entry, default=str, option=orjson.OPT_SERIALIZE_NUMPY))
     return b"[" + b",".join(results) + b"]"
 
@@ -218,14 +217,28 @@ def _blocks(count_B: NDArray[np.int64]) -> list[tuple[int, int]]:
     return [*blocks, (begin, len(count_B))]
 
 
-def _items(ids: list[str], scores_M: NDArray[np.float32], columns: list[list[Any]], fields: list[str]) -> list[dict[str, Any]]:
-    if not columns:
-        return [{"id": item_id, "score": score} for item_id, score in zip(ids, scores_M, strict=False)]
-    values = zip(*columns, strict=True)
-    return [
-        {"id": item_id, "score": score, "fields": dict(zip(fields, row, strict=True))}
-        for item_id, score, row in zip(ids, scores_M, values, strict=False)
-    ]
+def _items_json(
+    ids: list[str],
+    scores_M: NDArray[np.float32],
+    rerank_scores_M: NDArray[np.float32] | None,
+    columns: list[list[Any]],
+    fields: list[str],
+) -> bytes:
+    """The JSON list of items, text by text: that takes a third of the time of dictionaries."""
+    form, texts = b'{"id":%b,"score":%b', [[orjson.dumps(item_id) for item_id in ids], _numbers(scores_M[: len(ids)])]
+    if fields:
+        form += b',"fields":%b'
+        texts.append([orjson.dumps(dict(zip(fields, row, strict=True)), default=str) for row in zip(*columns, strict=True)])
+    if rerank_scores_M is not None:
+        form += b',"rerank_score":%b'
+        texts.append(_numbers(rerank_scores_M[: len(ids)]))
+    form += b"}"
+    return b"[%b]" % b",".join([form % item for item in zip(*texts, strict=False)])
+
+
+def _numbers(numbers: NDArray[np.float32]) -> list[bytes]:
+    """Each number as JSON: orjson writes a float32 with as few digits as identify it."""
+    return orjson.dumps(np.ascontiguousarray(numbers), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
 
 
 async def _in_thread(deadline: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -237,10 +250,8 @@ async def _in_thread(deadline: float, work: Callable[P, T], *args: P.args, **kwa
         raise DeadlinePassed(LATE) from None
 
 
-def check_coverage(coverage: Coverage | None, least: float | None) -> None:
+def check_coverage(coverage: Coverage, least: float | None) -> None:
     """Raise Uncovered where shards with less than `least` of the items answered a query, or none did. least: None: any share will do."""
-    if coverage is None:
-        return
     described = coverage_fields(coverage)
     if not described["answered"] or described["items"] < (least or 0.0):
         missing = ", ".join(map(str, described["missing"]))

@@ -230,7 +230,7 @@ async def test_a_burst_before_an_idle_moment_is_no_standing_queue(new_batcher: N
     ],
 )
 def test_only_engines_that_search_here_on_a_cpu_and_wait_for_nothing_do(
-    tmp_path: Path, engine: str, calls: int, settings: dict[str, int], inline_s: float
+    tmp_path: Path, engine: str, calls: int, settings: dict[str, Any], inline_s: float
 ) -> None:
     bundle, named = whole_bundle(tmp_path), FakeEngine(ITEMS)
     named.name = engine
