@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -96,7 +96,7 @@ class SearchParams:
     ) -> SearchParams:
         """The same beam size, m and mask for every query."""
         mask_B = None if mask is None else (mask,) * batch
-        return SearchParams(_repeated(beam_size, batch), _repeated(m, batch), exclude_BE, trace, mask_B)
+        return SearchParams(np.full(batch, beam_size, np.int64), np.full(batch, m, np.int64), exclude_BE, trace, mask_B)
 
     def take(self, queries: NDArray[np.int64]) -> SearchParams:
         """Those of the queries at some positions (int64)."""
@@ -130,14 +130,6 @@ class SearchParams:
                 eligible_N = mask.eligible_N
                 if eligible_N.dtype != np.bool_ or eligible_N.ndim != 1 or nodes not in (None, len(eligible_N)):
                     raise InvalidQuery("mask_B", f"{eligible_N.dtype}{list(eligible_N.shape)}", f"bool[{'N' if nodes is None else nodes}]")
-
-
-@lru_cache(maxsize=1024)
-def _repeated(number: int, batch: int) -> NDArray[np.int64]:
-    """int64[batch], read-only: the same number for each query."""
-    numbers_B = np.full(batch, number, np.int64)
-    numbers_B.flags.writeable = False
-    return numbers_B
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""How long the way through the code is: distinct files and functions of ours that eight ways cross.
+"""How long the way through the code is: distinct files and functions of ours that nine ways cross.
 
-    python -m benchmarks.code_path --json F
+    python -m benchmarks.code_path --json F [--walks]
 
 log → bundle (`training fit` of a tree model and of a linear one, a few steps on made data) and query → answer, text → answer (one warm
 POST /retrieve each to a service in this process). Counted are functions of espalier, training and service, in all threads, when they are
-called; of the requests, what every one of eight crosses. Then the four walks of request_walks.py, on a bundle of 64 items.
+called; of the requests, what every one of eight crosses. Then the five walks of request_walks.py, on a bundle of 64 items; with --walks these alone.
 """
 
 from __future__ import annotations
@@ -160,14 +160,18 @@ def main() -> None:
     """Count, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the rows here")
+    parser.add_argument("--walks", action="store_true", help="walk through request_walks.py alone")
     chosen = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     threading.setprofile(_note)
     sys.setprofile(_note)
     with tempfile.TemporaryDirectory() as name:
-        write_data(Path(name))
-        rows = trainings(Path(name)) + requests(Path(name)) + request_walks.walks(Path(name), _record, _counted)
-        os.chdir(ROOT)
+        rows = []
+        if not chosen.walks:
+            write_data(Path(name))
+            rows = trainings(Path(name)) + requests(Path(name))
+            os.chdir(ROOT)
+        rows += request_walks.walks(Path(name), _record, _counted)
     if chosen.json:
         chosen.json.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
 

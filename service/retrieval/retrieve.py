@@ -189,10 +189,11 @@ def results_json(
         end = 0
         for b in range(begin_b, end_b):
             begin, end = end, end + int(count_B[b])
-            rerank_scores_M = None if found.reranked is None else found.reranked.score_BM[b]
-            own = [column[begin:end] for column in columns]
+            own = _items(ids[begin:end], found.scores_BM[b], [column[begin:end] for column in columns], fields)
+            if found.reranked is not None:
+                own = [{**item, "rerank_score": score} for item, score in zip(own, found.reranked.score_BM[b], strict=False)]
             entry: dict[str, Any] = {
-                "items": orjson.Fragment(_items_json(ids[begin:end], found.scores_BM[b], rerank_scores_M, own, fields)),
+                "items": own,
                 "complete": bool(found.complete_B[b]),
                 "beam_size": answer.beam_size,
                 "degraded": answer.degraded,
@@ -200,6 +201,7 @@ def results_json(
             }
             if requested is not None:
                 entry["explain"] = explain(checked, view, encoded, answer.result, b, requested, found)
+            # OPT_SERIALIZE_NUMPY writes float32 scores with as few digits as identify them
             results.append(orjson.dumps(entry, default=str, option=orjson.OPT_SERIALIZE_NUMPY))
     return b"[" + b",".join(results) + b"]"
 
@@ -217,28 +219,14 @@ def _blocks(count_B: NDArray[np.int64]) -> list[tuple[int, int]]:
     return [*blocks, (begin, len(count_B))]
 
 
-def _items_json(
-    ids: list[str],
-    scores_M: NDArray[np.float32],
-    rerank_scores_M: NDArray[np.float32] | None,
-    columns: list[list[Any]],
-    fields: list[str],
-) -> bytes:
-    """The JSON list of items, text by text: that takes a third of the time of dictionaries."""
-    form, texts = b'{"id":%b,"score":%b', [[orjson.dumps(item_id) for item_id in ids], _numbers(scores_M[: len(ids)])]
-    if fields:
-        form += b',"fields":%b'
-        texts.append([orjson.dumps(dict(zip(fields, row, strict=True)), default=str) for row in zip(*columns, strict=True)])
-    if rerank_scores_M is not None:
-        form += b',"rerank_score":%b'
-        texts.append(_numbers(rerank_scores_M[: len(ids)]))
-    form += b"}"
-    return b"[%b]" % b",".join([form % item for item in zip(*texts, strict=False)])
-
-
-def _numbers(numbers: NDArray[np.float32]) -> list[bytes]:
-    """Each number as JSON: orjson writes a float32 with as few digits as identify it."""
-    return orjson.dumps(np.ascontiguousarray(numbers), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
+def _items(ids: list[str], scores_M: NDArray[np.float32], columns: list[list[Any]], fields: list[str]) -> list[dict[str, Any]]:
+    if not columns:
+        return [{"id": item_id, "score": score} for item_id, score in zip(ids, scores_M, strict=False)]
+    values = zip(*columns, strict=True)
+    return [
+        {"id": item_id, "score": score, "fields": dict(zip(fields, row, strict=True))}
+        for item_id, score, row in zip(ids, scores_M, values, strict=False)
+    ]
 
 
 async def _in_thread(deadline: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
