@@ -184,10 +184,6 @@ class Admission:
         self._accepted += queries
         self._busy += queries if busy else 0
 
-    def found_idle(self) -> None:
-        """Note a query that found nothing before it: whatever was in the queue was a burst."""
-        self._standing_since = None
-
     def end(self) -> None:
         """Nothing will arrive any more."""
         self._set_overloaded(False)

@@ -198,10 +198,8 @@ class Batcher:
         if params.trace or _values(queries, params) > INLINE_VALUES:
             return False
         with self._lock:
-            if not self._asleep or self._closed or self._admission.overloaded:
-                return False
-            self._admission.found_idle()
-            return self._calling[0].acquire(blocking=False)
+            is_idle = self._asleep and not self._admission.overloaded  # overload ends by what is counted of the queue
+            return bool(is_idle) and self._calling[0].acquire(blocking=False)
 
     def _search_inline(self, part: Part) -> Answer:
         try:
@@ -296,17 +294,17 @@ class Batcher:
                 self._asleep.append(wake)
         if room_wanted:
             self._call_back(parts, self._room.open)
-        if job is not None:
-            with self._calling[number]:
-                job(self._engine)
-        elif parts:
-            with self._calling[number]:
-                answers = self._answers(parts, self._call_s[number])
-            self._call_back(parts, self._deliver, parts, answers)
-        else:
+        if job is None and not parts:
             wake.acquire()
             if self.limits.max_wait_s > 0 and not self._closed and self.depth < self.limits.max_batch:
                 time.sleep(self.limits.max_wait_s)
+            return True
+        with self._calling[number]:  # the event loop may be searching
+            if job is not None:
+                job(self._engine)
+                return True
+            answers = self._answers(parts, self._call_s[number])
+        self._call_back(parts, self._deliver, parts, answers)
         return True
 
     def _take(self, number: int) -> list[Part]:

@@ -13,9 +13,10 @@ import pytest
 
 from espalier.queries import QueryBatch
 from espalier.search import NO_CONTEXT, Engine, SearchContext, SearchParams, SearchResult
+from service.batching.admission import OVERLOAD_S
 from service.batching.batcher import INLINE_VALUES, Batcher
 from service.batching.priority import Priority
-from service.errors import DeadlinePassed, EngineFailed, NotReady
+from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
 from service.models.loading import limits_of
 from service.settings import Settings
 from tests.service.fake_engine import FakeEngine
@@ -199,24 +200,37 @@ async def test_near_the_deadline_the_beam_shrinks_inline_too(new_batcher: NewBat
     assert (answer.beam_size, answer.degraded, engine.inline) == (2, True, [False, True])
 
 
-async def test_a_burst_before_an_idle_moment_is_no_standing_queue(new_batcher: NewBatcher) -> None:
-    """Two bursts whose requests found a long queue, and between them a query that found none."""
-    engine, batcher = await seen(new_batcher, max_batch=1, burst_s=1e9)
-    overloads: list[bool] = []
-    batcher._admission._on_overload = overloads.append
-
-    async def burst() -> None:
-        async with held(engine, batcher, beam_size=16) as busy:
-            tasks = await accepted(*(ask(batcher, i, beam_size=1 << 20) for i in range(8)))
-        await asyncio.gather(busy, *tasks, return_exceptions=True)
+async def test_in_overload_all_queries_are_counted_in_the_queue(new_batcher: NewBatcher) -> None:
+    engine, batcher = await seen(new_batcher, max_queue=1, inline_s=2 * SHORT_S)
+    async with held(engine, batcher, beam_size=16) as busy:
+        (waiting,) = await accepted(ask(batcher, 1, beam_size=16))
+        with pytest.raises(QueueFull):
+            await ask(batcher, 2)
+    await asyncio.gather(busy, waiting)
+    for _ in range(2):
         await idle(batcher)
-
-    await burst()
-    await pass_time(1.0)
+        await ask(batcher, 1)
+        await pass_time(2 * OVERLOAD_S)  # the second finds that overload is over
+    await idle(batcher)
     await ask(batcher, 1)
-    assert engine.inline[-1]
-    await burst()
-    assert overloads == []
+    assert engine.inline[-3:] == [False, False, True]
+
+
+async def test_a_job_that_paused_for_expired_queries_is_done(new_batcher: NewBatcher) -> None:
+    engine, batcher = await seen(new_batcher)
+    loop = engine.loop
+    assert isinstance(loop, OwnTime)
+
+    def takes_a_second(_: Engine) -> None:
+        loop.passed_s += 1
+
+    async with held(engine, batcher, beam_size=16) as busy:
+        (late,) = await accepted(ask(batcher, 1, deadline=loop.time() + 0.5))
+        jobs = [asyncio.wrap_future(batcher.run(takes_a_second)) for _ in range(2)]
+    await asyncio.wait_for(asyncio.gather(*jobs), 60)
+    with pytest.raises(DeadlinePassed):
+        await late
+    await busy
 
 
 @pytest.mark.parametrize(
