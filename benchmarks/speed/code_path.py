@@ -4,8 +4,8 @@
 
 log → bundle (`training fit` of a tree model and of a linear one, a few steps on made data) and query → answer, text → answer (one warm
 POST /retrieve each to a service in this process). Counted are functions of espalier, training and service, in all threads, when they are
-called; of the requests, what every one of eight crosses. Then the five walks of request_walks.py, on a bundle of 64 items; with --walks these
-alone.
+called; of the requests, what every one of eight crosses. Then the five walks of request_walks.py, on a bundle of 64 items; with --walks
+these alone.
 """
 
 from __future__ import annotations
