@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -155,7 +156,7 @@ class ItemTable:
     def __len__(self) -> int:
         return len(self._table)
 
-    @property
+    @cached_property
     def fields(self) -> tuple[str, ...]:
         """The columns that a caller may ask for, `id` first."""
         return tuple(name for name in self._table.column_names if name not in (HASH_COLUMN, ROW_COLUMN))

@@ -7,9 +7,9 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.telemetry import TelemetryConfig
 
 from service import problems
+from service.batching.priority import HEADER
 from service.http import documentation
 from service.http.api_keys import Keys
-from service.http.background import HEADER
 from service.http.bulk_route import BulkRoute
 from service.http.console import add_console
 from service.http.dependencies import Service

@@ -132,6 +132,12 @@ class Settings(BaseSettings):
     )
     max_batch: int | None = Field(default=None, ge=1, description="Most queries in one engine call. None: 16 on a CPU, 512 on a GPU.")
     max_wait_us: int = Field(default=0, ge=0, le=100_000, description="Microseconds that a free engine waits for more queries.")
+    max_inline_us: int = Field(
+        default=200,
+        ge=0,
+        le=10_000,
+        description="Microseconds. A query that a free CPU engine answers in less is not handed to its thread; 0: all are.",
+    )
     max_queue: int = Field(default=1024, ge=1, description="Most queries that wait for one model's engine; more are answered 429.")
     max_queue_ms: Milliseconds = Field(
         default=100.0, gt=0, description="Longest expected wait in a burst; in overload the queue is far shorter."

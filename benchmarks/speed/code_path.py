@@ -1,11 +1,11 @@
-"""How long the way through the code is: distinct files and functions of ours that four ways cross.
+"""How long the way through the code is: distinct files and functions of ours that nine ways cross.
 
-    python -m benchmarks.code_path --json F
+    python -m benchmarks.code_path --json F [--walks]
 
 log → bundle (`training fit` of a tree model and of a linear one, a few steps on made data) and query → answer, text → answer (one warm
 POST /retrieve each to a service in this process). Counted are functions of espalier, training and service, in all threads, when they are
-called; of the requests, what every one of eight crosses. To compare two states of the repository, run this file by its path from the root
-of each; the configurations are those that both read.
+called; of the requests, what every one of eight crosses. Then the five walks of request_walks.py, on a bundle of 64 items; with --walks
+these alone.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ import tempfile
 import threading
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import polars as pl
+
+from benchmarks.speed import request_walks
 
 ROOT = Path.cwd()
 PACKAGES = tuple(f"{ROOT / name}{os.sep}" for name in ("espalier", "training", "service"))
@@ -59,7 +62,15 @@ def _note(frame: FrameType, event: str, argument: object) -> None:
         crossed.add((code.co_filename, code.co_qualname))
 
 
-def _counted(way: str, found: set[tuple[str, str]]) -> dict[str, Any]:
+def _record(found: set[tuple[str, str]] | None) -> None:
+    """Add what is crossed from now on to a set; None: to none."""
+    global crossed
+    crossed = found
+
+
+def _counted(way: str, rounds: Sequence[set[tuple[str, str]]]) -> dict[str, Any]:
+    """A row of what every round crossed."""
+    found = set.intersection(*rounds)
     row = {"way": way, "files": len({file for file, _ in found}), "functions": len(found)}
     print(f"{way}: {row['files']} files, {row['functions']} functions", flush=True)
     return row
@@ -99,7 +110,7 @@ def trainings(folder: Path) -> list[dict[str, Any]]:
                 if stop.code:
                     raise
             found, crossed = crossed, None
-        rows.append(_counted(f"log → bundle, {name}", found))
+        rows.append(_counted(f"log → bundle, {name}", [found]))
     return rows
 
 
@@ -141,7 +152,7 @@ def _ask(url: str, rows: list[dict[str, Any]]) -> None:
                 if number:
                     rounds.append(crossed)
                 crossed = None
-            rows.append(_counted(way, set.intersection(*rounds)))
+            rows.append(_counted(way, rounds))
     finally:
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -150,14 +161,18 @@ def main() -> None:
     """Count, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the rows here")
+    parser.add_argument("--walks", action="store_true", help="walk through request_walks.py alone")
     chosen = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     threading.setprofile(_note)
     sys.setprofile(_note)
     with tempfile.TemporaryDirectory() as name:
-        write_data(Path(name))
-        rows = trainings(Path(name)) + requests(Path(name))
-        os.chdir(ROOT)
+        rows = []
+        if not chosen.walks:
+            write_data(Path(name))
+            rows = trainings(Path(name)) + requests(Path(name))
+            os.chdir(ROOT)
+        rows += request_walks.walks(Path(name), _record, _counted)
     if chosen.json:
         chosen.json.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
 

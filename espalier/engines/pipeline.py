@@ -141,12 +141,12 @@ class Pipeline:
         live = self._live
         query = self._encoded(queries, params, context, live, frontier)
         size = self._at_once(query)
-        if size >= len(query):
+        if size >= len(queries):
             leaves = self.tree_search.search(query)
             return self._merged(query, leaves, live), leaves.frontiers, leaves.leaf_states_BS
         results, frontiers = [], []
-        for begin in range(0, len(query), size):
-            block = query.take(np.arange(begin, min(begin + size, len(query))))
+        for begin in range(0, len(queries), size):
+            block = query.take(np.arange(begin, min(begin + size, len(queries))))
             leaves = self.tree_search.search(block)
             results.append(self._merged(block, leaves, live))
             frontiers.append(leaves.frontiers)
@@ -154,11 +154,12 @@ class Pipeline:
 
     def _at_once(self, query: TreeQuery) -> int:
         """How many queries are searched at a time."""
-        if len(query) < 2 or query.trace:
-            return len(query)
+        batch = len(query.queries)
+        if batch < 2 or query.trace:
+            return batch
         if self.tree_search.merges:
             return MESSAGE
-        return len(query) if self._mean is None else max(1, BLOCK // most_leaves(self._trees, int(query.beam_size_B.max())))
+        return batch if self._mean is None else max(1, BLOCK // most_leaves(self._trees, int(query.beam_size_B.max())))
 
     def _encoded(self, queries: QueryBatch, params: SearchParams, context: SearchContext, live: _Live | None, frontier: bool) -> TreeQuery:
         """The queries' states, what each may visit of each tree, and what it remembers."""

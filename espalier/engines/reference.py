@@ -9,6 +9,7 @@ Legend: B queries, T history, L levels, K beam, C candidates, M results, N nodes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,16 +21,16 @@ from onnx.reference import ReferenceEvaluator
 from espalier.bundle import Bundle
 from espalier.engines.encode import check_queries
 from espalier.engines.graphs import read_graph
-from espalier.engines.reference_scores import log_mean, log_near, ranks_of
 from espalier.engines.reference_stacking import stacked
 from espalier.engines.stages import GivenQueries
 from espalier.errors import BundleCorrupt
-from espalier.manifest import LinearScorer
+from espalier.manifest import Activation, LinearScorer, Ranking
 from espalier.masks.eligibility import every_item
 from espalier.memory_lists import MemoryLists
 from espalier.queries import HistoryKind, QueryBatch, VectorKind
 from espalier.scores import finish, log_scores
 from espalier.search import NO_CONTEXT, NO_ITEM, LevelTrace, NodeMask, SearchContext, SearchParams, SearchResult
+from espalier.tail import FARTHEST, FLOOR, Tail
 from espalier.text.sparse_rows import SparseRows
 from espalier.trace import from_start_level
 
@@ -76,8 +77,10 @@ class ReferenceEngine:
     def __init__(self, bundle: Bundle) -> None:
         self.bundle, self._memory = bundle, bundle.memory
         self._alone = bundle.alone
-        if isinstance(bundle.manifest.scorer, LinearScorer):
+        scorer = bundle.manifest.scorer
+        if isinstance(scorer, LinearScorer):
             return
+        self._reads_sequences = scorer.encoder == "sequence"
         self._rows_ND = np.asarray(bundle.node_rows_ND, np.float32)
         self._query = ReferenceEvaluator(read_graph("query.onnx", bundle.graph("query.onnx")))
         self._scorer = ReferenceEvaluator(read_graph("scorer.onnx", bundle.graph("scorer.onnx")))
@@ -263,7 +266,7 @@ class ReferenceEngine:
         inputs: dict[str, NDArray[np.generic]] = {"node_rows": self._rows_ND}
         if isinstance(queries.kind, HistoryKind):
             leaves_BT = np.where(queries.array >= 0, self.bundle.tree.leaf_of_item[queries.array], -1)
-            if self.bundle.graph_scorer.encoder == "sequence":
+            if self._reads_sequences:
                 inputs["history_leaves"] = leaves_BT
             else:
                 inputs["history_nodes"] = np.moveaxis(self.bundle.tree.ancestors(leaves_BT), 2, 1)
@@ -354,3 +357,38 @@ def stacked_rows(rows: list[NDArray[Any]], filler: float) -> NDArray[Any]:
     for to, row in zip(stacked, rows, strict=True):
         to[: len(row)] = row
     return stacked
+
+
+# -- the formulas: from logits to ranks, the mean over a forest's trees, and the tail of its items ----------------------------
+
+
+def ranks_of(ranking: Ranking, logits_C: NDArray[np.float32], parent_rank_C: NDArray[np.float32]) -> NDArray[np.float32]:
+    """float32[C]: the ranks of nodes, given their logits and their parents' ranks."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        own_C = log_activation(ranking.activation, logits_C) if ranking.own == "log_activation" else logits_C
+        inherited_C = np.float32(ranking.gamma) * parent_rank_C if ranking.gamma > 0 else np.float32(0)  # 0 · ∞ is no number
+        return np.asarray(own_C + inherited_C, np.float32)
+
+
+def log_near(tail: Tail, query_F: NDArray[np.float64], item: int) -> float:
+    """The log of how near a query is to an item's row (espalier.tail)."""
+    own = slice(int(tail.row_begin[item]), int(tail.row_begin[item + 1]))
+    row_F = np.zeros(tail.width)
+    row_F[tail.feature[own]] = tail.value[own]
+    if tail.info.form == "product":
+        return math.log(max(float(row_F @ query_F), FLOOR))
+    distance = float(((query_F - row_F) ** 2).sum())
+    return -float(np.logaddexp(0, min(tail.info.gamma / 2 * distance, FARTHEST)))
+
+
+def log_mean(logs: list[float], trees: int) -> float:
+    """log((Σ e^log) / trees), as good for scores too small for a float."""
+    top = max(logs)
+    return top + math.log(sum(math.exp(log - top) for log in logs) / trees)
+
+
+def log_activation(activation: Activation, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The log of the sigmoid, or of a hinge: −max(0, 1 − v)^p."""
+    if activation == "sigmoid":
+        return np.asarray(-np.logaddexp(np.float32(0), -logits), np.float32)
+    return np.asarray(-(np.maximum(np.float32(1) - logits, 0) ** int(activation[1])), np.float32)

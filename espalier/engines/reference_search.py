@@ -40,15 +40,16 @@ class ReferenceSearch:
 
     def search(self, query: TreeQuery) -> Leaves:
         """See `TreeSearch`."""
-        states = [self._states(query, b) for b in range(len(query))]
-        paths_T = [[self._walk(query, b, states[b], place, tree) for b in range(len(query))] for place, tree in enumerate(self._trees)]
+        batch = len(query.queries)
+        states = [self._states(query, b) for b in range(batch)]
+        paths_T = [[self._walk(query, b, states[b], place, tree) for b in range(batch)] for place, tree in enumerate(self._trees)]
         found = [[_best_leaves(tree, path[-1]) for path in paths] for tree, paths in zip(self._trees, paths_T, strict=True)]
         width = max((len(leaves[0]) for own in found for leaves in own), default=0)
         if len(self._trees) == 1:
             found = [[(rows[:m], ranks[:m], keys[:m]) for (rows, ranks, keys), m in zip(found[0], query.m_B.tolist(), strict=True)]]
             width = int(query.m_B.max(initial=0))
-        flat = [found[t][b] for b in range(len(query)) for t in range(len(self._trees))]
-        shape = len(query), len(self._trees), width
+        flat = [found[t][b] for b in range(batch) for t in range(len(self._trees))]
+        shape = batch, len(self._trees), width
         rows_BTM, ranks_BTM, keys_BTM = (
             np.full(shape, filler, dtype) for filler, dtype in ((-1, np.int64), (-np.inf, np.float32), (-np.inf, np.float32))
         )
@@ -56,7 +57,7 @@ class ReferenceSearch:
             at = *divmod(place, len(self._trees)), slice(len(rows))
             rows_BTM[at], ranks_BTM[at], keys_BTM[at] = rows, ranks, keys
         count_BT = np.array([len(leaves[0]) for leaves in flat], np.int64).reshape(shape[:2])
-        finite_B = np.array([all(step.finite for paths in paths_T for step in paths[b]) for b in range(len(query))])
+        finite_B = np.array([all(step.finite for paths in paths_T for step in paths[b]) for b in range(batch)])
         return Leaves(
             rows_BTM,
             ranks_BTM,

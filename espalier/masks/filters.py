@@ -88,7 +88,8 @@ class ItemFilters:
         self._bytes = 0
         self._building: dict[Filter, Future[NodeMask]] = {}
         self._removed = np.empty(0, np.int64)
-        self._standing: NodeMask | None = None
+        self.standing: NodeMask | None = None
+        """The mask of a query without a filter; None where nothing is removed."""
 
     @cached_property
     def every_item(self) -> NodeMask:
@@ -155,15 +156,10 @@ class ItemFilters:
         eligible_I[rows] = False
         standing = forest_mask(self._trees, eligible_I) if len(rows) else None
         with self._lock:
-            self._removed, self._standing = np.unique(rows), standing
+            self._removed, self.standing = np.unique(rows), standing
             self._masks.clear()
             self._bytes = 0
             self._building.clear()  # what is being built has the old removals: who asked before gets it, and it is not kept
-
-    @property
-    def standing(self) -> NodeMask | None:
-        """The mask of a query without a filter; None where nothing is removed."""
-        return self._standing
 
     def is_removed(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """bool[len(rows)]: whether items are removed."""

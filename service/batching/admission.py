@@ -7,7 +7,7 @@ arrival; the packages for rate limits count requests, which differ in cost by th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 RISE, FALL = 0.1, 0.5
@@ -29,6 +29,9 @@ STREAM_CALLS = 1.5
 """The same for streams, at any time. They always have more queries, so the engine never runs dry, and single requests keep their room."""
 SHORT_S = 0.003
 """No request is refused for a wait as short as this."""
+SERIAL_CALL_S = 1e-3
+"""On a CPU a call costs the sum of its queries, and all answers come at its end, so batching only saves hand-overs between threads (tens of
+microseconds each). A call is filled up to this time."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class Limits:
     max_wait_s          how long a free engine waits for more queries than it has
     smallest_beam_size  down to which a beam may shrink when the deadline is near; None: never
     calls               engine calls at once: several where the engine waits for other machines
+    inline_s            a single query that is expected to take no longer is searched by the event loop itself where the engine is free: the
+                        hand-over to a thread and back takes as long. 0: never
     """
 
     max_batch: int = 16
@@ -51,12 +56,24 @@ class Limits:
     max_wait_s: float = 0.0
     smallest_beam_size: int | None = None
     calls: int = 1
+    inline_s: float = 0.0
+
+    @property
+    def call_s(self) -> float:
+        """Seconds up to which a call is filled."""
+        return SERIAL_CALL_S if self.serial else math.inf
+
+    @property
+    def background_batch(self) -> int:
+        """Most queries of a background request in one call, which others wait for."""
+        return 1 if self.serial else self.max_batch
 
 
 class Cost:
     """Seconds of engine time by beam size, learned from the calls.
 
-    Kept per power of two of the beam size. A power without calls is assumed to cost in proportion to its beam.
+    Kept per power of two of the beam size. A power without calls is assumed to cost in proportion to its beam. Any thread may read while
+    one learns.
 
     serial  a call costs the sum of its queries (CPU); otherwise it costs as much as its most expensive query (GPU)
     """
@@ -67,12 +84,16 @@ class Cost:
 
     def of(self, beam_size: int) -> float:
         """Seconds of one query, 0 before the first call."""
-        bucket = beam_size.bit_length()
-        known = self._seconds.get(bucket)
-        if known is not None or not self._seconds:
+        bucket, seconds = beam_size.bit_length(), self._seconds
+        known = seconds.get(bucket)
+        if known is not None or not seconds:
             return known or 0.0
-        nearest = min(self._seconds, key=lambda other: (abs(other - bucket), other))
-        return self._seconds[nearest] * 2.0 ** (bucket - nearest)
+        nearest = min(seconds, key=lambda other: (abs(other - bucket), other))
+        return seconds[nearest] * 2.0 ** (bucket - nearest)
+
+    def is_short(self, beam_size: int, seconds: float) -> bool:
+        """Whether queries of such a beam were seen to take no longer."""
+        return 0 < self._seconds.get(beam_size.bit_length(), 0.0) <= seconds
 
     def of_call(self, queries: Sequence[tuple[int, int]]) -> float:
         """Seconds of one call of (beam size, number of queries) groups."""
@@ -85,13 +106,27 @@ class Cost:
         expected = self.of_call(queries)
         if expected <= 0:
             count = sum(count for _, count in queries) if self.serial else 1
-            self._seconds |= {beam_size.bit_length(): engine_s / count for beam_size, _ in queries}
+            self._seconds = self._seconds | {beam_size.bit_length(): engine_s / count for beam_size, _ in queries}
             return
         factor = 1 + (RISE if engine_s > expected else FALL) * (engine_s / expected - 1)
-        self._seconds |= {beam_size.bit_length(): factor * self.of(beam_size) for beam_size, _ in queries}
+        self._seconds = self._seconds | {beam_size.bit_length(): factor * self.of(beam_size) for beam_size, _ in queries}
 
-    def affordable(self, beam_size: int, smallest: int, seconds: float) -> int:
-        """The largest beam that fits into `seconds`: the requested one, or halved until it fits, but at least `smallest`."""
+    def wait_s(self, queries: int, seconds: float, running_s: Sequence[float], max_batch: int) -> float:
+        """Seconds until the engine is free for one more query.
+
+        queries, seconds  that wait, and what they take one after the other
+        running_s         seconds of each call that may run at once; 0: it does not
+        """
+        ahead = seconds + sum(running_s) if self.serial else max(running_s) * (queries / max_batch)
+        return ahead / len(running_s)
+
+    def affordable(self, beam_size: int, smallest: int, seconds: float, queries: int = 1, others_s: float = 0.0) -> int:
+        """The largest beam with which some queries fit into `seconds`: the requested one, or halved until they do, but at least `smallest`.
+
+        others_s  what the other queries of the call take
+        """
+        if self.serial:
+            seconds = (seconds - others_s) / queries
         while beam_size > smallest and self.of(beam_size) > seconds:
             beam_size = max(beam_size // 2, smallest)
         return beam_size
@@ -111,12 +146,13 @@ class Admission:
 
     max_queue   most queries that wait, whatever they cost
     burst_s     longest expected wait
-    overloaded  as of the last arrival
-    most_calls  engine calls that a new request waits for at most in overload, by the load of the last OVERLOAD_S
+    overloaded   as of the last arrival
+    on_overload  called when overload begins and when it ends
+    most_calls   engine calls that a new request waits for at most in overload, by the load of the last OVERLOAD_S
     """
 
-    def __init__(self, max_queue: int, burst_s: float) -> None:
-        self.max_queue, self.burst_s = max_queue, burst_s
+    def __init__(self, max_queue: int, burst_s: float, on_overload: Callable[[bool], None] = lambda overloaded: None) -> None:
+        self.max_queue, self.burst_s, self._on_overload = max_queue, burst_s, on_overload
         self.overloaded, self.most_calls = False, QUEUE_CALLS + MORE_CALLS
         self._standing_since: float | None = None
         self._since, self._count_s = 0.0, OVERLOAD_S  # the time whose load is counted
@@ -137,7 +173,7 @@ class Admission:
             standing = self._standing_since is not None and now - self._standing_since >= STANDING_S
             if not standing and not self._is_longer(waiting, queries, wait_s, self.burst_s):
                 return False
-            self.overloaded = True
+            self._set_overloaded(True)
             self._count_from(now, FIRST_S)
         if not short:
             self._busy += queries
@@ -148,6 +184,10 @@ class Admission:
         self._accepted += queries
         self._busy += queries if busy else 0
 
+    def end(self) -> None:
+        """Nothing will arrive any more."""
+        self._set_overloaded(False)
+
     def has_room(self, waiting: int, queries: int, wait_s: float, call_s: float) -> bool:
         """Whether a stream may add `queries` queries to the queue."""
         return not self._is_longer(waiting, queries, wait_s, self._short_s(call_s, STREAM_CALLS))
@@ -156,10 +196,15 @@ class Admission:
         if self.overloaded and now - self._since >= self._count_s:
             paused = now - self._since >= 2 * OVERLOAD_S  # nothing arrived for a while
             load = self._busy / max(self._accepted, 1)
-            self.overloaded = not paused and (load >= OVER_LOAD or self._count_s < OVERLOAD_S)
+            self._set_overloaded(not paused and (load >= OVER_LOAD or self._count_s < OVERLOAD_S))
             self.most_calls = QUEUE_CALLS + MORE_CALLS / (max(load, 1.0) if self.overloaded else 1.0)
             self._count_from(now, OVERLOAD_S)
         return self.overloaded
+
+    def _set_overloaded(self, overloaded: bool) -> None:
+        if overloaded != self.overloaded:
+            self.overloaded = overloaded
+            self._on_overload(overloaded)
 
     def _count_from(self, now: float, seconds: float) -> None:
         self._since, self._count_s, self._accepted, self._busy = now, seconds, 0, 0

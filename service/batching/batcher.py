@@ -1,19 +1,17 @@
 """Queries of concurrent requests in one engine call.
 
 While the engine is busy, requests wait in a queue. When it is free, it takes up to `max_batch` queries of them. One thread per loaded
-version runs the engine, or several where it takes several calls at once, so that the event loop never waits for it. Expired requests, and
-those whose clients hung up, never reach the engine. Background requests have a queue of their own, from which the engine takes only while
-no other query waits. Knows query batches and results, not HTTP and not models.
+version runs the engine, or several where it takes several calls at once, so that the event loop never waits for it; but a single query that
+is known to be short is searched by the event loop itself where the engine is free. Expired requests, and those whose clients hung up, never
+reach the engine. `Priority` says how a request waits. Knows query batches and results, not HTTP and not models.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -25,9 +23,12 @@ import numpy as np
 from espalier.engines.results import joined_parents
 from espalier.engines.stages import ParentsFound, StagedEngine
 from espalier.queries import QueryBatch
-from espalier.search import Engine, SearchContext, SearchParams
+from espalier.search import NO_CONTEXT, Engine, SearchContext, SearchParams
+from espalier.text.sparse_rows import SparseRows
 from service.batching.admission import Admission, Cost, Limits, retry_after_s
-from service.batching.parts import Answer, Part, context_of, cut, join, merge, split
+from service.batching.parts import Answer, Part, cut, join, merge, split
+from service.batching.priority import TOO_LATE, Priority
+from service.batching.queues import Jobs, PartQueue, Room
 from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
 
 log = logging.getLogger(__name__)
@@ -35,22 +36,20 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
-SERIAL_CALL_S = 1e-3
-"""On a CPU a call costs the sum of its queries, and all answers come at its end, so batching only saves hand-overs between threads (tens of
-microseconds each). A call is filled up to this time."""
-DEADLINES_S = 0.1
-"""Requests whose deadlines are further apart get calls of their own, where calls end at deadlines."""
-JOB_PAUSE = 3.0
-"""After a job, queries have the engine for so many times as long as it took."""
 JOB_QUERIES = 4
 """Queries of one job on a CPU, where they cost one after the other."""
 QUIET_S = 0.5
 QUIET_JOB_QUERIES = 16
 """The same where no request has asked for so many seconds: fewer calls and hand-overs. One that comes just then waits for them, some
 milliseconds."""
-SWITCH_S, OVERLOAD_SWITCH_S = sys.getswitchinterval(), 5e-4
-"""How long one thread may keep the interpreter from another, usually and in overload. With Python's own 5 ms the engine's thread would wait
-for longer than a search takes while the event loop is busy with refusals. At other times switching costs more than it gains."""
+
+INLINE_VALUES = 1024
+"""Numbers of a query, excluded items and results together up to which a query may take as long as others of its beam size do."""
+
+
+def _values(queries: QueryBatch, params: SearchParams) -> int:
+    numbers = queries.rows.values if isinstance(queries.rows, SparseRows) else queries.rows
+    return int(numbers.size + params.m_B.sum() + (0 if params.exclude_BE is None else params.exclude_BE.size))
 
 
 def _parents(queries: QueryBatch, params: SearchParams, engine: Engine) -> ParentsFound:
@@ -62,9 +61,10 @@ def _parents(queries: QueryBatch, params: SearchParams, engine: Engine) -> Paren
 class Batcher:
     """Feeds one engine from many requests.
 
-    name     of the threads
-    on_call  called after every engine call with its number of queries and its seconds
-    clock    seconds; deadlines are points of it
+    name         of the threads
+    on_call      called after every engine call with its number of queries and its seconds
+    on_overload  called when more requests begin to arrive than are answered, and when they end to
+    clock        seconds; deadlines are points of it
     """
 
     def __init__(
@@ -73,26 +73,22 @@ class Batcher:
         limits: Limits,
         name: str,
         on_call: Callable[[int, float], None] = lambda batch, seconds: None,
+        on_overload: Callable[[bool], None] = lambda overloaded: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.limits, self.on_call = limits, on_call
         self._engine, self._clock = engine, clock
         self._cost = Cost(limits.serial)
-        self._admission = Admission(limits.max_queue, limits.burst_s)
+        self._room = Room()
         self._lock = threading.Lock()  # guards what follows
-        self._parts: deque[Part] = deque()
-        self._behind: deque[Part] = deque()  # those of background requests
-        self._waiting = 0  # queries
-        self._waiting_s = 0.0  # what they are expected to take, one after the other
-        self._call_s = [0.0] * limits.calls  # the same of the calls that run, by thread
+        self._admission = Admission(limits.max_queue, limits.burst_s, on_overload)
+        self._queue, self._background, self._jobs = PartQueue(), PartQueue(), Jobs(clock)
+        self._call_s = [0.0] * limits.calls  # what the calls that run are expected to take, by thread
         self._closed = False
-        self._asleep = 0  # threads that wait for work
-        self._jobs: deque[Callable[[Engine], None]] = deque()
-        self._job_at = 0.0  # before this time a job waits for the queries
+        self._asleep: list[threading.Lock] = []  # of threads that wait for work, what wakes them
         self._called_at = -QUIET_S  # when queries were answered last
         self._room_wanted = False  # a patient request found no room since the engine last took queries
-        self._wake = threading.Semaphore(0)
-        self._room: deque[asyncio.Event] = deque()  # patient requests that wait for room, in turn; touched by the event loop alone
+        self._calling = [threading.Lock() for _ in range(limits.calls)]  # held during a thread's engine calls and jobs
         self._threads = [
             threading.Thread(target=self._run, args=(number,), name=f"engine-{name}", daemon=True) for number in range(limits.calls)
         ]
@@ -102,35 +98,38 @@ class Batcher:
     @property
     def depth(self) -> int:
         """Queries that wait for the engine, without those of background requests."""
-        return self._waiting
+        return self._queue.queries
 
     async def search(
         self,
         queries: QueryBatch,
         params: SearchParams,
         deadline: float = float("inf"),
-        patient: bool = False,
-        background: bool = False,
+        priority: Priority = Priority.NORMAL,
         origin: tuple[tuple[str, str], ...] = (),
     ) -> Answer:
         """The answer to a request's queries. Cancelling it takes them out of the queue.
 
-        deadline    queries that the engine has not begun by then never reach it
-        patient     wait for room instead of being refused
-        background  wait until the engine has nothing else to do. It then takes a millisecond's worth of the queries, or one, so that others
-                    hardly wait for them. They count as no load. The caller limits how many there are
-        origin      of `SearchContext`
+        deadline  queries that the engine has not begun by then never reach it
+        origin    of `SearchContext`
         Raises NotReady after `drain`, QueueFull, DeadlinePassed, EngineFailed when an engine call that held one of the queries raised.
         """
+        if self._clock() >= deadline:
+            raise DeadlinePassed(TOO_LATE)
         loop = asyncio.get_running_loop()
+        if priority is Priority.NORMAL and self._begin_inline(queries, params):
+            return self._search_inline(self._part(queries, params, deadline, NO_CONTEXT, loop))
         context = SearchContext(deadline if self.limits.calls > 1 and deadline < float("inf") else None, origin)
-        if background:
-            parts = self._accept_behind(queries, params, deadline, context, loop)
+        queue, size = self._queue, self.limits.max_batch
+        if priority is Priority.BACKGROUND:
+            queue, size = self._background, self.limits.background_batch
+        pieces = [(queries, params)] if params.trace or len(queries) <= size else split(queries, params, size)
+        parts = [self._part(*piece, deadline, context, loop) for piece in pieces]
+        if priority is Priority.PATIENT:
+            await self._room.enter(partial(self._admit, parts, queue, priority), deadline - self._clock())
         else:
-            parts = [] if patient and self._room else self._accept(queries, params, deadline, context, patient, loop)
-        if not parts:
-            parts = await self._accept_in_turn(queries, params, deadline, context, loop)
-        expiry = None if deadline == float("inf") else loop.call_later(max(deadline - self._clock(), 0), self._expire, parts)
+            self._admit(parts, queue, priority)
+        expiry = None if deadline == float("inf") else loop.call_later(max(deadline - self._clock(), 0), _expire, parts)
         try:
             if len(parts) == 1:
                 return await parts[0].answer
@@ -138,15 +137,15 @@ class Batcher:
         finally:
             if expiry is not None:
                 expiry.cancel()
-            self._forget(parts)
-            if self._room:
-                self._make_room()
+            self._forget(parts, queue)
+            self._room.open()
             del parts  # an exception in them holds this frame, and with it its callers
 
-    @property
-    def overloaded(self) -> bool:
-        """Whether requests arrive faster than they are answered, as of the last request."""
-        return self._admission.overloaded
+    def check_overload(self, queries: int) -> None:
+        """Raise QueueFull where there is overload and `search` would, before anything has been spent on the request."""
+        if self._admission.overloaded:
+            with self._lock:
+                self._check_room(queries)
 
     def run(self, job: Callable[[Engine], T]) -> Future[T]:
         """Let the engine's thread do something between its calls, beside the queries. From any thread.
@@ -154,18 +153,10 @@ class Batcher:
         Jobs are done in turn, when no query waits; if queries always wait, they get 1 / (1 + JOB_PAUSE) of a thread's time.
         Raises NotReady after `drain`.
         """
-        done: Future[T] = Future()
-
-        def work(engine: Engine) -> None:
-            try:
-                done.set_result(job(engine))
-            except Exception as error:
-                done.set_exception(error)
-
         with self._lock:
             self._check_open()
-            self._jobs.append(work)
-            self._wake_threads(1)
+            done = self._jobs.add(job)
+            self._wake(1)
         return done
 
     def parents_now(self, queries: QueryBatch, params: SearchParams) -> ParentsFound:
@@ -179,144 +170,95 @@ class Batcher:
             jobs.append(self.run(partial(_parents, rows, own)))
         return joined_parents([job.result() for job in jobs])
 
-    def check_room(self, queries: int) -> None:
-        """Raise QueueFull where `search` would, before anything has been spent on the request."""
-        with self._lock:
-            self._check_room(self._clock(), queries)
-
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new work and finish what was accepted. False when that took longer than `timeout_s`."""
         with self._lock:
             self._closed = True
-            if self._admission.overloaded:
-                sys.setswitchinterval(SWITCH_S)
-        self._wake.release(len(self._threads))
-        self._make_room()
+            self._admission.end()
+            self._wake(len(self._threads))
+        self._room.open()
         ends = self._clock() + timeout_s
         for thread in self._threads:
             await asyncio.to_thread(thread.join, max(ends - self._clock(), 0))
-        return not any(thread.is_alive() for thread in self._threads)
+        for calling in self._calling:  # another event loop may be searching
+            if not await asyncio.to_thread(calling.acquire, True, max(ends - self._clock(), 0)):
+                return False
+            calling.release()
+        return True
 
     # -- the event loop's side ------------------------------------------------------------------------------------------
 
-    def _accept(
-        self,
-        queries: QueryBatch,
-        params: SearchParams,
-        deadline: float,
-        context: SearchContext,
-        patient: bool,
-        loop: asyncio.AbstractEventLoop,
-    ) -> list[Part]:
-        """Put a request in the queue. Empty when there is no room and the request is patient."""
-        now = self._clock()
-        pieces = self._pieces(queries, params, deadline, self.limits.max_batch)
-        with self._lock:
-            self._check_open()
-            if patient and not self._admission.has_room(self._waiting, len(queries), self._wait_s(), max(self._call_s)):
-                self._room_wanted = True
-                return []
-            if not patient:
-                self._check_room(now, len(queries))
-                self._admission.accepted(len(queries), busy=self._waiting > 0 or min(self._call_s) > 0)
-            parts = [self._part(*piece, deadline, context, loop) for piece in pieces]
-            for part in parts:
-                self._waiting += len(part.queries)
-                self._waiting_s += part.cost_s
-            self._parts.extend(parts)
-            self._wake_threads(len(parts))
-        return parts
-
-    def _accept_behind(
-        self, queries: QueryBatch, params: SearchParams, deadline: float, context: SearchContext, loop: asyncio.AbstractEventLoop
-    ) -> list[Part]:
-        """Put a background request behind all others."""
-        pieces = self._pieces(queries, params, deadline, 1 if self.limits.serial else self.limits.max_batch)
-        with self._lock:
-            self._check_open()
-            parts = [self._part(*piece, deadline, context, loop, background=True) for piece in pieces]
-            self._behind.extend(parts)
-            self._wake_threads(len(parts))
-        return parts
-
-    def _wake_threads(self, most: int) -> None:
-        """Wake as many threads as there is new work for, of those that sleep. Holds the lock."""
-        count = min(most, self._asleep)
-        if count:
-            self._asleep -= count
-            self._wake.release(count)
-
-    def _pieces(self, queries: QueryBatch, params: SearchParams, deadline: float, size: int) -> list[tuple[QueryBatch, SearchParams]]:
-        """A request in pieces of at most `size` queries; a traced one stays whole. Raises DeadlinePassed."""
-        if self._clock() >= deadline:
-            raise DeadlinePassed("The deadline passed before the search began.")
-        return [(queries, params)] if params.trace or len(queries) <= size else split(queries, params, size)
-
     def _part(
-        self,
-        queries: QueryBatch,
-        params: SearchParams,
-        deadline: float,
-        context: SearchContext,
-        loop: asyncio.AbstractEventLoop,
-        background: bool = False,
+        self, queries: QueryBatch, params: SearchParams, deadline: float, context: SearchContext, loop: asyncio.AbstractEventLoop
     ) -> Part:
-        """Holds the lock."""
         beam_size = int(params.beam_size_B.max(initial=1))
         cost_s = self._cost.of_call([(beam_size, len(queries))])
-        return Part(queries, params, loop.create_future(), deadline, beam_size, cost_s, context, background)
+        return Part(queries, params, loop.create_future(), deadline, beam_size, cost_s, context)
+
+    def _begin_inline(self, queries: QueryBatch, params: SearchParams) -> bool:
+        """Whether the event loop searches for a request itself. Then the engine is its own until `_search_inline` ends."""
+        if len(queries) != 1 or not self._cost.is_short(int(params.beam_size_B[0]), self.limits.inline_s):
+            return False
+        if params.trace or _values(queries, params) > INLINE_VALUES:
+            return False
+        with self._lock:
+            is_idle = self._asleep and not self._admission.overloaded  # overload ends by what is counted of the queue
+            return bool(is_idle) and self._calling[0].acquire(blocking=False)
+
+    def _search_inline(self, part: Part) -> Answer:
+        try:
+            (answer,) = self._answers([part], part.cost_s)
+        finally:
+            self._calling[0].release()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _admit(self, parts: Sequence[Part], queue: PartQueue, priority: Priority) -> bool:
+        """Put a request in its queue. False where a patient one has no room. Raises NotReady, QueueFull."""
+        count = sum([len(part.queries) for part in parts])
+        with self._lock:
+            self._check_open()
+            if priority is Priority.PATIENT and not self._has_room(count):
+                self._room_wanted = True
+                return False
+            if priority is Priority.NORMAL:
+                self._check_room(count)
+                self._admission.accepted(count, busy=self._queue.queries > 0 or min(self._call_s) > 0)
+            queue.add(parts)
+            self._wake(len(parts))
+        return True
+
+    def _wake(self, most: int) -> None:
+        """Wake as many threads as there is new work for, of those that sleep. Holds the lock."""
+        for _ in range(min(most, len(self._asleep))):
+            self._asleep.pop().release()
 
     def _check_open(self) -> None:
         """Raise NotReady after `drain`. Holds the lock."""
         if self._closed:
             raise NotReady("The service is shutting down.")
 
-    def _check_room(self, now: float, queries: int) -> None:
-        """Holds the lock."""
-        wait_s, overloaded = self._wait_s(), self._admission.overloaded
-        refused = self._admission.refuses(now, self._waiting, queries, wait_s, max(self._call_s))
-        if self._admission.overloaded != overloaded:
-            sys.setswitchinterval(SWITCH_S if overloaded else OVERLOAD_SWITCH_S)
-        if refused:
-            raise QueueFull(f"{self._waiting} queries wait already.", retry_after_s(wait_s))
+    def _check_room(self, queries: int) -> None:
+        """Raise QueueFull where there is none. Holds the lock."""
+        waiting, wait_s = self._queue.queries, self._wait_s()
+        if self._admission.refuses(self._clock(), waiting, queries, wait_s, max(self._call_s)):
+            raise QueueFull(f"{waiting} queries wait already.", retry_after_s(wait_s))
+
+    def _has_room(self, queries: int) -> bool:
+        """Whether patient queries may join the queue. Holds the lock."""
+        return self._admission.has_room(self._queue.queries, queries, self._wait_s(), max(self._call_s))
 
     def _wait_s(self) -> float:
         """Seconds that a new request is expected to wait. Holds the lock."""
-        if self.limits.serial:
-            return (self._waiting_s + sum(self._call_s)) / self.limits.calls
-        return max(self._call_s) * (self._waiting / self.limits.max_batch) / self.limits.calls
+        return self._cost.wait_s(self._queue.queries, self._queue.seconds, self._call_s, self.limits.max_batch)
 
-    async def _accept_in_turn(
-        self, queries: QueryBatch, params: SearchParams, deadline: float, context: SearchContext, loop: asyncio.AbstractEventLoop
-    ) -> list[Part]:
-        """Put a patient request in the queue once there is room, and all that waited before it have found theirs."""
-        room = asyncio.Event()
-        self._room.append(room)
-        try:
-            async with asyncio.timeout(None if deadline == float("inf") else max(deadline - self._clock(), 0)):
-                while self._room[0] is not room or not (parts := self._accept(queries, params, deadline, context, True, loop)):
-                    room.clear()
-                    await room.wait()
-                return parts
-        except TimeoutError:
-            raise DeadlinePassed("The deadline passed before the search began.") from None
-        finally:
-            self._room.remove(room)
-            self._make_room()  # for the next one, if there is more
-
-    def _expire(self, parts: Sequence[Part]) -> None:
+    def _forget(self, parts: Sequence[Part], queue: PartQueue) -> None:
+        """Take parts out of their queue whose request has ended."""
         for part in parts:
-            if not part.answer.done():
-                part.answer.set_exception(DeadlinePassed("The deadline passed before the answer was there."))
-
-    def _forget(self, parts: Sequence[Part]) -> None:
-        """Take parts out of the queue whose request has ended."""
-        for part in parts:
-            if part.waiting:
+            if part.waits:
                 with self._lock:
-                    if part.waiting:  # still, now that the engine's thread is kept out
-                        self._leave(part)
-                        (self._behind if part.background else self._parts).remove(part)
+                    queue.remove(part)
             if not part.answer.done():
                 part.answer.cancel()
 
@@ -328,120 +270,74 @@ class Batcher:
                 part.answer.set_exception(answer)
             else:
                 part.answer.set_result(answer)
-        if self._room:
-            self._make_room()
+        self._room.open()
 
-    def _make_room(self) -> None:
-        """Wake the first request that waits for room."""
-        if self._room:
-            self._room[0].set()
-
-    # -- the engine's thread --------------------------------------------------------------------------------------------
+    # -- the engine's threads -------------------------------------------------------------------------------------------
 
     def _run(self, number: int) -> None:
-        while self._serve_one(number):
+        wake = threading.Lock()
+        wake.acquire()
+        while self._serve_one(number, wake):
             pass
 
-    def _serve_one(self, number: int) -> bool:
-        """One engine call of a thread, by its number. False after the last.
+    def _serve_one(self, number: int, wake: threading.Lock) -> bool:
+        """One engine call or job of a thread, by its number. Blocks while there is none; false after the last.
 
         (A function of its own, so that nothing of a call is held while it waits for the next.)
         """
-        job = self._next_job()
-        if job is not None:
-            began = self._clock()
-            job(self._engine)
-            ended = self._clock()
-            self._job_at = ended + JOB_PAUSE * (ended - began)
-            return True
-        parts = self._next_call(number)
-        if parts:
-            self._call(parts, number)
-        return parts is not None
-
-    def _next_job(self) -> Callable[[Engine], None] | None:
-        """A job whose turn it is."""
         with self._lock:
-            if not self._jobs or (self._parts and self._clock() < self._job_at):
-                return None
-            return self._jobs.popleft()
-
-    def _next_call(self, number: int) -> list[Part] | None:
-        """The parts of the next call, None after the last. Blocks while there are none."""
-        with self._lock:
-            parts = self._take(number)
+            job = self._jobs.next(queries_wait=self._queue.queries > 0) if self._jobs.waiting else None
+            parts = [] if job is not None else self._take(number)
             room_wanted = bool(parts) and self._room_wanted
-            if parts:
-                self._room_wanted = False
-            elif self._jobs:
-                return parts
-            else:
+            self._room_wanted = self._room_wanted and not parts
+            if job is None and not parts:
+                if self._jobs.waiting:  # all queries that made it wait had expired
+                    return True
                 if self._closed:
-                    return None
-                self._asleep += 1
+                    return False
+                self._asleep.append(wake)
         if room_wanted:
-            self._call_back(parts, self._make_room)
-        if not parts:
-            self._wake.acquire()
-            if self.limits.max_wait_s > 0 and not self._closed and self._waiting < self.limits.max_batch:
+            self._call_back(parts, self._room.open)
+        if job is None and not parts:
+            wake.acquire()
+            if self.limits.max_wait_s > 0 and not self._closed and self.depth < self.limits.max_batch:
                 time.sleep(self.limits.max_wait_s)
-        return parts
+            return True
+        with self._calling[number]:  # the event loop may be searching
+            if job is not None:
+                job(self._engine)
+                return True
+            answers = self._answers(parts, self._call_s[number])
+        self._call_back(parts, self._deliver, parts, answers)
+        return True
 
     def _take(self, number: int) -> list[Part]:
-        """Move the parts of a call out of a queue; from that of background requests where no other query waits. Holds the lock."""
-        taken = self._take_from(self._parts) or self._take_from(self._behind)
+        """The parts of a call; those of background requests where no other query waits. Holds the lock."""
+        now = self._clock()
+        taken = self._queue.take(self.limits, now) or self._background.take(self.limits, now)
         self._call_s[number] = self._cost.of_call([(part.beam_size, len(part.queries)) for part in taken])
         return taken
 
-    def _take_from(self, waiting: deque[Part]) -> list[Part]:
-        """The parts of a call, in the order of arrival; a traced part is alone. Holds the lock."""
-        taken: list[Part] = []
-        size, seconds = 0, 0.0
-        now = self._clock()
-        while waiting:
-            part = waiting[0]
-            if not part.waiting or part.answer.done() or now >= part.deadline:  # the event loop answers it
-                self._leave(waiting.popleft())
-                continue
-            count = len(part.queries)
-            full = size + count > self.limits.max_batch or (self.limits.serial and seconds + part.cost_s > SERIAL_CALL_S)
-            if taken and (full or _apart(taken[0], part)):
-                break
-            self._leave(waiting.popleft())
-            taken.append(part)
-            size += count
-            seconds += part.cost_s
-        return taken
-
-    def _leave(self, part: Part) -> None:
-        """Count a part out of the queue. Holds the lock."""
-        if part.waiting and not part.background:
-            self._waiting -= len(part.queries)
-            self._waiting_s = self._waiting_s - part.cost_s if self._waiting else 0.0
-        part.waiting = False
-
-    def _call(self, parts: list[Part], number: int) -> None:
-        answers: Sequence[Answer | Exception]
+    def _answers(self, parts: list[Part], call_s: float) -> Sequence[Answer | Exception]:
+        """Search for the parts of a call that is expected to take `call_s`."""
         try:
             if self.limits.smallest_beam_size is not None:
-                self._degrade(parts, self.limits.smallest_beam_size, self._call_s[number])
-            queries, params = (parts[0].queries, parts[0].params) if len(parts) == 1 else merge(parts)
+                self._degrade(parts, self.limits.smallest_beam_size, call_s)
+            alone = parts[0]
+            queries, params, context = (alone.queries, alone.params, alone.context) if len(parts) == 1 else merge(parts)
             began = self._clock()
-            result = self._engine.search(queries, params, context_of(parts))
+            result = self._engine.search(queries, params, context)
             self._called_at = self._clock()
             engine_s = self._called_at - began
             self.on_call(len(queries), engine_s)
-            results = [result] if len(parts) == 1 else cut(result, parts)
-            answers = [
-                Answer(found, engine_s, len(queries), part.beam_size, part.degraded) for found, part in zip(results, parts, strict=True)
-            ]
             if not params.trace:
                 with self._lock:
                     self._cost.learn([(part.beam_size, len(part.queries)) for part in parts], engine_s)
+            results = zip([result] if len(parts) == 1 else cut(result, parts), parts, strict=True)
+            return [Answer(found, engine_s, len(queries), part.beam_size, part.degraded) for found, part in results]
         except Exception as error:
             log.exception("an engine call of %d requests failed", len(parts))
-            answers = [EngineFailed(repr(error)) for _ in parts]
-        self._call_back(parts, self._deliver, parts, answers)
+            return [EngineFailed(repr(error)) for _ in parts]
 
     def _call_back(self, parts: Sequence[Part], callback: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
         """Call `callback` in the event loop of `parts`."""
@@ -457,16 +353,13 @@ class Batcher:
             left_s = part.deadline - now
             if call_s <= left_s or part.beam_size <= smallest or part.params.trace:
                 continue
-            others_s = call_s - part.cost_s if self.limits.serial else 0.0
-            count = len(part.queries) if self.limits.serial else 1
-            beam_size = self._cost.affordable(part.beam_size, smallest, (left_s - others_s) / count)
+            beam_size = self._cost.affordable(part.beam_size, smallest, left_s, len(part.queries), call_s - part.cost_s)
             if beam_size < part.beam_size:
                 part.degraded, part.beam_size = True, beam_size
                 part.params = replace(part.params, beam_size_B=np.minimum(part.params.beam_size_B, beam_size))
 
 
-def _apart(one: Part, other: Part) -> bool:
-    """Whether two parts cannot share an engine call. Those of two deadlines cannot: a call waits for the earlier one alone."""
-    deadlines = one.context.deadline or 0, other.context.deadline or 0
-    traced = one.params.trace or other.params.trace
-    return traced or not one.queries.fits(other.queries) or abs(deadlines[0] - deadlines[1]) > DEADLINES_S
+def _expire(parts: Sequence[Part]) -> None:
+    for part in parts:
+        if not part.answer.done():
+            part.answer.set_exception(DeadlinePassed("The deadline passed before the answer was there."))

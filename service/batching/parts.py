@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 
 from espalier.engines.results import between, joined
 from espalier.queries import QueryBatch
-from espalier.search import NO_CONTEXT, NO_ITEM, SearchContext, SearchParams, SearchResult
+from espalier.search import NO_ITEM, SearchContext, SearchParams, SearchResult
+
+DEADLINES_S = 0.1
+"""Requests whose deadlines are further apart get calls of their own, where calls end at deadlines."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Answer:
 
 @dataclass(eq=False, slots=True)
 class Part:
-    """At most `max_batch` queries of one request. `waiting` is guarded by the batcher's lock."""
+    """At most `max_batch` queries of one request. waits: in a queue, guarded by the batcher's lock."""
 
     queries: QueryBatch
     params: SearchParams
@@ -46,10 +49,16 @@ class Part:
     deadline: float
     beam_size: int
     cost_s: float
-    context: SearchContext = NO_CONTEXT
-    background: bool = False
-    waiting: bool = True
+    context: SearchContext
+    waits: bool = False
     degraded: bool = False
+
+
+def are_apart(one: Part, other: Part) -> bool:
+    """Whether two parts cannot share an engine call. Those of two deadlines cannot: a call waits for the earlier one alone."""
+    deadlines = one.context.deadline or 0, other.context.deadline or 0
+    traced = one.params.trace or other.params.trace
+    return traced or not one.queries.fits(other.queries) or abs(deadlines[0] - deadlines[1]) > DEADLINES_S
 
 
 def split(queries: QueryBatch, params: SearchParams, size: int) -> list[tuple[QueryBatch, SearchParams]]:
@@ -58,8 +67,8 @@ def split(queries: QueryBatch, params: SearchParams, size: int) -> list[tuple[Qu
     return [(queries.take(rows), params.take(rows)) for rows in cut]
 
 
-def merge(parts: Sequence[Part]) -> tuple[QueryBatch, SearchParams]:
-    """All queries of a call; exclusions are padded to the longest."""
+def merge(parts: Sequence[Part]) -> tuple[QueryBatch, SearchParams, SearchContext]:
+    """All queries of a call; exclusions are padded to the longest. Its deadline is the earliest, its origin the first request's."""
     queries = QueryBatch.joined([part.queries for part in parts])
     beam_size_B = np.concatenate([part.params.beam_size_B for part in parts])
     m_B = np.concatenate([part.params.m_B for part in parts])
@@ -75,15 +84,9 @@ def merge(parts: Sequence[Part]) -> tuple[QueryBatch, SearchParams]:
     mask_B = None
     if any(part.params.mask_B is not None for part in parts):
         mask_B = tuple(mask for part in parts for mask in part.params.mask_B or [None] * len(part.queries))
-    return queries, SearchParams(beam_size_B, m_B, exclude_BE, mask_B=mask_B)
-
-
-def context_of(parts: Sequence[Part]) -> SearchContext:
-    """That of a call: the earliest deadline, and the origin of the first request."""
-    if len(parts) == 1:
-        return parts[0].context
     deadlines = [part.context.deadline for part in parts if part.context.deadline is not None]
-    return SearchContext(min(deadlines, default=None), parts[0].context.origin)
+    context = SearchContext(min(deadlines, default=None), parts[0].context.origin)
+    return queries, SearchParams(beam_size_B, m_B, exclude_BE, mask_B=mask_B), context
 
 
 def cut(result: SearchResult, parts: Sequence[Part]) -> list[SearchResult]:

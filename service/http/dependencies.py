@@ -83,7 +83,7 @@ def describe(entry: Entry, service: Service) -> dict[str, Any]:
             "trees": 1 + len(manifest.trees),
             "tail": None if manifest.tail is None else manifest.tail.model_dump(mode="json"),
             "stacking": None if manifest.stacking is None else manifest.stacking.model_dump(mode="json"),
-            "fields": entry.loaded.items.fields,
+            "fields": entry.loaded.live.items.fields,
         }
     waits = service.registry.waits_for(entry.name)
     described["store"] = None if waits is None else asdict(waits)

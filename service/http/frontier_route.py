@@ -25,6 +25,7 @@ from espalier.checks.heldout import HeldOut, read_heldout
 from espalier.errors import InvalidQuery
 from espalier.metrics import precision_recall_f
 from espalier.search import SearchParams
+from service.batching.priority import Priority
 from service.errors import Conflict, NotReady, QueueFull
 from service.http.api_keys import Keys
 from service.http.direct import model_of
@@ -205,14 +206,14 @@ async def measure(model: LoadedModel, held_out: HeldOut, beam_size: int, m: int,
     serves  whether the version still does; it must not be kept for this
     Raises NotReady, EngineFailed.
     """
-    batcher, batch = model.batcher, 1 if model.batcher.limits.serial else model.batcher.limits.max_batch
+    batcher, batch = model.batcher, model.batcher.limits.background_batch
     recalls, engine_s = list[NDArray[np.float64]](), 0.0
     for begin in range(0, len(held_out.queries), batch):
         if not serves():
             raise NotReady(f"Version {model.version} of {model.name!r} serves no longer.")
         rows = np.arange(begin, min(begin + batch, len(held_out.queries)))
         params = SearchParams.uniform(len(rows), beam_size, m, mask=model.filters.every_item)
-        answer = await batcher.search(held_out.queries.take(rows), params, background=True)
+        answer = await batcher.search(held_out.queries.take(rows), params, priority=Priority.BACKGROUND)
         relevant = held_out.relevant[begin : begin + len(rows)]
         recalls.append(precision_recall_f(answer.result.item_rows_BM, relevant, m)[1])
         engine_s += answer.engine_s * len(rows) / answer.batch

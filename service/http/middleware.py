@@ -18,9 +18,9 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from espalier.errors import InvalidInput
+from service.batching.priority import BACKGROUND
 from service.errors import BodyTooLarge, ClientGone, Denied, Encoded
 from service.http.api_keys import Keys
-from service.http.background import BACKGROUND
 from service.http.direct import RETRIEVE, DirectRoutes
 from service.http.memory_budget import Budget, Held
 from service.http.request_bodies import JSON_TYPES, check_type, read_body

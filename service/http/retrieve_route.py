@@ -1,7 +1,7 @@
 """POST /retrieve, as an ASGI application of its own: the framework's layers would cost more than the work itself.
 
 It raises what goes wrong; middleware.py answers that. routes.py documents it. stream_route.py answers each of its lines in the same way.
-With `Espalier-Priority: background` a request waits behind all others (background.py), and customers' metrics do not count it.
+With `Espalier-Priority: background` a request waits behind all others (priority.py), and customers' metrics do not count it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from types import TracebackType
 from pydantic import ValidationError
 from starlette.types import Message, Receive, Scope, Send
 
+from service.batching.priority import Priority, Turns, priority_of
 from service.errors import Behind, ClientGone, DeadlinePassed, QueueFull, Uncovered
 from service.http.api_keys import Keys
-from service.http.background import Turns, is_background
 from service.http.connection import CONNECTION
 from service.http.memory_budget import Budget, Held
 from service.http.middleware import RequestInfo
@@ -71,19 +71,17 @@ class RetrievalRoute:
         info.model, info.version, info.queries = model.name, model.version, len(request.queries)
         return check(request, model, self.settings)
 
-    async def answer(
-        self, checked: CheckedRequest, info: RequestInfo, began: float, patient: bool = False, background: bool = False
-    ) -> Retrieved:
+    async def answer(self, checked: CheckedRequest, info: RequestInfo, began: float, priority: Priority = Priority.NORMAL) -> Retrieved:
         """Answer a checked request, and note in `info` what the log and the metrics need."""
-        settings, model, timeout_ms = self.settings, checked.model, self.timeout_ms(checked)
+        settings, model, timeout_ms = self.settings, checked.model, checked.timeout_ms
         try:
-            if not patient and not background:
-                model.batcher.check_room(len(checked.request.queries))
+            if priority is Priority.NORMAL:
+                model.batcher.check_overload(len(checked.request.queries))
             deadline = began + timeout_ms / 1e3
             if checked.request.min_sequence:
                 await self._reach(checked.model, checked.request.min_sequence, deadline)
             origin = origin_of(info) if model.batcher.limits.calls > 1 else ()
-            retrieved = await retrieve(checked, settings, began, deadline, patient, background, origin)
+            retrieved = await retrieve(checked, settings, began, deadline, priority, origin)
         except QueueFull:
             self.metrics.shed(model.name)
             raise
@@ -94,14 +92,9 @@ class RetrievalRoute:
             info.by_client = timeout_ms < settings.timeout_ms or not error.committed
             raise
         info.m, info.beam_size, info.stages_ms = checked.m, retrieved.beam_size, retrieved.stages_ms
-        if not background:
+        if priority is not Priority.BACKGROUND:
             self.asked.note(model.name, model.version, checked.request.queries, retrieved.unknown)
         return retrieved
-
-    def timeout_ms(self, checked: CheckedRequest) -> float:
-        """The deadline of a request, counted from its head."""
-        requested = checked.request.timeout_ms
-        return self.settings.timeout_ms if requested is None else requested
 
     async def _reach(self, model: LoadedModel, sequence: int, deadline: float) -> None:
         """Wait until this worker answers by an operation of the live catalogue. Raises Behind, NotWritable."""
@@ -126,13 +119,14 @@ class RetrieveRoute(RetrievalRoute):
         info: RequestInfo = scope[RequestInfo.KEY]
         self.keys.check("retrieve", info.authorization)
         check_type(info.content_type, JSON_TYPES)
-        background = is_background(info.priority)
+        background = info.priority is not None and priority_of(info.priority) is Priority.BACKGROUND
         if not background:
-            self._check_room(info)
+            self._check_overload(info)
         answers = self.background_answers if background else self.answers
         with Held(self.bodies) as body_memory, Held(answers) as answer_memory:  # a parsed body is larger than the body
             whole = CONNECTION in scope and scope[CONNECTION].complete
-            request = await parse(await read_body(receive, None if whole else self.settings.body_timeout_s, body_memory))
+            body = await read_body(receive, None if whole else self.settings.body_timeout_s, body_memory)
+            request = await parsed(body, parse)
             async with WhileConnected(receive):
                 checked = self.check(request, info)
                 if not answer_memory.take(checked.answer_values):
@@ -153,29 +147,27 @@ class RetrieveRoute(RetrievalRoute):
 
     async def _answer_behind(self, checked: CheckedRequest, info: RequestInfo) -> Retrieved:
         """Answer a background request when it is its turn."""
-        async with self._turns.turn(info.began + self.timeout_ms(checked) / 1e3):
-            return await self.answer(checked, info, info.began, background=True)
+        async with self._turns.turn(info.began + checked.timeout_ms / 1e3):
+            return await self.answer(checked, info, info.began, Priority.BACKGROUND)
 
-    def _check_room(self, info: RequestInfo) -> None:
+    def _check_overload(self, info: RequestInfo) -> None:
         """Raise QueueFull before the body is even parsed, where only one version serves and it is overloaded."""
         only = self.registry.only()
-        if only is None or not only.batcher.overloaded:
+        if only is None:
             return
         try:
-            only.batcher.check_room(1)
+            only.batcher.check_overload(1)
         except QueueFull:
             info.model = only.name
             self.metrics.shed(only.name)
             raise
 
 
-async def parse(content: bytes) -> RetrieveRequest:
-    """A body as a request. Raises InvalidRequest."""
-    return await parsed(content, _parse)
+def parse(content: bytes) -> RetrieveRequest:
+    """A body as a request. Raises InvalidRequest.
 
-
-def _parse(content: bytes) -> RetrieveRequest:
-    """Straight from the bytes: that refuses what JSON refuses, names the field of a NaN, and takes a third of parsing first."""
+    Straight from the bytes: that refuses what JSON refuses, names the field of a NaN, and takes a third of parsing first.
+    """
     try:
         return RetrieveRequest.model_validate_json(content)
     except ValidationError as error:

@@ -13,10 +13,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from espalier.shards.messages import MEDIA_TYPE
+from service.batching.priority import HEADER
 from service.errors import Denied
 from service.http.admin import load, remove_item, removed, restore_item, set_default, set_removed, unload
 from service.http.api_keys import Access
-from service.http.background import HEADER
 from service.http.console_routes import facets, health, heldout, samples, tree_node, tree_path
 from service.http.dependencies import Name, as_json, describe, info_of, service_of
 from service.http.direct import FRONTIER, ITEMS, RETRIEVE, SEARCH, STREAM

@@ -14,11 +14,12 @@ import orjson
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from service.batching.priority import Priority
 from service.errors import Busy, ClientGone, QueueFull, ServiceError, SlowBody
 from service.http.connection import CONNECTION
 from service.http.memory_budget import Held
 from service.http.middleware import RequestInfo, log_failure
-from service.http.request_bodies import LINES_TYPES, check_type, read_lines
+from service.http.request_bodies import LINES_TYPES, check_type, parsed, read_lines
 from service.http.retrieve_route import RetrievalRoute, parse, send_body
 from service.problems import document_of, internal_problem
 from service.retrieval.request import CheckedRequest
@@ -102,7 +103,7 @@ class _Lines:
         else:
             try:
                 size = await self._take(self._line_memory, len(line), self._settings.max_body_bytes)
-                checked = self._route.check(await parse(line), info)
+                checked = self._route.check(await parsed(line, parse), info)
                 values = await self._take(self._answer_memory, checked.answer_values, self._settings.max_answer_values)
                 task = asyncio.create_task(self._answer(checked, info))
             except ClientDisconnect:
@@ -127,7 +128,7 @@ class _Lines:
         """The answer to one line, or its problem document."""
         status = 200
         try:
-            return (await self._route.answer(checked, info, time.perf_counter(), patient=True)).body
+            return (await self._route.answer(checked, info, time.perf_counter(), Priority.PATIENT)).body
         except asyncio.CancelledError:
             status = ClientGone.status
             raise

@@ -198,13 +198,10 @@ class Follower:
         self._report_default(entry)
         self._report(entry)
 
-    def look_if_stale(self, entry: Entry) -> None:
-        """Before a request is answered: read what is removed, unless that was done within STALE_S. From the event loop's thread."""
-        now = time.monotonic()
-        if now - entry.looked_at <= STALE_S:
-            return
+    def look_again(self, entry: Entry) -> None:
+        """Before a request is answered, where that was not done within STALE_S: read what is removed. From the event loop's thread."""
         if not self._looking.acquire(timeout=LOOK_WAIT_S):
-            entry.looked_at = now  # what was read last stays in force
+            entry.looked_at = time.monotonic()  # what was read last stays in force
             return
         try:
             if self._observe(entry):

@@ -24,7 +24,6 @@ from espalier.checks.golden import verify_golden
 from espalier.content.rows import ContentRows
 from espalier.engines import open_engine, runs_on_gpu
 from espalier.errors import BundleCorrupt, EspalierError
-from espalier.items import Items
 from espalier.manifest import Manifest
 from espalier.masks.filters import ItemFilters
 from espalier.placement.placer import Placer
@@ -46,8 +45,10 @@ CPU_BATCH, GPU_BATCH = 16, 512
 """Default most queries per engine call: batching gains almost nothing on one CPU thread."""
 LOADER_NICENESS = 10
 """Niceness of the loader's thread."""
-LOADER_SWITCH_S = 1e-4
-"""How long the loader may keep the interpreter from a request. (Python's default, 5 ms, would delay every request.)"""
+USUAL_SWITCH_S, OVERLOAD_SWITCH_S, LOADER_SWITCH_S = sys.getswitchinterval(), 5e-4, 1e-4
+"""How long one thread may keep the interpreter from another: usually, in overload, and while a version is loaded. With Python's own 5 ms
+the engine's thread would wait for longer than a search takes while the event loop is busy with refusals, and every request for the loader.
+At other times switching costs more than it gains."""
 
 MANIFEST = "manifest.json"
 
@@ -97,11 +98,6 @@ class LoadedModel:
     reranker: Reranker | None = None
     shard: ShardVersion | None = None
     layout: int | None = None
-
-    @property
-    def items(self) -> Items:
-        """The catalogue that requests are answered from."""
-        return self.live.items
 
     @cached_property
     def name(self) -> str:
@@ -165,7 +161,7 @@ def _load(
         verify_ranker(bundle, reranker)
     doing.append("warming up its engine")
     engine.warm_up()
-    batcher = Batcher(engine, limits_of(settings, bundle, engine, engines.calls), name)
+    batcher = Batcher(engine, limits_of(settings, bundle, engine, engines.calls), name, on_overload=in_overload(path))
     model_metrics = ModelMetrics(metrics, name, engine.name, lambda: batcher.depth)
     batcher.on_call = model_metrics.call
     live = LiveVersion(bundle, engine, filters, lambda: Placer(bundle))
@@ -191,6 +187,7 @@ def limits_of(settings: Settings, bundle: Bundle, engine: Engine, calls: int = 1
         max_wait_s=settings.max_wait_us / 1e6,
         smallest_beam_size=bundle.manifest.search.min_beam_size if bundle.manifest.shard is None else None,
         calls=calls,
+        inline_s=settings.max_inline_us / 1e6 if not gpu and calls == 1 and not settings.max_wait_us else 0.0,
     )
 
 
@@ -261,12 +258,28 @@ def lower_priority() -> None:
 @contextmanager
 def short_switch_interval() -> Iterator[None]:
     """While a version is loaded, requests get the interpreter after LOADER_SWITCH_S."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(min(before, LOADER_SWITCH_S))
+    _switch_after("loader", LOADER_SWITCH_S)
     try:
         yield
     finally:
-        sys.setswitchinterval(before)
+        _switch_after("loader", None)
+
+
+def in_overload(version: Path) -> Callable[[bool], None]:
+    """Called when the overload of a version begins and when it ends."""
+    return lambda overloaded: _switch_after(version, OVERLOAD_SWITCH_S if overloaded else None)
+
+
+def _switch_after(owner: object, seconds: float | None) -> None:
+    """Let threads keep the interpreter for the shortest time that anybody wants. seconds: what `owner` wants, None: nothing any more."""
+    with _switching:
+        _switch_s.pop(owner, None)
+        if seconds is not None:
+            _switch_s[owner] = seconds
+        sys.setswitchinterval(min(_switch_s.values(), default=USUAL_SWITCH_S))
+
+
+_switching, _switch_s = threading.Lock(), dict[object, float]()
 
 
 def relative_paths(text: str, models: Path) -> str:

@@ -27,6 +27,7 @@ from espalier.metrics import precision_recall_f
 from espalier.queries import QueryBatch
 from espalier.scores import scores_of_ranks
 from espalier.search import SearchParams, SearchResult
+from service.batching.priority import Priority
 from service.errors import DeadlinePassed, NotReady
 from service.models.live_replay import LiveReplay
 from service.models.loading import LoadedModel
@@ -109,7 +110,7 @@ class Probe:
         try:
             due = live.next()
             queries, params = replay.next() if due is None else due
-            answer = await loaded.batcher.search(queries, params, time.perf_counter() + PATIENCE_S, patient=True)
+            answer = await loaded.batcher.search(queries, params, time.perf_counter() + PATIENCE_S, Priority.PATIENT)
             if answer.degraded:  # a smaller beam than the one that the expected recall was measured with
                 self._metrics.probe_query(name, version, "late")
                 return

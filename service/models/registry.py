@@ -19,7 +19,7 @@ from espalier.shards.messages import Pin
 from service.errors import IsShard, ModelNotFound, NotReady, NotServed, QueueFull
 from service.live.catalogues import LiveCatalogues
 from service.models.changes import Changes
-from service.models.follower import Follower
+from service.models.follower import STALE_S, Follower
 from service.models.loading import EngineSource, LoadedModel
 from service.models.registry_entry import Entry
 from service.models.shard_version import ShardVersion
@@ -146,7 +146,8 @@ class Registry:
         if self.draining:
             raise NotReady("The service is shutting down.")
         if found is not None:
-            self._follower.look_if_stale(entry)
+            if monotonic() - entry.looked_at > STALE_S:
+                self._follower.look_again(entry)
             return found
         if version is not None and version not in entry.desired:
             serving = ", ".join(f"version {number}" for number in sorted(entry.ready)) or "none"
@@ -156,20 +157,21 @@ class Registry:
     def choose_whole(self, name: str | None, version: int | None) -> LoadedModel:
         """The same for what only a whole catalogue can answer. Raises IsShard too."""
         found = self.choose(name, version)
-        _check_whole(found)
+        if found.shard is not None:
+            raise _is_shard(found, found.shard)
         return found
 
     def check_whole(self, name: str) -> None:
         """Raise IsShard where the default version of a model is a shard, ModelNotFound where there is no such model."""
-        if (found := self.entry(name).loaded) is not None:
-            _check_whole(found)
+        if (found := self.entry(name).loaded) is not None and found.shard is not None:
+            raise _is_shard(found, found.shard)
 
     async def unknown(self, name: str, ids: Sequence[str]) -> list[str]:
         """Those of these ids that the default version's catalogue does not have. Raises ModelNotFound."""
         entry = self.entry(name)
         if entry.loaded is None:
             return []
-        rows = await asyncio.to_thread(entry.loaded.items.rows_of, ids)
+        rows = await asyncio.to_thread(entry.loaded.live.items.rows_of, ids)
         return [item_id for item_id, row in zip(ids, rows.tolist(), strict=True) if row < 0]
 
     def removed(self, name: str) -> list[str]:
@@ -194,9 +196,8 @@ class Registry:
         self._workers.leave()
 
 
-def _check_whole(model: LoadedModel) -> None:
-    if model.shard is not None:
-        raise IsShard(f"{model.name!r} is {model.shard}: a part of a catalogue. Ask the router of {model.shard.info.of!r} instead.")
+def _is_shard(model: LoadedModel, shard: ShardVersion) -> IsShard:
+    return IsShard(f"{model.name!r} is {shard}: a part of a catalogue. Ask the router of {shard.info.of!r} instead.")
 
 
 class ServedShards:

@@ -45,6 +45,7 @@ class CheckedRequest(NamedTuple):
     """A request that fits its model and its limits.
 
     m, beam_size   as requested, or the model's defaults
+    timeout_ms     as requested, or the service's default; counted from the request's head
     depth          candidates to re-rank, 0 for none
     answer_values  most values that the answer can hold
     traced         whether the search is to be explained
@@ -54,6 +55,7 @@ class CheckedRequest(NamedTuple):
     model: LoadedModel
     m: int
     beam_size: int
+    timeout_ms: float
     depth: int
     answer_values: int
     traced: bool
@@ -78,10 +80,10 @@ class EncodedRequest:
 
 def check(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> CheckedRequest:
     """Check a request before it costs anything, or counts as load. Raises InvalidQuery."""
-    search, fields = model.bundle.manifest.search, model.items.fields
+    search, items = model.bundle.manifest.search, model.live.items
     m, beam_size = request.m or search.m, request.beam_size or search.beam_size
-    if request.timeout_ms is not None:
-        _at_most("timeout_ms", request.timeout_ms, settings.max_timeout_ms)
+    timeout_ms = settings.timeout_ms if request.timeout_ms is None else request.timeout_ms
+    _at_most("timeout_ms", timeout_ms, settings.max_timeout_ms)
     _at_most("m", m, search.max_m)
     _at_most("beam_size", beam_size, search.max_beam_size)
     _at_most("queries", len(request.queries), settings.max_queries, "queries")
@@ -92,17 +94,17 @@ def check(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> C
     if request.explain_nodes and not traced:
         raise InvalidQuery("explain_nodes", True, "false, because neither `explain` nor `explain_items` is given")
     if request.fields:
-        _at_most("fields", len(request.fields), len(fields), "columns")
+        _at_most("fields", len(request.fields), len(items.fields), "columns")
         for i, field in enumerate(request.fields):
-            if field not in fields:
-                raise InvalidQuery(f"fields[{i}]", field, f"one of {', '.join(fields)}")
+            if field not in items.fields:
+                raise InvalidQuery(f"fields[{i}]", field, f"one of {', '.join(items.fields)}")
     depth = 0 if request.rerank is None else _checked_depth(request.rerank.depth, model)
     for i, query in enumerate(request.queries):
         _check_query(i, query, model, settings)
-    values = _answer_values(request, model, max(m, depth), settings)
+    values = _answer_values(request, len(items), max(m, depth), settings)
     if request.explain_nodes:
         values += _node_values(request, model, beam_size, settings, settings.max_answer_values - values)
-    return CheckedRequest(request, model, m, beam_size, depth, values, traced)
+    return CheckedRequest(request, model, m, beam_size, timeout_ms, depth, values, traced)
 
 
 def conditions_of(request: RetrieveRequest, model: LoadedModel, settings: Settings) -> Filter | None:
@@ -227,9 +229,9 @@ def _check_numbers(field: str, numbers: Mapping[str, float], known: Sequence[str
             raise InvalidQuery(f"{field}.{name}", value, "a 32-bit number")
 
 
-def _answer_values(request: RetrieveRequest, model: LoadedModel, candidates: int, settings: Settings) -> int:
+def _answer_values(request: RetrieveRequest, items: int, candidates: int, settings: Settings) -> int:
     """Most values that the answer can hold. Raises InvalidQuery where that is more than an answer may hold."""
-    m, fields = min(candidates, len(model.items)), len(request.fields)
+    m, fields = min(candidates, items), len(request.fields)
     values = len(request.queries) * m * (2 + fields)
     if values > settings.max_answer_values:
         raise InvalidQuery(

@@ -22,6 +22,7 @@ from espalier.masks.filters import Filter
 from espalier.queries import QueryBatch
 from espalier.search import Coverage
 from service.batching.parts import Answer
+from service.batching.priority import Priority
 from service.errors import DeadlinePassed, Uncovered
 from service.live.views import View
 from service.models.loading import LoadedModel
@@ -54,15 +55,13 @@ async def retrieve(
     settings: Settings,
     began: float,
     deadline: float,
-    patient: bool = False,
-    background: bool = False,
+    priority: Priority = Priority.NORMAL,
     origin: tuple[tuple[str, str], ...] = (),
 ) -> Retrieved:
     """Answer one request.
 
     began, deadline  points of time.perf_counter(). A search that has not begun by the deadline never does; a later answer is not given
-    patient          wait for room in the queue instead of being refused
-    background       wait behind all other requests, and leave the metrics alone
+    priority         how it waits for the engine; metrics leave background requests out
     origin           of `SearchContext`
     Raises InvalidQuery, NotReady, QueueFull, DeadlinePassed, EngineFailed, Uncovered.
     """
@@ -79,9 +78,10 @@ async def retrieve(
     if checked.traced:
         await _in_thread(deadline, model.engine.prepare, encoded.params)
     submitted = time.perf_counter()
-    answer = await model.batcher.search(encoded.queries, encoded.params, deadline, patient, background, origin)
+    answer = await model.batcher.search(encoded.queries, encoded.params, deadline, priority, origin)
     answered = time.perf_counter()
-    check_coverage(answer.result.coverage, request.min_coverage)
+    if answer.result.coverage is not None:
+        check_coverage(answer.result.coverage, request.min_coverage)
     if answer.result.finite_B is not None:
         _check_finite(encoded.queries, answer.result.finite_B)
     found, small = Candidates.of(answer.result), answer.result.item_rows_BM.size <= INLINE_VALUES
@@ -99,7 +99,7 @@ async def retrieve(
         raise DeadlinePassed(LATE)
     queue_s = max(answered - submitted - answer.engine_s, 0.0)
     stages_s = (queue_s, submitted - started, answer.engine_s, done - reranked, *([reranked - answered] if checked.depth else []))
-    if not background:
+    if priority is not Priority.BACKGROUND:
         _count(model, stages_s, answer, found, encoded.unknown)
     body, stages_ms = _answer(model, view, results, stages_s, answer, done - began)
     return Retrieved(body, stages_ms, answer.beam_size, encoded.unknown)
@@ -238,10 +238,8 @@ async def _in_thread(deadline: float, work: Callable[P, T], *args: P.args, **kwa
         raise DeadlinePassed(LATE) from None
 
 
-def check_coverage(coverage: Coverage | None, least: float | None) -> None:
+def check_coverage(coverage: Coverage, least: float | None) -> None:
     """Raise Uncovered where shards with less than `least` of the items answered a query, or none did. least: None: any share will do."""
-    if coverage is None:
-        return
     described = coverage_fields(coverage)
     if not described["answered"] or described["items"] < (least or 0.0):
         missing = ", ".join(map(str, described["missing"]))

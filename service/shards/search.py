@@ -77,7 +77,7 @@ async def _search(registry: Registry, body: bytes, began: float) -> Searched:
     deadline = began + min(query.timeout_ms, registry.shards.settings.max_timeout_ms) / 1e3
     values = check(query, model, shard, registry.shards.settings)
     with registry.shards.room(values):
-        model.batcher.check_room(len(query.queries))
+        model.batcher.check_overload(len(query.queries))
         queries, params = await _run(is_small(query, INLINE_NUMBERS), given, query, model, shard)
         if query.sent_masks:
             registry.shards.metrics.shard_masks(model.name, model.version, shard.masks.bytes)

@@ -42,9 +42,7 @@ class QuerySamples:
         self._bytes = 0
 
     def note(self, model: str, version: int, queries: Sequence[BaseModel]) -> None:
-        """Keep the queries of a request. Costs some microseconds each, nothing where none are kept."""
-        if not self.most:
-            return
+        """Keep the queries of a request. Costs some microseconds each."""
         for query in queries[:PER_REQUEST]:
             written = query.model_dump_json(exclude_unset=True).encode()
             if len(written) <= QUERY_BYTES:
@@ -77,5 +75,7 @@ class Asked:
 
     def note(self, model: str, version: int, queries: Sequence[BaseModel], unknown: Sequence[Sequence[str]]) -> None:
         """Note a request that was answered. unknown: the unknown ids of each of its queries."""
-        self.unknown.note(model, unknown)
-        self.samples.note(model, version, queries)
+        if any(unknown):
+            self.unknown.note(model, unknown)
+        if self.samples.most:
+            self.samples.note(model, version, queries)

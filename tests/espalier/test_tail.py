@@ -16,8 +16,7 @@ from safetensors.numpy import save_file
 from espalier.bundle import TAIL, Bundle
 from espalier.checks.random_bundles import make_linear_bundle, random_queries, random_tree, tree_over
 from espalier.engines import open_engine
-from espalier.engines.reference import ReferenceEngine
-from espalier.engines.reference_scores import log_near
+from espalier.engines.reference import ReferenceEngine, log_near
 from espalier.errors import BundleCorrupt
 from espalier.manifest import Manifest, Ranking, TailInfo
 from espalier.search import NO_ITEM, SearchParams

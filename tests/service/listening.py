@@ -129,8 +129,7 @@ def listening(models: Path, engine: Callable[[Bundle], Engine] | None = None, **
             return engine(bundle)
         return engines.setdefault(bundle.manifest.name, FakeEngine(bundle.tree.item_count, bundle.tree.leaf_of_item))
 
-    settings.setdefault("drain_s", 1)
-    chosen = Settings(models=models, **settings)
+    chosen = Settings(models=models, **{"drain_s": 1, "max_inline_us": 0} | settings)
     app = create_app(chosen, EngineSource(open_fake))
     server = Server(app, chosen)
     with listen("127.0.0.1", 0) as bound:

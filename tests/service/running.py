@@ -113,7 +113,7 @@ def run(
         return engines.setdefault(bundle.manifest.name, FakeEngine(bundle.tree.item_count, bundle.tree.leaf_of_item))
 
     with BUILDING:
-        app = create_app(Settings(models=models, **settings), EngineSource(open_fake), catalogues)
+        app = create_app(Settings(models=models, **{"max_inline_us": 0} | settings), EngineSource(open_fake), catalogues)
     with started(app) as client:
         app.state.service.registry.wait_until_loaded()
         try:

@@ -7,8 +7,8 @@ import asyncio
 import httpx
 import pytest
 
+from service.batching.priority import RUNNING, WAITING, Priority, Turns
 from service.errors import DeadlinePassed, QueueFull
-from service.http.background import RUNNING, WAITING, Turns
 from tests.service.fake_engine import FakeEngine
 from tests.service.own_time import pass_time, settled
 from tests.service.running import Json, Running, counted
@@ -26,7 +26,7 @@ BODY: Json = {"model": "books", "queries": [{"history": ["item-1"]}], "m": 3}
 async def test_background_queries_wait_for_all_others_even_later_ones(engine: FakeEngine, new_batcher: NewBatcher) -> None:
     batcher = new_batcher(max_batch=2)
     async with held(engine, batcher) as busy:
-        tasks = await accepted(ask(batcher, 9, background=True), *(ask(batcher, i) for i in (1, 2, 3)))
+        tasks = await accepted(ask(batcher, 9, priority=Priority.BACKGROUND), *(ask(batcher, i) for i in (1, 2, 3)))
     await asyncio.gather(busy, *tasks)
     assert calls(engine) == [[0], [1, 2], [3], [9]]
 
@@ -35,7 +35,7 @@ async def test_a_large_background_request_is_searched_in_pieces_with_others_betw
     batcher = new_batcher(max_batch=16)
     await learnt(engine, batcher, query_s=0.01)  # more than a call is filled up to
     async with held(engine, batcher):
-        large, small = await accepted(ask(batcher, 5, 6, 7, background=True), ask(batcher, 1))
+        large, small = await accepted(ask(batcher, 5, 6, 7, priority=Priority.BACKGROUND), ask(batcher, 1))
     assert (await large).result.item_rows_BM.shape == (3, 5)
     await small
     assert calls(engine) == [[0], [0], [1], [5], [6], [7]]
@@ -45,7 +45,7 @@ async def test_background_queries_are_no_load_for_others(engine: FakeEngine, new
     """However many there are, the queue counts as empty, so that no customer is refused for them."""
     batcher = new_batcher(max_batch=4, max_queue=4)
     async with held(engine, batcher):
-        (behind,) = await accepted(ask(batcher, *range(30), background=True))
+        (behind,) = await accepted(ask(batcher, *range(30), priority=Priority.BACKGROUND))
         assert batcher.depth == 0
         customers = await accepted(*(ask(batcher, i) for i in range(4)))
         assert batcher.depth == 4
@@ -59,10 +59,10 @@ async def test_background_queries_are_no_load_for_others(engine: FakeEngine, new
 async def test_a_cancelled_or_late_background_request_never_reaches_the_engine(engine: FakeEngine, new_batcher: NewBatcher) -> None:
     batcher = new_batcher(max_batch=4)
     async with held(engine, batcher) as busy:
-        goes, late = await accepted(ask(batcher, 1, background=True), ask(batcher, 2, deadline=1, background=True))
+        goes, late = await accepted(*(ask(batcher, i, deadline=i / 2, priority=Priority.BACKGROUND) for i in (20, 2)))
         goes.cancel()
         await pass_time(1.1)
-        for request in (late, ask(batcher, 3, deadline=1, background=True)):
+        for request in (late, ask(batcher, 3, deadline=1, priority=Priority.BACKGROUND)):
             with pytest.raises(DeadlinePassed):
                 await request
     await busy

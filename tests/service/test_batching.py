@@ -18,6 +18,7 @@ from espalier.search import NO_CONTEXT, NodeMask, SearchContext, SearchParams, S
 from service.batching.admission import Admission, Limits
 from service.batching.batcher import Batcher
 from service.batching.parts import Answer
+from service.batching.priority import Priority
 from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
 from tests.service.fake_engine import FakeEngine
 from tests.service.own_time import pass_time, settled
@@ -330,7 +331,7 @@ async def test_accepted_work_counts_as_offered_unless_it_would_have_waited(
     batcher = new_batcher()
     await learnt(engine, batcher, query_s=1e-3)
     await ask(batcher, 1, 2)
-    await ask(batcher, 3, patient=True)
+    await ask(batcher, 3, priority=Priority.PATIENT)
     async with held(engine, batcher) as first:
         (second,) = await accepted(ask(batcher, 4))
     await asyncio.gather(first, second)
@@ -340,7 +341,7 @@ async def test_accepted_work_counts_as_offered_unless_it_would_have_waited(
 async def test_a_patient_request_waits_for_room(engine: FakeEngine, new_batcher: NewBatcher) -> None:
     batcher = new_batcher(max_queue=1)
     async with held(engine, batcher):
-        first, second = await accepted(ask(batcher, 1), ask(batcher, 2, patient=True))
+        first, second = await accepted(ask(batcher, 1), ask(batcher, 2, priority=Priority.PATIENT))
         assert (batcher.depth, second.done()) == (1, False)
     await asyncio.gather(first, second)
     assert calls(engine) == [[0], [1], [2]]
@@ -349,7 +350,7 @@ async def test_a_patient_request_waits_for_room(engine: FakeEngine, new_batcher:
 async def test_draining_wakes_those_who_wait_for_room(engine: FakeEngine, new_batcher: NewBatcher) -> None:
     batcher = new_batcher(max_queue=1)
     async with held(engine, batcher):
-        first, patient = await accepted(ask(batcher, 1), ask(batcher, 2, patient=True))
+        first, patient = await accepted(ask(batcher, 1), ask(batcher, 2, priority=Priority.PATIENT))
         drained = asyncio.create_task(batcher.drain(10))
         with pytest.raises(NotReady):
             await patient
@@ -360,7 +361,7 @@ async def test_draining_wakes_those_who_wait_for_room(engine: FakeEngine, new_ba
 async def test_a_patient_request_that_finds_no_room_by_its_deadline_has_expired(engine: FakeEngine, new_batcher: NewBatcher) -> None:
     batcher = new_batcher(max_queue=1)
     async with held(engine, batcher):
-        first, late = await accepted(ask(batcher, 1), ask(batcher, 2, deadline=1, patient=True))
+        first, late = await accepted(ask(batcher, 1), ask(batcher, 2, deadline=1, priority=Priority.PATIENT))
         await pass_time(0.9)
         assert not late.done()
         await pass_time(0.2)
@@ -373,7 +374,7 @@ async def test_a_patient_request_that_finds_no_room_by_its_deadline_has_expired(
 async def test_room_is_given_when_the_engine_takes_what_waits_not_when_it_has_answered(engine: FakeEngine, new_batcher: NewBatcher) -> None:
     batcher = new_batcher(max_queue=2, max_wait_s=0.1)  # the engine takes nothing before all have come
     engine.go.clear()
-    tasks = await accepted(*(ask(batcher, i, patient=True) for i in range(6)))
+    tasks = await accepted(*(ask(batcher, i, priority=Priority.PATIENT) for i in range(6)))
     assert batcher.depth == 2
     assert await asyncio.to_thread(engine.started.wait, 10)
     await settled()
@@ -386,7 +387,7 @@ async def test_room_is_given_when_the_engine_takes_what_waits_not_when_it_has_an
 async def test_room_that_a_cancelled_request_leaves_is_given_on(engine: FakeEngine, new_batcher: NewBatcher) -> None:
     batcher = new_batcher(max_queue=1)
     async with held(engine, batcher):
-        goes, second, third = await accepted(ask(batcher, 1), *(ask(batcher, i, patient=True) for i in (2, 3)))
+        goes, second, third = await accepted(ask(batcher, 1), *(ask(batcher, i, priority=Priority.PATIENT) for i in (2, 3)))
         goes.cancel()
         await settled()
         assert batcher.depth == 1  # the second has come in
@@ -398,7 +399,7 @@ async def test_streams_leave_room_for_a_burst_and_cause_no_overload(engine: Fake
     batcher = new_batcher(max_batch=1)
     await learnt(engine, batcher, query_s=0.002)
     async with held(engine, batcher):
-        streams = await accepted(*(ask(batcher, i, patient=True) for i in range(1, 9)))
+        streams = await accepted(*(ask(batcher, i, priority=Priority.PATIENT) for i in range(1, 9)))
         assert batcher.depth == 1
         singles = await accepted(*(ask(batcher, i) for i in range(20, 30)))
         assert batcher.depth == 11

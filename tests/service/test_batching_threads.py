@@ -1,11 +1,9 @@
-"""The engine's threads: jobs between calls, several calls at once, and how they share the interpreter."""
+"""The engine's threads: jobs between calls, several calls at once, and what is said of overload."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,8 +12,8 @@ from espalier.engines.stages import Frontier, ParentsFound
 from espalier.live.overlay import Overlay
 from espalier.queries import QueryBatch
 from espalier.search import NO_CONTEXT, Engine, SearchContext, SearchParams, SearchResult
-from service.batching.admission import OVERLOAD_S
-from service.batching.batcher import JOB_QUERIES, OVERLOAD_SWITCH_S, QUIET_JOB_QUERIES, QUIET_S, SWITCH_S
+from service.batching.admission import OVERLOAD_S, Limits
+from service.batching.batcher import JOB_QUERIES, QUIET_JOB_QUERIES, QUIET_S, Batcher
 from service.errors import EngineFailed, NotReady, QueueFull
 from tests.service.fake_engine import FakeEngine
 from tests.service.own_time import OwnTime, pass_time
@@ -24,27 +22,25 @@ from tests.service.test_batching import ITEMS, NewBatcher, accepted, ask, calls,
 __all__ = ["new_batcher"]
 
 
-@pytest.fixture
-def switch_interval() -> Iterator[None]:
-    """The interpreter's switch interval is as before afterwards."""
-    before = sys.getswitchinterval()
-    yield
-    sys.setswitchinterval(before)
-
-
-@pytest.mark.usefixtures("switch_interval")
-async def test_threads_take_turns_faster_as_long_as_there_is_overload(engine: FakeEngine, new_batcher: NewBatcher) -> None:
-    batcher = new_batcher(max_batch=1, max_queue=1)
-    async with held(engine, batcher) as busy:
-        (waiting,) = await accepted(ask(batcher, 1))
-        assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
-        with pytest.raises(QueueFull):
-            batcher.check_room(1)
-        assert sys.getswitchinterval() == pytest.approx(OVERLOAD_SWITCH_S)
-    await asyncio.gather(busy, waiting)
-    await pass_time(2 * OVERLOAD_S)
-    batcher.check_room(1)
-    assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+async def test_it_says_when_overload_begins_and_when_it_ends(engine: FakeEngine) -> None:
+    said = list[bool]()
+    batcher = Batcher(engine, Limits(max_batch=1, max_queue=1), "test", on_overload=said.append, clock=asyncio.get_running_loop().time)
+    for last in (False, True):
+        async with held(engine, batcher) as busy:
+            (waiting,) = await accepted(ask(batcher, 1))
+            batcher.check_overload(1)
+            with pytest.raises(QueueFull):
+                await ask(batcher, 2)
+            assert said == [True, False, True][: 1 + 2 * last]
+            with pytest.raises(QueueFull):
+                batcher.check_overload(1)
+        await asyncio.gather(busy, waiting)
+        if not last:
+            await pass_time(2 * OVERLOAD_S)
+            batcher.check_overload(1)
+            assert said == [True, False]
+    assert await batcher.drain(10)
+    assert said == [True, False, True, False]
 
 
 # -- jobs -----------------------------------------------------------------------------------------------------------------

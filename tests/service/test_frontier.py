@@ -181,7 +181,7 @@ async def test_customers_overtake_it_and_are_not_counted_with_it(running: Runnin
     first = customer(7)
     assert await asyncio.to_thread(engine.started.wait, 10)
     task, _, _ = await begun(running.app, {"beam_size": [4]})
-    while not batcher._behind:  # its first query waits
+    while not batcher._background:  # its first query waits
         await asyncio.sleep(0)
     second = customer(9)
     while not batcher.depth:

@@ -84,7 +84,7 @@ def test_queries_of_a_request_that_share_engine_calls_with_others_are_all_answer
     loaded = live.version()
     kind = loaded.bundle.manifest.query
     assert isinstance(kind, HistoryKind)
-    queries, _ = encode_histories(kind, loaded.items, [[f"item-{i}"] for i in range(3)])
+    queries, _ = encode_histories(kind, loaded.live.items, [[f"item-{i}"] for i in range(3)])
     params = SearchParams.uniform(3, 8, 20)
 
     async def at_once() -> Any:

@@ -25,6 +25,7 @@ from espalier.queries import QueryBatch
 from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResult
 from service.batching.batcher import Batcher
 from service.batching.parts import Answer
+from service.batching.priority import Priority
 from service.models import probe
 from service.models.probe import PATIENCE_S, Probe, Replay
 from service.watch.metrics import Metrics
@@ -318,7 +319,7 @@ def test_answers_of_a_smaller_beam_say_nothing(probing: Probing, monkeypatch: py
     search = Batcher.search
 
     async def degraded(*arguments: Any, **options: Any) -> Answer:
-        assert options["patient"]  # refused it would be as soon as there is a queue
+        assert arguments[-1] is Priority.PATIENT  # refused it would be as soon as there is a queue
         return replace(await search(*arguments, **options), degraded=True)
 
     monkeypatch.setattr(Batcher, "search", degraded)

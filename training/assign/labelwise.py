@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from espalier.chunks import Chunks
 from espalier.compiled_code import compiled
-from espalier.engines.reference_scores import ranks_of
+from espalier.engines.reference import ranks_of
 from espalier.manifest import Ranking
 from espalier.masks.eligibility import node_mask
 from espalier.packed_chunks import widened

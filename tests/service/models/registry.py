@@ -102,7 +102,7 @@ def run(models: Path, open_model: Callable[[Bundle], Engine] | None = None, **se
         return running.engines[version]
 
     with asyncio.Runner() as runner:
-        registry = Registry(Settings(models=models, **settings), metrics, EngineSource(open_fake))
+        registry = Registry(Settings(models=models, **{"max_inline_us": 0} | settings), metrics, EngineSource(open_fake))
         running = Running(registry, metrics, models, runner)
         registry.start_loading()
         try:

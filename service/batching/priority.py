@@ -1,7 +1,7 @@
-"""Requests that wait behind those of customers: the header that says so, and how many of them there may be.
+"""How a request waits for the engine: refused where there is no room, patiently, or behind all others.
 
-A console that redraws at every move of a slider must not slow customers down. The batcher searches for such requests while it has nothing
-else to do; here is the limit of how many run and wait. Knows headers and turns. Does not know queries.
+A console that redraws at every move of a slider must not slow customers down: its requests say so in a header, and few of them run at a
+time. Knows headers and turns. Does not know queries or engines.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from enum import Enum, auto
 
 from espalier.errors import InvalidInput
 from service.errors import DeadlinePassed, QueueFull
@@ -18,19 +19,32 @@ HEADER = "Espalier-Priority"
 BACKGROUND = b"background"
 RUNNING, WAITING = 2, 16
 """Background requests of one worker that are answered at a time, and that wait for their turn."""
+TOO_LATE = "The deadline passed before the search began."
 
 
-def is_background(priority: bytes | None) -> bool:
-    """Whether the value of the header says so; None: there is no such header. Raises InvalidInput for any other value."""
-    if priority is None:
-        return False
-    if priority != BACKGROUND:
-        raise InvalidInput(HEADER, priority.decode("latin-1"), "`background`, or no such header")
-    return True
+class Priority(Enum):
+    """How the queries of a request wait for an engine that is busy.
+
+    NORMAL      in the order of arrival; refused where there is no room in the queue
+    PATIENT     the same, but they wait for room
+    BACKGROUND  until the engine has nothing else to do; then it takes a millisecond's worth of them, or one, so that others hardly wait for
+                them. They count as no load, and whoever sends them limits how many there are
+    """
+
+    NORMAL = auto()
+    PATIENT = auto()
+    BACKGROUND = auto()
+
+
+def priority_of(header: bytes) -> Priority:
+    """What the value of the header says. Raises InvalidInput for any other value."""
+    if header != BACKGROUND:
+        raise InvalidInput(HEADER, header.decode("latin-1"), "`background`, or no such header")
+    return Priority.BACKGROUND
 
 
 class Turns:
-    """The turns of one worker. clock: in seconds; deadlines are points of it."""
+    """The turns of one worker's background requests. clock: in seconds; deadlines are points of it."""
 
     def __init__(self, running: int = RUNNING, waiting: int = WAITING, clock: Callable[[], float] = time.perf_counter) -> None:
         self._free, self._most_waiting, self._clock = asyncio.Semaphore(running), waiting, clock
@@ -46,7 +60,7 @@ class Turns:
             async with asyncio.timeout(max(deadline - self._clock(), 0)):
                 await self._free.acquire()
         except TimeoutError:
-            raise DeadlinePassed("The deadline passed before the search began.") from None
+            raise DeadlinePassed(TOO_LATE) from None
         finally:
             self._waiting -= 1
         try:

@@ -1,0 +1,142 @@
+"""Five requests through the code: the files and functions of the project that each crosses.
+
+Served in this process, without sockets, by the `reference` engine over a bundle of 64 items. The profiler sees all threads. Counted is what
+every one of ROUNDS warm requests crosses, so that nothing that happens beside them by chance is. A search of so few items is short enough
+for the event loop, except under the profiler; MOST_US lets it go the usual way. One walk goes by the engine's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import orjson
+from fastapi import FastAPI
+from pydantic import SecretStr
+
+from espalier.bundle import Bundle
+from espalier.checks.random_bundles import make_bundle
+from espalier.engines import open_engine
+from espalier.shards.messages import Pin
+from espalier.tree import complete_tree
+from service.app import create_app
+from service.models.loading import EngineSource
+from service.models.registry import Registry
+from service.router.app import create_router
+from service.router.config import RouterConfig
+from service.router.transport import answered, held_of
+from service.settings import Settings
+from service.shards.search import answer_search
+from service.watch.metrics import Metrics
+from training.shard.command import shard
+
+ITEMS, ROUNDS, SHARDS = 64, 8, 2
+QUIET_S = 0.1
+"""Between two requests, so that what one leaves to other threads does not count as the next one's."""
+MOST_US = 10_000
+KEY = "a-key-of-this-benchmark"
+Ask = Callable[[httpx.AsyncClient, int], Awaitable[httpx.Response]]
+Count = Callable[[str, Sequence[set[tuple[str, str]]]], dict[str, Any]]
+Crossed = Callable[[set[tuple[str, str]] | None], None]
+
+
+class ShardsHere:
+    """A router's transport to registries of this process, by address."""
+
+    def __init__(self, registries: Mapping[str, Registry]) -> None:
+        self._registries = registries
+
+    async def addresses(self, name: str) -> Sequence[str]:
+        return (name,)
+
+    async def send(self, address: str, body: bytes, most: int, timeout_s: float, headers: Mapping[str, str]) -> bytes:
+        return answered(200, await answer_search(self._registries[address], body))
+
+    async def held(self, address: str, timeout_s: float) -> frozenset[Pin]:
+        return held_of(orjson.dumps({"shards": self._registries[address].shards.described()}))
+
+    def forget(self, address: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def retrieve(*history: str) -> Ask:
+    """A POST /retrieve of one history."""
+    return lambda client, number: client.post("/retrieve", json={"queries": [{"history": [*history]}], "m": 5})
+
+
+async def put(client: httpx.AsyncClient, number: int) -> httpx.Response:
+    """A PUT of a new item."""
+    document = {"events": [["item-1", "item-3"]]}
+    return await client.put(f"/models/tiny/items/new-{number}", json=document, headers={"Authorization": f"Bearer {KEY}"})
+
+
+@asynccontextmanager
+async def serving(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an application that is ready."""
+    transport = httpx.ASGITransport(app)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://walks") as client:
+        while (await client.get("/readyz")).status_code != 200:
+            await asyncio.sleep(0.05)
+        yield client
+
+
+async def crossed_by(client: httpx.AsyncClient, ask: Ask, record: Crossed) -> list[set[tuple[str, str]]]:
+    """(file, function) of what each of ROUNDS requests crosses, after one that warms up."""
+    rounds = []
+    for number in range(1 + ROUNDS):
+        found: set[tuple[str, str]] = set()
+        await asyncio.sleep(QUIET_S)
+        record(found)
+        answer = await ask(client, number)
+        record(None)
+        if answer.status_code not in (200, 201):
+            raise RuntimeError(f"{answer.request.url}: {answer.status_code} {answer.text}")
+        rounds.append(found)
+    return rounds[1:]
+
+
+async def of_one_service(models: Path, record: Crossed, count: Count) -> list[dict[str, Any]]:
+    """A query in two ways, a write, and a query with a live item in its history."""
+    async with serving(create_app(Settings(models=models, engine="reference", max_inline_us=0))) as client:
+        rows = [count("/retrieve, by the engine's thread", await crossed_by(client, retrieve("item-1", "item-3"), record))]
+    settings = Settings(models=models, engine="reference", write_keys=(SecretStr(KEY),), max_inline_us=MOST_US)
+    async with serving(create_app(settings)) as client:
+        rows.append(count("/retrieve", await crossed_by(client, retrieve("item-1", "item-3"), record)))
+        rows.append(count("PUT of an item", await crossed_by(client, put, record)))
+        rows.append(count("/retrieve, live item in the history", await crossed_by(client, retrieve("item-1", "new-0"), record)))
+    return rows
+
+
+async def of_a_router(bundle: Bundle, folder: Path, record: Crossed, count: Count) -> dict[str, Any]:
+    """A query through a router and its shards, all in this process."""
+    shard(bundle.path, SHARDS, folder)
+    source = EngineSource(lambda bundle, *_: open_engine(bundle, "cpu", "reference"))
+    async with AsyncExitStack() as ends:
+        registries = {}
+        for index in range(SHARDS):
+            (folder / f"alone-{index}").mkdir()
+            (folder / f"alone-{index}" / str(index)).symlink_to((folder / str(index)).absolute(), target_is_directory=True)
+            registry = Registry(Settings(models=folder / f"alone-{index}", max_inline_us=MOST_US), Metrics(), source)
+            registry.start_loading()
+            registry.wait_until_loaded()
+            registries[f"http://shard-{index}"] = registry
+            ends.push_async_callback(partial(registry.drain, 1.0))
+        config = RouterConfig(shards=tuple(registries), poll_s=60.0)
+        app = create_router(Settings(models=bundle.path.parent.parent), config, ShardsHere(registries))
+        client = await ends.enter_async_context(serving(app))
+        return count("/retrieve, router of two shards", await crossed_by(client, retrieve("item-1", "item-3"), record))
+
+
+def walks(folder: Path, record: Crossed, count: Count) -> list[dict[str, Any]]:
+    """A row of each walk. record: what is crossed from now on is to be added to this set; None: to none."""
+    tree = complete_tree(np.arange(ITEMS), 2)
+    alone, whole = (make_bundle(folder / models, np.random.default_rng(0), tree, kind="product", name="tiny") for models in ("one", "many"))
+    rows = asyncio.run(of_one_service(alone.path.parent.parent, record, count))
+    return [*rows, asyncio.run(of_a_router(whole, folder / "shards", record, count))]

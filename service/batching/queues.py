@@ -1,0 +1,136 @@
+"""What waits for an engine: parts of requests, patient requests for which there is no room yet, and jobs between the engine's calls.
+
+Knows their order and what they are expected to take. Does not know threads; the batcher's lock guards parts and jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+from espalier.search import Engine
+from service.batching.admission import Limits
+from service.batching.parts import Part, are_apart
+from service.batching.priority import TOO_LATE
+from service.errors import DeadlinePassed
+
+T = TypeVar("T")
+
+JOB_PAUSE = 3.0
+"""After a job, queries have the engine for so many times as long as it took."""
+
+
+class Room:
+    """Patient requests that wait for room in a queue, in the order of arrival. Used by the event loop alone."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Event] = deque()
+
+    async def enter(self, admit: Callable[[], bool], seconds: float) -> None:
+        """Return once `admit()` was true for this request, and for all before it.
+
+        Raises DeadlinePassed after `seconds`, and what `admit` raises.
+        """
+        if not self._waiting and admit():
+            return
+        turn = asyncio.Event()
+        self._waiting.append(turn)
+        try:
+            async with asyncio.timeout(None if seconds == float("inf") else max(seconds, 0)):
+                while self._waiting[0] is not turn or not admit():
+                    turn.clear()
+                    await turn.wait()
+        except TimeoutError:
+            raise DeadlinePassed(TOO_LATE) from None
+        finally:
+            self._waiting.remove(turn)
+            self.open()  # for the next one, if there is more
+
+    def open(self) -> None:
+        """There may be room: let the first request try."""
+        if self._waiting:
+            self._waiting[0].set()
+
+
+class PartQueue:
+    """Parts in the order of arrival.
+
+    queries  of all of them
+    seconds  what they are expected to take, one after the other
+    """
+
+    def __init__(self) -> None:
+        self._parts: deque[Part] = deque()
+        self.queries, self.seconds = 0, 0.0
+
+    def add(self, parts: Sequence[Part]) -> None:
+        """Put the parts of a request at the end."""
+        for part in parts:
+            part.waits = True
+            self.queries += len(part.queries)
+            self.seconds += part.cost_s
+        self._parts.extend(parts)
+
+    def remove(self, part: Part) -> None:
+        """Take out a part whose request has ended; nothing where it does not wait any more."""
+        if part.waits:
+            self._parts.remove(part)
+            self._left(part)
+
+    def take(self, limits: Limits, now: float) -> list[Part]:
+        """The parts of the next call, in the order of arrival; a traced part is alone. Parts that came too late are dropped."""
+        taken: list[Part] = []
+        size, seconds = 0, 0.0
+        while self._parts:
+            part = self._parts[0]
+            if part.answer.done() or now >= part.deadline:  # the event loop answers it
+                self._left(self._parts.popleft())
+                continue
+            size += len(part.queries)
+            seconds += part.cost_s
+            if taken and (size > limits.max_batch or seconds > limits.call_s or are_apart(taken[0], part)):
+                break
+            self._left(self._parts.popleft())
+            taken.append(part)
+        return taken
+
+    def _left(self, part: Part) -> None:
+        part.waits = False
+        self.queries -= len(part.queries)
+        self.seconds = self.seconds - part.cost_s if self.queries else 0.0
+
+
+class Jobs:
+    """What the engine's thread does between calls, in turn: at any time where no query waits, else with pauses for the queries.
+
+    clock    seconds
+    waiting  those whose turn has not come
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.waiting: deque[Callable[[Engine], None]] = deque()
+        self._paused_until = 0.0
+
+    def add(self, job: Callable[[Engine], T]) -> Future[T]:
+        """Put a job at the end."""
+        done: Future[T] = Future()
+
+        def work(engine: Engine) -> None:
+            began = self._clock()
+            try:
+                done.set_result(job(engine))
+            except Exception as error:
+                done.set_exception(error)
+            ended = self._clock()
+            self._paused_until = ended + JOB_PAUSE * (ended - began)
+
+        self.waiting.append(work)
+        return done
+
+    def next(self, queries_wait: bool) -> Callable[[Engine], None] | None:
+        """The job whose turn it is, of those that are waiting."""
+        return None if queries_wait and self._clock() < self._paused_until else self.waiting.popleft()
