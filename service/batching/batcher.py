@@ -180,6 +180,8 @@ class Batcher:
         ends = self._clock() + timeout_s
         for thread in self._threads:
             await asyncio.to_thread(thread.join, max(ends - self._clock(), 0))
+        if any(thread.is_alive() for thread in self._threads):
+            return False
         for calling in self._calling:  # another event loop may be searching
             if not await asyncio.to_thread(calling.acquire, True, max(ends - self._clock(), 0)):
                 return False

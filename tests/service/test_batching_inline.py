@@ -194,6 +194,21 @@ async def test_a_draining_batcher_refuses(new_batcher: NewBatcher) -> None:
     assert engine.inline == [False]
 
 
+async def test_a_search_of_the_event_loop_is_waited_for_before_the_engine_may_close(new_batcher: NewBatcher) -> None:
+    engine, batcher = await seen(new_batcher)
+    ended: list[bool] = []
+
+    def drain_elsewhere() -> None:
+        draining = threading.Thread(target=lambda: ended.append(asyncio.run(batcher.drain(0.05))))
+        draining.start()
+        draining.join()
+
+    engine.meanwhile.append(drain_elsewhere)
+    await ask(batcher, 1)
+    assert (engine.inline, ended) == ([False, True], [False])
+    assert await batcher.drain(10)
+
+
 async def test_near_the_deadline_the_beam_shrinks_inline_too(new_batcher: NewBatcher) -> None:
     engine, batcher = await seen(new_batcher, smallest_beam_size=1)
     answer = await ask(batcher, 1, beam_size=5, deadline=asyncio.get_running_loop().time() + SHORT_S / 2)
