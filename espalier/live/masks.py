@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.live.overlay import LiveLeaves, Overlay
+from espalier.live.overlay import HANDLE, PARENT, LiveLeaves, Overlay
 from espalier.masks.eligibility import every_item
 from espalier.search import NodeMask
 from espalier.tree import Tree
@@ -42,7 +42,7 @@ def recompute(tree: Tree, eligible_N: Bool, touched_P: Int64, open_P: Int64) -> 
 
 def open_parents(leaves: LiveLeaves, eligible_R: Bool) -> Int64:
     """int64, ascending, each once: the parents of live leaves of eligible handles (later handles are not)."""
-    return np.unique(leaves.parent_X[of_handles(eligible_R, leaves.handle_X)])
+    return np.unique(leaves.column(PARENT, leaves.open[of_handles(eligible_R, leaves.column(HANDLE, leaves.open))]))
 
 
 def of_handles(eligible_R: Bool, handle_X: Int64) -> Bool:
@@ -77,7 +77,7 @@ def live_mask(
         if since is None:
             start, items = base, base.items
             leaf_T = tree.leaf_of_item[np.concatenate([overlay.hidden, overlay.changed[1]])]
-            touched_P = np.union1d(tree.parent[leaf_T], leaves.parent_Y)
+            touched_P = np.union1d(tree.parent[leaf_T], leaves.column(PARENT, leaves.open))
         else:
             start, touched_P = since[0].of_tree(place), since[1][place]
             items = start.items - (0 if start.live_R is None else int(np.count_nonzero(start.live_R)))
@@ -86,8 +86,8 @@ def live_mask(
         items += int(np.count_nonzero(own)) - int(np.count_nonzero(start.eligible_N[children]))
         eligible_N = start.eligible_N.copy()
         eligible_N[children] = own
-        positions, of = leaves.under(touched_P)
-        recompute(tree, eligible_N, touched_P, touched_P[np.unique(of[of_handles(live_R, leaves.handle_X[positions])])])
+        entries, of = leaves.under(touched_P)
+        recompute(tree, eligible_N, touched_P, touched_P[np.unique(of[of_handles(live_R, leaves.column(HANDLE, entries))])])
         masks.append(NodeMask(eligible_N, items + int(np.count_nonzero(live_R)), (), live_R))
     return replace(masks[0], others=tuple(masks[1:]))
 
@@ -135,6 +135,7 @@ def without_items(tree: Tree, leaves: LiveLeaves, mask: NodeMask, rows: Int64, h
     eligible_N = mask.eligible_N.copy()
     gone += int(np.count_nonzero(eligible_N[leaf_E]))
     eligible_N[leaf_E] = False
-    parent_E = leaves.parent_X[np.isin(leaves.handle_X, handles)]
+    entries = leaves.of_handles(handles)
+    parent_E = leaves.column(PARENT, entries[entries > 0])
     recompute(tree, eligible_N, np.union1d(tree.parent[leaf_E], parent_E), open_parents(leaves, live_R))
     return NodeMask(eligible_N, mask.items - gone, (), live_R)
