@@ -46,7 +46,7 @@ def add_up(history_T: Array, trained: Any, live: Any, leaf_of_item: Array, leaf_
     items, weight = len(leaf_of_item), trained[3]
     item, value = trained[1], trained[2]
     entries, live_value = live
-    rows, count, moment = entries.rows, entries.count, entries.moment
+    rows, moment = entries.rows, entries.moment
     total, most_live, d = 0, 0, 0
     for t in range(len(history_T) - 1, -1, -1):
         source = history_T[t]
@@ -63,7 +63,7 @@ def add_up(history_T: Array, trained: Any, live: Any, leaf_of_item: Array, leaf_
             continue
         e, end = trained_span(source, trained)
         exceeded, x = np.empty(0, np.int64), first_entry(source, entries)  # trained entries that are below a live one, ascending
-        while 0 < x < count:
+        while x > 0:
             if rows[x, BORN] <= moment < rows[x, DIED]:
                 row, part = rows[x, TARGET], np.float64(weight[d]) * np.float64(live_value[x])
                 if row >= items:
@@ -120,7 +120,7 @@ def of_live_leaves(history_BT: Array, begin_B: Array, row_C: Array, items: int, 
     sum_R  float64, 0 before and afterwards
     """
     weight, entries, live_value = trained[3], live[0], live[1]
-    rows, count, moment = entries.rows, entries.count, entries.moment
+    rows, moment = entries.rows, entries.moment
     mem_C = np.empty(len(row_C), np.float32)
     for b in range(len(history_BT)):
         for is_gone in (False, True):  # add up, then clear what was added up
@@ -130,7 +130,7 @@ def of_live_leaves(history_BT: Array, begin_B: Array, row_C: Array, items: int, 
                 if begin_B[b] == begin_B[b + 1] or source < 0 or d == len(weight):
                     continue
                 x = first_entry(source, entries)
-                while 0 < x < count:
+                while x > 0:
                     if rows[x, TARGET] >= items and rows[x, BORN] <= moment < rows[x, DIED]:
                         part = np.float64(weight[d]) * np.float64(live_value[x])
                         at = rows[x, TARGET] - items
@@ -168,13 +168,28 @@ def trained_entry(row: int, item: Array, value: Array, begin: int, end: int) -> 
 @compiled()
 def live_entry(source: int, row: int, live: Any) -> Any:
     """The value of an item row among the live entries of another; 0 where it is not there."""
-    entries, value = live
+    entry = pair_entry(source, row, live[0])
+    return live[1][entry] if entry > 0 else np.float32(0)
+
+
+@compiled()
+def pair_entries(pair_U2: Array, entries: Any) -> Array:
+    """int64[U]: the live entries of some pairs of a source and a target that count; 0 where a pair has none."""
+    entry_U = np.empty(len(pair_U2), np.int64)
+    for u in range(len(pair_U2)):
+        entry_U[u] = pair_entry(pair_U2[u, 0], pair_U2[u, 1], entries)
+    return entry_U
+
+
+@compiled()
+def pair_entry(source: int, target: int, entries: Any) -> Any:
+    """The live entry of a source and a target that counts; 0 where there is none."""
     x = first_entry(source, entries)
-    while 0 < x < entries.count:
-        if entries.rows[x, TARGET] == row and entries.rows[x, BORN] <= entries.moment < entries.rows[x, DIED]:
-            return value[x]
+    while x > 0:
+        if entries.rows[x, TARGET] == target and entries.rows[x, BORN] <= entries.moment < entries.rows[x, DIED]:
+            return x
         x = entries.rows[x, NEXT]
-    return np.float32(0)
+    return np.int64(0)
 
 
 @compiled()

@@ -52,9 +52,7 @@ class Version:
         offset, value = np.arange(items + 1) * MEMORY, rng.random(len(item), np.float32)
         memory = Memory(offset, item, value, np.ones(20, np.float32), 0.5)
         columns = {"price": rng.integers(0, 1000, items)}
-        self.bundle = make_bundle(
-            folder, rng, tree, "product", 0.5, integer=False, width=WIDTH, length=20, memory=memory, columns=columns
-        )
+        self.bundle = make_bundle(folder, rng, tree, "product", 0.5, integer=False, width=WIDTH, length=20, memory=memory, columns=columns)
         self._rng, self._live, self._parents = rng, live, np.array(tree.level(tree.height - 1))
         self.state, self._engine = LiveState(self.bundle), open_engine(self.bundle, "cpu")
         self._trained = ItemFilters([tree], self.bundle.items, MASK_BYTES)

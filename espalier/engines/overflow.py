@@ -77,7 +77,7 @@ def under_beams(beams: Any, entries: Any, masks: Any, gamma: Any) -> tuple[Array
     masks    those of `masks_of`
     """
     nodes_BK, ranks_BK = beams
-    rows, first, length, _, entry_count, moment = entries
+    rows, first, length, _, moment = entries
     mask_B, eligible_GR = masks
     batch, beam = nodes_BK.shape
     most = 0
@@ -94,7 +94,7 @@ def under_beams(beams: Any, entries: Any, masks: Any, gamma: Any) -> tuple[Array
                 break
             above = gamma * ranks_BK[b, k] if gamma > 0 else np.float32(0)
             entry = first[nodes_BK[b, k]]
-            while 0 < entry < entry_count:
+            while entry > 0:
                 if rows[entry, BORN] <= moment < rows[entry, DIED]:
                     handle = rows[entry, OTHER_KEY]
                     if handle < eligible_GR.shape[1] and eligible_GR[mask_B[b], handle]:

@@ -165,11 +165,12 @@ class Pipeline:
         if overlay is not None:
             params = _brought_forward(overlay, params)
         eligible_T = self._one_eligible_T
-        if len(queries) != 1 or overlay is not None or params.mask_B is not None or params.exclude_BE is not None:
+        may_differ = overlay is not None and (not overlay.is_as_trained or params.exclude_BE is not None)
+        if len(queries) != 1 or may_differ or params.mask_B is not None or params.exclude_BE is not None:
             eligible_T = tuple(
-                eligible_nodes(tree, params, every, place)
-                if overlay is None
-                else eligible_with_live_items(tree, params, every, place, overlay)
+                eligible_with_live_items(tree, params, every, place, overlay)
+                if overlay is not None and may_differ
+                else eligible_nodes(tree, params, every, place)
                 for place, (tree, every) in enumerate(zip(self._trees, self._unrestricted, strict=True))
             )
         encoded = self._encoder.of(queries, params.beam_size_B, params.trace, overlay, params.mask_B)

@@ -133,9 +133,9 @@ class LiveTree:
         if not own:
             self._taken.setdefault(parent, {})[slot] = handle
         closed = self._entries.closed
-        if closed > UNUSED + self._entries.count // 4 or self._pool.numbers > 2 * self.numbers + UNUSED_NUMBERS:
+        if closed > UNUSED + self._entries.used // 4 or self._pool.numbers > 2 * self.numbers + UNUSED_NUMBERS:
             self._pool.keep(self._entries.drop_closed())
-            handle_E = self._entries.rows_EC[1 : self._entries.count, HANDLE].tolist()
+            handle_E = self._entries.rows_EC[1 : self._entries.used, HANDLE].tolist()
             self._entry = {handle: entry for entry, handle in enumerate(handle_E, start=1)}
 
     def drop(self, moment: int, handle: int) -> None:
@@ -163,4 +163,3 @@ class LiveTree:
         """int64: the item rows of a parent's trained leaves."""
         first, after = self.tree.first_child[parent : parent + 2] - self.tree.leaf_offset
         return self.tree.leaf_item[first:after]
-

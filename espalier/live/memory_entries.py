@@ -16,7 +16,7 @@ import numpy as np
 from espalier.entry_lists import FIRST, EntryLists, with_room
 from espalier.live.overlay import LiveMemory
 from espalier.live.rows import Entries
-from espalier.memory_sums import SOURCE, TARGET
+from espalier.memory_sums import pair_entries
 from espalier.read_only import read_only
 
 Pair = tuple[int, int]
@@ -25,6 +25,8 @@ Waiting = tuple[int, bool, float]
 """The item row that an entry is given by, whether that is its source, and its value."""
 UNUSED = 1 << 12
 """Entries that may be closed, beside a quarter of all."""
+BLOCK = 8
+"""Entries of a source that are side by side, at least."""
 COLUMNS = 3
 """Of an entry, from its key on: source, the number of the source's next entry, target."""
 
@@ -40,8 +42,7 @@ class MemoryEntries:
         self._of_owner: dict[int, set[Pair]] = {}
         self._waiting: dict[str, dict[int, list[Waiting]]] = {}  # id that was never there → handle of the owner → entries
         self._waits_for: dict[int, set[str]] = {}
-        self._entries, self._value_E = EntryLists(COLUMNS, sources), np.zeros(FIRST, np.float32)
-        self._entry: dict[Pair, int] = {}  # open ones
+        self._entries, self._value_E = EntryLists(COLUMNS, sources, block=BLOCK), np.zeros(FIRST, np.float32)
 
     def put(self, moment: int, handle: int, item: int, to: Entries, of: Entries, row_of: Callable[[str], int]) -> None:
         """The entries of an item, instead of those before. `row_of` gives item rows of ids, −1 for one that was never there."""
@@ -94,23 +95,23 @@ class MemoryEntries:
 
     def _settle(self, moment: int, changed: set[Pair]) -> None:
         """Let the entries of some pairs have the values that are given now."""
-        for pair in sorted(changed):
-            entry, given = self._entry.pop(pair, 0), self._given[pair]
+        if not changed:
+            return
+        pairs = sorted(changed)
+        entries = pair_entries(*read_only(np.array(pairs, np.int64)), self._entries.snapshot(moment)).tolist()
+        for pair, entry in zip(pairs, entries, strict=True):
+            given = self._given[pair]
             value = np.float32(max(given.values(), default=0.0))
             if entry and self._value_E[entry] == value:
-                self._entry[pair] = entry
                 continue
             if entry:
                 self._entries.close(entry, moment)
             if given:
                 source, target = pair
-                entry = self._entry[pair] = self._entries.add(moment, (source, 0, target))
-                self._value_E = with_room(self._value_E, entry + 1)
+                entry = self._entries.add(moment, (source, 0, target))
+                self._value_E = with_room(self._value_E, len(self._entries.rows_EC))
                 self._value_E[entry] = value
             else:
                 del self._given[pair]
-        if self._entries.closed > UNUSED + self._entries.count // 4:
-            kept = self._entries.drop_closed()
-            self._value_E = with_room(self._value_E[kept], FIRST)
-            open_EC = self._entries.rows_EC[1 : self._entries.count]
-            self._entry = {pair: entry for entry, pair in enumerate(zip(*open_EC[:, [SOURCE, TARGET]].T.tolist(), strict=True), start=1)}
+        if self._entries.closed > UNUSED + self._entries.used // 4:
+            self._value_E = with_room(self._value_E[self._entries.drop_closed()], len(self._entries.rows_EC))

@@ -196,6 +196,11 @@ class Overlay:
         """Whether a search finds the same as without it, and no request can have an item row that the bundle does not have."""
         return self.handles == 0
 
+    @property
+    def is_as_trained(self) -> bool:
+        """Whether a query without a filter may get the items of the bundle, and these alone: all that came has gone again."""
+        return self.is_open and not len(self.trees[0])
+
     def handles_of(self, rows: Int64) -> Int64:
         """int64[len(rows)]: the handles of item rows that have live leaves' rows, −1 for rows of trained items as they were trained."""
         handles, is_trained = rows - self.items, rows < self.items

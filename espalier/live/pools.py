@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from espalier.entry_lists import FIRST, with_room
 from espalier.live.overlay import SparsePool
 from espalier.live.rows import LiveRow
+from espalier.read_only import read_only
 
 
 class DensePool:
@@ -41,7 +42,8 @@ class DensePool:
 
     @property
     def rows_PD(self) -> NDArray[np.float32]:
-        return self._rows_PD[: self.places]
+        """Read-only."""
+        return read_only(self._rows_PD[: self.places])[0]
 
 
 class SparseRowsPool:
@@ -107,6 +109,6 @@ class WeightPool:
 
     @property
     def sparse(self) -> SparsePool:
+        """Read-only arrays."""
         begin_P, end_P, feature, weight = self._weights.arrays
-        return SparsePool(begin_P, end_P, self._bias_P[: self.places], feature, weight, *self._tails.arrays)
-
+        return SparsePool(*read_only(begin_P, end_P, self._bias_P[: self.places], feature, weight, *self._tails.arrays))

@@ -29,6 +29,7 @@ from espalier.live.rows import Placement
 from espalier.live.standing import Standing, TouchedParents
 from espalier.manifest import LinearScorer
 from espalier.masks.eligibility import forest_mask, unrestricted_mask
+from espalier.read_only import read_only
 from espalier.search import NodeMask
 
 MAX_HANDLES = 1 << 18
@@ -88,6 +89,7 @@ class LiveState:
         self._memory = None if bundle.manifest.memory is None else MemoryEntries(self._items + ROOM)
         self._handle_I = np.full(self._items, -1, np.int32)
         self._item_R, self._shown_R = np.zeros(ROOM, np.int64), np.ones(ROOM, np.bool_)
+        (self._shown,) = read_only(self._shown_R)
         self._changes = EntryLists(COLUMNS, ROOM)  # of trained items
         self._change: dict[int, tuple[int, int]] = {}  # handle of a trained item → what it is now, and the entry that says so
         self._counts = [0, 0, 0]  # of each kind of change
@@ -157,7 +159,7 @@ class LiveState:
             if entry is not None:
                 self._tally(entry.handle, -1)
                 shown_R[entry.handle] = item_id not in self._removed
-        self._shown_R = shown_R
+        self._shown_R, (self._shown,) = shown_R, read_only(shown_R)
         for item_id in ids_before ^ self._removed:
             entry = self.table.entry(item_id)
             if entry is not None:
@@ -314,6 +316,7 @@ class LiveState:
         self._item_R = with_room(self._item_R, handle + 1)
         if handle == len(self._shown_R):
             self._shown_R = np.append(self._shown_R, np.ones_like(self._shown_R))
+            (self._shown,) = read_only(self._shown_R)
         self._item_R[handle], self._shown_R[handle] = row, item_id not in self._removed
         return handle
 
@@ -335,9 +338,9 @@ class LiveState:
         if kind is not None:
             self._change[handle] = kind, self._changes.add(self._moment, (handle, 0, kind, row))
             self._counts[kind] += 1
-        if self._changes.closed > UNUSED + self._changes.count // 4:
+        if self._changes.closed > UNUSED + self._changes.used // 4:
             self._changes.drop_closed()
-            open_EC = self._changes.rows_EC[1 : self._changes.count]
+            open_EC = self._changes.rows_EC[1 : self._changes.used]
             self._change = {key: (self._change[key][0], entry) for entry, key in enumerate(open_EC[:, KEY].tolist(), start=1)}
         self._note_gone(row)
         for place, tree in enumerate(self._trees):
@@ -355,19 +358,20 @@ class LiveState:
     def overlay(self) -> Overlay:
         """What is live now."""
         if self._overlay is None:
-            handles, removed_live = self.table.handles, self._removed_live
+            handles = self.table.handles
+            item_R, handle_I = read_only(self._item_R[:handles], self._handle_I)
             self._overlay = Overlay(
                 sequence=self.sequence,
                 items=self._items,
                 handles=handles,
-                item_R=self._item_R[:handles],
-                handle_I=self._handle_I,
-                shown_R=self._shown_R,
+                item_R=item_R,
+                handle_I=handle_I,
+                shown_R=self._shown,
                 removed=self._removed_mask,
                 trees=tuple(tree.leaves(self._moment) for tree in self._trees),
                 trained=self._changes.snapshot(self._moment),
                 moved=self._counts[MOVED],
-                eligible=self._items - len(self._gone) + self.live_items - removed_live,
+                eligible=self._items - len(self._gone) + self.live_items - self._removed_live,
                 is_open=not self._gone and not self._opened,
                 memory=None if self._memory is None else self._memory.snapshot(self._moment),
                 touched=self.touched.now,

@@ -93,7 +93,7 @@ def test_nothing_is_no_entry(value: float) -> None:
     catalogue = Catalogue()
     catalogue.put("x", to=(("a", value),))
     assert catalogue.found == {}
-    assert catalogue.snapshot().entries.count == 1  # none but the one that is none
+    assert catalogue.snapshot().entries.first.max() == 0
 
 
 def test_a_snapshot_stays_as_it_is_while_later_entries_come(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_entries_that_nothing_refers_to_are_dropped_now_and_then(monkeypatch: py
     catalogue = Catalogue()
     for value in range(100):
         catalogue.put("x", to=(("a", float(value + 1)), ("b", 1.0)))
-        assert catalogue.snapshot().entries.count <= 1 + 4 * (2 + 8) // 3 + 2
+        assert len(catalogue.snapshot().entries.rows) <= 256
 
 
 def test_entries_are_found_by_their_source() -> None:
