@@ -52,7 +52,8 @@ class EntryArrays(NamedTuple):
     moment: int
 
 
-NO_LISTS = EntryArrays(*read_only(np.empty((0, 0), np.int64), *[np.empty(0, np.int64)] * 3), 0)
+_NO_ROWS, _NO_KEYS = read_only(np.empty((0, 0), np.int64), np.empty(0, np.int64))
+NO_ENTRIES = EntryArrays(_NO_ROWS, _NO_KEYS, _NO_KEYS, _NO_KEYS, 0)
 
 
 class EntryLists:
@@ -121,7 +122,8 @@ class EntryLists:
         """What counts at a moment, which is that of the last change or a later one."""
         if self._views is None:
             self._views = read_only(self.rows_EC, self._first[0], self._length, self._first[1])
-        return EntryArrays(*self._views, moment)
+        rows, first, length, by_other = self._views
+        return EntryArrays(rows, first, length, by_other, moment)
 
     def _make_room_for_key(self, link: int, key: int) -> None:
         if key >= len(self._first[link]):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
-from espalier.entry_lists import KEY, NO_LISTS, EntryArrays, entry_of
+from espalier.entry_lists import KEY, NO_ENTRIES, EntryArrays, entry_of
 from espalier.masks.eligibility import EligibleNodes
 from espalier.memory import Memory
 from espalier.memory_sums import add_up, in_order
@@ -44,7 +44,7 @@ class LiveEntries(NamedTuple):
     handle_I: Array
 
 
-NO_LIVE_ITEMS = LiveEntries(0, (NO_LISTS, NO_VALUES), NO_LISTS, *read_only(np.empty(0, np.int32)))
+NO_LIVE_ITEMS = LiveEntries(0, (NO_ENTRIES, NO_VALUES), NO_ENTRIES, *read_only(np.empty(0, np.int32)))
 
 
 @dataclass(frozen=True, eq=False)

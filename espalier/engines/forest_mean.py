@@ -26,7 +26,7 @@ from espalier.engines.best_nodes import best_positions
 from espalier.engines.overflow import ScoredLive
 from espalier.engines.stages import Leaves
 from espalier.engines.tail_ranks import TailArrays, add_tail
-from espalier.entry_lists import NO_LISTS, EntryArrays
+from espalier.entry_lists import NO_ENTRIES, EntryArrays
 from espalier.live.overlay import HANDLE, Overlay
 from espalier.queries import QueryBatch
 from espalier.read_only import read_only
@@ -68,11 +68,12 @@ class LiveRows(NamedTuple):
         if leaves.sparse is None:
             raise ValueError("live leaves without weights")
         pool = leaves.sparse
-        tails = read_only(pool.tail_begin_P, pool.tail_end_P, pool.tail_feature, pool.tail_value)
-        return LiveRows(overlay.items, *read_only(overlay.item_R), leaves.entries, *tails)
+        (item_R,) = read_only(overlay.item_R)
+        begin_P, end_P, feature, value = read_only(pool.tail_begin_P, pool.tail_end_P, pool.tail_feature, pool.tail_value)
+        return LiveRows(overlay.items, item_R, leaves.entries, begin_P, end_P, feature, value)
 
 
-NOTHING_LIVE = LiveRows(np.iinfo(np.int64).max, NO_ROWS, NO_LISTS, NO_ROWS, NO_ROWS, NO_FEATURES, NO_VALUES)
+NOTHING_LIVE = LiveRows(np.iinfo(np.int64).max, NO_ROWS, NO_ENTRIES, NO_ROWS, NO_ROWS, NO_FEATURES, NO_VALUES)
 
 
 class LiveLists(NamedTuple):

@@ -20,7 +20,7 @@ from espalier.bundle import Bundle
 from espalier.engines.encoder import QueryEncoder, free_inputs
 from espalier.engines.graphs import load_graph
 from espalier.engines.runtime import ort, session_options
-from espalier.entry_lists import NO_LISTS
+from espalier.entry_lists import NO_ENTRIES
 from espalier.errors import UnsupportedGraph
 from espalier.live.overlay import PARENT, LiveLeaves
 from espalier.queries import HistoryKind
@@ -108,7 +108,7 @@ class LiveEncoder:
         rng = np.random.default_rng(0)
         history_BT = rng.integers(0, bundle.tree.item_count, (TRIED, length))
         history_BT[1:, : length // 2] = -1
-        none = LiveLeaves(NO_LISTS, 0, None, None)
+        none = LiveLeaves(NO_ENTRIES, 0, None, None)
         whole = QueryEncoder.open(bundle).states(history_BT, [0] * TRIED)
         try:
             small = self.states(none, history_BT, np.full_like(history_BT, -1))

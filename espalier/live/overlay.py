@@ -99,7 +99,8 @@ class LiveLeaves:
 
     def column(self, column: int, entries: Int64) -> Int64:
         """One column (PARENT, HANDLE, SLOT) of some entries."""
-        return self.entries.rows[entries, column]
+        values: Int64 = self.entries.rows[entries, column]
+        return values
 
     @cached_property
     def open(self) -> Int64:
@@ -234,7 +235,8 @@ class Overlay:
     @property
     def row_W(self) -> Int64:
         """int64[W], ascending: trained item rows that are live with another row."""
-        return self._changes(MOVED)[1]
+        moved: Int64 = self._changes(MOVED)[1]
+        return moved
 
     @cached_property
     def changed(self) -> Int64:
@@ -245,4 +247,5 @@ class Overlay:
         """int64[2, …]: handles and item rows of trained items that have changed in one way, ascending by item row."""
         entry_E = open_entries(self.trained)
         rows_EC = self.trained.rows[entry_E[self.trained.rows[entry_E, KIND] == kind]]
-        return rows_EC[np.argsort(rows_EC[:, ITEM])][:, [KEY, ITEM]].T
+        changes: Int64 = rows_EC[np.argsort(rows_EC[:, ITEM])][:, [KEY, ITEM]].T
+        return changes

@@ -56,7 +56,7 @@ def test_a_snapshot_does_not_see_what_came_or_went_after_it() -> None:
 def test_a_second_key_has_one_entry_that_counts() -> None:
     lists = EntryLists(5, 4, 1)
     assert entries_of(*read_only(np.array([-1, 0, 7])), lists.snapshot(1)).tolist() == [0, 0, 0]
-    numbers = []
+    numbers: list[int] = []
     for moment, key in enumerate((1, 2, 1), start=1):
         if numbers:
             lists.close(numbers[-1], moment)

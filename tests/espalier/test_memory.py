@@ -165,7 +165,8 @@ def live_entries() -> tuple[EntryArrays, Any]:
     lists.close(lists.add(3, (0, 0, LIVE_ROW)), 4)
     lists.close(2, 4)
     lists.add(4, (0, 0, 2))
-    return found, *read_only(np.array([0, 9, 5, 3, 1, 9, 9], np.float32))
+    (value,) = read_only(np.array([0, 9, 5, 3, 1, 9, 9], np.float32))
+    return found, value
 
 
 LIVE = live_entries()

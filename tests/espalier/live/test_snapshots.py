@@ -58,7 +58,16 @@ def small_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
 def shown(overlay: Overlay, bundle: Bundle) -> list[list[object]]:
     """All that a snapshot says."""
     (leaves,) = overlay.trees
-    rows = [leaves.entry_X, leaves.parent_X, leaves.slot_X, leaves.handle_X, overlay.item_R, overlay.hidden, overlay.row_W, overlay.leaf_R]
+    rows: list[np.ndarray] = [
+        leaves.entry_X,
+        leaves.parent_X,
+        leaves.slot_X,
+        leaves.handle_X,
+        overlay.item_R,
+        overlay.hidden,
+        overlay.row_W,
+        overlay.leaf_R,
+    ]
     if leaves.rows_PD is not None:
         rows.append(leaves.rows_PD[leaves.entry_X])
     if leaves.sparse is not None:
@@ -100,7 +109,8 @@ def test_searches_beside_a_writer_find_what_their_snapshot_shows(tmp_path: Path,
     newest, ended = [live.overlay()], threading.Event()
 
     def read() -> list[tuple[Overlay, SearchResult]]:
-        searched, found = open_engine(bundle), []
+        searched = open_engine(bundle)
+        found: list[tuple[Overlay, SearchResult]] = []
         while not ended.is_set() or not found:
             overlay = newest[0]
             searched.set_overlay(overlay)
