@@ -71,7 +71,7 @@ class EntryLists:
         self._links = [(KEY, NEXT)] if others is None else [(KEY, NEXT), (OTHER_KEY, OTHER_NEXT)]
         self._block = block
         self.rows_EC = _unwritten(FIRST, KEY + columns)
-        self.used, self.closed = 1, 0
+        self.used, self.closed, self._in_order = 1, 0, 1
         self._first, self._last = ([np.zeros(size, np.int64) for size in (keys, others or 0)] for _ in range(2))
         self._length, self._room = np.zeros((2, keys), np.int64)  # and places behind a key's last entry that are its own
         self._views: tuple[Array, ...] | None = None
@@ -97,13 +97,17 @@ class EntryLists:
         self.rows_EC[entry, DIED] = moment
         self.closed += 1
 
+    def is_worn(self, spare: int) -> bool:
+        """Whether `drop_closed` pays: a quarter and `spare` more are closed, or half and `spare` more are not side by side by key."""
+        return self.closed > spare + self.used // 4 or self.used > 2 * (self._in_order + spare)
+
     def drop_closed(self) -> Int64:
         """Replace the arrays by new ones of the entries that are open, key by key. int64: the number that each had, 0 for none first."""
         kept = np.flatnonzero(self.rows_EC[: self.used, DIED] == FOREVER)
         kept = np.append(0, kept[np.argsort(self.rows_EC[kept, KEY], kind="stable")])
         rows_EC = _unwritten(max(FIRST, 2 * len(kept)), self.rows_EC.shape[1])
         rows_EC[: len(kept)] = self.rows_EC[kept]
-        self.rows_EC, self.used, self.closed = rows_EC, len(kept), 0
+        self.rows_EC, self.used, self.closed, self._in_order = rows_EC, len(kept), 0, len(kept)
         self._length = np.bincount(rows_EC[1 : self.used, KEY], minlength=len(self._length))
         self._room = np.zeros_like(self._length)
         self._first = [np.zeros_like(first) for first in self._first]

@@ -25,7 +25,7 @@ SLOTS = 1 << 62
 LATE = 1 << 20
 """More than any parent's children and live leaves."""
 UNUSED, UNUSED_NUMBERS = 1024, 1 << 20
-"""Entries that may be closed, beside a quarter of all, and numbers of their rows, beside as many as live leaves have."""
+"""Entries that `EntryLists.is_worn` spares, and numbers of rows without use, beside as many as live leaves have."""
 COLUMNS = 5
 """Of an entry, from its key on: parent, handle and slot, each key with the number of the next entry behind it."""
 
@@ -132,8 +132,7 @@ class LiveTree:
         self.numbers += row.numbers
         if not own:
             self._taken.setdefault(parent, {})[slot] = handle
-        closed = self._entries.closed
-        if closed > UNUSED + self._entries.used // 4 or self._pool.numbers > 2 * self.numbers + UNUSED_NUMBERS:
+        if self._entries.is_worn(UNUSED) or self._pool.numbers > 2 * self.numbers + UNUSED_NUMBERS:
             self._pool.keep(self._entries.drop_closed())
             handle_E = self._entries.rows_EC[1 : self._entries.used, HANDLE].tolist()
             self._entry = {handle: entry for entry, handle in enumerate(handle_E, start=1)}

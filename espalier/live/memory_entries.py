@@ -24,7 +24,7 @@ Pair = tuple[int, int]
 Waiting = tuple[int, bool, float]
 """The item row that an entry is given by, whether that is its source, and its value."""
 UNUSED = 1 << 12
-"""Entries that may be closed, beside a quarter of all."""
+"""Entries that `EntryLists.is_worn` spares."""
 BLOCK = 8
 """Entries of a source that are side by side, at least."""
 COLUMNS = 3
@@ -113,5 +113,5 @@ class MemoryEntries:
                 self._value_E[entry] = value
             else:
                 del self._given[pair]
-        if self._entries.closed > UNUSED + self._entries.used // 4:
+        if self._entries.is_worn(UNUSED):
             self._value_E = with_room(self._value_E[self._entries.drop_closed()], len(self._entries.rows_EC))

@@ -42,7 +42,7 @@ ROOM = 256
 COLUMNS = 4
 """Of a trained item's change, from its key on: handle, the number of its next change, kind, item row."""
 UNUSED = 1024
-"""Such changes that may be over, beside a quarter of all."""
+"""Such changes that `EntryLists.is_worn` spares."""
 SPARE_EXPIRIES = 1024
 """Times of expiry that operations have overtaken, and that may be kept beside as many as there are ids."""
 
@@ -338,7 +338,7 @@ class LiveState:
         if kind is not None:
             self._change[handle] = kind, self._changes.add(self._moment, (handle, 0, kind, row))
             self._counts[kind] += 1
-        if self._changes.closed > UNUSED + self._changes.used // 4:
+        if self._changes.is_worn(UNUSED):
             self._changes.drop_closed()
             open_EC = self._changes.rows_EC[1 : self._changes.used]
             self._change = {key: (self._change[key][0], entry) for entry, key in enumerate(open_EC[:, KEY].tolist(), start=1)}

@@ -152,3 +152,21 @@ def test_entries_of_a_key_are_side_by_side_in_blocks(monkeypatch: pytest.MonkeyP
     assert numbers == {0: [1, 2, 5, 6, 9, 10], 1: [3, 4, 7, 8, 13, 14]}
     assert lists.used == 17  # the third blocks have room for as many entries as there were, which is the most that a block has
     assert entries_under(*read_only(np.array([1])), lists.snapshot(1))[0].tolist() == numbers[1]
+
+
+def test_arrays_are_worn_when_a_quarter_is_closed_or_half_is_not_in_order() -> None:
+    lists = EntryLists(3, 1)
+    numbers = [lists.add(1, (0, 0, 0)) for _ in range(11)]
+    assert [lists.is_worn(spare) for spare in (4, 5)] == [True, False]  # 12 are used, of which one was in order
+    for entry in numbers[:8]:
+        lists.close(entry, 2)
+    assert [lists.is_worn(5), lists.closed] == [False, 8]
+    lists.close(numbers[8], 2)
+    assert lists.is_worn(5)
+    lists.drop_closed()
+    assert [lists.used, lists.is_worn(0)] == [3, False]
+    for _ in range(3):
+        lists.add(3, (0, 0, 0))
+    assert not lists.is_worn(0)
+    lists.add(3, (0, 0, 0))
+    assert lists.is_worn(0)
