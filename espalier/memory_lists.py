@@ -2,8 +2,7 @@
 
 The one function for all engines but the reference, which shares no code. Knows nothing of ranks or beams.
 
-Legend: B queries, T history, L leaves, N nodes, H levels below the root, R handles of live items, W trained items that are live,
-X excluded leaves.
+Legend: B queries, T history, L leaves, N nodes, H levels below the root, I trained items, R handles of live items, X excluded leaves.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
+from espalier.entry_lists import KEY, NO_ENTRIES, EntryArrays, entry_of
 from espalier.masks.eligibility import EligibleNodes
 from espalier.memory import Memory
 from espalier.memory_sums import add_up, in_order
@@ -27,9 +27,24 @@ from espalier.tree import Tree
 Array = NDArray[Any]
 EVERY_NODE, NO_NODES, NO_VALUES = read_only(np.empty(0, np.bool_), np.empty(0, np.int64), np.empty(0, np.float32))
 """For compiled code: no mask, no list."""
-NO_ENTRIES = (*[NO_NODES] * 4, *read_only(np.empty(0, np.int32)), NO_VALUES)
-NO_LEAVES = NO_NODES, EVERY_NODE, NO_NODES, NO_NODES
-"""No live entries and no live leaves."""
+
+
+class LiveEntries(NamedTuple):
+    """What is live, as a memory takes it. All arrays are read-only.
+
+    handles   R
+    memory    the entries of live items, `live` of `memory_sums.py`
+    leaves    live leaves, by parent and by handle
+    handle_I  int32[I]: the handle of a trained item that was put or deleted, −1 of another
+    """
+
+    handles: int
+    memory: tuple[EntryArrays, Array]
+    leaves: EntryArrays
+    handle_I: Array
+
+
+NO_LIVE_ITEMS = LiveEntries(0, (NO_ENTRIES, NO_VALUES), NO_ENTRIES, *read_only(np.empty(0, np.int32)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,20 +100,6 @@ class MemoryLists:
         return self.nodes[mine], self.values[mine]
 
 
-class LiveEntries(NamedTuple):
-    """What is live, as a memory takes it. All arrays are read-only.
-
-    entries   the entries of live items, `live` of `memory_sums.py`
-    parent_R  int64: the parent of each handle's live leaf, −1 for one that has none
-    row_W, handle_W  int64: trained item rows that have a live leaf, ascending, and their handles
-    """
-
-    entries: tuple[Array, ...]
-    parent_R: Array
-    row_W: Array
-    handle_W: Array
-
-
 class MemoryTree:
     """A memory on its tree: makes the lists of histories. Used by any number of threads."""
 
@@ -119,12 +120,12 @@ class MemoryTree:
         for begin, end, mask, live_R in _runs(eligible):
             excluded_BX = np.empty((end - begin, 0), np.int64) if eligible.excluded is None else eligible.excluded.leaves_BX[begin:end]
             arrays = read_only(history_BT[begin:end], EVERY_NODE if mask is None else mask.eligible_N, excluded_BX)
-            entries: tuple[Array, ...] = NO_ENTRIES
-            leaves: tuple[Array, ...] = NO_LEAVES
+            own, eligible_R = NO_LIVE_ITEMS, EVERY_NODE
             if live is not None and live_R is not None:
-                entries, leaves = live.entries, (live.parent_R, *read_only(live_R), live.row_W, live.handle_W)
-            with self.sums.of(len(leaves[0])) as sums:
-                parts.append(MemoryLists(*memory_lists(*arrays, self.trained, entries, leaves, self._tree, *sums)))
+                own, (eligible_R,) = live, read_only(live_R)
+            leaves = own.leaves, eligible_R, own.handle_I
+            with self.sums.of(own.handles) as sums:
+                parts.append(MemoryLists(*memory_lists(*arrays, self.trained, own.memory, leaves, self._tree, *sums)))
         return MemoryLists.joined(parts)
 
 
@@ -149,8 +150,7 @@ def memory_lists(
     excluded_BX  leaves that are not eligible either, ascending, −1 as padding behind
     trained      offset, item, value and weight of the memory
     live         the entries of live items, see `memory_sums.py`
-    leaves       live leaves: parent_R int64, −1 for a handle that has none; eligible_R bool, False for later ones;
-                 row_W, handle_W int64: trained item rows that have one, ascending, and their handles
+    leaves       live leaves by parent and by handle; eligible_R bool, False for later ones; handle_I of `LiveEntries`
     tree         leaf_of_item, leaf_item, parent, the sizes of the levels 1 … H, leaf_offset, height
     sum_L sum_R  float64, 0 before and afterwards
     """
@@ -187,20 +187,21 @@ def above_live_leaves(
     found: Array, handles: Array, leaves: Any, leaf_item: Array, leaf_offset: int, sum_L: Array, sum_R: Array
 ) -> tuple[Array, Array]:
     """int64 and float32: the parents of eligible live leaves with memory, ascending, and the mem of these; `sum_R` is 0 again."""
-    parent_R, eligible_R, row_W, handle_W = leaves
+    entries, eligible_R, handle_I = leaves
     parents, mem, count = np.empty(len(handles) + len(found), np.int64), np.empty(len(handles) + len(found), np.float32), 0
     for handle in handles:
-        if handle < len(eligible_R) and eligible_R[handle] and parent_R[handle] >= 0:
-            parents[count], mem[count] = parent_R[handle], sum_R[handle]
-            count += int(mem[count] > 0)
+        if handle < len(eligible_R) and eligible_R[handle]:
+            entry = entry_of(handle, entries)
+            if entry > 0:
+                parents[count], mem[count] = entries.rows[entry, KEY], sum_R[handle]
+                count += int(mem[count] > 0)
         sum_R[handle] = 0
-    for leaf in found if len(row_W) > 0 else found[:0]:
-        item = leaf_item[leaf - leaf_offset]
-        at = np.searchsorted(row_W, item)
-        if at < len(row_W) and row_W[at] == item:
-            handle = handle_W[at]
-            if handle < len(eligible_R) and eligible_R[handle] and parent_R[handle] >= 0:
-                parents[count], mem[count] = parent_R[handle], sum_L[leaf - leaf_offset]
+    for leaf in found if len(handle_I) > 0 else found[:0]:
+        handle = np.int64(handle_I[leaf_item[leaf - leaf_offset]])
+        if 0 <= handle < len(eligible_R) and eligible_R[handle]:
+            entry = entry_of(handle, entries)
+            if entry > 0:
+                parents[count], mem[count] = entries.rows[entry, KEY], sum_L[leaf - leaf_offset]
                 count += int(mem[count] > 0)
     order = np.argsort(parents[:count])
     return parents[:count][order], mem[:count][order]

@@ -4,10 +4,10 @@
 
 Sums are made place by place in float64, so that a live leaf has the mem that it has in a fold. Knows arrays alone.
 
-Legend: B queries, T history, I trained items, R handles, L leaves, S sources of live entries, C live leaves.
+Legend: B queries, T history, I trained items, R handles, L leaves, E live entries, C live leaves.
 
 trained  offset int64[I + 1], item, value, weight of `Memory`
-live     source_S, place_S, begin_P, end_P, target, value of `LiveMemory`; all empty: there are no live entries
+live     entries by source, `EntryArrays`, and value float32[E] of `LiveMemory`; all empty: there are no live entries
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
+from espalier.entry_lists import BORN, DIED, KEY, NEXT
 
 Array = NDArray[Any]
+SOURCE, TARGET = KEY, NEXT + 1
+"""Columns of a live entry."""
 
 
 @compiled()
@@ -32,61 +35,81 @@ def trained_span(source: int, trained: Any) -> Any:
 
 
 @compiled()
-def live_span(source: int, live: Any) -> Any:
-    """Where the live entries of an item row begin and end."""
-    source_S, place_S, begin_P, end_P = live[:4]
-    at = np.searchsorted(source_S, source)
-    if at == len(source_S) or source_S[at] != source:
-        return np.int64(0), np.int64(0)
-    return begin_P[place_S[at]], end_P[place_S[at]]
+def first_entry(source: int, entries: Any) -> Any:
+    """The first live entry of an item row, whether it counts or not; 0 where it has none."""
+    return entries.first[source] if source < len(entries.first) else np.int64(0)
 
 
 @compiled()
 def add_up(history_T: Array, trained: Any, live: Any, leaf_of_item: Array, leaf_offset: int, sum_L: Array, sum_R: Array) -> Any:
     """int64 and int64: the leaves and the handles with memory, in no order; mem is added up in `sum_L` and `sum_R` (float64, 0 before)."""
     items, weight = len(leaf_of_item), trained[3]
-    total, live_total, d = 0, 0, 0
+    item, value = trained[1], trained[2]
+    entries, live_value = live
+    rows, moment = entries.rows, entries.moment
+    total, most_live, d = 0, 0, 0
     for t in range(len(history_T) - 1, -1, -1):
-        if history_T[t] >= 0 and d < len(weight):
-            e, end = trained_span(history_T[t], trained)
-            x, end_x = live_span(history_T[t], live)
-            total += end - e + end_x - x
-            live_total += end_x - x
+        source = history_T[t]
+        if source >= 0 and d < len(weight):
+            e, end = trained_span(source, trained)
+            total += end - e
+            most_live += entries.length[source] if source < len(entries.length) else 0
             d += 1
-    leaves, handles = np.empty(min(total, len(sum_L)), np.int64), np.empty(min(live_total, len(sum_R)), np.int64)
+    leaves, handles = np.empty(min(total + most_live, len(sum_L)), np.int64), np.empty(min(most_live, len(sum_R)), np.int64)
     leaf_count, handle_count, d = 0, 0, 0
-    item, value, target, live_value = trained[1], trained[2], live[4], live[5]
     for t in range(len(history_T) - 1, -1, -1):
-        if history_T[t] < 0 or d == len(weight):
+        source = history_T[t]
+        if source < 0 or d == len(weight):
             continue
-        e, end = trained_span(history_T[t], trained)
-        x, end_x = live_span(history_T[t], live)
-        while e < end or x < end_x:
-            if x == end_x or (e < end and item[e] < target[x]):
-                row, entry = item[e], value[e]
-                e += 1
-            else:
-                row, entry = target[x], live_value[x]
-                x += 1
-                if e < end and item[e] == row:
-                    entry = max(entry, value[e])
-                    e += 1
-            part = np.float64(weight[d]) * np.float64(entry)
+        e, end = trained_span(source, trained)
+        exceeded, x = np.empty(0, np.int64), first_entry(source, entries)  # trained entries that are below a live one, ascending
+        while x > 0:
+            if rows[x, BORN] <= moment < rows[x, DIED]:
+                row, part = rows[x, TARGET], np.float64(weight[d]) * np.float64(live_value[x])
+                if row >= items:
+                    if part > 0 and sum_R[row - items] == 0:
+                        handles[handle_count] = row - items
+                        handle_count += 1
+                    sum_R[row - items] += part
+                else:
+                    at = e + np.searchsorted(item[e:end], row)
+                    has_trained = at < end and item[at] == row
+                    if not has_trained or live_value[x] > value[at]:
+                        if has_trained:
+                            exceeded = with_number(exceeded, at)
+                        leaf = leaf_of_item[row]
+                        if part > 0 and sum_L[leaf - leaf_offset] == 0:
+                            leaves[leaf_count] = leaf
+                            leaf_count += 1
+                        sum_L[leaf - leaf_offset] += part
+            x = rows[x, NEXT]
+        left_out = 0
+        for at in range(e, end):
+            if left_out < len(exceeded) and exceeded[left_out] == at:
+                left_out += 1
+                continue
+            part = np.float64(weight[d]) * np.float64(value[at])
             if not part > 0:
                 continue
-            if row >= items:
-                if sum_R[row - items] == 0:
-                    handles[handle_count] = row - items
-                    handle_count += 1
-                sum_R[row - items] += part
-            else:
-                leaf = leaf_of_item[row]
-                if sum_L[leaf - leaf_offset] == 0:
-                    leaves[leaf_count] = leaf
-                    leaf_count += 1
-                sum_L[leaf - leaf_offset] += part
+            leaf = leaf_of_item[item[at]]
+            if sum_L[leaf - leaf_offset] == 0:
+                leaves[leaf_count] = leaf
+                leaf_count += 1
+            sum_L[leaf - leaf_offset] += part
         d += 1
     return leaves[:leaf_count], handles[:handle_count]
+
+
+@compiled()
+def with_number(ascending: Array, number: int) -> Array:
+    """Numbers in ascending order with one more."""
+    more, i = np.empty(len(ascending) + 1, np.int64), len(ascending)
+    more[:i] = ascending
+    while i > 0 and more[i - 1] > number:
+        more[i] = more[i - 1]
+        i -= 1
+    more[i] = number
+    return more
 
 
 @compiled()
@@ -96,7 +119,8 @@ def of_live_leaves(history_BT: Array, begin_B: Array, row_C: Array, items: int, 
     items  I of the tree: `trained` may have sources that the tree does not hold
     sum_R  float64, 0 before and afterwards
     """
-    weight, target, live_value = trained[3], live[4], live[5]
+    weight, entries, live_value = trained[3], live[0], live[1]
+    rows, moment = entries.rows, entries.moment
     mem_C = np.empty(len(row_C), np.float32)
     for b in range(len(history_BT)):
         for is_gone in (False, True):  # add up, then clear what was added up
@@ -105,10 +129,13 @@ def of_live_leaves(history_BT: Array, begin_B: Array, row_C: Array, items: int, 
                 source = history_BT[b, t]
                 if begin_B[b] == begin_B[b + 1] or source < 0 or d == len(weight):
                     continue
-                x, end_x = live_span(source, live)
-                for e in range(x + np.searchsorted(target[x:end_x], items), end_x):
-                    part = np.float64(weight[d]) * np.float64(live_value[e])
-                    sum_R[target[e] - items] = 0 if is_gone else sum_R[target[e] - items] + part
+                x = first_entry(source, entries)
+                while x > 0:
+                    if rows[x, TARGET] >= items and rows[x, BORN] <= moment < rows[x, DIED]:
+                        part = np.float64(weight[d]) * np.float64(live_value[x])
+                        at = rows[x, TARGET] - items
+                        sum_R[at] = 0 if is_gone else sum_R[at] + part
+                    x = rows[x, NEXT]
                 d += 1
             if not is_gone:
                 for c in range(begin_B[b], begin_B[b + 1]):
@@ -125,19 +152,44 @@ def of_item(history_T: Array, row: int, trained: Any, live: Any) -> float:
         if history_T[t] < 0 or d == len(weight):
             continue
         e, end = trained_span(history_T[t], trained)
-        x, end_x = live_span(history_T[t], live)
-        mem += np.float64(weight[d]) * np.float64(
-            max(entry_of(row, trained[1], trained[2], e, end), entry_of(row, live[4], live[5], x, end_x))
-        )
+        entry = max(trained_entry(row, trained[1], trained[2], e, end), live_entry(history_T[t], row, live))
+        mem += np.float64(weight[d]) * np.float64(entry)
         d += 1
     return mem
 
 
 @compiled()
-def entry_of(row: int, item: Array, value: Array, begin: int, end: int) -> Any:
-    """The value of an item row among entries in ascending order; 0 where it is not there."""
+def trained_entry(row: int, item: Array, value: Array, begin: int, end: int) -> Any:
+    """The value of an item row among trained entries, which ascend; 0 where it is not there."""
     at = begin + np.searchsorted(item[begin:end], row)
     return value[at] if at < end and item[at] == row else np.float32(0)
+
+
+@compiled()
+def live_entry(source: int, row: int, live: Any) -> Any:
+    """The value of an item row among the live entries of another; 0 where it is not there."""
+    entry = pair_entry(source, row, live[0])
+    return live[1][entry] if entry > 0 else np.float32(0)
+
+
+@compiled()
+def pair_entries(pair_U2: Array, entries: Any) -> Array:
+    """int64[U]: the live entries of some pairs of a source and a target that count; 0 where a pair has none."""
+    entry_U = np.empty(len(pair_U2), np.int64)
+    for u in range(len(pair_U2)):
+        entry_U[u] = pair_entry(pair_U2[u, 0], pair_U2[u, 1], entries)
+    return entry_U
+
+
+@compiled()
+def pair_entry(source: int, target: int, entries: Any) -> Any:
+    """The live entry of a source and a target that counts; 0 where there is none."""
+    x = first_entry(source, entries)
+    while x > 0:
+        if entries.rows[x, TARGET] == target and entries.rows[x, BORN] <= entries.moment < entries.rows[x, DIED]:
+            return x
+        x = entries.rows[x, NEXT]
+    return np.int64(0)
 
 
 @compiled()

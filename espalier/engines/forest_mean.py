@@ -7,7 +7,8 @@ ranks (espalier.tail).
 A live item goes by a number here, I + its handle, in all trees; the result has its item row: that of a trained item whose row was changed
 is its old one, by which ties are broken.
 
-Legend: B queries, T trees, M leaves that a tree scored or results, X live leaves that trees scored, I trained items, R handles.
+Legend: B queries, T trees, M leaves that a tree scored or results, X live leaves that trees scored, I trained items, R handles,
+P entries of live leaves.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from espalier.engines.best_nodes import best_positions
 from espalier.engines.overflow import ScoredLive
 from espalier.engines.stages import Leaves
 from espalier.engines.tail_ranks import TailArrays, add_tail
-from espalier.live.overlay import Overlay
+from espalier.entry_lists import NO_ENTRIES, EntryArrays
+from espalier.live.overlay import HANDLE, Overlay
 from espalier.queries import QueryBatch
 from espalier.read_only import read_only
 from espalier.scores import log_scores
@@ -45,31 +47,33 @@ NO_ROWS, NO_FEATURES, NO_VALUES = read_only(*(np.empty(0, dtype) for dtype in (n
 
 
 class LiveRows(NamedTuple):
-    """What the mean needs to know of live items: the first of their numbers, and by handle their rows in answers and in the tail.
+    """What the mean needs to know of live items: the first of their numbers, their rows in answers by handle, and their rows in the tail.
 
-    item_R  int64[R]; begin_R, end_R int64[R]: where an item's features are in `feature` (int32) and `value` (float32)
+    item_R  int64[R] · leaves: those of the first tree, whose entries have the rows of the tail
+    begin_P, end_P  int64[P]: where an entry's features are in `feature` (int32) and `value` (float32)
     """
 
     first: int
     item_R: Array
-    begin_R: Array
-    end_R: Array
+    leaves: EntryArrays
+    begin_P: Array
+    end_P: Array
     feature: Array
     value: Array
 
     @staticmethod
     def of(overlay: Overlay) -> LiveRows:
-        """Those of a snapshot: rows of the tail come with their leaves in the first tree."""
+        """Those of a snapshot."""
         leaves = overlay.trees[0]
         if leaves.sparse is None:
             raise ValueError("live leaves without weights")
         pool = leaves.sparse
-        begin_R, end_R = np.zeros((2, overlay.handles), np.int64)
-        begin_R[leaves.handle_X], end_R[leaves.handle_X] = pool.tail_begin_P[leaves.place_X], pool.tail_end_P[leaves.place_X]
-        return LiveRows(overlay.items, *read_only(overlay.item_R, begin_R, end_R, pool.tail_feature, pool.tail_value))
+        (item_R,) = read_only(overlay.item_R)
+        begin_P, end_P, feature, value = read_only(pool.tail_begin_P, pool.tail_end_P, pool.tail_feature, pool.tail_value)
+        return LiveRows(overlay.items, item_R, leaves.entries, begin_P, end_P, feature, value)
 
 
-NOTHING_LIVE = LiveRows(np.iinfo(np.int64).max, NO_ROWS, NO_ROWS, NO_ROWS, NO_FEATURES, NO_VALUES)
+NOTHING_LIVE = LiveRows(np.iinfo(np.int64).max, NO_ROWS, NO_ENTRIES, NO_ROWS, NO_ROWS, NO_FEATURES, NO_VALUES)
 
 
 class LiveLists(NamedTuple):
@@ -89,7 +93,7 @@ class LiveLists(NamedTuple):
     def of(overlay: Overlay, scored_T: Sequence[ScoredLive]) -> LiveLists:
         """Of all trees together."""
         query = np.concatenate([np.repeat(np.arange(len(scored.begin_B) - 1), np.diff(scored.begin_B)) for scored in scored_T])
-        handle = np.concatenate([own.handle_X[scored.position_C] for own, scored in zip(overlay.trees, scored_T, strict=True)])
+        handle = np.concatenate([own.column(HANDLE, scored.entry_C) for own, scored in zip(overlay.trees, scored_T, strict=True)])
         ranks = np.concatenate([scored.ranks_C for scored in scored_T])
         order, batch = np.argsort(query, kind="stable"), len(scored_T[0].begin_B) - 1
         begin_B = np.append(0, np.cumsum(np.bincount(query, minlength=batch))).astype(np.int64)

@@ -56,10 +56,10 @@ def histories_of(overlay: Overlay, rows_BT: Int64, frozen_B: Bool | None, counta
     highest = int(rows_BT.max(initial=PADDING))
     if highest >= overlay.items + overlay.handles:
         raise InvalidQuery("queries", highest, f"item rows from 0 to {overlay.items + overlay.handles - 1}, or {PADDING} as padding")
-    if highest < overlay.items and not len(overlay.row_W):
+    if highest < overlay.items and not overlay.moved:
         return Histories(rows_BT, np.full_like(rows_BT, -1), False, frozen_B)
     handles_BT = overlay.handles_of(rows_BT)
-    counts_BT = (handles_BT >= 0) & overlay.leaf_R[handles_BT]
+    counts_BT = overlay.trees[0].of_handles(handles_BT.ravel()).reshape(handles_BT.shape) > 0
     if not countable:
         counts_BT[:] = False
     elif frozen_B is not None:

@@ -20,8 +20,9 @@ from espalier.bundle import Bundle
 from espalier.engines.encoder import QueryEncoder, free_inputs, own_length, places
 from espalier.engines.graphs import load_graph
 from espalier.engines.runtime import ort, session_options
+from espalier.entry_lists import NO_ENTRIES
 from espalier.errors import UnsupportedGraph
-from espalier.live.overlay import LiveLeaves
+from espalier.live.overlay import PARENT, LiveLeaves
 from espalier.queries import HistoryKind
 
 log = logging.getLogger(__name__)
@@ -70,17 +71,15 @@ class LiveEncoder:
         return states_BLS
 
     def _nodes(self, leaves: LiveLeaves, history_T: Int64, handle_T: Int64) -> Int64:
-        """int64[L, T]: the ancestors of a history's items (only its leaves for a sequence), −1 for padding. N + p is live row p."""
+        """int64[L, T]: the ancestors of a history's items (only its leaves for a sequence), −1 for padding. N + p is the row of entry p."""
         tree = self._tree
         trained_T = np.where((history_T >= 0) & (handle_T < 0), history_T, -1)
         leaf_T = np.where(trained_T >= 0, tree.leaf_of_item[trained_T], -1)
         above_T = np.where(leaf_T >= 0, tree.parent[leaf_T], -1)
         live = np.flatnonzero(handle_T >= 0)
         if len(live):
-            mine = np.flatnonzero(np.isin(leaves.handle_X, handle_T[live]))
-            mine = mine[np.argsort(leaves.handle_X[mine])]
-            position = mine[np.searchsorted(leaves.handle_X[mine], handle_T[live])]
-            leaf_T[live], above_T[live] = tree.node_count + leaves.place_X[position], leaves.parent_X[position]
+            entries = leaves.of_handles(handle_T[live])
+            leaf_T[live], above_T[live] = tree.node_count + entries, leaves.column(PARENT, entries)
         if self._sequence:
             return leaf_T[None]
         path = [leaf_T, above_T]
@@ -113,7 +112,7 @@ class LiveEncoder:
         rng = np.random.default_rng(0)
         history_BT = rng.integers(0, bundle.tree.item_count, (TRIED, length))
         history_BT[1:, : length // 2] = -1
-        none = LiveLeaves(*(np.empty(0, np.int64),) * 5, begin_Y=np.zeros(1, np.int64), rows_PD=None, sparse=None)
+        none = LiveLeaves(NO_ENTRIES, 0, None, None)
         whole = QueryEncoder.open(bundle).states(history_BT, [0] * TRIED)
         try:
             small = self.states(none, history_BT, np.full_like(history_BT, -1))

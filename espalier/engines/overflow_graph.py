@@ -1,6 +1,6 @@
 """Live leaves of models of graphs under the beams of a call: inner products and MLPs compiled, other scorers by ONNX Runtime.
 
-Legend: B queries, X live leaves, P places of a pool, C live leaves under a query's beam, D node row, S state.
+Legend: B queries, P entries of live leaves, C live leaves under a query's beam, D node row, S state.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ class GraphLeaves:
             free_inputs(model)
             self._outputs = [entry.name for entry in model.graph.output]
             self._session = ort.InferenceSession(model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"])
-        self._leaves: tuple[LiveLeaves, tuple[tuple[Array, ...], Array, Array]] | None = None
 
     def scored(
         self,
@@ -54,29 +53,22 @@ class GraphLeaves:
         live_BR: Sequence[NDArray[np.bool_] | None],
     ) -> ScoredLive:
         """See `LeafScorer`."""
-        kept = self._leaves
-        if kept is None or kept[0] is not leaves:
-            if leaves.rows_PD is None:
-                raise ValueError("live leaves without node rows")
-            of_tree = read_only(leaves.parent_Y, leaves.begin_Y, leaves.handle_X)
-            place_X, rows_PD = read_only(leaves.place_X, leaves.rows_PD)
-            kept = self._leaves = leaves, (of_tree, place_X, rows_PD)
-        of_tree, place_X, rows_PD = kept[1]
+        if leaves.rows_PD is None:
+            raise ValueError("live leaves without node rows")
         if states_BS is None:
             raise ValueError("queries without states")
-        beams = read_only(frontier.nodes_BK, frontier.ranks_BK)
-        masks = masks_of(live_BR)
+        beams, masks = read_only(frontier.nodes_BK, frontier.ranks_BK), masks_of(live_BR)
         if self._session is None:
-            rows = place_X, rows_PD, *read_only(states_BS)
-            return ScoredLive(*scored_leaves(beams, of_tree, masks, rows, self._weights, self._gamma, self._log_sigmoid))
-        begin_B, position_C, above_C = under_beams(beams, of_tree, masks, self._gamma)
-        rows_1CD = rows_PD[place_X[position_C]][None]
-        logits_C = np.empty(len(position_C), np.float32)
+            rows = read_only(leaves.rows_PD, states_BS)
+            return ScoredLive(*scored_leaves(beams, leaves.entries, masks, rows, self._weights, self._gamma, self._log_sigmoid))
+        begin_B, entry_C, above_C = under_beams(beams, leaves.entries, masks, self._gamma)
+        rows_1CD = leaves.rows_PD[entry_C][None]
+        logits_C = np.empty(len(entry_C), np.float32)
         for b, (begin, end) in enumerate(pairwise(begin_B.tolist())):
             if end > begin:
                 feeds = {"query_state": states_BS[b : b + 1], "node_rows": rows_1CD[:, begin:end]}
                 logits_C[begin:end] = self._session.run(self._outputs, feeds)[0][0]
-        return ScoredLive(*ranked(begin_B, position_C, logits_C, above_C, self._log_sigmoid))
+        return ScoredLive(*ranked(begin_B, entry_C, logits_C, above_C, self._log_sigmoid))
 
 
 @compiled(fastmath=FAST)
@@ -97,9 +89,9 @@ def leaf_logits(begin_B: Array, nodes_C: Array, rows_PD: Array, states_BS: Array
 
 
 @compiled()
-def ranked(begin_B: Array, position_C: Array, logits_C: Array, above_C: Array, log_sigmoid: bool) -> tuple[Array, Array, Array, Array]:
+def ranked(begin_B: Array, entry_C: Array, logits_C: Array, above_C: Array, log_sigmoid: bool) -> tuple[Array, Array, Array, Array]:
     """The fields of ScoredLive: ranks own + above, without leaves whose logit or rank is not finite."""
-    ranks_C, positions_C = np.empty(len(logits_C), np.float32), np.empty(len(logits_C), np.int64)
+    ranks_C, entries_C = np.empty(len(logits_C), np.float32), np.empty(len(logits_C), np.int64)
     begins_B, finite_B = np.zeros_like(begin_B), np.ones(len(begin_B) - 1, np.bool_)
     zero, count = np.float32(0), 0
     for b in range(len(finite_B)):
@@ -113,16 +105,16 @@ def ranked(begin_B: Array, position_C: Array, logits_C: Array, above_C: Array, l
                 rank = min(logit, zero) - np.log1p(np.exp(-abs(logit)))
             rank += above_C[c]
             if abs(rank) <= LARGEST:
-                positions_C[count], ranks_C[count] = position_C[c], rank
+                entries_C[count], ranks_C[count] = entry_C[c], rank
                 count += 1
         begins_B[b + 1] = count
-    return begins_B, positions_C[:count], ranks_C[:count], finite_B
+    return begins_B, entries_C[:count], ranks_C[:count], finite_B
 
 
 @compiled()
-def scored_leaves(beams: Any, of_tree: Any, masks: Any, rows: Any, scorer: Any, gamma: Any, log_sigmoid: bool) -> Any:
-    """The fields of ScoredLive. rows: place_X, rows_PD and states_BS; scorer: of `packed`; see `under_beams` for the others."""
-    begin_B, position_C, above_C = under_beams(beams, of_tree, masks, gamma)
-    logits_C = leaf_logits(begin_B, rows[0][position_C], rows[1], rows[2], scorer)
-    fields: Any = ranked(begin_B, position_C, logits_C, above_C, log_sigmoid)
+def scored_leaves(beams: Any, entries: Any, masks: Any, rows: Any, scorer: Any, gamma: Any, log_sigmoid: bool) -> Any:
+    """The fields of ScoredLive. rows: rows_PD and states_BS; scorer: of `packed`; see `under_beams` for the others."""
+    begin_B, entry_C, above_C = under_beams(beams, entries, masks, gamma)
+    logits_C = leaf_logits(begin_B, entry_C, rows[0], rows[1], scorer)
+    fields: Any = ranked(begin_B, entry_C, logits_C, above_C, log_sigmoid)
     return fields

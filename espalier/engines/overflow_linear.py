@@ -3,8 +3,7 @@
 A query's features are scattered into a dense row, and each leaf's weights gathered from it. Sums are float64, then rounded to float32, as
 the reference makes them; activations and ranks are float32.
 
-Legend: B queries, K beam, X live leaves, Y parents of live leaves, P places of a pool, C live leaves under a query's beam, F features,
-G distinct masks, R handles.
+Legend: B queries, P entries of live leaves, C live leaves under a query's beam, F features, G distinct masks, R handles.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
 from espalier.engines.linear.chunk_search import POWERS
-from espalier.engines.overflow import LARGEST, ScoredLive, masks_of, parents_of
+from espalier.engines.overflow import LARGEST, ScoredLive, masks_of, under_beams
 from espalier.engines.stages import Frontier, TreeQuery
 from espalier.live.overlay import LiveLeaves
 from espalier.manifest import Ranking
@@ -34,27 +33,23 @@ class LinearLeaves:
         power = POWERS[ranking.activation] if ranking.own == "log_activation" else -1
         self._ranker = np.float32(ranking.gamma), power
         self._scratch = ThreadScratch(lambda size: np.zeros(width, np.float32))
-        self._known: tuple[LiveLeaves, tuple[Array, ...]] | None = None
 
     def scored(
         self, leaves: LiveLeaves, query: TreeQuery, frontier: Frontier, states_BS: object, live_BR: Sequence[NDArray[np.bool_] | None]
     ) -> ScoredLive:
         """See `LeafScorer`; linear scorers take no states."""
-        known = self._known  # read once: another thread may put those of other leaves there
-        if known is None or known[0] is not leaves:
-            known = self._known = leaves, arrays_of(leaves)
-        beams = read_only(frontier.nodes_BK, frontier.ranks_BK)
+        beams, weights = read_only(frontier.nodes_BK, frontier.ranks_BK), weights_of(leaves)
         with self._scratch.of() as query_F:
-            return ScoredLive(*score(query.queries.features.arrays, beams, known[1], masks_of(live_BR), self._ranker, query_F))
+            found = score(query.queries.features.arrays, beams, leaves.entries, masks_of(live_BR), weights, self._ranker, query_F)
+        return ScoredLive(*found)
 
 
-def arrays_of(leaves: LiveLeaves) -> tuple[Array, ...]:
-    """Live leaves as compiled code takes them."""
+def weights_of(leaves: LiveLeaves) -> tuple[Array, ...]:
+    """The weights of live leaves as compiled code takes them."""
     pool = leaves.sparse
     if pool is None:
         raise ValueError("live leaves without weights")
-    of_pool = pool.begin_P, pool.end_P, pool.bias_P, pool.feature, pool.weight
-    return read_only(leaves.parent_Y, leaves.begin_Y, leaves.handle_X, leaves.place_X, *of_pool)
+    return read_only(pool.begin_P, pool.end_P, pool.bias_P, pool.feature, pool.weight)
 
 
 @compiled(fastmath={"reassoc", "contract"})
@@ -84,40 +79,26 @@ def _rank(logit: Any, above: Any, power: int) -> Any:
 
 
 @compiled()
-def score(queries: Any, beams: Any, leaves: Any, masks: Any, ranker: Any, query_F: Array) -> tuple[Array, Array, Array]:
-    """The fields of ScoredLive. query_F: float32[F] of zeros, before and after."""
+def score(queries: Any, beams: Any, entries: Any, masks: Any, weights: Any, ranker: Any, query_F: Array) -> tuple[Array, Array, Array]:
+    """The fields of ScoredLive. weights: of `weights_of`; query_F: float32[F] of zeros, before and after."""
     indptr, indices, values = queries
-    nodes_BK, ranks_BK = beams
-    parent_Y, begin_Y, handle_X, place_X, begin_P, end_P, bias_P, feature, weight = leaves
-    mask_B, eligible_GR = masks
+    begin_P, end_P, bias_P, feature, weight = weights
     gamma, power = ranker
-    batch = len(mask_B)
-    begin_B, at_BK, most = np.zeros(batch + 1, np.int64), np.empty(nodes_BK.shape, np.int64), 0
-    for b in range(batch):
-        if mask_B[b] >= 0:
-            parents_of(nodes_BK[b], parent_Y, at_BK[b])
-            for at in at_BK[b]:
-                if at >= 0:
-                    most += begin_Y[at + 1] - begin_Y[at]
-    position_C, ranks_C, count = np.empty(most, np.int64), np.empty(most, np.float32), 0
-    for b in range(batch):
-        if mask_B[b] >= 0 and most > 0:
+    begin_B, entry_C, above_C = under_beams(beams, entries, masks, gamma)
+    kept_B, kept_C, ranks_C, count = np.zeros_like(begin_B), np.empty_like(entry_C), np.empty_like(above_C), 0
+    for b in range(len(begin_B) - 1):
+        begin, end = begin_B[b], begin_B[b + 1]
+        if begin < end:
             for j in range(indptr[b], indptr[b + 1]):
                 query_F[indices[j]] = values[j]
-            for k in range(nodes_BK.shape[1]):
-                if at_BK[b, k] < 0:
-                    continue
-                above = gamma * ranks_BK[b, k]
-                for x in range(begin_Y[at_BK[b, k]], begin_Y[at_BK[b, k] + 1]):
-                    handle, place = handle_X[x], place_X[x]
-                    if handle >= eligible_GR.shape[1] or not eligible_GR[mask_B[b], handle]:
-                        continue
-                    logit = bias_P[place] + _product(begin_P[place], end_P[place], feature, weight, query_F)
-                    rank = _rank(np.float32(logit), above, power)
-                    if abs(rank) <= LARGEST:
-                        position_C[count], ranks_C[count] = x, rank
-                        count += 1
+            for c in range(begin, end):
+                entry = entry_C[c]
+                logit = bias_P[entry] + _product(begin_P[entry], end_P[entry], feature, weight, query_F)
+                rank = _rank(np.float32(logit), above_C[c], power)
+                if abs(rank) <= LARGEST:
+                    kept_C[count], ranks_C[count] = entry, rank
+                    count += 1
             for j in range(indptr[b], indptr[b + 1]):
                 query_F[indices[j]] = 0
-        begin_B[b + 1] = count
-    return begin_B, position_C[:count], ranks_C[:count]
+        kept_B[b + 1] = count
+    return kept_B, kept_C[:count], ranks_C[:count]

@@ -3,7 +3,7 @@
 What a fold would make children of those nodes is scored under the beams that a search kept, and joins what it found. The same for every
 engine, and for a router, whose shards say which nodes their beams kept.
 
-Legend: B queries, T trees, M results, K beam, C live leaves that a query scored, X live leaves.
+Legend: B queries, T trees, M results, K beam, C live leaves that a query scored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from espalier.engines.overflow import NO_MEMORY, ScoredLive, joined
 from espalier.engines.overflow_graph import GraphLeaves
 from espalier.engines.overflow_linear import LinearLeaves
 from espalier.engines.stages import Frontier, Leaves, TreeQuery
-from espalier.live.overlay import LiveLeaves, Overlay
+from espalier.live.overlay import HANDLE, LiveLeaves, Overlay
 from espalier.manifest import LinearScorer
 from espalier.memory_lists import LiveEntries, MemoryTree
 from espalier.read_only import read_only
@@ -94,18 +94,17 @@ class OverflowLists:
         self, overlay: Overlay, query: TreeQuery, found: BestLeaves, scored: ScoredLive, memory: tuple[MemoryTree, LiveEntries] | None
     ) -> tuple[BestLeaves, Floats]:
         """The best m of what a tree and its overflow lists have, and the keys of all live leaves, float32[C]."""
-        if not len(scored.position_C):
+        if not len(scored.entry_C):
             return found, scored.ranks_C
-        leaves = overlay.trees[0]
-        of_leaves = read_only(leaves.parent_X, leaves.slot_X, overlay.item_R[leaves.handle_X])
-        of_scored = read_only(scored.begin_B, scored.position_C, scored.ranks_C)
+        of_leaves = overlay.trees[0].entries.rows, *read_only(overlay.item_R)
+        of_scored = read_only(scored.begin_B, scored.entry_C, scored.ranks_C)
         given = read_only(*found), of_scored, of_leaves, self._tree, *read_only(query.m_B)
         if memory is None:
             *new, keys_C = joined(*given, NO_MEMORY)
         else:
             (tree, live), (history_BT,) = memory, read_only(np.asarray(query.queries.array, np.int64))
             with tree.sums.of(overlay.handles) as (_, sum_R):
-                *new, keys_C = joined(*given, (self._key_weight, history_BT, tree.trained, live.entries, sum_R))
+                *new, keys_C = joined(*given, (self._key_weight, history_BT, tree.trained, live.memory, sum_R))
         return BestLeaves(*new), keys_C
 
     def with_traces(
@@ -137,7 +136,7 @@ def _with_live(
     nodes_BC, ranks_BC, keys_BC = np.full((batch, most), -1), np.full((batch, most), -np.inf, np.float32), None
     keys_BC = ranks_BC.copy()
     for b, own in enumerate(scored.spans):
-        handle_C = np.where(np.isfinite(keys_C[own]), leaves.handle_X[scored.position_C[own]], -1)
+        handle_C = np.where(np.isfinite(keys_C[own]), leaves.column(HANDLE, scored.entry_C[own]), -1)
         order = np.argsort(handle_C)[np.count_nonzero(handle_C < 0) :]
         nodes_BC[b, : len(order)] = nodes + handle_C[order]
         ranks_BC[b, : len(order)], keys_BC[b, : len(order)] = scored.ranks_C[own][order], keys_C[own][order]

@@ -29,7 +29,7 @@ from espalier.engines.stages import Frontier, GivenQueries, Leaves, ParentsFound
 from espalier.live.eligible import eligible_with_live_items
 from espalier.live.overlay import Overlay
 from espalier.masks.eligibility import eligible_nodes, unrestricted_mask
-from espalier.memory_lists import NO_ENTRIES, LiveEntries, MemoryTree
+from espalier.memory_lists import NO_LIVE_ITEMS, LiveEntries, MemoryTree
 from espalier.queries import QueryBatch, VectorKind
 from espalier.read_only import read_only
 from espalier.scores import finish
@@ -51,13 +51,9 @@ class _Live(NamedTuple):
 
 def _entries_of(overlay: Overlay) -> LiveEntries:
     """What is live, as the memory of its only tree takes it."""
-    leaves, live = overlay.trees[0], overlay.memory
-    entries = NO_ENTRIES
-    if live is not None:
-        entries = read_only(live.source_S, live.place_S, live.begin_P, live.end_P, live.target, live.value)
-    parent_R = np.full(overlay.handles, -1, np.int64)
-    parent_R[leaves.handle_X] = leaves.parent_X
-    return LiveEntries(entries, *read_only(parent_R, overlay.row_W, overlay.handle_W))
+    live = overlay.memory
+    memory = NO_LIVE_ITEMS.memory if live is None else (live.entries, live.value)
+    return LiveEntries(overlay.handles, memory, overlay.trees[0].entries, *read_only(overlay.handle_I))
 
 
 class Pipeline:
@@ -170,11 +166,12 @@ class Pipeline:
         if overlay is not None:
             params = _brought_forward(overlay, params)
         eligible_T = self._one_eligible_T
-        if len(queries) != 1 or overlay is not None or params.mask_B is not None or params.exclude_BE is not None:
+        may_differ = overlay is not None and (not overlay.is_as_trained or params.exclude_BE is not None)
+        if len(queries) != 1 or may_differ or params.mask_B is not None or params.exclude_BE is not None:
             eligible_T = tuple(
-                eligible_nodes(tree, params, every, place)
-                if overlay is None
-                else eligible_with_live_items(tree, params, every, place, overlay)
+                eligible_with_live_items(tree, params, every, place, overlay)
+                if overlay is not None and may_differ
+                else eligible_nodes(tree, params, every, place)
                 for place, (tree, every) in enumerate(zip(self._trees, self._unrestricted, strict=True))
             )
         encoded = self._encoder.of(queries, params.beam_size_B, params.trace, overlay, params.mask_B)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
+from espalier.entry_lists import entry_of
 from espalier.read_only import read_only
 from espalier.tail import FARTHEST, FLOOR, Tail
 
@@ -44,7 +45,7 @@ def add_tail(
     """Replace the first `count` ranks, of some items, by those with the tail's part.
 
     features, values  the query's · query_F: float64[F] of zeros, before and after
-    live  I, nothing of use here, and the rows of the items from I on: int64[R] where each begins and ends, features, values
+    live  the fields of LiveRows: the items from I on are live ones
     """
     alpha, gamma, row_begin, feature, value, square_I = tail
     square = 0.0
@@ -54,9 +55,11 @@ def add_tail(
     for x in range(count):
         item, product, own_square = items[x], 0.0, 0.0
         if item >= live[0]:
-            for e in range(live[2][item - live[0]], live[3][item - live[0]]):
-                product += query_F[live[4][e]] * live[5][e]
-                own_square += np.float64(live[5][e]) * np.float64(live[5][e])
+            _, _, leaves, begin_P, end_P, live_feature, live_value = live
+            entry = entry_of(item - live[0], leaves)
+            for e in range(begin_P[entry], end_P[entry]):
+                product += query_F[live_feature[e]] * live_value[e]
+                own_square += np.float64(live_value[e]) * np.float64(live_value[e])
         else:
             for e in range(row_begin[item], row_begin[item + 1]):
                 product += query_F[feature[e]] * value[e]

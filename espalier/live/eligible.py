@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.live.overlay import Overlay
+from espalier.live.overlay import HANDLE, PARENT, Overlay
 from espalier.masks.eligibility import (
     EligibleNodes,
     ExcludedNodes,
@@ -31,7 +31,7 @@ def eligible_with_live_items(
     every = unrestricted if overlay.standing is None else overlay.standing.of_tree(place)
     items_B, mask_B = masks_of(tree, params, every, place, overlay.eligible)
     masks: Sequence[NodeMask | None] = params.mask_B or (None,) * len(params.m_B)
-    live_BR = tuple(overlay.eligible_R if mask is None else mask.live_R for mask in masks)
+    live_BR = tuple(overlay.shown_R if mask is None else mask.live_R for mask in masks)
     if params.exclude_BE is None or not params.exclude_BE.size:
         return EligibleNodes(items_B, mask_B, None, live_BR)
     excluded, live_BR = _excluded(tree, params.exclude_BE, mask_B, overlay, place, live_BR)
@@ -55,16 +55,16 @@ def _excluded(
     key = eligible_leaves(tree, query[trained], rows[trained], mask_B)
     pair = np.unique(query[handles >= 0] * overlay.handles + handles[handles >= 0])
     live_query, handle = np.divmod(pair, max(overlay.handles, 1))
-    position = leaves.positions(handle)
-    there = (position >= 0) & _live_eligible(live_BR, live_query, handle)
-    live_query, handle, parent = live_query[there], handle[there], leaves.parent_X[position[there]]
+    entry = leaves.of_handles(handle)
+    there = (entry > 0) & _live_eligible(live_BR, live_query, handle)
+    live_query, handle, parent = live_query[there], handle[there], leaves.column(PARENT, entry[there])
     count_B = np.bincount(key // nodes, minlength=batch) + np.bincount(live_query, minlength=batch)
     up, excluded = parents_of(tree, key)
     up, of = np.unique(np.concatenate([up, live_query * nodes + parent]), return_inverse=True)
     excluded = np.bincount(of, np.append(excluded, np.ones(len(parent), np.int64)), minlength=len(up)).astype(np.int64)
     above_query, above = np.divmod(up, nodes)
-    position, of = leaves.under(above)
-    still = np.bincount(of[_live_eligible(live_BR, above_query[of], leaves.handle_X[position])], minlength=len(up))
+    entry, of = leaves.under(above)
+    still = np.bincount(of[_live_eligible(live_BR, above_query[of], leaves.column(HANDLE, entry))], minlength=len(up))
     inner = closed_nodes(tree, mask_B, up, excluded, still)
     without = list(live_BR)
     for b in np.unique(live_query).tolist():

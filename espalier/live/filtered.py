@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.live.fields import FieldColumn
-from espalier.live.items import LiveItems
+from espalier.live.items import NO_FIELDS, LiveItem, LiveItems
 from espalier.live.masks import live_mask
 from espalier.live.overlay import Overlay
 from espalier.live.standing import TouchedParents
@@ -52,13 +52,16 @@ class LiveFilters:
 
     def __init__(self, trees: Sequence[Tree], trained: ItemFilters, table: LiveItems, touched: TouchedParents) -> None:
         self._trees, self._trained, self._table, self._touched = trees, trained, table, touched
-        self._columns: dict[str, FieldColumn] = {}
+        self._columns = {field: FieldColumn(table.trained.column(field).type) for field in trained.fields if field != "id"}
         self._reading = threading.Lock()  # guards the columns
         self._removed: frozenset[str] = frozenset()
         self._removed_handles = np.empty(0, np.int64)  # those of removed ids that were ever put or deleted
         self._kept: OrderedDict[Filter, _Kept] = OrderedDict()  # least recently used first
         self._bytes = 0
         self._lock = threading.Lock()  # guards all but the columns, for moments only
+        for handle in range(table.handles):
+            if (entry := table.entry_at(handle)) is not None:
+                self._read(entry)
 
     # -- the one writer -------------------------------------------------------------------------------------------------
 
@@ -69,9 +72,15 @@ class LiveFilters:
             return
         if item_id in self._removed and entry.handle not in self._removed_handles:
             self._removed_handles = np.append(self._removed_handles, entry.handle)
+        self._read(entry)
+
+    def _read(self, entry: LiveItem) -> None:
+        """Note an item's fields, those of training where it was given none."""
+        row, fields = np.array([entry.item_row]), entry.fields
+        is_trained = fields is None and entry.item_row < len(self._table.trained)
         with self._reading:
             for field, column in self._columns.items():
-                column.set(entry.handle, self._table.values(field, np.array([entry.item_row]))[0])
+                column.set(entry.handle, self._table.values(field, row)[0] if is_trained else (fields or NO_FIELDS).get(field))
 
     def set_removed(self, ids: Collection[str]) -> None:
         """The standing list of removed items, instead of the one before."""
@@ -162,16 +171,5 @@ class LiveFilters:
         if field == "id" and isinstance(condition, tuple):
             entries = [self._table.entry(str(item_id)) for item_id in condition]
             return np.array([entry.handle for entry in entries if entry is not None and entry.handle < handles], np.int64)
-        if field not in self._columns:
-            self._columns[field] = self._built(field)
         found = self._columns[field].matching(condition)
         return found[found < handles]
-
-    def _built(self, field: str) -> FieldColumn:
-        """The column of all live items. O(R) in Python."""
-        column = FieldColumn(self._table.trained.column(field).type)
-        entries = [entry for handle in range(self._table.handles) if (entry := self._table.entry_at(handle)) is not None]
-        values = self._table.values(field, np.array([entry.item_row for entry in entries], np.int64))
-        for entry, value in zip(entries, values, strict=True):
-            column.set(entry.handle, value)
-        return column

@@ -117,7 +117,7 @@ def folded_rows(bundle: Bundle, folded: FoldedTree, leaves: LiveLeaves) -> NDArr
     before_ND, offset = bundle.node_rows_ND, bundle.tree.leaf_offset
     if leaves.rows_PD is None:
         raise BundleCorrupt(f"{bundle.path}: the overlay has no node rows")
-    live_nD = leaves.rows_PD[leaves.place_X[-1 - folded.source[folded.live]]]
+    live_nD = leaves.rows_PD[leaves.entry_X[-1 - folded.source[folded.live]]]
     narrow_nD = live_nD.astype(before_ND.dtype)
     dtype = before_ND.dtype if np.array_equal(narrow_nD, live_nD) else np.dtype(np.float32)
     rows_ND = np.empty((folded.tree.node_count, before_ND.shape[1]), dtype)
@@ -136,4 +136,4 @@ def _folded_tree(alone: Bundle, rows: FoldedRows, overlay: Overlay, leaves: Live
 def _folded_chunks(alone: Bundle, folded: FoldedTree, leaves: LiveLeaves) -> TreeChunks:
     if leaves.sparse is None:
         raise BundleCorrupt(f"{alone.path}: the overlay has no weights of leaves")
-    return TreeChunks(folded.tree, folded_chunks(alone.tree, alone.chunks, folded, leaves.sparse, leaves.place_X))
+    return TreeChunks(folded.tree, folded_chunks(alone.tree, alone.chunks, folded, leaves.sparse, leaves.entry_X))

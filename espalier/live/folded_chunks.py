@@ -76,22 +76,22 @@ Array = NDArray[Any]
 Int64 = NDArray[np.int64]
 
 
-def folded_chunks(tree: Tree, chunks: Chunks, folded: FoldedTree, pool: SparsePool, place_X: Int64) -> Chunks:
+def folded_chunks(tree: Tree, chunks: Chunks, folded: FoldedTree, pool: SparsePool, entry_X: Int64) -> Chunks:
     """The scorers of a folded tree.
 
-    place_X  where the weights of each live leaf are in `pool`
+    entry_X  where the weights of each live leaf are in `pool`
     Weights are float16 where the bundle's are and no live weight loses by it, else float32.
     """
     leaf_n = np.flatnonzero(folded.live)
-    place_n = place_X[-1 - folded.source[leaf_n]]
+    entry_n = entry_X[-1 - folded.source[leaf_n]]
     bias = np.empty(folded.tree.node_count, np.float32)
     bias[: tree.leaf_offset] = chunks.bias[: tree.leaf_offset]
     of_leaves = bias[tree.leaf_offset :]
     of_leaves[~folded.live] = chunks.bias[tree.leaf_offset :][folded.source[~folded.live]]
-    of_leaves[leaf_n] = pool.bias_P[place_n]
+    of_leaves[leaf_n] = pool.bias_P[entry_n]
     parent_n = folded.tree.parent[leaf_n + tree.leaf_offset]
     child_n = leaf_n + tree.leaf_offset - folded.tree.first_child[parent_n]
-    begin_n, end_n = pool.begin_P[place_n], pool.end_P[place_n]
+    begin_n, end_n = pool.begin_P[entry_n], pool.end_P[entry_n]
     entries = spans(begin_n, end_n)
     new = np.repeat(parent_n, end_n - begin_n), pool.feature[entries], np.repeat(child_n, end_n - begin_n), pool.weight[entries]
     found = replace(_with_rows(widened(chunks), np.unique(parent_n), (parent_n, child_n), new), bias=bias)

@@ -150,7 +150,7 @@ def folded_tail(tail: Tail, rows: FoldedRows, overlay: Overlay) -> Tail:
     if leaves.sparse is None:
         raise ValueError("a tail and live leaves without features")
     pool, live_J = leaves.sparse, np.full(rows.items, -1, np.int64)
-    live_J[rows.row_R[leaves.handle_X]] = leaves.place_X
+    live_J[rows.row_R[leaves.handle_X]] = leaves.entry_X
     trained_J = np.append(rows.kept, np.zeros(len(rows.new), np.int64))
     begin_J = np.where(live_J >= 0, pool.tail_begin_P[live_J] + len(tail.feature), tail.row_begin[trained_J])
     end_J = np.where(live_J >= 0, pool.tail_end_P[live_J] + len(tail.feature), tail.row_begin[trained_J + 1])

@@ -8,28 +8,26 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Collection, Iterator
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from espalier.compiled_code import compiled
+from espalier.entry_lists import EntryLists
 from espalier.errors import InvalidData
-from espalier.live.overlay import LiveLeaves
+from espalier.live.overlay import HANDLE, LiveLeaves
 from espalier.live.pools import DensePool, WeightPool
 from espalier.live.rows import LiveRow, Placement
-from espalier.live.sorted_arrays import SortedArrays
 from espalier.tree import EMPTY_LEAF, Tree
 
-Array = NDArray[Any]
 LEAST_ROOM, ROOM = 16, 4
 """A parent takes ROOM times the mean number of children as live leaves, and at least LEAST_ROOM: similar new items stay together."""
-KEYS = (1 << 63) - 1
-"""A leaf's key is parent · slots + slot, an int64: each inner node of a tree has as many slots as fit, 2^43 where there are a million."""
+SLOTS = 1 << 62
+"""Slots of a parent, which are int64."""
 LATE = 1 << 20
 """More than any parent's children and live leaves."""
 UNUSED, UNUSED_NUMBERS = 1024, 1 << 20
-"""Places of a pool, and numbers in them, that may be without use, beside as many as live leaves have."""
+"""Entries that `EntryLists.is_worn` spares, and numbers of rows without use, beside as many as live leaves have."""
+COLUMNS = 5
+"""Of an entry, from its key on: parent, handle and slot, each key with the number of the next entry behind it."""
 
 
 def late_slot(sequence: int) -> int:
@@ -49,16 +47,14 @@ class LiveTree:
     def __init__(self, tree: Tree, width: int | None, features: int = 0, has_tail: bool = False) -> None:
         self.tree, self._width, self._features, self._has_tail = tree, width, features, has_tail
         self._pool: DensePool | WeightPool = WeightPool() if width is None else DensePool(width)
+        self._entries = EntryLists(COLUMNS, tree.leaf_offset, 0)  # the row of an entry is at its number in the pool
         self._leaf: dict[int, tuple[int, int]] = {}  # handle → (parent, slot)
-        self._slots = KEYS // int(tree.level_offset[tree.height])
-        self._sorted = SortedArrays(2)  # parent · slots + slot → handle, place
-        self._place: dict[int, int] = {}
+        self._entry: dict[int, int] = {}  # handle → entry
         self._numbers: dict[int, int] = {}  # by handle
         self.numbers = 0
         self._taken: dict[int, dict[int, int]] = {}  # parent → slot → handle, of live leaves that are not a trained item's own
         self._parents = tree.level(tree.height - 1)
         self._room = max(LEAST_ROOM, math.ceil(ROOM * tree.leaf_count / len(self._parents)))
-        self._leaves: LiveLeaves | None = None
 
     def __len__(self) -> int:
         return len(self._leaf)
@@ -118,7 +114,7 @@ class LiveTree:
             raise InvalidData("placements.row.tail_feature", f"{len(row.tail_feature)} features", "none here: the model has no tail")
         if own:
             return
-        if parent not in self._parents or not 0 <= slot < self._slots:
+        if parent not in self._parents or not 0 <= slot < SLOTS:
             first, last = self._parents[0], self._parents[-1]
             raise InvalidData("placements.parent", f"node {parent}, slot {slot}", f"a node from {first} to {last}")
         if self.leaf(handle) != (parent, slot):
@@ -126,48 +122,38 @@ class LiveTree:
             if trained or slot in self._taken.get(parent, ()):
                 raise InvalidData("placements.slot", slot, f"a free slot under node {parent}")
 
-    def put(self, handle: int, parent: int, slot: int, row: LiveRow, own: bool) -> None:
+    def put(self, moment: int, handle: int, parent: int, slot: int, row: LiveRow, own: bool) -> None:
         """Hang a checked leaf at a slot, instead of the one that the handle had."""
-        self.drop(handle)
-        self._leaf[handle], self._place[handle], self._numbers[handle] = (parent, slot), self._pool.add(row), row.numbers
+        self.drop(moment, handle)
+        self._pool.add(row)
+        self._leaf[handle] = parent, slot
+        self._entry[handle] = self._entries.add(moment, (parent, 0, handle, 0, slot))
+        self._numbers[handle] = row.numbers
         self.numbers += row.numbers
         if not own:
             self._taken.setdefault(parent, {})[slot] = handle
-        self._sorted.set(parent * self._slots + slot, handle, self._place[handle])
-        self._leaves = None
-        if self._pool.places > 2 * len(self._leaf) + UNUSED or self._pool.numbers > 2 * self.numbers + UNUSED_NUMBERS:
-            self._compact()
+        if self._entries.is_worn(UNUSED) or self._pool.numbers > 2 * self.numbers + UNUSED_NUMBERS:
+            self._pool.keep(self._entries.drop_closed())
+            handle_E = self._entries.rows_EC[1 : self._entries.used, HANDLE].tolist()
+            self._entry = {handle: entry for entry, handle in enumerate(handle_E, start=1)}
 
-    def drop(self, handle: int) -> None:
+    def drop(self, moment: int, handle: int) -> None:
         """Take a handle's leaf away, if it has one."""
         if handle not in self._leaf:
             return
         parent, slot = self._leaf.pop(handle)
-        del self._place[handle]
+        self._entries.close(self._entry.pop(handle), moment)
         self.numbers -= self._numbers.pop(handle)
-        self._sorted.discard(parent * self._slots + slot)
         taken = self._taken.get(parent, {})
         taken.pop(slot, None)
         if not taken:
             self._taken.pop(parent, None)
-        self._leaves = None
 
-    def leaves(self) -> LiveLeaves:
-        if self._leaves is None:
-            key_X, handle_X, place_X = self._sorted.arrays_KX
-            parent_X, slot_X, parent_Y, begin_Y = _by_parent(key_X, self._slots)
-            dense = self._pool.rows_PD if isinstance(self._pool, DensePool) else None
-            sparse = self._pool.sparse if isinstance(self._pool, WeightPool) else None
-            self._leaves = LiveLeaves(parent_X, slot_X, handle_X, place_X, parent_Y, begin_Y, dense, sparse)
-        return self._leaves
-
-    def _compact(self) -> None:
-        handles = list(self._leaf)
-        self._pool.keep(np.array([self._place[handle] for handle in handles], np.int64))
-        for place, handle in enumerate(handles):
-            self._place[handle] = place
-            parent, slot = self._leaf[handle]
-            self._sorted.set(parent * self._slots + slot, handle, place)
+    def leaves(self, moment: int) -> LiveLeaves:
+        """Those of a moment, that of the last change or a later one."""
+        dense = self._pool.rows_PD if isinstance(self._pool, DensePool) else None
+        sparse = self._pool.sparse if isinstance(self._pool, WeightPool) else None
+        return LiveLeaves(self._entries.snapshot(moment), len(self._leaf), dense, sparse)
 
     def _children(self, parent: int) -> int:
         return int(self.tree.first_child[parent + 1] - self.tree.first_child[parent])
@@ -176,17 +162,3 @@ class LiveTree:
         """int64: the item rows of a parent's trained leaves."""
         first, after = self.tree.first_child[parent : parent + 2] - self.tree.leaf_offset
         return self.tree.leaf_item[first:after]
-
-
-@compiled()
-def _by_parent(key_X: Array, slots: int) -> tuple[Array, Array, Array, Array]:
-    """parent_X, slot_X, parent_Y and begin_Y of `LiveLeaves`, of keys parent · slots + slot, ascending."""
-    parent_X, slot_X = key_X // slots, key_X % slots
-    parent_Y, begin_Y = np.empty(len(key_X), np.int64), np.empty(len(key_X) + 1, np.int64)
-    parents = 0
-    for x in range(len(key_X)):
-        if x == 0 or parent_X[x] != parent_X[x - 1]:
-            parent_Y[parents], begin_Y[parents] = parent_X[x], x
-            parents += 1
-    begin_Y[parents] = len(key_X)
-    return parent_X, slot_X, parent_Y[:parents].copy(), begin_Y[: parents + 1].copy()

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.live.overlay import LiveLeaves, Overlay
+from espalier.live.overlay import HANDLE, PARENT, LiveLeaves, Overlay
 from espalier.masks.eligibility import every_item
 from espalier.search import NodeMask
 from espalier.tree import Tree
@@ -23,26 +23,28 @@ Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
 
 
-def recompute(tree: Tree, eligible_N: Bool, touched_P: Int64, open_P: Int64) -> None:
+def recompute(tree: Tree, eligible_N: Bool, touched_P: Int64, has_live_P: Bool) -> None:
     """Set, in place, whether some parents and the nodes above them are eligible; `eligible_N` is right of their leaves.
 
-    touched_P  int64, ascending, each once: the parents whose leaves, trained or live, may have changed
-    open_P     int64, ascending: parents with an eligible live leaf, at least those of `touched_P`
+    touched_P   int64, ascending, each once: the parents whose leaves, trained or live, may have changed
+    has_live_P  bool by node: parents with an eligible live leaf, at least those of `touched_P`
     """
     nodes = touched_P
-    live = np.isin(nodes, open_P, assume_unique=True)
     for level in range(tree.height - 1, -1, -1):
         if not len(nodes):
             return
         children, of = tree.children(nodes)
         found = np.bincount(of[eligible_N[children]], minlength=len(nodes)) > 0
-        eligible_N[nodes] = found | live if level == tree.height - 1 else found
-        nodes = np.unique(tree.parent[nodes]) if level else nodes[:0]
+        eligible_N[nodes] = found | has_live_P[nodes] if level == tree.height - 1 else found
+        above = tree.parent[nodes]  # ascending, as nodes are
+        nodes = above[np.append(True, above[1:] != above[:-1])]
 
 
-def open_parents(leaves: LiveLeaves, eligible_R: Bool) -> Int64:
-    """int64, ascending, each once: the parents of live leaves of eligible handles (later handles are not)."""
-    return np.unique(leaves.parent_X[of_handles(eligible_R, leaves.handle_X)])
+def parents_of(tree: Tree, leaves: LiveLeaves, entries: Int64, eligible_R: Bool) -> Bool:
+    """bool by node: the parents of those leaves, of some entries, whose handles are eligible (later handles are not)."""
+    has_live_P = np.zeros(tree.leaf_offset, np.bool_)
+    has_live_P[leaves.column(PARENT, entries[of_handles(eligible_R, leaves.column(HANDLE, entries))])] = True
+    return has_live_P
 
 
 def of_handles(eligible_R: Bool, handle_X: Int64) -> Bool:
@@ -76,18 +78,20 @@ def live_mask(
         base, leaves = every_item(tree) if trained is None else trained.of_tree(place), overlay.trees[place]
         if since is None:
             start, items = base, base.items
-            leaf_T = tree.leaf_of_item[np.concatenate([overlay.hidden, overlay.changed[1]])]
-            touched_P = np.union1d(tree.parent[leaf_T], leaves.parent_Y)
+            leaf_T, entries = tree.leaf_of_item[np.concatenate([overlay.hidden, overlay.changed[1]])], leaves.open
+            is_touched_P = np.zeros(tree.leaf_offset, np.bool_)
+            is_touched_P[tree.parent[leaf_T]] = is_touched_P[leaves.column(PARENT, entries)] = True
+            touched_P = np.flatnonzero(is_touched_P)
         else:
             start, touched_P = since[0].of_tree(place), since[1][place]
+            entries, _ = leaves.under(touched_P)
             items = start.items - (0 if start.live_R is None else int(np.count_nonzero(start.live_R)))
         children, _ = tree.children(touched_P)
         own = _own_leaves(tree, overlay, base, passing_R, children)
         items += int(np.count_nonzero(own)) - int(np.count_nonzero(start.eligible_N[children]))
         eligible_N = start.eligible_N.copy()
         eligible_N[children] = own
-        positions, of = leaves.under(touched_P)
-        recompute(tree, eligible_N, touched_P, touched_P[np.unique(of[of_handles(live_R, leaves.handle_X[positions])])])
+        recompute(tree, eligible_N, touched_P, parents_of(tree, leaves, entries, live_R))
         masks.append(NodeMask(eligible_N, items + int(np.count_nonzero(live_R)), (), live_R))
     return replace(masks[0], others=tuple(masks[1:]))
 
@@ -120,21 +124,3 @@ def eligible_rows(tree: Tree, overlay: Overlay, rows: Int64) -> Bool:
     standing = overlay.standing
     eligible[~is_live] = ~np.isin(own, overlay.hidden) & (standing is None or standing.eligible_N[tree.leaf_of_item[own]])
     return eligible
-
-
-def without_items(tree: Tree, leaves: LiveLeaves, mask: NodeMask, rows: Int64, handles: Int64) -> NodeMask:
-    """A mask of one tree without some trained items and some live ones (their handles), each given once at most.
-
-    mask  its `live_R` is not None
-    """
-    live_R = np.zeros(0, np.bool_) if mask.live_R is None else mask.live_R.copy()
-    handles = handles[handles < len(live_R)]
-    gone = int(np.count_nonzero(live_R[handles]))
-    live_R[handles] = False
-    leaf_E = tree.leaf_of_item[rows]
-    eligible_N = mask.eligible_N.copy()
-    gone += int(np.count_nonzero(eligible_N[leaf_E]))
-    eligible_N[leaf_E] = False
-    parent_E = leaves.parent_X[np.isin(leaves.handle_X, handles)]
-    recompute(tree, eligible_N, np.union1d(tree.parent[leaf_E], parent_E), open_parents(leaves, live_R))
-    return NodeMask(eligible_N, mask.items - gone, (), live_R)

@@ -1,4 +1,7 @@
-"""A snapshot of what is live in one version: leaves beside those of its trees, and trained items that are gone. Immutable.
+"""A snapshot of what is live in one version: leaves beside those of its trees, and trained items that are gone.
+
+It holds no copy: a moment, counts, and the arrays that the version's one writer goes on appending to (espalier.entry_lists). What a
+snapshot shows never changes. What most searches do not need is worked out when it is first asked for.
 
 A live leaf hangs under a node of the level above the leaves, its parent, at a slot: its position among the parent's children in a fold
 (fold.py), a version with the overlay in it. Inner levels do not change, so a search of the trained tree finds the parents, and one more
@@ -9,26 +12,46 @@ The answer of a bundle with an overlay is that of the fold, for every engine, fi
 (tests/espalier/live/test_oracle.py). So vacant trained leaves are taken first, ties break by slot, and a live item in a history counts by
 its own row on the leaf level and by its parent's path above.
 
-Legend: I trained items, R handles, X live leaves, Y parents of live leaves, P places of a pool, S sources of a memory, D node row,
-F features, N nodes.
+Legend: I trained items, R handles, X live leaves, E entries, P entries of leaves, C live leaves that were asked for, W item rows,
+D node row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.entry_lists import (
+    KEY,
+    NEXT,
+    OTHER_KEY,
+    OTHER_NEXT,
+    EntryArrays,
+    entries_of,
+    entries_under,
+    open_entries,
+)
+from espalier.memory_sums import SOURCE, TARGET
+from espalier.read_only import read_only
 from espalier.search import NodeMask
 
 Int64 = NDArray[np.int64]
+Bool = NDArray[np.bool_]
+PARENT, HANDLE, SLOT = KEY, OTHER_KEY, OTHER_NEXT + 1
+"""Columns of a live leaf's entry."""
+KIND, ITEM = NEXT + 1, NEXT + 2
+"""Columns of a change of a trained item, whose key is its handle."""
+DELETED, MOVED, CHANGED = range(3)
+"""Kinds of such changes: deleted or expired; live with another row; with other fields, but its own leaf counts."""
 
 
 @dataclass(frozen=True, eq=False)
 class SparsePool:
-    """Weights of live leaves of linear scorers: those at a place are weight[begin_P[place] : end_P[place]].
+    """Weights of live leaves of linear scorers: those of an entry are weight[begin_P[entry] : end_P[entry]].
 
     Arrays are shared by snapshots; what a snapshot refers to never changes.
 
@@ -48,133 +71,181 @@ class SparsePool:
 
 @dataclass(frozen=True, eq=False)
 class LiveLeaves:
-    """The live leaves of one tree, ascending by (parent, slot).
+    """The live leaves of one tree.
 
-    parent_X, slot_X, handle_X, place_X   int64[X]; the place is that of the leaf's row in the pool
-    parent_Y   int64[Y]       their parents, ascending; begin_Y int64[Y + 1]: those of parent y are begin_Y[y] … begin_Y[y + 1] − 1
-    rows_PD    float32[P, D]  node rows, of a model of graphs
-    sparse     weights, of a linear one
+    entries  by parent and by handle; what a leaf holds is at its entry's number in the arrays below
+    size     how many leaves there are
+    rows_PD  float32[P, D]: node rows, of a model of graphs
+    sparse   weights, of a linear one
     """
 
-    parent_X: Int64
-    slot_X: Int64
-    handle_X: Int64
-    place_X: Int64
-    parent_Y: Int64
-    begin_Y: Int64
+    entries: EntryArrays
+    size: int
     rows_PD: NDArray[np.float32] | None
     sparse: SparsePool | None
 
     def __len__(self) -> int:
-        return len(self.parent_X)
+        return self.size
 
-    @cached_property
-    def position_R(self) -> Int64:
-        """int64: where each handle's leaf is, −1 where it has none; handles past the end have none."""
-        position_R = np.full(int(self.handle_X.max(initial=-1)) + 1, -1, np.int64)
-        position_R[self.handle_X] = np.arange(len(self.handle_X))
-        return position_R
-
-    def positions(self, handles: Int64) -> Int64:
-        """int64: where the leaves of some handles are, −1 where one has none."""
-        known = handles < len(self.position_R)
-        return np.where(known, self.position_R[np.where(known, handles, 0)] if len(self.position_R) else -1, -1)
+    def of_handles(self, handles: Int64) -> Int64:
+        """int64: the entries of the leaves of some handles, 0 where one has none."""
+        entry_W: Int64 = entries_of(*read_only(handles), self.entries)
+        return entry_W
 
     def under(self, nodes_K: Int64) -> tuple[Int64, Int64]:
-        """int64[C] and int64[C]: positions 0 … X − 1 of the live leaves under some nodes, and the place 0 … K − 1 of each one's parent."""
-        if not len(self.parent_Y) or not len(nodes_K):
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        at_K = np.minimum(np.searchsorted(self.parent_Y, nodes_K), len(self.parent_Y) - 1)
-        slot_K = np.flatnonzero(self.parent_Y[at_K] == nodes_K)
-        first, count = self.begin_Y[at_K[slot_K]], self.begin_Y[at_K[slot_K] + 1] - self.begin_Y[at_K[slot_K]]
-        of_C = np.repeat(np.arange(len(slot_K)), count)
-        positions = np.arange(len(of_C)) - np.repeat(np.cumsum(count) - count, count) + first[of_C]
-        return positions, slot_K[of_C]
+        """int64[C] and int64[C]: the entries of the leaves under some nodes, and the place 0 … K − 1 of each one's parent."""
+        entry_C, of_C = entries_under(*read_only(nodes_K), self.entries)
+        return entry_C, of_C
+
+    def column(self, column: int, entries: Int64) -> Int64:
+        """One column (PARENT, HANDLE, SLOT) of some entries."""
+        values: Int64 = self.entries.rows[entries, column]
+        return values
+
+    @cached_property
+    def open(self) -> Int64:
+        """int64[X]: the entries of all leaves, in order of arrival."""
+        return open_entries(self.entries)
+
+    @cached_property
+    def entry_X(self) -> Int64:
+        """int64[X]: the entries of all leaves, by (parent, slot), as a fold has them."""
+        return self.open[np.lexsort((self.column(SLOT, self.open), self.column(PARENT, self.open)))]
+
+    @cached_property
+    def parent_X(self) -> Int64:
+        """int64[X]: their parents."""
+        return self.column(PARENT, self.entry_X)
+
+    @cached_property
+    def slot_X(self) -> Int64:
+        """int64[X]: their slots."""
+        return self.column(SLOT, self.entry_X)
+
+    @cached_property
+    def handle_X(self) -> Int64:
+        """int64[X]: the handles of their items."""
+        return self.column(HANDLE, self.entry_X)
 
 
 @dataclass(frozen=True, eq=False)
 class LiveMemory:
     """Entries of the memory that trained arrays do not have: S[source, target], where one of the two is live.
 
-    source_S, place_S  int64[S]: item rows of sources, ascending, and where each one's entries are in the pool
-    begin_P, end_P     int64[P]: those at a place are begin_P[place] … end_P[place] − 1
-    target, value      int32 and float32: item rows, ascending for each source, and S; of items that are not live now, too
+    entries  by source, an item row; also entries of items that are not live now
+    value    float32[E]: S, above 0
     """
 
-    source_S: Int64
-    place_S: Int64
-    begin_P: Int64
-    end_P: Int64
-    target: NDArray[np.int32]
+    entries: EntryArrays
     value: NDArray[np.float32]
 
-    def entries(self, sources: Int64) -> tuple[Int64, NDArray[np.int32], NDArray[np.float32]]:
-        """The entries of some of the S sources: item rows of their sources, of their targets, and S."""
-        begin, end = self.begin_P[self.place_S[sources]], self.end_P[self.place_S[sources]]
-        count = end - begin
-        at = np.arange(int(count.sum())) + np.repeat(begin - np.cumsum(count) + count, count)
-        return np.repeat(self.source_S[sources], count), self.target[at], self.value[at]
-
-    def of(self, source: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """The entries of an item row."""
-        at = np.searchsorted(self.source_S, source)
-        own = self.entries(np.flatnonzero(self.source_S[at : at + 1] == source) + at)
-        return own[1], own[2]
+    def of(self, source: int) -> tuple[Int64, NDArray[np.float32]]:
+        """The targets and values of an item row, by target."""
+        entry_C, _ = entries_under(*read_only(np.array([source])), self.entries)
+        target_C = self.entries.rows[entry_C, TARGET]
+        order = np.argsort(target_C)
+        return target_C[order], self.value[entry_C[order]]
 
     @property
-    def all(self) -> tuple[Int64, NDArray[np.int32], NDArray[np.float32]]:
-        """All entries, by source and target."""
-        return self.entries(np.arange(len(self.source_S)))
+    def all(self) -> tuple[Int64, Int64, NDArray[np.float32]]:
+        """Sources, targets and values of all entries, by source and target."""
+        entry_E = open_entries(self.entries)
+        source_E, target_E = self.entries.rows[entry_E, SOURCE], self.entries.rows[entry_E, TARGET]
+        order = np.lexsort((target_E, source_E))
+        return source_E[order], target_E[order], self.value[entry_E[order]]
 
 
 @dataclass(frozen=True, eq=False)
 class Overlay:
     """See the module.
 
-    sequence      of the last operation in it
-    items         I
-    item_R        int64[R]: the item row of each handle
-    leaf_R        bool[R]: which handles have live leaves
-    eligible_R    bool[R]: which of them a query without a filter may get: not expired, not removed by a standing list
-    row_W, handle_W  int64[W]: trained item rows that are live, ascending, and their handles
-    hidden        int64: trained item rows whose own leaves do not count, ascending: deleted, expired or live with another row
-    changed       (handle, trained item row) of trained items whose fields were changed and whose own leaves count, int64[2, …]
-    trees         of each tree
-    standing      the mask of a query without a filter; None where every node of the trained trees is eligible
-    eligible      items that a query without a filter may get
-    memory        None where the bundle has none
-    touched       the moment, as `TouchedParents` counts them
+    sequence   of the last operation in it
+    items      I
+    handles    R
+    item_R     int64[R]: the item row of each handle
+    handle_I   int32[I]: the handle of a trained item that was put or deleted, −1 of another; handles from R on came later
+    shown_R    bool, at least R: handles that no standing list removes
+    removed    the mask of the trained items that no standing list removes; None: it removes none
+    trees      of each tree
+    trained    changes of trained items, see KIND
+    moved      how many of them are live with another row
+    eligible   items that a query without a filter may get
+    is_open    whether every node of the trained trees is eligible to a query without a filter
+    memory     None where the bundle has none
+    touched    how many changes there had been, as `TouchedParents` counts them
+    mask_of    makes `standing`
     """
 
     sequence: int
     items: int
+    handles: int
     item_R: Int64
-    leaf_R: NDArray[np.bool_]
-    eligible_R: NDArray[np.bool_]
-    row_W: Int64
-    handle_W: Int64
-    hidden: Int64
-    changed: Int64
+    handle_I: NDArray[np.int32]
+    shown_R: Bool
+    removed: NodeMask | None
     trees: tuple[LiveLeaves, ...]
-    standing: NodeMask | None
+    trained: EntryArrays
+    moved: int
     eligible: int
-    memory: LiveMemory | None = None
-    touched: int = 0
-
-    @property
-    def handles(self) -> int:
-        """R."""
-        return len(self.item_R)
+    is_open: bool
+    memory: LiveMemory | None
+    touched: int
+    mask_of: Callable[[Overlay], NodeMask]
 
     @property
     def is_empty(self) -> bool:
         """Whether a search finds the same as without it, and no request can have an item row that the bundle does not have."""
         return self.handles == 0
 
+    @property
+    def is_as_trained(self) -> bool:
+        """Whether a query without a filter may get the items of the bundle, and these alone: all that came has gone again."""
+        return self.is_open and not len(self.trees[0])
+
     def handles_of(self, rows: Int64) -> Int64:
         """int64[len(rows)]: the handles of item rows that have live leaves' rows, −1 for rows of trained items as they were trained."""
-        handles = np.where(rows >= self.items, rows - self.items, -1)
-        if len(self.row_W):
-            at = np.minimum(np.searchsorted(self.row_W, rows), len(self.row_W) - 1)
-            handles = np.where(self.row_W[at] == rows, self.handle_W[at], handles)
+        handles, is_trained = rows - self.items, rows < self.items
+        own = np.where(rows[is_trained] >= 0, self.handle_I[rows[is_trained]], -1).astype(np.int64)
+        own[self.trees[0].of_handles(own) == 0] = -1
+        handles[is_trained] = own
         return handles
+
+    @cached_property
+    def standing(self) -> NodeMask | None:
+        """The mask of a query without a filter; None where every node of the trained trees is eligible."""
+        return None if self.is_open else self.mask_of(self)
+
+    @cached_property
+    def leaf_R(self) -> Bool:
+        """bool[R]: which handles have live leaves."""
+        leaf_R = np.zeros(self.handles, np.bool_)
+        leaf_R[self.trees[0].column(HANDLE, self.trees[0].open)] = True
+        return leaf_R
+
+    @cached_property
+    def eligible_R(self) -> Bool:
+        """bool[R]: which of them a query without a filter may get: not removed by a standing list."""
+        return self.leaf_R & self.shown_R[: self.handles]
+
+    @cached_property
+    def hidden(self) -> Int64:
+        """int64, ascending: trained item rows whose own leaves do not count: deleted, expired or live with another row."""
+        return np.sort(np.concatenate([self._changes(DELETED)[1], self.row_W]))
+
+    @property
+    def row_W(self) -> Int64:
+        """int64[W], ascending: trained item rows that are live with another row."""
+        moved: Int64 = self._changes(MOVED)[1]
+        return moved
+
+    @cached_property
+    def changed(self) -> Int64:
+        """int64[2, …], ascending by item row: (handle, trained item row) of trained items with other fields whose own leaves count."""
+        return self._changes(CHANGED)
+
+    def _changes(self, kind: int) -> Int64:
+        """int64[2, …]: handles and item rows of trained items that have changed in one way, ascending by item row."""
+        entry_E = open_entries(self.trained)
+        rows_EC = self.trained.rows[entry_E[self.trained.rows[entry_E, KIND] == kind]]
+        changes: Int64 = rows_EC[np.argsort(rows_EC[:, ITEM])][:, [KEY, ITEM]].T
+        return changes

@@ -1,22 +1,20 @@
 """Rows of live leaves in arrays that only grow: what a snapshot refers to stays as it is while later rows come.
 
-Written by one thread. A pool is written anew once more than half of it is no longer used, so that churn does not grow it.
+The row of a leaf is at the place that has its entry's number (espalier.entry_lists); place 0 has none. Written by one thread. A pool is
+written anew when its entries are.
 
 Legend: P places, D node row.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.entry_lists import FIRST, with_room
 from espalier.live.overlay import SparsePool
 from espalier.live.rows import LiveRow
-
-FIRST = 256
-"""Places, or weights, that a pool begins with room for."""
+from espalier.read_only import read_only
 
 
 class DensePool:
@@ -24,19 +22,17 @@ class DensePool:
 
     def __init__(self, width: int) -> None:
         self._rows_PD = np.zeros((FIRST, width), np.float32)
-        self.places = 0
+        self.places = 1
 
-    def add(self, row: LiveRow) -> int:
-        """The place of a row."""
-        self._rows_PD = _with_room(self._rows_PD, self.places + 1)
+    def add(self, row: LiveRow) -> None:
+        self._rows_PD = with_room(self._rows_PD, self.places + 1)
         self._rows_PD[self.places] = row.values
         self.places += 1
-        return self.places - 1
 
     def keep(self, place_X: NDArray[np.int64]) -> None:
         """Keep some places alone, in this order, in new arrays."""
         kept = self._rows_PD[place_X]
-        self._rows_PD = _with_room(kept, max(FIRST, 2 * len(kept)))
+        self._rows_PD = with_room(kept, max(FIRST, 2 * len(kept)))
         self.places = len(kept)
 
     @property
@@ -46,7 +42,8 @@ class DensePool:
 
     @property
     def rows_PD(self) -> NDArray[np.float32]:
-        return self._rows_PD[: self.places]
+        """Read-only."""
+        return read_only(self._rows_PD[: self.places])[0]
 
 
 class SparseRowsPool:
@@ -55,28 +52,15 @@ class SparseRowsPool:
     def __init__(self) -> None:
         self._begin_P, self._end_P = np.zeros(FIRST, np.int64), np.zeros(FIRST, np.int64)
         self._feature, self._value = np.zeros(FIRST, np.int32), np.zeros(FIRST, np.float32)
-        self.places = self.entries = 0
+        self.places, self.entries = 1, 0
 
     def add(self, feature: NDArray[np.int32], value: NDArray[np.float32]) -> None:
         place, end = self.places, self.entries + len(feature)
-        self._reserve(place + 1, end)
+        self._begin_P, self._end_P = (with_room(array, place + 1) for array in (self._begin_P, self._end_P))
+        self._feature, self._value = (with_room(array, end) for array in (self._feature, self._value))
         self._begin_P[place], self._end_P[place] = self.entries, end
         self._feature[self.entries : end], self._value[self.entries : end] = feature, value
         self.entries, self.places = end, place + 1
-
-    def extend(self, count: NDArray[np.int64], feature: NDArray[np.int32], value: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Add rows of `count` entries each, one behind the other in `feature` and `value`; int64: their places."""
-        first, last, end = self.places, self.places + len(count), self.entries + len(feature)
-        self._reserve(last, end)
-        ends = self.entries + np.cumsum(count)
-        self._begin_P[first:last], self._end_P[first:last] = ends - count, ends
-        self._feature[self.entries : end], self._value[self.entries : end] = feature, value
-        self.entries, self.places = end, last
-        return np.arange(first, last)
-
-    def _reserve(self, places: int, entries: int) -> None:
-        self._begin_P, self._end_P = (_with_room(array, places) for array in (self._begin_P, self._end_P))
-        self._feature, self._value = (_with_room(array, entries) for array in (self._feature, self._value))
 
     def keep(self, place_X: NDArray[np.int64]) -> None:
         """Keep some places alone, in this order, in new arrays."""
@@ -84,8 +68,8 @@ class SparseRowsPool:
         end_X = np.cumsum(count_X)
         entry = np.arange(int(count_X.sum())) + np.repeat(self._begin_P[place_X] - end_X + count_X, count_X)
         room, self.places, self.entries = max(FIRST, 2 * len(place_X)), len(place_X), len(entry)
-        self._begin_P, self._end_P = (_with_room(array, room) for array in (end_X - count_X, end_X))
-        self._feature, self._value = (_with_room(array[entry], max(FIRST, 2 * len(entry))) for array in (self._feature, self._value))
+        self._begin_P, self._end_P = (with_room(array, room) for array in (end_X - count_X, end_X))
+        self._feature, self._value = (with_room(array[entry], max(FIRST, 2 * len(entry))) for array in (self._feature, self._value))
 
     @property
     def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
@@ -110,31 +94,21 @@ class WeightPool:
         """Numbers of all places, used or not."""
         return self._weights.entries + self._tails.entries
 
-    def add(self, row: LiveRow) -> int:
-        """The place of a row."""
+    def add(self, row: LiveRow) -> None:
         place = self.places
-        self._bias_P = _with_room(self._bias_P, place + 1)
+        self._bias_P = with_room(self._bias_P, place + 1)
         self._bias_P[place] = row.bias
         self._weights.add(row.feature, row.values)
         self._tails.add(row.tail_feature, row.tail_value)
-        return place
 
     def keep(self, place_X: NDArray[np.int64]) -> None:
         """Keep some places alone, in this order, in new arrays."""
-        self._bias_P = _with_room(self._bias_P[place_X], max(FIRST, 2 * len(place_X)))
+        self._bias_P = with_room(self._bias_P[place_X], max(FIRST, 2 * len(place_X)))
         self._weights.keep(place_X)
         self._tails.keep(place_X)
 
     @property
     def sparse(self) -> SparsePool:
+        """Read-only arrays."""
         begin_P, end_P, feature, weight = self._weights.arrays
-        return SparsePool(begin_P, end_P, self._bias_P[: self.places], feature, weight, *self._tails.arrays)
-
-
-def _with_room(array: NDArray[Any], size: int) -> NDArray[Any]:
-    """The array, or a larger copy that has room for `size` entries."""
-    if size <= len(array):
-        return array
-    larger = np.zeros((max(size, 2 * len(array)), *array.shape[1:]), array.dtype)
-    larger[: len(array)] = array
-    return larger
+        return SparsePool(*read_only(begin_P, end_P, self._bias_P[: self.places], feature, weight, *self._tails.arrays))

@@ -1,23 +1,26 @@
-"""The mask of queries without a filter, kept up to date as items come and go: O(what has changed), and a copy of N bytes.
+"""The mask of queries without a filter, brought forward from one snapshot to another: O(what has changed), and a copy of N bytes.
 
-Legend: N nodes, I trained items, R handles, P parents.
+Made when the first query needs it, not when an item is put.
+
+Legend: N nodes, P parents.
 """
 
 from __future__ import annotations
 
+import threading
 from array import array
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.live.masks import open_parents, recompute
-from espalier.live.overlay import LiveLeaves
-from espalier.masks.eligibility import unrestricted_mask
+from espalier.live.masks import live_mask
+from espalier.live.overlay import Overlay
 from espalier.search import NodeMask
 from espalier.tree import Tree
 
 Int64 = NDArray[np.int64]
+Bool = NDArray[np.bool_]
 LONGEST = 1 << 18
 """Changes that are kept; then all are forgotten, and masks are built anew."""
 
@@ -56,52 +59,23 @@ class TouchedParents:
         return [touched[touched % self._trees == tree] // self._trees for tree in range(self._trees)]
 
 
-Bool = NDArray[np.bool_]
-
-
 class Standing:
-    """For the trees of one version. Nothing is kept as long as every node of the trained trees is eligible."""
+    """The masks of one version's snapshots. Any thread may ask for one."""
 
     def __init__(self, trees: Sequence[Tree], touched: TouchedParents) -> None:
-        self._trees = tuple(trees)
-        self._unrestricted = [unrestricted_mask(tree) for tree in trees]
-        self._eligible: list[Bool] | None = None
-        self._touched, self._moment = touched, 0  # of `_eligible`
+        self._trees, self._touched = tuple(trees), touched
+        self._last: tuple[NodeMask, NodeMask | None, Bool, int] | None = None  # and `removed`, `shown_R`, `touched` of its snapshot
+        self._lock = threading.Lock()
 
-    def forget(self) -> None:
-        """Build all of it anew."""
-        self._eligible = None
-
-    def mask(self, leaves: Sequence[LiveLeaves], gone_I: Bool, eligible_R: Bool, items: int) -> NodeMask | None:
-        """The mask now; None where every node of the trained trees is eligible.
-
-        gone_I      bool[I]: trained items whose own leaves do not count
-        eligible_R  bool[R]: which live items count
-        items       how many items are eligible
-        """
-        touched, self._moment = self._touched.since(self._moment), self._touched.now
-        if not gone_I.any() and not self._opens(leaves, eligible_R):
-            self._eligible = None
-            return None
-        before = self._eligible
-        if before is None or touched is None:
-            before = [np.zeros(tree.node_count, np.bool_) for tree in self._trees]
-            touched = [np.array(tree.level(tree.height - 1), np.int64) for tree in self._trees]
-        now = []
-        for tree, eligible_N, touched_P, own in zip(self._trees, before, touched, leaves, strict=True):
-            if len(touched_P):
-                eligible_N = eligible_N.copy()
-                children, _ = tree.children(touched_P)
-                eligible_N[children] = np.append(~gone_I, False)[tree.leaf_item[children - tree.leaf_offset]]
-                recompute(tree, eligible_N, touched_P, open_parents(own, eligible_R))
-            now.append(eligible_N)
-        self._eligible = now
-        first, *others = (NodeMask(eligible_N, items, (), eligible_R) for eligible_N in now)
-        return NodeMask(first.eligible_N, items, tuple(others), eligible_R)
-
-    def _opens(self, leaves: Sequence[LiveLeaves], eligible_R: Bool) -> bool:
-        """Whether a live leaf hangs under a node that has no trained item below."""
-        return any(
-            mask is not None and not mask.eligible_N[open_parents(own, eligible_R)].all()
-            for mask, own in zip(self._unrestricted, leaves, strict=True)
-        )
+    def mask(self, overlay: Overlay) -> NodeMask:
+        """The mask of a query without a filter: the last one brought forward, unless it was made by another list of removed items."""
+        with self._lock:
+            since = None
+            if self._last is not None:
+                mask, removed, shown_R, moment = self._last
+                touched = self._touched.since(min(moment, overlay.touched))
+                if touched is not None and removed is overlay.removed and shown_R is overlay.shown_R:
+                    since = mask, touched
+            made = live_mask(self._trees, overlay, overlay.removed, overlay.shown_R, since)
+            self._last = made, overlay.removed, overlay.shown_R, overlay.touched
+            return made

@@ -19,21 +19,30 @@ from typing import Any, Literal
 import numpy as np
 
 from espalier.bundle import Bundle
+from espalier.entry_lists import KEY, EntryLists, with_room
 from espalier.errors import InvalidData
 from espalier.live.items import LiveItem, LiveItems
 from espalier.live.live_tree import LiveTree
 from espalier.live.memory_entries import MemoryEntries
-from espalier.live.overlay import Overlay
+from espalier.live.overlay import CHANGED, DELETED, MOVED, Overlay
 from espalier.live.rows import Placement
-from espalier.live.sorted_arrays import SortedArrays
 from espalier.live.standing import Standing, TouchedParents
 from espalier.manifest import LinearScorer
+from espalier.masks.eligibility import forest_mask, unrestricted_mask
+from espalier.read_only import read_only
+from espalier.search import NodeMask
 
 MAX_HANDLES = 1 << 18
 """Ids that one open version may have seen live: a writer that has seen as many refuses new ones. It is no limit here, because
 every process applies what was committed, however many ids it has seen itself. The version is opened anew before that."""
 KEPT_FIELDS = 256
 """Items that keep their fields after they were deleted, the last ones, for requests that have found them already."""
+ROOM = 256
+"""Handles that there is room for at first."""
+COLUMNS = 4
+"""Of a trained item's change, from its key on: handle, the number of its next change, kind, item row."""
+UNUSED = 1024
+"""Such changes that `EntryLists.is_worn` spares."""
 SPARE_EXPIRIES = 1024
 """Times of expiry that operations have overtaken, and that may be kept beside as many as there are ids."""
 
@@ -76,14 +85,21 @@ class LiveState:
         has_tail = bundle.manifest.tail is not None
         self._trees = [LiveTree(tree, width, features, has_tail and place == 0) for place, tree in enumerate(trees)]
         self._items = bundle.manifest.tree.items
-        self._memory = None if bundle.manifest.memory is None else MemoryEntries()
-        self._gone_I = np.zeros(self._items, np.bool_)  # whether an item's own leaf does not count
-        self._deleted, self._moved, self._kept = SortedArrays(), SortedArrays(1), SortedArrays(1)
-        self._is_deleted: set[int] = set()  # trained rows that are deleted or expired
-        self._is_moved: set[int] = set()  # trained rows that are live with another row
-        self._leaf_R, self._removed_R = np.zeros(256, np.bool_), np.zeros(256, np.bool_)
+        self._moment = 0  # changes that there were
+        self._memory = None if bundle.manifest.memory is None else MemoryEntries(self._items + ROOM)
+        self._handle_I = np.full(self._items, -1, np.int32)
+        self._item_R, self._shown_R = np.zeros(ROOM, np.int64), np.ones(ROOM, np.bool_)
+        (self._shown,) = read_only(self._shown_R)
+        self._changes = EntryLists(COLUMNS, ROOM)  # of trained items
+        self._change: dict[int, tuple[int, int]] = {}  # handle of a trained item → what it is now, and the entry that says so
+        self._counts = [0, 0, 0]  # of each kind of change
+        self._gone: set[int] = set()  # trained rows whose own leaves do not count, or that a standing list removes
         self._removed: frozenset[str] = frozenset()
         self._removed_rows: frozenset[int] = frozenset()
+        self._removed_mask: NodeMask | None = None
+        self._removed_live = 0  # live leaves of removed items
+        self._empty = [unrestricted_mask(tree) for tree in trees]
+        self._opened = 0  # live leaves under nodes that have no trained item below
         self._expiry: list[tuple[float, int]] = []
         self.expired_until = -math.inf
         self._dropped: deque[int] = deque()  # handles of deleted items that still have their fields
@@ -104,7 +120,7 @@ class LiveState:
     @property
     def tombstones(self) -> int:
         """Trained items that are deleted or expired."""
-        return len(self._is_deleted)
+        return self._counts[DELETED]
 
     # -- writing --------------------------------------------------------------------------------------------------------
 
@@ -137,15 +153,22 @@ class LiveState:
         rows = self.bundle.items.rows_of(list(ids))
         rows_before, self._removed_rows = self._removed_rows, frozenset(rows[rows >= 0].tolist())
         ids_before, self._removed = self._removed, frozenset(ids)
+        shown_R = self._shown_R.copy()  # snapshots have the one before
         for item_id in ids_before ^ self._removed:
             entry = self.table.entry(item_id)
             if entry is not None:
-                self._removed_R[entry.handle] = item_id in self._removed
-                for place, tree in enumerate(self._trees):
-                    self._touch_leaf(place, tree, entry.handle)
+                self._tally(entry.handle, -1)
+                shown_R[entry.handle] = item_id not in self._removed
+        self._shown_R, (self._shown,) = shown_R, read_only(shown_R)
+        for item_id in ids_before ^ self._removed:
+            entry = self.table.entry(item_id)
+            if entry is not None:
+                self._tally(entry.handle, 1)
+        kept_I = np.ones(self._items, np.bool_)
+        kept_I[list(self._removed_rows)] = False
+        self._removed_mask = forest_mask([tree.tree for tree in self._trees], kept_I) if self._removed_rows else None
         for row in rows_before ^ self._removed_rows:
-            self._touch_trained(row)
-        self._standing.forget()
+            self._note_gone(row)
         self._overlay = None
 
     def expire(self, now: float) -> int:
@@ -198,32 +221,22 @@ class LiveState:
         if trained < 0:
             self._vacate(change)
         self._check(change, trained, before)
+        self._moment += 1
         handle = self._handle(change.id, trained)
         fields = before.fields if change.fields is None and before is not None and not before.is_deleted else change.fields
+        self._tally(handle, -1)
         for placement in change.placements:
             tree = self._trees[placement.tree]
             parent, slot = (placement.parent, placement.slot) if trained < 0 else tree.trained_leaf(trained)
-            self._touch_leaf(placement.tree, tree, handle)
-            tree.put(handle, parent, slot, placement.row, own=trained >= 0)
-            self._touch_leaf(placement.tree, tree, handle)
-        if not change.placements:  # its fields may be others
-            for place, tree in enumerate(self._trees):
-                self._touch_leaf(place, tree, handle)
-        self._leaf_R[handle] = self._trees[0].leaf(handle) is not None
+            tree.put(self._moment, handle, parent, slot, placement.row, own=trained >= 0)
+        self._tally(handle, 1)
         if change.placements and self._memory is not None:
             row = change.placements[0].row
             item = self._items + handle if trained < 0 else trained
-            self._memory.put(handle, item, row.memory_to, row.memory_from, self.table.known_row)
+            self._memory.put(self._moment, handle, item, row.memory_to, row.memory_from, self.table.known_row)
         if trained >= 0:
-            self._is_deleted.discard(trained)
-            self._deleted.discard(trained)
-            if self._leaf_R[handle]:
-                self._is_moved.add(trained)
-                self._moved.set(trained, handle)
-                self._kept.discard(trained)
-            elif fields is not None:
-                self._kept.set(trained, handle)
-            self._touch_trained(trained)
+            has_leaf = self._trees[0].leaf(handle) is not None
+            self._change_trained(trained, handle, MOVED if has_leaf else None if fields is None else CHANGED)
         self.table.write(
             LiveItem(
                 id=change.id,
@@ -259,23 +272,18 @@ class LiveState:
 
     def _delete(self, item_id: str, trained: int, sequence: int) -> None:
         entry = self.table.entry(item_id)
+        if entry is None and trained < 0:
+            return
+        self._moment += 1
         if entry is None:
-            if trained < 0:
-                return
             entry = LiveItem(item_id, self._handle(item_id, trained), trained, None, sequence, 0.0)
-        for place, tree in enumerate(self._trees):
-            self._touch_leaf(place, tree, entry.handle)
-            tree.drop(entry.handle)
-        self._leaf_R[entry.handle] = False
+        self._tally(entry.handle, -1)
+        for tree in self._trees:
+            tree.drop(self._moment, entry.handle)
         if self._memory is not None:
-            self._memory.drop(entry.handle)
+            self._memory.drop(self._moment, entry.handle)
         if trained >= 0:
-            self._is_deleted.add(trained)
-            self._deleted.set(trained)
-            self._is_moved.discard(trained)
-            self._moved.discard(trained)
-            self._kept.discard(trained)
-            self._touch_trained(trained)
+            self._change_trained(trained, entry.handle, DELETED)
         self.table.write(replace(entry, sequence=sequence, is_deleted=True))
         self._dropped.append(entry.handle)
         if len(self._dropped) > KEPT_FIELDS:
@@ -298,54 +306,75 @@ class LiveState:
     def _handle(self, item_id: str, trained: int) -> int:
         if self.table.entry(item_id) is not None:
             return self.table.handle_for(item_id)
-        handle = self.table.handle_for(item_id)
+        handle, row = self.table.handle_for(item_id), trained
+        if trained >= 0:
+            self._handle_I[trained] = handle
+        else:
+            row = self._items + handle
         if self._memory is not None:
-            self._memory.arrived(item_id, trained if trained >= 0 else self._items + handle)
-        if handle >= len(self._leaf_R):
-            self._leaf_R, self._removed_R = (np.append(array, np.zeros_like(array)) for array in (self._leaf_R, self._removed_R))
-        self._leaf_R[handle], self._removed_R[handle] = False, item_id in self._removed
+            self._memory.arrived(self._moment, item_id, row)
+        self._item_R = with_room(self._item_R, handle + 1)
+        if handle == len(self._shown_R):
+            self._shown_R = np.append(self._shown_R, np.ones_like(self._shown_R))
+            (self._shown,) = read_only(self._shown_R)
+        self._item_R[handle], self._shown_R[handle] = row, item_id not in self._removed
         return handle
 
-    def _touch_leaf(self, place: int, tree: LiveTree, handle: int) -> None:
-        leaf = tree.leaf(handle)
-        if leaf is not None:
-            self.touched.touch(place, leaf[0])
+    def _tally(self, handle: int, by: int) -> None:
+        """Note the leaves of an item that is about to change (by −1), or that has changed (by 1)."""
+        for place, (tree, every) in enumerate(zip(self._trees, self._empty, strict=True)):
+            leaf = tree.leaf(handle)
+            if leaf is not None:
+                self.touched.touch(place, leaf[0])
+                self._opened += by if every is not None and not every.eligible_N[leaf[0]] else 0
+                self._removed_live += by if place == 0 and not self._shown_R[handle] else 0
 
-    def _touch_trained(self, row: int) -> None:
-        self._gone_I[row] = row in self._is_deleted or row in self._is_moved or row in self._removed_rows
+    def _change_trained(self, row: int, handle: int, kind: int | None) -> None:
+        """Note what a trained item is now: DELETED, MOVED, CHANGED, or as it was trained (None)."""
+        before, entry = self._change.pop(handle, (None, 0))
+        if before is not None:
+            self._changes.close(entry, self._moment)
+            self._counts[before] -= 1
+        if kind is not None:
+            self._change[handle] = kind, self._changes.add(self._moment, (handle, 0, kind, row))
+            self._counts[kind] += 1
+        if self._changes.is_worn(UNUSED):
+            self._changes.drop_closed()
+            open_EC = self._changes.rows_EC[1 : self._changes.used]
+            self._change = {key: (self._change[key][0], entry) for entry, key in enumerate(open_EC[:, KEY].tolist(), start=1)}
+        self._note_gone(row)
         for place, tree in enumerate(self._trees):
             self.touched.touch(place, tree.trained_leaf(row)[0])
+
+    def _note_gone(self, row: int) -> None:
+        kind, _ = self._change.get(int(self._handle_I[row]), (None, 0))
+        if kind in (DELETED, MOVED) or row in self._removed_rows:
+            self._gone.add(row)
+        else:
+            self._gone.discard(row)
 
     # -- snapshots ------------------------------------------------------------------------------------------------------
 
     def overlay(self) -> Overlay:
         """What is live now."""
         if self._overlay is None:
-            self._overlay = self._snapshot()
+            handles = self.table.handles
+            item_R, handle_I = read_only(self._item_R[:handles], self._handle_I)
+            self._overlay = Overlay(
+                sequence=self.sequence,
+                items=self._items,
+                handles=handles,
+                item_R=item_R,
+                handle_I=handle_I,
+                shown_R=self._shown,
+                removed=self._removed_mask,
+                trees=tuple(tree.leaves(self._moment) for tree in self._trees),
+                trained=self._changes.snapshot(self._moment),
+                moved=self._counts[MOVED],
+                eligible=self._items - len(self._gone) + self.live_items - self._removed_live,
+                is_open=not self._gone and not self._opened,
+                memory=None if self._memory is None else self._memory.snapshot(self._moment),
+                touched=self.touched.now,
+                mask_of=self._standing.mask,
+            )
         return self._overlay
-
-    def _snapshot(self) -> Overlay:
-        handles = self.table.handles
-        (moved_W, handle_W), (kept_row, kept_handle) = self._moved.arrays_KX, self._kept.arrays_KX
-        item_R = np.arange(self._items, self._items + handles)
-        item_R[handle_W], item_R[kept_handle] = moved_W, kept_row
-        leaf_R = self._leaf_R[:handles].copy()
-        eligible_R = leaf_R & ~self._removed_R[:handles]
-        leaves = tuple(tree.leaves() for tree in self._trees)
-        eligible = self._items - int(np.count_nonzero(self._gone_I)) + int(np.count_nonzero(eligible_R))
-        return Overlay(
-            sequence=self.sequence,
-            items=self._items,
-            item_R=item_R,
-            leaf_R=leaf_R,
-            eligible_R=eligible_R,
-            row_W=moved_W,
-            handle_W=handle_W,
-            hidden=np.union1d(self._deleted.arrays_KX[0], moved_W),
-            changed=np.array([kept_handle, kept_row]),
-            trees=leaves,
-            standing=self._standing.mask(leaves, self._gone_I, eligible_R, eligible),
-            eligible=eligible,
-            memory=None if self._memory is None else self._memory.snapshot(),
-            touched=self.touched.now,
-        )

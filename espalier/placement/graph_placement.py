@@ -28,7 +28,7 @@ from espalier.content.rows import ContentRows
 from espalier.engines.results import joined_frontiers
 from espalier.engines.stages import ParentsFound
 from espalier.items import Items
-from espalier.live.overlay import Overlay
+from espalier.live.overlay import PARENT, Overlay
 from espalier.live.rows import Entries, LiveRow
 from espalier.manifest import InnerProductForm
 from espalier.masks.eligibility import bundle_alone
@@ -175,9 +175,9 @@ class GraphPlacement:
         handle = -1 if overlay is None else int(overlay.handles_of(np.array([row]))[0])
         if overlay is not None and handle >= 0:
             leaves = overlay.trees[0]
-            at = np.flatnonzero(leaves.handle_X == handle)
-            if len(at) and leaves.rows_PD is not None:
-                return int(leaves.parent_X[at[0]]), leaves.rows_PD[leaves.place_X[at[0]]].astype(np.float64)
+            entry = int(leaves.of_handles(np.array([handle]))[0])
+            if entry and leaves.rows_PD is not None:
+                return int(leaves.entries.rows[entry, PARENT]), leaves.rows_PD[entry].astype(np.float64)
         leaf = self._tree.leaf_of_item[np.array([row])]
         return int(self._tree.parent[leaf[0]]), self._rows(leaf)[0]
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.items import Items
-from espalier.live.overlay import Overlay
+from espalier.live.overlay import PARENT, Overlay
 from espalier.live.rows import LiveRow
 from espalier.masks.eligibility import bundle_alone
 from espalier.placement.evidence import Evidence
@@ -140,24 +140,22 @@ class LinearPlacement:
 
     def _weights(self, leaves: LinearRows, tree: int, item: int, overlay: Overlay | None) -> Weights:
         """The weights of an item's leaf."""
-        at = _live_leaf(item, tree, overlay)
-        if at is None or overlay is None:
-            return leaves.weights_of(item)
-        pool, place = overlay.trees[tree].sparse, overlay.trees[tree].place_X[at]
+        entry = _live_entry(item, tree, overlay)
+        pool = None if entry is None or overlay is None else overlay.trees[tree].sparse
         if pool is None:
             return leaves.weights_of(item)
-        own = slice(int(pool.begin_P[place]), int(pool.end_P[place]))
+        own = slice(int(pool.begin_P[entry]), int(pool.end_P[entry]))
         return pool.feature[own], pool.weight[own]
 
     def _parents_of(self, like: Int64, tree: int, overlay: Overlay | None) -> Int64:
         """The parents of some items, those of most of them first."""
         parents = []
         for item in like.tolist():
-            at = _live_leaf(item, tree, overlay)
-            trained = self.bundle.trees[tree].tree
-            parents.append(
-                int(trained.parent[trained.leaf_of_item[item]]) if at is None or overlay is None else int(overlay.trees[tree].parent_X[at])
-            )
+            entry, trained = _live_entry(item, tree, overlay), self.bundle.trees[tree].tree
+            if entry is None or overlay is None:
+                parents.append(int(trained.parent[trained.leaf_of_item[item]]))
+            else:
+                parents.append(int(overlay.trees[tree].entries.rows[entry, PARENT]))
         nodes, count = summed([np.array(parents, np.int64)], [np.ones(len(parents))])
         return nodes[np.argsort(-count, kind="stable")[:MOST]]
 
@@ -189,13 +187,12 @@ def _joined(fields: Sequence[object]) -> str:
     return " ".join(values)
 
 
-def _live_leaf(item: int, tree: int, overlay: Overlay | None) -> int | None:
-    """The position of an item's live leaf in a tree; None where it has none."""
+def _live_entry(item: int, tree: int, overlay: Overlay | None) -> int | None:
+    """The entry of an item's live leaf in a tree; None where it has none."""
     if overlay is None:
         return None
-    handle = int(overlay.handles_of(np.array([item]))[0])
-    at = np.flatnonzero(overlay.trees[tree].handle_X == handle)
-    return int(at[0]) if handle >= 0 and len(at) else None
+    entry = int(overlay.trees[tree].of_handles(overlay.handles_of(np.array([item])))[0])
+    return entry or None
 
 
 def _same(row: Callable[[], LiveRow]) -> Callable[[int], LiveRow]:

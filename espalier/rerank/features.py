@@ -200,15 +200,9 @@ class LiveCandidates:
         handles = self._overlay.handles_of(rows_W)
         if leaves.rows_PD is None or not len(leaves):
             return np.empty(0, np.int64), np.empty((0, 1), np.float32)
-        order_X = self._by_handle
-        at_X = np.minimum(np.searchsorted(leaves.handle_X[order_X], handles), len(leaves) - 1)
-        place = order_X[at_X]
-        at = np.flatnonzero((handles >= 0) & (leaves.handle_X[place] == handles))
-        return at, leaves.rows_PD[leaves.place_X[place[at]]]
-
-    @cached_property
-    def _by_handle(self) -> Int64:
-        return np.argsort(self._overlay.trees[0].handle_X)
+        entries = leaves.of_handles(handles)
+        at = np.flatnonzero(entries)
+        return at, leaves.rows_PD[entries[at]]
 
     @cached_property
     def _changed(self) -> Int64:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from espalier.items import Items
 from espalier.live.filtered import LiveFilters
 from espalier.live.items import LiveItem, LiveItems
-from espalier.live.overlay import Overlay
+from espalier.live.overlay import PARENT, Overlay
 from espalier.masks.filters import Filter, ItemFilters
 from espalier.memory import Memory, largest_first
 from espalier.rerank.features import LiveCandidates
@@ -121,10 +121,10 @@ class LiveView:
         """The last operation that every answer to the request holds."""
         return self.overlay.sequence
 
-    @cached_property
+    @property
     def count(self) -> int:
         """Items, whether eligible or not."""
-        return self.overlay.items + int(np.count_nonzero(self.overlay.leaf_R)) - len(self.overlay.row_W)
+        return self.overlay.items + len(self.overlay.trees[0]) - self.overlay.moved
 
     @property
     def standing(self) -> None:
@@ -171,20 +171,18 @@ class LiveView:
             path: NDArray[np.int64] = tree.ancestors(tree.leaf_of_item[row : row + 1])[0]
             return path
         leaves = self.overlay.trees[place]
-        parent = leaves.parent_X[leaves.handle_X == handle][:1]  # none where it was deleted meanwhile
-        above = tree.ancestors(parent)[0, 1:] if len(parent) else np.full(tree.height, -1)  # from the root to the parent
+        entry = leaves.of_handles(np.array([handle]))  # 0 where it was deleted meanwhile
+        above = tree.ancestors(leaves.column(PARENT, entry))[0, 1:] if entry[0] else np.full(tree.height, -1)  # from the root to the parent
         return np.append(above, tree.node_count + handle)
 
     def weights_of(self, place: int, handle: int, features: NDArray[np.int32]) -> NDArray[np.float32]:
         """float32[F]: the weights of some features in a live leaf."""
         leaves = self.overlay.trees[place]
-        weights = np.zeros(len(features), np.float32)
-        for x in np.flatnonzero(leaves.handle_X == handle)[:1].tolist():
-            if leaves.sparse is not None:
-                at = int(leaves.place_X[x])
-                own = slice(int(leaves.sparse.begin_P[at]), int(leaves.sparse.end_P[at]))
-                _, asked, found = np.intersect1d(features, leaves.sparse.feature[own], assume_unique=True, return_indices=True)
-                weights[asked] = leaves.sparse.weight[own][found]
+        weights, entry = np.zeros(len(features), np.float32), int(leaves.of_handles(np.array([handle]))[0])
+        if entry and leaves.sparse is not None:
+            own = slice(int(leaves.sparse.begin_P[entry]), int(leaves.sparse.end_P[entry]))
+            _, asked, found = np.intersect1d(features, leaves.sparse.feature[own], assume_unique=True, return_indices=True)
+            weights[asked] = leaves.sparse.weight[own][found]
         return weights
 
     def tail_part(self, tail: Tail, row: int, features: NDArray[np.int32], values: NDArray[np.float32]) -> float:
@@ -192,8 +190,8 @@ class LiveView:
         handle, leaves = int(self.overlay.handles_of(np.array([row]))[0]), self.overlay.trees[0]
         if handle < 0 or leaves.sparse is None:
             return tail.part(features, values, row)
-        at = leaves.place_X[leaves.handle_X == handle][:1]  # none where it was deleted meanwhile
-        begin, end = (int(bounds_P[at].sum()) for bounds_P in (leaves.sparse.tail_begin_P, leaves.sparse.tail_end_P))
+        entry = int(leaves.of_handles(np.array([handle]))[0])  # 0, of no features, where it was deleted meanwhile
+        begin, end = int(leaves.sparse.tail_begin_P[entry]), int(leaves.sparse.tail_end_P[entry])
         return tail.part_of_row(features, values, leaves.sparse.tail_feature[begin:end], leaves.sparse.tail_value[begin:end])
 
     def sources(self, memory: Memory, history_T: NDArray[Any], row: int) -> list[tuple[int, float]]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidQuery
 from espalier.live.masks import eligible_rows
-from espalier.live.overlay import LiveLeaves, Overlay
+from espalier.live.overlay import PARENT, LiveLeaves, Overlay
 from espalier.tree import EMPTY_LEAF, Tree
 from service.errors import ItemNotFound, NodeNotFound
 from service.live.views import LiveView, View
@@ -98,10 +98,8 @@ class Trees:
     def _live_leaf(self, node: int) -> int | None:
         """The parent of a live leaf; None where it is none."""
         handle = node - self.tree.node_count
-        if self.leaves is None or not 0 <= handle < len(self.leaves.position_R):
-            return None
-        position = int(self.leaves.position_R[handle])
-        return None if position < 0 else int(self.leaves.parent_X[position])
+        entry = 0 if self.leaves is None else int(self.leaves.of_handles(np.array([handle]))[0])
+        return None if self.leaves is None or not entry else int(self.leaves.entries.rows[entry, PARENT])
 
     def first_below(self, nodes_K: Int64, level: int, below: int) -> Int64:
         """int64[K]: the first node on the level `below` under each node of a level; of the node after that level, the one after `below`."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -23,6 +24,7 @@ from espalier.checks.golden import verify_golden
 from espalier.checks.random_bundles import graph_model, linear_graphs, make_bundle, random_masks, random_memory, random_queries, random_tree
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
+from espalier.entry_lists import EntryArrays, EntryLists
 from espalier.errors import BundleCorrupt
 from espalier.masks.eligibility import eligible_nodes
 from espalier.memory import Memory
@@ -151,9 +153,23 @@ def test_golden_queries_of_a_memory_compare_keys(tmp_path: Path) -> None:
 LIVE_ROW = 3
 """Of the first handle: items 0 … 2 are trained."""
 TRAINED = read_only(np.array([0, 2, 2, 2]), np.array([1, 2], np.int32), np.array([2, 1], np.float32), np.array([1, 0.5], np.float32))
-LIVE = read_only(
-    np.array([0]), np.array([0]), np.array([0]), np.array([3]), np.array([1, 2, LIVE_ROW], np.int32), np.array([1, 3, 5], np.float32)
-)
+
+
+def live_entries() -> tuple[EntryArrays, Any]:
+    """Of item 0: to item 1, which training knows better, to item 2, and to the live one. Others are over, or come later."""
+    lists = EntryLists(3, 1)
+    lists.close(lists.add(1, (0, 0, 1)), 2)
+    for target in (LIVE_ROW, 2, 1):
+        lists.add(2, (0, 0, target))
+    found = lists.snapshot(2)
+    lists.close(lists.add(3, (0, 0, LIVE_ROW)), 4)
+    lists.close(2, 4)
+    lists.add(4, (0, 0, 2))
+    (value,) = read_only(np.array([0, 9, 5, 3, 1, 9, 9], np.float32))
+    return found, value
+
+
+LIVE = live_entries()
 EXPECTED = {1: 3.0, 2: 4.5, LIVE_ROW: 7.5}  # the history holds item 0 twice, with the weights 1 and .5
 
 

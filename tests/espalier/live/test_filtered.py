@@ -15,12 +15,13 @@ from espalier.checks.random_bundles import make_bundle, make_linear_bundle, rand
 from espalier.checks.random_live import random_row
 from espalier.engines import open_engine
 from espalier.live import masks
+from espalier.live.fields import FieldColumn
 from espalier.live.filtered import LiveFilters
 from espalier.live.items import LiveItems
 from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import Change, LiveState
 from espalier.manifest import Ranking
-from espalier.masks.filters import ItemFilters
+from espalier.masks.filters import Condition, ItemFilters
 from espalier.search import NodeMask, SearchParams
 
 WIDTH = 4
@@ -145,17 +146,17 @@ def test_an_item_that_comes_while_a_filter_is_applied_is_left_to_the_next(
 ) -> None:
     """Another thread puts it, between the filter's first column and its second."""
     catalogue.put("old", {"colour": "green", "price": 1e6})
-    build, overlay = LiveFilters._built, catalogue.state.overlay()
+    matching, overlay = FieldColumn.matching, catalogue.state.overlay()
 
-    def put_after(filters: LiveFilters, field: str) -> Any:
-        column = build(filters, field)
+    def put_after(column: FieldColumn, condition: Condition) -> Any:
+        found = matching(column, condition)
         if catalogue.state.table.entry("new") is None:
             parent = catalogue.parents[1]
             placement = Placement(0, parent, catalogue.state.next_slot(0, parent), LiveRow(np.ones(WIDTH, np.float32)))
             catalogue.state.apply([Change(2, "new", "put", {"colour": "green", "price": 1e6}, (placement,))])
-        return column
+        return found
 
-    monkeypatch.setattr(LiveFilters, "_built", put_after)
+    monkeypatch.setattr(FieldColumn, "matching", put_after)
     conditions = {"colour": ["green"], **other}
     mask = catalogue.filters.mask(catalogue.trained.parse({}, conditions) if barred else catalogue.trained.parse(conditions, {}), overlay)
     assert mask.live_R is not None

@@ -29,16 +29,17 @@ from espalier.checks.random_live import random_state
 from espalier.chunks import Chunks
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
+from espalier.entry_lists import EntryLists
 from espalier.errors import InvalidData
 from espalier.label_counts import LabelCounts
 from espalier.live import folded_tables
 from espalier.live.fold import content_of, fold_draft, folded, write_fold
 from espalier.live.folded_tables import FoldedRows
 from espalier.live.items import LiveItem, LiveItems
-from espalier.live.overlay import LiveLeaves, LiveMemory, Overlay, SparsePool
+from espalier.live.overlay import DELETED, MOVED, LiveLeaves, LiveMemory, Overlay, SparsePool
 from espalier.manifest import Ranking
 from espalier.packed_chunks import rounded
-from espalier.search import SearchParams
+from espalier.search import NodeMask, SearchParams
 from espalier.tree import EMPTY_LEAF, Tree
 from tests.espalier.test_stacking import with_stacking
 from tests.espalier.test_tail import with_tail
@@ -91,37 +92,45 @@ class Hand:
 
     def overlay(self, entries: Sequence[tuple[int, int, float]] = ()) -> Overlay:
         """entries: of the memory, (source, target, value), by item rows."""
-        trees = tuple(self._leaves(leaves) for leaves in self.trees)
-        item_R = np.array(self.item_of, np.int64)
-        live_R = np.ones(len(item_R), np.bool_)
-        own = np.flatnonzero(item_R < self.items)
-        row_W = np.sort(item_R[own])
-        source, target, value = np.array(sorted(entries), np.float64).reshape(-1, 3).T
-        sources, begin = np.unique(source.astype(np.int64), return_index=True)
-        ends = np.append(begin, len(source))[1:]
-        memory = LiveMemory(sources, np.arange(len(sources)), begin, ends, target.astype(np.int32), value.astype(np.float32))
+        item_R, trained = np.array(self.item_of, np.int64), EntryLists(4, 1)
+        handle_I = np.full(self.items, -1, np.int32)
+        for handle, row in enumerate(self.item_of):
+            if row < self.items:
+                handle_I[row] = handle
+        for row in self.hidden:
+            trained.add(0, (handle_I[row], 0, MOVED, row) if handle_I[row] >= 0 else (len(item_R) + row, 0, DELETED, row))
+        memory, value = EntryLists(3, 1), np.zeros(1 + len(entries), np.float32)
+        for source, target, number in entries:
+            value[memory.add(0, (source, 0, target))] = number
         return Overlay(
-            sequence=len(item_R), items=self.items, item_R=item_R, leaf_R=live_R, eligible_R=live_R, row_W=row_W,
-            handle_W=own[np.argsort(item_R[own])], hidden=np.unique(np.array(self.hidden, np.int64)), changed=np.empty((2, 0), np.int64),
-            trees=trees, standing=None, eligible=0, memory=None if self.bundle.memory is None else memory,
+            sequence=len(item_R), items=self.items, handles=len(item_R), item_R=item_R, handle_I=handle_I,
+            shown_R=np.ones(len(item_R), np.bool_), removed=None, trees=tuple(self._leaves(leaves) for leaves in self.trees),
+            trained=trained.snapshot(0), moved=int(np.count_nonzero(handle_I >= 0)), eligible=0, is_open=True,
+            memory=None if self.bundle.memory is None else LiveMemory(memory.snapshot(0), value), touched=0, mask_of=_no_mask,
         )  # fmt: skip
 
     def _leaves(self, leaves: list[tuple[int, int, int]]) -> LiveLeaves:
-        parent, slot, handle = np.array(sorted(leaves), np.int64).reshape(-1, 3).T
-        parents, begin = np.unique(parent, return_index=True)
-        place = self.rng.permutation(len(parent))
+        """In random order, behind one that is gone again."""
+        lists, count = EntryLists(5, 1, 1), 2 + len(leaves)
+        lists.close(lists.add(0, (1, 0, 0, 0, 0)), 0)
+        for parent, slot, handle in self.rng.permutation(np.array(leaves, np.int64).reshape(-1, 3)).tolist():
+            lists.add(0, (parent, 0, handle, 0, slot))
         rows_PD, sparse = None, None
         if self.bundle.manifest.scorer.kind == "graphs":
-            rows_PD = self.rng.integers(-2, 3, (len(parent), self.bundle.graph_scorer.node_dim)).astype(np.float32)
+            rows_PD = self.rng.integers(-2, 3, (count, self.bundle.graph_scorer.node_dim)).astype(np.float32)
         else:
-            weights = [np.flatnonzero(self.rng.random(self.bundle.manifest.scorer.features) < 0.4) for _ in range(len(parent))]
+            weights = [np.flatnonzero(self.rng.random(self.bundle.manifest.scorer.features) < 0.4) for _ in range(count)]
             end = np.cumsum([len(features) for features in weights]).astype(np.int64)
-            feature = np.concatenate([*weights, np.empty(0)]).astype(np.int32)
+            feature = np.concatenate(weights).astype(np.int32)
             values = self.rng.choice([-2.0, -1.0, 1.0, 2.0], len(feature)).astype(np.float32)
-            bias = self.rng.integers(-2, 3, len(parent)).astype(np.float32)
+            bias = self.rng.integers(-2, 3, count).astype(np.float32)
             begin = np.append(0, end)[:-1].astype(np.int64)
             sparse = SparsePool(begin, end, bias, feature, values, begin, begin, np.empty(0, np.int32), np.empty(0, np.float32))
-        return LiveLeaves(parent, slot, handle, place, parents, np.append(begin, len(parent)).astype(np.int64), rows_PD, sparse)
+        return LiveLeaves(lists.snapshot(0), len(leaves), rows_PD, sparse)
+
+
+def _no_mask(overlay: Overlay) -> NodeMask:
+    raise AssertionError("a fold needs no mask")
 
 
 def free_slots(tree: Tree, parent: int) -> list[int]:
@@ -155,7 +164,7 @@ def leaves_of(tree: Tree, hidden: set[int], live: LiveLeaves) -> list[tuple[int,
         if item != EMPTY_LEAF and item not in hidden:
             parent = int(tree.parent[leaf])
             found.append((parent, leaf - int(tree.first_child[parent]), ("trained", leaf)))
-    places = zip(live.parent_X.tolist(), live.slot_X.tolist(), live.place_X.tolist(), strict=True)
+    places = zip(live.parent_X.tolist(), live.slot_X.tolist(), live.entry_X.tolist(), strict=True)
     return sorted([*found, *((parent, slot, ("live", place)) for parent, slot, place in places)])
 
 
@@ -271,10 +280,8 @@ def test_a_deleted_live_item_is_not_in_the_fold(bundle: Bundle) -> None:
     hand = Hand(bundle, np.random.default_rng(0))
     hand.put("new-a", [(3, 6)])
     hand.put("new-b", [(3, 7)])
+    del hand.trees[0][0]
     overlay = hand.overlay()
-    leaves = overlay.trees[0]
-    gone = replace(leaves, **{name: getattr(leaves, name)[1:] for name in ("parent_X", "slot_X", "handle_X", "place_X")})
-    overlay = replace(overlay, leaf_R=np.array([False, True]), trees=(gone,))
     fold = folded(bundle, overlay, hand.table)
     assert fold.content.items.column("id").to_pylist()[36:] == ["new-b"]
     assert fold.rows.row_R.tolist() == [-1, 36]
@@ -344,7 +351,7 @@ def test_a_live_row_that_float16_cannot_hold_keeps_all_its_digits(tmp_path: Path
     assert content.node_rows_ND.dtype == np.float16
     rows_PD = overlay.trees[0].rows_PD
     assert rows_PD is not None
-    rows_PD[0, 0] = 0.1
+    rows_PD[int(overlay.trees[0].entry_X[0]), 0] = 0.1
     content = folded(bundle, overlay, hand.table).content
     assert isinstance(content, GraphContent)
     rows_ND = np.asarray(content.node_rows_ND)
@@ -398,7 +405,7 @@ def test_items_with_a_live_leaf_have_the_tail_that_came_with_it(tmp_path: Path) 
     for row, folded_row in enumerate(rows.row_I.tolist()):
         own = slice(before.row_begin[row], before.row_begin[row + 1])
         expected[folded_row] = (before.feature[own].tolist(), before.value[own].tolist())
-    for handle, place in zip(leaves.handle_X, leaves.place_X, strict=True):
+    for handle, place in zip(leaves.handle_X, leaves.entry_X, strict=True):
         own = slice(pool.tail_begin_P[place], pool.tail_end_P[place])
         expected[int(rows.row_R[handle])] = (pool.tail_feature[own].tolist(), pool.tail_value[own].tolist())
     for row in range(rows.items):

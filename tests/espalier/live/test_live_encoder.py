@@ -32,7 +32,7 @@ def over_all_rows(bundle: Bundle, overlay: Overlay, history_BT: Any, handles_BT:
     """The states by the whole graph, over the node rows with the live rows behind them."""
     tree, (leaves,) = bundle.tree, overlay.trees
     leaf_R, parent_R = np.full(overlay.handles, -1), np.full(overlay.handles, -1)
-    leaf_R[leaves.handle_X], parent_R[leaves.handle_X] = tree.node_count + leaves.place_X, leaves.parent_X
+    leaf_R[leaves.handle_X], parent_R[leaves.handle_X] = tree.node_count + leaves.entry_X, leaves.parent_X
     path_BTL = tree.ancestors(np.where(history_BT < 0, -1, tree.leaf_of_item[np.minimum(history_BT, tree.item_count - 1)]))
     for b, t in np.argwhere(handles_BT >= 0).tolist():
         handle, node = handles_BT[b, t], parent_R[handles_BT[b, t]]
@@ -78,7 +78,7 @@ def test_unknown_items_are_left_out_and_the_others_move_up(tmp_path: Path) -> No
     histories = histories_of(overlay, rows_BT, frozen_B, countable=True)
     assert histories.rows_BT[0].tolist() == histories.rows_BT[2].tolist() == [-1, -1, items + live, moved, deleted]
     assert histories.rows_BT[1].tolist() == [-1, -1, -1, moved, deleted]
-    handle = int(overlay.handle_W[0])
+    handle = int(overlay.handle_I[moved])
     assert histories.handles_BT.tolist() == [[-1, -1, live, handle, -1], [-1] * 5, [-1, -1, live, handle, -1]]
     trained = histories_of(overlay, rows_BT, None, countable=False)
     assert trained.rows_BT.tolist() == [[-1, -1, -1, moved, deleted]] * 3

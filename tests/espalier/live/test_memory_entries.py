@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from espalier.live import memory_entries
 from espalier.live.memory_entries import MemoryEntries
+from espalier.live.overlay import LiveMemory
 
 ROWS = {"a": 0, "b": 1, "x": 10, "y": 11}
 HANDLES = {"x": 0, "y": 1}
@@ -19,20 +20,25 @@ class Catalogue:
     """Trained items a and b; x and y are live once they came."""
 
     def __init__(self) -> None:
-        self.entries, self.there = MemoryEntries(), {"a", "b"}
+        self.entries, self.there, self.moment = MemoryEntries(4), {"a", "b"}, 0
 
     def put(self, item: str, to: Any = (), of: Any = ()) -> None:
+        self.moment += 1
         if item not in self.there:
             self.there.add(item)
-            self.entries.arrived(item, ROWS[item])
-        self.entries.put(HANDLES[item], ROWS[item], to, of, lambda other: ROWS[other] if other in self.there else -1)
+            self.entries.arrived(self.moment, item, ROWS[item])
+        self.entries.put(self.moment, HANDLES[item], ROWS[item], to, of, lambda other: ROWS[other] if other in self.there else -1)
 
     def drop(self, item: str) -> None:
-        self.entries.drop(HANDLES[item])
+        self.moment += 1
+        self.entries.drop(self.moment, HANDLES[item])
+
+    def snapshot(self) -> LiveMemory:
+        return self.entries.snapshot(self.moment)
 
     @property
     def found(self) -> dict[tuple[int, int], float]:
-        columns = self.entries.snapshot().all
+        columns = self.snapshot().all
         return {(int(source), int(target)): float(value) for source, target, value in zip(*columns, strict=True)}
 
 
@@ -87,14 +93,14 @@ def test_nothing_is_no_entry(value: float) -> None:
     catalogue = Catalogue()
     catalogue.put("x", to=(("a", value),))
     assert catalogue.found == {}
-    assert len(catalogue.entries.snapshot().source_S) == 0
+    assert catalogue.snapshot().entries.first.max() == 0
 
 
 def test_a_snapshot_stays_as_it_is_while_later_entries_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_entries, "UNUSED", 8)
     catalogue = Catalogue()
     catalogue.put("x", to=(("a", 1.0), ("b", 2.0)), of=(("a", 3.0),))
-    before = catalogue.entries.snapshot()
+    before = catalogue.snapshot()
     for value in range(1, 50):
         catalogue.put("x", to=(("a", float(value)),), of=(("b", 1.0),))
         catalogue.put("y", to=(("a", 1.0),))
@@ -107,12 +113,12 @@ def test_entries_that_nothing_refers_to_are_dropped_now_and_then(monkeypatch: py
     catalogue = Catalogue()
     for value in range(100):
         catalogue.put("x", to=(("a", float(value + 1)), ("b", 1.0)))
-        assert len(catalogue.entries.snapshot().target) <= 2 * 2 + 8 + 2
+        assert len(catalogue.snapshot().entries.rows) <= 256
 
 
 def test_entries_are_found_by_their_source() -> None:
     catalogue = Catalogue()
     catalogue.put("x", to=(("b", 2.0), ("a", 1.0)), of=(("a", 3.0),))
-    memory = catalogue.entries.snapshot()
+    memory = catalogue.snapshot()
     found = {source: [array.tolist() for array in memory.of(source)] for source in (0, 1, 10, 99)}
     assert found == {0: [[10], [3.0]], 1: [[], []], 10: [[0, 1], [1.0, 2.0]], 99: [[], []]}

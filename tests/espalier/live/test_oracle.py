@@ -199,6 +199,7 @@ def test_once_all_that_came_has_gone_a_search_is_that_of_the_bundle(
     assert [query.frontier or any(query.eligible_T[0].mask_B) for query in asked] == [False, False]
     history = np.full((1, queries.array.shape[1]), len(bundle.items))  # of the item that is gone
     found = searched.search(QueryBatch(queries.kind, history), SearchParams.uniform(1, 3, 6))
+    assert asked[-1].eligible_T[0].live_BR == ()  # no live leaf is looked for
     blank = np.full_like(history, -1)
     assert_array_equal(found.ranks_BM, alone.search(QueryBatch(queries.kind, blank), SearchParams.uniform(1, 3, 6)).ranks_BM)
 

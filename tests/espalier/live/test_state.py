@@ -295,10 +295,10 @@ def test_snapshots_stay_as_they_are_and_pools_do_not_grow_with_churn(bundle: Bun
     before = state.overlay()
     leaves = before.trees[0]
     assert leaves.rows_PD is not None
-    rows = leaves.rows_PD[leaves.place_X].copy()
+    rows = leaves.rows_PD[leaves.entry_X].copy()
     for i in range(2500):
         put(state, f"x-{i % 20}")
-    assert_array_equal(leaves.rows_PD[leaves.place_X], rows)
+    assert_array_equal(leaves.rows_PD[leaves.entry_X], rows)
     assert (before.handles, before.sequence, state.overlay().handles) == (1, 1, 21)
     now = state.overlay().trees[0]
     assert (np.diff(now.parent_X * 1000 + now.slot_X) > 0).all()
@@ -329,7 +329,7 @@ def test_rows_that_were_replaced_do_not_pile_up_however_wide_they_are(tmp_path: 
     assert state.numbers == 3
     found = state.overlay().trees[0]
     assert found.sparse is not None
-    begin, end = (int(bounds_P[found.place_X[0]]) for bounds_P in (found.sparse.begin_P, found.sparse.end_P))
+    begin, end = (int(bounds_P[found.entry_X[0]]) for bounds_P in (found.sparse.begin_P, found.sparse.end_P))
     assert found.sparse.feature[begin:end].tolist() == [0, 1, 2]
 
 
