@@ -29,8 +29,10 @@ PAPER_WINDOWS = (20, 20, 10, 10, 2, 2, 2, 1, 1, 1)
 class DataConfig(Section):
     """The log, the item table, and what is held out for measuring."""
 
-    log: Path = Field(description="the log. `--data` reads another one")
-    items: Path | None = Field(default=None, description="item table with a column `id`. Parquet, or text named .csv or .tsv")
+    log: Path
+    """the log. `--data` reads another one"""
+    items: Path | None = None
+    """item table with a column `id`. Parquet, or text named .csv or .tsv"""
     format: LogFormat = CsvFormat()
     split: SplitConfig = UserSplit()
 
@@ -64,24 +66,15 @@ class DataConfig(Section):
 class InstanceConfig(Section):
     """How a user's list becomes a training instance: a history and its targets."""
 
-    windows: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        default=PAPER_WINDOWS,
-        min_length=1,
-        description="history window lengths, old to recent. Their sum is the history length. Lists without an order want one window",
-    )
-    split: Literal["half", "random"] = Field(
-        default="random",
-        description=(
-            'where a list is cut: `"half"` or `"random"`. `"half"`: the first half of the list is the history '
-            '(OTM). `"random"`: another position each time the user is drawn'
-        ),
-    )
-    targets: int = Field(
-        default=1,
-        ge=1,
-        description="largest number of targets. 1 is the next item (TDM). Long lists, and lists without an order, want several",
-    )
-    cold_share: float = Field(default=0.02, ge=0, lt=1, description="share of training examples without a history")
+    windows: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=PAPER_WINDOWS, min_length=1)
+    """history window lengths, old to recent. Their sum is the history length. Lists without an order want one window"""
+    split: Literal["half", "random"] = "random"
+    """where a list is cut: `"half"` or `"random"`. `"half"`: the first half of the list is the history (OTM). `"random"`: another position
+    each time the user is drawn"""
+    targets: int = Field(default=1, ge=1)
+    """largest number of targets. 1 is the next item (TDM). Long lists, and lists without an order, want several"""
+    cold_share: float = Field(default=0.02, ge=0, lt=1)
+    """share of training examples without a history"""
 
     @field_validator("windows")
     @classmethod
@@ -95,7 +88,8 @@ class InstanceConfig(Section):
 
 
 class _Tree(Section):
-    branching: int = Field(default=2, ge=2, le=256, description="children of a node")
+    branching: int = Field(default=2, ge=2, le=256)
+    """children of a node"""
 
 
 class RandomTree(_Tree):
@@ -120,12 +114,10 @@ class TreeOfEarlierModel(_Tree):
     """A tree whose nodes are those of `earlier_model`."""
 
     kind: str
-    gap: int = Field(
-        default=7,
-        ge=1,
-        description="levels matched at once (d of JTM's Algorithm 2). Fewer where a node would have over 256 descendants",
-    )
-    samples: int = Field(default=200_000, ge=1, description="largest number of events that assign items")
+    gap: int = Field(default=7, ge=1)
+    """levels matched at once (d of JTM's Algorithm 2). Fewer where a node would have over 256 descendants"""
+    samples: int = Field(default=200_000, ge=1)
+    """largest number of events that assign items"""
 
 
 class EarlierTree(TreeOfEarlierModel):
@@ -138,13 +130,10 @@ class JtmTree(TreeOfEarlierModel):
     """The tree of `earlier_model` with its items assigned anew by that model (JTM)."""
 
     kind: Literal["jtm"] = "jtm"
-    gamma: float | None = Field(
-        default=None,
-        ge=0,
-        le=1,
-        description="γ of the ranks that assign items. 0 is JTM as published, the default the earlier model's",
-    )
-    rounds: int = Field(default=1, ge=1, description="rounds of assigning items and training")
+    gamma: float | None = Field(default=None, ge=0, le=1)
+    """γ of the ranks that assign items. 0 is JTM as published, the default the earlier model's"""
+    rounds: int = Field(default=1, ge=1)
+    """rounds of assigning items and training"""
 
 
 Tree = Annotated[RandomTree | CategoryTree | KMeansTree | EarlierTree | JtmTree, Field(discriminator="kind"), default_kind("kmeans")]
@@ -154,33 +143,38 @@ Tree = Annotated[RandomTree | CategoryTree | KMeansTree | EarlierTree | JtmTree,
 
 
 class _Negatives(Section):
-    negatives: int = Field(default=200, ge=1, description="random negatives on the leaf level, for `tdm` and warm starts")
-    negative_decay: float = Field(
-        default=0.7, gt=0, le=1, description="negatives of a level over those of the level below. At least 8 are drawn"
-    )
+    negatives: int = Field(default=200, ge=1)
+    """random negatives on the leaf level, for `tdm` and warm starts"""
+    negative_decay: float = Field(default=0.7, gt=0, le=1)
+    """negatives of a level over those of the level below. At least 8 are drawn"""
 
 
 class _BeamObjective(_Negatives):
-    beam_size: int = Field(default=200, ge=1, description="training beam size. As large as the serving beam is best")
-    gamma: float = Field(default=0.0, ge=0, le=1, description="γ of the ranks in training")
-    warm_start: float = Field(
-        default=0.0, ge=0, lt=1, description="share of the steps that train `tdm` first. From scratch, `otm` fails on real logs without it"
-    )
+    beam_size: int = Field(default=200, ge=1)
+    """training beam size. As large as the serving beam is best"""
+    gamma: float = Field(default=0.0, ge=0, le=1)
+    """γ of the ranks in training"""
+    warm_start: float = Field(default=0.0, ge=0, lt=1)
+    """share of the steps that train `tdm` first. From scratch, `otm` fails on real logs without it"""
 
 
 class RobustObjective(_BeamObjective):
     """The softmax over whole levels, estimated from a beam and random nodes."""
 
-    beam_size: int = Field(default=50, ge=1, description="training beam size")
-    gamma: float = Field(default=0.5, ge=0, le=1, description="γ of the ranks in training")
-    random_nodes: int = Field(default=50, ge=1, description="random nodes per level. They estimate the sum over the nodes outside the beam")
-    level_decay: float = Field(default=0.7, gt=0, le=1, description="weight of a level over that of the level below")
+    beam_size: int = Field(default=50, ge=1)
+    """training beam size"""
+    gamma: float = Field(default=0.5, ge=0, le=1)
+    random_nodes: int = Field(default=50, ge=1)
+    """random nodes per level. They estimate the sum over the nodes outside the beam"""
+    level_decay: float = Field(default=0.7, gt=0, le=1)
+    """weight of a level over that of the level below"""
 
 
 class OtmObjective(_BeamObjective):
     """Cross-entropy on the nodes that a beam visits."""
 
-    random_nodes: int = Field(default=0, ge=0, description="random nodes per level. OTM Proposition 3")
+    random_nodes: int = Field(default=0, ge=0)
+    """random nodes per level. OTM Proposition 3"""
 
 
 class SampledObjective(_BeamObjective):
@@ -208,27 +202,22 @@ Objective = RobustObjective | OtmObjective | SampledObjective | TdmObjective | P
 class SearchConfig(SearchLimits):
     """Search defaults and limits of the exported model, and γ."""
 
-    gamma: Annotated[Literal["auto"] | float, SHARE] = Field(
-        default="auto", description='γ of the ranks, 0 to 1, or `"auto"`. `"auto"`: the one that finds most for validation users'
-    )
-    exclude_seen: bool = Field(default=True, description="choose and calibrate without the history's items")
+    gamma: Annotated[Literal["auto"] | float, SHARE] = "auto"
+    """γ of the ranks, 0 to 1, or `"auto"`. `"auto"`: the one that finds most for validation users"""
+    exclude_seen: bool = True
+    """choose and calibrate without the history's items"""
 
 
 class DeepConfig(Section):
     """A whole training run over a log of users and items. Its kinds differ in the objective."""
 
     kind: str
-    name: ModelName = Field(description="name of the model. The NAME in `--out` overrides it")
-    seed: int = Field(
-        default=1, ge=0, lt=2**32, description="random seed. Of the split, the tree, the first weights, every batch and every random node"
-    )
-    earlier_model: Path | None = Field(
-        default=None,
-        description=(
-            'bundle to start from. For `tree.kind` `"earlier"`, `"jtm"` or `"kmeans"` and `scorer.init = '
-            '"earlier"`. Items are matched by id'
-        ),
-    )
+    name: ModelName
+    """name of the model. The NAME in `--out` overrides it"""
+    seed: int = Field(default=1, ge=0, lt=2**32)
+    """random seed. Of the split, the tree, the first weights, every batch and every random node"""
+    earlier_model: Path | None = None
+    """bundle to start from. For `tree.kind` `"earlier"`, `"jtm"` or `"kmeans"` and `scorer.init = "earlier"`. Items are matched by id"""
     data: DataConfig
     instances: InstanceConfig | SequenceInstances
     tree: Tree = KMeansTree()

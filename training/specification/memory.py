@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from training.specification.sections import Section, auto_or, auto_or_integer
 
 MOST_NEIGHBOURS = 4096
@@ -23,18 +21,9 @@ WEIGHT = auto_or(
 class MemoryConfig(Section):
     """Item neighbours that the search adds to the ranks of a tree: key = rank + weight · memory."""
 
-    neighbours: Annotated[Literal["auto"] | int, auto_or_integer(1, MOST_NEIGHBOURS)] = Field(
-        default="auto",
-        description=(
-            'neighbours kept per item, 1 to 4096, or `"auto"`. `"auto"`: of 32 to 4096 the fewest within a standard error of the best'
-        ),
-    )
-    weight: Annotated[Literal["auto"] | float, WEIGHT] = Field(
-        default="auto",
-        description=(
-            'λ, the weight of the memory, or `"auto"`. From 0.001 to 1,000,000, in units of the mean difference '
-            "between the first and the last of the 200 items that a history's memory ranks highest. 0: no memory."
-            ' `"auto"`: the best for validation users, or no memory where they do not gain more than a standard '
-            "error"
-        ),
-    )
+    neighbours: Annotated[Literal["auto"] | int, auto_or_integer(1, MOST_NEIGHBOURS)] = "auto"
+    """neighbours kept per item, 1 to 4096, or `"auto"`. `"auto"`: of 32 to 4096 the fewest within a standard error of the best"""
+    weight: Annotated[Literal["auto"] | float, WEIGHT] = "auto"
+    """λ, the weight of the memory, or `"auto"`. From 0.001 to 1,000,000, in units of the mean difference between the first and the last of
+    the 200 items that a history's memory ranks highest. 0: no memory. `"auto"`: the best for validation users, or no memory where they do
+    not gain more than a standard error"""

@@ -68,7 +68,8 @@ def options(section: type[BaseModel], prefix: str = "", only: str = "") -> Itera
     for name, field in fields:
         inner = sections_in(field.annotation)
         if not inner:
-            yield _option(prefix + name, name == own, only, field)
+            meaning = "which keys there are" if name == own else _description(section, name)
+            yield _option(prefix + name, meaning, only, field)
         elif len(inner) == 1:
             many = "[]" if "tuple" in str(field.annotation) else ""
             yield from options(inner[0], f"{prefix}{name}{many}.", only)
@@ -243,8 +244,13 @@ def _merged(prefix: str, field: FieldInfo, sections: tuple[type[BaseModel], ...]
         yield Option(prefix + option.name, only, option.type, option.required, option.default, option.meaning)
 
 
-def _option(name: str, is_kind: bool, only: str, field: FieldInfo) -> Option:
-    meaning = field.description or ("which keys there are" if is_kind else "")
+def _description(section: type[BaseModel], name: str) -> str:
+    """That of the field, or of the one that it takes the place of; on one line."""
+    fields = (base.model_fields[name] for base in section.__mro__ if issubclass(base, BaseModel) and name in base.model_fields)
+    return " ".join(next((field.description for field in fields if field.description), "").split())
+
+
+def _option(name: str, meaning: str, only: str, field: FieldInfo) -> Option:
     default = None if field.is_required() or field.default is None else _toml(field.default)
     return Option(name, only, _type(field), field.is_required(), default, meaning)
 
