@@ -1,4 +1,4 @@
-"""`python -m training COMMAND`: new, fit, relearn, fold, place, assign, import-pecos, fit-ranker, evaluate, compare, inspect, options; and
+"""`python -m training COMMAND`: new, fit, fold, shard, assign, import-pecos, fit-ranker, evaluate, compare, inspect, options; and
 for models on object storage publish, versions, set-default.
 """
 
@@ -119,29 +119,6 @@ def _fit_linear(out: Path, settings: LinearConfig, device: str, resume: bool, jo
 
 
 @app.command()
-def relearn(
-    model: Annotated[Path, typer.Option(help="models/NAME/VERSION, the model whose tree is learned anew")],
-    out: Annotated[Path, typer.Option(help="models/NAME/VERSION, which must not exist yet")],
-    data: Annotated[Path | None, typer.Option(help="a log to read instead of the configured one")] = None,
-    rounds: Annotated[int, typer.Option(help="how often learning the tree and training on it alternate")] = 1,
-    steps: Annotated[int | None, typer.Option(help="training steps of a round; the default is the model's own number")] = None,
-    gap: Annotated[int, typer.Option(help="levels that are matched at once")] = 7,
-    samples: Annotated[int | None, typer.Option(help="most events of training users that the tree is learned from")] = None,
-    gamma: Annotated[
-        float | None, typer.Option(help="γ of the ranks that the tree is learned for; 0 is JTM as published, the default the model's own")
-    ] = None,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where to learn and train")] = "auto",
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint of a killed run")] = False,
-    shard_rows: ShardRows = None,
-) -> None:
-    """Learn the tree of a trained model anew (JTM), train on from its weights, and export a bundle."""
-    from training.deep.earlier import relearn_config
-
-    settings = relearn_config(model, {"rounds": rounds, "gap": gap, "samples": samples, "gamma": gamma}, steps)
-    _fit_deep(out, settings, data, device, resume, shard_rows=shard_rows)
-
-
-@app.command()
 def import_pecos(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="an XR-Linear model as PECOS saves it")],
     out: Annotated[Path, typer.Option(help="models/NAME/VERSION, which must not exist yet")],
@@ -228,22 +205,6 @@ def shard(
     begin = time.perf_counter()
     written = write_shards(model, shards, out, version)
     log.info("wrote %d shards to %s in %.0f s", len(written), out, time.perf_counter() - begin)
-
-
-@app.command()
-def place(
-    model: Annotated[Path, typer.Option(help="models/NAME/VERSION, a model of linear scorers")],
-    items: Annotated[Path, typer.Option(help="Parquet of the new items, with the columns of the model's item table")],
-    out: Annotated[Path, typer.Option(help="models/NAME/VERSION, which must not exist yet")],
-    text: Annotated[str, typer.Option(help="the columns that are an item's text, comma-separated; none for a model of features")] = "",
-) -> None:
-    """Put new items that nobody has searched for into a trained model of texts or features, without training."""
-    from training.linear.placing import place as place_items
-
-    new_version(out)
-    begin = time.perf_counter()
-    bundle = place_items(model, items, tuple(filter(None, text.split(","))), out)
-    _report(bundle, begin)
 
 
 @app.command()
