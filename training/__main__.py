@@ -238,7 +238,6 @@ def assign(
 @app.command()
 def options(
     kind: Annotated[str | None, typer.Argument(help="a kind of model or ranker; all are listed without one")] = None,
-    form: Annotated[Literal["text", "toml"], typer.Option("--format", help="toml: a file to begin with")] = "text",
     markdown: Annotated[bool, typer.Option("--markdown", help="all kinds, as docs/options.md has them")] = False,
 ) -> None:
     """List the kinds of models and rankers, or the keys of one with type, default and meaning."""
@@ -249,7 +248,7 @@ def options(
     elif kind is None:
         print(keys.summary())
     else:
-        print(keys.as_toml(kind) if form == "toml" else keys.as_text(kind))
+        print(keys.as_text(kind))
 
 
 def _report(bundle: Bundle, begin: float) -> None:
@@ -325,7 +324,9 @@ def evaluate(
         }
         json_file.write_text(json.dumps(report, indent=1) + "\n")
     if plot:
-        measure.plot_frontier(rows, f"{name}, {opened.name}", plot)
+        from training.compare.plot import plot_frontier
+
+        plot_frontier(rows, f"{name}, {opened.name}", plot)
 
 
 def _measured(

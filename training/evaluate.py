@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -281,28 +280,3 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
         place = f"{row['among']:>7} " if among else ""
         print(f"{place}{row['beam_size']:6d} {row['m']:5d} {figures}{reranking}")
     print_graded(rows)
-
-
-def plot_frontier(rows: Sequence[dict[str, Any]], title: str, file: Path) -> None:
-    """Recall against ms/query, one line per m, one point per beam size; PNG or SVG by the file's suffix."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    largest = max(row["m"] for row in rows)
-    for row in rows:
-        if row["m"] == largest:  # the other lines have their points at the same places
-            at = (row["ms_per_query"], row["recall"])
-            axes.annotate(f"{row['beam_size']}", at, textcoords="offset points", xytext=(0, 7), ha="center", fontsize=8)
-    for m in sorted({row["m"] for row in rows}):
-        line = sorted((row for row in rows if row["m"] == m), key=lambda row: row["beam_size"])
-        axes.plot([row["ms_per_query"] for row in line], [row["recall"] for row in line], marker="o", label=f"recall@{m}")
-    axes.set(xlabel="ms per query (numbers: beam size)", ylabel="recall", title=title)
-    axes.set_ylim(0, 1.1 * max(row["recall"] for row in rows))
-    axes.set_xlim(0, 1.05 * max(row["ms_per_query"] for row in rows))
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(file, dpi=150)
-    pyplot.close(figure)

@@ -82,7 +82,7 @@ def summary() -> str:
     lines = []
     for title, sections in FAMILIES:
         lines += [f"{title}:"] + [f"  {kind:14} {_first_line(section)}" for section in sections for kind in kinds_of(section)] + [""]
-    return "\n".join([*lines, "python -m training options KIND lists the keys of one; --format toml prints a file to begin with."])
+    return "\n".join([*lines, "python -m training options KIND lists the keys of one."])
 
 
 def as_text(kind: str) -> str:
@@ -95,35 +95,14 @@ def as_text(kind: str) -> str:
     return "\n".join(lines)
 
 
-def as_toml(kind: str) -> str:
-    """A file of this kind with every key: required ones to be filled in, the others as comments with their defaults."""
-    tables: dict[str, list[Option]] = {}
-    for option in options(section_of(kind)):
-        tables.setdefault(option.name.rpartition(".")[0], []).append(option)
-    lines = [f"# {_first_line(section_of(kind))}", f'kind = "{kind}"']
-    for table, keys in tables.items():
-        optional = "[]" in table  # a table that may be left out, and so may its required keys
-        if table:
-            lines += ["", f"# [[{table.removesuffix('[]')}]]" if optional else f"[{table}]"]
-        chosen = {_first_value(option) for option in keys if option.required}
-        for option in keys:
-            if option.name == "kind":
-                continue
-            lines.append(f"# {option.meaning} ({option.type}{'; ' + option.only + ' only' if option.only else ''})")
-            name = option.name.rpartition(".")[2]
-            needed = option.required and not optional and (not option.only or chosen & set(option.only.split(", ")))
-            lines.append(f'{name} = "{_first_value(option)}"' if needed else f"# {name} = {option.default or '…'}")
-    return "\n".join(lines) + "\n"
-
-
 def as_markdown() -> str:
     """docs/options.md."""
     lines = [
         "# Options",
         "",
         "All keys of all kinds, with the first sentence of each description. `python -m training options KIND` prints the whole,",
-        "with types and limits; with `--format toml` it prints a file to begin with. Words in italics restrict a row to kinds, or",
-        "to values of the section's own kind. This page is generated: `python -m training options --markdown > docs/options.md`.",
+        "with types and limits. Words in italics restrict a row to kinds, or to values of the section's own kind. This page is generated:",
+        "`python -m training options --markdown > docs/options.md`.",
         "",
         "kind | meaning",
         "---|---",
@@ -298,13 +277,6 @@ def _default(option: Option, kind: str | None) -> str:
 
 def _toml(value: object) -> str:
     return json.dumps(list(value) if isinstance(value, tuple) else value)
-
-
-def _first_value(option: Option) -> str:
-    """The first of the values that a key can have, or the key's own name as something to be replaced."""
-    if option.type.startswith('"'):
-        return str(json.loads(option.type.split(" or ")[0]))
-    return option.name.rpartition(".")[2].replace("_", "-")
 
 
 def _first_line(section: type[BaseModel]) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 
-from espalier.errors import InvalidConfig
 from training.specification.sections import Form, Section, default_kind, read_toml
 
 Function = Literal["linear", "highway"]
@@ -24,8 +23,6 @@ class _Ranker(Section):
     ties: Ties = "random"
     """order of items with equal grades: `"random"`, `"marginal"`. `"random"`: drawn anew in every epoch. `"marginal"`: the probability of
     all their orders"""
-    top_k: int | None = Field(default=None, ge=1)
-    """positions of the order that count. With `ties = "random"` only. By default all count"""
     scaling: Scaling = "z-score"
     """scaling of features: `"z-score"`, `"quantile"`. `"quantile"`: a rising piecewise linear map to the normal distribution"""
     missing: bool = False
@@ -38,12 +35,6 @@ class _Ranker(Section):
     """epochs without a better validation NDCG that end training"""
     seed: int = Field(default=1, ge=0)
     """random seed. Of first weights, order of queries, dropout and ties. `--seed` overrides it"""
-
-    @model_validator(mode="after")
-    def _top_k_has_an_order(self) -> _Ranker:
-        if self.top_k is not None and self.ties == "marginal":
-            raise InvalidConfig("top_k", self.top_k, "none, since ties is marginal")
-        return self
 
 
 class HighwayConfig(_Ranker):
