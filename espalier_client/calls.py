@@ -13,14 +13,14 @@ from uuid import uuid4
 
 import httpx
 
-from espalier_client import catalogue, items, messages
-from espalier_client.catalogue import Facets, Node
+from espalier_client import items, messages
 from espalier_client.errors import ClientError, ConnectionFailed, InvalidAnswer, TimedOut, from_problem, plain
 from espalier_client.items import Changes, ItemOutcome, LiveItem, Put
 from espalier_client.messages import (
     UNREADABLE,
     Answer,
     Completion,
+    Document,
     Model,
     Readiness,
     Removal,
@@ -188,21 +188,21 @@ def complete(name: str, prefix: str, limit: int) -> Call[tuple[Completion, ...]]
     return Call("GET", _path(name, "items"), messages.completions, params={"prefix": prefix, "limit": limit})
 
 
-def facets(name: str, column: str, filter: Mapping[str, Any] | None, limit: int, version: int | None) -> Call[Facets]:
+def facets(name: str, column: str, filter: Mapping[str, Any] | None, limit: int, version: int | None) -> Call[Document]:
     params: dict[str, Value] = {"column": column, "limit": limit}
     if filter:
         params["filter"] = to_bytes(filter).decode()
-    return Call("GET", _path(name, "facets"), catalogue.facets, params=params | _version(version))
+    return Call("GET", _path(name, "facets"), messages.document, params=params | _version(version))
 
 
-def node(name: str, number: int, tree: int, limit: int, version: int | None) -> Call[Node]:
+def node(name: str, number: int, tree: int, limit: int, version: int | None) -> Call[Document]:
     params: dict[str, Value] = {"tree": tree, "limit": limit}
-    return Call("GET", _path(name, "tree", str(int(number))), catalogue.node, params=params | _version(version))
+    return Call("GET", _path(name, "tree", str(int(number))), messages.document, params=params | _version(version))
 
 
 def item_path(name: str, item_id: str, tree: int, version: int | None) -> Call[tuple[int, ...]]:
     params: dict[str, Value] = {"item": item_id, "tree": tree}
-    return Call("GET", _path(name, "tree"), catalogue.item_path, params=params | _version(version))
+    return Call("GET", _path(name, "tree"), messages.item_path, params=params | _version(version))
 
 
 def ready() -> Call[Readiness]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Self, TypedDict
-
-from espalier_client.explanations import Explanation
 
 UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 """Raised by reading a document that is not an answer; RecursionError where it nests too deeply."""
 
+Document = Mapping[str, Any]
+"""JSON as the service sent it; docs/openapi.json has its schemas."""
 Filter = Mapping[str, Sequence[Any] | Mapping[str, Any]]
 """Column → a list of values, or {"min": …, "max": …}."""
 
@@ -116,27 +116,12 @@ class Request:
         as_tuple(self, "queries", "fields", "explain_items")
 
     def to_bytes(self) -> bytes:
-        """The JSON of the request, on one line."""
-        document: dict[str, Any] = {
-            "model": self.model,
-            "version": self.version,
-            "queries": [query.to_json() for query in self.queries],
-            "m": self.m,
-            "beam_size": self.beam_size,
-            "filter": self.filter or None,
-            "exclude_filter": self.exclude_filter or None,
-            "min_score": self.min_score,
-            "timeout_ms": self.timeout_ms,
-            "min_sequence": self.min_sequence,
-            "min_coverage": self.min_coverage,
-            "live": None if self.live else False,
-            "fields": self.fields or None,
-            "rerank": self.rerank or None if isinstance(self.rerank, bool) else {"depth": self.rerank},
-            "explain": self.explain or None,
-            "explain_items": self.explain_items or None,
-            "explain_nodes": self.explain_nodes or None,
-        }
-        return to_bytes({name: value for name, value in document.items() if value is not None})
+        """The JSON of the request, on one line: what is not as it is by default."""
+        given = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
+        document = {name: value for name, value in given.items() if value not in ((), {})}
+        if not isinstance(self.rerank, bool):
+            document["rerank"] = {"depth": self.rerank}
+        return to_bytes(document | {"queries": [query.to_json() for query in self.queries]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +140,7 @@ class Result:
 
     `items` are best first. `complete` is false iff fewer than min(m, eligible items) were found. `beam_size` is the one searched with;
     `degraded`: smaller than what was asked for, since the deadline was near. `unknown`: ids that the catalogue does not have.
-    `explain`: as the service gave it, where it was asked for.
+    `explain`: as the service gave it (`Explanation` of docs/openapi.json), where it was asked for.
     """
 
     items: tuple[Item, ...]
@@ -163,7 +148,7 @@ class Result:
     beam_size: int
     degraded: bool
     unknown: tuple[str, ...]
-    explain: Explanation | None = None
+    explain: Document | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +316,17 @@ def model(document: Any) -> Model:
     versions = tuple(Version(one["version"], one["state"], one.get("engine"), one.get("reason")) for one in document["versions"])
     described = document.get("trees"), document.get("tail") is not None
     return Model(document["name"], document["state"], document.get("version"), versions, document, *described)
+
+
+def document(value: Any) -> Document:
+    """Raises TypeError for what is no object of JSON."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{type(value).__name__}, not an object")
+    return value
+
+
+def item_path(document: Any) -> tuple[int, ...]:
+    return tuple(int(number) for number in document["nodes"])
 
 
 def completions(document: Any) -> tuple[Completion, ...]:

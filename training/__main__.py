@@ -255,9 +255,11 @@ def _report(bundle: Bundle, begin: float) -> None:
     """Log what was written, how long it took, and the recall on test users or queries."""
     log.info("wrote %s in %.0f s", bundle.path, time.perf_counter() - begin)
     tested = "test users" if bundle.manifest.query.kind == "history" else f"test queries{_tested(bundle)}"
+    of_history = {"raw": ", items of the history may come back", "seen_excluded": ", without items of the history"}
     for key, rows in bundle.manifest.metrics.get("test", {}).items():
         figures = ", ".join(f"recall@{row['m']} {row['recall']:.4f}" for row in rows)
-        log.info("%s, beam %d, %s: %s", tested, bundle.manifest.search.beam_size, key.replace("_", " "), figures)
+        note = of_history[key] if bundle.manifest.query.kind == "history" else ""
+        log.info("%s, beam %d%s: %s", tested, bundle.manifest.search.beam_size, note, figures)
 
 
 def _tested(bundle: Bundle) -> str:

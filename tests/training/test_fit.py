@@ -34,6 +34,7 @@ from tests.pictures import Pictures
 from tests.training.commands import command, written_toml
 from training.baselines.popularity import fit_popularity
 from training.data.splits import without_seen
+from training.deep.beam import search_states, sorted_excluded_nodes
 from training.deep.export import check_parity, export
 from training.deep.first_model import build_model
 from training.deep.fit import fit

@@ -5,7 +5,6 @@ forest; what a forest is, and how it is explained.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -30,15 +29,11 @@ from espalier.chunks import ARRAYS, TreeChunks
 from espalier.engines import open_engine
 from espalier.engines.linear.chunk_search import L3_HINGE, BeamParams, ChunkSearch
 from espalier.engines.reference import ReferenceEngine
-from espalier.errors import EspalierError
 from espalier.live.operations import ItemBody
-from espalier.live.rows import Placement
-from espalier.live.state import Change, LiveState
 from espalier.manifest import LiveInfo, ManifestDraft, Ranking
 from espalier.masks.eligibility import node_mask
 from espalier.placement.linear_rows import LinearRows
 from espalier.placement.near_items import NearItems
-from espalier.placement.placer import Placer
 from espalier.queries import QueryBatch, TextKind, encode_texts
 from espalier.search import NO_ITEM, SearchParams, SearchResult
 from espalier.tree import complete_tree
@@ -47,13 +42,13 @@ from service.models.probe import Replay
 from tests.espalier.test_tail import with_tail
 from tests.service.running import run
 from tests.training.commands import command
+from tests.training.placed_items import of_features, put_and_fold
 from tests.training.shop import item_frame, write_shop
 from training.__main__ import fit
 from training.golden import golden_answers
 from training.inspect import inspect
 from training.linear import run as linear_run
 from training.linear.prepare import written_features
-from training.live.publish_fold import publish_fold
 from training.publish import publish
 
 WIDTH = 20
@@ -85,20 +80,6 @@ def ask(bundle: Bundle, texts: list[str], params: SearchParams, engine: str | No
     return open_engine(bundle, "cpu", engine).search(encode_texts(kind, bundle.vectoriser, texts), params)
 
 
-def put_and_fold(bundle: Bundle, bodies: Mapping[str, ItemBody], out: Path) -> Bundle:
-    """A version with new items, put all at once and each in the first place with room."""
-    state, engine = LiveState(bundle), open_engine(bundle, "cpu")
-    found = Placer(bundle).place(list(bodies.values()), state.table, None, engine.parents)
-    for number, ((item, body), trees) in enumerate(zip(bodies.items(), found, strict=True), 1):
-        assert not isinstance(trees, EspalierError)
-        placements = []
-        for tree, parents in enumerate(trees):
-            parent, row = next((parent, row) for parent, row in parents if state.has_room(tree, parent))
-            placements.append(Placement(tree, parent, state.next_slot(tree, parent), row))
-        state.apply([Change(number, item, "put", body.fields, tuple(placements))])
-    return publish_fold(bundle, state, out)
-
-
 def described(items: list[str]) -> dict[str, ItemBody]:
     """New things of the shop with their fields, and their titles and tags as text."""
     bodies = {}
@@ -106,12 +87,6 @@ def described(items: list[str]) -> dict[str, ItemBody]:
         fields = {name: value for name, value in row.items() if name != "id"}
         bodies[row["id"]] = ItemBody(fields=fields, text=" ".join([row["title"], *row["tags"]]))
     return bodies
-
-
-def of_features(dense: Any, ids: list[str] | None = None) -> dict[str, ItemBody]:
-    """New items of a model of features, [n, F]: each with an event of its own features."""
-    events = [{"indices": np.flatnonzero(row).tolist(), "values": row[row != 0].tolist()} for row in np.asarray(dense, np.float64)]
-    return {item: ItemBody(events=(event,)) for item, event in zip(ids or [f"new-{i}" for i in range(len(events))], events, strict=True)}
 
 
 def parents_of(bundle: Bundle, count: int) -> Any:

@@ -77,6 +77,8 @@ class LogData(_Data):
     """column of the query texts"""
     item: str = "item"
     """column of the item ids"""
+    separator: str | None = Field(default=None, min_length=1, max_length=1)
+    """separator of fields, of a CSV or TSV log and `data.test`. By default a tab where the name ends in .tsv, else a comma"""
     weight: str | None = None
     """column of weights. Equal pairs are added up"""
     views: str | None = None
