@@ -12,25 +12,10 @@ from benchmarks.papers.product_search import xrlinear_peers
 from benchmarks.papers.product_search.cold_texts import Texts, row_of
 from benchmarks.papers.xreg.labelwise import figures
 from benchmarks.papers.xreg.labelwise_sets import held_out
-from benchmarks.quality.cold_start import protocol
 from espalier.relevance import Relevance
 from espalier.search import NO_ITEM
 from training.data.csr import as_rows
 from training.data.xmc import LabelledPoints
-from training.specification.models import deep_config
-
-
-@pytest.mark.parametrize(("order", "kind"), [("file", "otm-sequence"), ("none", "otm-robust")])
-def test_a_cold_start_keeps_the_kind_and_the_settings_of_a_set(order: str, kind: str) -> None:
-    data = {"log": "log.csv", "format": {"order": order}}
-    before = deep_config({"kind": kind, "name": "books", "data": data, "optimiser": {"learning_rate": 0.01}})
-    config = protocol(before, 0.1, "auto", 30, None)
-    assert (config.kind, config.content.columns, config.optimiser.steps) == (kind, "auto", 30)
-    assert config.data.split.unseen_items == 0.1
-    changed = {"content", "optimiser", "data"}
-    assert config.model_dump(exclude=changed) == before.model_dump(exclude=changed)
-    assert config.optimiser.learning_rate == 0.01
-    assert protocol(before, 0.1, "auto", 10**6, None).optimiser.steps == before.optimiser.steps
 
 
 def test_recall_of_a_cold_start_is_counted_by_group() -> None:

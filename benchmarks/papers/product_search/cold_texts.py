@@ -1,5 +1,7 @@
 """Cold starts of texts: items that a trained model has never seen, put into it by their text alone and folded.
 
+    python -m benchmarks.cold_texts --texts DIR --json F
+
 A package's description → what it depends on, of packages with at least 3 dependants; an item's own text is the description of the package
 of that name. A tenth of the items with a text is hidden, drawn by a seed: no training query has them as an answer. A tenth of the
 descriptions are the test queries. Then the hidden items come, with their text.
@@ -17,6 +19,8 @@ hidden items among all that were returned. `seconds` is the time from the old bu
 
 from __future__ import annotations
 
+import argparse
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,6 +35,7 @@ from scipy.sparse import csr_array, vstack
 from benchmarks.papers.product_search.text_report import best
 from benchmarks.papers.product_search.text_sets import SETS, dependencies, read_frame
 from benchmarks.quality.live_quality import put_placed
+from benchmarks.report_file import write_report
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import InvalidData
@@ -191,3 +196,16 @@ def report(folder_of_sets: Path, folder: Path) -> Row:
     data = with_hidden_items(read_frame(folder_of_sets, SET))
     sizes = {"items": len(data.texts), "hidden": int(data.hidden_I.sum()), "test_queries": len(data.test)}
     return {"set": SET} | sizes | {"rows": measured(data, folder)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--texts", type=Path, required=True, metavar="DIR", help=f"the folder that holds {FILE}")
+    parser.add_argument("--json", type=Path, help="write the report here")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        write_report(options.json, report(options.texts, Path(folder)))
+
+
+if __name__ == "__main__":
+    main()
