@@ -19,8 +19,7 @@ from training.data.query_logs import labelled, read_log
 from training.data.relevance import LabelRelevance, Smoothing, distribution, inverse_propensities, is_graded, scale_of
 from training.data.xmc import read_xmc
 from training.linear.prepare import read_points
-from training.specification.linear import NpzData
-from training.specification.relevance import RELEVANCE_OPTIONS
+from training.specification.linear import RELEVANCE_OPTIONS, NpzData
 
 
 def write(path: Path, text: str) -> Path:

@@ -10,15 +10,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from espalier.content_info import MOST_FEATURES
 from espalier.errors import InvalidConfig
 from espalier.manifest import ModelName
 from espalier.queries import MAX_HISTORY
-from training.specification.content import ContentConfig
 from training.specification.log_format import CsvFormat, LogFormat, TableFormat, VectorsFormat
-from training.specification.memory import MemoryConfig
 from training.specification.optimiser import OptimiserConfig, SequenceOptimiser
 from training.specification.scorers import ProductScorer, Scorer
-from training.specification.sections import SHARE, SearchLimits, Section, default_kind
+from training.specification.sections import SHARE, SearchLimits, Section, auto_or, auto_or_integer, default_kind
 from training.specification.sequence import SequenceInstances, SequenceObjective, SequenceScorer
 from training.specification.splits import DateSplit, LastSplit, SplitConfig, UserSplit, microseconds
 
@@ -194,6 +193,51 @@ class PathObjective(Section):
 
 
 Objective = RobustObjective | OtmObjective | SampledObjective | TdmObjective | PathObjective | SequenceObjective
+
+
+# -- content and memory --------------------------------------------------------------------------------------------------
+
+
+class ContentConfig(Section):
+    """Attributes and texts of items in the rows of their leaves."""
+
+    columns: Literal["auto"] | tuple[str, ...] = ()
+    """item table columns that enter leaf rows, or `"auto"`. `"auto"`: all but `id` that hold strings, lists of strings or numbers. None:
+    rows know nothing of content"""
+    features: int = Field(default=16_384, ge=16, le=MOST_FEATURES)
+    """largest number of features. They are made of the columns: values, then words, by frequency"""
+    drop: float = Field(default=0.2, ge=0, lt=1)
+    """share of items without their own part in a step. Content alone then finds them"""
+
+    @field_validator("columns", mode="before")
+    @classmethod
+    def _auto_or_names(cls, columns: object) -> object:
+        if isinstance(columns, str) and columns != "auto":
+            raise ValueError('"auto" or a list of column names')
+        return columns
+
+
+MOST_NEIGHBOURS = 4096
+"""As many as a bundle may hold of an item."""
+LEAST_WEIGHT = 0.001
+"""A part of a rank this small is within what engines may differ by; far smaller ones vanish in float32, and the memory would do nothing."""
+MOST_WEIGHT = 1_000_000
+"""Ranks count for nothing long before; and what no float32 can hold would only be found out at the export."""
+
+WEIGHT = auto_or(
+    f"0, or a number from {LEAST_WEIGHT} to {MOST_WEIGHT}", lambda weight: weight == 0 or LEAST_WEIGHT <= weight <= MOST_WEIGHT
+)
+
+
+class MemoryConfig(Section):
+    """Item neighbours that the search adds to the ranks of a tree: key = rank + weight · memory."""
+
+    neighbours: Annotated[Literal["auto"] | int, auto_or_integer(1, MOST_NEIGHBOURS)] = "auto"
+    """neighbours kept per item, 1 to 4096, or `"auto"`. `"auto"`: of 32 to 4096 the fewest within a standard error of the best"""
+    weight: Annotated[Literal["auto"] | float, WEIGHT] = "auto"
+    """λ, the weight of the memory, or `"auto"`. From 0.001 to 1,000,000, in units of the mean difference between the first and the last of
+    the 200 items that a history's memory ranks highest. 0: no memory. `"auto"`: the best for validation users, or no memory where they do
+    not gain more than a standard error"""
 
 
 # -- search --------------------------------------------------------------------------------------------------

@@ -13,10 +13,9 @@ from pydantic import Field, model_validator
 
 from espalier.errors import InvalidConfig
 from espalier.manifest import MAX_TREES, Activation, ModelName, Ranking
+from espalier.stacking import MOST_POINTS
 from espalier.text.blocks import TextBlock
-from training.specification.relevance import RelevanceOptions
-from training.specification.sections import SHARE, SearchLimits, Section, auto_or, auto_or_integer, default_kind
-from training.specification.stacking import StackingOptions, TailOptions, XRegStackingOptions
+from training.specification.sections import SHARE, Form, SearchLimits, Section, auto_or, auto_or_integer, default_kind
 
 Columns = tuple[str, ...]
 AUTO: Literal["auto"] = "auto"
@@ -227,6 +226,50 @@ class LinearOptions(Section):
         return Ranking(activation=activation, own="log_activation", gamma=UNCHOSEN_GAMMA if self.gamma == AUTO else self.gamma)
 
 
+class RelevanceOptions(Section):
+    """What is made of the weights of labels, in training and in evaluation."""
+
+    source: Literal["weights", "inverse-propensity", "binary"] = "weights"
+    """relevance of a label: `"weights"`, `"inverse-propensity"`, `"binary"`. `"weights"`: as in the data, 1 where they have none.
+    `"inverse-propensity"`: the larger, the rarer the label is among training points. `"binary"`: 1"""
+    threshold: float = Field(default=0.0, ge=0)
+    """drop labels of less relevance. From training and from evaluation"""
+    propensity_a: float = Field(default=0.55, gt=0, le=2)
+    """A of the propensity model. .5 for data like Wikipedia, .6 like Amazon's"""
+    propensity_b: float = Field(default=1.5, ge=0.01, le=1000)
+    """B of the propensity model. .4 for data like Wikipedia, 2.6 like Amazon's"""
+
+
+RELEVANCE_OPTIONS: Form[RelevanceOptions] = Form(RelevanceOptions)
+
+
+class TailOptions(Section):
+    """How near a query is to an item's training points enters the item's score, for a forest of at least 2 trees."""
+
+    form: Literal["none", "product", "gaussian"] = "none"
+    """`"none"`, `"product"` (XReg-t) or `"gaussian"` (PfastreXML). The product of the query and the mean of the item's points, or a
+    gaussian of their distance"""
+    alpha: float = Field(default=0.5, gt=0, lt=1)
+    """α: rank = α · log score + (1 − α) · log nearness"""
+    gamma: float = Field(default=30.0, ge=0, le=1000)
+    """steepness of the gaussian. Without effect on the product"""
+
+
+class StackingOptions(Section):
+    """A small network estimates the relevance of the best candidates, from the trees' scores and from similar training points."""
+
+    model: Literal["auto", "none", "network"] = "auto"
+    """`"network"`, `"none"` or `"auto"`. `"auto"`: a network where it finds more on training points held out, and there are at least 2,000
+    that are not texts of items"""
+    candidates: int = Field(default=64, ge=1, le=1024)
+    """candidates that are ordered again"""
+    points: int = Field(default=MOST_POINTS, ge=1, le=MOST_POINTS)
+    """largest number of training points that vote"""
+    power: float = Field(default=1.0, ge=0, le=1)
+    """weight of rarity, 0 to 1. Where relevance is inverse propensity: 1 orders by the estimate of it, 0 by the probability that an item is
+    relevant. The lower, the more of the first results are relevant, and the fewer are rare items"""
+
+
 class LinearSearch(SearchLimits):
     """Search defaults and limits of the exported model."""
 
@@ -307,6 +350,13 @@ class XRegOptions(LinearOptions):
     prior: float = Field(default=0.0, ge=0, le=LARGEST)
     gamma: Annotated[float, SHARE] = Field(default=1.0, ge=0, le=1)
     """γ of the ranks, 0 to 1, or `"auto"`. 1 multiplies along the path, so that scores estimate relevance"""
+
+
+class XRegStackingOptions(StackingOptions):
+    """The same, off by default: XReg as published has none."""
+
+    model: Literal["auto", "none", "network"] = "none"
+    """`"network"`, `"none"` or `"auto"`. As for xr-linear; `"none"` is XReg as published"""
 
 
 class XRegConfig(LinearConfig):

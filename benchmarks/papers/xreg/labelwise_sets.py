@@ -24,9 +24,8 @@ from training.data.csr import Csr, normalised
 from training.data.relevance import LabelRelevance, is_graded
 from training.data.xmc import LabelledPoints
 from training.linear.prepare import prepare
-from training.specification.linear import LinearConfig
+from training.specification.linear import RELEVANCE_OPTIONS, LinearConfig
 from training.specification.models import SPECIFICATION
-from training.specification.relevance import RELEVANCE_OPTIONS
 
 TEST_SHARE, SEED = 0.2, 1
 Parts = tuple[LabelledPoints, LabelledPoints]
