@@ -154,19 +154,24 @@ def choose(
         log.info("C = %g: γ = %g is best, quality %.4f", cost, best.gamma, best.quality)
         return trials
 
+    trials = _climbed(tried, None if options.cost == AUTO else options.cost)
+    best = max((_best(own) for own in trials.values()), key=lambda trial: trial.quality)
+    rows = [trial.row() for own in trials.values() for trial in own]
+    log.info("C = %g, γ = %g, chosen by %d held-out points", best.cost, best.gamma, held_out)
+    report = {"held_out": held_out, "beams": list(beams), "cost": best.cost, "gamma": best.gamma, "trials": rows}
+    return Choice(options.model_copy(update={"cost": best.cost, "gamma": best.gamma}), report)
+
+
+def _climbed(tried: Callable[[float], list[Trial]], cost: float | None) -> dict[float, list[Trial]]:
+    """The trials of each C, in order: of one, or (None) of FIRST_COST, of larger ones while they are better, else of smaller ones."""
     trials: dict[float, list[Trial]] = {}
 
     def quality(chosen: Options) -> float:
         trials[chosen["cost"]] = tried(chosen["cost"])
         return _best(trials[chosen["cost"]]).quality
 
-    first = FIRST_COST if options.cost == AUTO else options.cost
-    search(quality, [{"cost": first}], [COSTS] if options.cost == AUTO else [], Deadline(None))
-    best = max((_best(own) for own in trials.values()), key=lambda trial: trial.quality)
-    rows = [trial.row() for own in trials.values() for trial in own]
-    log.info("C = %g, γ = %g, chosen by %d held-out points", best.cost, best.gamma, held_out)
-    report = {"held_out": held_out, "beams": list(beams), "cost": best.cost, "gamma": best.gamma, "trials": rows}
-    return Choice(options.model_copy(update={"cost": best.cost, "gamma": best.gamma}), report)
+    search(quality, [{"cost": cost or FIRST_COST}], [COSTS] if cost is None else [], Deadline(None))
+    return trials
 
 
 def _best(trials: list[Trial]) -> Trial:
