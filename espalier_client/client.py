@@ -83,13 +83,8 @@ class Client:
     ) -> None:
         self._timeout_s = check_timeout_s(timeout_s)
         self._max_answer_bytes = _check_bytes(max_answer_bytes)
-        self._http = httpx.Client(
-            base_url=_base_url(base_url),
-            headers=_headers(api_key),
-            cookies=_no_cookies(),
-            transport=transport,
-            event_hooks={"response": [_forget_redirect]},
-        )
+        hooks = {"response": [_forget_redirect]}
+        self._http = httpx.Client(**_identity(base_url, api_key), transport=transport, event_hooks=hooks)
         self._retry = retry
         self._sleep = sleep
 
@@ -276,13 +271,8 @@ class AsyncClient:
     ) -> None:
         self._timeout_s = check_timeout_s(timeout_s)
         self._max_answer_bytes = _check_bytes(max_answer_bytes)
-        self._http = httpx.AsyncClient(
-            base_url=_base_url(base_url),
-            headers=_headers(api_key),
-            cookies=_no_cookies(),
-            transport=transport,
-            event_hooks={"response": [_forget_redirect_async]},
-        )
+        hooks = {"response": [_forget_redirect_async]}
+        self._http = httpx.AsyncClient(**_identity(base_url, api_key), transport=transport, event_hooks=hooks)
         self._retry = retry
         self._sleep = sleep
 
@@ -431,6 +421,12 @@ async def _chunks(requests: Iterable[Sent] | AsyncIterable[Sent], chunks: Chunks
         yield lines
 
 
+def _identity(base_url: str, api_key: str | None) -> dict[str, Any]:
+    """What both of httpx's clients are told of the service and of its caller."""
+    no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))  # the service sets none, and a proxy's are not sent back
+    return {"base_url": _base_url(base_url), "headers": _headers(api_key), "cookies": no_cookies}
+
+
 def _base_url(text: str) -> httpx.URL:
     url = httpx.URL(text)
     if url.userinfo:  # it would be sent in the place of the key, and printed with the address
@@ -445,11 +441,6 @@ def _check_bytes(value: int) -> int:
     if value < 1:
         raise ValueError(f"max_answer_bytes: got {value!r}, expected at least 1")
     return value
-
-
-def _no_cookies() -> CookieJar:
-    """A jar that keeps nothing: the service sets no cookies, and those of a proxy in front of it are not sent back."""
-    return CookieJar(DefaultCookiePolicy(allowed_domains=()))
 
 
 def _forget_redirect(response: httpx.Response) -> None:

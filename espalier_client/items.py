@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, Literal, TypedDict
 
@@ -55,16 +55,9 @@ class Put:
     def to_json(self) -> dict[str, Any]:
         """The body of a PUT."""
         until = self.valid_until.isoformat() if isinstance(self.valid_until, datetime) else self.valid_until
-        document = {
-            "fields": self.fields,
-            "events": [_event(event) for event in self.events] or None,
-            "like": self.like or None,
-            "text": self.text,
-            "users": self.users or None,
-            "source_version": self.source_version,
-            "valid_until": until,
-        }
-        named = {name: value for name, value in document.items() if value is not None}
+        given = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "id"}
+        given |= {"events": [_event(event) for event in self.events], "valid_until": until}
+        named = {name: value for name, value in given.items() if value not in (None, (), [])}
         return named | {"valid_until": None} if until == NEVER else named
 
     def to_bytes(self) -> bytes:
@@ -181,20 +174,9 @@ def line_outcome(document: Any) -> ItemOutcome:
 
 
 def live_item(document: Any) -> LiveItem:
-    return LiveItem(
-        id=document["id"],
-        sequence=document["sequence"],
-        live=document["live"],
-        at=document.get("at"),
-        placed=_placed(document.get("placed")),
-        fields=document.get("fields") or {},
-        events=tuple(document.get("events") or ()),
-        like=tuple(document.get("like") or ()),
-        text=document.get("text"),
-        users=tuple(document.get("users") or ()),
-        source_version=document.get("source_version"),
-        valid_until=document.get("valid_until"),
-    )
+    given = {name: document[name] for name in LiveItem.__dataclass_fields__ if document.get(name) is not None}
+    lists = {name: tuple(given.get(name, ())) for name in ("events", "like", "users")}
+    return LiveItem(**given | lists | {"placed": _placed(document.get("placed"))})
 
 
 def changes(document: Any) -> Changes:
