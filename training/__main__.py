@@ -301,8 +301,7 @@ def evaluate(
     beams, ms = _numbers("--beam", beam), _numbers("--m", m)
     opened = open_engine(bundle, device, engine, precision=precision)
     stage = measure.second_stage(bundle, rerank, depth)
-    found = _measured_unseen if unseen else _measured
-    count, rows = found(bundle, opened, data, beams, ms, exclude_seen, batch, stage)
+    count, rows = _measured(bundle, opened, data, unseen, beams, ms, exclude_seen, batch, stage)
     name = f"{bundle.manifest.name} version {bundle.manifest.version}"
     notes = (
         [", unseen items alone relevant"] * unseen
@@ -335,48 +334,37 @@ def _measured(
     bundle: Bundle,
     engine: Engine,
     data: Path | None,
+    unseen: bool,
     beams: list[int],
     ms: list[int],
     exclude_seen: bool,
     batch: int,
     stage: measure.Rerank | None,
 ) -> tuple[int, list[dict[str, Any]]]:
-    """The number of queries, those of a file or the bundle's own held-out ones, and the rows of `training.evaluate`."""
-    from training import evaluate as measure
-    from training.held_out import labelled_queries, pairs_of_log
+    """The number of queries, those of a file or the bundle's own held-out ones, and the rows of `training.evaluate`.
 
-    if bundle.manifest.query.kind == "history":
-        pairs = pairs_of_log(bundle, data) if data else measure.held_out_pairs(bundle)
-        return len(pairs), measure.evaluate(bundle, engine, pairs, beams, ms, exclude_seen, batch, stage)
-    if exclude_seen:
-        raise InvalidConfig("--exclude-seen", True, f"a model of histories, not of {bundle.manifest.query.kind} queries")
-    queries = labelled_queries(bundle, data)
-    return len(queries), measure.measure(bundle, engine, queries, beams, ms, batch, stage)
-
-
-def _measured_unseen(
-    bundle: Bundle,
-    engine: Engine,
-    data: Path | None,
-    beams: list[int],
-    ms: list[int],
-    exclude_seen: bool,
-    batch: int,
-    stage: measure.Rerank | None,
-) -> tuple[int, list[dict[str, Any]]]:
-    """As `_measured`, of items that no training user touched: ranked among all items, and among each other."""
+    unseen  items alone count that no training user touched, ranked among all items and among each other
+    """
     from espalier.masks.eligibility import node_mask
     from training import evaluate as measure
-    from training.held_out import held_out_log
+    from training.held_out import held_out_log, labelled_queries, pairs_of_log
 
-    if bundle.manifest.query.kind != "history":
-        raise InvalidConfig("--unseen", True, f"a model of histories, not of {bundle.manifest.query.kind} queries")
-    log = held_out_log(bundle, data)
-    pairs, rows = log.of_unseen(), []
-    for among, mask in (("all", None), ("unseen", node_mask(bundle.tree, log.unseen_I))):
-        measured = measure.evaluate(bundle, engine, pairs, beams, ms, exclude_seen, batch, stage, mask)
-        rows += [{"among": among} | row for row in measured]
-    return len(pairs), rows
+    kind = bundle.manifest.query.kind
+    for option, given in (("--unseen", unseen), ("--exclude-seen", exclude_seen)):
+        if given and kind != "history":
+            raise InvalidConfig(option, True, f"a model of histories, not of {kind} queries")
+    if unseen:
+        log = held_out_log(bundle, data)
+        pairs, rows = log.of_unseen(), []
+        for among, mask in (("all", None), ("unseen", node_mask(bundle.tree, log.unseen_I))):
+            measured = measure.evaluate(bundle, engine, pairs, beams, ms, exclude_seen, batch, stage, mask)
+            rows += [{"among": among} | row for row in measured]
+        return len(pairs), rows
+    if kind == "history":
+        pairs = pairs_of_log(bundle, data) if data else measure.held_out_pairs(bundle)
+        return len(pairs), measure.evaluate(bundle, engine, pairs, beams, ms, exclude_seen, batch, stage)
+    queries = labelled_queries(bundle, data)
+    return len(queries), measure.measure(bundle, engine, queries, beams, ms, batch, stage)
 
 
 @app.command()

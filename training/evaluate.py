@@ -145,7 +145,7 @@ def labelled(kind: Kind, pairs: Sequence[EvaluationPair], exclude_seen: bool = F
     if not isinstance(kind, HistoryKind):
         raise InvalidData("queries", kind.kind, "a model of history queries")
     pairs = without_seen(pairs) if exclude_seen else list(pairs)
-    exclude_BE = _padded([pair.history for pair in pairs]) if exclude_seen and pairs else None
+    exclude_BE = padded([pair.history for pair in pairs]) if exclude_seen and pairs else None
     return LabelledQueries(pad_histories(kind, [pair.history for pair in pairs]), [pair.relevant for pair in pairs], exclude_BE, mask)
 
 
@@ -261,11 +261,12 @@ def _search_all(
     return np.concatenate(found), np.concatenate(scores), search_s, rerank_s
 
 
-def _padded(lists: Sequence[Int64]) -> Int64:
-    padded = np.full((len(lists), max(len(rows) for rows in lists)), NO_ITEM, np.int64)
-    for row, values in zip(padded, lists, strict=True):
-        row[: len(values)] = values
-    return padded
+def padded(lists: Sequence[Int64]) -> Int64:
+    """int64[B, E]: item rows of each query, NO_ITEM behind them; E is at least 1."""
+    rows_BE = np.full((len(lists), max(1, *map(len, lists))), NO_ITEM, np.int64)
+    for row_E, values in zip(rows_BE, lists, strict=True):
+        row_E[: len(values)] = values
+    return rows_BE
 
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:

@@ -37,6 +37,7 @@ from training.deep.ranking import GAMMAS, MEMORY_TRIALS, VALIDATION_QUERIES
 from training.deep.run import train_and_export
 from training.deep.topology import Topology
 from training.deep.validation import validation_pairs, validation_recall
+from training.evaluate import padded
 from training.publish import HELD_OUT_QUERIES
 from training.retrieval.task import Deadline, Fitted, Trial
 from training.specification.deep import DeepConfig
@@ -90,7 +91,7 @@ class Recipe:
             rows_BM = np.full((len(queries), m), NO_ITEM, np.int64)
             for start in range(0, len(queries), BATCH):
                 part = queries[start : start + BATCH]
-                params = SearchParams.uniform(len(part), beam, m, _padded(part) if exclude_seen else None)
+                params = SearchParams.uniform(len(part), beam, m, padded(part) if exclude_seen else None)
                 batch = pad_histories(kind, part) if isinstance(kind, HistoryKind) else QueryBatch(kind, np.stack(part))
                 found_BM = self.engine.search(batch, params).item_rows_BM
                 rows_BM[start : start + len(part), : found_BM.shape[1]] = found_BM
@@ -175,10 +176,3 @@ def _costs(config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.dev
     if pairs:
         validation_recall(config, topology, model, pairs)
     return float(np.mean(times[WARM_STEPS:])), (time.perf_counter() - begin) / max(1, len(pairs))
-
-
-def _padded(lists: Sequence[Int64]) -> Int64:
-    padded = np.full((len(lists), max(len(rows) for rows in lists)), NO_ITEM, np.int64)
-    for row, values in zip(padded, lists, strict=True):
-        row[: len(values)] = values
-    return padded
