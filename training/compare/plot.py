@@ -57,7 +57,7 @@ def plot_rows(rows: Sequence[dict[str, Any]], early: Collection[str], metric: st
 def plot_frontier(rows: Sequence[dict[str, Any]], title: str, file: Path) -> None:
     """The rows of `evaluate`: recall against milliseconds, a line for each m and a point for each beam."""
     points = [
-        {"method": f"m = {row['m']}", "beam_size": row["beam_size"], "ms_per_query": row["ms_per_query"]}
+        {"method": f"recall@{row['m']}", "beam_size": row["beam_size"], "ms_per_query": row["ms_per_query"]}
         | {"figures": {"recall": {"mean": row["recall"], "se": 0.0}}}
         for row in rows
     ]
