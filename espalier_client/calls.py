@@ -28,6 +28,7 @@ from espalier_client.messages import (
     RemovedItem,
     Request,
     from_bytes,
+    read,
     to_bytes,
 )
 
@@ -204,7 +205,7 @@ def item_path(name: str, item_id: str, tree: int, version: int | None) -> Call[t
 
 
 def ready() -> Call[Readiness]:
-    return Call("GET", "/readyz", messages.readiness, statuses=(503,))
+    return Call("GET", "/readyz", partial(read, Readiness), statuses=(503,))
 
 
 def load(name: str, version: int, default: bool, timeout_s: float) -> Call[Model]:
@@ -222,16 +223,16 @@ def set_default(name: str, version: int, timeout_s: float) -> Call[Model]:
 def set_removed(name: str, ids: Iterable[str], if_match: str | None = None) -> Call[Removal]:
     if isinstance(ids, str):
         raise TypeError(f"ids: got {ids!r}, expected a list")
-    call = _change("PUT", model_path(name, "removed"), messages.removal, {"ids": list(ids)})
+    call = _change("PUT", model_path(name, "removed"), partial(read, Removal), {"ids": list(ids)})
     return call if if_match is None else replace(call, headers={"If-Match": _tag(if_match)})
 
 
 def remove_item(name: str, item_id: str) -> Call[RemovedItem]:
-    return Call("PUT", _item_path(name, "removed", item_id), messages.removed_item, repeatable=False)
+    return Call("PUT", _item_path(name, "removed", item_id), partial(read, RemovedItem), repeatable=False)
 
 
 def restore_item(name: str, item_id: str) -> Call[RemovedItem]:
-    return Call("DELETE", _item_path(name, "removed", item_id), messages.removed_item, repeatable=False)
+    return Call("DELETE", _item_path(name, "removed", item_id), partial(read, RemovedItem), repeatable=False)
 
 
 def removed(name: str) -> Call[RemovedIds]:

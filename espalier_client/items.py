@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, Literal, TypedDict
 
-from espalier_client.messages import as_tuple, to_bytes
+from espalier_client.messages import as_tuple, read, to_bytes
 
 NEVER: Literal["never"] = "never"
 """A `valid_until` that lifts the one that an item has."""
@@ -156,32 +156,22 @@ class Changes:
     dropped: int = 0
 
 
-def outcome(item_id: str) -> Any:
+def outcome(item_id: str) -> Callable[[Any], ItemOutcome]:
     """A reader of the answer to a write of this item."""
-
-    def read(document: Any) -> ItemOutcome:
-        placed = _placed(document.get("placed"))
-        found = item_id, document["outcome"], document["sequence"], document["visible"]
-        return ItemOutcome(*found, tuple(document.get("unknown", ())), placed)
-
-    return read
+    return lambda document: read(ItemOutcome, document, id=item_id, visible=document["visible"], placed=_placed(document.get("placed")))
 
 
 def line_outcome(document: Any) -> ItemOutcome:
     """The outcome of a line of a bulk."""
-    found = document["id"], document["outcome"], document["sequence"], document["status"] != 202
-    return ItemOutcome(*found, tuple(document.get("unknown", ())))
+    return read(ItemOutcome, document, visible=document["status"] != 202)
 
 
 def live_item(document: Any) -> LiveItem:
-    given = {name: document[name] for name in LiveItem.__dataclass_fields__ if document.get(name) is not None}
-    lists = {name: tuple(given.get(name, ())) for name in ("events", "like", "users")}
-    return LiveItem(**given | lists | {"placed": _placed(document.get("placed"))})
+    return read(LiveItem, document, placed=_placed(document.get("placed")))
 
 
 def changes(document: Any) -> Changes:
-    found = tuple(_change(one) for one in document["changes"])
-    return Changes(found, document["sequence"], document.get("journal"), document.get("dropped", 0))
+    return read(Changes, document, changes=tuple(_change(one) for one in document["changes"]))
 
 
 def _change(document: Any) -> Change:
@@ -195,7 +185,7 @@ def _change(document: Any) -> Change:
 
 
 def _placed(document: Any) -> Placement | None:
-    return None if document is None else Placement(document["version"], document["parent"], document["by"])
+    return None if document is None else read(Placement, document)
 
 
 def _event(event: Any) -> Any:
