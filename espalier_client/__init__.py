@@ -1,6 +1,5 @@
 """A small typed client of the retrieval service. It needs httpx and nothing else; docs/serve.md shows its use."""
 
-from espalier_client.catalogue import Bin, Facets, FacetValue, ItemBelow, Node, TypicalValue
 from espalier_client.client import AsyncClient, Client
 from espalier_client.errors import (
     CatalogueFull,
@@ -18,18 +17,6 @@ from espalier_client.errors import (
     TimedOut,
     Unavailable,
     WrongValue,
-)
-from espalier_client.explanations import (
-    ExplainedFeature,
-    ExplainedInTree,
-    ExplainedItem,
-    ExplainedLevel,
-    ExplainedLive,
-    ExplainedMemory,
-    ExplainedTree,
-    Explanation,
-    Moved,
-    Source,
 )
 from espalier_client.items import NEVER, Change, Changes, Delete, ItemOutcome, LiveItem, Placement, Put
 from espalier_client.messages import (
@@ -54,7 +41,6 @@ __all__ = [
     "NEVER",
     "Answer",
     "AsyncClient",
-    "Bin",
     "CatalogueFull",
     "Change",
     "Changes",
@@ -66,25 +52,12 @@ __all__ = [
     "Coverage",
     "DeadlineExceeded",
     "Delete",
-    "ExplainedFeature",
-    "ExplainedInTree",
-    "ExplainedItem",
-    "ExplainedLevel",
-    "ExplainedLive",
-    "ExplainedMemory",
-    "ExplainedTree",
-    "Explanation",
-    "FacetValue",
-    "Facets",
     "InvalidAnswer",
     "InvalidRequest",
     "Item",
-    "ItemBelow",
     "ItemOutcome",
     "LiveItem",
     "Model",
-    "Moved",
-    "Node",
     "NotAllowed",
     "NotFound",
     "Overloaded",
@@ -100,10 +73,8 @@ __all__ = [
     "Result",
     "Retry",
     "ServiceFailed",
-    "Source",
     "TimedOut",
     "Timing",
-    "TypicalValue",
     "Unavailable",
     "Version",
     "WrongValue",

@@ -13,14 +13,14 @@ from uuid import uuid4
 
 import httpx
 
-from espalier_client import catalogue, items, messages
-from espalier_client.catalogue import Facets, Node
+from espalier_client import items, messages
 from espalier_client.errors import ClientError, ConnectionFailed, InvalidAnswer, TimedOut, from_problem, plain
 from espalier_client.items import Changes, ItemOutcome, LiveItem, Put
 from espalier_client.messages import (
     UNREADABLE,
     Answer,
     Completion,
+    Document,
     Model,
     Readiness,
     Removal,
@@ -28,6 +28,7 @@ from espalier_client.messages import (
     RemovedItem,
     Request,
     from_bytes,
+    read,
     to_bytes,
 )
 
@@ -132,13 +133,16 @@ class Call(Generic[T]):
 
 
 class Body:
-    """The bytes of one response of at most `max_bytes`, piece by piece."""
+    """The bytes of one response of at most `max_bytes`, piece by piece.
+
+    wanted  whether there is anything to read: what is compressed was not asked for, and may be a gigabyte in a kilobyte
+    """
 
     def __init__(self, call: Call[Any], response: httpx.Response, max_bytes: int) -> None:
         self._call = call
         self._is_answer = response.is_success or response.status_code in call.statuses
-        self._readable = not encoded(response)
         self._max_bytes = max_bytes if self._is_answer else min(max_bytes, REFUSAL_BYTES)
+        self.wanted = not encoded(response)
         self._pieces: list[bytes] = []
         self._bytes = 0
         if response.is_success:
@@ -154,11 +158,6 @@ class Body:
             return False
         self._pieces.append(piece)
         return True
-
-    @property
-    def wanted(self) -> bool:
-        """Whether there is anything to read: what is compressed was not asked for, and may be a gigabyte in a kilobyte."""
-        return self._readable
 
     @property
     def content(self) -> bytes:
@@ -181,87 +180,87 @@ def models() -> Call[tuple[Model, ...]]:
 
 
 def model(name: str) -> Call[Model]:
-    return Call("GET", _path(name), messages.model)
+    return Call("GET", model_path(name), messages.model)
 
 
 def complete(name: str, prefix: str, limit: int) -> Call[tuple[Completion, ...]]:
-    return Call("GET", _path(name, "items"), messages.completions, params={"prefix": prefix, "limit": limit})
+    return Call("GET", model_path(name, "items"), messages.completions, params={"prefix": prefix, "limit": limit})
 
 
-def facets(name: str, column: str, filter: Mapping[str, Any] | None, limit: int, version: int | None) -> Call[Facets]:
+def facets(name: str, column: str, filter: Mapping[str, Any] | None, limit: int, version: int | None) -> Call[Document]:
     params: dict[str, Value] = {"column": column, "limit": limit}
     if filter:
         params["filter"] = to_bytes(filter).decode()
-    return Call("GET", _path(name, "facets"), catalogue.facets, params=params | _version(version))
+    return Call("GET", model_path(name, "facets"), messages.document, params=params | _version(version))
 
 
-def node(name: str, number: int, tree: int, limit: int, version: int | None) -> Call[Node]:
+def node(name: str, number: int, tree: int, limit: int, version: int | None) -> Call[Document]:
     params: dict[str, Value] = {"tree": tree, "limit": limit}
-    return Call("GET", _path(name, "tree", str(int(number))), catalogue.node, params=params | _version(version))
+    return Call("GET", model_path(name, "tree", str(int(number))), messages.document, params=params | _version(version))
 
 
 def item_path(name: str, item_id: str, tree: int, version: int | None) -> Call[tuple[int, ...]]:
     params: dict[str, Value] = {"item": item_id, "tree": tree}
-    return Call("GET", _path(name, "tree"), catalogue.item_path, params=params | _version(version))
+    return Call("GET", model_path(name, "tree"), messages.item_path, params=params | _version(version))
 
 
 def ready() -> Call[Readiness]:
-    return Call("GET", "/readyz", messages.readiness, statuses=(503,))
+    return Call("GET", "/readyz", partial(read, Readiness), statuses=(503,))
 
 
 def load(name: str, version: int, default: bool, timeout_s: float) -> Call[Model]:
-    return _change("POST", _path(name, "load"), messages.model, {"version": version, "default": default}, timeout_s)
+    return _change("POST", model_path(name, "load"), messages.model, {"version": version, "default": default}, timeout_s)
 
 
 def unload(name: str, version: int, timeout_s: float) -> Call[Model]:
-    return _change("POST", _path(name, "unload"), messages.model, {"version": version}, timeout_s)
+    return _change("POST", model_path(name, "unload"), messages.model, {"version": version}, timeout_s)
 
 
 def set_default(name: str, version: int, timeout_s: float) -> Call[Model]:
-    return _change("POST", _path(name, "default"), messages.model, {"version": version}, timeout_s)
+    return _change("POST", model_path(name, "default"), messages.model, {"version": version}, timeout_s)
 
 
 def set_removed(name: str, ids: Iterable[str], if_match: str | None = None) -> Call[Removal]:
     if isinstance(ids, str):
         raise TypeError(f"ids: got {ids!r}, expected a list")
-    call = _change("PUT", _path(name, "removed"), messages.removal, {"ids": list(ids)})
+    call = _change("PUT", model_path(name, "removed"), partial(read, Removal), {"ids": list(ids)})
     return call if if_match is None else replace(call, headers={"If-Match": _tag(if_match)})
 
 
 def remove_item(name: str, item_id: str) -> Call[RemovedItem]:
-    return Call("PUT", _item_path(name, item_id), messages.removed_item, repeatable=False)
+    return Call("PUT", _item_path(name, "removed", item_id), partial(read, RemovedItem), repeatable=False)
 
 
 def restore_item(name: str, item_id: str) -> Call[RemovedItem]:
-    return Call("DELETE", _item_path(name, item_id), messages.removed_item, repeatable=False)
+    return Call("DELETE", _item_path(name, "removed", item_id), partial(read, RemovedItem), repeatable=False)
 
 
 def removed(name: str) -> Call[RemovedIds]:
-    return Call("GET", _path(name, "removed"), messages.removed_ids)
+    return Call("GET", model_path(name, "removed"), messages.removed_ids)
 
 
 def put_item(name: str, put: Put, if_match: str | None, if_none_match: str | None) -> Call[ItemOutcome]:
     headers = _conditions(if_match, if_none_match)
     # With a condition a repetition would meet the item that the first attempt put.
-    return Call("PUT", _live_path(name, put.id), items.outcome(put.id), to_bytes(put.to_json()), headers=headers, repeatable=not headers)
+    return Call(
+        "PUT", _item_path(name, "items", put.id), items.outcome(put.id), to_bytes(put.to_json()), headers=headers, repeatable=not headers
+    )
 
 
 def delete_item(name: str, item_id: str, source_version: int | None, if_match: str | None) -> Call[ItemOutcome]:
     headers = _conditions(if_match, None)
     params: dict[str, Value] = {} if source_version is None else {"source_version": source_version}
-    return Call("DELETE", _live_path(name, item_id), items.outcome(item_id), params=params, headers=headers, repeatable=not headers)
+    return Call(
+        "DELETE", _item_path(name, "items", item_id), items.outcome(item_id), params=params, headers=headers, repeatable=not headers
+    )
 
 
 def get_item(name: str, item_id: str) -> Call[LiveItem]:
-    return Call("GET", _live_path(name, item_id), items.live_item)
+    return Call("GET", _item_path(name, "items", item_id), items.live_item)
 
 
 def changes(name: str, after: int, limit: int) -> Call[Changes]:
-    return Call("GET", _path(name, "changes"), items.changes, params={"after": after, "limit": limit})
-
-
-def bulk_path(name: str) -> str:
-    return _path(name, "items")
+    return Call("GET", model_path(name, "changes"), items.changes, params={"after": after, "limit": limit})
 
 
 def check_timeout_s(value: float) -> float:
@@ -280,21 +279,17 @@ def _version(version: int | None) -> dict[str, Value]:
     return {} if version is None else {"version": version}
 
 
-def _path(name: str, *rest: str) -> str:
+def model_path(name: str, *rest: str) -> str:
     if name in {"", ".", ".."}:
         raise ValueError(f"name: got {name!r}, expected the name of a model")
     return "/".join(("/models", quote(name, safe=""), *rest))
 
 
-def _item_path(name: str, item_id: str, folder: str = "removed") -> str:
+def _item_path(name: str, folder: str, item_id: str) -> str:
     if not item_id:
         raise ValueError("item_id: got '', expected the id of an item")
     written = quote(item_id, safe="")
-    return _path(name, folder, written.replace(".", "%2E") if written in {".", ".."} else written)  # a path may not hold them as such
-
-
-def _live_path(name: str, item_id: str) -> str:
-    return _item_path(name, item_id, "items")
+    return model_path(name, folder, written.replace(".", "%2E") if written in {".", ".."} else written)  # a path may not hold them as such
 
 
 def _conditions(if_match: str | None, if_none_match: str | None) -> dict[str, str]:

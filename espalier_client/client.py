@@ -17,10 +17,21 @@ import httpx
 
 from espalier_client import calls
 from espalier_client.calls import Body, Call, check_timeout_s
-from espalier_client.catalogue import Facets, Node
 from espalier_client.errors import ClientError, RequestFailed
 from espalier_client.items import Changes, Delete, ItemOptions, ItemOutcome, LiveItem, Put
-from espalier_client.messages import Answer, Completion, Model, Options, Query, Readiness, Removal, RemovedIds, RemovedItem, Request
+from espalier_client.messages import (
+    Answer,
+    Completion,
+    Document,
+    Model,
+    Options,
+    Query,
+    Readiness,
+    Removal,
+    RemovedIds,
+    RemovedItem,
+    Request,
+)
 from espalier_client.retry import Attempts, Retry
 from espalier_client.stream import (
     BULK_LINES,
@@ -72,13 +83,8 @@ class Client:
     ) -> None:
         self._timeout_s = check_timeout_s(timeout_s)
         self._max_answer_bytes = _check_bytes(max_answer_bytes)
-        self._http = httpx.Client(
-            base_url=_base_url(base_url),
-            headers=_headers(api_key),
-            cookies=_no_cookies(),
-            transport=transport,
-            event_hooks={"response": [_forget_redirect]},
-        )
+        hooks = {"response": [_forget_redirect]}
+        self._http = httpx.Client(**_identity(base_url, api_key), transport=transport, event_hooks=hooks)
         self._retry = retry
         self._sleep = sleep
 
@@ -93,12 +99,7 @@ class Client:
         the answers before it, or where requests are rare. Raises a ClientError where the stream cannot go on; all requests up to the last
         yielded outcome are done.
         """
-        chunks = Chunks(chunk_lines)
-        for request in requests:
-            for lines in chunks.add(request):
-                yield from self._deliver(lines, RETRIEVALS)
-        for lines in chunks.rest():
-            yield from self._deliver(lines, RETRIEVALS)
+        return self._delivered(requests, Chunks(chunk_lines), RETRIEVALS)
 
     def put_item(
         self, name: str, item_id: str, *, if_match: str | None = None, if_none_match: str | None = None, **options: Unpack[ItemOptions]
@@ -124,12 +125,7 @@ class Client:
         `operations` is read at most `chunk_lines` (or 512 KiB; 64 KiB where they are more than 256) ahead of the outcomes that the caller
         takes. Raises a ClientError where it cannot go on; all operations up to the last yielded outcome are done.
         """
-        chunks, route = chunks_of_writes(chunk_lines), writes(name)
-        for operation in operations:
-            for lines in chunks.add(operation):
-                yield from self._deliver(lines, route)
-        for lines in chunks.rest():
-            yield from self._deliver(lines, route)
+        return self._delivered(operations, chunks_of_writes(chunk_lines), writes(name))
 
     def changes(self, name: str, after: int = 0, limit: int = 1000) -> Changes:
         """What happened to a model's live catalogue after a sequence, at most `limit` operations. Needs an admin key."""
@@ -149,11 +145,11 @@ class Client:
 
     def facets(
         self, name: str, column: str, *, filter: Mapping[str, Any] | None = None, limit: int = 20, version: int | None = None
-    ) -> Facets:
+    ) -> Document:
         """How many items that a query may get have each value of a column; `filter` as in a request, but for that column itself."""
         return self._call(calls.facets(name, column, filter, limit, version))
 
-    def node(self, name: str, number: int = 0, *, tree: int = 0, limit: int = 50, version: int | None = None) -> Node:
+    def node(self, name: str, number: int = 0, *, tree: int = 0, limit: int = 50, version: int | None = None) -> Document:
         """A node of a tree (of a forest the `tree`-th, counted from 0), its children, some of its items, and what is typical of them."""
         return self._call(calls.node(name, number, tree, limit, version))
 
@@ -231,6 +227,13 @@ class Client:
                     break
         return body.content
 
+    def _delivered(self, requests: Iterable[Sent], chunks: Chunks, route: Route[T]) -> Generator[T | RequestFailed, None, None]:
+        for request in requests:
+            for lines in chunks.add(request):
+                yield from self._deliver(lines, route)
+        for lines in chunks.rest():
+            yield from self._deliver(lines, route)
+
     def _deliver(self, lines: list[Line], route: Route[T]) -> Generator[T | RequestFailed, None, None]:
         delivery = Delivery(lines, route, self._retry, self._timeout_s, self._max_answer_bytes)
         while not delivery.done:
@@ -268,26 +271,18 @@ class AsyncClient:
     ) -> None:
         self._timeout_s = check_timeout_s(timeout_s)
         self._max_answer_bytes = _check_bytes(max_answer_bytes)
-        self._http = httpx.AsyncClient(
-            base_url=_base_url(base_url),
-            headers=_headers(api_key),
-            cookies=_no_cookies(),
-            transport=transport,
-            event_hooks={"response": [_forget_redirect_async]},
-        )
+        hooks = {"response": [_forget_redirect_async]}
+        self._http = httpx.AsyncClient(**_identity(base_url, api_key), transport=transport, event_hooks=hooks)
         self._retry = retry
         self._sleep = sleep
 
     async def retrieve(self, queries: Iterable[Query], **options: Unpack[Options]) -> Answer:
         return await self._call(calls.retrieve(Request(queries, **options)))
 
-    async def retrieve_stream(
+    def retrieve_stream(
         self, requests: Iterable[Request] | AsyncIterable[Request], *, chunk_lines: int = CHUNK_LINES
     ) -> AsyncGenerator[Outcome, None]:
-        delivered = self._delivered(requests, Chunks(chunk_lines), RETRIEVALS)
-        async with aclosing(delivered) as outcomes:
-            async for outcome in outcomes:
-                yield outcome
+        return self._delivered(requests, Chunks(chunk_lines), RETRIEVALS)
 
     async def put_item(
         self, name: str, item_id: str, *, if_match: str | None = None, if_none_match: str | None = None, **options: Unpack[ItemOptions]
@@ -300,13 +295,10 @@ class AsyncClient:
     async def delete_item(self, name: str, item_id: str, *, source_version: int | None = None, if_match: str | None = None) -> ItemOutcome:
         return await self._call(calls.delete_item(name, item_id, source_version, if_match))
 
-    async def bulk(
+    def bulk(
         self, name: str, operations: Iterable[Put | Delete] | AsyncIterable[Put | Delete], *, chunk_lines: int = BULK_LINES
     ) -> AsyncGenerator[Written, None]:
-        delivered = self._delivered(operations, chunks_of_writes(chunk_lines), writes(name))
-        async with aclosing(delivered) as outcomes:
-            async for outcome in outcomes:
-                yield outcome
+        return self._delivered(operations, chunks_of_writes(chunk_lines), writes(name))
 
     async def changes(self, name: str, after: int = 0, limit: int = 1000) -> Changes:
         return await self._call(calls.changes(name, after, limit))
@@ -322,10 +314,10 @@ class AsyncClient:
 
     async def facets(
         self, name: str, column: str, *, filter: Mapping[str, Any] | None = None, limit: int = 20, version: int | None = None
-    ) -> Facets:
+    ) -> Document:
         return await self._call(calls.facets(name, column, filter, limit, version))
 
-    async def node(self, name: str, number: int = 0, *, tree: int = 0, limit: int = 50, version: int | None = None) -> Node:
+    async def node(self, name: str, number: int = 0, *, tree: int = 0, limit: int = 50, version: int | None = None) -> Document:
         return await self._call(calls.node(name, number, tree, limit, version))
 
     async def item_path(self, name: str, item_id: str, *, tree: int = 0, version: int | None = None) -> tuple[int, ...]:
@@ -429,6 +421,12 @@ async def _chunks(requests: Iterable[Sent] | AsyncIterable[Sent], chunks: Chunks
         yield lines
 
 
+def _identity(base_url: str, api_key: str | None) -> dict[str, Any]:
+    """What both of httpx's clients are told of the service and of its caller."""
+    no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))  # the service sets none, and a proxy's are not sent back
+    return {"base_url": _base_url(base_url), "headers": _headers(api_key), "cookies": no_cookies}
+
+
 def _base_url(text: str) -> httpx.URL:
     url = httpx.URL(text)
     if url.userinfo:  # it would be sent in the place of the key, and printed with the address
@@ -443,11 +441,6 @@ def _check_bytes(value: int) -> int:
     if value < 1:
         raise ValueError(f"max_answer_bytes: got {value!r}, expected at least 1")
     return value
-
-
-def _no_cookies() -> CookieJar:
-    """A jar that keeps nothing: the service sets no cookies, and those of a proxy in front of it are not sent back."""
-    return CookieJar(DefaultCookiePolicy(allowed_domains=()))
 
 
 def _forget_redirect(response: httpx.Response) -> None:

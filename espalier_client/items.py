@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, Literal, TypedDict
 
-from espalier_client.messages import as_tuple, to_bytes
+from espalier_client.messages import as_tuple, read, to_bytes
 
 NEVER: Literal["never"] = "never"
 """A `valid_until` that lifts the one that an item has."""
@@ -55,16 +55,9 @@ class Put:
     def to_json(self) -> dict[str, Any]:
         """The body of a PUT."""
         until = self.valid_until.isoformat() if isinstance(self.valid_until, datetime) else self.valid_until
-        document = {
-            "fields": self.fields,
-            "events": [_event(event) for event in self.events] or None,
-            "like": self.like or None,
-            "text": self.text,
-            "users": self.users or None,
-            "source_version": self.source_version,
-            "valid_until": until,
-        }
-        named = {name: value for name, value in document.items() if value is not None}
+        given = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "id"}
+        given |= {"events": [_event(event) for event in self.events], "valid_until": until}
+        named = {name: value for name, value in given.items() if value not in (None, (), [])}
         return named | {"valid_until": None} if until == NEVER else named
 
     def to_bytes(self) -> bytes:
@@ -163,43 +156,22 @@ class Changes:
     dropped: int = 0
 
 
-def outcome(item_id: str) -> Any:
+def outcome(item_id: str) -> Callable[[Any], ItemOutcome]:
     """A reader of the answer to a write of this item."""
-
-    def read(document: Any) -> ItemOutcome:
-        placed = _placed(document.get("placed"))
-        found = item_id, document["outcome"], document["sequence"], document["visible"]
-        return ItemOutcome(*found, tuple(document.get("unknown", ())), placed)
-
-    return read
+    return lambda document: read(ItemOutcome, document, id=item_id, visible=document["visible"], placed=_placed(document.get("placed")))
 
 
 def line_outcome(document: Any) -> ItemOutcome:
     """The outcome of a line of a bulk."""
-    found = document["id"], document["outcome"], document["sequence"], document["status"] != 202
-    return ItemOutcome(*found, tuple(document.get("unknown", ())))
+    return read(ItemOutcome, document, visible=document["status"] != 202)
 
 
 def live_item(document: Any) -> LiveItem:
-    return LiveItem(
-        id=document["id"],
-        sequence=document["sequence"],
-        live=document["live"],
-        at=document.get("at"),
-        placed=_placed(document.get("placed")),
-        fields=document.get("fields") or {},
-        events=tuple(document.get("events") or ()),
-        like=tuple(document.get("like") or ()),
-        text=document.get("text"),
-        users=tuple(document.get("users") or ()),
-        source_version=document.get("source_version"),
-        valid_until=document.get("valid_until"),
-    )
+    return read(LiveItem, document, placed=_placed(document.get("placed")))
 
 
 def changes(document: Any) -> Changes:
-    found = tuple(_change(one) for one in document["changes"])
-    return Changes(found, document["sequence"], document.get("journal"), document.get("dropped", 0))
+    return read(Changes, document, changes=tuple(_change(one) for one in document["changes"]))
 
 
 def _change(document: Any) -> Change:
@@ -213,7 +185,7 @@ def _change(document: Any) -> Change:
 
 
 def _placed(document: Any) -> Placement | None:
-    return None if document is None else Placement(document["version"], document["parent"], document["by"])
+    return None if document is None else read(Placement, document)
 
 
 def _event(event: Any) -> Any:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self, TypedDict
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Self, TypedDict, TypeVar
 
-from espalier_client.explanations import Explanation
+T = TypeVar("T")
 
 UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 """Raised by reading a document that is not an answer; RecursionError where it nests too deeply."""
 
+Document = Mapping[str, Any]
+"""JSON as the service sent it; docs/openapi.json has its schemas."""
 Filter = Mapping[str, Sequence[Any] | Mapping[str, Any]]
 """Column → a list of values, or {"min": …, "max": …}."""
 
@@ -116,27 +118,12 @@ class Request:
         as_tuple(self, "queries", "fields", "explain_items")
 
     def to_bytes(self) -> bytes:
-        """The JSON of the request, on one line."""
-        document: dict[str, Any] = {
-            "model": self.model,
-            "version": self.version,
-            "queries": [query.to_json() for query in self.queries],
-            "m": self.m,
-            "beam_size": self.beam_size,
-            "filter": self.filter or None,
-            "exclude_filter": self.exclude_filter or None,
-            "min_score": self.min_score,
-            "timeout_ms": self.timeout_ms,
-            "min_sequence": self.min_sequence,
-            "min_coverage": self.min_coverage,
-            "live": None if self.live else False,
-            "fields": self.fields or None,
-            "rerank": self.rerank or None if isinstance(self.rerank, bool) else {"depth": self.rerank},
-            "explain": self.explain or None,
-            "explain_items": self.explain_items or None,
-            "explain_nodes": self.explain_nodes or None,
-        }
-        return to_bytes({name: value for name, value in document.items() if value is not None})
+        """The JSON of the request, on one line: what is not as it is by default."""
+        given = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
+        document = {name: value for name, value in given.items() if value not in ((), {})}
+        if not isinstance(self.rerank, bool):
+            document["rerank"] = {"depth": self.rerank}
+        return to_bytes(document | {"queries": [query.to_json() for query in self.queries]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +142,7 @@ class Result:
 
     `items` are best first. `complete` is false iff fewer than min(m, eligible items) were found. `beam_size` is the one searched with;
     `degraded`: smaller than what was asked for, since the deadline was near. `unknown`: ids that the catalogue does not have.
-    `explain`: as the service gave it, where it was asked for.
+    `explain`: as the service gave it (`Explanation` of docs/openapi.json), where it was asked for.
     """
 
     items: tuple[Item, ...]
@@ -163,7 +150,7 @@ class Result:
     beam_size: int
     degraded: bool
     unknown: tuple[str, ...]
-    explain: Explanation | None = None
+    explain: Document | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +200,8 @@ class Version:
 
     version: int
     state: str
-    engine: str | None
-    reason: str | None
+    engine: str | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +226,7 @@ class Completion:
     """An item whose id or title starts with the prefix."""
 
     id: str
-    title: str | None
+    title: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,37 +277,27 @@ class RemovedIds(tuple[str, ...]):
         return made
 
 
+def read(kind: type[T], document: Any, **own: Any) -> T:
+    """A dataclass of the document's parts of the same names, lists as tuples; `own` before them, defaults for what is missing or null."""
+    for part in fields(kind):  # type: ignore[arg-type]  # a dataclass
+        if part.name not in own and (document.get(part.name) is not None or part.default is part.default_factory is MISSING):
+            value = document[part.name]
+            own[part.name] = tuple(value) if isinstance(value, list) else value
+    return kind(**own)
+
+
 def answer(document: Any, queries: int | None = None) -> Answer:
     """queries: of how many a result each is wanted; None: unknown. Raises ValueError on another number, and what reading raises."""
-    timing, results = document["timing"], document["results"]
+    results = tuple(_result(one) for one in document["results"])
     if queries is not None and len(results) != queries:
         raise ValueError(f"{len(results)} results of {queries} queries")
-    return Answer(
-        model=document["model"],
-        version=document["version"],
-        engine=document["engine"],
-        results=tuple(_result(result) for result in results),
-        timing=Timing(**{name: timing[name] for name in Timing.__dataclass_fields__ if name != "rerank_ms" or name in timing}),
-        sequence=document.get("sequence"),
-        coverage=_coverage(document.get("coverage")),
-    )
-
-
-def _coverage(document: Any) -> Coverage | None:
-    if document is None:
-        return None
-    return Coverage(document["items"], document["shards"], document["answered"], tuple(document["missing"]))
+    coverage = document.get("coverage")
+    parts = {"timing": read(Timing, document["timing"]), "coverage": None if coverage is None else read(Coverage, coverage)}
+    return read(Answer, document, results=results, **parts)
 
 
 def _result(document: Any) -> Result:
-    return Result(
-        items=tuple(Item(item["id"], item["score"], item.get("fields") or {}, item.get("rerank_score")) for item in document["items"]),
-        complete=document["complete"],
-        beam_size=document["beam_size"],
-        degraded=document.get("degraded", False),
-        unknown=tuple(document["unknown"]),
-        explain=document.get("explain"),
-    )
+    return read(Result, document, items=tuple(read(Item, item) for item in document["items"]), degraded=document.get("degraded", False))
 
 
 def models(document: Any) -> tuple[Model, ...]:
@@ -328,26 +305,24 @@ def models(document: Any) -> tuple[Model, ...]:
 
 
 def model(document: Any) -> Model:
-    versions = tuple(Version(one["version"], one["state"], one.get("engine"), one.get("reason")) for one in document["versions"])
-    described = document.get("trees"), document.get("tail") is not None
-    return Model(document["name"], document["state"], document.get("version"), versions, document, *described)
+    versions = tuple(read(Version, one) for one in document["versions"])
+    own = {"version": document.get("version"), "versions": versions, "description": document}
+    return read(Model, document, **own, has_tail=document.get("tail") is not None)
+
+
+def document(value: Any) -> Document:
+    """Raises TypeError for what is no object of JSON."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{type(value).__name__}, not an object")
+    return value
+
+
+def item_path(document: Any) -> tuple[int, ...]:
+    return tuple(int(number) for number in document["nodes"])
 
 
 def completions(document: Any) -> tuple[Completion, ...]:
-    return tuple(Completion(item["id"], item.get("title")) for item in document["items"])
-
-
-def readiness(document: Any) -> Readiness:
-    return Readiness(document["ready"], tuple(document["reasons"]))
-
-
-def removal(document: Any) -> Removal:
-    return Removal(document["removed"], tuple(document["unknown"]), document.get("etag"), tuple(document.get("behind", ())))
-
-
-def removed_item(document: Any) -> RemovedItem:
-    found = {name: document[name] for name in RemovedItem.__dataclass_fields__ if name != "behind"}
-    return RemovedItem(**found, behind=tuple(document.get("behind", ())))
+    return tuple(read(Completion, item) for item in document["items"])
 
 
 def removed_ids(document: Any) -> RemovedIds:

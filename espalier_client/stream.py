@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import httpx
 
 from espalier_client import items, messages
-from espalier_client.calls import NDJSON, Call, bulk_path
+from espalier_client.calls import NDJSON, Call, model_path
 from espalier_client.errors import ClientError, ConnectionFailed, InvalidAnswer, Overloaded, RequestFailed, Unavailable, from_problem, plain
 from espalier_client.items import Delete, ItemOutcome, Put
 from espalier_client.messages import UNREADABLE, Answer, Request, from_bytes
@@ -54,7 +54,7 @@ RETRIEVALS: Route[Answer] = Route("/retrieve/stream", messages.answer)
 
 def writes(name: str) -> Route[ItemOutcome]:
     """The bulk route of a model."""
-    return Route(bulk_path(name), items.line_outcome)
+    return Route(model_path(name, "items"), items.line_outcome)
 
 
 class Chunks:

@@ -1,4 +1,4 @@
-"""`python -m training COMMAND`: new, fit, relearn, fold, place, assign, import-pecos, fit-ranker, evaluate, compare, inspect, options; and
+"""`python -m training COMMAND`: new, fit, fold, shard, assign, import-pecos, fit-ranker, evaluate, compare, inspect, options; and
 for models on object storage publish, versions, set-default.
 """
 
@@ -119,29 +119,6 @@ def _fit_linear(out: Path, settings: LinearConfig, device: str, resume: bool, jo
 
 
 @app.command()
-def relearn(
-    model: Annotated[Path, typer.Option(help="models/NAME/VERSION, the model whose tree is learned anew")],
-    out: Annotated[Path, typer.Option(help="models/NAME/VERSION, which must not exist yet")],
-    data: Annotated[Path | None, typer.Option(help="a log to read instead of the configured one")] = None,
-    rounds: Annotated[int, typer.Option(help="how often learning the tree and training on it alternate")] = 1,
-    steps: Annotated[int | None, typer.Option(help="training steps of a round; the default is the model's own number")] = None,
-    gap: Annotated[int, typer.Option(help="levels that are matched at once")] = 7,
-    samples: Annotated[int | None, typer.Option(help="most events of training users that the tree is learned from")] = None,
-    gamma: Annotated[
-        float | None, typer.Option(help="γ of the ranks that the tree is learned for; 0 is JTM as published, the default the model's own")
-    ] = None,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where to learn and train")] = "auto",
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint of a killed run")] = False,
-    shard_rows: ShardRows = None,
-) -> None:
-    """Learn the tree of a trained model anew (JTM), train on from its weights, and export a bundle."""
-    from training.deep.earlier import relearn_config
-
-    settings = relearn_config(model, {"rounds": rounds, "gap": gap, "samples": samples, "gamma": gamma}, steps)
-    _fit_deep(out, settings, data, device, resume, shard_rows=shard_rows)
-
-
-@app.command()
 def import_pecos(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="an XR-Linear model as PECOS saves it")],
     out: Annotated[Path, typer.Option(help="models/NAME/VERSION, which must not exist yet")],
@@ -231,22 +208,6 @@ def shard(
 
 
 @app.command()
-def place(
-    model: Annotated[Path, typer.Option(help="models/NAME/VERSION, a model of linear scorers")],
-    items: Annotated[Path, typer.Option(help="Parquet of the new items, with the columns of the model's item table")],
-    out: Annotated[Path, typer.Option(help="models/NAME/VERSION, which must not exist yet")],
-    text: Annotated[str, typer.Option(help="the columns that are an item's text, comma-separated; none for a model of features")] = "",
-) -> None:
-    """Put new items that nobody has searched for into a trained model of texts or features, without training."""
-    from training.linear.placing import place as place_items
-
-    new_version(out)
-    begin = time.perf_counter()
-    bundle = place_items(model, items, tuple(filter(None, text.split(","))), out)
-    _report(bundle, begin)
-
-
-@app.command()
 def assign(
     model: Annotated[Path, typer.Option(help="models/NAME/VERSION, a model of linear scorers")],
     data: Annotated[Path, typer.Option(help="points: XMC text, a SciPy matrix (.npz), or a table of texts (.csv, .tsv, .parquet)")],
@@ -277,7 +238,6 @@ def assign(
 @app.command()
 def options(
     kind: Annotated[str | None, typer.Argument(help="a kind of model or ranker; all are listed without one")] = None,
-    form: Annotated[Literal["text", "toml"], typer.Option("--format", help="toml: a file to begin with")] = "text",
     markdown: Annotated[bool, typer.Option("--markdown", help="all kinds, as docs/options.md has them")] = False,
 ) -> None:
     """List the kinds of models and rankers, or the keys of one with type, default and meaning."""
@@ -288,16 +248,18 @@ def options(
     elif kind is None:
         print(keys.summary())
     else:
-        print(keys.as_toml(kind) if form == "toml" else keys.as_text(kind))
+        print(keys.as_text(kind))
 
 
 def _report(bundle: Bundle, begin: float) -> None:
     """Log what was written, how long it took, and the recall on test users or queries."""
     log.info("wrote %s in %.0f s", bundle.path, time.perf_counter() - begin)
     tested = "test users" if bundle.manifest.query.kind == "history" else f"test queries{_tested(bundle)}"
+    of_history = {"raw": ", items of the history may come back", "seen_excluded": ", without items of the history"}
     for key, rows in bundle.manifest.metrics.get("test", {}).items():
         figures = ", ".join(f"recall@{row['m']} {row['recall']:.4f}" for row in rows)
-        log.info("%s, beam %d, %s: %s", tested, bundle.manifest.search.beam_size, key.replace("_", " "), figures)
+        note = of_history[key] if bundle.manifest.query.kind == "history" else ""
+        log.info("%s, beam %d%s: %s", tested, bundle.manifest.search.beam_size, note, figures)
 
 
 def _tested(bundle: Bundle) -> str:
@@ -339,8 +301,7 @@ def evaluate(
     beams, ms = _numbers("--beam", beam), _numbers("--m", m)
     opened = open_engine(bundle, device, engine, precision=precision)
     stage = measure.second_stage(bundle, rerank, depth)
-    found = _measured_unseen if unseen else _measured
-    count, rows = found(bundle, opened, data, beams, ms, exclude_seen, batch, stage)
+    count, rows = _measured(bundle, opened, data, unseen, beams, ms, exclude_seen, batch, stage)
     name = f"{bundle.manifest.name} version {bundle.manifest.version}"
     notes = (
         [", unseen items alone relevant"] * unseen
@@ -364,55 +325,46 @@ def evaluate(
         }
         json_file.write_text(json.dumps(report, indent=1) + "\n")
     if plot:
-        measure.plot_frontier(rows, f"{name}, {opened.name}", plot)
+        from training.compare.plot import plot_frontier
+
+        plot_frontier(rows, f"{name}, {opened.name}", plot)
 
 
 def _measured(
     bundle: Bundle,
     engine: Engine,
     data: Path | None,
+    unseen: bool,
     beams: list[int],
     ms: list[int],
     exclude_seen: bool,
     batch: int,
     stage: measure.Rerank | None,
 ) -> tuple[int, list[dict[str, Any]]]:
-    """The number of queries, those of a file or the bundle's own held-out ones, and the rows of `training.evaluate`."""
-    from training import evaluate as measure
-    from training.held_out import labelled_queries, pairs_of_log
+    """The number of queries, those of a file or the bundle's own held-out ones, and the rows of `training.evaluate`.
 
-    if bundle.manifest.query.kind == "history":
-        pairs = pairs_of_log(bundle, data) if data else measure.held_out_pairs(bundle)
-        return len(pairs), measure.evaluate(bundle, engine, pairs, beams, ms, exclude_seen, batch, stage)
-    if exclude_seen:
-        raise InvalidConfig("--exclude-seen", True, f"a model of histories, not of {bundle.manifest.query.kind} queries")
-    queries = labelled_queries(bundle, data)
-    return len(queries), measure.measure(bundle, engine, queries, beams, ms, batch, stage)
-
-
-def _measured_unseen(
-    bundle: Bundle,
-    engine: Engine,
-    data: Path | None,
-    beams: list[int],
-    ms: list[int],
-    exclude_seen: bool,
-    batch: int,
-    stage: measure.Rerank | None,
-) -> tuple[int, list[dict[str, Any]]]:
-    """As `_measured`, of items that no training user touched: ranked among all items, and among each other."""
+    unseen  items alone count that no training user touched, ranked among all items and among each other
+    """
     from espalier.masks.eligibility import node_mask
     from training import evaluate as measure
-    from training.held_out import held_out_log
+    from training.held_out import held_out_log, labelled_queries, pairs_of_log
 
-    if bundle.manifest.query.kind != "history":
-        raise InvalidConfig("--unseen", True, f"a model of histories, not of {bundle.manifest.query.kind} queries")
-    log = held_out_log(bundle, data)
-    pairs, rows = log.of_unseen(), []
-    for among, mask in (("all", None), ("unseen", node_mask(bundle.tree, log.unseen_I))):
-        measured = measure.evaluate(bundle, engine, pairs, beams, ms, exclude_seen, batch, stage, mask)
-        rows += [{"among": among} | row for row in measured]
-    return len(pairs), rows
+    kind = bundle.manifest.query.kind
+    for option, given in (("--unseen", unseen), ("--exclude-seen", exclude_seen)):
+        if given and kind != "history":
+            raise InvalidConfig(option, True, f"a model of histories, not of {kind} queries")
+    if unseen:
+        log = held_out_log(bundle, data)
+        pairs, rows = log.of_unseen(), []
+        for among, mask in (("all", None), ("unseen", node_mask(bundle.tree, log.unseen_I))):
+            measured = measure.evaluate(bundle, engine, pairs, beams, ms, exclude_seen, batch, stage, mask)
+            rows += [{"among": among} | row for row in measured]
+        return len(pairs), rows
+    if kind == "history":
+        pairs = pairs_of_log(bundle, data) if data else measure.held_out_pairs(bundle)
+        return len(pairs), measure.evaluate(bundle, engine, pairs, beams, ms, exclude_seen, batch, stage)
+    queries = labelled_queries(bundle, data)
+    return len(queries), measure.measure(bundle, engine, queries, beams, ms, batch, stage)
 
 
 @app.command()

@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -146,7 +145,7 @@ def labelled(kind: Kind, pairs: Sequence[EvaluationPair], exclude_seen: bool = F
     if not isinstance(kind, HistoryKind):
         raise InvalidData("queries", kind.kind, "a model of history queries")
     pairs = without_seen(pairs) if exclude_seen else list(pairs)
-    exclude_BE = _padded([pair.history for pair in pairs]) if exclude_seen and pairs else None
+    exclude_BE = padded([pair.history for pair in pairs]) if exclude_seen and pairs else None
     return LabelledQueries(pad_histories(kind, [pair.history for pair in pairs]), [pair.relevant for pair in pairs], exclude_BE, mask)
 
 
@@ -262,11 +261,12 @@ def _search_all(
     return np.concatenate(found), np.concatenate(scores), search_s, rerank_s
 
 
-def _padded(lists: Sequence[Int64]) -> Int64:
-    padded = np.full((len(lists), max(len(rows) for rows in lists)), NO_ITEM, np.int64)
-    for row, values in zip(padded, lists, strict=True):
-        row[: len(values)] = values
-    return padded
+def padded(lists: Sequence[Int64]) -> Int64:
+    """int64[B, E]: item rows of each query, NO_ITEM behind them; E is at least 1."""
+    rows_BE = np.full((len(lists), max(1, *map(len, lists))), NO_ITEM, np.int64)
+    for row_E, values in zip(rows_BE, lists, strict=True):
+        row_E[: len(values)] = values
+    return rows_BE
 
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
@@ -281,28 +281,3 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
         place = f"{row['among']:>7} " if among else ""
         print(f"{place}{row['beam_size']:6d} {row['m']:5d} {figures}{reranking}")
     print_graded(rows)
-
-
-def plot_frontier(rows: Sequence[dict[str, Any]], title: str, file: Path) -> None:
-    """Recall against ms/query, one line per m, one point per beam size; PNG or SVG by the file's suffix."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    largest = max(row["m"] for row in rows)
-    for row in rows:
-        if row["m"] == largest:  # the other lines have their points at the same places
-            at = (row["ms_per_query"], row["recall"])
-            axes.annotate(f"{row['beam_size']}", at, textcoords="offset points", xytext=(0, 7), ha="center", fontsize=8)
-    for m in sorted({row["m"] for row in rows}):
-        line = sorted((row for row in rows if row["m"] == m), key=lambda row: row["beam_size"])
-        axes.plot([row["ms_per_query"] for row in line], [row["recall"] for row in line], marker="o", label=f"recall@{m}")
-    axes.set(xlabel="ms per query (numbers: beam size)", ylabel="recall", title=title)
-    axes.set_ylim(0, 1.1 * max(row["recall"] for row in rows))
-    axes.set_xlim(0, 1.05 * max(row["ms_per_query"] for row in rows))
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(file, dpi=150)
-    pyplot.close(figure)

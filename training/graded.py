@@ -19,7 +19,7 @@ from espalier.regression_metrics import RankedErrors
 from espalier.relevance import Relevance
 from espalier.weighted_metrics import almost_zero, auprc, propensity_scored, tau_at_k, wn_at_k, wp_at_k
 from training.data.relevance import inverse_propensities
-from training.specification.relevance import RELEVANCE_OPTIONS
+from training.specification.linear import RELEVANCE_OPTIONS
 
 Figures = dict[str, float]
 

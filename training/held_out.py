@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -65,14 +66,20 @@ def held_out_log(bundle: Bundle, file: Path | None = None) -> HeldOutLog:
         interactions = read_interactions(file, config.data.format, Path(work))
         split = split_log(interactions, config.data.split, config.data.format, Path(work), seed=config.seed)
         row_of = bundle.items.rows_of(interactions.item_ids.to_pylist())
-        pairs = [replace(p, history=row_of[p.history], relevant=row_of[p.relevant]) for p in split.test]
+        pairs = in_rows(split.test, row_of)
         touched = row_of[events_of_items(split.lists, split.train) > 0]
     if interactions.fingerprint != bundle.manifest.data.get("sha256"):
         log.warning("%s is not the log that the model was trained on; its test users may have been training users", file)
-    known = [replace(p, history=p.history[p.history >= 0], relevant=p.relevant[p.relevant >= 0]) for p in pairs]
     unseen_I = np.ones(len(bundle.items), np.bool_)
     unseen_I[touched[touched >= 0]] = False
-    return HeldOutLog([pair for pair in known if len(pair.relevant) and (len(pair.history) or pair.vector is not None)], unseen_I)
+    return HeldOutLog(pairs, unseen_I)
+
+
+def in_rows(pairs: Iterable[EvaluationPair], row_of: NDArray[np.int64]) -> list[EvaluationPair]:
+    """Queries of a log in a bundle's item rows (−1: it lacks the item), those that are left with something to ask by and to find."""
+    rows = ((pair, row_of[pair.history], row_of[pair.relevant]) for pair in pairs)
+    known = [replace(pair, history=history[history >= 0], relevant=relevant[relevant >= 0]) for pair, history, relevant in rows]
+    return [pair for pair in known if len(pair.relevant) and (len(pair.history) or pair.vector is not None)]
 
 
 def labelled_queries(bundle: Bundle, file: Path | None) -> LabelledQueries:

@@ -25,7 +25,6 @@ def inspect(bundle: Bundle, seed: int = 0) -> str:
         *_forest(manifest),
         f"query: {_query(manifest.query)}",
         *_relevance(manifest),
-        *_placed(manifest),
         *_live(manifest),
         *_shard(manifest),
         _scorer(manifest),
@@ -94,11 +93,6 @@ def _forest(manifest: Manifest) -> list[str]:
         for number, other in enumerate(manifest.trees, start=2)
     ]
     return [*trees, f"an item's score is its mean over the {1 + len(trees)} trees; what follows is of the first"] if trees else []
-
-
-def _placed(manifest: Manifest) -> list[str]:
-    counts = [placed["items"] for placed in manifest.data.get("placed", [])]
-    return [f"placed without training: {sum(counts)} items"] if counts else []
 
 
 def _relevance(manifest: Manifest) -> list[str]:

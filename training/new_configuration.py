@@ -10,7 +10,7 @@ import json
 import re
 import tempfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from espalier.errors import InvalidConfig, InvalidData
 from training.data.interactions import read_interactions
+from training.data.item_tables import separator_of
 from training.data.log_files import not_utf8, open_text
 from training.data.log_values import Timestamps
 from training.data.parquet_logs import files_of, opened
@@ -93,6 +94,12 @@ class Layout:
                 "a time: name another column with --time, or say --time file",
             )
         return {} if column is None else {"timestamp": column, "timestamp_type": types[column]}
+
+    def say_unused(self, used: Sequence[object]) -> None:
+        """Note the columns that no role has."""
+        unused = [name for name in self.values if name not in used]
+        if unused:
+            self.said.append(f"not used: column{'s' * (len(unused) > 1)} {', '.join(map(repr, unused))}")
 
     def has_epochs(self, column: Column) -> bool:
         """Whether all values of a column that has no name may be times."""
@@ -205,10 +212,13 @@ def _rows(lines: list[str], separator: str) -> list[list[str]]:
 def _texts(layout: Layout, query: Column) -> list[str]:
     from training.data.query_logs import read_log  # needs polars
 
-    item = layout.column("item")
-    frame = read_log(layout.log, str(query), str(item), {})
+    item, separator = layout.column("item"), str(layout.form.get("separator", ""))
+    separator = "" if separator == separator_of(layout.log) or len(separator) > 1 else separator
+    layout.say_unused([query, item])
+    frame = read_log(layout.log, str(query), str(item), {}, separator or None)
     layout.said.append(f"{len(frame):,} rows, {frame['query'].n_unique():,} texts, {frame['item'].n_unique():,} items")
-    return ['format = "log"', f"train = {_toml(str(layout.log))}", f"query = {_toml(query)}", f"item = {_toml(item)}"]
+    lines = ['format = "log"', f"train = {_toml(str(layout.log))}", f"query = {_toml(query)}", f"item = {_toml(item)}"]
+    return lines if not separator else [*lines, f"separator = {_toml(separator)}"]
 
 
 def _histories(layout: Layout, kind: str | None, scratch: Path) -> tuple[str, list[str]]:
@@ -217,6 +227,7 @@ def _histories(layout: Layout, kind: str | None, scratch: Path) -> tuple[str, li
     if layout.values:
         form |= {role: layout.column(role) for role in POSITIONS}
         form |= layout.time([form[role] for role in POSITIONS])
+        layout.say_unused([form[role] for role in (*POSITIONS, "timestamp") if role in form])
     interactions = read_interactions(layout.log, LOG_FORMAT.checked(form | {"min_user_events": 1}), scratch)
     length_U = np.diff(interactions.offset_U1)
     kept = (least for least in LEAST_EVENTS if 2 * length_U[length_U >= least].sum() >= length_U.sum())

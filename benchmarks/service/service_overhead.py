@@ -9,7 +9,6 @@ for 50 items; the bare route validates the same request with pydantic and answer
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 from datetime import UTC, datetime
@@ -23,11 +22,11 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.responses import Response
 
+from benchmarks.report_file import write_report
 from benchmarks.service.serving import serving
 from espalier.bundle import Bundle
 from espalier.bundle_writer import GraphContent, write_bundle
 from espalier.engines.stages import ParentsFound
-from espalier.hardware import hardware
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
 from espalier.queries import HistoryKind, QueryBatch
@@ -100,9 +99,7 @@ def main() -> None:
         "share_of_bare_route": service["requests_per_s"] / bare["requests_per_s"],
     }
     print(f"p50 less the engine {summary['overhead_p50_ms']:.3f} ms, {summary['share_of_bare_route']:.0%} of the bare route's requests/s")
-    if options.json:
-        report = {"hardware": hardware(), "date": datetime.now(UTC).date().isoformat(), "rows": rows, **summary}
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    write_report(options.json, {"rows": rows, **summary})
 
 
 def measure(case: str, concurrency: int, seconds: float) -> dict[str, Any]:

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from benchmarks.papers.product_search.ann import AnnIndex, faiss_is_installed
-from benchmarks.quality.ann_systems import System, index_system, leaf_encoder, leaf_rows, scan_system, timed, tree_system
 from benchmarks.report_file import write_report
+from benchmarks.speed.ann_systems import System, index_system, leaf_encoder, leaf_rows, scan_system, timed, tree_system
 from benchmarks.synthetic import diffusion_bundle, diffusion_queries, synthetic_bundle
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
@@ -135,14 +135,14 @@ def run_product(bundle: Bundle, beams: Sequence[int], m: int, rounds: int, index
     with threadpool_limits(1):
         engine, queries = open_engine(bundle, "cpu"), list(diffusion_queries(bundle, VECTORS).array)
         encode, item_rows_ID = leaf_encoder(bundle), leaf_rows(bundle)
-        exact = scan_system("exact scan", encode, item_rows_ID, m, exclude_seen=False)
+        exact = scan_system("exact scan", encode, item_rows_ID, m)
         exact_BM = np.concatenate([exact.find(query) for query in queries])
-        systems = [tree_system(engine, engine.name, beam, m, exclude_seen=False) for beam in beams]
+        systems = [tree_system(engine, beam, m) for beam in beams]
         if faiss_is_installed():
             index = AnnIndex("hnsw", item_rows_ID, index_file)
-            tried = (index_system("hnsw", encode, index, effort, m, False) for effort in EF_SEARCH if effort < index.full_effort)
+            tried = (index_system("hnsw", encode, index, effort, m) for effort in EF_SEARCH if effort < index.full_effort)
             enough = (system for system in tried if recall(system, queries, exact_BM) >= RECALL)
-            systems.append(next(enough, index_system("hnsw", encode, index, MOST, m, False)))
+            systems.append(next(enough, index_system("hnsw", encode, index, MOST, m)))
         systems.append(exact)
         rows: list[Row] = [
             {"engine": system.name, "knob": system.knob, "recall": round(recall(system, queries, exact_BM), 4), **cost}

@@ -7,8 +7,7 @@ validation queries (benchmarks/results, cold start):
               leaves' weights: about what `prior` makes of an item that no query led to
     bias      the first quartile of the leaves' biases
 
-`python -m training place` puts its items by the same numbers. Weights below the model's smallest are left out. In a bundle's tail the row
-of a new item is x, as if its text were its only training point.
+Weights below the model's smallest are left out. In a bundle's tail the row of a new item is x, as if its text were its only training point.
 
 Legend: P clusters (nodes of the level above the leaves), F features, K neighbours.
 """

@@ -1,4 +1,4 @@
-"""Nearest neighbours against a full scan, and the systems of `benchmarks.why_not_ann` that search by them."""
+"""Nearest neighbours against a full scan, and the systems of `benchmarks.engine_cpu` that search by them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
 from benchmarks.papers.product_search.ann import AnnIndex, Kind, faiss_is_installed
-from benchmarks.quality import ann_systems, why_not_ann
-from training.data.splits import EvaluationPair
+from benchmarks.speed import ann_systems, engine_cpu
 
 Float32 = NDArray[np.float32]
 needs_faiss = pytest.mark.skipif(not faiss_is_installed(), reason="faiss is not installed (the extra `ann`)")
@@ -57,17 +56,12 @@ def test_more_effort_finds_more_and_the_knob_can_be_turned_back(kind: Kind) -> N
 # -- the benchmark --------------------------------------------------------------------------------------------------------
 
 
-def test_the_benchmark_reports_the_mean_recall_of_each_system_at_each_m() -> None:
-    pairs = [EvaluationPair(0, np.array([0]), np.array([1, 60])), EvaluationPair(1, np.array([1]), np.array([2]))]
-    some = ann_systems.System("some", 7, len, lambda history, state: history[None] + np.arange(state, 101))  # the next 100 rows
-    none = ann_systems.System("none", None, len, lambda history, state: np.zeros((1, 0), np.int64), apart=False)
-    rows = why_not_ann.measure([some, none], pairs, timed_queries=1, rounds=1)
-    assert [(row["system"], row["knob"], row["m"], row["recall"]) for row in rows] == [
-        *(("some", 7, m, recall) for m, recall in ((10, 0.75), (50, 0.75), (200, 1.0))),
-        *(("none", None, m, 0.0) for m in (10, 50, 200)),
-    ]
-    for row in rows[:3]:
-        assert 0 < row["encode_ms"] + row["search_ms"] == pytest.approx(row["ms_per_query"], abs=2e-4)
-    for row in rows[3:]:
-        assert (row["encode_ms"], row["search_ms"]) == (None, None)
-        assert row["ms_per_query"] > 0
+def test_the_parts_of_a_systems_time_add_up_and_recall_counts_exact_answers_that_come_back() -> None:
+    queries = [np.array([0.0, 1.0]), np.array([1.0, 0.0])]
+    some = ann_systems.System("some", 7, len, lambda state: np.arange(state, state + 4)[None])
+    none = ann_systems.System("none", None, len, lambda state: np.zeros((1, 0), np.int64))
+    costs = ann_systems.timed([some, none], queries, rounds=3)
+    for cost in costs:
+        assert 0 < cost["encode_ms"] + cost["search_ms"] == pytest.approx(cost["ms_per_query"], abs=2e-4)
+    exact_BM = np.array([[2, 9], [3, 4]])
+    assert [engine_cpu.recall(system, queries, exact_BM) for system in (some, none)] == [0.75, 0.0]

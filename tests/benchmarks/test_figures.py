@@ -1,8 +1,7 @@
-"""Figures of single rows: means over ranges, recall by group, ratios to peers, and what is held out."""
+"""Figures of single rows: recall by group, ratios to peers, and what is held out."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -13,40 +12,10 @@ from benchmarks.papers.product_search import xrlinear_peers
 from benchmarks.papers.product_search.cold_texts import Texts, row_of
 from benchmarks.papers.xreg.labelwise import figures
 from benchmarks.papers.xreg.labelwise_sets import held_out
-from benchmarks.quality import calibration
-from benchmarks.quality.cold_start import protocol
 from espalier.relevance import Relevance
 from espalier.search import NO_ITEM
 from training.data.csr import as_rows
 from training.data.xmc import LabelledPoints
-from training.specification.models import deep_config
-
-
-def test_calibration_has_the_mean_score_and_the_share_of_hits_of_a_range() -> None:
-    scores_R = np.array([0, 0.005, 0.3, 0.4, 0.95, 1], np.float32)
-    hits_R = np.array([False, True, True, True, False, True])
-    rows = calibration.reliability(scores_R, hits_R)
-    assert [(row["from"], row["to"], row["items"], row["hits"]) for row in rows] == [(0, 0.01, 2, 0.5), (0.3, 0.5, 2, 1), (0.9, 1, 2, 0.5)]
-    assert [row["score"] for row in rows] == pytest.approx([0.0025, 0.35, 0.975])
-
-
-def test_the_log_loss_of_a_certain_mistake_is_large_and_finite() -> None:
-    hits_R = np.array([True, False])
-    assert calibration.log_loss(np.array([0.5, 0.5], np.float32), hits_R) == pytest.approx(math.log(2))
-    assert calibration.log_loss(np.array([0, 0], np.float32), hits_R) == pytest.approx(-math.log(calibration.LEAST) / 2)
-
-
-@pytest.mark.parametrize(("order", "kind"), [("file", "otm-sequence"), ("none", "otm-robust")])
-def test_a_cold_start_keeps_the_kind_and_the_settings_of_a_set(order: str, kind: str) -> None:
-    data = {"log": "log.csv", "format": {"order": order}}
-    before = deep_config({"kind": kind, "name": "books", "data": data, "optimiser": {"learning_rate": 0.01}})
-    config = protocol(before, 0.1, "auto", 30, None)
-    assert (config.kind, config.content.columns, config.optimiser.steps) == (kind, "auto", 30)
-    assert config.data.split.unseen_items == 0.1
-    changed = {"content", "optimiser", "data"}
-    assert config.model_dump(exclude=changed) == before.model_dump(exclude=changed)
-    assert config.optimiser.learning_rate == 0.01
-    assert protocol(before, 0.1, "auto", 10**6, None).optimiser.steps == before.optimiser.steps
 
 
 def test_recall_of_a_cold_start_is_counted_by_group() -> None:

@@ -33,12 +33,12 @@ def run(folder: Path, command: str) -> None:
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder where the page's commands have run, but for the service's."""
     folder = tmp_path_factory.mktemp("checkout")
-    for name in ("espalier", "training"):
+    for name in ("espalier", "training", "benchmarks"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "data").mkdir()
     (folder / "data" / "debian-bookworm").symlink_to(ROOT / "data" / "debian-bookworm")
     commands = [line for line in SECTION.splitlines() if line.startswith("python -m ")]
-    assert [command.split()[2] for command in commands] == ["training.data.debian_kinds", "training", "service", "training"]
+    assert [command.split()[2] for command in commands] == ["benchmarks.debian_kinds", "training", "service", "training"]
     for command in commands:
         if " -m service" not in command:
             run(folder, command)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,6 @@ from training.baselines.ials import Ials, factors_of, ials, implicit_is_installe
 from training.baselines.item_cf import fit_item_cf
 from training.baselines.methods import METHODS
 from training.baselines.popularity import fit_popularity
-from training.baselines.product_dnn import ProductDnnConfig
 from training.baselines.sasrec_model import SasRecConfig
 from training.data.user_item_matrix import user_item_matrix
 from training.neighbours.fit import fading
@@ -171,21 +169,6 @@ def test_answers_depend_on_the_seed_and_training_and_validation_users_and_on_no_
         return rows
 
     assert answers([12, 13, 12, 13]) == answers([11, 7, 3])
-
-
-@pytest.mark.parametrize("config", [SasRecConfig(init="random"), ProductDnnConfig(init="random")])
-def test_options_of_networks_that_make_no_sense_are_refused_by_name(config: Any) -> None:
-    numbers = {"width", "layers", "heads", "length", "negatives", "places", "average", "patience", "max_rounds"}
-    numbers |= {"input_dim", "dim", "batch", "max_steps", "round_steps"}
-    wrong: list[tuple[str, Any]] = [(name, 0) for name in numbers] + [("init_std", 0.0), ("init_std", math.inf), ("learning_rate", -1.0)]
-    wrong += [("learning_rate", math.inf), ("hidden", (8, 0)), ("dropout", 1.0), ("weight_decay", -0.1), ("warm_steps", -1)]
-    wrong += [("loss", "half"), ("init", "zeros"), ("proposal", "alias")]
-    own = {field.name for field in fields(config)}
-    for name, value in wrong:
-        if name in own:
-            with pytest.raises(InvalidConfig) as error:
-                replace(config, **{name: value})
-            assert error.value.field == name
 
 
 # -- fusion -------------------------------------------------------------------------------------------------------------

@@ -11,12 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from training.rankers import elimination, plackett_luce
-from training.rankers.elimination import elimination_loss
-from training.rankers.fit import query_losses
-from training.rankers.plackett_luce import plackett_luce_loss
+from training.rankers.choice_models import elimination_gradient, elimination_loss, plackett_luce_gradient, plackett_luce_loss
 from training.rankers.ties import random_order, tied_elimination_loss, tied_plackett_luce_loss
-from training.specification.ranker import ChoiceModel, LinearRankerConfig
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Tied = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -73,9 +69,9 @@ def test_the_gradient_beside_the_curvature_is_autograds_and_the_curvature_is_abo
     f, real = scores(7, 1, 6), torch.ones(1, 6, dtype=torch.bool)
     loss: Loss = elimination_loss if model == "elimination" else plackett_luce_loss
     if model == "elimination":
-        gradient, curvature = elimination.gradient_and_curvature(f, real, real)
+        gradient, curvature = elimination_gradient(f, real)
     else:
-        gradient, curvature = plackett_luce.gradient_and_curvature(f, real)
+        gradient, curvature = plackett_luce_gradient(f, real)
     leaf = f.clone().requires_grad_()
     torch.testing.assert_close(gradient, torch.autograd.grad(loss(leaf, real).sum(), leaf)[0])
     printed = printed_elimination if model == "elimination" else printed_plackett_luce
@@ -83,27 +79,6 @@ def test_the_gradient_beside_the_curvature_is_autograds_and_the_curvature_is_abo
     assert isinstance(hessian, Tensor)
     assert torch.linalg.eigvalsh(torch.diag(curvature[0]) - hessian).min() > -1e-10
     assert torch.linalg.eigvalsh(0.5 * torch.diag(curvature[0]) - hessian).min() < 0
-
-
-# -- top k ----------------------------------------------------------------------------------------------------------------
-
-
-def marginal_of_top(loss: Loss, f: Tensor, k: int) -> float:
-    """−log Σ of the probabilities of all orders with these first k places."""
-    n = len(f)
-    orders = [list(range(k)) + [k + place for place in rest] for rest in itertools.permutations(range(n - k))]
-    ordered = torch.stack([f[order] for order in orders])
-    return float(-(-loss(ordered, all_real(ordered))).logsumexp(0))
-
-
-@pytest.mark.parametrize("kind", ["elimination", "plackett-luce"])
-@pytest.mark.parametrize("k", [1, 2, 4, 5, 9])
-def test_with_top_k_the_loss_is_that_of_the_first_places_alone(kind: ChoiceModel, k: int) -> None:
-    f, grades = scores(4, 1, 5), torch.arange(5.0, 0, -1)[None]
-    config = LinearRankerConfig(loss=kind, top_k=k)
-    loss: Loss = elimination_loss if kind == "elimination" else plackett_luce_loss
-    found = query_losses(config, f, grades, all_real(f), torch.Generator())
-    assert found.item() == pytest.approx(marginal_of_top(loss, f[0], min(k, 5)), rel=1e-6)
 
 
 # -- ties -----------------------------------------------------------------------------------------------------------------

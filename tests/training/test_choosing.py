@@ -117,9 +117,9 @@ def test_the_climb_goes_on_while_quality_rises() -> None:
 
     for best, expected in ((3.0, [0.3, 1.0, 3.0]), (1.0, [0.3, 1.0, 3.0]), (0.3, [0.3, 1.0, 0.1]), (0.03, [0.3, 1.0, 0.1, 0.03])):
         costs, tried = with_best(best)
-        trials = {choosing.FIRST_COST: tried(choosing.FIRST_COST)}
-        choosing._climb(trials, tried)
-        assert costs == expected
+        assert list(choosing._climbed(tried, None)) == costs == expected
+    costs, tried = with_best(3.0)
+    assert list(choosing._climbed(tried, 0.5)) == costs == [0.5]
 
 
 def test_a_trial_learns_from_a_limited_part(monkeypatch: pytest.MonkeyPatch) -> None:

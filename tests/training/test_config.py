@@ -230,8 +230,6 @@ def test_a_kind_is_never_guessed(changed: Raw) -> None:
         {"dropout": 1.0},
         {"learning_rate": 0.0},
         {"learning_rate": NAN},
-        {"top_k": 0},
-        {"top_k": 5, "ties": "marginal"},
         {"patience": 0},
         {"missing": "yes"},
     ],

@@ -1,4 +1,4 @@
-"""Training goes on from a bundle: its tree and weights come back, new items find a place, and `relearn` improves its tree.
+"""Training goes on from a bundle: its tree and weights come back, new items find a place, and its tree is learned anew.
 
 The log: 240 users, each with most of the 15 items of one of 8 clusters, in random order. The earlier model has a random tree.
 """
@@ -25,12 +25,13 @@ from espalier.checks.random_bundles import random_tree
 from espalier.errors import InvalidConfig
 from tests.training.commands import command, written_toml
 from training.data.splits import without_seen
-from training.deep.earlier import EarlierModel, as_earlier, grow, likelihood_of, load_scorer, relearn_config
+from training.deep.earlier import EarlierModel, as_earlier, grow, likelihood_of, load_scorer
 from training.deep.first_model import build_model
 from training.deep.fit import fit
 from training.deep.jtm import Matching, learn_tree
 from training.deep.jtm_samples import draw_samples
 from training.deep.prepare import Prepared, build_tree, prepare
+from training.deep.run import fit_and_export
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
 from training.deep.validation import search_pairs
@@ -262,26 +263,36 @@ def test_a_grown_tree_keeps_its_nodes_and_puts_new_items_where_they_were_sent(se
     assert grown.leaf_count - tree.leaf_count == np.maximum(added - empty, 0).sum()
 
 
-# -- relearn ------------------------------------------------------------------------------------------------------------------
+# -- learning the tree anew ---------------------------------------------------------------------------------------------------
+
+
+def relearning(bundle: Bundle, tree: dict[str, Any], steps: int | None = None) -> DeepConfig:
+    """The configuration of a bundle, changed to learn its tree anew and to train on from its weights."""
+    raw = config_of(bundle.manifest, DeepConfig).model_dump(mode="json")
+    raw["tree"] = {"kind": "jtm"} | tree
+    raw["scorer"]["init"] = "earlier"
+    raw["optimiser"]["steps"] = steps or raw["optimiser"]["steps"]
+    return deep_config(raw | {"earlier_model": str(bundle.path)})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bundle", "softmax_bundle"])
-def test_relearn_raises_the_likelihood_and_writes_a_model_that_finds_about_as_much(
+def test_a_tree_that_is_learned_anew_raises_the_likelihood_and_writes_a_model_that_finds_about_as_much(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bundle: Bundle = request.getfixturevalue(kind)
     out = tmp_path / "models" / "planted" / "2"
     caplog.set_level(logging.INFO, logger="training")
-    options = ("--model", bundle.path, "--out", out, "--rounds", 2, "--steps", 40, "--device", "cpu")
+    config = relearning(bundle, {"rounds": 2}, steps=40)
 
     def fail(*_: Any) -> Bundle:
         raise OSError("no space left")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("training.deep.run.export", fail)
-        assert command("relearn", *options).status == 1
-    assert command("relearn", *options, "--resume").status == 0
+        with pytest.raises(OSError, match="no space left"):
+            fit_and_export(config, None, out, CPU, resume=False)
+    fit_and_export(config, None, out, CPU, resume=True)
     learned = re.findall(r"per sample (\S+) → (\S+) over (\d+) samples, (\d+) of (\d+) items moved", caplog.text)
     assert len(learned) == 4
     assert learned[2:] == learned[:2]  # a resumed run learns the same trees
@@ -304,7 +315,7 @@ def test_the_tree_of_a_softmax_model_is_learned_from_the_ranks_that_it_was_train
     softmax_bundle: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture, given: float | None
 ) -> None:
     caplog.set_level(logging.INFO, logger="training")
-    config = relearn_config(softmax_bundle.path, {"gamma": given}, None)
+    config = relearning(softmax_bundle, {"gamma": given})
     prepared, earlier = opened(config, tmp_path)
     tree = build_tree(config, prepared)
     assert isinstance(config.tree, JtmTree)
@@ -324,21 +335,3 @@ def test_the_tree_of_a_softmax_model_is_learned_from_the_ranks_that_it_was_train
 )
 def test_the_likelihood_of_a_rank_is_that_of_the_objective(kind: str, likelihood: str) -> None:
     assert likelihood_of(deep_config({"kind": kind, "name": "any", "data": {"log": "log.csv"}})) == likelihood
-
-
-def test_relearn_takes_the_models_own_configuration_and_names_a_bad_option(bundle: Bundle, tmp_path: Path) -> None:
-    own = config_of(bundle.manifest, DeepConfig)
-    config = relearn_config(bundle.path, {"rounds": 1, "samples": None, "gap": 2}, None)
-    assert (config.optimiser, config.search, config.data) == (own.optimiser, own.search, own.data)
-    assert (config.tree, config.earlier_model) == (JtmTree(gap=2), bundle.path)
-    with pytest.raises(InvalidConfig, match=r"optimiser\.steps: got 0"):
-        relearn_config(bundle.path, {}, 0)
-    new: list[tuple[tuple[object, ...], str]] = [
-        (("--model", tmp_path / "none", "--out", tmp_path / "a" / "1"), "manifest.json: missing"),
-        (("--model", bundle.path, "--out", bundle.path), "never overwritten"),
-        (("--model", bundle.path, "--out", tmp_path / "a" / "1", "--gap", "0"), "tree.gap: got 0"),
-    ]
-    for options, message in new:
-        outcome = command("relearn", *options)
-        assert outcome.status == 1
-        assert message in outcome.err

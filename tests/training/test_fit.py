@@ -34,7 +34,7 @@ from tests.pictures import Pictures
 from tests.training.commands import command, written_toml
 from training.baselines.popularity import fit_popularity
 from training.data.splits import without_seen
-from training.deep.beam import search
+from training.deep.beam import search_states, sorted_excluded_nodes
 from training.deep.export import check_parity, export
 from training.deep.first_model import build_model
 from training.deep.fit import fit
@@ -399,9 +399,10 @@ def test_the_training_beam_finds_what_the_reference_finds_without_excluded_items
     query = topology.history_nodes(torch.from_numpy(queries.array.astype(np.int64)))
     for excluded in (None, exclude_BE):
         expected = reference.search(queries, SearchParams.uniform(4, beam_size, m, excluded))
-        out = None if excluded is None else torch.from_numpy(excluded)
+        out = None if excluded is None else sorted_excluded_nodes(topology, torch.from_numpy(excluded))
         with torch.no_grad():
-            rows_BM, ranks_BM = search(made.model.eval(), topology, query, beam_size, m, ranking.gamma, ranking.own, out)
+            states_BLS = made.model.eval().state(query)
+            rows_BM, ranks_BM = search_states(made.model, topology, states_BLS, beam_size, m, ranking.gamma, ranking.own, out)
         missing = ((0, 0), (0, m - rows_BM.shape[1]))
         assert_array_equal(np.pad(rows_BM.numpy(), missing, constant_values=-1), expected.item_rows_BM)
         assert_allclose(np.pad(ranks_BM.numpy(), missing, constant_values=-np.inf), expected.ranks_BM, rtol=1e-3, atol=1e-3)

@@ -31,9 +31,10 @@ from espalier.search import NO_ITEM, SearchParams, SearchResult
 from espalier.tree import complete_tree
 from espalier.weighted_metrics import wp_at_k
 from tests.training.commands import command
+from tests.training.placed_items import of_features, put_and_fold
 from tests.training.test_linear_fit import write_toml
 from training import evaluate as evaluate_module
-from training.__main__ import fit, place
+from training.__main__ import fit
 from training.data.relevance import inverse_propensities
 from training.data.splits import EvaluationPair
 from training.evaluate import MIN_QUERIES, LabelledQueries, falls, measure
@@ -129,10 +130,7 @@ def test_a_bundle_keeps_the_counts_of_its_labels(weighted: Path, tmp_path: Path)
     assert grades is not None
     assert grades.inverse_propensity_I is not None
     assert_array_equal(grades.inverse_propensity_I, inverse_propensities(counts, 0.55, 1.5))
-    new = pl.DataFrame({"id": ["new"], "features": [{"indices": [3], "values": [1.0]}]})
-    new.write_parquet(tmp_path / "new.parquet")
-    place(bundle.path, tmp_path / "new.parquet", weighted / "models" / "placed" / "1", text="")
-    placed = Bundle.open(weighted / "models" / "placed" / "1").label_counts()
+    placed = put_and_fold(bundle, of_features([[0, 0, 0, 1]]), tmp_path / "placed" / "1").label_counts()
     assert placed is not None
     assert_array_equal(placed.counts_I, [*counts.counts_I, 0])
 

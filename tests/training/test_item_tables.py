@@ -16,7 +16,7 @@ from espalier.items import ItemTable
 from training.data import item_content as module
 from training.data.item_content import item_content
 from training.data.item_tables import item_table
-from training.specification.content import ContentConfig
+from training.specification.deep import ContentConfig
 
 TEXT = '\ufeffid,title,year,price,live\r\n1,"Toy, ""Story""",1995,2.5,true\r\n02,Heat,,3,false\r\n'
 COLUMNS: dict[str, list[Any]] = {

@@ -8,14 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from numpy.testing import assert_array_equal
 
 from espalier.errors import InvalidData
 from tests import ROOT
-from training.data.letor import read_letor, read_parquet, read_svmlight
+from training.data.letor import read_letor, read_svmlight
 from training.data.ranking_set import RankingSet, concatenated
 
 NAN = np.float32("nan")
@@ -100,30 +98,6 @@ def test_svmlight_lines_with_sizes_of_queries(tmp_path: Path) -> None:
         read_svmlight(lines, written(tmp_path, "1\n3\n", "sizes"))
     with pytest.raises(InvalidData, match="line 2"):
         read_svmlight(lines, written(tmp_path, "3\n0\n", "sizes"))
-
-
-def test_parquet_rows_are_gathered_by_query(tmp_path: Path) -> None:
-    table = pa.table(
-        {
-            "query": ["b", "a", "b", "a"],
-            "item": [7, 8, 9, 7],
-            "grade": [1, 0, 2, 1],
-            "price": pa.array([1.5, None, 2.5, float("nan")], pa.float64()),
-            "seen": [True, False, True, True],
-        }
-    )
-    pq.write_table(table, tmp_path / "t.parquet")
-    data = read_parquet(tmp_path / "t.parquet", "query", "item", "grade")
-    assert (data.query_ids, data.item_ids, data.feature_names) == (("b", "a"), ("7", "9", "8", "7"), ("price", "seen"))
-    assert_array_equal(data.features_RF, np.array([[1.5, 1], [2.5, 1], [NAN, 0], [NAN, 1]], np.float32))
-    assert (data.grades_R.tolist(), data.query_offset.tolist()) == ([1, 2, 0, 1], [0, 2, 4])
-    assert read_parquet(tmp_path / "t.parquet", "query", "item", "grade", ("seen",)).feature_names == ("seen",)
-    with pytest.raises(InvalidData, match="'cost'"):
-        read_parquet(tmp_path / "t.parquet", "query", "item", "grade", ("cost",))
-    with pytest.raises(InvalidData, match=r"'query'.*numbers"):
-        read_parquet(tmp_path / "t.parquet", "item", "item", "grade", ("query",))
-    with pytest.raises(InvalidData, match="nulls"):
-        read_parquet(tmp_path / "t.parquet", "query", "item", "price", ("seen",))
 
 
 def test_a_subset_is_its_queries_in_the_order_asked_for() -> None:

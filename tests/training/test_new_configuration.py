@@ -122,6 +122,17 @@ def test_texts_that_lead_to_items_are_learned_by_xr_linear(tmp_path: Path) -> No
     assert written(log, kind="xreg")["kind"] == "xreg"
 
 
+def test_a_log_of_texts_keeps_its_separator_and_columns_that_are_not_used_are_named(tmp_path: Path) -> None:
+    log = tmp_path / "searches.csv"
+    log.write_text("query;product;price;city\n" + "".join(f"find {item}, please;{item};1;x\n" for _, item, _ in rows()))
+    raw = written(log)
+    assert raw["data"] == {"format": "log", "train": str(log), "query": "query", "item": "product", "separator": ";"}
+    assert "# - not used: columns 'price', 'city'\n" in (tmp_path / "new.toml").read_text()
+    log.write_text(text(",", rows(), "user_id,movieId,rating,timestamp"))
+    written(log)
+    assert "# - not used: column 'rating'\n" in (tmp_path / "new.toml").read_text()
+
+
 def test_a_log_of_users_who_search_needs_a_kind_or_a_column(tmp_path: Path) -> None:
     log = tmp_path / "both.csv"
     log.write_text("user,query,item\n" + "".join(f"{user},find {item},{item}\n" for user, item, _ in rows()))

@@ -5,7 +5,6 @@ forest; what a forest is, and how it is explained.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +18,6 @@ from espalier.bundle import Bundle
 from espalier.bundle_writer import LinearContent, write_bundle
 from espalier.checks.golden import encode_table, verify_golden
 from espalier.checks.random_bundles import (
-    make_bundle,
     make_linear_bundle,
     random_chunks,
     random_queries,
@@ -31,9 +29,8 @@ from espalier.chunks import ARRAYS, TreeChunks
 from espalier.engines import open_engine
 from espalier.engines.linear.chunk_search import L3_HINGE, BeamParams, ChunkSearch
 from espalier.engines.reference import ReferenceEngine
-from espalier.errors import BundleExists, InvalidConfig, InvalidData
-from espalier.items import ItemTable
-from espalier.manifest import ManifestDraft, Ranking
+from espalier.live.operations import ItemBody
+from espalier.manifest import LiveInfo, ManifestDraft, Ranking
 from espalier.masks.eligibility import node_mask
 from espalier.placement.linear_rows import LinearRows
 from espalier.placement.near_items import NearItems
@@ -45,13 +42,12 @@ from service.models.probe import Replay
 from tests.espalier.test_tail import with_tail
 from tests.service.running import run
 from tests.training.commands import command
+from tests.training.placed_items import of_features, put_and_fold
 from tests.training.shop import item_frame, write_shop
 from training.__main__ import fit
-from training.__main__ import place as place_command
 from training.golden import golden_answers
 from training.inspect import inspect
 from training.linear import run as linear_run
-from training.linear.placing import place
 from training.linear.prepare import written_features
 from training.publish import publish
 
@@ -66,11 +62,10 @@ NEW = ["purple-teapot", "red-clock", "blue-clock", "golden-spoon", "purple-lamp"
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A shop of coloured things, a model of it (version 1), and the same with new things (version 2)."""
     folder = tmp_path_factory.mktemp("shop")
-    item_frame(NEW).write_parquet(folder / "new.parquet")
     config = write_shop(folder, data={"own_texts": [["title", "tags"]]})
     models = folder / "models" / "shop"
     fit(config=config, out=models / "1", data=None, test=None, device="cpu", resume=False)
-    place_command(model=models / "1", items=folder / "new.parquet", out=models / "2", text="title,tags")
+    put_and_fold(Bundle.open(models / "1"), described(NEW), models / "2")
     return folder
 
 
@@ -85,16 +80,13 @@ def ask(bundle: Bundle, texts: list[str], params: SearchParams, engine: str | No
     return open_engine(bundle, "cpu", engine).search(encode_texts(kind, bundle.vectoriser, texts), params)
 
 
-def feature_items(ids: list[str], features: list[Any]) -> pl.DataFrame:
-    return pl.DataFrame({"id": ids, "title": [f"Title {item}" for item in ids], "features": features})
-
-
-def placed(bundle: Bundle, dense: Any, out: Path) -> Bundle:
-    """A model of features with new items of these features, [n, F]."""
-    features = [{"indices": np.flatnonzero(row).tolist(), "values": row[row != 0].tolist()} for row in dense]
-    file = out.parent / "new.parquet"
-    feature_items([f"new-{i}" for i in range(len(features))], features).write_parquet(file)
-    return place(bundle.path, file, (), out)
+def described(items: list[str]) -> dict[str, ItemBody]:
+    """New things of the shop with their fields, and their titles and tags as text."""
+    bodies = {}
+    for row in item_frame(items).to_dicts():
+        fields = {name: value for name, value in row.items() if name != "id"}
+        bodies[row["id"]] = ItemBody(fields=fields, text=" ".join([row["title"], *row["tags"]]))
+    return bodies
 
 
 def parents_of(bundle: Bundle, count: int) -> Any:
@@ -130,8 +122,7 @@ def test_the_new_version_says_what_it_is_and_is_whole(bundles: tuple[Bundle, Bun
     before, after = bundles
     assert (after.manifest.name, after.manifest.version) == ("shop", 2)
     assert after.manifest.tree.items == len(before.items) + len(NEW) == after.manifest.data["items"]
-    (told,) = after.manifest.data["placed"]
-    assert told | {"sha256": ""} == {"items": len(NEW), "sha256": "", "text": ["title", "tags"], "into": "shop/1"}
+    assert after.manifest.live == LiveInfo(through=len(NEW), folded_from=1)
     assert after.manifest.data["sha256"] == before.manifest.data["sha256"]
     assert after.manifest.training == before.manifest.training
     assert after.items.to_table().slice(0, len(before.items)).equals(before.items.to_table())
@@ -154,14 +145,13 @@ def test_the_offline_commands_take_it(shop: Path, tmp_path: Path) -> None:
     assert command("evaluate", "--model", model, *options).status == 0
     report = json.loads(rows.read_text())
     assert (report["queries"], report["rows"][0]["recall"]) == (3, 1)
-    assert "placed without training: 5 items" in inspect(Bundle.open(model))
+    assert "live items: up to operation 5, folded from version 1" in inspect(Bundle.open(model))
 
 
 def test_more_items_go_into_a_version_with_placed_ones(shop: Path, tmp_path: Path) -> None:
-    item_frame(["pink-chair", "pink-table"]).write_parquet(tmp_path / "more.parquet")
-    third = place(shop / "models" / "shop" / "2", tmp_path / "more.parquet", ("title",), tmp_path / "other" / "7")
+    second = Bundle.open(shop / "models" / "shop" / "2")
+    third = put_and_fold(second, described(["pink-chair", "pink-table"]), tmp_path / "other" / "7")
     assert (third.manifest.name, third.manifest.version) == ("other", 7)
-    assert [told["into"] for told in third.manifest.data["placed"]] == ["shop/1", "shop/2"]
     assert third.items.ids_of(np.arange(len(third.items)))[-7:] == [*NEW, "pink-chair", "pink-table"]
     found = ask(third, ["pink chair"], SearchParams.uniform(1, 10, 5)).item_rows_BM[0]
     assert "pink-chair" in third.items.ids_of(found)
@@ -174,7 +164,7 @@ def test_items_go_where_the_model_looks_for_them(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     bundle = make_linear_bundle(tmp_path, rng, random_tree(rng, 3, 5), L3_HINGE, integer=False)
     dense = (rng.random((20, WIDTH)) < 0.4) * rng.integers(1, 5, (20, WIDTH)) + np.eye(20)
-    placed_in = parents_of(placed(bundle, dense, tmp_path / "linear" / "2"), 20)
+    placed_in = parents_of(put_and_fold(bundle, of_features(dense), tmp_path / "linear" / "2"), 20)
     own = sparse_rows(dense).normalised()
     search = ChunkSearch(bundle.tree, bundle.chunks, bundle.manifest.ranking, last=2)
     assert_array_equal(placed_in, search.search(own, BeamParams.uniform(20, bundle.tree.level_size(2), 1)).leaves_BM[:, 0])
@@ -185,7 +175,7 @@ def test_a_full_cluster_sends_items_on_to_the_next(tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     bundle = make_linear_bundle(tmp_path, rng, complete_tree(np.arange(16), 4), L3_HINGE, integer=False)
     same = np.tile(np.eye(1, WIDTH), (40, 1))
-    placed_in = parents_of(placed(bundle, same, tmp_path / "linear" / "2"), 40)
+    placed_in = parents_of(put_and_fold(bundle, of_features(same), tmp_path / "linear" / "2"), 40)
     search = ChunkSearch(bundle.tree, bundle.chunks, bundle.manifest.ranking, last=1)
     best = search.search(sparse_rows(same[:1]), BeamParams.uniform(1, 4, 3)).leaves_BM[0]
     assert_array_equal(placed_in, np.repeat(best, [16, 16, 8]))
@@ -222,9 +212,9 @@ def test_weights_are_the_text_and_the_neighbours() -> None:
 def test_a_model_of_features_takes_items_with_features(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     bundle = make_linear_bundle(tmp_path, rng, random_tree(rng, 2, 5), L3_HINGE, integer=False)
-    features = [{"indices": [3, 1], "values": [3.0, 4.0]}, {"indices": [7], "values": [2.0]}]
-    feature_items(["a", "b"], features).write_parquet(tmp_path / "new.parquet")
-    after = place(bundle.path, tmp_path / "new.parquet", (), tmp_path / "linear" / "2")
+    dense = np.zeros((2, WIDTH))
+    dense[0, [3, 1]], dense[1, 7] = (3, 4), 2
+    after = put_and_fold(bundle, of_features(dense, ["a", "b"]), tmp_path / "linear" / "2")
     assert after.items.fields == ("id", "title")
     leaf = int(after.tree.leaf_of_item[after.items.rows_of(["a"])[0]])
     weights = after.chunks.weights_of(after.tree, leaf, np.arange(20, dtype=np.int32))
@@ -239,9 +229,9 @@ def test_a_model_of_features_takes_items_with_features(tmp_path: Path) -> None:
 def test_in_a_tail_an_item_has_its_own_features_and_the_others_keep_theirs(tmp_path: Path, form: Literal["product", "gaussian"]) -> None:
     bundle, _ = with_tail(tmp_path, 5, form)
     assert bundle.tail is not None
-    features = [{"indices": [3, 1], "values": [3.0, 4.0]}, {"indices": [7], "values": [2.0]}]
-    feature_items(["a", "b"], features).write_parquet(tmp_path / "new.parquet")
-    after = place(bundle.path, tmp_path / "new.parquet", (), tmp_path / "tailed" / "2")
+    dense = np.zeros((2, 12))
+    dense[0, [3, 1]], dense[1, 7] = (3, 4), 2
+    after = put_and_fold(bundle, of_features(dense, ["a", "b"]), tmp_path / "tailed" / "2")
     assert after.tail is not None
     assert (after.tail.info.form, after.tail.info.alpha) == (form, bundle.tail.info.alpha)
     old = len(bundle.tail.value)
@@ -253,88 +243,6 @@ def test_in_a_tail_an_item_has_its_own_features_and_the_others_keep_theirs(tmp_p
     found, of_reference = (engine.search(queries, params) for engine in (open_engine(after, "cpu"), ReferenceEngine(after)))
     assert_array_equal(found.item_rows_BM, of_reference.item_rows_BM)
     assert int(found.item_rows_BM[0, 0]) == after.items.rows_of(["b"])[0]
-
-
-@pytest.mark.parametrize(
-    ("features", "message"),
-    [
-        ({"indices": [20], "values": [1.0]}, r"item 'a', features.indices: got '20', expected feature numbers from 0 to 19"),
-        ({"indices": [1, 1], "values": [1.0, 1.0]}, r"item 'a', features.indices: got '1', expected each feature number once"),
-        ({"indices": [], "values": []}, r"item 'a', features: got None, expected something that the model has features for"),
-        (None, r"item 'a', features: got None, expected a struct of the lists indices and values"),
-    ],
-)
-def test_wrong_features_are_named_with_their_item(tmp_path: Path, features: Any, message: str) -> None:
-    rng = np.random.default_rng(5)
-    bundle = make_linear_bundle(tmp_path, rng, random_tree(rng, 2, 5), L3_HINGE)
-    feature_items(["b", "a"], [{"indices": [0], "values": [1.0]}, features]).write_parquet(tmp_path / "new.parquet")
-    with pytest.raises(InvalidData, match=message):
-        place(bundle.path, tmp_path / "new.parquet", (), tmp_path / "linear" / "2")
-    with pytest.raises(InvalidConfig, match=r"--text: got \['title'\], expected none: the model takes features"):
-        place(bundle.path, tmp_path / "new.parquet", ("title",), tmp_path / "linear" / "2")
-
-
-# -- what is wrong ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda frame: frame.with_columns(id=pl.lit("red-lamp")).head(1), "new.parquet, id: got 'red-lamp', expected an id that the model"),
-        (lambda frame: frame.with_columns(id=pl.lit("x")), "items.id: got 'x', expected each id once"),
-        (lambda frame: frame.with_columns(id=pl.lit(None, pl.String)), "items.id: got None, expected a non-empty string"),
-        (lambda frame: frame.drop("title"), r"new.parquet, columns: got .* expected a column 'title'"),
-        (lambda frame: frame.with_columns(weight=1), "new.parquet, columns: got 'weight', expected columns of the model's item table: id"),
-        (lambda frame: frame.with_columns(pl.col("price").cast(pl.String)), "new.parquet, price: got 'large_string', expected int64, as"),
-        (lambda frame: frame.with_columns(price=1.5), "new.parquet, price: .* expected values of int64, as in the model"),
-        (lambda frame: frame.with_columns(tags=pl.lit("a")), "new.parquet, tags: got 'large_string', expected .*list"),
-        (
-            lambda frame: frame.with_columns(title=pl.lit("Ω"), tags=pl.lit(None, pl.List(pl.String))),
-            "new.parquet, item 'purple-teapot', title, tags: got 'Ω', expected something that the model has features for",
-        ),
-    ],
-)
-def test_a_wrong_table_says_what_is_wrong(shop: Path, tmp_path: Path, change: Callable[[pl.DataFrame], pl.DataFrame], message: str) -> None:
-    change(item_frame(NEW)).write_parquet(tmp_path / "new.parquet")
-    with pytest.raises(InvalidData, match=message):
-        place(shop / "models" / "shop" / "1", tmp_path / "new.parquet", ("title", "tags"), tmp_path / "shop" / "2")
-    assert not (tmp_path / "shop").exists()
-
-
-def test_types_of_one_family_are_taken(shop: Path, tmp_path: Path) -> None:
-    frame = item_frame(NEW).with_columns(pl.col("price").cast(pl.Int16), pl.col("colour").cast(pl.Categorical))
-    frame.with_columns(title=pl.col("title") + " thing").write_parquet(tmp_path / "new.parquet")
-    after = place(shop / "models" / "shop" / "1", tmp_path / "new.parquet", ("title",), tmp_path / "shop" / "2")
-    assert after.items.values("colour", after.items.rows_of(["golden-spoon"])) == ["golden"]
-    assert after.items.column("price").type == ItemTable.open(shop / "models" / "shop" / "1" / "items.arrow").column("price").type
-
-
-def test_wrong_options_are_named(shop: Path, tmp_path: Path) -> None:
-    model, new = shop / "models" / "shop" / "1", shop / "new.parquet"
-    for columns, message in (
-        ((), r"--text: got \[\], expected columns of the item table that are its items' text"),
-        (("name",), "--text: got 'name', expected a column of the model's item table: id, title, colour, tags, price"),
-    ):
-        with pytest.raises(InvalidConfig, match=message):
-            place(model, new, columns, tmp_path / "shop" / "2")
-    with pytest.raises(InvalidData, match=r"nowhere.parquet: .* expected a readable Parquet file"):
-        place(model, tmp_path / "nowhere.parquet", ("title",), tmp_path / "shop" / "2")
-    with pytest.raises(BundleExists):
-        place_command(model=model, items=new, out=shop / "models" / "shop" / "2", text="title")
-    with pytest.raises(InvalidConfig, match=r"--out: got .* expected models/NAME/VERSION"):
-        place_command(model=model, items=new, out=tmp_path / "shop" / "new", text="title")
-    rng = np.random.default_rng(0)
-    graphs = make_bundle(tmp_path, rng, complete_tree(np.arange(4), 2))
-    with pytest.raises(InvalidConfig, match=r"--model: got .*tiny/1', expected a model of linear scorers, not of graphs"):
-        place(graphs.path, new, ("title",), tmp_path / "tiny" / "2")
-
-
-def test_too_many_of_a_kind_are_refused(shop: Path, tmp_path: Path) -> None:
-    frame = item_frame([f"pink-{k}lamp" for k in range(400)])
-    frame.with_columns(title=pl.lit("Pink lamp")).write_parquet(tmp_path / "new.parquet")
-    with pytest.raises(InvalidData, match=r"got '400 items', expected at most \d{3} items like these, .* train a new model"):
-        place(shop / "models" / "shop" / "1", tmp_path / "new.parquet", ("title",), tmp_path / "shop" / "2")
-    assert not (tmp_path / "shop").exists()
 
 
 # -- forests ------------------------------------------------------------------------------------------------------------
@@ -452,8 +360,7 @@ def test_an_explanation_tells_what_each_tree_did(forest_shop: Path, forest: Bund
 
 def test_new_items_are_placed_in_every_tree(forest_shop: Path, forest: Bundle, tmp_path: Path) -> None:
     new = ["purple-teapot", "golden-spoon"]
-    item_frame(new).write_parquet(tmp_path / "new.parquet")
-    larger = place(forest.path, tmp_path / "new.parquet", ["title"], tmp_path / "shop" / "3")
+    larger = put_and_fold(forest, described(new), tmp_path / "shop" / "3")
     assert len(larger.trees) == TREES
     for (tree, _), (after, _) in zip(forest.trees, larger.trees, strict=True):
         assert after.item_count == tree.item_count + 2

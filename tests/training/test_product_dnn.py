@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -25,8 +24,7 @@ from espalier.metrics import precision_recall_f
 from tests.training.logs import log_of, split_of
 from training.baselines import product_dnn as product_dnn_method
 from training.baselines.popularity import fit_popularity
-from training.baselines.product_dnn import ProductDnnConfig, build_network, fit_product_dnn
-from training.baselines.product_dnn_model import ProductDnn, load_product_dnn
+from training.baselines.product_dnn import ProductDnn, ProductDnnConfig, build_network, fit_product_dnn
 from training.baselines.sampled_softmax import Proposal, full_softmax_loss, sampled_softmax_loss
 from training.data.interactions import Interactions
 from training.data.splits import Split
@@ -143,7 +141,6 @@ def test_biases_start_at_the_log_of_the_training_users_popularity() -> None:
     assert events_of_items(log, np.array([0, 1])).tolist() == [2, 2, 1, 0]
     bias_I = build_network(log, np.array([0, 1]), replace(SMALL, init="random"), 1).frozen().item_vectors[:, -1]
     assert_allclose(bias_I - bias_I[3], np.log([3, 3, 2, 1]), rtol=1e-6)
-    assert not build_network(log, np.array([0, 1]), replace(SMALL, init="random", bias=False), 1).frozen().item_vectors[:, -1].any()
 
 
 # -- training -------------------------------------------------------------------------------------------------------------
@@ -161,7 +158,7 @@ def test_learns_a_planted_structure_that_popularity_cannot_see(loss: Literal["fu
     assert learned > 0.8 > 0.4 > by_popularity
 
 
-def test_another_seed_gives_another_model_and_what_was_saved_ranks_as_it_did(tmp_path: Path) -> None:
+def test_another_seed_gives_another_model_and_rounds_are_measured() -> None:
     _, split = planted_log()
     config = replace(SMALL, loss="sampled", dropout=0.2, max_steps=12, round_steps=5)
     one, other = (fit_product_dnn(split, config, seed=seed) for seed in (1, 2))
@@ -169,11 +166,6 @@ def test_another_seed_gives_another_model_and_what_was_saved_ranks_as_it_did(tmp
     assert np.abs(one.item_vectors - other.item_vectors).max() > 1e-3
     narrow = fit_product_dnn(split, replace(config, bfloat16=True), seed=1).item_vectors
     assert 0 < np.abs(one.item_vectors - narrow).mean() < 0.03
-    one.save(tmp_path / "model.safetensors")
-    read = load_product_dnn(tmp_path / "model.safetensors")
-    assert (read.windows, read.curve) == (one.windows, one.curve)
-    histories = [pair.history for pair in split.test]
-    assert_array_equal(read.rank(histories, 7, exclude_seen=True), one.rank(histories, 7, exclude_seen=True))
 
 
 def test_the_weights_of_the_best_round_are_kept_and_training_ends_after_the_patience() -> None:

@@ -20,8 +20,7 @@ from espalier.metrics import ndcg
 from training.data.ranking_set import RankingSet
 from training.rankers.export import ranker_onnx
 from training.rankers.fit import PAPER, Descent, Epoch, Ranker, fit_ranker, new_ranker
-from training.rankers.highway import HighwayFunction
-from training.rankers.linear import LinearFunction
+from training.rankers.rank_functions import HighwayFunction, LinearFunction
 from training.rankers.standardise import Standardise
 from training.specification.ranker import ChoiceModel, HighwayConfig, LinearRankerConfig, RankerConfig, Scaling, Ties, ranker_config
 

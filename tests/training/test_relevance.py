@@ -19,8 +19,7 @@ from training.data.query_logs import labelled, read_log
 from training.data.relevance import LabelRelevance, Smoothing, distribution, inverse_propensities, is_graded, scale_of
 from training.data.xmc import read_xmc
 from training.linear.prepare import read_points
-from training.specification.linear import NpzData
-from training.specification.relevance import RELEVANCE_OPTIONS
+from training.specification.linear import RELEVANCE_OPTIONS, NpzData
 
 
 def write(path: Path, text: str) -> Path:
@@ -137,6 +136,17 @@ def test_wrong_counts_say_which_line(tmp_path: Path, row: str, expected: str) ->
     file = write(tmp_path / "log.csv", f"query,item,views,clicks\nq,y,1,1\n{row}\n")
     with pytest.raises(InvalidData, match=expected):
         read_log(file, "query", "item", {"views": "views", "clicks": "clicks"})
+
+
+@pytest.mark.parametrize("mark", [";", "\t"])
+@pytest.mark.parametrize("row", ["lamp{}x", "lamp, red{}x\nlamp, red, old{}y"])
+def test_another_separator_than_the_names_is_named_with_the_key_that_mends_it(tmp_path: Path, mark: str, row: str) -> None:
+    file = write(tmp_path / "log.csv", f"query{mark}item\n{row.replace('{}', mark)}\n")
+    with pytest.raises(InvalidData, match=f"first line has {mark!r} between fields: say so with data.separator".replace("\\", "\\\\")):
+        read_log(file, "query", "item", {})
+    assert read_log(file, "query", "item", {}, mark)["item"][0] == "x"
+    with pytest.raises(InvalidData, match=r"a column 'text'$"):
+        read_log(file, "text", "item", {}, mark)
 
 
 # -- propensities, thresholds ---------------------------------------------------------------------------------------------

@@ -29,9 +29,8 @@ from training.linear.stacking import folds, gain_of, learn
 from training.linear.stacking_examples import Examples, candidates_of, examples_of
 from training.linear.stacking_network import fitted as fitted_network
 from training.linear.stacking_tables import Weighing, tables_of
-from training.specification.linear import LinearConfig
+from training.specification.linear import LinearConfig, StackingOptions
 from training.specification.models import SPECIFICATION
-from training.specification.stacking import StackingOptions
 
 LABELS, GROUPS, KNOWN = 24, 60, len(FEATURES)
 

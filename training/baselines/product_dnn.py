@@ -8,7 +8,7 @@ history averaged, over an input table of its own; a network makes the user vecto
 A fit is a function of configuration, seed and data: batch, dropout and negatives of step s come from (seed, s). Training users alone are
 learned from; validation users choose the step whose weights are kept.
 
-Legend: B queries, T history, P targets, I items, E input width, D vector width, F features.
+Legend: B queries, T history, W windows, P targets, I items, E input width, D vector width, F features, M results.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from espalier.errors import InvalidConfig, InvalidData
-from training.baselines.product_dnn_model import ProductDnn
+from espalier.errors import InvalidData
+from espalier.queries import HistoryKind, pad_histories
 from training.baselines.sampled_softmax import Proposal, full_softmax_loss, sampled_softmax_loss
 from training.data.interactions import Interactions
 from training.data.splits import EvaluationPair, Split, without_seen
@@ -38,6 +38,7 @@ from training.deep.fit import computes_in_bfloat16
 from training.deep.instances import InstanceSource
 from training.deep.scorers.encoders import WindowEncoder
 from training.deep.scorers.heads import dropped
+from training.retrieval.scores import best_of_all
 from training.retrieval.task import Deadline, Fitted, Metric, Task, Trial
 from training.specification.deep import InstanceConfig
 from training.trees.embeddings import item_embeddings, spread_unseen
@@ -61,14 +62,12 @@ class ProductDnnConfig:
     input_dim      width of the input table
     hidden         layers between the windows and the user vector
     dim            width of the user vector and of the output table
-    bias           whether each item has one
     dropout        share of each dense layer's inputs that is set to 0 in training
     init           both tables at the start: `embeddings`, the co-occurrence embeddings that trees start from, or `random`
     init_std       their root mean square
     average        steps over which the weights that are measured and kept are averaged, exponentially, as for trees
     loss           `full` softmax over the catalogue, or `sampled`
-    negatives      sampled: draws per batch, with replacement
-    proposal       sampled: what they are drawn from; `popularity` is 1 + the training users' events of the item, normalised
+    negatives      sampled: draws per batch, all items alike, with replacement
     learning_rate  of Adam, at the first step; it falls linearly to 0 at `max_steps`
     round_steps    steps between two measurements on validation users
     patience       rounds without a better figure after which training ends
@@ -81,14 +80,12 @@ class ProductDnnConfig:
     input_dim: int = 128
     hidden: tuple[int, ...] = (256,)
     dim: int = 128
-    bias: bool = True
     dropout: float = 0.3
     init: Literal["embeddings", "random"] = "embeddings"
     init_std: float = 0.3
     average: int = 200
     loss: Literal["sampled", "full"] = "sampled"
     negatives: int = 2000
-    proposal: Literal["uniform", "popularity"] = "uniform"
     batch: int = 256
     learning_rate: float = 2e-3
     max_steps: int = 4000
@@ -98,21 +95,53 @@ class ProductDnnConfig:
     exclude_seen: bool = True
     bfloat16: bool = False
 
-    def __post_init__(self) -> None:
-        for name in ("input_dim", "dim", "average", "negatives", "batch", "max_steps", "round_steps", "patience"):
-            if getattr(self, name) < 1:
-                raise InvalidConfig(name, getattr(self, name), "at least 1")
-        for name in ("init_std", "learning_rate"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise InvalidConfig(name, getattr(self, name), "a positive number")
-        if min(self.hidden, default=1) < 1:
-            raise InvalidConfig("hidden", self.hidden, "widths of at least 1")
-        if not 0 <= self.dropout < 1:
-            raise InvalidConfig("dropout", self.dropout, "at least 0 and below 1")
-        choices = {"init": ("embeddings", "random"), "loss": ("sampled", "full"), "proposal": ("uniform", "popularity")}
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise InvalidConfig(name, getattr(self, name), " or ".join(known))
+
+@dataclass(frozen=True)
+class ProductDnn:
+    """A trained model in NumPy, so that one query costs no framework's overhead.
+
+    windows        history window lengths, old to recent
+    input_IE       float32[I, E], the input table
+    layers         (float32[in, out], float32[out]) of each dense layer; ReLU between them
+    item_vectors   float32[I, D], contiguous; the last number of each is its bias
+    curve          (step, validation figure) of every round
+    """
+
+    windows: tuple[int, ...]
+    input_IE: Float32
+    layers: tuple[tuple[Float32, Float32], ...]
+    item_vectors: Float32
+    curve: tuple[tuple[int, float], ...] = ()
+
+    def user_vectors(self, histories: Sequence[Int64]) -> Float32:
+        """float32[B, D], the last number of each is 1, so that ⟨user, item⟩ has the bias in it.
+
+        histories  item rows, oldest first; entries below 0 (unknown items) are skipped. Raises InvalidData on rows beyond the catalogue.
+        """
+        history_BT = pad_histories(HistoryKind(length=sum(self.windows)), histories).array
+        if history_BT.size and history_BT.max() >= len(self.input_IE):
+            raise InvalidData("histories", int(history_BT.max()), f"item rows below {len(self.input_IE)}")
+        start_W = np.cumsum((0, *self.windows[:-1]))
+        present_BT = history_BT >= 0
+        rows_BTE = self.input_IE[history_BT]
+        rows_BTE[~present_BT] = 0
+        count_BW: NDArray[np.floating] = np.maximum(np.add.reduceat(present_BT, start_W, axis=1, dtype=np.float32), 1)
+        hidden_BF: Float32 = (np.add.reduceat(rows_BTE, start_W, axis=1) / count_BW[:, :, None]).reshape(len(history_BT), -1)
+        for place, (weight, bias) in enumerate(self.layers):
+            hidden_BF = (np.maximum(hidden_BF, 0) if place else hidden_BF) @ weight + bias
+        return np.concatenate([hidden_BF, np.ones((len(hidden_BF), 1), np.float32)], axis=1)
+
+    @property
+    def bytes(self) -> int:
+        """Of what answering needs."""
+        return self.input_IE.nbytes + self.item_vectors.nbytes + sum(weight.nbytes + bias.nbytes for weight, bias in self.layers)
+
+    def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
+        """int64[B, M = m]: items by inner product, ties by the lower row, without the history's own when `exclude_seen`.
+
+        NO_ITEM fills the row where fewer than m items are left.
+        """
+        return best_of_all(lambda part: self.user_vectors(part) @ self.item_vectors.T, len(self.item_vectors), histories, m, exclude_seen)
 
 
 def product_dnn(task: Task) -> Fitted:
@@ -169,8 +198,7 @@ def fit_product_dnn(
     deadline = deadline or Deadline(None)
     schedule = _Schedule(config, deadline)
     network = build_network(interactions, split.train, config, seed).to(device)
-    weight_I = events_of_items(interactions, split.train) + 1 if config.proposal == "popularity" else np.ones(interactions.item_count)
-    proposal = Proposal(weight_I, device)
+    proposal = Proposal(np.ones(interactions.item_count), device)
     source = InstanceSource(interactions, split.train, config.instances, seed)
     optimiser = torch.optim.Adam(network.parameters(), lr=config.learning_rate, fused=True)
     averaged = averaged_over(config.average, network)
@@ -245,14 +273,14 @@ class _Schedule:
 
 
 class Network(nn.Module):
-    """What is trained: input_IE, dense layers, item_ID and bias_I (a constant 0 without biases)."""
+    """What is trained: input_IE, dense layers, item_ID and bias_I."""
 
     def __init__(self, input_IE: Tensor, item_ID: Tensor, bias_I: Tensor, config: ProductDnnConfig) -> None:
         super().__init__()
         self.windows, self.dropout = config.instances.windows, config.dropout
         self.encoder = WindowEncoder(self.windows, input_IE.shape[1])
         self.input_IE, self.item_ID = nn.Parameter(input_IE), nn.Parameter(item_ID)
-        self.bias_I = nn.Parameter(bias_I if config.bias else torch.zeros_like(bias_I), requires_grad=config.bias)
+        self.bias_I = nn.Parameter(bias_I)
         widths = (self.encoder.features, *config.hidden, item_ID.shape[1])
         self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(widths))
 

@@ -7,7 +7,6 @@ Legend: B queries, T places, I items, D width, M results.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from espalier.errors import InvalidConfig, InvalidData
+from espalier.errors import InvalidData
 from training.deep.scorers.transformer import SequenceEncoder
 from training.retrieval.scores import best_of_all
 
@@ -65,20 +64,6 @@ class SasRecConfig:
     patience: int = 4
     max_rounds: int = 200
     bfloat16: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("width", "layers", "heads", "length", "negatives", "places", "average", "patience", "max_rounds"):
-            if getattr(self, name) < 1:
-                raise InvalidConfig(name, getattr(self, name), "at least 1")
-        for name in ("init_std", "learning_rate"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise InvalidConfig(name, getattr(self, name), "a positive number")
-        for name, most in (("dropout", 1.0), ("weight_decay", math.inf), ("warm_steps", math.inf)):
-            if not 0 <= getattr(self, name) < most:
-                raise InvalidConfig(name, getattr(self, name), f"at least 0 and below {most:g}")
-        for name, known in (("loss", ("full", "sampled")), ("init", ("embeddings", "random"))):
-            if getattr(self, name) not in known:
-                raise InvalidConfig(name, getattr(self, name), " or ".join(known))
 
 
 @dataclass(frozen=True)

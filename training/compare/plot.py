@@ -21,13 +21,10 @@ class Label(NamedTuple):
     size: float
 
 
-def plot_rows(
-    rows: Sequence[dict[str, Any]], early: Collection[str], metric: str, title: str, file: Path, knobs: str = "serving beam"
-) -> None:
+def plot_rows(rows: Sequence[dict[str, Any]], early: Collection[str], metric: str, title: str, file: Path) -> None:
     """One labelled point a method, with its standard error; the serving beams of the recipe are a line. PNG or SVG by the file's suffix.
 
     early   methods that ended early, which are marked
-    knobs   what the numbers beside the points of a line are
     """
     import matplotlib
 
@@ -47,7 +44,7 @@ def plot_rows(
         if len(line) > 1:
             labels += [Label(str(row["beam_size"]), (x, y), (-4, -13), 7) for row, x, y in zip(line, ms, found, strict=True)]
     note = "; *: ended early" if early else ""
-    axes.set(xscale="log", xlabel=f"ms per query, one at a time on one thread (numbers: {knobs}{note})", ylabel=metric, title=title)
+    axes.set(xscale="log", xlabel=f"ms per query, one at a time on one thread (numbers: serving beam{note})", ylabel=metric, title=title)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.margins(x=0.12)
     axes.set_ylim(0, 1.12 * max(row["figures"][metric]["mean"] for row in rows))
@@ -55,6 +52,16 @@ def plot_rows(
     write_labels(figure, axes, labels)
     figure.savefig(file, dpi=150)
     pyplot.close(figure)
+
+
+def plot_frontier(rows: Sequence[dict[str, Any]], title: str, file: Path) -> None:
+    """The rows of `evaluate`: recall against milliseconds, a line for each m and a point for each beam."""
+    points = [
+        {"method": f"recall@{row['m']}", "beam_size": row["beam_size"], "ms_per_query": row["ms_per_query"]}
+        | {"figures": {"recall": {"mean": row["recall"], "se": 0.0}}}
+        for row in rows
+    ]
+    plot_rows(points, (), "recall", title, file)
 
 
 def write_labels(figure: Figure, axes: Axes, labels: Sequence[Label]) -> list[Annotation]:

@@ -26,7 +26,7 @@ from espalier.bundle import WEIGHTS, Bundle
 from espalier.engines import open_engine
 from espalier.errors import InvalidConfig
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
-from espalier.search import NO_ITEM, Engine, NodeMask, SearchParams
+from espalier.search import NO_ITEM, Engine, SearchParams
 from espalier.tree import Tree
 from training.deep.first_model import build_model
 from training.deep.fit import CURVE, steps_of
@@ -37,6 +37,7 @@ from training.deep.ranking import GAMMAS, MEMORY_TRIALS, VALIDATION_QUERIES
 from training.deep.run import train_and_export
 from training.deep.topology import Topology
 from training.deep.validation import validation_pairs, validation_recall
+from training.evaluate import padded
 from training.publish import HELD_OUT_QUERIES
 from training.retrieval.task import Deadline, Fitted, Trial
 from training.specification.deep import DeepConfig
@@ -82,15 +83,15 @@ class Recipe:
     seconds: float
     ended: str | None
 
-    def at(self, beam_size: int, mask: NodeMask | None = None) -> Fitted:
-        """As a method, with a serving beam (more than all leaves is all leaves), among the items of a mask."""
+    def at(self, beam_size: int) -> Fitted:
+        """As a method, with a serving beam (more than all leaves is all leaves)."""
         kind, beam = self.bundle.graph_kind, min(beam_size, self.bundle.tree.leaf_count)
 
         def rank(queries: Sequence[NDArray[Any]], m: int, exclude_seen: bool) -> Int64:
             rows_BM = np.full((len(queries), m), NO_ITEM, np.int64)
             for start in range(0, len(queries), BATCH):
                 part = queries[start : start + BATCH]
-                params = SearchParams.uniform(len(part), beam, m, _padded(part) if exclude_seen else None, mask=mask)
+                params = SearchParams.uniform(len(part), beam, m, padded(part) if exclude_seen else None)
                 batch = pad_histories(kind, part) if isinstance(kind, HistoryKind) else QueryBatch(kind, np.stack(part))
                 found_BM = self.engine.search(batch, params).item_rows_BM
                 rows_BM[start : start + len(part), : found_BM.shape[1]] = found_BM
@@ -175,10 +176,3 @@ def _costs(config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.dev
     if pairs:
         validation_recall(config, topology, model, pairs)
     return float(np.mean(times[WARM_STEPS:])), (time.perf_counter() - begin) / max(1, len(pairs))
-
-
-def _padded(lists: Sequence[Int64]) -> Int64:
-    padded = np.full((len(lists), max(len(rows) for rows in lists)), NO_ITEM, np.int64)
-    for row, values in zip(padded, lists, strict=True):
-        row[: len(values)] = values
-    return padded

@@ -1,4 +1,4 @@
-"""Ranking sets on disk: LETOR's text, SVMlight's text with a file of query sizes, Parquet.
+"""Ranking sets on disk: LETOR's text, SVMlight's text with a file of query sizes.
 
     2 qid:10 1:0.5 2:NULL 3:7 #docid = GX000-24-12369390 …        LETOR: grade, query, feature:value; the rest of the line is a comment
 
@@ -20,9 +20,6 @@ from pathlib import Path
 from typing import TextIO
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from espalier.errors import InvalidData
 from training.data.ranking_set import RankingSet
@@ -80,46 +77,6 @@ def read_svmlight(path: Path, sizes: Path, *, features: int | None = None, absen
     if offset[-1] != lines.rows:
         raise InvalidData(str(sizes), f"{offset[-1]} lines in all", f"{lines.rows}, as {path} has")
     return lines.ranking_set(offset, absent, None, None)
-
-
-def read_parquet(path: Path, query: str, item: str, grade: str, features: tuple[str, ...] | None = None) -> RankingSet:
-    """A Parquet table with a row per query and item.
-
-    query, item, grade  columns of ids and of grades
-    features            numeric columns; None: all the others. Null and NaN are missing values
-
-    Queries come in the order of their first rows, rows of a query in the order of the table. Raises InvalidData where the table is not so.
-    """
-    try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise InvalidData(str(path), str(error), "a readable Parquet file") from error
-    if features is None:
-        features = tuple(name for name in table.column_names if name not in (query, item, grade))
-    for name in (query, item, grade, *features):
-        if table.column_names.count(name) != 1:
-            raise InvalidData(str(path), table.column_names, f"one column {name!r}")
-        column = table.column(name)
-        numeric = pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)
-        if name not in (query, item) and not numeric:
-            raise InvalidData(f"{path}, column {name!r}", str(column.type), "numbers")
-        if name in (query, item, grade) and column.null_count:
-            raise InvalidData(f"{path}, column {name!r}", f"{column.null_count} nulls", "no nulls")
-    codes = table.column(query).combine_chunks().dictionary_encode()  # codes count from the first id that occurs
-    query_R = codes.indices.to_numpy().astype(np.int64)
-    order = np.argsort(query_R, kind="stable")
-    values_RF = np.empty((table.num_rows, len(features)), np.float32)
-    for place, name in enumerate(features):
-        values_RF[:, place] = pc.cast(table.column(name), pa.float32(), safe=False).to_numpy()[order]
-    ids = pc.cast(codes.dictionary, pa.string()).to_pylist()
-    return RankingSet(
-        values_RF,
-        pc.cast(table.column(grade), pa.float32(), safe=False).to_numpy()[order].astype(np.float32),
-        np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(query_R, minlength=len(ids)))]).astype(np.int64),
-        features,
-        tuple(ids),
-        tuple(pc.cast(table.column(item), pa.string()).take(pa.array(order)).to_pylist()),
-    )
 
 
 class _Lines:

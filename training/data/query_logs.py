@@ -19,8 +19,11 @@ from scipy.sparse import csr_array
 from espalier.errors import InvalidData
 from training.data.csr import Csr
 from training.data.item_tables import is_text, separator_of
-from training.data.log_files import line_of
+from training.data.log_files import line_of, open_text
 from training.data.relevance import LARGEST, WEIGHTS, Smoothing, are_weights
+
+SEPARATORS = (";", "\t", "|", ",")
+"""Of fields, the surest first: texts have commas in them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,14 +40,15 @@ class LabelledTexts:
         return len(self.texts)
 
 
-def read_log(file: Path, query: str, item: str, numbers: Mapping[str, str]) -> pl.DataFrame:
+def read_log(file: Path, query: str, item: str, numbers: Mapping[str, str], separator: str | None = None) -> pl.DataFrame:
     """Columns `query` and `item` (strings), and `weight`, or `views` and `clicks` (float64), of a CSV, TSV or Parquet file, gzipped or not.
 
-    numbers  the file's columns of `weight`, or of `views` and `clicks`; empty: every row has the weight 1
+    numbers    the file's columns of `weight`, or of `views` and `clicks`; empty: every row has the weight 1
+    separator  as in `read_table`
     Raises InvalidData where the file is not readable, lacks a column, or has a row without a query or an item, or with a number that
     cannot be.
     """
-    frame = read_table(file, [query, item, *numbers.values()])
+    frame = read_table(file, [query, item, *numbers.values()], separator)
     given = pl.DataFrame(
         [
             _cast(file, frame[query], pl.String).alias("query"),
@@ -81,16 +85,33 @@ def _refuse(file: Path, column: str, values: pl.Series, wrong: NDArray[np.bool_]
         raise InvalidData(f"{file}, {where}, {column}", values[row], expected)
 
 
-def read_table(file: Path, columns: Sequence[str]) -> pl.DataFrame:
-    """Some columns of a CSV, TSV or Parquet file. Raises InvalidData naming a column that is not there."""
+def read_table(file: Path, columns: Sequence[str], separator: str | None = None) -> pl.DataFrame:
+    """Some columns of a CSV, TSV or Parquet file. Raises InvalidData naming a column that is not there.
+
+    separator  of fields of text; None: the one that the file's name says
+    """
+    mark = separator or separator_of(file)
     try:
-        frame = pl.read_csv(file, separator=separator_of(file), infer_schema=False) if is_text(file) else pl.read_parquet(file)
+        frame = pl.read_csv(file, separator=mark, infer_schema=False) if is_text(file) else pl.read_parquet(file)
     except (OSError, pl.exceptions.PolarsError) as error:
-        raise InvalidData(str(file), str(error).splitlines()[0], "a readable .csv, .tsv or Parquet file") from error
+        expected = f"a readable .csv, .tsv or Parquet file{_with_separator(file, mark)}"
+        raise InvalidData(str(file), str(error).splitlines()[0], expected) from error
     for column in columns:
         if column not in frame.columns:
-            raise InvalidData(f"{file}, columns", frame.columns, f"a column {column!r}")
+            raise InvalidData(f"{file}, columns", frame.columns, f"a column {column!r}{_with_separator(file, mark)}")
     return frame.select(list(dict.fromkeys(columns)))
+
+
+def _with_separator(file: Path, separator: str) -> str:
+    """What mends a text whose first line has other separators than the one that it was read with; empty where none looks like it."""
+    if not is_text(file) or not file.is_file():
+        return ""
+    with open_text(file, None) as lines:
+        header = lines.readline().decode("utf-8", "replace")
+    other = next((mark for mark in SEPARATORS if mark in header), None)
+    if other is None or separator in header:
+        return ""
+    return f"; its first line has {other!r} between fields: say so with data.separator, or, of other tables than the log, use ','"
 
 
 def texts_of(frame: pl.DataFrame, columns: Sequence[str]) -> list[str]:

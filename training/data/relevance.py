@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from espalier.errors import InvalidData
 from espalier.label_counts import LabelCounts
 from training.data.csr import Csr
-from training.specification.relevance import RelevanceOptions
+from training.specification.linear import RelevanceOptions
 
 Float64 = NDArray[np.float64]
 SMALLEST, LARGEST = 1e-9, 1e9

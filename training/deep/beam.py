@@ -35,26 +35,6 @@ def keep_best(topology: Topology, nodes_BC: Tensor, rank_BC: Tensor, beam_size: 
 
 
 @torch.no_grad()
-def search(
-    model: NodeScorer,
-    topology: Topology,
-    query: Tensor,
-    beam_size: int,
-    m: int,
-    gamma: float,
-    own: Own = "logit",
-    exclude_BE: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """int64[B, M] item rows, best first, −1 = none, and float32[B, M] their ranks (−inf where none).
-
-    exclude_BE  int64[B, E] item rows that must not come back (−1 = padding); inner nodes all of whose items they are take no place in a
-                beam, as in the engines.
-    """
-    excluded_BX = None if exclude_BE is None else sorted_excluded_nodes(topology, exclude_BE)
-    return search_states(model, topology, model.state(query), beam_size, m, gamma, own, excluded_BX)
-
-
-@torch.no_grad()
 def search_states(
     model: NodeScorer,
     topology: Topology,
@@ -66,9 +46,10 @@ def search_states(
     excluded_BX: Tensor | None = None,
     added: Added | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `search`, from query states. Returns keys instead of ranks: without a memory they are the same.
+    """int64[B, M] item rows, best first, −1 = none, and float32[B, M] their keys (−inf where none); without a memory these are ranks.
 
-    excluded_BX  int64[B, X]: `sorted_excluded_nodes`
+    excluded_BX  int64[B, X]: `sorted_excluded_nodes`, of items that must not come back; inner nodes all of whose items they are take no
+                 place in a beam, as in the engines
     added        what a memory adds to the ranks of nodes
     """
     batch = len(state_BLS)

@@ -27,8 +27,8 @@ from training.data.interactions import Interactions
 from training.deep.jtm import Likelihood, Matching, sum_below
 from training.deep.jtm_samples import Samples, draw_samples
 from training.deep.scorers.model import NodeScorer, new_model
-from training.specification.deep import DeepConfig, JtmTree, TreeOfEarlierModel
-from training.specification.models import config_of, deep_config
+from training.specification.deep import DeepConfig, TreeOfEarlierModel
+from training.specification.models import config_of
 
 log = logging.getLogger(__name__)
 
@@ -87,24 +87,6 @@ def open_earlier(
     grown, source_N = grow(bundle.tree, leaf_I, new, node_n)
     log.info("%s: %d items are where they were, %d are new, %d are gone", path, len(row_I) - len(new), len(new), _gone(bundle, row_I))
     return EarlierModel(grown, _with_rows(model, source_N), length, before.objective.gamma, likelihood)
-
-
-def relearn_config(path: Path, tree: dict[str, object], steps: int | None) -> DeepConfig:
-    """The configuration of a bundle, changed to learn its tree anew and train on from its weights.
-
-    tree   keys of the section `tree`; None leaves one as it is in the bundle
-    steps  None: as many as the bundle's own
-
-    A warm start is left out: the weights are one. Raises InvalidConfig for a wrong value, and the bundle's own errors.
-    """
-    raw = config_of(Bundle.open(path).manifest, DeepConfig).model_dump(mode="json")
-    own = {key: value for key, value in raw["tree"].items() if key in JtmTree.model_fields}
-    raw["tree"] = own | {"kind": "jtm"} | {key: value for key, value in tree.items() if value is not None}
-    raw["scorer"]["init"] = "earlier"
-    if "warm_start" in raw["objective"]:
-        raw["objective"]["warm_start"] = 0.0
-    raw["optimiser"]["steps"] = raw["optimiser"]["steps"] if steps is None else steps
-    return deep_config(raw | {"earlier_model": str(path)})
 
 
 def as_earlier(config: DeepConfig, tree: Tree, model: NodeScorer) -> EarlierModel:

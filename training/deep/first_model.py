@@ -21,6 +21,7 @@ from espalier.queries import VectorKind
 from espalier.tree import Tree
 from training.data.user_item_matrix import events_of_items
 from training.deep.content_rows import add_content
+from training.deep.jtm import sum_below
 from training.deep.parallel import process, processes
 from training.deep.prepare import Prepared, item_embeddings
 from training.deep.queries import query_kind
@@ -114,12 +115,9 @@ def rows_from_embeddings(tree: Tree, embeddings_ID: Float32, std: float) -> Floa
 
 def _means_below(tree: Tree, values_IK: NDArray[np.float64]) -> NDArray[np.float64]:
     """float64[N, K]: means over the items below."""
-    means_NK = np.zeros((tree.node_count, values_IK.shape[1]))
-    means_NK[tree.leaf_of_item] = values_IK
-    for h in range(tree.height - 1, -1, -1):
-        span = tree.level(h)
-        below = means_NK[: tree.level_offset[h + 2]]
-        means_NK[span.start : span.stop] = np.add.reduceat(below, tree.first_child[span.start : span.stop])
+    leaves_nK = np.zeros((tree.leaf_count, values_IK.shape[1]))
+    leaves_nK[tree.leaf_of_item - tree.leaf_offset] = values_IK
+    means_NK = sum_below(tree, leaves_nK, tree.height)
     means_NK /= np.maximum(tree.items_below, 1)[:, None]
     return means_NK
 
@@ -130,10 +128,8 @@ def popularity_biases(tree: Tree, events_I: NDArray[np.float64], gamma: float) -
     rank(n) = b(n) + γ · rank(parent(n)), so b(n) = log p(n) − γ · log p(parent(n)), p the share of all events; 0 for nodes without items.
     A softmax has to learn popularity first, and a slow learning rate takes long over it.
     """
-    share_N = np.zeros(tree.node_count)
-    share_N[tree.leaf_of_item] = (events_I + 1) / (events_I + 1).sum()
-    for h in range(tree.height - 1, -1, -1):
-        span = tree.level(h)
-        share_N[span.start : span.stop] = np.add.reduceat(share_N[: tree.level_offset[h + 2]], tree.first_child[span.start : span.stop])
+    share_n = np.zeros(tree.leaf_count)
+    share_n[tree.leaf_of_item - tree.leaf_offset] = (events_I + 1) / (events_I + 1).sum()
+    share_N = sum_below(tree, share_n, tree.height)
     rank_N = np.log(share_N, out=np.zeros_like(share_N), where=share_N > 0)
     return np.asarray(rank_N - gamma * np.where(share_N > 0, rank_N[tree.parent], 0), np.float32)

@@ -89,8 +89,8 @@ def leaves_below(tree: Tree) -> Int64:
 
 
 def sum_below(tree: Tree, value_n: NDArray[Value], level: int) -> NDArray[Value]:
-    """[N]: values of the nodes of a level, summed upward; 0 below that level."""
-    total_N = np.zeros(tree.node_count, value_n.dtype)
+    """[N, …]: values [n, …] of the nodes of a level, summed upward; 0 below that level."""
+    total_N = np.zeros((tree.node_count, *value_n.shape[1:]), value_n.dtype)
     total_N[tree.level(level).start : tree.level(level).stop] = value_n
     for h in range(level - 1, -1, -1):
         span = tree.level(h)

@@ -34,7 +34,8 @@ from espalier.tree import Tree
 from training.data.csr import Csr, as_rows
 from training.data.xmc import LabelledPoints
 from training.linear.fit import fit_linear
-from training.retrieval.tuning import Option
+from training.retrieval.task import Deadline
+from training.retrieval.tuning import Option, Options, search
 from training.specification.linear import AUTO, LinearOptions
 from training.trees.hierarchical_kmeans import hierarchical_kmeans
 
@@ -153,9 +154,7 @@ def choose(
         log.info("C = %g: γ = %g is best, quality %.4f", cost, best.gamma, best.quality)
         return trials
 
-    trials = {cost: tried(cost) for cost in [FIRST_COST if options.cost == AUTO else options.cost]}
-    if options.cost == AUTO:
-        _climb(trials, tried)
+    trials = _climbed(tried, None if options.cost == AUTO else options.cost)
     best = max((_best(own) for own in trials.values()), key=lambda trial: trial.quality)
     rows = [trial.row() for own in trials.values() for trial in own]
     log.info("C = %g, γ = %g, chosen by %d held-out points", best.cost, best.gamma, held_out)
@@ -163,17 +162,16 @@ def choose(
     return Choice(options.model_copy(update={"cost": best.cost, "gamma": best.gamma}), report)
 
 
-def _climb(trials: dict[float, list[Trial]], tried: Callable[[float], list[Trial]]) -> None:
-    """Add trials of larger C while they are better, else of smaller C."""
-    for direction in (1, -1):
-        best = FIRST_COST
-        while (after := COSTS.beside(best, direction)) is not None:
-            trials[after] = tried(after)
-            if _best(trials[after]).quality <= _best(trials[best]).quality:
-                break
-            best = after
-        if best != FIRST_COST:
-            return
+def _climbed(tried: Callable[[float], list[Trial]], cost: float | None) -> dict[float, list[Trial]]:
+    """The trials of each C, in order: of one, or (None) of FIRST_COST, of larger ones while they are better, else of smaller ones."""
+    trials: dict[float, list[Trial]] = {}
+
+    def quality(chosen: Options) -> float:
+        trials[chosen["cost"]] = tried(chosen["cost"])
+        return _best(trials[chosen["cost"]]).quality
+
+    search(quality, [{"cost": cost or FIRST_COST}], [COSTS] if cost is None else [], Deadline(None))
+    return trials
 
 
 def _best(trials: list[Trial]) -> Trial:
@@ -186,13 +184,13 @@ def _measured(
     tree: Tree, chunks: Chunks, options: LinearOptions, gamma: float, held: LabelledPoints, beams: Sequence[int], threads: int
 ) -> NDArray[np.float64]:
     """float64[beams, Q]: the means of `MEASURES`."""
-    search = ChunkSearch(tree, chunks, options.ranking.model_copy(update={"gamma": gamma}), threads=threads)
+    searched = ChunkSearch(tree, chunks, options.ranking.model_copy(update={"gamma": gamma}), threads=threads)
     relevant = [held.labels_of(b) for b in range(len(held))]
     found = []
     try:
         for beam in beams:
             params = BeamParams.uniform(len(held), beam, min(RESULTS, tree.item_count))
-            leaves_BM = search.search(as_rows(held.points), params).leaves_BM
+            leaves_BM = searched.search(as_rows(held.points), params).leaves_BM
             rows_BM = np.where(leaves_BM >= 0, tree.leaf_item[np.maximum(leaves_BM - tree.leaf_offset, 0)], NO_ITEM)
             columns = (
                 ndcg_at_m(rows_BM, relevant, 5),
@@ -200,7 +198,7 @@ def _measured(
             )
             found.append([float(column_B.mean()) for column_B in columns])
     finally:
-        search.close()
+        searched.close()
     return np.array(found)
 
 

@@ -322,7 +322,7 @@ def _split(count: int, share: float, seed: int) -> tuple[NDArray[np.int64], NDAr
 
 def _read_pairs(data: LogData, file: Path) -> pl.DataFrame:
     """The rows of a log, with texts in place of ids where the queries are ids."""
-    pairs = read_log(file, data.query, data.item, data.numbers)
+    pairs = read_log(file, data.query, data.item, data.numbers, data.separator)
     return pairs if data.texts is None else _looked_up(pairs, data.texts, data.text_columns)
 
 

@@ -27,7 +27,7 @@ from training.data.xmc import LabelledPoints
 from training.linear.stacking_examples import Examples, Train, examples_of
 from training.linear.stacking_network import fitted, logits
 from training.linear.stacking_tables import Weighing, tables_of
-from training.specification.stacking import StackingOptions
+from training.specification.linear import StackingOptions
 
 log = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ from espalier.metrics import ndcg_at_m, precision_recall_f
 from espalier.rerank.features import RankFeatures
 from espalier.search import NO_ITEM, Engine, SearchParams
 from training.data.ranking_set import RankingSet
+from training.evaluate import padded
 from training.rankers.graded_queries import GradedQueries
 
 Int64 = NDArray[np.int64]
@@ -68,7 +69,8 @@ def retrieve(engine: Engine, features: RankFeatures, graded: GradedQueries, dept
         for start in range(0, len(graded), BATCH):
             places = np.arange(start, min(start + BATCH, len(graded)))
             queries = graded.queries.take(places)
-            result = engine.search(queries, SearchParams.uniform(len(places), beam_size, depth, _excluded(graded, places)))
+            seen_BE = None if graded.seen is None else padded([graded.seen[b] for b in places.tolist()])
+            result = engine.search(queries, SearchParams.uniform(len(places), beam_size, depth, seen_BE))
             for b, place in enumerate(places.tolist()):
                 count = int(result.count_B[b])
                 if count == 0:
@@ -96,13 +98,3 @@ def _grades(rows_N: Int64, items: Int64, grades: NDArray[np.float32]) -> NDArray
         return np.zeros(len(rows_N), np.float32)
     place = np.minimum(np.searchsorted(sorted_items, rows_N), len(items) - 1)
     return np.where(sorted_items[place] == rows_N, grades[order][place], np.float32(0)).astype(np.float32)
-
-
-def _excluded(graded: GradedQueries, places: Int64) -> Int64 | None:
-    if graded.seen is None:
-        return None
-    lists = [graded.seen[b] for b in places.tolist()]
-    exclude_BE = np.full((len(lists), max(1, *map(len, lists))), NO_ITEM, np.int64)
-    for row, own in zip(exclude_BE, lists, strict=True):
-        row[: len(own)] = own
-    return exclude_BE

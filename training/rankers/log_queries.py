@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +20,7 @@ from training.data.csr import as_rows
 from training.data.splits import EvaluationPair
 from training.data.xmc import LabelledPoints
 from training.evaluate import labelled
+from training.held_out import in_rows
 from training.rankers.graded_queries import GradedQueries, QuerySplit, equally_relevant
 from training.specification.deep import DeepConfig
 from training.specification.linear import LinearConfig
@@ -82,9 +82,8 @@ def _from_lists(bundle: Bundle, data: Path | None, users: Users, exclude_seen: b
         split = split_log(interactions, config.data.split, config.data.format, Path(work), seed=config.seed)
         row_of = bundle.items.rows_of(interactions.item_ids.to_pylist())
 
-        def in_rows(pairs: Sequence[EvaluationPair]) -> list[EvaluationPair]:
-            found = [replace(p, history=_known(row_of[p.history]), relevant=_known(row_of[p.relevant])) for p in pairs]
-            found = [p for p in found if len(p.relevant) and (len(p.history) or p.vector is not None)]
+        def asked(pairs: Sequence[EvaluationPair]) -> list[EvaluationPair]:
+            found = in_rows(pairs, row_of)
             return without_seen(found) if exclude_seen else found
 
         if interactions.vectors_UF is None:
@@ -92,8 +91,7 @@ def _from_lists(bundle: Bundle, data: Path | None, users: Users, exclude_seen: b
         else:
             most = max(1, VECTOR_NUMBERS // interactions.vectors_UF.shape[1])
             pairs = whole_lists(split.lists, split.train[:: -(-len(split.train) // most)])
-        train = in_rows(pairs)
-        valid, test = in_rows(split.validation), in_rows(split.test)
+        train, valid, test = asked(pairs), asked(split.validation), asked(split.test)
     if users == "validation":
         if len(valid) < 2:
             found = f"validation, and {len(valid)} validation users of the model have a query"

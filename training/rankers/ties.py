@@ -49,11 +49,11 @@ def tied_plackett_luce_loss(scores_BN: Tensor, grades_BN: Tensor, present_BN: Te
 def _chain(log_worth_BN: Tensor, grades_BN: Tensor, present_BN: Tensor, left: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     loss_B = log_worth_BN.sum(-1) * 0  # with a gradient, also where all grades are equal
     for grade in torch.unique(grades_BN[present_BN]):
-        loss_B = loss_B - log_group_first(log_worth_BN, present_BN & (grades_BN == grade), present_BN & left(grades_BN, grade))
+        loss_B = loss_B - _log_group_first(log_worth_BN, present_BN & (grades_BN == grade), present_BN & left(grades_BN, grade))
     return loss_B
 
 
-def log_group_first(log_worth_BN: Tensor, group_BN: Tensor, rest_BN: Tensor) -> Tensor:
+def _log_group_first(log_worth_BN: Tensor, group_BN: Tensor, rest_BN: Tensor) -> Tensor:
     """[B]: the log of the probability that all items of the group leave before any of the rest; 0 where one of both is empty."""
     both_B = group_BN.any(-1) & rest_BN.any(-1)
     if not both_B.any():

@@ -10,15 +10,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from espalier.content_info import MOST_FEATURES
 from espalier.errors import InvalidConfig
 from espalier.manifest import ModelName
 from espalier.queries import MAX_HISTORY
-from training.specification.content import ContentConfig
 from training.specification.log_format import CsvFormat, LogFormat, TableFormat, VectorsFormat
-from training.specification.memory import MemoryConfig
 from training.specification.optimiser import OptimiserConfig, SequenceOptimiser
 from training.specification.scorers import ProductScorer, Scorer
-from training.specification.sections import SHARE, SearchLimits, Section, default_kind
+from training.specification.sections import SHARE, SearchLimits, Section, auto_or, auto_or_integer, default_kind
 from training.specification.sequence import SequenceInstances, SequenceObjective, SequenceScorer
 from training.specification.splits import DateSplit, LastSplit, SplitConfig, UserSplit, microseconds
 
@@ -29,8 +28,10 @@ PAPER_WINDOWS = (20, 20, 10, 10, 2, 2, 2, 1, 1, 1)
 class DataConfig(Section):
     """The log, the item table, and what is held out for measuring."""
 
-    log: Path = Field(description="the log. `--data` reads another one")
-    items: Path | None = Field(default=None, description="item table with a column `id`. Parquet, or text named .csv or .tsv")
+    log: Path
+    """the log. `--data` reads another one"""
+    items: Path | None = None
+    """item table with a column `id`. Parquet, or text named .csv or .tsv"""
     format: LogFormat = CsvFormat()
     split: SplitConfig = UserSplit()
 
@@ -64,24 +65,15 @@ class DataConfig(Section):
 class InstanceConfig(Section):
     """How a user's list becomes a training instance: a history and its targets."""
 
-    windows: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        default=PAPER_WINDOWS,
-        min_length=1,
-        description="history window lengths, old to recent. Their sum is the history length. Lists without an order want one window",
-    )
-    split: Literal["half", "random"] = Field(
-        default="random",
-        description=(
-            'where a list is cut: `"half"` or `"random"`. `"half"`: the first half of the list is the history '
-            '(OTM). `"random"`: another position each time the user is drawn'
-        ),
-    )
-    targets: int = Field(
-        default=1,
-        ge=1,
-        description="largest number of targets. 1 is the next item (TDM). Long lists, and lists without an order, want several",
-    )
-    cold_share: float = Field(default=0.02, ge=0, lt=1, description="share of training examples without a history")
+    windows: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=PAPER_WINDOWS, min_length=1)
+    """history window lengths, old to recent. Their sum is the history length. Lists without an order want one window"""
+    split: Literal["half", "random"] = "random"
+    """where a list is cut: `"half"` or `"random"`. `"half"`: the first half of the list is the history (OTM). `"random"`: another position
+    each time the user is drawn"""
+    targets: int = Field(default=1, ge=1)
+    """largest number of targets. 1 is the next item (TDM). Long lists, and lists without an order, want several"""
+    cold_share: float = Field(default=0.02, ge=0, lt=1)
+    """share of training examples without a history"""
 
     @field_validator("windows")
     @classmethod
@@ -95,7 +87,8 @@ class InstanceConfig(Section):
 
 
 class _Tree(Section):
-    branching: int = Field(default=2, ge=2, le=256, description="children of a node")
+    branching: int = Field(default=2, ge=2, le=256)
+    """children of a node"""
 
 
 class RandomTree(_Tree):
@@ -120,12 +113,10 @@ class TreeOfEarlierModel(_Tree):
     """A tree whose nodes are those of `earlier_model`."""
 
     kind: str
-    gap: int = Field(
-        default=7,
-        ge=1,
-        description="levels matched at once (d of JTM's Algorithm 2). Fewer where a node would have over 256 descendants",
-    )
-    samples: int = Field(default=200_000, ge=1, description="largest number of events that assign items")
+    gap: int = Field(default=7, ge=1)
+    """levels matched at once (d of JTM's Algorithm 2). Fewer where a node would have over 256 descendants"""
+    samples: int = Field(default=200_000, ge=1)
+    """largest number of events that assign items"""
 
 
 class EarlierTree(TreeOfEarlierModel):
@@ -138,13 +129,10 @@ class JtmTree(TreeOfEarlierModel):
     """The tree of `earlier_model` with its items assigned anew by that model (JTM)."""
 
     kind: Literal["jtm"] = "jtm"
-    gamma: float | None = Field(
-        default=None,
-        ge=0,
-        le=1,
-        description="γ of the ranks that assign items. 0 is JTM as published, the default the earlier model's",
-    )
-    rounds: int = Field(default=1, ge=1, description="rounds of assigning items and training")
+    gamma: float | None = Field(default=None, ge=0, le=1)
+    """γ of the ranks that assign items. 0 is JTM as published, the default the earlier model's"""
+    rounds: int = Field(default=1, ge=1)
+    """rounds of assigning items and training"""
 
 
 Tree = Annotated[RandomTree | CategoryTree | KMeansTree | EarlierTree | JtmTree, Field(discriminator="kind"), default_kind("kmeans")]
@@ -154,33 +142,38 @@ Tree = Annotated[RandomTree | CategoryTree | KMeansTree | EarlierTree | JtmTree,
 
 
 class _Negatives(Section):
-    negatives: int = Field(default=200, ge=1, description="random negatives on the leaf level, for `tdm` and warm starts")
-    negative_decay: float = Field(
-        default=0.7, gt=0, le=1, description="negatives of a level over those of the level below. At least 8 are drawn"
-    )
+    negatives: int = Field(default=200, ge=1)
+    """random negatives on the leaf level, for `tdm` and warm starts"""
+    negative_decay: float = Field(default=0.7, gt=0, le=1)
+    """negatives of a level over those of the level below. At least 8 are drawn"""
 
 
 class _BeamObjective(_Negatives):
-    beam_size: int = Field(default=200, ge=1, description="training beam size. As large as the serving beam is best")
-    gamma: float = Field(default=0.0, ge=0, le=1, description="γ of the ranks in training")
-    warm_start: float = Field(
-        default=0.0, ge=0, lt=1, description="share of the steps that train `tdm` first. From scratch, `otm` fails on real logs without it"
-    )
+    beam_size: int = Field(default=200, ge=1)
+    """training beam size. As large as the serving beam is best"""
+    gamma: float = Field(default=0.0, ge=0, le=1)
+    """γ of the ranks in training"""
+    warm_start: float = Field(default=0.0, ge=0, lt=1)
+    """share of the steps that train `tdm` first. From scratch, `otm` fails on real logs without it"""
 
 
 class RobustObjective(_BeamObjective):
     """The softmax over whole levels, estimated from a beam and random nodes."""
 
-    beam_size: int = Field(default=50, ge=1, description="training beam size")
-    gamma: float = Field(default=0.5, ge=0, le=1, description="γ of the ranks in training")
-    random_nodes: int = Field(default=50, ge=1, description="random nodes per level. They estimate the sum over the nodes outside the beam")
-    level_decay: float = Field(default=0.7, gt=0, le=1, description="weight of a level over that of the level below")
+    beam_size: int = Field(default=50, ge=1)
+    """training beam size"""
+    gamma: float = Field(default=0.5, ge=0, le=1)
+    random_nodes: int = Field(default=50, ge=1)
+    """random nodes per level. They estimate the sum over the nodes outside the beam"""
+    level_decay: float = Field(default=0.7, gt=0, le=1)
+    """weight of a level over that of the level below"""
 
 
 class OtmObjective(_BeamObjective):
     """Cross-entropy on the nodes that a beam visits."""
 
-    random_nodes: int = Field(default=0, ge=0, description="random nodes per level. OTM Proposition 3")
+    random_nodes: int = Field(default=0, ge=0)
+    """random nodes per level. OTM Proposition 3"""
 
 
 class SampledObjective(_BeamObjective):
@@ -202,33 +195,73 @@ class PathObjective(Section):
 Objective = RobustObjective | OtmObjective | SampledObjective | TdmObjective | PathObjective | SequenceObjective
 
 
+# -- content and memory --------------------------------------------------------------------------------------------------
+
+
+class ContentConfig(Section):
+    """Attributes and texts of items in the rows of their leaves."""
+
+    columns: Literal["auto"] | tuple[str, ...] = ()
+    """item table columns that enter leaf rows, or `"auto"`. `"auto"`: all but `id` that hold strings, lists of strings or numbers. None:
+    rows know nothing of content"""
+    features: int = Field(default=16_384, ge=16, le=MOST_FEATURES)
+    """largest number of features. They are made of the columns: values, then words, by frequency"""
+    drop: float = Field(default=0.2, ge=0, lt=1)
+    """share of items without their own part in a step. Content alone then finds them"""
+
+    @field_validator("columns", mode="before")
+    @classmethod
+    def _auto_or_names(cls, columns: object) -> object:
+        if isinstance(columns, str) and columns != "auto":
+            raise ValueError('"auto" or a list of column names')
+        return columns
+
+
+MOST_NEIGHBOURS = 4096
+"""As many as a bundle may hold of an item."""
+LEAST_WEIGHT = 0.001
+"""A part of a rank this small is within what engines may differ by; far smaller ones vanish in float32, and the memory would do nothing."""
+MOST_WEIGHT = 1_000_000
+"""Ranks count for nothing long before; and what no float32 can hold would only be found out at the export."""
+
+WEIGHT = auto_or(
+    f"0, or a number from {LEAST_WEIGHT} to {MOST_WEIGHT}", lambda weight: weight == 0 or LEAST_WEIGHT <= weight <= MOST_WEIGHT
+)
+
+
+class MemoryConfig(Section):
+    """Item neighbours that the search adds to the ranks of a tree: key = rank + weight · memory."""
+
+    neighbours: Annotated[Literal["auto"] | int, auto_or_integer(1, MOST_NEIGHBOURS)] = "auto"
+    """neighbours kept per item, 1 to 4096, or `"auto"`. `"auto"`: of 32 to 4096 the fewest within a standard error of the best"""
+    weight: Annotated[Literal["auto"] | float, WEIGHT] = "auto"
+    """λ, the weight of the memory, or `"auto"`. From 0.001 to 1,000,000, in units of the mean difference between the first and the last of
+    the 200 items that a history's memory ranks highest. 0: no memory. `"auto"`: the best for validation users, or no memory where they do
+    not gain more than a standard error"""
+
+
 # -- search --------------------------------------------------------------------------------------------------
 
 
 class SearchConfig(SearchLimits):
     """Search defaults and limits of the exported model, and γ."""
 
-    gamma: Annotated[Literal["auto"] | float, SHARE] = Field(
-        default="auto", description='γ of the ranks, 0 to 1, or `"auto"`. `"auto"`: the one that finds most for validation users'
-    )
-    exclude_seen: bool = Field(default=True, description="choose and calibrate without the history's items")
+    gamma: Annotated[Literal["auto"] | float, SHARE] = "auto"
+    """γ of the ranks, 0 to 1, or `"auto"`. `"auto"`: the one that finds most for validation users"""
+    exclude_seen: bool = True
+    """choose and calibrate without the history's items"""
 
 
 class DeepConfig(Section):
     """A whole training run over a log of users and items. Its kinds differ in the objective."""
 
     kind: str
-    name: ModelName = Field(description="name of the model. The NAME in `--out` overrides it")
-    seed: int = Field(
-        default=1, ge=0, lt=2**32, description="random seed. Of the split, the tree, the first weights, every batch and every random node"
-    )
-    earlier_model: Path | None = Field(
-        default=None,
-        description=(
-            'bundle to start from. For `tree.kind` `"earlier"`, `"jtm"` or `"kmeans"` and `scorer.init = '
-            '"earlier"`. Items are matched by id'
-        ),
-    )
+    name: ModelName
+    """name of the model. The NAME in `--out` overrides it"""
+    seed: int = Field(default=1, ge=0, lt=2**32)
+    """random seed. Of the split, the tree, the first weights, every batch and every random node"""
+    earlier_model: Path | None = None
+    """bundle to start from. For `tree.kind` `"earlier"`, `"jtm"` or `"kmeans"` and `scorer.init = "earlier"`. Items are matched by id"""
     data: DataConfig
     instances: InstanceConfig | SequenceInstances
     tree: Tree = KMeansTree()

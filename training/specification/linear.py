@@ -1,6 +1,7 @@
-"""The configuration of a model of linear scorers (`kind = "xr-linear"`): keys, defaults and limits.
+"""The configuration of a model of linear scorers (`kind = "xr-linear"`, `"xreg"`): keys, defaults and limits.
 
-Paths in the file are relative to the current directory.
+Paths in the file are relative to the current directory. XReg (Prabhu et al. 2020) is trained and served as XR-Linear is. Its tree is binary
+above larger leaf clusters, and its scorers regress on relevance, so that scores say how relevant each item is.
 """
 
 from __future__ import annotations
@@ -12,24 +13,21 @@ from pydantic import Field, model_validator
 
 from espalier.errors import InvalidConfig
 from espalier.manifest import MAX_TREES, Activation, ModelName, Ranking
+from espalier.stacking import MOST_POINTS
 from espalier.text.blocks import TextBlock
-from training.specification.relevance import RelevanceOptions
-from training.specification.sections import SHARE, SearchLimits, Section, auto_or, auto_or_integer, default_kind
-from training.specification.stacking import StackingOptions, TailOptions
+from training.specification.sections import SHARE, Form, SearchLimits, Section, auto_or, auto_or_integer, default_kind
 
 Columns = tuple[str, ...]
 AUTO: Literal["auto"] = "auto"
 
 
 class _Data(Section):
-    test: Path | None = Field(default=None, description="test data, in the same format. Nothing is chosen by it")
-    items: Path | None = Field(default=None, description="item table with a column `id`. Parquet, or text named .csv or .tsv")
-    test_share: float = Field(
-        default=0.1,
-        ge=0,
-        lt=1,
-        description="share held out without `data.test`. Of a log: of its own queries",
-    )
+    test: Path | None = None
+    """test data, in the same format. Nothing is chosen by it"""
+    items: Path | None = None
+    """item table with a column `id`. Parquet, or text named .csv or .tsv"""
+    test_share: float = Field(default=0.1, ge=0, lt=1)
+    """share held out without `data.test`. Of a log: of its own queries"""
 
 
 class XmcData(_Data):
@@ -39,25 +37,27 @@ class XmcData(_Data):
     """
 
     format: Literal["xmc"]
-    train: Path = Field(description="training data. `--train` reads another file")
-    label_weights: bool | None = Field(
-        default=None,
-        description=(
-            "labels are written `label:weight`. By default where a line of it or of the training file begins with"
-            " several such pairs, with commas"
-        ),
-    )
-    unit: bool = Field(default=True, description="divide points and queries by their L2 norm")
+    train: Path
+    """training data. `--train` reads another file"""
+    label_weights: bool | None = None
+    """labels are written `label:weight`. By default where a line of it or of the training file begins with several such pairs, with
+    commas"""
+    unit: bool = True
+    """divide points and queries by their L2 norm"""
 
 
 class NpzData(_Data):
     """SciPy's sparse matrices: points with their features, and points with their labels. Row i of `data.items` is label i."""
 
     format: Literal["npz"]
-    train: Path = Field(description="training data. A matrix [points, features]; `--train` reads another file")
-    train_labels: Path = Field(description="matrix [points, labels] of weights. 0, or from 1e-9 to 1e9")
-    test_labels: Path | None = Field(default=None, description="weights of `data.test`. As `data.train_labels`")
-    unit: bool = Field(default=True, description="divide points and queries by their L2 norm")
+    train: Path
+    """training data. A matrix [points, features]; `--train` reads another file"""
+    train_labels: Path
+    """matrix [points, labels] of weights. 0, or from 1e-9 to 1e9"""
+    test_labels: Path | None = None
+    """weights of `data.test`. As `data.train_labels`"""
+    unit: bool = True
+    """divide points and queries by their L2 norm"""
 
     @model_validator(mode="after")
     def _both_or_none(self) -> NpzData:
@@ -70,32 +70,29 @@ class LogData(_Data):
     """A log of query texts and the items that they led to: CSV, TSV or Parquet."""
 
     format: Literal["log"]
-    train: Path | None = Field(
-        default=None, description="training data. The log; `--train` reads another file. Needed unless `data.own_texts` is given"
-    )
-    query: str = Field(default="query", description="column of the query texts")
-    item: str = Field(default="item", description="column of the item ids")
-    weight: str | None = Field(default=None, description="column of weights. Equal pairs are added up")
-    views: str | None = Field(
-        default=None,
-        description=(
-            "column of views, with `data.clicks`. Equal pairs are added up. The weight is the rate (clicks + a · "
-            "prior) / (views + a), a being `data.smoothing` and prior the training log's rate, and 0 without "
-            "clicks"
-        ),
-    )
-    clicks: str | None = Field(default=None, description="column of clicks. At most as many as views")
-    smoothing: float = Field(default=10.0, ge=0, le=1e9, description="views that the log's mean rate is worth")
-    texts: Path | None = Field(
-        default=None, description="table of query texts. Parquet with a column `id`, where the query column holds ids and not texts"
-    )
-    text_columns: Columns = Field(default=(), description="text columns of `data.texts`")
-    own_texts: tuple[Columns, ...] = Field(
-        default=(),
-        description=(
-            "lists of `data.items` columns that become queries. Each list makes a query of every item, to which that item is the answer"
-        ),
-    )
+    train: Path | None = None
+    """training data. The log; `--train` reads another file. Needed unless `data.own_texts` is given"""
+    query: str = "query"
+    """column of the query texts"""
+    item: str = "item"
+    """column of the item ids"""
+    separator: str | None = Field(default=None, min_length=1, max_length=1)
+    """separator of fields, of a CSV or TSV log and `data.test`. By default a tab where the name ends in .tsv, else a comma"""
+    weight: str | None = None
+    """column of weights. Equal pairs are added up"""
+    views: str | None = None
+    """column of views, with `data.clicks`. Equal pairs are added up. The weight is the rate (clicks + a · prior) / (views + a), a being
+    `data.smoothing` and prior the training log's rate, and 0 without clicks"""
+    clicks: str | None = None
+    """column of clicks. At most as many as views"""
+    smoothing: float = Field(default=10.0, ge=0, le=1e9)
+    """views that the log's mean rate is worth"""
+    texts: Path | None = None
+    """table of query texts. Parquet with a column `id`, where the query column holds ids and not texts"""
+    text_columns: Columns = ()
+    """text columns of `data.texts`"""
+    own_texts: tuple[Columns, ...] = ()
+    """lists of `data.items` columns that become queries. Each list makes a query of every item, to which that item is the answer"""
 
     @model_validator(mode="after")
     def _something_to_learn(self) -> LogData:
@@ -134,7 +131,8 @@ class TextLabels(Section):
     """The tree is made from each item's own text, or from its training queries and its text together (`both`)."""
 
     kind: Literal["text", "both"]
-    columns: Columns = Field(min_length=1, description="text columns of `data.items`")
+    columns: Columns = Field(min_length=1)
+    """text columns of `data.items`"""
 
 
 Labels = Annotated[QueryLabels | TextLabels, Field(discriminator="kind"), default_kind("pifa")]
@@ -150,22 +148,13 @@ LeafItems = Annotated[Literal["auto"] | int, auto_or_integer(2, 1 << 15)]
 class LinearTree(Section):
     """Balanced hierarchical k-means."""
 
-    branching: int = Field(default=128, ge=2, le=1 << 15, description="largest number of children above the leaf clusters")
-    max_leaf: LeafItems = Field(
-        default=AUTO,
-        description=(
-            'largest leaf cluster, or `"auto"`. At least 2 items. `"auto"`: 32, but no clusters for at most 1024 '
-            "items (and 2^26 items times features) and one tree: one node scores them as fast"
-        ),
-    )
-    count: int = Field(
-        default=1,
-        ge=1,
-        le=MAX_TREES,
-        description=(
-            "trees of a forest. They have different seeds. An item's score is the mean over them; time and size grow with their number"
-        ),
-    )
+    branching: int = Field(default=128, ge=2, le=1 << 15)
+    """largest number of children above the leaf clusters"""
+    max_leaf: LeafItems = AUTO
+    """largest leaf cluster, or `"auto"`. At least 2 items. `"auto"`: 32, but no clusters for at most 1024 items (and 2^26 items times
+    features) and one tree: one node scores them as fast"""
+    count: int = Field(default=1, ge=1, le=MAX_TREES)
+    """trees of a forest. They have different seeds. An item's score is the mean over them; time and size grow with their number"""
 
     def leaf_of(self, items: int, features: int) -> int:
         """Most items of a leaf cluster of a tree over so many items."""
@@ -193,72 +182,37 @@ class LinearOptions(Section):
     bias: ClassVar[float] = 1.0
     """Value of the feature that every point has; 0: scorers without a bias."""
 
-    negatives: Literal["teacher", "matcher", "both"] = Field(
-        default="both",
-        description=(
-            'points that train a node: `"teacher"`, `"matcher"`, `"both"`. `"teacher"`: those with a positive '
-            'below. `"matcher"`: those whose beam of 20 keeps the node'
-        ),
-    )
-    loss: Literal["squared-hinge", "logistic", "relevance"] = Field(
-        default="squared-hinge",
-        description=('loss of a node scorer. `"relevance"` is the logistic loss of a regressor of weights divided by their maximum (XReg)'),
-    )
-    cost: Annotated[Literal["auto"] | float, COST] = Field(
-        default=AUTO,
-        description=(
-            'C, the cost of a unit of loss. Against ½‖w‖², above 0, or `"auto"`: chosen on training points held '
-            "out, which are never texts of items"
-        ),
-    )
-    weighted: bool = Field(default=False, description="positives cost in proportion to their weights")
-    threshold: float = Field(
-        default=0.05, ge=0, le=LARGEST, description="drop smaller weights. The larger, the smaller and faster the model"
-    )
-    relative_threshold: float = Field(default=0.0, ge=0, lt=1, description="drop weights below this share of the largest")
-    prior: float = Field(
-        default=3.0,
-        ge=0,
-        le=LARGEST,
-        description="β: regularise weights towards β · centroid. Biases towards −β / 2",
-    )
-    weights: Literal["float16", "float32"] = Field(
-        default="float16",
-        description=(
-            'stored type of weights: `"float16"`, `"float32"`. `"float16"` makes the bundle less than half as '
-            'large, at the same quality. `"float32"` is written where float16 cannot hold them'
-        ),
-    )
-    intercept: Literal["zero", "base-rate"] = Field(
-        default="zero",
-        description=(
-            'regularise biases towards `"zero"` or `"base-rate"`. `"base-rate"`, for the loss `"relevance"`: the '
-            "log-odds of the child's mean target, so that estimates of rare items are not too high"
-        ),
-    )
-    min_positives: float = Field(
-        default=3.0,
-        ge=0,
-        le=LARGEST,
-        description=(
-            "fewest positives per label, on average, to train below a node. Below other nodes children are scored"
-            " by their centroids. Without effect where `linear.prior` is 0"
-        ),
-    )
-    activation: Activation | None = Field(
-        default=None,
-        description=(
-            'activation of a product: `"sigmoid"`, `"l1-hinge"` … `"l4-hinge"`. `"lp-hinge"` of v is exp(−max(0, '
-            '1 − v)^p). The default is `"l3-hinge"` for the squared hinge, `"sigmoid"` for the others'
-        ),
-    )
-    gamma: Annotated[Literal["auto"] | float, SHARE] = Field(
-        default=AUTO,
-        description=(
-            'γ of the ranks, 0 to 1, or `"auto"`. A rank is log activation + γ · the parent\'s rank; 1 is the '
-            'product along the path (XR-Linear). `"auto"`: chosen on training points held out'
-        ),
-    )
+    negatives: Literal["teacher", "matcher", "both"] = "both"
+    """points that train a node: `"teacher"`, `"matcher"`, `"both"`. `"teacher"`: those with a positive below. `"matcher"`: those whose beam
+    of 20 keeps the node"""
+    loss: Literal["squared-hinge", "logistic", "relevance"] = "squared-hinge"
+    """loss of a node scorer. `"relevance"` is the logistic loss of a regressor of weights divided by their maximum (XReg)"""
+    cost: Annotated[Literal["auto"] | float, COST] = AUTO
+    """C, the cost of a unit of loss. Against ½‖w‖², above 0, or `"auto"`: chosen on training points held out, which are never texts of
+    items"""
+    weighted: bool = False
+    """positives cost in proportion to their weights"""
+    threshold: float = Field(default=0.05, ge=0, le=LARGEST)
+    """drop smaller weights. The larger, the smaller and faster the model"""
+    relative_threshold: float = Field(default=0.0, ge=0, lt=1)
+    """drop weights below this share of the largest"""
+    prior: float = Field(default=3.0, ge=0, le=LARGEST)
+    """β: regularise weights towards β · centroid. Biases towards −β / 2"""
+    weights: Literal["float16", "float32"] = "float16"
+    """stored type of weights: `"float16"`, `"float32"`. `"float16"` makes the bundle less than half as large, at the same quality.
+    `"float32"` is written where float16 cannot hold them"""
+    intercept: Literal["zero", "base-rate"] = "zero"
+    """regularise biases towards `"zero"` or `"base-rate"`. `"base-rate"`, for the loss `"relevance"`: the log-odds of the child's mean
+    target, so that estimates of rare items are not too high"""
+    min_positives: float = Field(default=3.0, ge=0, le=LARGEST)
+    """fewest positives per label, on average, to train below a node. Below other nodes children are scored by their centroids. Without
+    effect where `linear.prior` is 0"""
+    activation: Activation | None = None
+    """activation of a product: `"sigmoid"`, `"l1-hinge"` … `"l4-hinge"`. `"lp-hinge"` of v is exp(−max(0, 1 − v)^p). The default is
+    `"l3-hinge"` for the squared hinge, `"sigmoid"` for the others"""
+    gamma: Annotated[Literal["auto"] | float, SHARE] = AUTO
+    """γ of the ranks, 0 to 1, or `"auto"`. A rank is log activation + γ · the parent's rank; 1 is the product along the path (XR-Linear).
+    `"auto"`: chosen on training points held out"""
 
     @property
     def known_cost(self) -> float:
@@ -272,23 +226,68 @@ class LinearOptions(Section):
         return Ranking(activation=activation, own="log_activation", gamma=UNCHOSEN_GAMMA if self.gamma == AUTO else self.gamma)
 
 
+class RelevanceOptions(Section):
+    """What is made of the weights of labels, in training and in evaluation."""
+
+    source: Literal["weights", "inverse-propensity", "binary"] = "weights"
+    """relevance of a label: `"weights"`, `"inverse-propensity"`, `"binary"`. `"weights"`: as in the data, 1 where they have none.
+    `"inverse-propensity"`: the larger, the rarer the label is among training points. `"binary"`: 1"""
+    threshold: float = Field(default=0.0, ge=0)
+    """drop labels of less relevance. From training and from evaluation"""
+    propensity_a: float = Field(default=0.55, gt=0, le=2)
+    """A of the propensity model. .5 for data like Wikipedia, .6 like Amazon's"""
+    propensity_b: float = Field(default=1.5, ge=0.01, le=1000)
+    """B of the propensity model. .4 for data like Wikipedia, 2.6 like Amazon's"""
+
+
+RELEVANCE_OPTIONS: Form[RelevanceOptions] = Form(RelevanceOptions)
+
+
+class TailOptions(Section):
+    """How near a query is to an item's training points enters the item's score, for a forest of at least 2 trees."""
+
+    form: Literal["none", "product", "gaussian"] = "none"
+    """`"none"`, `"product"` (XReg-t) or `"gaussian"` (PfastreXML). The product of the query and the mean of the item's points, or a
+    gaussian of their distance"""
+    alpha: float = Field(default=0.5, gt=0, lt=1)
+    """α: rank = α · log score + (1 − α) · log nearness"""
+    gamma: float = Field(default=30.0, ge=0, le=1000)
+    """steepness of the gaussian. Without effect on the product"""
+
+
+class StackingOptions(Section):
+    """A small network estimates the relevance of the best candidates, from the trees' scores and from similar training points."""
+
+    model: Literal["auto", "none", "network"] = "auto"
+    """`"network"`, `"none"` or `"auto"`. `"auto"`: a network where it finds more on training points held out, and there are at least 2,000
+    that are not texts of items"""
+    candidates: int = Field(default=64, ge=1, le=1024)
+    """candidates that are ordered again"""
+    points: int = Field(default=MOST_POINTS, ge=1, le=MOST_POINTS)
+    """largest number of training points that vote"""
+    power: float = Field(default=1.0, ge=0, le=1)
+    """weight of rarity, 0 to 1. Where relevance is inverse propensity: 1 orders by the estimate of it, 0 by the probability that an item is
+    relevant. The lower, the more of the first results are relevant, and the fewer are rare items"""
+
+
 class LinearSearch(SearchLimits):
     """Search defaults and limits of the exported model."""
 
-    beam_size: int = Field(default=10, ge=1, description="default beam size")
-    m: int = Field(default=10, ge=1, description="default number of results")
+    beam_size: int = Field(default=10, ge=1)
+    m: int = Field(default=10, ge=1)
 
 
 class LinearConfig(Section):
     """XR-Linear: sparse linear scorers of texts or of sparse features."""
 
     kind: Literal["xr-linear"] = "xr-linear"
-    name: ModelName = Field(description="name of the model. The NAME in `--out` overrides it")
-    seed: int = Field(default=1, ge=0, lt=2**32, description="random seed. The number of threads makes no difference")
+    name: ModelName
+    """name of the model. The NAME in `--out` overrides it"""
+    seed: int = Field(default=1, ge=0, lt=2**32)
+    """random seed. The number of threads makes no difference"""
     data: Annotated[XmcData | NpzData | LogData, Field(discriminator="format")]
-    text: tuple[TextBlock, ...] | None = Field(
-        default=None, description="n-grams of texts, for `data.format` log; by default words, pairs of words and character trigrams"
-    )
+    text: tuple[TextBlock, ...] | None = None
+    """n-grams of texts, for `data.format` log; by default words, pairs of words and character trigrams"""
     labels: Labels = QueryLabels()
     tree: LinearTree = LinearTree()
     linear: LinearOptions = LinearOptions()
@@ -320,3 +319,50 @@ class LinearConfig(Section):
         if isinstance(self.labels, TextLabels) and self.data.items is None:
             raise InvalidConfig("data.items", None, "a table of items, since labels.columns names columns of it")
         return self
+
+
+# -- XReg -----------------------------------------------------------------------------------------------------------------
+
+
+class XRegTree(LinearTree):
+    """Balanced hierarchical 2-means over relevance-weighted sums of points (§4.1)."""
+
+    branching: int = Field(default=2, ge=2, le=1 << 15)
+    max_leaf: LeafItems = 100
+    """largest leaf cluster, or `"auto"`. At least 2 items. `"auto"` as for xr-linear"""
+    count: int = Field(default=3, ge=1, le=MAX_TREES)
+
+
+class XRegOptions(LinearOptions):
+    """How edge regressors are trained (§4.2, Eq. 5)."""
+
+    bias: ClassVar[float] = 0.3
+    """Points have length 1: a feature of 1 that they all share would be as large as all their other features together."""
+
+    negatives: Literal["teacher", "matcher", "both"] = "teacher"
+    """points that train a node: `"teacher"`, `"matcher"`, `"both"`. `"teacher"` is Eq. 5, where a point that only a beam brings has no
+    weight"""
+    loss: Literal["squared-hinge", "logistic", "relevance"] = "relevance"
+    cost: Annotated[float, COST] = Field(default=10.0, gt=0, le=LARGEST)
+    """C, the cost of a unit of loss. The mean cost of a node's points against ½‖w‖²"""
+    threshold: float = Field(default=0.0, ge=0, le=LARGEST)
+    relative_threshold: float = Field(default=0.05, ge=0, lt=1)
+    prior: float = Field(default=0.0, ge=0, le=LARGEST)
+    gamma: Annotated[float, SHARE] = Field(default=1.0, ge=0, le=1)
+    """γ of the ranks, 0 to 1, or `"auto"`. 1 multiplies along the path, so that scores estimate relevance"""
+
+
+class XRegStackingOptions(StackingOptions):
+    """The same, off by default: XReg as published has none."""
+
+    model: Literal["auto", "none", "network"] = "none"
+    """`"network"`, `"none"` or `"auto"`. As for xr-linear; `"none"` is XReg as published"""
+
+
+class XRegConfig(LinearConfig):
+    """XReg: sparse linear regressors of relevance."""
+
+    kind: Literal["xreg"] = "xreg"  # type: ignore[assignment]  # another kind of the same family
+    tree: XRegTree = XRegTree()
+    linear: XRegOptions = XRegOptions()
+    stacking: XRegStackingOptions = XRegStackingOptions()

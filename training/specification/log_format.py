@@ -16,32 +16,30 @@ UNIT_SEPARATOR = "\x1f"
 
 
 class _Format(Section):
-    unique: bool = Field(default=False, description="keep only the first event of a user with an item")
-    min_item_events: int = Field(default=1, ge=1, description="drop items with fewer events. After `unique`")
-    min_user_events: int = Field(
-        default=10, ge=1, description="drop users with fewer events. After items; 10 is the protocol of the OTM paper"
-    )
+    unique: bool = False
+    """keep only the first event of a user with an item"""
+    min_item_events: int = Field(default=1, ge=1)
+    """drop items with fewer events. After `unique`"""
+    min_user_events: int = Field(default=10, ge=1)
+    """drop users with fewer events. After items; 10 is the protocol of the OTM paper"""
 
 
 class TableFormat(_Format):
     """One event a row, with columns."""
 
-    user: Column = Field(default="user", description="column of user ids. A name, or a position from 0; all columns the same way")
-    item: Column = Field(default="item", description="column of item ids")
-    timestamp: Column | None = Field(default=None, description="column of times. The log is then read in its order")
-    timestamp_type: Literal["integer", "float", "datetime"] = Field(
-        default="integer", description='`"integer"` of any unit, `"float"`, or `"datetime"` (ISO 8601)'
-    )
-    category: Column | None = Field(
-        default=None, description='column of item categories. For `tree.kind = "category"` and for items without training users'
-    )
-    order: Order = Field(
-        default="file",
-        description=(
-            'order of a list: `"timestamp"` (the default with a timestamp column), `"file"`, `"none"`. `"timestamp"`: oldest first, ties in'
-            ' file order. `"file"`: the log is in order. `"none"`: items have no order'
-        ),
-    )
+    user: Column = "user"
+    """column of user ids. A name, or a position from 0; all columns the same way"""
+    item: Column = "item"
+    """column of item ids"""
+    timestamp: Column | None = None
+    """column of times. The log is then read in its order"""
+    timestamp_type: Literal["integer", "float", "datetime"] = "integer"
+    """`"integer"` of any unit, `"float"`, or `"datetime"` (ISO 8601)"""
+    category: Column | None = None
+    """column of item categories. For `tree.kind = "category"` and for items without training users"""
+    order: Order = "file"
+    """order of a list: `"timestamp"` (the default with a timestamp column), `"file"`, `"none"`. `"timestamp"`: oldest first, ties in file
+    order. `"file"`: the log is in order. `"none"`: items have no order"""
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -79,9 +77,12 @@ class CsvFormat(TableFormat):
     """Text with one event a line. A name that ends in `.gz` is unzipped."""
 
     format: Literal["csv"] = "csv"
-    separator: str = Field(default=",", min_length=1, description="one or more characters")
-    quoted: bool = Field(default=True, description='fields may be quoted with `"`. With a separator of one byte only')
-    header: bool = Field(default=True, description="the first line names the columns")
+    separator: str = Field(default=",", min_length=1)
+    """one or more characters"""
+    quoted: bool = True
+    """fields may be quoted with `"`. With a separator of one byte only"""
+    header: bool = True
+    """the first line names the columns"""
 
     @model_validator(mode="after")
     def _can_be_parsed(self) -> CsvFormat:
@@ -104,9 +105,12 @@ class VectorsFormat(_Format):
     category: ClassVar[None] = None
     order: ClassVar[Literal["none"]] = "none"
     format: Literal["vectors"] = "vectors"
-    vector: str = Field(default="vector", description="column of vectors. Lists of numbers, all of one length")
-    items: str = Field(default="items", description="column of item ids. A list of them in each row, or one")
-    min_user_events: int = Field(default=1, ge=1, description="drop queries with fewer items. After items")
+    vector: str = "vector"
+    """column of vectors. Lists of numbers, all of one length"""
+    items: str = "items"
+    """column of item ids. A list of them in each row, or one"""
+    min_user_events: int = Field(default=1, ge=1)
+    """drop queries with fewer items. After items"""
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -126,11 +130,10 @@ class ListsFormat(_Format):
     timestamp: ClassVar[None] = None
     category: ClassVar[None] = None
     format: Literal["lists"] = "lists"
-    separator: str = Field(default=",", min_length=1, description="one or more characters")
-    order: Literal["file", "none"] = Field(
-        default="file",
-        description='order of a list: `"file"`, `"none"`. `"file"`: the items are in time order. `"none"`: they have no order',
-    )
+    separator: str = Field(default=",", min_length=1)
+    """one or more characters"""
+    order: Literal["file", "none"] = "file"
+    """order of a list: `"file"`, `"none"`. `"file"`: the items are in time order. `"none"`: they have no order"""
 
     @model_validator(mode="after")
     def _can_be_parsed(self) -> ListsFormat:

@@ -1,6 +1,6 @@
 """The specification of a training run: a union of all kinds, read from a TOML file or from the manifest of a bundle.
 
-The kinds are in `deep.py` (tree models over users' lists), `linear.py` and `xreg.py` (texts and sparse features).
+The kinds are in `deep.py` (tree models over users' lists), `linear.py` (texts and sparse features).
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from pydantic import Field
 from espalier.errors import InvalidConfig
 from espalier.manifest import ManifestDraft
 from training.specification.deep import DeepConfig, DeepKinds, WindowConfig
-from training.specification.linear import LinearConfig
+from training.specification.linear import LinearConfig, XRegConfig
 from training.specification.sections import Form, Raw, kinds_of, read_toml
-from training.specification.xreg import XRegConfig
 
 Specification = Annotated[DeepKinds | LinearConfig | XRegConfig, Field(discriminator="kind")]
 SPECIFICATION: Form[DeepConfig | LinearConfig] = Form(Specification)

@@ -68,7 +68,8 @@ def options(section: type[BaseModel], prefix: str = "", only: str = "") -> Itera
     for name, field in fields:
         inner = sections_in(field.annotation)
         if not inner:
-            yield _option(prefix + name, name == own, only, field)
+            meaning = "which keys there are" if name == own else _description(section, name)
+            yield _option(prefix + name, meaning, only, field)
         elif len(inner) == 1:
             many = "[]" if "tuple" in str(field.annotation) else ""
             yield from options(inner[0], f"{prefix}{name}{many}.", only)
@@ -81,7 +82,7 @@ def summary() -> str:
     lines = []
     for title, sections in FAMILIES:
         lines += [f"{title}:"] + [f"  {kind:14} {_first_line(section)}" for section in sections for kind in kinds_of(section)] + [""]
-    return "\n".join([*lines, "python -m training options KIND lists the keys of one; --format toml prints a file to begin with."])
+    return "\n".join([*lines, "python -m training options KIND lists the keys of one."])
 
 
 def as_text(kind: str) -> str:
@@ -94,35 +95,14 @@ def as_text(kind: str) -> str:
     return "\n".join(lines)
 
 
-def as_toml(kind: str) -> str:
-    """A file of this kind with every key: required ones to be filled in, the others as comments with their defaults."""
-    tables: dict[str, list[Option]] = {}
-    for option in options(section_of(kind)):
-        tables.setdefault(option.name.rpartition(".")[0], []).append(option)
-    lines = [f"# {_first_line(section_of(kind))}", f'kind = "{kind}"']
-    for table, keys in tables.items():
-        optional = "[]" in table  # a table that may be left out, and so may its required keys
-        if table:
-            lines += ["", f"# [[{table.removesuffix('[]')}]]" if optional else f"[{table}]"]
-        chosen = {_first_value(option) for option in keys if option.required}
-        for option in keys:
-            if option.name == "kind":
-                continue
-            lines.append(f"# {option.meaning} ({option.type}{'; ' + option.only + ' only' if option.only else ''})")
-            name = option.name.rpartition(".")[2]
-            needed = option.required and not optional and (not option.only or chosen & set(option.only.split(", ")))
-            lines.append(f'{name} = "{_first_value(option)}"' if needed else f"# {name} = {option.default or '…'}")
-    return "\n".join(lines) + "\n"
-
-
 def as_markdown() -> str:
     """docs/options.md."""
     lines = [
         "# Options",
         "",
         "All keys of all kinds, with the first sentence of each description. `python -m training options KIND` prints the whole,",
-        "with types and limits; with `--format toml` it prints a file to begin with. Words in italics restrict a row to kinds, or",
-        "to values of the section's own kind. This page is generated: `python -m training options --markdown > docs/options.md`.",
+        "with types and limits. Words in italics restrict a row to kinds, or to values of the section's own kind. This page is generated:",
+        "`python -m training options --markdown > docs/options.md`.",
         "",
         "kind | meaning",
         "---|---",
@@ -243,8 +223,13 @@ def _merged(prefix: str, field: FieldInfo, sections: tuple[type[BaseModel], ...]
         yield Option(prefix + option.name, only, option.type, option.required, option.default, option.meaning)
 
 
-def _option(name: str, is_kind: bool, only: str, field: FieldInfo) -> Option:
-    meaning = field.description or ("which keys there are" if is_kind else "")
+def _description(section: type[BaseModel], name: str) -> str:
+    """That of the field, or of the one that it takes the place of; on one line."""
+    fields = (base.model_fields[name] for base in section.__mro__ if issubclass(base, BaseModel) and name in base.model_fields)
+    return " ".join(next((field.description for field in fields if field.description), "").split())
+
+
+def _option(name: str, meaning: str, only: str, field: FieldInfo) -> Option:
     default = None if field.is_required() or field.default is None else _toml(field.default)
     return Option(name, only, _type(field), field.is_required(), default, meaning)
 
@@ -292,13 +277,6 @@ def _default(option: Option, kind: str | None) -> str:
 
 def _toml(value: object) -> str:
     return json.dumps(list(value) if isinstance(value, tuple) else value)
-
-
-def _first_value(option: Option) -> str:
-    """The first of the values that a key can have, or the key's own name as something to be replaced."""
-    if option.type.startswith('"'):
-        return str(json.loads(option.type.split(" or ")[0]))
-    return option.name.rpartition(".")[2].replace("_", "-")
 
 
 def _first_line(section: type[BaseModel]) -> str:

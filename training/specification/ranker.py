@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 
-from espalier.errors import InvalidConfig
 from training.specification.sections import Form, Section, default_kind, read_toml
 
 Function = Literal["linear", "highway"]
@@ -19,52 +18,33 @@ Scaling = Literal["z-score", "quantile"]
 class _Ranker(Section):
     model_config = ConfigDict(strict=True)  # "yes" is not true and "7" is not 7
 
-    loss: ChoiceModel = Field(
-        default="elimination",
-        description=(
-            '`"elimination"` or `"plackett-luce"`. `"elimination"`: the worst item leaves first. `"plackett-'
-            'luce"`: the best is chosen first'
-        ),
-    )
-    ties: Ties = Field(
-        default="random",
-        description=(
-            'order of items with equal grades: `"random"`, `"marginal"`. `"random"`: drawn anew in every epoch. '
-            '`"marginal"`: the probability of all their orders'
-        ),
-    )
-    top_k: int | None = Field(
-        default=None, ge=1, description='positions of the order that count. With `ties = "random"` only. By default all count'
-    )
-    scaling: Scaling = Field(
-        default="z-score",
-        description=(
-            'scaling of features: `"z-score"`, `"quantile"`. `"quantile"`: a rising piecewise linear map to the normal distribution'
-        ),
-    )
-    missing: bool = Field(default=False, description="add a feature that marks missing values")
-    learning_rate: float = Field(
-        default=3e-3, gt=0, description="first learning rate. Halved after an epoch in which the training loss did not improve"
-    )
-    max_epochs: int = Field(default=50, ge=1, description="largest number of epochs")
-    patience: int | None = Field(default=5, ge=1, description="epochs without a better validation NDCG that end training")
-    seed: int = Field(
-        default=1, ge=0, description="random seed. Of first weights, order of queries, dropout and ties. `--seed` overrides it"
-    )
-
-    @model_validator(mode="after")
-    def _top_k_has_an_order(self) -> _Ranker:
-        if self.top_k is not None and self.ties == "marginal":
-            raise InvalidConfig("top_k", self.top_k, "none, since ties is marginal")
-        return self
+    loss: ChoiceModel = "elimination"
+    """`"elimination"` or `"plackett-luce"`. `"elimination"`: the worst item leaves first. `"plackett-luce"`: the best is chosen first"""
+    ties: Ties = "random"
+    """order of items with equal grades: `"random"`, `"marginal"`. `"random"`: drawn anew in every epoch. `"marginal"`: the probability of
+    all their orders"""
+    scaling: Scaling = "z-score"
+    """scaling of features: `"z-score"`, `"quantile"`. `"quantile"`: a rising piecewise linear map to the normal distribution"""
+    missing: bool = False
+    """add a feature that marks missing values"""
+    learning_rate: float = Field(default=3e-3, gt=0)
+    """first learning rate. Halved after an epoch in which the training loss did not improve"""
+    max_epochs: int = Field(default=50, ge=1)
+    """largest number of epochs"""
+    patience: int | None = Field(default=5, ge=1)
+    """epochs without a better validation NDCG that end training"""
+    seed: int = Field(default=1, ge=0)
+    """random seed. Of first weights, order of queries, dropout and ties. `--seed` overrides it"""
 
 
 class HighwayConfig(_Ranker):
     """A highway network."""
 
     kind: Literal["highway"] = "highway"
-    hidden: int = Field(default=64, ge=1, description="units. K of the paper")
-    dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout of hidden units")
+    hidden: int = Field(default=64, ge=1)
+    """units. K of the paper"""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """dropout of hidden units"""
 
 
 class LinearRankerConfig(_Ranker):

@@ -17,29 +17,32 @@ Layers = tuple[Annotated[int, Field(ge=1)], ...]
 class NodeRows(Section):
     """The node rows of a scorer."""
 
-    init: Literal["embeddings", "random", "earlier"] = Field(
-        default="embeddings",
-        description=(
-            'first node rows: `"embeddings"`, `"random"`, `"earlier"`. `"embeddings"`: the mean co-occurrence '
-            'embedding of the items below. `"earlier"`: rows and weights of `earlier_model`'
-        ),
-    )
-    init_std: float = Field(default=0.3, gt=0, description="root mean square of the first node rows")
-    dtype: Literal["float32", "float16"] = Field(default="float32", description="stored type of node rows. float16 halves the bundle")
+    init: Literal["embeddings", "random", "earlier"] = "embeddings"
+    """first node rows: `"embeddings"`, `"random"`, `"earlier"`. `"embeddings"`: the mean co-occurrence embedding of the items below.
+    `"earlier"`: rows and weights of `earlier_model`"""
+    init_std: float = Field(default=0.3, gt=0)
+    """root mean square of the first node rows"""
+    dtype: Literal["float32", "float16"] = "float32"
+    """stored type of node rows. float16 halves the bundle"""
 
 
 class ProductScorer(NodeRows):
     """The inner product of a node row with a network of the history."""
 
     kind: Literal["product"] = "product"
-    node_dim: int = Field(default=128, ge=2, description="width of a node row")
-    hidden: Layers = Field(default=(256,), description="widths of hidden layers")
-    dropout: float = Field(default=0.3, ge=0, lt=1, description="dropout of each layer's inputs")
+    node_dim: int = Field(default=128, ge=2)
+    """width of a node row"""
+    hidden: Layers = (256,)
+    """widths of hidden layers"""
+    dropout: float = Field(default=0.3, ge=0, lt=1)
+    """dropout of each layer's inputs"""
 
 
 class _PaperScorer(NodeRows):
-    node_dim: int = Field(default=24, ge=2, description="width of a node row")
-    hidden: Layers = Field(default=PAPER_HIDDEN, min_length=1, description="widths of hidden layers")
+    node_dim: int = Field(default=24, ge=2)
+    """width of a node row"""
+    hidden: Layers = Field(default=PAPER_HIDDEN, min_length=1)
+    """widths of hidden layers"""
 
 
 class MlpScorer(_PaperScorer):
@@ -52,7 +55,8 @@ class AttentionScorer(_PaperScorer):
     """The papers' network with TDM's attention unit."""
 
     kind: Literal["attention"] = "attention"
-    attention_hidden: int = Field(default=36, ge=1, description="units of the attention network")
+    attention_hidden: int = Field(default=36, ge=1)
+    """units of the attention network"""
 
 
 Scorer = Annotated[ProductScorer | MlpScorer | AttentionScorer, Field(discriminator="kind"), default_kind("product")]

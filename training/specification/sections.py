@@ -25,19 +25,27 @@ Raw = Mapping[str, Any]
 
 
 class Section(BaseModel):
-    """Some keys of a configuration. Unknown keys are refused, and so are infinities and NaN: TOML can write them."""
+    """Some keys of a configuration. Unknown keys are refused, and so are infinities and NaN: TOML can write them.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    The string below a key describes it (`options.py`). A key without one has the description of the section that it is inherited from.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class SearchLimits(Section):
     """What the exported model searches with when a request does not say, and the most that a request may ask for."""
 
-    beam_size: int = Field(default=200, ge=1, le=MOST, description="default beam size")
-    m: int = Field(default=50, ge=1, le=MOST, description="default number of results")
-    max_beam_size: int = Field(default=1000, ge=1, le=MOST, description="largest beam size of a request. Requests for more are refused")
-    max_m: int = Field(default=1000, ge=1, le=MOST, description="largest number of results of a request. Requests for more are refused")
-    min_beam_size: int | None = Field(default=None, ge=1, description="smallest beam near a deadline. Without it a beam is never shrunk")
+    beam_size: int = Field(default=200, ge=1, le=MOST)
+    """default beam size"""
+    m: int = Field(default=50, ge=1, le=MOST)
+    """default number of results"""
+    max_beam_size: int = Field(default=1000, ge=1, le=MOST)
+    """largest beam size of a request. Requests for more are refused"""
+    max_m: int = Field(default=1000, ge=1, le=MOST)
+    """largest number of results of a request. Requests for more are refused"""
+    min_beam_size: int | None = Field(default=None, ge=1)
+    """smallest beam near a deadline. Without it a beam is never shrunk"""
 
     @model_validator(mode="after")
     def _within_limits(self) -> SearchLimits:

@@ -22,24 +22,18 @@ Time = Annotated[int | FiniteFloat | str, BeforeValidator(_iso)]
 
 
 class _Split(Section):
-    unseen_items: float = Field(
-        default=0.0,
-        ge=0,
-        lt=1,
-        description=(
-            "share of items hidden from training. Drawn by the seed. `evaluate --unseen` measures whether they are found all the same"
-        ),
-    )
+    unseen_items: float = Field(default=0.0, ge=0, lt=1)
+    """share of items hidden from training. Drawn by the seed. `evaluate --unseen` measures whether they are found all the same"""
 
 
 class UserSplit(_Split):
     """Held-out users: the first half of a list is the query, the second half is relevant (OTM)."""
 
     kind: Literal["users"] = "users"
-    test_share: float = Field(default=0.1, ge=0, lt=1, description="share of test users. They are measured on once, at the end")
-    validation_share: float = Field(
-        default=0.1, gt=0, lt=1, description="share of validation users. They choose weights, γ and calibration"
-    )
+    test_share: float = Field(default=0.1, ge=0, lt=1)
+    """share of test users. They are measured on once, at the end"""
+    validation_share: float = Field(default=0.1, gt=0, lt=1)
+    """share of validation users. They choose weights, γ and calibration"""
 
     @model_validator(mode="after")
     def _leaves_training_users(self) -> UserSplit:
@@ -59,20 +53,20 @@ class DateSplit(_Split):
     """Two points in time: what lies before the first is learned from, what follows is validation, then test. As in production."""
 
     kind: Literal["date"] = "date"
-    validation_from: Time | None = Field(
-        default=None, description="first time of validation. As the log writes times; by default 80 % of the events lie before"
-    )
-    test_from: Time | None = Field(default=None, description="first time of the test. By default 90 % of the events lie before")
+    validation_from: Time | None = None
+    """first time of validation. As the log writes times; by default 80 % of the events lie before"""
+    test_from: Time | None = None
+    """first time of the test. By default 90 % of the events lie before"""
 
 
 class FileSplit(_Split):
     """A second file, in the format of the log, with what is relevant for each user of the log."""
 
     kind: Literal["file"] = "file"
-    test: Path = Field(description="the test file. Its users and items are those of the log")
-    validation_share: float = Field(
-        default=0.1, gt=0, lt=1, description="share of validation users. From their lists as much is hidden as the file hides"
-    )
+    test: Path
+    """the test file. Its users and items are those of the log"""
+    validation_share: float = Field(default=0.1, gt=0, lt=1)
+    """share of validation users. From their lists as much is hidden as the file hides"""
 
 
 SplitConfig = Annotated[UserSplit | LastSplit | DateSplit | FileSplit, Field(discriminator="kind"), default_kind("users")]

@@ -23,10 +23,8 @@ from numpy.typing import NDArray
 from espalier.errors import InvalidConfig
 from espalier.metrics import ndcg
 from training.data.ranking_set import RankingSet
-from training.rankers import elimination, plackett_luce
-from training.rankers.elimination import elimination_loss
+from training.rankers.choice_models import elimination_gradient, elimination_loss, plackett_luce_gradient, plackett_luce_loss
 from training.rankers.fit import padded
-from training.rankers.plackett_luce import plackett_luce_loss
 from training.rankers.ties import random_order
 from training.specification.ranker import ChoiceModel
 
@@ -181,9 +179,9 @@ class _Choice:
         order_QN = random_order(self.grades_QN, self.present_QN, self.generator)
         ordered_QN, present_QN = scores_QN.gather(-1, order_QN), self.present_QN.gather(-1, order_QN)
         if self.loss == "elimination":
-            both = elimination.gradient_and_curvature(ordered_QN, present_QN, present_QN)
+            both = elimination_gradient(ordered_QN, present_QN)
         else:
-            both = plackett_luce.gradient_and_curvature(ordered_QN, present_QN)
+            both = plackett_luce_gradient(ordered_QN, present_QN)
         gradient_R, curvature_R = (
             (part.new_zeros(part.shape).scatter(-1, order_QN, part) / self.items_Q[:, None])[self.present_QN].numpy() for part in both
         )

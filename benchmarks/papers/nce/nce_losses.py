@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from espalier.hardware import hardware
-from training.rankers.elimination import elimination_loss
-from training.rankers.plackett_luce import plackett_luce_loss
+from training.rankers.choice_models import elimination_loss, plackett_luce_loss
 from training.rankers.ties import tied_elimination_loss
 
 LENGTHS = (10, 30, 100, 300, 1000, 3000, 10_000)

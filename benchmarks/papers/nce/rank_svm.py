@@ -17,7 +17,7 @@ from sklearn.svm import LinearSVC
 from espalier.errors import InvalidConfig, InvalidData
 from training.data.ranking_set import RankingSet
 from training.rankers.fit import Ranker
-from training.rankers.linear import LinearFunction
+from training.rankers.rank_functions import LinearFunction
 from training.rankers.standardise import Standardise
 from training.specification.ranker import Scaling
 

@@ -2,7 +2,6 @@
 
     python -m benchmarks.otm_figure2 --data DIR --set ml-1m,sasrec-amazon-games,s3rec-yelp --json F --plot F
     python -m benchmarks.otm_figure2 --log FILE --config FILE [--model models/NAME/VERSION]
-    python -m benchmarks.otm_figure2 --from-json F --plot F
 
 S_n is the number of training instances that node n is relevant to (z_n = 1, Eq. 1; one instance a training user, the second half of the
 list its targets). The figure shows S_n / Σ_n' S_n' of a level's nodes, largest first, at h = 8. It needs a tree and the training users,
@@ -16,10 +15,8 @@ Legend: E pairs of an instance and one of its targets, n_h nodes of level h.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import real_logs
+from benchmarks.report_file import write_report
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig
-from espalier.hardware import hardware
 from espalier.tree import Tree
 from training.data.splits import halves
 from training.deep.prepare import build_tree, prepare
@@ -140,23 +137,17 @@ def main() -> None:
     real_logs.add_arguments(parser)
     parser.add_argument("--model", type=Path, nargs="+", help="bundles whose trees are used, one for each set, in the same order")
     parser.add_argument("--json", type=Path, help="file for the numbers")
-    parser.add_argument("--from-json", type=Path, help="show the numbers of such a file instead of a log")
     parser.add_argument("--plot", type=Path, help="file for the plot")
     options = parser.parse_args()
-    if options.from_json is not None:
-        report = json.loads(options.from_json.read_text())
-    else:
-        logs = real_logs.load_all(options)
-        models = options.model or [None] * len(logs)
-        if len(models) != len(logs):
-            raise SystemExit(f"error: --model: got {len(models)} bundles, expected {len(logs)}, one for each set")
-        studies = [study(real, model) for real, model in zip(logs, models, strict=True)]
-        report = {"hardware": hardware(), "date": datetime.now(UTC).date().isoformat(), "paper": " ".join(PAPER), "studies": studies}
-    print_report(report["studies"])
-    if options.json is not None:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    logs = real_logs.load_all(options)
+    models = options.model or [None] * len(logs)
+    if len(models) != len(logs):
+        raise SystemExit(f"error: --model: got {len(models)} bundles, expected {len(logs)}, one for each set")
+    studies = [study(real, model) for real, model in zip(logs, models, strict=True)]
+    print_report(studies)
+    write_report(options.json, {"paper": " ".join(PAPER), "studies": studies})
     if options.plot is not None:
-        plot(report["studies"], options.plot)
+        plot(studies, options.plot)
 
 
 if __name__ == "__main__":

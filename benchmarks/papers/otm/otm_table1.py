@@ -1,7 +1,6 @@
 """Table 1 of OTM (Zhuo et al. 2020): labels that say "something relevant below" cost regret under beam search, however much data there is.
 
     python -m benchmarks.otm_table1 --runs 100 --json otm_table1.json --plot otm_table1.png
-    python -m benchmarks.otm_table1 --from-json otm_table1.json --plot otm_table1.png
 
 No queries: item j is relevant with probability η_j ~ U[0, 1], independently. A node's score is an estimate of p(z_n = 1), z_n = 1 where any
 item below is relevant (OTM Eq. 1): the mean over N instances, or exactly for N = ∞. Beam search with k then misses items of large η. Two
@@ -14,9 +13,7 @@ Legend: N instances, M leaves, I items, K beam.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +22,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from benchmarks.papers.otm.paper_plot import Cell, plot_beside_paper
-from espalier.hardware import hardware
+from benchmarks.report_file import write_report
 from espalier.metrics import regret_at_m
 
 ITEMS, HEIGHT = 1000, 10
@@ -127,17 +124,11 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=100, help="random trees and η (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="file for the rows")
-    parser.add_argument("--from-json", type=Path, help="show the rows of such a file instead of running")
     parser.add_argument("--plot", type=Path, help="file for the plot")
     options = parser.parse_args()
-    if options.from_json is not None:
-        report = json.loads(options.from_json.read_text())
-    else:
-        about = {"hardware": hardware(), "date": datetime.now(UTC).date().isoformat(), "runs": options.runs, "seed": options.seed}
-        report = about | {"rows": table(options.runs, options.seed)}
+    report = {"runs": options.runs, "seed": options.seed, "rows": table(options.runs, options.seed)}
     print_table(report["rows"])
-    if options.json is not None:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(options.json, report)
     if options.plot is not None:
         plot(report, options.plot)
 

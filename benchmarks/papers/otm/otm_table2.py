@@ -1,7 +1,6 @@
 """Table 2 of OTM (Zhuo et al. 2020, with its supplement's A.2): regret under beam search of five ways to train the same linear tree model.
 
     python -m benchmarks.otm_table2 --seeds 5 --json otm_table2.json --plot otm_table2.png
-    python -m benchmarks.otm_table2 --from-json otm_table2.json --plot otm_table2.png
 
 Data: x ~ N(0, I_d), w_j ~ N(0, I_d), η_j(x) = σ(w_j · x + b), y_j ~ Bernoulli(η_j(x)); 1,000 items on random leaves of a complete binary
 tree of 1,024 (an empty leaf has η = 0). Every node scores linearly, g(x, n) = θ_n · x + b_n. What differs is the nodes that a level trains
@@ -21,11 +20,9 @@ Legend: B queries, M leaves, N nodes, C trained nodes, K beam, D features. Nodes
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +33,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 from tqdm import tqdm
 
 from benchmarks.papers.otm.paper_plot import Cell, plot_beside_paper
-from espalier.hardware import hardware
+from benchmarks.report_file import write_report
 from espalier.metrics import regret_at_m
 
 ITEMS, HEIGHT, FEATURES, TRAIN, TEST = 1000, 10, 10, 10_000, 1_000
@@ -256,8 +253,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         for row in run(seed, options.bias, options.methods.split(","), options.epochs, tqdm.write)
     ]
     seconds = time.perf_counter() - began
-    about = {"hardware": hardware(), "date": datetime.now(UTC).date().isoformat(), "b": options.bias, "seconds": seconds}
-    return about | {"rows": summary(runs, options.bias), "runs": runs}
+    return {"b": options.bias, "seconds": seconds, "rows": summary(runs, options.bias), "runs": runs}
 
 
 def plot(report: dict[str, Any], file: Path) -> None:
@@ -278,17 +274,15 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="default %(default)s")
     parser.add_argument("--methods", default=",".join(METHODS), help="default %(default)s")
     parser.add_argument("--json", type=Path, help="file for the rows")
-    parser.add_argument("--from-json", type=Path, help="show the rows of such a file instead of running")
     parser.add_argument("--plot", type=Path, help="file for the plot")
     options = parser.parse_args()
-    report = measure(options) if options.from_json is None else json.loads(options.from_json.read_text())
+    report = measure(options)
     print(f"{'method':>14} {'m':>4} {'paper':>7} {'mean':>8} {'sd':>7}")
     for row in report["rows"]:
         paper, sd = ("" if row[name] is None else f"{row[name]:.4f}" for name in ("paper", "sd"))
         print(f"{row['method']:>14} {row['m']:4d} {paper:>7} {row['mean']:8.4f} {sd:>7}")
     print(f"{report['seconds']:.0f} s")
-    if options.json is not None:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(options.json, report)
     if options.plot is not None:
         plot(report, options.plot)
 

@@ -1,11 +1,13 @@
-"""Cold starts of texts: items that a trained model has never seen, placed into it by `python -m training place`.
+"""Cold starts of texts: items that a trained model has never seen, put into it by their text alone and folded.
+
+    python -m benchmarks.cold_texts --texts DIR --json F
 
 A package's description → what it depends on, of packages with at least 3 dependants; an item's own text is the description of the package
 of that name. A tenth of the items with a text is hidden, drawn by a seed: no training query has them as an answer. A tenth of the
 descriptions are the test queries. Then the hidden items come, with their text.
 
 not placed                   the model of the old items alone
-placed                       that model with the hidden items placed
+placed                       that model with the hidden items put in and folded
 retrained with own texts     trained anew, with the hidden items' own texts as their only training queries
 retrained with everything    trained on all: for these items no cold start
 cosine to centroids          exact search: the cosine to the mean of an item's training queries, or to a hidden item's own text
@@ -17,6 +19,8 @@ hidden items among all that were returned. `seconds` is the time from the old bu
 
 from __future__ import annotations
 
+import argparse
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,17 +34,22 @@ from scipy.sparse import csr_array, vstack
 
 from benchmarks.papers.product_search.text_report import best
 from benchmarks.papers.product_search.text_sets import SETS, dependencies, read_frame
+from benchmarks.quality.live_quality import put_placed
+from benchmarks.report_file import write_report
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import InvalidData
+from espalier.live.operations import ItemBody
+from espalier.live.state import LiveState
 from espalier.metrics import precision_recall_f
+from espalier.placement.placer import Placer
 from espalier.queries import TextKind, encode_texts
 from espalier.search import NO_ITEM, SearchParams
 from espalier.text.blocks import TextBlock
 from training.data.csr import as_matrix
-from training.linear.placing import place
 from training.linear.prepare import prepare
 from training.linear.run import fit_and_export
+from training.live.publish_fold import publish_fold
 from training.specification.linear import LinearConfig, LinearSearch, LogData
 from training.specification.models import config_of
 
@@ -115,6 +124,16 @@ def found_by(bundle: Bundle, texts: Sequence[str]) -> Int64:
     return np.where(rows_BM >= 0, number_I[np.maximum(rows_BM, 0)], NO_ITEM)
 
 
+def put_in(model: Bundle, data: Texts, items: Int64, out: Path) -> Bundle:
+    """The model with some items put into it, each by its text."""
+    state, engine = LiveState(model), open_engine(model, "cpu")
+    bodies = [ItemBody(fields={"text": data.texts[row]}, text=data.texts[row]) for row in items.tolist()]
+    placed = Placer(model, ("text",)).place(bodies, state.table, None, engine.parents)
+    engine.close()
+    put_placed(state, [str(row) for row in items.tolist()], placed)
+    return publish_fold(model, state, out)
+
+
 def nearest(model: Bundle, data: Texts, texts: Sequence[str]) -> Int64:
     """As `found_by`, by the cosine to centroids, of the same features as the model of the old items."""
     prepared = prepare(config_of(model.manifest, LinearConfig))
@@ -163,10 +182,9 @@ def measured(data: Texts, folder: Path) -> list[Row]:
         seconds = time.perf_counter() - begin
         return row_of(ranking, data, found_by(bundle, texts), seconds)
 
-    _table(data, new).write_parquet(folder / "new.parquet")
     return [
         row_of("not placed", data, found_by(model, texts), old_s),
-        row("placed", lambda: place(model.path, folder / "new.parquet", ("text",), folder / "placed" / "2")),
+        row("placed", lambda: put_in(model, data, new, folder / "model" / "2")),
         row("retrained with own texts", lambda: trained(data, own + of_old, everything, folder / "own")),
         row("retrained with everything", lambda: trained(data, data.train, everything, folder / "everything")),
         row_of("cosine to centroids", data, nearest(model, data, texts), 0.0),
@@ -178,3 +196,16 @@ def report(folder_of_sets: Path, folder: Path) -> Row:
     data = with_hidden_items(read_frame(folder_of_sets, SET))
     sizes = {"items": len(data.texts), "hidden": int(data.hidden_I.sum()), "test_queries": len(data.test)}
     return {"set": SET} | sizes | {"rows": measured(data, folder)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--texts", type=Path, required=True, metavar="DIR", help=f"the folder that holds {FILE}")
+    parser.add_argument("--json", type=Path, help="write the report here")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        write_report(options.json, report(options.texts, Path(folder)))
+
+
+if __name__ == "__main__":
+    main()

@@ -33,7 +33,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +42,8 @@ from benchmarks.papers.product_search.xrlinear_choose import choose
 from benchmarks.papers.product_search.xrlinear_ours import OURS, STEPS, saved
 from benchmarks.papers.xreg.xmc_quality import quality
 from benchmarks.papers.xreg.xmc_sets import read_set
+from benchmarks.report_file import write_report
 from espalier.errors import EspalierError
-from espalier.hardware import hardware
 from training.data.xmc import LabelledPoints
 
 PEERS = ("forest", "stacked", "pecos", "pecos-3", "omikuji", "omikuji-3", "bonsai", "bonsai-3", "napkinxc", "ova")
@@ -178,9 +177,7 @@ def main() -> None:
             work = Path(name)
             work.mkdir(parents=True, exist_ok=True)
             rows = compare(data, test, peers, beams, args.peer_python, work.absolute())
-    if args.json:
-        report = {"set": args.set, "date": datetime.now(UTC).date().isoformat(), "hardware": f"{hardware()}, one thread used", "rows": rows}
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    write_report(args.json, {"set": args.set, "rows": rows}, "one thread used")
 
 
 if __name__ == "__main__":

@@ -26,12 +26,12 @@ import scipy.sparse
 from scipy.sparse import csr_array
 from tqdm import tqdm
 
+from benchmarks.report_file import write_report
 from espalier.bundle import Bundle
 from espalier.bundle_writer import LinearContent, write_bundle
 from espalier.checks.golden import GOLDEN_COLUMNS
 from espalier.chunks import Chunks
 from espalier.engines import open_engine
-from espalier.hardware import hardware
 from espalier.items import ItemTable
 from espalier.manifest import ManifestDraft, SearchDefaults
 from espalier.queries import FeaturesKind, QueryBatch
@@ -245,10 +245,8 @@ def main() -> None:
         rows = search(bundle, test)
         if args.peer_python:
             rows += peer(folder, test, tree, chunks, args.peer_python)
-    if args.json:
-        sizes = {"labels": args.labels, "features": args.labels, "training_queries": args.labels, "threads": args.threads}
-        found = {"date": datetime.now(UTC).date().isoformat(), "hardware": hardware()} | sizes | report | {"rows": rows}
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    sizes = {"labels": args.labels, "features": args.labels, "training_queries": args.labels, "threads": args.threads}
+    write_report(args.json, sizes | report | {"rows": rows})
 
 
 if __name__ == "__main__":

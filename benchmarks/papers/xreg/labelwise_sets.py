@@ -2,7 +2,7 @@
 
 ml-1m            points are users of MovieLens 1M: the features are the ratings of the first half of a user's list, by time (ties by file
                  order), the labels the movies of the second half, weighted by their ratings; labels are all movies
-debian-bookworm  points are kinds of packages, labels what they depend on, weighted by smoothed rates (training/data/debian_kinds.py); the
+debian-bookworm  points are kinds of packages, labels what they depend on, weighted by smoothed rates (debian_kinds.py); the
                  folder is the project's own data/
 any other        as `benchmarks.xmc` reads it: labels as weighted as the files have them, else by inverse propensities
 
@@ -18,15 +18,14 @@ import numpy as np
 import polars as pl
 from scipy.sparse import csr_array
 
+from benchmarks.papers.xreg import debian_kinds
 from benchmarks.papers.xreg.xmc_sets import read_set
-from training.data import debian_kinds
 from training.data.csr import Csr, normalised
 from training.data.relevance import LabelRelevance, is_graded
 from training.data.xmc import LabelledPoints
 from training.linear.prepare import prepare
-from training.specification.linear import LinearConfig
+from training.specification.linear import RELEVANCE_OPTIONS, LinearConfig
 from training.specification.models import SPECIFICATION
-from training.specification.relevance import RELEVANCE_OPTIONS
 
 TEST_SHARE, SEED = 0.2, 1
 Parts = tuple[LabelledPoints, LabelledPoints]

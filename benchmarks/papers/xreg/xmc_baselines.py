@@ -36,7 +36,7 @@ from espalier.weighted_metrics import wp_at_k
 from training.data.csr import Csr, as_rows
 from training.data.relevance import LabelRelevance, scale_of
 from training.data.xmc import LabelledPoints
-from training.specification.relevance import RelevanceOptions
+from training.specification.linear import RelevanceOptions
 
 RIDGES = (0.1, 0.3, 1.0, 3.0, 10.0)
 RANK = 200

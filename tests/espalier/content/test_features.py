@@ -15,7 +15,7 @@ from espalier.content_info import ContentColumn, ContentInfo
 from espalier.errors import BundleCorrupt, InvalidQuery
 from espalier.items import ItemTable
 from training.data.item_content import ItemContent, item_content
-from training.specification.content import ContentConfig
+from training.specification.deep import ContentConfig
 
 ITEMS: list[dict[str, Any]] = [
     {"title": "red shoe", "kind": ["shoe", "sale"], "price": 10.0, "brand": "acme"},

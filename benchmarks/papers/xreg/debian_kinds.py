@@ -1,6 +1,6 @@
 """A log of views and clicks made from the embedded sample: which packages does a kind of package need, and how often?
 
-    python -m training.data.debian_kinds --out data/debian-kinds
+    python -m benchmarks.debian_kinds --out data/debian-kinds
 
 A kind is a section of the archive with the tags of some facets, for example `games interface::x11 role::program uitoolkit::sdl`. Each
 package with dependencies and such tags is one view of every package that its kind could need: `views` is the number of packages of the

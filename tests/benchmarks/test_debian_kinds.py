@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from training.data.debian_kinds import views_and_clicks, write
+from benchmarks.papers.xreg.debian_kinds import views_and_clicks, write
 
 PACKAGES = pl.DataFrame(
     [

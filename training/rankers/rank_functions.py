@@ -1,4 +1,4 @@
-"""The highway network as a rank function (NCE §4; Srivastava, Greff and Schmidhuber 2015).
+"""Rank functions: the linear one f(x) = ⟨w, x⟩ (NCE, Table 1) and the highway network (NCE §4; Srivastava, Greff and Schmidhuber 2015).
 
     z_1 = g(b_H + W_X x),   z_{l+1} = H(z_l) ⊙ T(z_l) + z_l ⊙ (1 − T(z_l)),   f = ⟨w, z_L⟩
     H(z) = g(b_H + W_H z),  T(z) = σ(b_T + W_T z),  g = ReLU
@@ -17,6 +17,18 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 GATE_BIAS = -1.0
+
+
+class LinearFunction(nn.Module):
+    """Features [… , F] → scores […]. Without a bias: no model of choice has a gradient for it."""
+
+    def __init__(self, features: int, init_std: float, generator: torch.Generator) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(features, generator=generator) * init_std)
+
+    def forward(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """`generator` is that of dropout, which this function lacks."""
+        return x @ self.weight
 
 
 class HighwayFunction(nn.Module):
