@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +20,7 @@ from sklearn.svm import LinearSVC
 from espalier.checks.random_bundles import random_chunks, random_tree, sparse_rows
 from espalier.chunks import ARRAYS, Chunks
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
-from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQuery
+from espalier.errors import InvalidConfig, InvalidData, InvalidQuery
 from espalier.manifest import Ranking
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree, complete_tree
@@ -526,26 +525,6 @@ def test_queries_that_would_be_written_outside_are_refused() -> None:
         with pytest.raises(InvalidQuery, match=f"features.indices: got {bad}, expected feature numbers from 0 to 29"):
             search.search(rows, BeamParams.uniform(len(rows), 1, 1))
     assert len(search.search(good.take(np.empty(0, np.int64)), BeamParams.uniform(0, 1, 1)).leaves_BM) == 0
-
-
-def test_chunks_that_do_not_fit_their_tree_are_refused() -> None:
-    rng = np.random.default_rng(10)
-    tree = random_tree(rng, 3, 3)
-    chunks = random_chunks(rng, tree, 30, integer=False)
-    chunks.check(tree)
-    wrong: list[tuple[dict[str, Any], str]] = [
-        ({"chunk_row": chunks.chunk_row[:-1]}, "chunk_row has"),
-        ({"row_entry": chunks.row_entry + 1}, "row_entry has"),
-        ({"bias": chunks.bias[:-1]}, "biases, expected"),
-        ({"bias": chunks.bias.astype(np.float64)}, "bias is float64"),
-        ({"row_feature": np.full_like(chunks.row_feature, 30)}, "outside 0 … 29"),
-        ({"row_feature": np.zeros_like(chunks.row_feature)}, "not strictly ascending within a node"),
-        ({"entry_child": np.full_like(chunks.entry_child, 7)}, "children that a node does not have"),
-        ({"entry_weight": np.full_like(chunks.entry_weight, np.nan)}, "must be finite"),
-    ]
-    for changed, message in wrong:
-        with pytest.raises(BundleCorrupt, match=message):
-            replace(chunks, **changed).check(tree)
 
 
 # -- quality --------------------------------------------------------------------------------------------------------------
