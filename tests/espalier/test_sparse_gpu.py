@@ -6,10 +6,6 @@ What only a GPU can show is for `python -m benchmarks.gpu_all`.
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -44,8 +40,7 @@ from espalier.manifest import Ranking
 from espalier.queries import FeaturesKind, QueryBatch, blank_queries
 from espalier.search import Precision, SearchParams
 from espalier.tree import tree_from_children
-from tests import ROOT
-from tests.espalier.compile_kernels import Recorder
+from tests.espalier.compile_kernels import Recorder, compiled_elsewhere
 from tests.espalier.linear_shapes import draw_linear, linear_shapes
 from tests.espalier.test_signature import assert_alone_as_together, assert_best_beams, assert_same
 from tests.espalier.test_stacking import with_stacking
@@ -307,44 +302,6 @@ def test_a_bundle_that_does_not_fit_is_refused_with_figures(tmp_path: Path) -> N
         refuse_what_does_not_fit(bundle, needed, "9 weights", needed - 1, 10**9)
 
 
-# -- which engine opens ---------------------------------------------------------------------------------------------------
-
-
-def test_a_gpu_that_was_asked_for_and_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("espalier.engines.triton.gpu_engine.gpu_available", lambda: False)
-    bundle = make_linear_bundle(tmp_path, np.random.default_rng(5), random_tree(np.random.default_rng(5), 2, 4), L3_HINGE)
-    for device, engine in (("cuda", None), ("auto", "sparse-cuda")):
-        with pytest.raises(DeviceUnavailable, match="sparse-cuda needs a CUDA device, and torch finds none"):
-            open_engine(bundle, device, engine)  # type: ignore[arg-type]  # a tuple's strings
-    with pytest.raises(DeviceUnavailable, match="engine sparse-cuda does not run on device cpu"):
-        open_engine(bundle, "cpu", "sparse-cuda")
-    monkeypatch.setattr("espalier.engines.find_spec", lambda name: None)
-    with pytest.raises(DeviceUnavailable, match="sparse-cuda cannot run linear version 1: torch and triton not installed"):
-        open_engine(bundle, "cuda")
-
-
-def test_a_gpu_is_taken_where_it_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    bundle = make_linear_bundle(tmp_path, np.random.default_rng(5), random_tree(np.random.default_rng(5), 2, 4), L3_HINGE)
-    monkeypatch.setattr("espalier.engines.gpu_present", lambda: True)
-    monkeypatch.setattr(sparse_gpu, "SparseCudaSearch", lambda bundle, precision: SparseCudaSearch(bundle, "cpu", precision, SHAPES))
-    assert open_engine(bundle).name == open_engine(bundle, "cuda").name == open_engine(bundle, engine="sparse-cuda").name == "sparse-cuda"
-    assert "linear version 1 runs on sparse-cuda" in caplog.text
-    assert open_engine(bundle, precision="float16").rounding > open_engine(bundle).rounding
-    assert open_engine(bundle, "cpu").name == open_engine(bundle, engine="sparse-cpu").name == "sparse-cpu"
-    with pytest.raises(DeviceUnavailable, match="precision float16 needs the engine sparse-cuda; linear would run on sparse-cpu"):
-        open_engine(bundle, "cpu", precision="float16")
-
-    def refuse(bundle: Bundle, precision: str) -> SparseCudaSearch:
-        raise DeviceUnavailable("too large")
-
-    monkeypatch.setattr(sparse_gpu, "SparseCudaSearch", refuse)
-    assert open_engine(bundle).name == "sparse-cpu"
-    assert "linear version 1 runs on the CPU: there is a GPU, but sparse-cuda cannot use it: too large" in caplog.text
-    with pytest.raises(DeviceUnavailable, match="too large"):
-        open_engine(bundle, "cuda")
-
-
 # -- the compiler ---------------------------------------------------------------------------------------------------------
 
 
@@ -367,16 +324,7 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path, monkeypatch: pytest.Monke
         engine.search(random_queries(rng, bundle, 1, False), SearchParams.uniform(1, beam, 4))
     assert {launch["kernel"] for launch in launches} == {"score_chunks_kernel", "score_level_kernel"}
     assert {launch["types"]["weights_W"] for launch in launches} == {"*fp32", "*fp16", "*bf16"}
-    path = tmp_path / "launches.json"
-    path.write_text(json.dumps(launches))
-    environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path / "cache")}
-    command = [sys.executable, "-m", "tests.espalier.compile_kernels", str(path)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr[-3000:]
-    compiled = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(compiled) == len(launches)
-    for entry in compiled:
+    for entry in compiled_elsewhere(launches, tmp_path):
         assert entry["stack_bytes"] == 0, entry
 
 
