@@ -457,9 +457,6 @@ def test_every_set_of_nodes_is_drawn_as_often(size: int, count: int) -> None:
     assert_allclose([times[some] for some in sets], 1000, atol=5 * math.sqrt(1000))
 
 
-# -- Proposition 1 ------------------------------------------------------------------------------------------------------
-
-
 def scored_by_hand(scores_BN: NDArray[Any]) -> tuple[NodeScorer, Tensor]:
     """A model whose logit of query b and node n is scores_BN[b, n]: one-hot queries pick a column of the node rows."""
     batch, nodes = scores_BN.shape
