@@ -115,16 +115,16 @@ class ForestMean:
         live  what is live, and which leaves of it were scored
         """
         shape = len(m_B), int(m_B[0]) if len(m_B) == 1 else int(m_B.max(initial=0))
-        rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
+        rows_BM, ranks_BM = np.empty(shape, np.int64), np.empty(shape, np.float32)
         live_rows, lists = live or (NOTHING_LIVE, NO_LISTS if len(m_B) == 1 else LiveLists.none(len(m_B)))
         logs_BTM: Array = leaves.ranks_BTM  # of scores that are exponentials of ranks
         live_logs_X: Array = lists.ranks_X
         if not self._by_rank:
             is_there_BTM = np.arange(logs_BTM.shape[2]) < leaves.count_BT[:, :, None]  # the others hold nothing that is meant
             logs_BTM = log_scores(self._ranking, np.where(is_there_BTM, logs_BTM, np.float32(-np.inf)))
-            live_logs_X = log_scores(self._ranking, live_logs_X)
+            (live_logs_X,) = read_only(log_scores(self._ranking, live_logs_X))
         found = read_only(leaves.rows_BTM, logs_BTM, leaves.count_BT)
-        beside = lists.begin_B, lists.number_X, *read_only(live_logs_X)
+        beside = lists.begin_B, lists.number_X, live_logs_X
         with self._scratch.of(len(live_rows.item_R)) as (tail, place_I):
             features = queries.features.arrays
             best_means(found, beside, self._trees, *read_only(m_B), features, tail, place_I, (rows_BM, ranks_BM), tuple(live_rows))
@@ -176,7 +176,7 @@ def best_means(
     features  of the queries: indptr, indices, values
     tail      the fields of TailArrays, and scratch for `add_tail`
     place_I   int32[I + R] of −1, before and after: where an item is among those of the current query
-    out       rows_BM, ranks_BM
+    out       rows_BM, ranks_BM, which are written whole
     live      the fields of LiveRows
 
     Sums are relative to an item's largest log, its top, so that scores too small for float64 keep their order. A mean is at most e^top and
@@ -241,6 +241,7 @@ def best_means(
         if has_tail:
             begin, end = indptr[b], indptr[b + 1]
             add_tail(top_of, item_of, items, indices[begin:end], values[begin:end], arrays, query_F, live)
+        rows_BM[b], ranks_BM[b] = NO_ITEM, -np.inf
         size = 0
         for place in range(items):
             bits = np.float32(top_of[place]).view(np.int32)

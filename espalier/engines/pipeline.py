@@ -197,7 +197,7 @@ class Pipeline:
         """The best m items of what the trees found, and of what is live under their beams."""
         found = BestLeaves(leaves.rows_BTM[:, 0], leaves.ranks_BTM[:, 0], leaves.keys_BTM[:, 0], leaves.count_BT[:, 0])
         finite_B, traces = leaves.finite_B, leaves.traces
-        if not self.tree_search.merges:
+        if traces and not self.tree_search.merges:
             traces = tuple(from_start_level(tree, query.beam_size_B, own) for tree, own in zip(self._trees, traces, strict=False))
         scored_T = [] if live is None else self._overflow.scored(live.overlay, query, leaves)
         if self._mean is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,7 @@ class GivenQueries(QueryBatch):
         return GivenQueries(own.kind, own.rows, states_BLS, memory, any(batch.frontier for batch in batches))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class TreeQuery:
     """Encoded queries, and what trees are searched for.
 
@@ -116,8 +116,7 @@ class Frontier:
     ranks_BK: Floats
 
 
-@dataclass(frozen=True, eq=False)
-class Leaves:
+class Leaves(NamedTuple):
     """What trees found, by item row (NO_ITEM as padding).
 
     rows_BTM   int64[B, T, M]     of one tree the best m, best first, of equal keys the lower leaf; of a forest all that were scored, in any

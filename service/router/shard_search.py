@@ -83,7 +83,8 @@ class ShardSearch:
         """The best leaves of all shards. Raises ShardsMissing where one did not answer a search without a deadline."""
         began, batch = time.perf_counter(), len(query)
         if not batch:
-            return replace(merged([], query, self._trees), coverage=Coverage(self._layout.sizes_S, np.empty((0, self.count), np.bool_)))
+            nobody = Coverage(self._layout.sizes_S, np.empty((0, self.count), np.bool_))
+            return merged([], query, self._trees)._replace(coverage=nobody)
         bodies = self._bodies(query)
         deadline = began + self.fleet.config.patience_s if query.context.deadline is None else query.context.deadline
         asked = self._ask(bodies, deadline - min(MARGIN_S, MARGIN * (deadline - began)), query)
@@ -95,7 +96,7 @@ class ShardSearch:
         coverage = Coverage(self._layout.sizes_S, np.broadcast_to(answered_S, (batch, self.count)))
         leaves = merged([answer.result for answer in answers if answer is not None], query, self._trees)
         self.fleet.metrics.searched(self._whole.of, time.perf_counter() - began - slowest_s, float(coverage.items_B[0]))
-        return replace(leaves, coverage=coverage)
+        return leaves._replace(coverage=coverage)
 
     # -- messages -------------------------------------------------------------------------------------------------------
 

@@ -87,7 +87,7 @@ def test_answers_that_depend_on_the_batch_are_found(monkeypatch: pytest.MonkeyPa
     class Uneven(OnnxSearch):
         def search(self, query: TreeQuery) -> Leaves:
             leaves = super().search(query)
-            return replace(leaves, ranks_BTM=leaves.ranks_BTM + np.float32(len(query) - 1) / 64)
+            return leaves._replace(ranks_BTM=leaves.ranks_BTM + np.float32(len(query) - 1) / 64)
 
     monkeypatch.setattr(onnx_graph, "OnnxSearch", Uneven)
     assert "differs between alone and in a batch of 2" in wrong(correctness.onnx_cuda(6, "cpu"))["alone"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -77,7 +76,7 @@ def test_each_linear_engine_is_timed_on_the_same_queries_and_one_that_finds_othe
 
     def shifted(self: Any, query: TreeQuery) -> Leaves:
         leaves = searched(self, query)
-        return replace(leaves, rows_BTM=np.where(leaves.rows_BTM >= 0, leaves.rows_BTM + 100, -1))
+        return leaves._replace(rows_BTM=np.where(leaves.rows_BTM >= 0, leaves.rows_BTM + 100, -1))
 
     monkeypatch.setattr(SparseCudaSearch, "search", shifted)
     rows = list(sparse_speed.search([2], [2], ["float32"], "cpu", 2, 4, singles=1))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, NamedTuple, NoReturn
 
@@ -38,8 +37,7 @@ ALL_NODES, NO_NODES = read_only(np.empty(0, np.bool_), np.empty((0, 0), np.int64
 NO_TRACE = tuple(np.empty((0, 0, 0), dtype) for dtype in (np.int64, np.float32, np.int64, np.float32))
 
 
-@dataclass(frozen=True, eq=False)
-class BeamParams:
+class BeamParams(NamedTuple):
     """How each query of a call is searched.
 
     beam_size_B, m_B  int64[B], at least 1; an m of 0 for all queries: every node of the last level that was scored
@@ -81,8 +79,7 @@ class TracedLevel(NamedTuple):
     kept_ranks_BK: NDArray[np.float32]
 
 
-@dataclass(frozen=True, eq=False)
-class Found:
+class Found(NamedTuple):
     """leaves_BM int64[B, M], best first, −1 as padding; ranks_BM float32[B, M], −inf there; count_B int64[B]: how many there are. Of
     several trees B · T rows.
 

@@ -86,15 +86,15 @@ class SparseSearch:
         return first.every_tree_N if first is not None and first.others else self._every_N
 
     def _leaves(self, query: TreeQuery, parts: list[Found]) -> Leaves:
-        """What the searches found, by item, tree after tree."""
+        """What the searches found, by item, tree after tree. A leaf of −1, padding, is clipped to the root, which holds no item."""
         batch, trees = len(query), len(self._trees)
-        # −1 is clipped to the root, which holds no item
-        rows = [item_N.take(part.leaves_BM, mode="clip") for item_N, part in zip(self._item_N, parts, strict=True)]
         if len(parts) == 1:
-            shape = batch, trees, rows[0].shape[1]
-            rows_BTM, ranks_BTM = rows[0].reshape(shape), parts[0].ranks_BM.reshape(shape)
-            count_BT = parts[0].count_B.reshape(batch, trees)
+            leaves_BM, ranks_BM, count_B = parts[0][:3]
+            shape = batch, trees, leaves_BM.shape[1]
+            rows_BTM, ranks_BTM = self._item_N[0].take(leaves_BM, mode="clip").reshape(shape), ranks_BM.reshape(shape)
+            count_BT = count_B.reshape(batch, trees)
         else:
+            rows = [item_N.take(part.leaves_BM, mode="clip") for item_N, part in zip(self._item_N, parts, strict=True)]
             width = max(part.shape[1] for part in rows)
             rows_BTM, ranks_BTM = np.full((batch, trees, width), -1, np.int64), np.full((batch, trees, width), -np.inf, np.float32)
             for t, (own, part) in enumerate(zip(rows, parts, strict=True)):
@@ -140,6 +140,8 @@ def _numbers(nodes: Int64, root: int) -> Int64:
 
 def _excluded(search: ChunkSearch, eligible_T: tuple[EligibleNodes, ...]) -> Int64 | None:
     """int64[B, X]: the nodes that queries must not visit besides, as the search numbers them."""
+    if eligible_T[0].excluded is None:  # then no tree has any
+        return None
     parts, root = [], 0
     for tree, eligible in zip(search.trees, eligible_T, strict=True):
         if eligible.excluded is not None:

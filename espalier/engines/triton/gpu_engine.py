@@ -15,7 +15,6 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -206,7 +205,7 @@ class GpuSearch(ABC, Generic[AnyCell]):
         for members, of_cell in found_T[0]:
             finite_B[members] = of_cell.finite_B
         states = [(members, of_cell.leaf_states_BS) for members, of_cell in found_T[0]]
-        return replace(leaves, finite_B=finite_B, leaf_states_BS=_together(states, batch, NO_RANK) if query.frontier else None)
+        return leaves._replace(finite_B=finite_B, leaf_states_BS=_together(states, batch, NO_RANK) if query.frontier else None)
 
     def _found(self, query: TreeQuery, bucket: int, parts: CellParts, place: int) -> CellFound:
         """What a cell finds in a tree for the queries of a group."""

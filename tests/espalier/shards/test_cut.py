@@ -19,7 +19,7 @@ from espalier.manifest import GraphScorer
 from espalier.search import SearchParams
 from tests.espalier.shards import test_cut_graphs, test_cut_linear
 from tests.espalier.shards.merging import answers_of, merged
-from tests.espalier.shards.test_cut_graphs import cut
+from tests.espalier.shards.test_cut_graphs import cut, drawn_cut
 
 SHAPES = st.one_of(test_cut_graphs.shapes, test_cut_linear.shapes)
 
@@ -55,7 +55,7 @@ def test_shards_whose_beams_cut_nothing_answer_together_as_the_whole_bundle(
     bundle = made(tmp_path_factory.mktemp("cut"), shape)
     queries = random_queries(np.random.default_rng(shape["seed"]), bundle, 4)
     params = SearchParams.uniform(4, max(alone.tree.node_count for alone in bundle.alone), 7)
-    shards = cut(bundle, count)
+    shards = drawn_cut(bundle, count)
     for engine in engines_of(bundle):
         expected = answers_of(bundle, open_engine(bundle, engine=engine), queries, params)
         assert merged(bundle, shards, queries, params, partial(open_engine, engine=engine)) == expected
@@ -70,7 +70,7 @@ def test_every_item_of_a_shard_has_the_rank_and_key_that_it_has_in_the_whole_bun
     queries = random_queries(np.random.default_rng(shape["seed"]), bundle, 4)
     every = SearchParams.uniform(4, bundle.tree.node_count, bundle.tree.item_count)
     expected = [{entry[0]: entry for entry in found} for found in answers_of(bundle, ReferenceEngine(bundle), queries, every)]
-    shards, params = cut(bundle, count), SearchParams.uniform(4, beam_size, 6)
+    shards, params = drawn_cut(bundle, count), SearchParams.uniform(4, beam_size, 6)
     answers = merged(bundle, shards, queries, params)
     for found, right in zip(answers, expected, strict=True):
         assert found == [right[row] for row, _, _ in found]

@@ -26,7 +26,7 @@ from espalier.search import SearchParams
 from espalier.shards.cut import Cut
 from tests.espalier.bundle.parts import draft_of
 from tests.espalier.shards.merging import answers_of, merged
-from tests.espalier.shards.test_cut_graphs import cut
+from tests.espalier.shards.test_cut_graphs import cut, drawn_cut
 from tests.espalier.test_stacking import with_stacking
 from tests.espalier.test_tail import F, random_tail
 
@@ -72,7 +72,7 @@ def test_a_shard_has_the_weights_and_the_tail_of_its_items(
 ) -> None:
     bundle = made(tmp_path_factory.mktemp("cut"), shape)
     every = np.arange(F, dtype=np.int32)
-    for shard in cut(bundle, count):
+    for shard in drawn_cut(bundle, count):
         opened = Bundle.open(shard.path)
         assert opened.shard is not None
         for (tree, chunks), (whole, of_whole), nodes in zip(opened.trees, bundle.trees, opened.shard.nodes, strict=True):
@@ -106,7 +106,6 @@ def test_what_stays_with_the_whole_bundle_is_not_in_a_shard(tmp_path: Path) -> N
 def test_stacking_is_the_routers_and_shards_give_the_order_of_the_trees(tmp_path: Path) -> None:
     bundle, plain = with_stacking(tmp_path, 3, candidates=6)
     queries, params = random_queries(np.random.default_rng(3), bundle, 4), SearchParams.uniform(4, 100, 9)
-    whole = Cut(bundle, 2)
-    shards = [whole.write(tmp_path / "shards" / str(index) / "1", index) for index in range(2)]
+    shards = cut(bundle, 2)
     assert shards[0].manifest.stacking is None
     assert merged(bundle, shards, queries, params) == answers_of(plain, ReferenceEngine(plain), queries, params)
