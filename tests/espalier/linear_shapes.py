@@ -48,7 +48,7 @@ def draw_linear(
     activation: Any = "l3-hinge" if integer and shape["activation"] == "sigmoid" else shape["activation"]
     ranking = Ranking(activation=activation, own=shape["own"], gamma=shape["gamma"])
     bundle = make_linear_bundle(folder, rng, tree, ranking, integer, f"m{rng.integers(1 << 60)}", shape["width"], others=others)
-    batch = shape["batch"]
+    batch: int = shape["batch"]
     queries = random_queries(rng, bundle, batch, integer)
     exclude = rng.integers(-1, tree.item_count, (batch, shape["exclude"])) if shape["exclude"] else None
     masks = None if shape["passing"] is None else random_masks(rng, tree, batch, shape["passing"], others)

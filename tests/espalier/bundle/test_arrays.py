@@ -137,6 +137,7 @@ CASES: dict[tuple[str, str], list[tuple[Callable[[Arrays], Arrays], str]]] = {
         (drop("mean"), "arrays"),
         (swap("label", lambda label: label + 1000), "label has numbers outside"),
         (swap("label_value", np.zeros_like), "label_value has numbers outside"),
+        (put("label_value", 0, 2), "label_value has numbers outside"),
         (swap("posting_value", lambda value: value * np.float16(np.nan)), "not finite"),
         (swap("posting_begin", lambda begin: begin[::-1]), "never decrease"),
         (swap("posting_point", lambda point: point[::-1]), "not strictly ascending"),
