@@ -56,14 +56,6 @@ def hang(started: str) -> Iterator[Row]:
     signal.pause()
 
 
-def endless() -> Iterator[Row]:
-    number = 0
-    while True:
-        yield {"case": f"case {number}", "ok": True}
-        number += 1
-        signal.sigtimedwait([], 0.01)
-
-
 def mode(to: str) -> Iterator[Row]:
     """What a stage's environment says of Triton's interpreter."""
     Path(to).write_text(os.environ.get("TRITON_INTERPRET", "compiled"))

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu import gpu_all, gpu_report
-from benchmarks.gpu.gpu_all import MORE, NO_GPU, ROOT, WRONG, Run, main
-from benchmarks.gpu.lines import COLUMNS, append, latest, read
+from benchmarks.gpu.gpu_all import MORE, NO_GPU, ROOT, WRONG, main
+from benchmarks.gpu.lines import COLUMNS, latest, read
 from benchmarks.gpu.stages import STAGES, Stage, groups
 from tests.waiting import until
 
@@ -115,40 +114,6 @@ def test_a_stage_that_fails_leaves_its_lines_the_others_go_on_and_it_alone_is_ru
     assert ran.read_text() == "ran\nran\n"
 
 
-def test_lines_of_another_card_size_or_code_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, ran = ["--out", str(tmp_path / "out")], tmp_path / "ran"
-
-    def runs(arguments: list[str], name: str) -> int:
-        main([*out, *arguments], [card(name), stage("two", "two", {"ran": str(ran)})])
-        return len(ran.read_text().splitlines())
-
-    assert [runs([], "one"), runs([], "one"), runs([], "other"), runs(["--quick"], "other")] == [1, 1, 2, 3]
-    monkeypatch.setattr(gpu_all, "digest", lambda versions: "changed")
-    assert runs(["--quick", "--keep"], "other") == 3
-    assert runs(["--quick"], "other") == 4
-
-
-def test_a_stage_begins_no_case_when_its_time_is_over_and_none_without_half_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, ran = tmp_path / "out", str(tmp_path / "ran")
-    monkeypatch.setattr(gpu_all, "SPARE", 0.999)  # a stage begins no case after a thousandth of its time
-    endless = stage("endless", "endless", limit_s=60)
-    with monkeypatch.context() as short:
-        short.setattr(Run, "left_s", lambda self: 40.0)  # of the run's --minutes
-        assert main(["--out", str(out)], [card(), endless, stage("two", "two", {"ran": ran}, limit_s=81)]) == MORE
-    assert ends(out)["endless"] == "cut early"
-    assert "two" not in ends(out)
-    assert "left for the next run: endless, two" in capsys.readouterr().out
-    for _ in range(2):  # the second time, it is complete
-        assert main(["--out", str(out)], [card(), endless]) == 0
-    assert begun(out).count("endless") == 2
-    *cases, last = latest(read(out / "gpu_all.jsonl"))["endless"].rows
-    assert [row["case"] for row in cases] == [f"case {number}" for number in range(len(cases))]
-    assert (last["case"], last["ok"]) == ("the rest", None)
-    assert "left out" in last["note"]
-
-
 def test_without_a_gpu_it_says_so_and_runs_what_needs_none_in_the_interpreter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, to = tmp_path / "out", tmp_path / "mode"
     sizes = ({"to": str(to)}, 60.0)
@@ -189,16 +154,6 @@ def test_a_signal_leaves_the_lines_and_no_process(tmp_path: Path, number: signal
     assert bool(list(out.glob("gpu_all_*.md"))) == (number == signal.SIGTERM)
 
 
-def test_a_torn_line_is_no_row_and_does_not_tear_the_next_one(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    append(path, {"stage": "s", "case": "one"})
-    with path.open("a") as file:
-        file.write('{"stage": "s", "ca')
-    append(path, {"stage": "s", "case": "two", "ok": True})
-    assert [row["case"] for row in read(path)] == ["one", "two"]
-    assert read(tmp_path / "none.jsonl") == []
-
-
 # -- the stages that there are --------------------------------------------------------------------------------------------
 
 
@@ -219,45 +174,3 @@ def test_carried_wheels_are_of_the_tested_versions() -> None:
     lines = (ROOT / "benchmarks" / "gpu" / "wheels.txt").read_text().splitlines()
     carried = {line.lower() for line in lines if line and not line.startswith("#")}
     assert carried <= {line.lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
-
-
-# -- the report -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_report_counts_what_is_right_and_says_which_targets_are_reached(tmp_path: Path) -> None:
-    lines = tmp_path / "gpu_all.jsonl"
-
-    def attempt(name: str, *rows: Arguments) -> None:
-        common: Arguments = {"stage": name, "card": "H200"}
-        append(lines, common | {"case": "begin", "key": "k", "date": "2026-12-01T10:00:00+00:00"})
-        for row in rows:
-            append(lines, common | row)
-        append(lines, common | {"case": "end", "ok": True, "status": "done", "ms": 1500})
-
-    attempt("card", {"case": "device", "gpu": True, "card": "NVIDIA H200", "versions": {"torch": "2.11", "triton": None}, "host": "h"})
-    labels = {"engine": "triton", "form": "mlp", "precision": "float16"}
-    attempt(
-        "correctness-triton-float16",
-        {"case": "a", "ok": True, "check": "integer"} | labels,
-        {"case": "b | c", "ok": False, "check": "integer", "note": "differs"} | labels,
-        {"case": "d", "ok": True, "check": "replay"} | labels,
-    )
-    searched = {"engine": "triton", "items": 1 << 20, "masked": False, "ok": True, "batch": 1}
-    attempt(
-        "search-2^20",
-        searched | {"case": "e", "beam_size": 50, "ms": 0.05, "queries_per_s": 20000},
-        searched | {"case": "f", "beam_size": 200, "ms": 0.08, "queries_per_s": 12500},
-        searched | {"case": "g", "beam_size": 400, "batch": 512, "ms": 0.4, "queries_per_s": 1280000},
-    )
-    as_json, as_text = gpu_report.write(lines, tmp_path, "the command")
-    text = as_text.read_text()
-    assert as_json.name == "gpu_all_nvidia-h200_2026-12-01.json"
-    assert "torch 2.11, triton –" in text
-    assert "| triton | mlp | float16 | 1 of 2 | 1 of 1 |" in text
-    assert "| correctness-triton-float16 | b \\| c | differs |" in text
-    assert "| one query, 2^20 items, 128–64–24, beam 50 | ≤ 0.06 ms | 0.05 ms | yes |" in text
-    assert "| one query, 2^20 items, 128–64–24, beam 200 | ≤ 0.07 ms | 0.08 ms | no |" in text
-    assert "| 512 queries, 2^20 items, 128–64–24, beam 400 | ≥ 1,200,000 queries/s | 1,280,000 queries/s | yes |" in text
-    assert [line for line in text.splitlines() if line.startswith("## ")] == [
-        *("## Stages", "## What is wrong", "## Correctness", "## Targets", "## card", "## search-2^20")
-    ]

@@ -44,12 +44,6 @@ def checks(rows: list[Row]) -> dict[tuple[str, str], set[bool | None]]:
 CHECKS = ("integer", "replay")
 
 
-def test_nothing_is_wrong_with_sparse_cuda() -> None:
-    rows = list(correctness.sparse_cuda("float32", 3, False, "cpu"))
-    assert checks(rows) == {("linear", check): {True} for check in (*CHECKS, "alone")}
-    assert [row["ok"] for row in correctness.compared("float16", "cpu", 2, 4, 3)] == [True]
-
-
 def test_nothing_is_wrong_with_onnx_and_where_it_has_no_cuda_a_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(correctness, "EXPORTED", KNOWN_AND_UNKNOWN)
     rows = list(correctness.onnx_cuda(2, "cpu"))

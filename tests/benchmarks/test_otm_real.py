@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import real_logs
-from benchmarks.papers.otm import otm_real, otm_real_report, otm_real_trees
+from benchmarks.papers.otm import otm_real, otm_real_trees
 from espalier.errors import InvalidConfig
 from tests.pictures import Pictures
 from training.specification.deep import RobustObjective
@@ -87,12 +87,3 @@ def test_rows_are_written_after_every_method_and_not_made_twice(
     with pytest.raises(SystemExit, match=r"--json: .* rows of the same run; its steps is None, not 2"):
         run("popularity", "--steps", "2")
     assert all(isinstance(row["recall_change"], float) and row["recall_change"] > 0 for row in changes)  # eight leaves gave way to all
-
-
-def test_the_table_has_means_over_seeds_and_their_spread() -> None:
-    about = {"method": "tdm", "gamma": 0.0, "beam_size": 50, "exclude_seen": False, "precision": 0.5, "f": 0.25}
-    rows = [{"m": m, "seed": seed, "recall": recall} | about for seed, recall in ((1, 0.1), (2, 0.3)) for m in otm_real_report.MS]
-    for row in rows:
-        row |= {"recall_change": -0.02, "recall_change_se": 0.01} if row["m"] == 200 else {}
-    cell = "50.00 / 20.00 ± 14.14 / 25.00"
-    assert otm_real_report.markdown(rows).splitlines()[2:] == [f"| tdm | 0 | 50 | raw | 2 | {cell} | {cell} | {cell} | -2.00 ± 0.71 |"]

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from tests import ROOT
 
 HOPPER = ("cuda", 90, 32)
 
@@ -65,6 +68,20 @@ def compiled(launch: dict[str, Any]) -> dict[str, Any]:
         usage = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True).stdout
     registers, stack = (int(re.findall(rf"{name}:(\d+)", usage)[-1]) for name in ("REG", "STACK"))
     return {"kernel": launch["kernel"], "constants": launch["constants"], "registers": registers, "stack_bytes": stack}
+
+
+def compiled_elsewhere(launches: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+    """What `compiled` says of each launch, in a process without the interpreter."""
+    path = folder / "launches.json"
+    path.write_text(json.dumps(launches))
+    environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(folder / "cache")}
+    command = [sys.executable, "-m", "tests.espalier.compile_kernels", str(path)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    entries = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(entries) == len(launches)
+    return entries
 
 
 if __name__ == "__main__":

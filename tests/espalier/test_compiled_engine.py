@@ -41,9 +41,8 @@ from espalier.engines.overflow_graph import leaf_logits
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.scorer_weights import Layer, ScorerWeights
 from espalier.engines.stored_numbers import number
-from espalier.errors import BundleCorrupt, DeviceUnavailable, InvalidQuery
+from espalier.errors import BundleCorrupt, DeviceUnavailable
 from espalier.manifest import InnerProductForm
-from espalier.queries import VectorKind, blank_queries
 from espalier.read_only import read_only
 from espalier.search import SearchParams
 from tests.espalier.bundle.parts import content_of, draft_of
@@ -219,11 +218,6 @@ def test_threads_change_no_answer(tmp_path: Path, threads: int) -> None:
         for got in callers.map(lambda _: engine.search(queries, params), range(8)):
             assert_same(got, expected)
     engine.close()
-
-
-def test_queries_of_another_kind_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidQuery, match=r"queries: got VectorKind\(kind='vector', width=7\), expected kind='history' length=5"):
-        open_engine(small(tmp_path), engine="compiled-cpu").search(blank_queries(VectorKind(width=7), 1), SearchParams.uniform(1, 2, 2))
 
 
 # -- MLPs --------------------------------------------------------------------------------------------------------------

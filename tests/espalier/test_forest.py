@@ -1,11 +1,14 @@
-"""Forests: engines search each tree and rank by the mean of an item's scores; bundles of several trees are written, read and checked."""
+"""Forests: items rank by the mean of their scores in all trees; bundles of several trees are written, read and checked.
+
+That engines search them as the reference does is in test_sparse_engine.py.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,57 +28,23 @@ from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.stages import Leaves, TreeQuery
 from espalier.errors import BundleCorrupt, InvalidQuery
-from espalier.manifest import MAX_TREES, Activation, Calibration, Manifest, ManifestDraft, Ranking
+from espalier.manifest import MAX_TREES, Calibration, Manifest, ManifestDraft, Ranking
 from espalier.masks.eligibility import forest_mask, node_mask
 from espalier.queries import QueryBatch
 from espalier.scores import log_scores, scores_of_ranks
 from espalier.search import NO_ITEM, SearchParams
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree, tree_from_children
+from tests.espalier.linear_shapes import draw_linear, linear_shapes
 from tests.espalier.test_signature import (
-    assert_alone_as_together,
-    assert_best_beams,
     assert_same,
-    assert_wide_beams_bring_enough,
 )
 from training.golden import golden_answers
 from training.linear.prepare import written_features
 
 SIGMOID = Ranking(own="log_activation", gamma=1)
 
-shapes = st.fixed_dictionaries(
-    {
-        "seed": st.integers(0, 2**32 - 1),
-        "branching_height": st.sampled_from([(2, 5), (3, 3), (8, 2), (32, 2), (2, 1)]),
-        "trees": st.integers(2, 4),
-        "empty_share": st.sampled_from([0.0, 0.2, 0.9]),
-        "own": st.sampled_from(["logit", "log_activation"]),
-        "activation": st.sampled_from(["sigmoid", "l1-hinge", "l2-hinge", "l3-hinge"]),
-        "gamma": st.sampled_from([0.0, 0.5, 1.0]),
-        "exclude": st.sampled_from([0, 3, 40]),
-        "passing": st.sampled_from([None, 0.0, 0.05, 0.5]),
-        "width": st.sampled_from([1, 20, 300]),
-        "threads": st.sampled_from([1, 2]),
-        "batch": st.sampled_from([1, 3, 40]),
-    }
-)
-
-
-def draw(folder: Path, shape: dict[str, Any], integer: bool) -> tuple[Bundle, QueryBatch, SearchParams]:
-    rng = np.random.default_rng(shape["seed"])
-    branching, height = shape["branching_height"]
-    tree = random_tree(rng, height, branching, empty_share=shape["empty_share"])
-    others = [tree_over(rng, tree.item_count, int(rng.integers(2, 9))) for _ in range(shape["trees"] - 1)]
-    # whole numbers stay whole in the logits and hinges alone
-    activation: Activation = "l3-hinge" if integer and shape["activation"] == "sigmoid" else shape["activation"]
-    own: Literal["logit", "log_activation"] = shape["own"]
-    ranking = Ranking(activation=activation, own=own, gamma=shape["gamma"])
-    bundle = make_linear_bundle(folder, rng, tree, ranking, integer, f"m{rng.integers(1 << 60)}", shape["width"], others=others)
-    batch = shape["batch"]
-    queries = random_queries(rng, bundle, batch, integer)
-    exclude = rng.integers(-1, tree.item_count, (batch, shape["exclude"])) if shape["exclude"] else None
-    masks = None if shape["passing"] is None else random_masks(rng, tree, batch, shape["passing"], others)
-    return bundle, queries, SearchParams(rng.integers(1, 40, batch), rng.integers(1, 50, batch), exclude, mask_B=masks)
+shapes = linear_shapes(trees=st.integers(2, 4))
 
 
 def open_sparse_cpu(bundle: Bundle, threads: int = 1) -> Pipeline:
@@ -89,35 +58,9 @@ def some_forest(folder: Path, trees: int = 3, ranking: Ranking = SIGMOID) -> Bun
     return make_linear_bundle(folder, rng, tree, ranking, integer=False, others=others)
 
 
-@given(shape=shapes)
-def test_the_cpu_engine_equals_the_reference_exactly_with_integer_weights(
-    tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]
-) -> None:
-    bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
-    engine = open_sparse_cpu(bundle, shape["threads"])
-    assert_same(engine.search(queries, params), ReferenceEngine(bundle).search(queries, params))
-    engine.close()
-
-
-@given(shape=shapes)
-def test_each_trees_kept_beams_are_the_best_with_real_weights(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
-    bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape | {"batch": min(shape["batch"], 3)}, integer=False)
-    queries = QueryBatch(queries.kind, replace(queries.features, values=queries.features.values / np.float32(4)))
-    engine = open_sparse_cpu(bundle, shape["threads"])
-    assert_best_beams(engine, bundle, queries, params)
-    assert_alone_as_together(engine, queries, params)
-    engine.close()
-
-
-@given(shape=shapes)
-def test_a_beam_of_at_least_m_brings_min_of_m_and_eligible(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
-    bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
-    assert_wide_beams_bring_enough(open_sparse_cpu(bundle), bundle, queries, params)
-
-
 @given(shape=shapes, m=st.integers(1, 30))
 def test_a_shorter_answer_begins_the_longer_one(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], m: int) -> None:
-    bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
+    bundle, queries, params = draw_linear(tmp_path_factory.mktemp("models"), shape, integer=True)
     engine = open_sparse_cpu(bundle)
     short, long = (engine.search(queries, replace(params, m_B=np.full(len(queries), wanted))) for wanted in (m, 5 * m))
     for name in ("item_rows_BM", "ranks_BM", "scores_BM"):

@@ -1,16 +1,17 @@
-"""Bundles of linear scorers: `sparse-cpu` searches as the reference does, with masks, exclusions, traces and threads."""
+"""Bundles of linear scorers, of one tree and of several: `sparse-cpu` searches as the reference does, with masks, exclusions, traces and
+threads.
+"""
 
 from __future__ import annotations
 
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from espalier.bundle import CHUNKS, Bundle
@@ -19,10 +20,11 @@ from espalier.checks.random_bundles import make_bundle, make_linear_bundle, rand
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleCorrupt, DeviceUnavailable, InvalidQuery
-from espalier.manifest import Activation, ManifestDraft, Ranking
+from espalier.manifest import ManifestDraft, Ranking
 from espalier.queries import FeaturesKind, QueryBatch, blank_queries, encode_features
 from espalier.search import SearchParams
 from espalier.tree import tree_from_children
+from tests.espalier.linear_shapes import draw_linear, linear_shapes
 from tests.espalier.test_signature import (
     assert_alone_as_together,
     assert_best_beams,
@@ -30,49 +32,12 @@ from tests.espalier.test_signature import (
     assert_wide_beams_bring_enough,
 )
 
-shapes = st.fixed_dictionaries(
-    {
-        "seed": st.integers(0, 2**32 - 1),
-        "branching_height": st.sampled_from([(2, 6), (3, 4), (8, 2), (32, 2), (2, 1)]),
-        "empty_share": st.sampled_from([0.0, 0.2, 0.9]),
-        "own": st.sampled_from(["logit", "log_activation"]),
-        "activation": st.sampled_from(["sigmoid", "l1-hinge", "l2-hinge", "l3-hinge", "l4-hinge"]),
-        "gamma": st.sampled_from([0.0, 0.5, 1.0]),
-        "exclude": st.sampled_from([0, 3, 40]),
-        "passing": st.sampled_from([None, 0.0, 0.05, 0.5]),
-        "width": st.sampled_from([1, 20, 300]),
-        "threads": st.sampled_from([1, 2]),
-        "batch": st.sampled_from([1, 3, 40]),
-    }
-)
-
-
-def draw(folder: Path, shape: dict[str, Any], integer: bool) -> tuple[Bundle, QueryBatch, SearchParams]:
-    rng = np.random.default_rng(shape["seed"])
-    branching, height = shape["branching_height"]
-    tree = random_tree(rng, height, branching, empty_share=shape["empty_share"])
-    # whole numbers stay whole in the logits and hinges alone
-    activation: Activation = "l3-hinge" if integer and shape["activation"] == "sigmoid" else shape["activation"]
-    own: Literal["logit", "log_activation"] = shape["own"]
-    bundle = make_linear_bundle(
-        folder,
-        rng,
-        tree,
-        Ranking(activation=activation, own=own, gamma=shape["gamma"]),
-        integer,
-        f"m{rng.integers(1 << 60)}",
-        shape["width"],
-    )
-    batch = shape["batch"]
-    queries = random_queries(rng, bundle, batch, integer)
-    exclude = rng.integers(-1, tree.item_count, (batch, shape["exclude"])) if shape["exclude"] else None
-    masks = None if shape["passing"] is None else random_masks(rng, tree, batch, shape["passing"])
-    return bundle, queries, SearchParams(rng.integers(1, 40, batch), rng.integers(1, 50, batch), exclude, mask_B=masks)
+shapes = linear_shapes()
 
 
 @given(shape=shapes)
 def test_it_equals_the_reference_exactly_with_integer_weights(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
-    bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
+    bundle, queries, params = draw_linear(tmp_path_factory.mktemp("models"), shape, integer=True)
     engine = open_engine(bundle, "cpu", threads=shape["threads"])
     assert_same(engine.search(queries, params), ReferenceEngine(bundle).search(queries, params))
     engine.close()
@@ -80,7 +45,7 @@ def test_it_equals_the_reference_exactly_with_integer_weights(tmp_path_factory: 
 
 @given(shape=shapes)
 def test_kept_beams_are_the_best_with_real_weights(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
-    bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape | {"batch": min(shape["batch"], 3)}, integer=False)
+    bundle, queries, params = draw_linear(tmp_path_factory.mktemp("models"), shape | {"batch": min(shape["batch"], 3)}, integer=False)
     rows = queries.features
     queries = QueryBatch(queries.kind, replace(rows, values=rows.values / np.float32(4)))  # logits of a few units, which `rounding` is for
     engine = open_engine(bundle, "cpu", threads=shape["threads"])
@@ -91,7 +56,7 @@ def test_kept_beams_are_the_best_with_real_weights(tmp_path_factory: pytest.Temp
 
 @given(shape=shapes)
 def test_a_beam_of_at_least_m_brings_min_of_m_and_eligible(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
-    bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
+    bundle, queries, params = draw_linear(tmp_path_factory.mktemp("models"), shape, integer=True)
     assert_wide_beams_bring_enough(open_engine(bundle, "cpu"), bundle, queries, params)
 
 

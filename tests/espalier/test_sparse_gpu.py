@@ -6,10 +6,6 @@ What only a GPU can show is for `python -m benchmarks.gpu_all`.
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -40,12 +36,12 @@ from espalier.engines.triton import chunk_tiles, device_lists
 from espalier.engines.triton import linear_engine as sparse_gpu
 from espalier.engines.triton.chunk_tiles import TILE, TileSizes, bucket_of, laid_out
 from espalier.errors import DeviceUnavailable, InvalidQuery
-from espalier.manifest import Activation, Ranking
+from espalier.manifest import Ranking
 from espalier.queries import FeaturesKind, QueryBatch, blank_queries
 from espalier.search import Precision, SearchParams
 from espalier.tree import tree_from_children
-from tests import ROOT
-from tests.espalier.compile_kernels import Recorder
+from tests.espalier.compile_kernels import Recorder, compiled_elsewhere
+from tests.espalier.linear_shapes import draw_linear, linear_shapes
 from tests.espalier.test_signature import assert_alone_as_together, assert_best_beams, assert_same
 from tests.espalier.test_stacking import with_stacking
 from tests.espalier.test_tail import with_tail
@@ -65,38 +61,13 @@ pytestmark = pytest.mark.slow
 SHAPES, ONE = FixedShapes(batches=(1, 3), m_sizes=(8, 64), excluded=16), FixedShapes(batches=(1,), m_sizes=(64,))
 L3_HINGE = Ranking(activation="l3-hinge", own="log_activation", gamma=1)
 
-shapes = st.fixed_dictionaries(
-    {
-        "seed": st.integers(0, 2**32 - 1),
-        "branching_height": st.sampled_from([(2, 3), (3, 3), (8, 2), (40, 2), (70, 1), (2, 1)]),
-        "ragged": st.booleans(),
-        "empty_share": st.sampled_from([0.0, 0.2, 0.9]),
-        "own": st.sampled_from(["logit", "log_activation"]),
-        "activation": st.sampled_from(["sigmoid", "l1-hinge", "l2-hinge", "l3-hinge", "l4-hinge"]),
-        "gamma": st.sampled_from([0.0, 0.5, 1.0]),
-        "exclude": st.sampled_from([0, 3, 40]),
-        "passing": st.sampled_from([None, 0.0, 0.05, 0.5]),
-        "width": st.sampled_from([1, 20, 90]),
-        "batch": st.integers(1, 3),
-    }
+shapes = linear_shapes(
+    branching_height=st.sampled_from([(2, 3), (3, 3), (8, 2), (40, 2), (70, 1), (2, 1)]),
+    trees=st.sampled_from([1, 1, 2, 3]),
+    width=st.sampled_from([1, 20, 90]),
+    batch=st.integers(1, 3),
 )
-
-
-def draw(folder: Path, shape: dict[str, Any], integer: bool, trees: int = 1) -> tuple[Bundle, QueryBatch, SearchParams]:
-    rng = np.random.default_rng(shape["seed"])
-    branching, height = shape["branching_height"]
-    tree = random_tree(rng, height, branching, shape["ragged"], shape["empty_share"])
-    # whole numbers stay whole in the logits and hinges alone
-    activation: Activation = "l3-hinge" if integer and shape["activation"] == "sigmoid" else shape["activation"]
-    own: Literal["logit", "log_activation"] = shape["own"]
-    ranking = Ranking(activation=activation, own=own, gamma=shape["gamma"])
-    others = [tree_over(rng, tree.item_count, int(rng.integers(2, 9))) for _ in range(trees - 1)]
-    bundle = make_linear_bundle(folder, rng, tree, ranking, integer, f"m{rng.integers(1 << 60)}", shape["width"], others=others)
-    batch = shape["batch"]
-    queries = random_queries(rng, bundle, batch, integer)
-    exclude = rng.integers(-1, tree.item_count, (batch, shape["exclude"])) if shape["exclude"] else None
-    masks = None if shape["passing"] is None else random_masks(rng, tree, batch, shape["passing"], others)
-    return bundle, queries, SearchParams(rng.integers(1, 13, batch), rng.integers(1, 30, batch), exclude, mask_B=masks)
+SMALL = {"most_beam": 13, "most_m": 30}
 
 
 def search_of(bundle: Bundle, precision: Precision = "float32", shapes: FixedShapes = SHAPES, **tuning: int) -> SparseCudaSearch:
@@ -107,21 +78,21 @@ def engine_of(bundle: Bundle, precision: Precision = "float32", shapes: FixedSha
     return Pipeline(bundle, search_of(bundle, precision, shapes, **tuning))
 
 
-@settings(max_examples=15)
+@settings(max_examples=20)
 @given(shape=shapes, whole=st.sampled_from([64, 4096]))
 def test_it_equals_the_reference_exactly_with_integer_weights(
     tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], whole: int
 ) -> None:
-    bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True)
+    bundle, queries, params = draw_linear(tmp_path_factory.mktemp("models"), shape, True, **SMALL)
     engine = engine_of(bundle, whole=whole)
     assert_same(engine.search(queries, params), ReferenceEngine(bundle).search(queries, params))
     assert wrong_parents(engine, bundle, queries, params) == []
 
 
-@settings(max_examples=6)
+@settings(max_examples=8)
 @given(shape=shapes)
 def test_kept_beams_are_the_best_with_real_weights(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
-    bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=False)
+    bundle, queries, params = draw_linear(tmp_path_factory.mktemp("models"), shape, False, **SMALL)
     engine = engine_of(bundle)
     assert_best_beams(engine, bundle, queries, params)
     assert_alone_as_together(engine, queries, params)
@@ -331,44 +302,6 @@ def test_a_bundle_that_does_not_fit_is_refused_with_figures(tmp_path: Path) -> N
         refuse_what_does_not_fit(bundle, needed, "9 weights", needed - 1, 10**9)
 
 
-# -- which engine opens ---------------------------------------------------------------------------------------------------
-
-
-def test_a_gpu_that_was_asked_for_and_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("espalier.engines.triton.gpu_engine.gpu_available", lambda: False)
-    bundle = make_linear_bundle(tmp_path, np.random.default_rng(5), random_tree(np.random.default_rng(5), 2, 4), L3_HINGE)
-    for device, engine in (("cuda", None), ("auto", "sparse-cuda")):
-        with pytest.raises(DeviceUnavailable, match="sparse-cuda needs a CUDA device, and torch finds none"):
-            open_engine(bundle, device, engine)  # type: ignore[arg-type]  # a tuple's strings
-    with pytest.raises(DeviceUnavailable, match="engine sparse-cuda does not run on device cpu"):
-        open_engine(bundle, "cpu", "sparse-cuda")
-    monkeypatch.setattr("espalier.engines.find_spec", lambda name: None)
-    with pytest.raises(DeviceUnavailable, match="sparse-cuda cannot run linear version 1: torch and triton not installed"):
-        open_engine(bundle, "cuda")
-
-
-def test_a_gpu_is_taken_where_it_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    bundle = make_linear_bundle(tmp_path, np.random.default_rng(5), random_tree(np.random.default_rng(5), 2, 4), L3_HINGE)
-    monkeypatch.setattr("espalier.engines.gpu_present", lambda: True)
-    monkeypatch.setattr(sparse_gpu, "SparseCudaSearch", lambda bundle, precision: SparseCudaSearch(bundle, "cpu", precision, SHAPES))
-    assert open_engine(bundle).name == open_engine(bundle, "cuda").name == open_engine(bundle, engine="sparse-cuda").name == "sparse-cuda"
-    assert "linear version 1 runs on sparse-cuda" in caplog.text
-    assert open_engine(bundle, precision="float16").rounding > open_engine(bundle).rounding
-    assert open_engine(bundle, "cpu").name == open_engine(bundle, engine="sparse-cpu").name == "sparse-cpu"
-    with pytest.raises(DeviceUnavailable, match="precision float16 needs the engine sparse-cuda; linear would run on sparse-cpu"):
-        open_engine(bundle, "cpu", precision="float16")
-
-    def refuse(bundle: Bundle, precision: str) -> SparseCudaSearch:
-        raise DeviceUnavailable("too large")
-
-    monkeypatch.setattr(sparse_gpu, "SparseCudaSearch", refuse)
-    assert open_engine(bundle).name == "sparse-cpu"
-    assert "linear version 1 runs on the CPU: there is a GPU, but sparse-cuda cannot use it: too large" in caplog.text
-    with pytest.raises(DeviceUnavailable, match="too large"):
-        open_engine(bundle, "cuda")
-
-
 # -- the compiler ---------------------------------------------------------------------------------------------------------
 
 
@@ -391,40 +324,8 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path, monkeypatch: pytest.Monke
         engine.search(random_queries(rng, bundle, 1, False), SearchParams.uniform(1, beam, 4))
     assert {launch["kernel"] for launch in launches} == {"score_chunks_kernel", "score_level_kernel"}
     assert {launch["types"]["weights_W"] for launch in launches} == {"*fp32", "*fp16", "*bf16"}
-    path = tmp_path / "launches.json"
-    path.write_text(json.dumps(launches))
-    environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path / "cache")}
-    command = [sys.executable, "-m", "tests.espalier.compile_kernels", str(path)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr[-3000:]
-    compiled = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(compiled) == len(launches)
-    for entry in compiled:
+    for entry in compiled_elsewhere(launches, tmp_path):
         assert entry["stack_bytes"] == 0, entry
-
-
-@settings(max_examples=8)
-@given(shape=shapes, trees=st.integers(2, 3))
-def test_a_forest_equals_the_reference_exactly_with_integer_weights(
-    tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], trees: int
-) -> None:
-    bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=True, trees=trees)
-    engine = engine_of(bundle)
-    assert engine.name == "sparse-cuda"
-    assert_same(engine.search(queries, params), ReferenceEngine(bundle).search(queries, params))
-    assert wrong_parents(engine, bundle, queries, params) == []
-    engine.close()
-
-
-@settings(max_examples=3)
-@given(shape=shapes)
-def test_each_tree_of_a_forest_keeps_its_best_beams(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
-    bundle, queries, params = draw(tmp_path_factory.mktemp("models"), shape, integer=False, trees=2)
-    engine = engine_of(bundle)
-    assert_best_beams(engine, bundle, queries, params)
-    assert_alone_as_together(engine, queries, params)
-    engine.close()
 
 
 @pytest.mark.parametrize("form", ["product", "gaussian"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +21,10 @@ from espalier.engines.reference import ReferenceEngine
 from espalier.engines.reference_stacking import candidate_features
 from espalier.engines.stacked_keys import StackingArrays
 from espalier.errors import BundleCorrupt
-from espalier.manifest import Manifest, Ranking, StackingInfo
+from espalier.manifest import Ranking, StackingInfo
 from espalier.queries import QueryBatch
 from espalier.search import NO_ITEM, SearchContext, SearchParams, SearchResult
-from espalier.stacking import FEATURES, NETWORK, TABLES, Stacking, StackingNetwork, StackingTables
+from espalier.stacking import FEATURES, TABLES, Stacking, StackingNetwork, StackingTables
 from tests.espalier.second_stages import with_second_stage
 from tests.espalier.test_signature import assert_alone_as_together
 from training.golden import golden_answers
@@ -104,15 +103,6 @@ def test_engines_order_candidates_as_the_reference(
         assert_array_equal(rows[candidates:], came.item_rows_BM[b, candidates : len(rows)])  # what comes later keeps its order
         assert_allclose(found.scores_BM[b, : len(rows)], np.exp(found.keys_BM[b, : len(rows)].astype(np.float64)), rtol=1e-5, atol=1e-37)
     assert_alone_as_together(engine, queries, params)
-
-
-def test_a_short_answer_begins_a_long_one(tmp_path: Path) -> None:
-    bundle, _ = with_stacking(tmp_path, 7)
-    queries, engine = random_queries(np.random.default_rng(1), bundle, 20, integer=False), open_engine(bundle, "cpu")
-    short, long = (engine.search(queries, SearchParams.uniform(20, 3, m)) for m in (2, 9))
-    assert_array_equal(short.item_rows_BM, long.item_rows_BM[:, :2])
-    assert_array_equal(short.keys_BM, long.keys_BM[:, :2])
-    assert short.item_rows_BM.shape == (20, 2)
 
 
 @pytest.mark.parametrize("trees", [1, 3])
@@ -257,39 +247,6 @@ def test_a_margin_knows_the_cut_at_the_candidates(tmp_path: Path) -> None:
     assert_array_equal(margins, np.minimum(ranks_BM[:, 2] - ranks_BM[:, 3], [own[4] - own[5] for own in keys]))
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("missing", None, "arrays"),
-        ("label", lambda array: array + 1000, "label has numbers outside"),
-        ("label_value", lambda array: array * 0, "label_value has numbers outside"),
-        ("posting_value", lambda array: array * np.float16(np.nan), "not finite"),
-        ("posting_begin", lambda array: array[::-1].copy(), "never decrease"),
-        ("posting_point", lambda array: array[::-1].copy(), "not strictly ascending"),
-        ("log_count", lambda array: array[1:].copy(), "log_count has"),
-        ("log_weight", lambda array: array + 2, "log_weight of at most 0"),
-        ("weight_1", lambda array: array[1:].copy(), "weight_1"),
-        ("weight_2", lambda array: array.ravel(), "two dimensions"),
-        ("bias_3", lambda array: array * np.float32(np.inf), "bias_3"),
-        ("beside_begin", lambda array: array[:-1].copy(), "beside_begin has"),
-        ("label_begin", lambda array: array[:0].copy(), "-1 points"),
-        ("posting_begin", lambda array: array[:0].copy(), "posting_begin has"),
-        ("posting_begin", lambda array: np.where(array > 0, np.int64(2**63 - 1), 0), "never decrease"),
-        ("posting_value", lambda array: array.astype(np.float32), "posting_value is float32"),
-    ],
-)
-def test_damaged_tables_are_named(name: str, change: Callable[[Any], Any] | None, message: str) -> None:
-    stacking = random_stacking(np.random.default_rng(0), 9, 4)
-    arrays = stacking.arrays()
-    assert arrays.keys() == {*TABLES, *NETWORK}
-    if change is None:
-        del arrays["mean"]
-    else:
-        arrays[name] = change(arrays[name])
-    with pytest.raises(BundleCorrupt, match=message):
-        Stacking.of_arrays(arrays, stacking.info, 9, F)
-
-
 def test_tables_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     stacking = random_stacking(np.random.default_rng(0), 9, 4)
     for limit in ("MOST_POINTS", "MOST_LABELS", "MOST_BESIDE", "MOST_UNITS"):
@@ -309,21 +266,6 @@ def test_a_manifest_without_stacking_says_nothing_of_it(tmp_path: Path) -> None:
     (bundle.path / STACKING).unlink()
     with pytest.raises(Exception, match=STACKING):
         Bundle.open(bundle.path)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"ranking": {"own": "logit", "gamma": 0}}, "logit"),
-        ({"stacking": {"candidates": 0, "power": 1, "points": 3}}, "candidates"),
-        ({"stacking": {"candidates": 9, "power": 1.5, "points": 3}}, "power"),
-        ({"tail": {"form": "product", "alpha": 0.5, "entries": 3}}, "stacking and a tail"),
-    ],
-)
-def test_manifests_with_stacking_must_fit(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    bundle, _ = with_stacking(tmp_path, 3, trees=2)
-    with pytest.raises(ValueError, match=message):
-        Manifest.model_validate(bundle.manifest.model_dump(mode="json") | change)
 
 
 def test_compiled_code_reads_tables_in_their_order() -> None:

@@ -1,25 +1,34 @@
-"""Operators of query encoders in torch: each computes what ONNX's own evaluator does."""
+"""Query encoders in torch: each operator computes what ONNX's own evaluator does, and what cannot be run is refused."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 import torch
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.trained_bundles import trained_kind
+from espalier.checks.random_bundles import make_bundle
+from espalier.engines.graphs import read_graph
+from espalier.errors import BundleCorrupt, UnsupportedGraph
+from espalier.tree import complete_tree
 
 if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from espalier.engines.triton.torch_graph import TorchGraph
-from espalier.engines.triton.torch_operators import OPERATORS
-from espalier.errors import UnsupportedGraph
+from espalier.engines.triton.kernels.matmul import matmul
+from espalier.engines.triton.torch_graph import TorchGraph, encoder_of
+from espalier.engines.triton.torch_operators import OPERATORS, constant_of
 
 pytestmark = pytest.mark.slow
 
@@ -105,3 +114,100 @@ def test_forms_of_an_operator_that_are_not_known_are_refused(
     arguments = [[int(inputs[1])] if operator == "CumSum" else torch.from_numpy(inputs[1])]
     with pytest.raises(UnsupportedGraph, match=reason):
         OPERATORS[operator](attributes, torch.from_numpy(inputs[0]), *arguments)
+
+
+# -- query encoders -------------------------------------------------------------------------------------------------------
+
+
+def test_a_query_graph_with_an_unknown_operator_is_named(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path, np.random.default_rng(5), complete_tree(np.arange(8), 2), kind="vector")
+    model = read_graph("query.onnx", bundle.graph("query.onnx"))
+    model.graph.node[0].op_type = "Acosh"
+    with pytest.raises(UnsupportedGraph, match=r"query\.onnx has the operators Acosh"):
+        TorchGraph(model, torch.device("cpu"))
+
+
+class NoCopies(TorchDispatchMode):
+    """Fails where a tensor is copied from the host to the device, as a CUDA graph would."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = [value for value in args if isinstance(value, torch.Tensor)]
+        copied = func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.copy_)
+        assert not (copied and out.device.type == "meta" and any(value.device.type == "cpu" for value in given)), func
+        return out
+
+
+def product(left: torch.Tensor, right: torch.Tensor, index: torch.Tensor | None = None) -> torch.Tensor:
+    """What `matmul` computes, by torch."""
+    return left @ (right if index is None else right[index].float())
+
+
+@pytest.mark.parametrize("kind", ["product", "mlp", "sequence"])
+def test_a_query_encoder_goes_neither_to_the_host_nor_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """A CUDA graph cannot. Tensors on torch's `meta` device have no values, so that reading one fails."""
+
+    monkeypatch.setattr("espalier.engines.triton.torch_graph.matmul", product)
+    monkeypatch.setattr("espalier.engines.triton.torch_operators.matmul", product)
+    bundle = trained_kind(tmp_path, kind, (32,), np.random.default_rng(5))
+    encoder = TorchGraph(read_graph("query.onnx", bundle.graph("query.onnx")), torch.device("meta"))
+    nodes = torch.empty((4, 5) if kind == "sequence" else (4, 4, 5), dtype=torch.int64, device="meta")
+    rows = torch.empty((40, 24), dtype=torch.float16, device="meta")
+    with NoCopies():  # type: ignore[no-untyped-call]
+        states = encoder(**{"history_leaves" if kind == "sequence" else "history_nodes": nodes}, node_rows=rows)
+    assert states.shape == (4, 4, bundle.graph_scorer.state_dim)
+    assert states.dtype == torch.float32
+
+
+def test_a_product_reads_no_row_that_a_table_lacks() -> None:
+    """A graph's indices are its bundle's: those past the end count as zeros, negative ones from the end, as ONNX counts."""
+    rng = np.random.default_rng(5)
+    room_RN = torch.from_numpy(rng.standard_normal((20, 3)).astype(np.float32))
+    table_RN, left = room_RN[5:12], torch.from_numpy(rng.standard_normal((1, 2, 4)).astype(np.float32))
+    rows = torch.zeros((1, 4, 3))
+    rows[0, 1:3] = table_RN[[3, -1]]
+    got = matmul(left, table_RN, torch.tensor([[7, 3, -1, -8]]))
+    assert_allclose(got.numpy(), (left @ rows).numpy(), rtol=1e-6, atol=1e-6)
+
+
+def query_graph(*nodes: onnx.NodeProto, **constants: NDArray[Any]) -> onnx.ModelProto:
+    """vector [B, 4] → query_state [B, 1, S]."""
+    info = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in ("vector", "query_state")]
+    tensors = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    graph = helper.make_graph(list(nodes), "graph", info[:1], info[1:], tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def test_operators_that_cannot_be_run_are_found_when_a_bundle_is_opened() -> None:
+    one = np.array([1])
+    last = helper.make_node("Unsqueeze", ["x", "one"], ["query_state"])
+    known = query_graph(helper.make_node("Gather", ["vector", "order"], ["x"], axis=1), last, one=one, order=np.array([3, 0, -1]))
+    assert encoder_of(known, torch.device("cpu"), 4, 3, 4, (1, 3))(vector=torch.arange(4.0)[None]).tolist() == [[[3.0, 0.0, 3.0]]]
+    backwards = helper.make_node("Slice", ["vector", "end", "start", "one", "step"], ["x"])
+    reverse = query_graph(backwards, last, one=one, end=np.array([3]), start=np.array([-9]), step=np.array([-1]))
+    with pytest.raises(UnsupportedGraph, match="negative step"):
+        encoder_of(reverse, torch.device("cpu"), 4, 3, 4, (1, 3))
+    narrow = query_graph(helper.make_node("Cast", ["vector"], ["x"], to=onnx.TensorProto.FLOAT16), last, one=one)
+    with pytest.raises(UnsupportedGraph, match="casts to ONNX type"):
+        encoder_of(narrow, torch.device("cpu"), 4, 3, 4, (1, 3))
+
+
+@pytest.mark.parametrize(("first", "states", "found"), [(2, (1, 4), "[1, 1, 4]"), (1, (1, 5), "[2, 1, 4]"), (1, (3, 4), "[2, 1, 4]")])
+def test_states_of_another_shape_than_declared_are_refused(first: int, states: tuple[int, int], found: str) -> None:
+    """Kernels would read past their end. The graph leaves the queries before `first` out, of each two."""
+    nodes = [
+        helper.make_node("Slice", ["vector", "first", "end", "zero"], ["x"]),
+        helper.make_node("Unsqueeze", ["x", "one"], ["query_state"]),
+    ]
+    constants = {"first": np.array([first - 1]), "end": np.array([9]), "zero": np.array([0]), "one": np.array([1])}
+    with pytest.raises(BundleCorrupt, match=re.escape(f"the states of two queries are {found}, the manifest says {[2, *states]}")):
+        encoder_of(query_graph(*nodes, **constants), torch.device("cpu"), 4, 3, 4, states)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [({"value_int": 3}, 3), ({"value_floats": [0.5, 1.0]}, [0.5, 1]), ({"value_ints": [2]}, [2])]
+)
+def test_constants_in_every_form(given: dict[str, Any], expected: Any) -> None:
+    assert_array_equal(constant_of(given), expected)
+    with pytest.raises(UnsupportedGraph, match="value_string"):
+        constant_of({"value_string": b"x"})

@@ -312,22 +312,3 @@ def test_docker_compose_accepts_the_file_with_every_profile_and_override(tmp_pat
     )
     assert run.returncode == 0, run.stderr
     assert set(yaml.safe_load(run.stdout)["services"]) == set(SERVICES)
-
-
-# -- docs/operate.md ---------------------------------------------------------------------------------------------------------------------
-
-
-GUIDE = (ROOT / "docs/operate.md").read_text()
-
-
-def test_commands_of_the_page_name_services_profiles_and_targets_that_exist() -> None:
-    commands = [line for block in re.findall(r"^```sh\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL) for line in block.splitlines()]
-    profiles = {profile for service in SERVICES.values() for profile in service.get("profiles", [])}
-    named = [found for line in commands for found in re.findall(r"--(profile|target|scale) ([\w-]+)", line)]
-    assert {kind for kind, _ in named} == {"profile", "target", "scale"}
-    known = {"profile": profiles, "target": set(TARGETS), "scale": set(SERVICES)}
-    assert [(kind, name) for kind, name in named if name not in known[kind]] == []
-    ran = [match[1] for line in commands if (match := re.match(r"docker compose run --rm (?:-v \S+ )?([\w-]+) python -m", line))]
-    assert set(ran) == {"trainer", "load"}
-    once = [match[1] for line in commands if (match := re.match(r"docker compose (?:--profile \w+ )?run --rm ([\w-]+)$", line))]
-    assert set(once) == {"trainer", "sharder", "publisher"}

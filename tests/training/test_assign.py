@@ -152,15 +152,17 @@ def test_the_released_rule_lets_so_many_points_an_item_reach_the_leaf_clusters()
 # -- the best points so far -------------------------------------------------------------------------------------------------
 
 
-@given(st.integers(0, 10_000), st.integers(1, 6))
-def test_blocks_come_to_the_same_as_one(seed: int, per_item: int) -> None:
+@given(st.integers(0, 10_000), st.integers(1, 6), st.sampled_from([1, 6, 1000]))
+def test_blocks_come_to_the_same_as_one_however_few_items_are_merged_at_a_time(seed: int, per_item: int, most: int) -> None:
     rng = np.random.default_rng(seed)
     item, point = np.nonzero(rng.random((5, 40)) < 0.4)
     score = rng.integers(0, 6, len(item)).astype(np.float32) / 8
     best, cuts = BestPoints(np.arange(5), per_item), [0, *np.sort(rng.integers(0, 41, 3)).tolist(), 40]
-    for begin, end in pairwise(cuts):
-        own = (point >= begin) & (point < end)
-        best.add(Pairs(item[own], point[own] - begin, score[own]), end - begin)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(best_points, "MERGED_PAIRS", most)
+        for begin, end in pairwise(cuts):
+            own = (point >= begin) & (point < end)
+            best.add(Pairs(item[own], point[own] - begin, score[own]), end - begin)
     expected = [
         (int(i), int(p), float(s))
         for k in range(5)
@@ -170,24 +172,6 @@ def test_blocks_come_to_the_same_as_one(seed: int, per_item: int) -> None:
     assert list(zip(pairs.item.tolist(), pairs.point.tolist(), (-pairs.score).tolist(), strict=True)) == expected
     assert_array_equal(place, np.concatenate([np.arange(1, 1 + (pairs.item == k).sum()) for k in range(5)]))
     assert best.done == 40
-
-
-def test_a_block_is_merged_a_few_items_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(best_points, "MERGED_PAIRS", 6)
-    merged, merge = [], BestPoints._merge
-
-    def counted(self: BestPoints, changed: Any, *new: Any) -> None:
-        merged.append(changed.tolist())
-        merge(self, changed, *new)
-
-    monkeypatch.setattr(BestPoints, "_merge", counted)
-    best = BestPoints(np.arange(10, 18), 3)
-    item = np.repeat([11, 12, 13, 15, 17], 4)
-    best.add(Pairs(item, np.tile(np.arange(4), 5), (np.arange(20) / 20).astype(np.float32)), 4)
-    assert merged == [[1, 2], [3, 5], [7]]
-    pairs, _ = best.pairs()
-    assert pairs.item.tolist() == np.repeat([11, 12, 13, 15, 17], 3).tolist()
-    assert pairs.point.tolist() == [3, 2, 1] * 5
 
 
 def test_a_state_of_points_that_were_not_read_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ Legend: B queries, L levels, T history, C candidates, D node row, G groups.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,6 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from torch import Tensor
 
-from espalier.bundle_writer import with_parts
-from espalier.checks.random_bundles import make_bundle
-from espalier.engines.scorer_weights import scorer_weights
-from espalier.errors import UnsupportedGraph
-from espalier.tree import complete_tree
 from training.deep.export import check_parity, scorer_form
 from training.deep.scorers import attention
 from training.deep.scorers.attention import AttentionHead
@@ -182,14 +176,3 @@ def test_the_graphs_take_any_batch_levels_and_candidates() -> None:
     assert scorer_form(model, graphs[1]) is None, "only ONNX Runtime runs it"
     for batch, levels in ((1, 1), (5, 2), (2, 7)):
         assert check_parity(model, *graphs, histories(rng, batch, levels, 6)) < 1e-5
-
-
-# -- what it is for -----------------------------------------------------------------------------------------------------
-
-
-def test_a_scorer_of_no_declared_form_has_no_weights_to_compile(tmp_path: Path) -> None:
-    bundle = make_bundle(tmp_path, np.random.default_rng(0), complete_tree(np.arange(4), 2))
-    scorer = bundle.graph_scorer.model_copy(update={"form": None})
-    formless = with_parts(bundle, tmp_path / "formless" / bundle.manifest.name / "1", {"scorer": scorer}, {})
-    with pytest.raises(UnsupportedGraph, match="declares no form"):
-        scorer_weights(formless)

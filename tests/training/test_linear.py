@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,14 +18,13 @@ from sklearn.svm import LinearSVC
 from espalier.checks.random_bundles import random_chunks, random_tree, sparse_rows
 from espalier.chunks import ARRAYS, Chunks
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
-from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQuery
+from espalier.errors import InvalidConfig, InvalidData, InvalidQuery
 from espalier.manifest import Ranking
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree, complete_tree
 from tests.training.points import random_points, unit
-from training.data import xmc
 from training.data.csr import Csr, as_matrix, as_rows
-from training.data.xmc import LabelledPoints, read_xmc
+from training.data.xmc import LabelledPoints
 from training.linear import fit
 from training.linear.examples import Examples
 from training.linear.fit import fit_linear
@@ -41,117 +37,6 @@ from training.trees.hierarchical_kmeans import hierarchical_kmeans
 
 def dense_of(rows: SparseRows) -> NDArray[np.float32]:
     return as_matrix(rows).toarray()
-
-
-# -- rows -----------------------------------------------------------------------------------------------------------------
-
-
-def test_rows_are_taken_and_normalised() -> None:
-    rng = np.random.default_rng(0)
-    dense = random_array((20, 9), density=0.3, rng=rng).toarray().astype(np.float32)
-    dense[[0, 7, 19]] = 0
-    rows = sparse_rows(dense)
-    rows.check()
-    order = np.array([3, 3, 0, 19, 5])
-    assert_array_equal(dense_of(rows.take(order)), dense[order])
-    lengths = np.linalg.norm(dense, axis=1, keepdims=True)
-    assert_allclose(dense_of(rows.normalised()), dense / np.where(lengths > 0, lengths, 1), rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("indptr", "indices", "values", "expected"),
-    [
-        ([0, 0, 2], [0, 9], [1, 1], r"features.indices: got 9, expected feature numbers from 0 to 8"),
-        ([0, 0, 2], [-1, 2], [1, 1], r"features.indices: got -1"),
-        ([0, 0, 2], [2, 2], [1, 1], r"features.indices: got 2, expected ascending numbers within a row, none twice"),
-        ([0, 0, 2], [1, 2], [1, np.inf], r"features.values: got inf, expected finite numbers"),
-        ([0, 3], [0, 1], [1, 1], r"features.indptr: .*expected from 0 to 2, never decreasing"),
-        ([0, 2], [0, 1], [1], r"features.values: got '1 numbers', expected 2, one per index"),
-    ],
-)
-def test_rows_that_are_wrong_say_where(indptr: list[int], indices: list[int], values: list[float], expected: str) -> None:
-    with pytest.raises(InvalidQuery, match=expected):
-        SparseRows(np.array(indptr), np.array(indices, np.int32), np.array(values, np.float32), 9).check()
-    with pytest.raises(InvalidQuery, match=r"features.indices: got 'int64\[2\]'"):
-        SparseRows(np.array([0, 2]), np.array([0, 1]), np.ones(2, np.float32), 9)
-
-
-# -- the file format ------------------------------------------------------------------------------------------------------
-
-
-def test_files_of_the_repository_are_read(tmp_path: Path) -> None:
-    text = "4 5 3\n2,0 3:0.5 1:2\n 0:1e-1\n1 \n\n\n \n"  # blank lines may follow the points
-    (tmp_path / "a.txt").write_text(text)
-    with gzip.open(tmp_path / "a.txt.gz", "wt") as file:
-        file.write(text)
-    for name in ("a.txt", "a.txt.gz"):
-        data = read_xmc(tmp_path / name)
-        assert_allclose(data.points.toarray(), [[0, 2, 0, 0.5, 0], [0.1, 0, 0, 0, 0], [0.0] * 5, [0.0] * 5], rtol=1e-6)
-        assert_array_equal(data.labels.toarray(), [[1, 0, 1], [0, 0, 0], [0, 1, 0], [0, 0, 0]])
-        part = data.take(np.array([2, 0]))
-        assert_array_equal(part.labels.toarray(), [[0, 1, 0], [1, 0, 1]])
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("4 5\n", r"line 1: got '4 5', expected three numbers: points, features, labels"),
-        ("2 5 3\n0 1:1\n", r"got '1 points', expected 2, as its first line says"),
-        ("1 5 3\n3 1:1\n", r"line 2: got 3, expected labels from 0 to 2"),
-        ("1 5 3\n0;1 1:1\n", r"line 2: got '0;1', expected labels with commas between them"),
-        ("2 5 3\n0 1:1\n0 1:1 2:x\n", r"line 3: got '1:1 2:x', expected feature:value pairs"),
-        ("2 5 3\n0 1:1\n0 1:1 2\n", r"line 3: got '1:1 2', expected feature:value pairs"),
-        ("1 5 3\n0 1.5:1\n", r"line 2: got '1.5:1', expected feature:value pairs"),
-        ("1 5 3\n0 5:1\n", r"got 5, expected features from 0 to 4"),
-        ("1 5 3\n0 4294967297:1\n", r"got 4294967297, expected features from 0 to 4"),
-        ("1 5 3\n0 1:1 1:2\n", r"expected features each once in a point"),
-        ("1 5 3\n0 1:nan\n", r"expected features each once in a point, with finite values"),
-        ("1 5 3\n0 inf:1\n", r"got inf, expected features from 0 to 4"),
-        ("1 5 3\n0 1:1e300\n", r"expected features each once in a point, with finite values"),
-        ("1 5 3\n0 1:1\n\n0 1:1\n", r"got 'more than 1 points', expected 1, as its first line says"),
-        (f"{'1' * 5000} 5 3\n0 1:1\n", r"line 1: got '1111.*', expected three numbers: points, features, labels"),
-        ("1 5 3000000000\n0 1:1\n", r"line 1: got 3000000000, expected at most 2147483647 features and labels"),
-    ],
-)
-def test_files_that_are_wrong_say_where(tmp_path: Path, text: str, expected: str) -> None:
-    (tmp_path / "a.txt").write_text(text)
-    with pytest.raises(InvalidData, match=expected):
-        read_xmc(tmp_path / "a.txt")
-
-
-def test_files_are_parsed_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.txt").write_text("7 5 3\n" + "".join(f"{b % 3} {b % 5}:{b + 1}\n" for b in range(7)))
-    (tmp_path / "none.txt").write_text("0 5 3\n")
-    whole, parse, sizes = read_xmc(tmp_path / "a.txt"), xmc.parse_points, []
-
-    def parsed(path: Path, body: Sequence[bytes], *others: Any) -> LabelledPoints:
-        sizes.append(len(body))
-        return parse(path, body, *others)
-
-    monkeypatch.setattr(xmc, "parse_points", parsed)
-    for name, limit, expected in (("BLOCK", 3, [3, 3, 1]), ("BLOCK_BYTES", 10, [2, 2, 2, 1])):
-        with monkeypatch.context() as patch:
-            patch.setattr(xmc, name, limit)
-            found = read_xmc(tmp_path / "a.txt")
-        assert sizes == expected
-        assert_array_equal(found.points.toarray(), whole.points.toarray())
-        assert_array_equal(found.labels.toarray(), whole.labels.toarray())
-        sizes.clear()
-    assert read_xmc(tmp_path / "none.txt").points.shape == (0, 5)
-
-
-def test_files_that_cannot_be_read_to_their_end_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = gzip.compress(b"1 5 3\n0 1:1\n" * 50)
-    for name, data in (("cut.txt.gz", whole[:-9]), ("other.txt.gz", b"plain"), ("spoilt.txt.gz", whole[:12] + b"\xff" * 9 + whole[21:])):
-        (tmp_path / name).write_bytes(data)
-        with pytest.raises(InvalidData, match=name):
-            read_xmc(tmp_path / name)
-    with pytest.raises(InvalidData, match=r"none\.txt"):
-        read_xmc(tmp_path / "none.txt")
-    monkeypatch.setattr(xmc, "LONGEST_LINE", 40)
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"2 5 3\n0 " + b"1:1 " * 20))
-    with pytest.raises(InvalidData, match="line 2: got 'more than 40 bytes', expected a shorter line"):
-        read_xmc(tmp_path / "a.txt.gz")
 
 
 # -- labels and their tree ------------------------------------------------------------------------------------------------
@@ -526,26 +411,3 @@ def test_queries_that_would_be_written_outside_are_refused() -> None:
         with pytest.raises(InvalidQuery, match=f"features.indices: got {bad}, expected feature numbers from 0 to 29"):
             search.search(rows, BeamParams.uniform(len(rows), 1, 1))
     assert len(search.search(good.take(np.empty(0, np.int64)), BeamParams.uniform(0, 1, 1)).leaves_BM) == 0
-
-
-def test_chunks_that_do_not_fit_their_tree_are_refused() -> None:
-    rng = np.random.default_rng(10)
-    tree = random_tree(rng, 3, 3)
-    chunks = random_chunks(rng, tree, 30, integer=False)
-    chunks.check(tree)
-    wrong: list[tuple[dict[str, Any], str]] = [
-        ({"chunk_row": chunks.chunk_row[:-1]}, "chunk_row has"),
-        ({"row_entry": chunks.row_entry + 1}, "row_entry has"),
-        ({"bias": chunks.bias[:-1]}, "biases, expected"),
-        ({"bias": chunks.bias.astype(np.float64)}, "bias is float64"),
-        ({"row_feature": np.full_like(chunks.row_feature, 30)}, "outside 0 … 29"),
-        ({"row_feature": np.zeros_like(chunks.row_feature)}, "not strictly ascending within a node"),
-        ({"entry_child": np.full_like(chunks.entry_child, 7)}, "children that a node does not have"),
-        ({"entry_weight": np.full_like(chunks.entry_weight, np.nan)}, "must be finite"),
-    ]
-    for changed, message in wrong:
-        with pytest.raises(BundleCorrupt, match=message):
-            replace(chunks, **changed).check(tree)
-
-
-# -- quality --------------------------------------------------------------------------------------------------------------

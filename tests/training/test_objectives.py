@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from itertools import combinations
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,19 +26,17 @@ import training.deep.objectives.tdm as tdm_module
 from espalier.checks.random_bundles import Rng, random_tree
 from espalier.metrics import regret_at_m
 from espalier.tree import EMPTY_LEAF, Tree, complete_tree
-from training.deep.beam import search_states
-from training.deep.fit import LOSSES
+from training.deep.beam import search
 from training.deep.objectives.levels import DENSE, draw_items, draw_nodes, drawn_sets
 from training.deep.objectives.otm import otm_loss, otm_no_bs_loss, otm_no_optest_loss, pseudo_targets
 from training.deep.objectives.otm_robust import last_whole_level, otm_robust_loss
 from training.deep.objectives.plt import hsm_loss, plt_loss
-from training.deep.objectives.tdm import negatives_on, tdm_loss
+from training.deep.objectives.tdm import tdm_loss
 from training.deep.scorers.encoders import VectorEncoder, WindowEncoder
-from training.deep.scorers.heads import MlpHead, ProductHead, dropped
+from training.deep.scorers.heads import MlpHead, ProductHead
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
 from training.specification.deep import Objective, OtmObjective, PathObjective, RobustObjective, SampledObjective, TdmObjective
-from training.specification.models import deep_config
 
 CPU = torch.device("cpu")
 WINDOWS = (2, 1, 1)
@@ -234,25 +232,6 @@ def test_pseudo_targets_equal_the_expansion_of_the_whole_tree(shape: Shape, inte
         assert got == expected
 
 
-def test_a_tie_between_children_goes_to_the_positive_one() -> None:
-    tree = complete_tree(np.arange(2), 2)
-    model, query = linear_model(np.random.default_rng(0), tree, 1)
-    model.node_rows.data[:] = 0
-    topology = Topology(tree, CPU)
-    for target in (0, 1):
-        positives = topology.positives(torch.tensor([[target]]))
-        assert pseudo_targets(model, topology, model.state(query), positives)[0].tolist() == [[1]]
-
-
-def test_an_empty_leaf_is_never_the_best_child() -> None:
-    tree = complete_tree(np.array([0, EMPTY_LEAF]), 2)
-    model, query = linear_model(np.random.default_rng(0), tree, 1)
-    model.node_rows.data[2] = torch.tensor([0.0, 0, 0, 100])  # the empty leaf scores far above the target
-    topology = Topology(tree, CPU)
-    positives = topology.positives(torch.tensor([[0]]))
-    assert pseudo_targets(model, topology, model.state(query), positives)[0].tolist() == [[1]]
-
-
 # -- losses -------------------------------------------------------------------------------------------------------------
 
 Loss = Callable[[NodeScorer, Topology, Tensor, Tensor, Any, torch.Generator], Tensor]
@@ -444,63 +423,6 @@ def test_otm_robust_is_the_softmax_of_levels_whose_unvisited_rest_is_estimated(
             assert_allclose(gradient, parameter.grad, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
-def test_dropout_is_one_for_all_levels_of_a_query_and_keeps_means() -> None:
-    x_BLF = torch.ones(400, 3, 50)
-    got_BLF = dropped(x_BLF, 0.2, torch.Generator().manual_seed(3))
-    assert np.unique(got_BLF).tolist() == [0, 1.25]
-    assert torch.equal(got_BLF, got_BLF[:, :1].expand(-1, 3, -1))
-    assert got_BLF.mean().item() == pytest.approx(1, abs=0.01)
-    assert len(np.unique(got_BLF[:, 0], axis=0)) == 400  # every query has its own
-    assert torch.equal(got_BLF, dropped(x_BLF, 0.2, torch.Generator().manual_seed(3)))
-
-
-def test_dropout_is_for_training_only() -> None:
-    head = ProductHead(6, 4, [5], dropout=0.5)
-    x_BLF = torch.from_numpy(np.random.default_rng(1).normal(size=(8, 2, 6)).astype(np.float32))
-    with torch.no_grad():
-        served = head.state(x_BLF)
-        assert torch.equal(served, head.eval().state(x_BLF))
-        assert not torch.equal(served, head.state(x_BLF, torch.Generator().manual_seed(1)))
-        head.dropout = 0.0
-        assert torch.equal(served, head.state(x_BLF, torch.Generator().manual_seed(1)))
-
-
-@pytest.mark.parametrize("kind", ["otm-robust", "otm", "otm-no-bs", "otm-no-optest", "tdm", "plt", "hsm"])
-def test_every_objective_trains_with_dropout(kind: str) -> None:
-    tree = complete_tree(np.arange(16), 2)
-    encoder = WindowEncoder(WINDOWS, 4)
-    model = NodeScorer(tree.node_count, 4, encoder, ProductHead(encoder.features, 4, [5], dropout=0.5), 1.0)
-    query = Topology(tree, CPU).history_nodes(torch.arange(2 * sum(WINDOWS)).view(2, -1) % 16)
-    config = deep_config({"name": "a", "kind": kind, "data": {"log": "a.csv"}}).objective
-
-    def value(dropout: float) -> float:
-        cast(ProductHead, model.head).dropout = dropout
-        generator = torch.Generator().manual_seed(1)
-        with torch.no_grad():
-            return LOSSES[kind](model, Topology(tree, CPU), query, torch.tensor([[3], [9]]), config, generator).item()
-
-    assert value(0.5) != value(0.0)
-
-
-@pytest.mark.parametrize("levels", [1, 4])
-def test_histories_without_their_padding_are_encoded_as_with_it(levels: int) -> None:
-    """The graph that is exported takes padding too; real places lie anywhere, and some windows and histories are empty."""
-    rng = np.random.default_rng(levels)
-    nodes_BLT = torch.from_numpy(rng.integers(0, 9, (6, levels, 7)))
-    nodes_BLT = torch.where(torch.from_numpy(rng.random((6, 1, 7)) < 0.6), -1, nodes_BLT)
-    nodes_BLT[2] = -1
-    encoder, rows_ND = WindowEncoder((4, 2, 1), 5), torch.from_numpy(rng.normal(size=(9, 5)).astype(np.float32))
-    got_BLF = encoder(nodes_BLT, rows_ND)
-    for b, h in np.ndindex(6, levels):
-        for w, window in enumerate((slice(0, 4), slice(4, 6), slice(6, 7))):
-            real = [node for node in nodes_BLT[b, h, window].tolist() if node >= 0]
-            expected = rows_ND[real].mean(0) if real else torch.zeros(5)
-            assert_allclose(got_BLF[b, h, 5 * w : 5 * w + 5], expected, atol=1e-6)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torch.compiler.is_exporting", lambda: True)
-        assert_allclose(encoder(nodes_BLT, rows_ND), got_BLF, atol=1e-6)
-
-
 def test_levels_are_scored_whole_up_to_a_multiple_of_what_an_instance_would_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = complete_tree(np.arange(64), 2)
     linear, network = (make(np.random.default_rng(5), tree, 1)[0] for make in (linear_model, history_model))
@@ -535,14 +457,6 @@ def test_every_set_of_nodes_is_drawn_as_often(size: int, count: int) -> None:
     assert_allclose([times[some] for some in sets], 1000, atol=5 * math.sqrt(1000))
 
 
-def test_negatives_grow_towards_the_leaves() -> None:
-    config = TdmObjective(negatives=100, negative_decay=0.5)
-    assert [negatives_on(h, 5, config) for h in range(1, 6)] == [8, 12, 25, 50, 100]
-
-
-# -- Proposition 1 ------------------------------------------------------------------------------------------------------
-
-
 def scored_by_hand(scores_BN: NDArray[Any]) -> tuple[NodeScorer, Tensor]:
     """A model whose logit of query b and node n is scores_BN[b, n]: one-hot queries pick a column of the node rows."""
     batch, nodes = scores_BN.shape
@@ -563,7 +477,7 @@ def bottom_up(tree: Tree, eta_BI: NDArray[Any], combine: Callable[..., Any], emp
 
 def regrets(tree: Tree, eta_BI: NDArray[Any], scores_BN: NDArray[Any], k: int) -> NDArray[np.float64]:
     model, query = scored_by_hand(scores_BN)
-    rows_BM, _ = search_states(model, Topology(tree, CPU), model.state(query), k, k, 0.0)
+    rows_BM, _ = search(model, Topology(tree, CPU), query, k, k, 0.0)
     return regret_at_m(eta_BI, rows_BM.numpy(), k)
 
 
@@ -580,5 +494,5 @@ def test_the_best_target_below_as_the_score_of_a_node_has_no_regret(shape: Shape
 def test_the_training_beam_takes_the_lower_node_of_a_tie() -> None:
     tree = complete_tree(np.arange(256), 4)
     model, query = scored_by_hand(np.zeros((3, tree.node_count)))
-    rows_BM, _ = search_states(model, Topology(tree, CPU), model.state(query), 5, 5, 0.0)
+    rows_BM, _ = search(model, Topology(tree, CPU), query, 5, 5, 0.0)
     assert rows_BM.tolist() == [[0, 1, 2, 3, 4]] * 3

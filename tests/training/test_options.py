@@ -13,7 +13,6 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from espalier.errors import InvalidConfig
 from tests.training.commands import command
 from training.specification.models import SPECIFICATION
 from training.specification.options import as_markdown, as_text, kinds, options, section_of
@@ -110,11 +109,3 @@ def test_every_number_has_to_be_finite(value: float) -> None:
                 continue
         accepted.append(f"{section.__name__}.{name}")
     assert accepted == []
-
-
-@pytest.mark.parametrize(("table", "key"), [("optimiser", "learning_rate"), ("scorer", "init_std")])
-def test_the_refusal_names_key_value_and_what_was_expected(table: str, key: str) -> None:
-    raw = tomllib.loads(f'kind = "otm-sequence"\nname = "books"\n[data]\nlog = "log.csv"\n[{table}]\n{key} = inf\n')
-    with pytest.raises(InvalidConfig) as caught:
-        SPECIFICATION.checked(raw)
-    assert (caught.value.field, caught.value.value, caught.value.expected) == (f"{table}.{key}", "inf", "a finite number")

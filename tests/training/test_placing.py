@@ -53,8 +53,6 @@ from training.publish import publish
 
 WIDTH = 20
 """Of models of features."""
-WIDTH = 20
-"""Of models of features."""
 NEW = ["purple-teapot", "red-clock", "blue-clock", "golden-spoon", "purple-lamp"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -88,12 +89,21 @@ def trees_of_parity(log_of_parity: tuple[Path, dict[str, Any], LabelledPoints]) 
     return fitted(folder, data, "trees", stacking={"model": "none"})
 
 
+SMALL = {"candidates": 5, "points": 700}
+
+
+@pytest.fixture(scope="module")
+def stacked(log_of_parity: tuple[Path, dict[str, Any], LabelledPoints]) -> Bundle:
+    folder, data, _ = log_of_parity
+    return fitted(folder, data, "stacked", stacking=SMALL)
+
+
 def test_what_no_line_separates_is_found_by_neighbours(
-    log_of_parity: tuple[Path, dict[str, Any], LabelledPoints], trees_of_parity: Bundle
+    log_of_parity: tuple[Path, dict[str, Any], LabelledPoints], trees_of_parity: Bundle, stacked: Bundle
 ) -> None:
     """And the same model comes of any number of threads."""
     folder, data, test = log_of_parity
-    trees, stacked = trees_of_parity, fitted(folder, data, "stacked")
+    trees = trees_of_parity
     assert trees.stacking is None
     assert stacked.stacking is not None
     assert stacked.stacking.arrays().keys() == {*TABLES, *NETWORK}
@@ -101,7 +111,7 @@ def test_what_no_line_separates_is_found_by_neighbours(
     report = stacked.manifest.stacking.training if stacked.manifest.stacking else {}
     assert report["gain"] > report["standard_error"] > 0
     assert report["stacked"]["recall@10"] >= report["trees"]["recall@10"]
-    again = fitted(folder, data, "again", threads=2)
+    again = fitted(folder, data, "again", threads=2, stacking=SMALL)
     assert again.stacking is not None
     for name, array in stacked.stacking.arrays().items():
         assert_array_equal(again.stacking.arrays()[name], array, err_msg=name)
@@ -299,15 +309,15 @@ def test_candidates_do_not_depend_on_blocks_of_points(
     assert_array_equal(whole.rows_BC, served.item_rows_BM)  # what the service will find, with few items all of it
 
 
-def test_stacking_is_served_and_explained(log_of_parity: tuple[Path, dict[str, Any], LabelledPoints]) -> None:
-    folder, data, test = log_of_parity
-    bundle = fitted(folder, data, "stored", stacking={"model": "network", "candidates": 5, "points": 700})
+def test_stacking_is_served_and_explained(tmp_path: Path, stacked: Bundle) -> None:
+    bundle, test = stacked, parity(1, seed=2)
+    version = int(bundle.path.name)
+    shutil.copytree(bundle.path, tmp_path / "parity" / str(version))
     assert bundle.stacking is not None
     assert (bundle.stacking.info.candidates, bundle.stacking.tables.points) == (5, 700)
     row = as_rows(test.points).take(np.array([0]))
     query = {"features": {"indices": row.indices.tolist(), "values": row.values.astype(float).tolist()}}
-    with run(folder / "models", lambda bundle: open_engine(bundle, "cpu")) as running:
-        version = int(bundle.path.name)
+    with run(tmp_path, lambda bundle: open_engine(bundle, "cpu")) as running:
         described = running.client.get("/models/parity").json()
         body = {"model": "parity", "version": version, "queries": [query], "m": 3, "beam_size": 2}
         explained: dict[str, Any] = {}

@@ -21,6 +21,7 @@ from espalier.memory import MAX_ROW, MAX_VISITS, Memory
 from espalier.packed_chunks import unpacked
 from espalier.tree import tree_from_children
 from tests.espalier.bundle.parts import read_everything, reseal
+from tests.espalier.test_tail import F
 
 Arrays = dict[str, NDArray[Any]]
 WRAPPING = 2**63 - 1
@@ -44,6 +45,10 @@ def swap(name: str, to: Callable[[NDArray[Any]], Any]) -> Callable[[Arrays], Arr
 
 def new(name: str, array: Any) -> Callable[[Arrays], Arrays]:
     return lambda arrays: {**arrays, name: array}
+
+
+def drop(name: str) -> Callable[[Arrays], Arrays]:
+    return lambda arrays: {other: array for other, array in arrays.items() if other != name}
 
 
 ONES = np.ones(3, np.float32)
@@ -100,6 +105,13 @@ CASES: dict[tuple[str, str], list[tuple[Callable[[Arrays], Arrays], str]]] = {
         (put("entry_weight", 7, -np.inf), "must be finite"),
         (put("bias", 7, np.nan), "must be finite"),
         (put("bias", 7, -np.inf), "must be finite"),
+        (swap("chunk_row", lambda row: row[:-1]), "chunk_row has"),
+        (swap("row_entry", lambda entry: entry + 1), "row_entry has"),
+        (swap("bias", lambda bias: bias[:-1]), "biases, expected"),
+        (swap("bias", lambda bias: bias.astype(np.float16)), "bias is float16"),
+        (swap("row_feature", lambda feature: np.full_like(feature, 20)), "outside 0 … 19"),
+        (swap("row_feature", np.zeros_like), "not strictly ascending within a node"),
+        (swap("entry_child", lambda child: np.full_like(child, 7)), "children that a node does not have"),
     ],
     ("float16", "chunks.safetensors"): [
         (swap("row_gap", lambda gap: np.full_like(gap, 20)), "row_gap leads to feature numbers outside 0 … 19"),
@@ -110,6 +122,35 @@ CASES: dict[tuple[str, str], list[tuple[Callable[[Arrays], Arrays], str]]] = {
         (swap("chunk_row", lambda row: row[::-1]), "chunk_row of .* does not rise"),
         (swap("row_gap", lambda gap: gap.astype(np.float32)), r"row_gap is float32\[\d+\], expected one-dimensional uint8 or"),
         (lambda arrays: {**arrays, "row_feature": arrays["row_gap"]}, "expected .*row_gap"),
+    ],
+    ("tail", "tail.safetensors"): [
+        (drop("value"), r"arrays \['feature', 'row_begin'\]"),
+        (swap("value", lambda value: value.astype(np.int64)), r"value is int64.*expected one-dimensional float32"),
+        (put("row_begin", slice(1, 3), [3, 2]), "never decrease"),
+        (swap("feature", lambda feature: feature[:-1]), "never decrease"),
+        (put("feature", -1, F), f"outside 0 … {F - 1}"),
+        (swap("feature", lambda feature: feature[::-1]), "not strictly ascending within a row"),
+        (swap("value", lambda value: value + (np.arange(len(value)) == 0)), "rows must have the length 1"),
+        (put("value", 0, np.nan), "rows must have the length 1"),
+    ],
+    ("stacking", "stacking.safetensors"): [
+        (drop("mean"), "arrays"),
+        (swap("label", lambda label: label + 1000), "label has numbers outside"),
+        (swap("label_value", np.zeros_like), "label_value has numbers outside"),
+        (put("label_value", 0, 2), "label_value has numbers outside"),
+        (swap("posting_value", lambda value: value * np.float16(np.nan)), "not finite"),
+        (swap("posting_begin", lambda begin: begin[::-1]), "never decrease"),
+        (swap("posting_point", lambda point: point[::-1]), "not strictly ascending"),
+        (swap("log_count", lambda count: count[1:]), "log_count has"),
+        (swap("log_weight", lambda weight: weight + 2), "log_weight of at most 0"),
+        (swap("weight_1", lambda weight: weight[1:]), "weight_1"),
+        (swap("weight_2", np.ravel), "two dimensions"),
+        (put("bias_3", 0, np.inf), "bias_3"),
+        (swap("beside_begin", lambda begin: begin[:-1]), "beside_begin has"),
+        (swap("label_begin", lambda begin: begin[:0]), "-1 points"),
+        (swap("posting_begin", lambda begin: begin[:0]), "posting_begin has"),
+        (swap("posting_begin", lambda begin: np.where(begin > 0, np.int64(WRAPPING), 0)), "never decrease"),
+        (swap("posting_value", lambda value: value.astype(np.float32)), "posting_value is float32"),
     ],
 }  # fmt: skip
 

@@ -85,6 +85,11 @@ def calibration(knots: object) -> dict[str, Any]:
         ("shard", "ranker", {"features": ["retrieval.rank"], "depth": 1, "max_depth": 1}, "a shard has no ranker"),
         ("linear", "query/width", 19, "scorers of 20 features cannot answer queries of 19"),
         ("linear", "tail", {"form": "product", "alpha": 0.5, "entries": 0}, "a tail enters the scores of a forest, got one tree"),
+        ("tail", "trees", [], "a tail enters the scores of a forest, got one tree"),
+        ("stacking", "ranking", {"own": "logit", "gamma": 0}, "logit"),
+        ("stacking", "stacking", {"candidates": 0, "power": 1, "points": 3}, "candidates"),
+        ("stacking", "stacking", {"candidates": 9, "power": 1.5, "points": 3}, "power"),
+        ("tail", "stacking", {"candidates": 9, "power": 1, "points": 3}, "stacking and a tail"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_key(made: dict[str, Bundle], kind: str, place: str, value: object, said: str) -> None:

@@ -1,8 +1,7 @@
-"""Shards of bundles of graphs: what they hold, and that they answer together as the whole bundle does."""
+"""Shards of bundles of graphs: what they hold, what they cannot encode, and which bundles can be cut."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,13 @@ from numpy.testing import assert_array_equal
 
 from espalier.bundle import SHARD, Bundle
 from espalier.bundle_files import sha256_of
-from espalier.checks.random_bundles import make_bundle, random_memory, random_queries, random_tree
+from espalier.checks.random_bundles import make_bundle, random_memory, random_tree
 from espalier.engines import open_engine
-from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleCorrupt, InvalidQuery
 from espalier.queries import blank_queries
 from espalier.search import SearchParams
 from espalier.shards.cut import Cut
-from tests.espalier.shards.merging import answers_of, merged, with_states
+from tests.espalier.shards.merging import with_states
 
 KINDS = ("history", "product", "vector", "history sequence", "product memory", "product sequence memory")
 NUMBER = itertools.count()
@@ -87,52 +85,6 @@ def test_a_shard_has_the_rows_the_ids_and_the_memory_of_its_items(
             for source in range(bundle.tree.item_count):
                 for row, item in enumerate(parts.items.tolist()):
                     assert opened.memory.value_of(source, row) == bundle.memory.value_of(source, item)
-
-
-@given(shapes, st.sampled_from([1, 3, 20]), st.sampled_from([1, 4, 30]))
-def test_one_shard_answers_as_the_whole_bundle(
-    tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], beam_size: int, m: int
-) -> None:
-    bundle = made(tmp_path_factory.mktemp("cut"), shape)
-    queries = random_queries(np.random.default_rng(shape["seed"]), bundle, 4)
-    params = SearchParams.uniform(4, beam_size, m)
-    assert merged(bundle, cut(bundle, 1), queries, params) == answers_of(bundle, ReferenceEngine(bundle), queries, params)
-
-
-@given(shapes, st.integers(2, 3))
-def test_shards_whose_beams_cut_nothing_answer_together_as_the_whole_bundle(
-    tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], count: int
-) -> None:
-    """Ties included: equal keys are frequent with integer weights."""
-    bundle = made(tmp_path_factory.mktemp("cut"), shape)
-    queries = random_queries(np.random.default_rng(shape["seed"]), bundle, 4)
-    params = SearchParams.uniform(4, bundle.tree.node_count, 7)
-    assert merged(bundle, drawn_cut(bundle, count), queries, params) == answers_of(bundle, ReferenceEngine(bundle), queries, params)
-
-
-@given(shapes, st.integers(2, 3), st.integers(1, 3))
-def test_every_item_of_a_shard_has_the_rank_and_key_that_it_has_in_the_whole_bundle(
-    tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], count: int, beam_size: int
-) -> None:
-    bundle = made(tmp_path_factory.mktemp("cut"), shape)
-    queries = random_queries(np.random.default_rng(shape["seed"]), bundle, 4)
-    every = SearchParams.uniform(4, bundle.tree.node_count, bundle.tree.item_count)
-    expected = [{entry[0]: entry for entry in found} for found in answers_of(bundle, ReferenceEngine(bundle), queries, every)]
-    answers = merged(bundle, drawn_cut(bundle, count), queries, SearchParams.uniform(4, beam_size, 6))
-    for found, right in zip(answers, expected, strict=True):
-        assert found == [right[row] for row, _, _ in found]
-
-
-@given(shapes, st.integers(1, 3), st.integers(1, 12))
-def test_engines_search_shards_as_the_reference_does(
-    tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], count: int, beam_size: int
-) -> None:
-    bundle = made(tmp_path_factory.mktemp("cut"), shape)
-    shards = drawn_cut(bundle, count)
-    queries, params = random_queries(np.random.default_rng(shape["seed"]), bundle, 4), SearchParams.uniform(4, beam_size, 6)
-    expected = merged(bundle, shards, queries, params)
-    for engine in ("onnx-cpu", "compiled-cpu", "reference"):
-        assert merged(bundle, shards, queries, params, functools.partial(open_engine, engine=engine)) == expected
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Shards of bundles of linear scorers: one tree, forests, tails, weights in float16."""
+"""Shards of bundles of linear scorers, of forests, with tails, weights in float16: what they hold."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from numpy.testing import assert_array_equal
 
 from espalier.bundle import LABEL_COUNTS, Bundle
 from espalier.bundle_writer import LinearContent, write_bundle
-from espalier.checks.random_bundles import make_linear_bundle, random_masks, random_queries, random_tree, tree_over
+from espalier.checks.random_bundles import make_linear_bundle, random_queries, random_tree, tree_over
 from espalier.chunks import TreeChunks
-from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.label_counts import LabelCounts
 from espalier.live.fold import content_of
@@ -88,49 +87,6 @@ def test_a_shard_has_the_weights_and_the_tail_of_its_items(
             for row, item in enumerate(opened.shard.items.tolist()):
                 values = np.ones(F, np.float32)
                 assert opened.tail.part(every, values, row) == pytest.approx(bundle.tail.part(every, values, item))
-
-
-@given(shapes, st.sampled_from([1, 3, 20]), st.booleans())
-def test_one_shard_answers_as_the_whole_bundle(
-    tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], beam_size: int, filtered: bool
-) -> None:
-    bundle = made(tmp_path_factory.mktemp("cut"), shape)
-    rng = np.random.default_rng(shape["seed"])
-    queries, params = random_queries(rng, bundle, 4), SearchParams.uniform(4, beam_size, 9)
-    (shard,) = cut(bundle, 1)
-    for engine in (ReferenceEngine, open_engine):
-        assert merged(bundle, [shard], queries, params, engine) == answers_of(bundle, engine(bundle), queries, params)
-    if filtered and len(bundle.alone) == 1:
-        masks = random_masks(rng, bundle.tree, 4, 0.3)
-        params = SearchParams(params.beam_size_B, params.m_B, mask_B=masks)
-        assert merged(bundle, [shard], queries, params) == answers_of(bundle, ReferenceEngine(bundle), queries, params)
-
-
-@given(shapes, st.integers(2, 3))
-def test_shards_whose_beams_cut_nothing_answer_together_as_the_whole_bundle(
-    tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], count: int
-) -> None:
-    bundle = made(tmp_path_factory.mktemp("cut"), shape)
-    queries = random_queries(np.random.default_rng(shape["seed"]), bundle, 4)
-    params = SearchParams.uniform(4, max(alone.tree.node_count for alone in bundle.alone), 7)
-    expected = answers_of(bundle, ReferenceEngine(bundle), queries, params)
-    shards = drawn_cut(bundle, count)
-    assert merged(bundle, shards, queries, params) == expected
-    assert merged(bundle, shards, queries, params, open_engine) == answers_of(bundle, open_engine(bundle), queries, params)
-
-
-@given(shapes, st.integers(2, 3), st.integers(1, 3))
-def test_items_have_the_rank_that_they_have_in_the_whole_bundle(
-    tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], count: int, beam_size: int
-) -> None:
-    """Of one tree. In a forest the rank depends on how many of the trees scored an item, and thus on the beam."""
-    bundle = made(tmp_path_factory.mktemp("cut"), shape | {"trees": 1})
-    queries = random_queries(np.random.default_rng(shape["seed"]), bundle, 4)
-    every = SearchParams.uniform(4, bundle.tree.node_count, bundle.tree.item_count)
-    expected = [{entry[0]: entry for entry in found} for found in answers_of(bundle, ReferenceEngine(bundle), queries, every)]
-    answers = merged(bundle, drawn_cut(bundle, count), queries, SearchParams.uniform(4, beam_size, 6))
-    for found, right in zip(answers, expected, strict=True):
-        assert found == [right[row] for row, _, _ in found]
 
 
 def test_what_stays_with_the_whole_bundle_is_not_in_a_shard(tmp_path: Path) -> None:
