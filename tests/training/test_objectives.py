@@ -26,7 +26,7 @@ import training.deep.objectives.tdm as tdm_module
 from espalier.checks.random_bundles import Rng, random_tree
 from espalier.metrics import regret_at_m
 from espalier.tree import EMPTY_LEAF, Tree, complete_tree
-from training.deep.beam import search
+from training.deep.beam import search_states
 from training.deep.objectives.levels import DENSE, draw_items, draw_nodes, drawn_sets
 from training.deep.objectives.otm import otm_loss, otm_no_bs_loss, otm_no_optest_loss, pseudo_targets
 from training.deep.objectives.otm_robust import last_whole_level, otm_robust_loss
@@ -477,7 +477,7 @@ def bottom_up(tree: Tree, eta_BI: NDArray[Any], combine: Callable[..., Any], emp
 
 def regrets(tree: Tree, eta_BI: NDArray[Any], scores_BN: NDArray[Any], k: int) -> NDArray[np.float64]:
     model, query = scored_by_hand(scores_BN)
-    rows_BM, _ = search(model, Topology(tree, CPU), query, k, k, 0.0)
+    rows_BM, _ = search_states(model, Topology(tree, CPU), model.state(query), k, k, 0.0)
     return regret_at_m(eta_BI, rows_BM.numpy(), k)
 
 
@@ -494,5 +494,5 @@ def test_the_best_target_below_as_the_score_of_a_node_has_no_regret(shape: Shape
 def test_the_training_beam_takes_the_lower_node_of_a_tie() -> None:
     tree = complete_tree(np.arange(256), 4)
     model, query = scored_by_hand(np.zeros((3, tree.node_count)))
-    rows_BM, _ = search(model, Topology(tree, CPU), query, 5, 5, 0.0)
+    rows_BM, _ = search_states(model, Topology(tree, CPU), model.state(query), 5, 5, 0.0)
     assert rows_BM.tolist() == [[0, 1, 2, 3, 4]] * 3
