@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,14 @@ from espalier.errors import InvalidQuery
 from espalier.manifest import GraphScorer, Ranking
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
-from tests.espalier import test_forest, test_signature, test_sparse_engine
+from tests.espalier import test_signature
+from tests.espalier.linear_shapes import draw_linear, linear_shapes
 
 ENGINES = ("compiled-cpu", "onnx-cpu", "sparse-cpu", "reference")
+DRAWN: dict[str, tuple[Callable[..., tuple[Bundle, QueryBatch, SearchParams]], st.SearchStrategy[dict[str, Any]]]] = {
+    "graphs": (test_signature.draw, test_signature.shapes),
+    "linear": (draw_linear, linear_shapes()),
+}
 
 
 def opened(bundle: Bundle) -> list[Pipeline]:
@@ -33,13 +39,14 @@ def opened(bundle: Bundle) -> list[Pipeline]:
 
 
 @settings(max_examples=10)
-@pytest.mark.parametrize("drawn", [test_signature, test_sparse_engine, test_forest])
+@pytest.mark.parametrize("kind", DRAWN)
 @given(data=st.data(), trace=st.booleans(), block=st.sampled_from([1, 1 << 20]))
 def test_the_eligible_children_of_a_frontier_are_the_leaves_that_were_scored(
-    tmp_path_factory: pytest.TempPathFactory, drawn: Any, data: st.DataObject, trace: bool, block: int
+    tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject, trace: bool, block: int
 ) -> None:
     """In every tree and on every engine, with ranks that the leaves' own follow from; and the result is that of a search."""
-    bundle, queries, params = drawn.draw(tmp_path_factory.mktemp("models"), data.draw(drawn.shapes), integer=True)
+    draw, shapes = DRAWN[kind]
+    bundle, queries, params = draw(tmp_path_factory.mktemp("models"), data.draw(shapes), integer=True)
     reference, gamma = ReferenceEngine(bundle), bundle.manifest.ranking.gamma
     for engine in opened(bundle):
         with pytest.MonkeyPatch.context() as patch:
