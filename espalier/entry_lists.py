@@ -146,6 +146,7 @@ class EntryLists:
         if self.used > len(self.rows_EC):
             before_EC, self.rows_EC = self.rows_EC, _unwritten(max(self.used, 2 * len(self.rows_EC)), self.rows_EC.shape[1])
             self.rows_EC[: len(before_EC)] = before_EC
+            self._first = [first.copy() for first in self._first]  # a snapshot of the rows before must not be led past their end
             self._views = None
         self._room[key] = size - 1
         return entry

@@ -83,6 +83,21 @@ def test_arrays_that_are_full_are_replaced_and_stay_with_who_holds_them(monkeypa
     assert not lists.snapshot(20).rows.flags.writeable
 
 
+def test_a_snapshot_of_full_arrays_is_not_led_past_their_end() -> None:
+    """The first entry of a key that had none lies in the arrays that replaced those of the snapshot."""
+    lists = EntryLists(5, 4, 600)
+    for number in range(1, entry_lists.FIRST):
+        lists.add(1, (1, 0, number, 0, 7))
+    full = lists.snapshot(1)
+    assert lists.used == len(full.rows)
+    late = lists.add(2, (3, 0, 500, 0, 8))
+    assert late == len(full.rows)
+    assert (full.first[3], full.by_other[500]) == (0, 0)
+    assert under([3], full) == []
+    assert entries_of(*read_only(np.array([500, 1])), full).tolist() == [0, 1]
+    assert entries_of(*read_only(np.array([500, 1])), lists.snapshot(2)).tolist() == [late, 1]
+
+
 def test_closed_entries_are_dropped_and_the_others_keep_their_order() -> None:
     lists = EntryLists(5, 3, 9)
     numbers = [lists.add(1, (key, 0, other, 0, 10 * key + other)) for other, key in enumerate((2, 1, 2, 2, 0))]
