@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 LIMITS = {
     "/retrieve": (25, 105),
     "/retrieve, by the engine's thread": (26, 123),
-    "/retrieve, live item in the history": (35, 126),
+    "/retrieve, live item in the history": (37, 132),
     "/retrieve, router of two shards": (45, 213),
     "PUT of an item": (65, 315),
 }

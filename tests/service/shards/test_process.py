@@ -34,7 +34,7 @@ def post(running: Service, query: ShardQuery) -> tuple[int, bytes]:
 def test_a_service_over_two_shards_answers_as_the_reference_does(tmp_path: Path) -> None:
     whole = whole_bundle(tmp_path / "whole", "product memory")
     shards = cut(whole, tmp_path / "books-shards")
-    with service(tmp_path / "books-shards", 2, ESPALIER_INTERNAL_KEYS=KEY) as running:
+    with service(tmp_path / "books-shards", 2, loads=2, ESPALIER_INTERNAL_KEYS=KEY) as running:
         document = [running.request("GET", "/internal/shards", Authorization=f"Bearer {KEY}")[1] for _ in range(8)]
         assert {one["process"] for one in document} == {document[0]["process"]}
         assert [(one["index"], one["version"]) for one in document[0]["shards"]] == [(0, 1), (1, 1)]
