@@ -97,11 +97,10 @@ class Service:
 
 
 @contextmanager
-def service(models: Path, workers: int, program: Sequence[str] = ("service",), loads: int = 1, **settings: str) -> Iterator[Service]:
+def service(models: Path, workers: int, program: Sequence[str] = ("service",), **settings: str) -> Iterator[Service]:
     """A service that is ready, on a free port unless ESPALIER_PORT is among the settings. Its run folder is beside the models.
 
     program  its module and more arguments
-    loads    how many versions each worker loads at first
     """
     environment = os.environ | {"ESPALIER_MODELS": str(models), "ESPALIER_DEVICE": "cpu", "ESPALIER_ADMIN_KEYS": KEY}
     environment |= {"TMPDIR": str(models.parent)} | settings
@@ -118,7 +117,7 @@ def service(models: Path, workers: int, program: Sequence[str] = ("service",), l
         found = re.search(r"listening on http://127.0.0.1:(\d+)", "".join(log))
         assert found, "".join(log)
         running = Service(process, int(found[1]), log)
-        until(lambda: "".join(log).count("is ready on") >= workers * loads, "every worker is ready", COMPILING_S)
+        until(lambda: "".join(log).count("is ready on") >= workers, "every worker is ready", COMPILING_S)
         yield running
     finally:
         if process.poll() is None:

@@ -13,8 +13,9 @@ from espalier.engines import open_engine
 from espalier.search import SearchParams
 from espalier.shards.messages import MEDIA_TYPE, MaskBits, ShardQuery, decode_answer, encode_query
 from tests.espalier.shards.merging import answers_of, with_states
-from tests.service.processes import Service, exit_code, service
+from tests.service.processes import COMPILING_S, Service, exit_code, service
 from tests.service.shards.cutting import cut, queries_of, query_for, whole_bundle
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 KEY = "an-internal-key-of-a-test"
@@ -34,7 +35,8 @@ def post(running: Service, query: ShardQuery) -> tuple[int, bytes]:
 def test_a_service_over_two_shards_answers_as_the_reference_does(tmp_path: Path) -> None:
     whole = whole_bundle(tmp_path / "whole", "product memory")
     shards = cut(whole, tmp_path / "books-shards")
-    with service(tmp_path / "books-shards", 2, loads=2, ESPALIER_INTERNAL_KEYS=KEY) as running:
+    with service(tmp_path / "books-shards", 2, ESPALIER_INTERNAL_KEYS=KEY) as running:
+        until(lambda: "".join(running.log).count("is ready on") == 4, "each worker has both shards", COMPILING_S)
         document = [running.request("GET", "/internal/shards", Authorization=f"Bearer {KEY}")[1] for _ in range(8)]
         assert {one["process"] for one in document} == {document[0]["process"]}
         assert [(one["index"], one["version"]) for one in document[0]["shards"]] == [(0, 1), (1, 1)]
