@@ -116,12 +116,13 @@ class Bundle:
     place: int = 0
 
     @staticmethod
-    def open(path: Path, verify: bool = True) -> Bundle:
+    def open(path: Path | str, verify: bool = True) -> Bundle:
         """Open models/<name>/<version>/.
 
         verify  compare every file with its SHA-256 (sizes are always compared)
         Raises BundleNotFound, UnsupportedSchema or BundleCorrupt, each saying which file and why.
         """
+        path = Path(path)
         manifest = _read_manifest(path)
         for name in (*parts_of(manifest), *(OPTIONAL_PARTS & manifest.files.keys())):
             info = manifest.files.get(name)
