@@ -74,7 +74,7 @@ def test_workers_killed_and_stopped_at_random_lose_nothing_and_answer_right(tmp_
     models = tmp_path / "models"
     make_models(models)
     asked: list[Json] = [body | {"timeout_ms": 60_000} for body in bodies()]
-    with service(models, 2, ESPALIER_MAX_QUEUE_MS="60000") as running, ExitStack() as stack:
+    with service(models, 2) as running, ExitStack() as stack:
         assert running.request("PUT", "/models/books/removed", {"ids": REMOVED})[0] == 200
         answers = [running.request("POST", "/retrieve", body) for body in asked]
         assert {status for status, _ in answers} == {200}
