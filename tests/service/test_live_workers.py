@@ -68,7 +68,8 @@ def test_a_killed_worker_loses_nothing_and_its_replacement_has_everything(models
         put(running, "first")
         os.kill(running.workers()[0], signal.SIGKILL)
         put(running, "during")
-        until(lambda: "".join(running.log).count("is ready on") == 3, "the replacement is ready")
+        until(lambda: "".join(running.log).count("is ready on") == 3, "the replacement has loaded")
+        until(lambda: all(running.request("GET", "/readyz")[0] == 200 for _ in range(16)), "every worker is ready")
         put(running, "after")
         for _ in range(8):
             assert {"first", "during", "after"} <= found(running)
