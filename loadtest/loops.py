@@ -61,19 +61,33 @@ def whole(body: bytes) -> bytes:
 
 
 def closed_loop(
-    address: Address, requests: Sequence[bytes], concurrency: int, seconds: float, keep: Callable[[bytes], bytes] = whole
+    address: Address,
+    requests: Sequence[bytes],
+    concurrency: int,
+    seconds: float,
+    keep: Callable[[bytes], bytes] = whole,
+    grace_s: float = GRACE_S,
 ) -> list[Answered]:
-    """`concurrency` clients, each of which sends its next request when it has its answer; what was sent in time is waited for."""
-    return _closed(address, requests, concurrency, seconds, None, keep)
+    """`concurrency` clients, each of which sends its next request when it has its answer.
+
+    What was sent in time is waited for, `grace_s` at most; what has no answer then has the status 0.
+    """
+    return _closed(address, requests, concurrency, seconds, None, keep, grace_s)
 
 
 def each_once(address: Address, requests: Sequence[bytes], concurrency: int, keep: Callable[[bytes], bytes] = whole) -> list[Answered]:
     """Every request once, by so many clients; in the order of the answers, `number` says which."""
-    return _closed(address, requests, concurrency, float("inf"), len(requests), keep)
+    return _closed(address, requests, concurrency, float("inf"), len(requests), keep, GRACE_S)
 
 
 def _closed(
-    address: Address, requests: Sequence[bytes], concurrency: int, seconds: float, count: int | None, keep: Callable[[bytes], bytes]
+    address: Address,
+    requests: Sequence[bytes],
+    concurrency: int,
+    seconds: float,
+    count: int | None,
+    keep: Callable[[bytes], bytes],
+    grace_s: float,
 ) -> list[Answered]:
     load = _Load(address, keep)
     answered: list[Answered] = []
@@ -89,7 +103,7 @@ def _closed(
             answered += load.receive(min(end - now, 1.0))
             if count is not None:
                 answered += load.give_up(now - STALL_S)
-        end = time.perf_counter() + GRACE_S
+        end = time.perf_counter() + grace_s
         while load.busy and time.perf_counter() < end:
             answered += load.receive(0.1)
         return answered + load.unanswered()

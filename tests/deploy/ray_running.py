@@ -32,8 +32,8 @@ LOCAL = {
 }
 
 
-TURN_S = 0.5
-"""A load counts its answers so often."""
+TURN_S, PATIENCE_S = 0.5, 60.0
+"""A load counts its answers so often, and waits so long for one: three times the deadline of the service (`timeout_ms`)."""
 
 
 @dataclass
@@ -82,13 +82,14 @@ class RayServing:
 class Load:
     """Clients in a closed loop, in a thread. They count what they are told.
 
-    answered  answers of status 200; lacking: those without a shard; other: statuses of all others, 0 where the connection was closed
+    answered  answers of status 200; lacking: those without a shard; other: statuses of all others and their seconds, 0 where the
+              connection was closed or nothing came for longer than the service's own deadline
     versions  of the model, in the answers
     """
 
     def __init__(self, serving: RayServing, body: Mapping[str, Any], clients: int) -> None:
         self.answered = self.lacking = 0
-        self.other: list[int] = []
+        self.other: list[tuple[int, float]] = []
         self.versions: set[int] = set()
         self._address, self._clients = ("127.0.0.1", serving.port), clients
         self._requests = [request_bytes("/retrieve", body)]
@@ -104,9 +105,9 @@ class Load:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            for found in closed_loop(self._address, self._requests, self._clients, TURN_S):
+            for found in closed_loop(self._address, self._requests, self._clients, TURN_S, grace_s=PATIENCE_S):
                 if found.status != 200:
-                    self.other.append(found.status)
+                    self.other.append((found.status, round(found.seconds, 1)))
                     continue
                 answer = json.loads(found.body)
                 self.lacking += answer["coverage"]["items"] < 1

@@ -153,7 +153,7 @@ def test_a_query_encoder_goes_neither_to_the_host_nor_back(tmp_path: Path, monke
     encoder = TorchGraph(read_graph("query.onnx", bundle.graph("query.onnx")), torch.device("meta"))
     nodes = torch.empty((4, 5) if kind == "sequence" else (4, 4, 5), dtype=torch.int64, device="meta")
     rows = torch.empty((40, 24), dtype=torch.float16, device="meta")
-    with NoCopies():  # type: ignore[no-untyped-call]
+    with NoCopies():  # type: ignore[no-untyped-call]  # torch leaves it untyped
         states = encoder(**{"history_leaves" if kind == "sequence" else "history_nodes": nodes}, node_rows=rows)
     assert states.shape == (4, 4, bundle.graph_scorer.state_dim)
     assert states.dtype == torch.float32

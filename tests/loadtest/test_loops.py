@@ -186,6 +186,22 @@ def test_what_is_due_and_never_sent_counts_as_unanswered(monkeypatch: pytest.Mon
     assert sorted(answer.number for answer in answered) == list(range(50))
 
 
+@pytest.mark.parametrize(("grace_s", "status"), [(0.05, 0), (30.0, 200)])
+def test_a_closed_loop_waits_for_its_last_answers_as_long_as_it_is_told(grace_s: float, status: int) -> None:
+    stop = threading.Event()
+
+    def answer(number: int, body: Json) -> int:
+        stop.wait(30)
+        return 200
+
+    with answering(answer) as target:
+        release = threading.Timer(0.5, stop.set)
+        release.start()
+        found = closed_loop(target.address, [REQUEST], 1, 0.05, grace_s=grace_s)
+        release.join()
+    assert [one.status for one in found] == [status]
+
+
 def test_an_answer_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loops, "STALL_S", 0.1)
     stop = threading.Event()
