@@ -264,6 +264,14 @@ def test_logits_of_a_compiled_mlp_are_those_of_its_weights(seed: int, widths: li
         assert_allclose(found_C, expected_C, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("widths", [[16, 2048], [1, 16, 2048, 3]])
+def test_the_widest_layers_fit_a_compiled_mlp(widths: list[int]) -> None:
+    rng = np.random.default_rng(5)
+    scorer = random_scorer(rng, widths, True)
+    rows_PD, states_BS = rng.integers(-2, 3, (7, widths[0])).astype(np.float32), np.ones((1, widths[1]), np.float32)
+    assert_array_equal(logits_of(scorer, [7], rows_PD, np.arange(7), states_BS), scorer.logits(states_BS, rows_PD[None])[0])
+
+
 def test_a_row_that_overflows_in_a_compiled_mlp_leaves_the_others_alone() -> None:
     rng = np.random.default_rng(3)
     scorer, rows_PD, states_BS = random_scorer(rng, [5, 7, 3], False), rng.standard_normal((6, 5), np.float32), np.zeros((1, 7), np.float32)
