@@ -1,9 +1,9 @@
 """Queries of concurrent requests in one engine call.
 
 While the engine is busy, requests wait in a queue. When it is free, it takes up to `max_batch` queries of them. One thread per loaded
-version runs the engine, or several where it takes several calls at once, so that the event loop never waits for it; but a single query that
-is known to be short is searched by the event loop itself where the engine is free. Expired requests, and those whose clients hung up, never
-reach the engine. `Priority` says how a request waits. Knows query batches and results, not HTTP and not models.
+version runs the engine, or several where it takes several calls at once, so that the event loop never waits for it; but a query that comes
+alone and is known to be short is searched by the event loop itself where the engine is free. Expired requests, and those whose clients
+hung up, never reach the engine. `Priority` says how a request waits. Knows query batches and results, not HTTP and not models.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ class Batcher:
         self._closed = False
         self._asleep: list[threading.Lock] = []  # of threads that wait for work, what wakes them
         self._called_at = -QUIET_S  # when queries were answered last
+        self._together: list[QueryBatch] = []  # that came in one turn of the event loop, which may search for one itself
         self._room_wanted = False  # a patient request found no room since the engine last took queries
         self._calling = [threading.Lock() for _ in range(limits.calls)]  # held during a thread's engine calls and jobs
         self._threads = [
@@ -117,7 +118,7 @@ class Batcher:
         if self._clock() >= deadline:
             raise DeadlinePassed(TOO_LATE)
         loop = asyncio.get_running_loop()
-        if priority is Priority.NORMAL and self._begin_inline(queries, params):
+        if priority is Priority.NORMAL and await self._begin_inline(queries, params):
             return self._search_inline(self._part(queries, params, deadline, NO_CONTEXT, loop))
         context = SearchContext(deadline if self.limits.calls > 1 and deadline < float("inf") else None, origin)
         queue, size = self._queue, self.limits.max_batch
@@ -197,15 +198,21 @@ class Batcher:
         cost_s = self._cost.of_call([(beam_size, len(queries))])
         return Part(queries, params, loop.create_future(), deadline, beam_size, cost_s, context)
 
-    def _begin_inline(self, queries: QueryBatch, params: SearchParams) -> bool:
+    async def _begin_inline(self, queries: QueryBatch, params: SearchParams) -> bool:
         """Whether the event loop searches for a request itself. Then the engine is its own until `_search_inline` ends."""
         if len(queries) != 1 or not self._cost.is_short(int(params.beam_size_B[0]), self.limits.inline_s):
             return False
         if params.trace or _values(queries, params) > INLINE_VALUES:
             return False
+        together = self._together
+        together.append(queries)
+        try:
+            await asyncio.sleep(0)  # requests that came together all get here, and go into one call
+        finally:
+            self._together = []
         with self._lock:
             is_idle = self._asleep and not self._admission.overloaded  # overload ends by what is counted of the queue
-            return bool(is_idle) and self._calling[0].acquire(blocking=False)
+            return bool(is_idle and len(together) == 1) and self._calling[0].acquire(blocking=False)
 
     def _search_inline(self, part: Part) -> Answer:
         try:

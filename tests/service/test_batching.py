@@ -67,7 +67,8 @@ async def held(engine: FakeEngine, batcher: Batcher, beam_size: int = 5) -> Asyn
 async def accepted(*searches: Coroutine[Any, Any, Answer]) -> list[asyncio.Task[Answer]]:
     """Tasks whose queries are in the queue."""
     tasks = [asyncio.create_task(search) for search in searches]
-    await asyncio.sleep(0)  # one turn of the event loop: each task runs until it waits for the engine
+    for _ in range(2):  # turns of the event loop: each task runs until it waits for the engine, after a look at who came with it
+        await asyncio.sleep(0)
     return tasks
 
 

@@ -129,6 +129,27 @@ async def test_only_a_normal_query_is(new_batcher: NewBatcher, priority: Priorit
     assert engine.inline == [False, False]
 
 
+async def test_queries_that_come_together_go_to_the_thread(new_batcher: NewBatcher) -> None:
+    engine, batcher = await seen(new_batcher)
+    await asyncio.gather(*(ask(batcher, item) for item in range(3)))
+    assert not any(engine.inline)
+    await idle(batcher)
+    await ask(batcher, 1)
+    assert engine.inline[-1]
+
+
+async def test_who_hung_up_at_once_makes_no_later_query_one_of_two(new_batcher: NewBatcher) -> None:
+    engine, batcher = await seen(new_batcher)
+    for _ in range(2):
+        gone = asyncio.ensure_future(ask(batcher, 1))
+        await asyncio.sleep(0)
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+    await ask(batcher, 1)
+    assert engine.inline == [False, True]
+
+
 async def test_a_query_waits_for_a_busy_engine(new_batcher: NewBatcher) -> None:
     engine, batcher = await seen(new_batcher)
     async with held(engine, batcher, beam_size=16) as busy:

@@ -1,0 +1,88 @@
+"""Two checkouts, one benchmark: how much longer it takes here than there.
+
+    python -m benchmarks.paired --before DIR --pairs 10 --by beam_size,batch --without engine=numpy-loop --json F -- engine_cpu --rounds 3
+
+The benchmark runs in both checkouts in turn, each with its own code and the Python of this process; what follows `--` are its name and
+options ({side} in them is `before` or `after`, for folders that each side keeps). Rows of its report that agree in the fields of --by are
+a pair, those of --without left out. Printed is the geometric mean over pairs of after ÷ before, with its 95 % interval (Student's t on
+logarithms).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import t
+
+from benchmarks.report_file import write_report
+
+Key = tuple[str, ...]
+
+
+def rows_of(folder: Path, side: str, chosen: argparse.Namespace) -> dict[Key, float]:
+    """The figure of each row of one run, by the values of the fields that name a row."""
+    name, *options = (word.format(side=side) for word in chosen.command)
+    with tempfile.TemporaryDirectory() as made:
+        file = Path(made) / "report.json"
+        line = [sys.executable, "-m", f"benchmarks.{name}", *options, "--json", str(file)]
+        environment = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+        subprocess.run(line, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+        rows = json.loads(file.read_text())["rows"]
+    left_out, _, value = chosen.without.partition("=")
+    found: dict[Key, float] = {}
+    for row in rows:
+        key = tuple(str(row[field]) for field in chosen.by.split(","))
+        if row.get(chosen.figure) is None or (left_out and str(row.get(left_out)) == value):
+            continue
+        if key in found:
+            raise SystemExit(f"--by: got {chosen.by}, expected fields that name a row; two have {', '.join(key)}")
+        found[key] = row[chosen.figure]
+    return found
+
+
+def compared(before: list[float], after: list[float]) -> dict[str, Any]:
+    """The medians of both sides, and the ratio with its interval."""
+    ratios = np.log(after) - np.log(before)
+    error = ratios.std(ddof=1) / np.sqrt(len(ratios)) * t.ppf(0.975, len(ratios) - 1)
+    ratio, low, high = np.exp([ratios.mean(), ratios.mean() - error, ratios.mean() + error])
+    medians = {"before": round(float(np.median(before)), 4), "after": round(float(np.median(after)), 4)}
+    return medians | {"ratio": round(float(ratio), 4), "low": round(float(low), 4), "high": round(float(high), 4), "pairs": len(ratios)}
+
+
+def main() -> None:
+    """Run both sides in turn, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=Path, required=True, help="the other checkout")
+    parser.add_argument("--pairs", type=int, default=10, help="at least 2")
+    parser.add_argument("--by", default="beam_size,batch", help="the fields that name a row")
+    parser.add_argument("--without", default="", metavar="FIELD=VALUE", help="rows that do not count")
+    parser.add_argument("--figure", default="ms_per_query")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("command", nargs="+", help="the benchmark's name and options, after --")
+    chosen = parser.parse_args()
+    sides = {"before": chosen.before.resolve(), "after": Path.cwd()}
+    found: dict[Key, dict[str, list[float]]] = defaultdict(lambda: {"before": [], "after": []})
+    for pair in range(chosen.pairs):
+        for side in sorted(sides, reverse=bool(pair % 2)):
+            for key, value in rows_of(sides[side], side, chosen).items():
+                found[key][side].append(value)
+        print(f"pair {pair + 1} of {chosen.pairs}", flush=True)
+    fields = chosen.by.split(",")
+    rows = [dict(zip(fields, key, strict=True)) | compared(**values) for key, values in found.items() if all(values.values())]
+    for row in rows:
+        named = " ".join(row[field] for field in fields)
+        print(f"{named:40} {row['before']:8.4f} → {row['after']:8.4f}, {row['ratio']:.3f} × [{row['low']:.3f}, {row['high']:.3f}]")
+    write_report(chosen.json, {"command": " ".join(chosen.command), "figure": chosen.figure, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
