@@ -27,6 +27,8 @@ from espalier.tree import Tree
 Array = NDArray[Any]
 EVERY_NODE, NO_NODES, NO_VALUES = read_only(np.empty(0, np.bool_), np.empty(0, np.int64), np.empty(0, np.float32))
 """For compiled code: no mask, no list."""
+INDEX_BITS, LAST_INDEX = 32, (1 << 32) - 1
+"""Of the index that a node carries along while it is sorted."""
 
 
 class LiveEntries(NamedTuple):
@@ -203,7 +205,7 @@ def above_live_leaves(
             if entry > 0:
                 parents[count], mem[count] = entries.rows[entry, KEY], sum_L[leaf - leaf_offset]
                 count += int(mem[count] > 0)
-    order = np.argsort(parents[:count])
+    order = in_order((parents[:count] << INDEX_BITS) + np.arange(count), leaf_offset << INDEX_BITS, INDEX_BITS) & LAST_INDEX
     return parents[:count][order], mem[:count][order]
 
 

@@ -193,9 +193,11 @@ def pair_entry(source: int, target: int, entries: Any) -> Any:
 
 
 @compiled()
-def in_order(numbers: Array, highest: int) -> Array:
-    """Numbers from 0 to `highest` (int64), ascending: a radix sort, several times faster than a comparing one."""
-    other, shift = np.empty_like(numbers), 0
+def in_order(numbers: Array, highest: int, shift: int = 0) -> Array:
+    """Numbers from 0 to `highest` (int64), ascending without their last `shift` bits, ties in the order in which they came: a radix sort,
+    several times faster than a comparing one.
+    """
+    other = np.empty_like(numbers)
     while highest >> shift > 0:
         begin = np.zeros(257, np.int64)
         for number in numbers:
