@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from espalier.errors import InvalidConfig
 from espalier.items import ItemTable
 from training.data.log_values import BadRows, position_of
-from training.data.text_files import TextTableFile, whole_table
+from training.data.text_files import TextTableFile, other_separator, whole_table
 from training.specification.log_format import TextTable
 
 TEXT_NAMES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
@@ -50,7 +50,8 @@ def item_table(file: Path | None, ids: pa.Array, form: TextTable) -> ItemTable:
         raise InvalidConfig("data.items", str(file), expected) from error
     position = position_of(table.column_names, "id")
     if position is None:
-        raise InvalidConfig("data.items", table.column_names, "a column named 'id'")
+        other = other_separator(TextTableFile.of(file, form), table.column_names) if is_text(file) else ""
+        raise InvalidConfig("data.items", table.column_names, f"a column named 'id'{other}")
     table = table.rename_columns([*table.column_names[:position], "id", *table.column_names[position + 1 :]])
     try:
         known = table.column("id").cast(pa.large_string())

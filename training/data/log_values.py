@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 Int64 = NDArray[np.int64]
 Stamps = Int64 | NDArray[np.float64]
 
-MICROSECONDS = {"seconds": 1_000_000, "milliseconds": 1_000, "microseconds": 1}
+MICROSECONDS = {"seconds": 1e6, "milliseconds": 1e3, "microseconds": 1.0, "nanoseconds": 1e-3}
 """Of the types of timestamps that count from 1970."""
 LAST_MICROSECOND = 2**53
 """In the year 2255: later ones would lose digits as floats, and are rather times in another unit."""

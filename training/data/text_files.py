@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -167,15 +167,38 @@ def open_text(path: Path, form: TextFile, separator: str | None) -> io.BufferedR
     Raises InvalidData, also while it is read: for a file that cannot be read to its end, a line longer than MAX_LINE, and text in UTF-16
     that is said to be UTF-8.
     """
+    return io.BufferedReader(_Lines(_blocks(path), path.name, form, separator), READ_BYTES)
+
+
+def encoding_of(path: Path) -> str:
+    """The encoding that a text file seems to have. All of it is read: the first letter that is not ASCII may be far from its beginning.
+
+    UTF-16 has a mark or zeros between its bytes. UTF-8 it is where more letters are UTF-8 than not; all else is a Western code page.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")(UNDECODABLE)
+    letters, wrong, controls = 0, 0, 0
+    for number, block in enumerate(_blocks(path)):
+        if number == 0 and block.startswith(UTF_16_MARKS):
+            return "utf-16"
+        if number == 0 and 4 * block.count(b"\0") > len(block):
+            return "utf-16-le" if block[1:2] == b"\0" else "utf-16-be"
+        text = decoder.decode(block)
+        if not text.isascii():
+            wrong += text.count("\udc80")
+            letters += len(text) - len(text.encode("ascii", "ignore"))
+        controls += len(block) - len(block.translate(None, bytes(range(0x80, 0xA0))))
+    if 2 * wrong <= letters:
+        return "utf-8"
+    return "cp1252" if controls else "latin-1"
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
     try:
-        stream = pa.input_stream(str(path), compression="gzip" if path.suffix == ".gz" else None)
+        with pa.input_stream(str(path), compression="gzip" if path.suffix == ".gz" else None) as stream:
+            while block := stream.read(READ_BYTES):
+                yield block
     except OSError as error:
-        raise _unreadable(path.name, error) from error
-    return io.BufferedReader(_Lines(stream, path.name, form, separator), READ_BYTES)
-
-
-def _unreadable(name: str, error: OSError) -> InvalidData:
-    return InvalidData(name, str(error), "a file that can be read to its end")
+        raise InvalidData(path.name, str(error), "a file that can be read to its end") from error
 
 
 def encoding_expected(form: TextFile) -> str:
@@ -187,11 +210,11 @@ def _position(table: TextTableFile, names: list[str], role: str, column: Column)
     position = position_of(names, column) if isinstance(column, str) else column
     if position is None or position >= len(names):
         have = names if isinstance(column, str) else list(range(len(names)))
-        raise InvalidData(f"{table.path.name}: column {role}", column, f"one of {have}, once{_other_separator(table, names)}")
+        raise InvalidData(f"{table.path.name}: column {role}", column, f"one of {have}, once{other_separator(table, names)}")
     return position
 
 
-def _other_separator(table: TextTableFile, names: list[str]) -> str:
+def other_separator(table: TextTableFile, names: list[str]) -> str:
     """What mends a first line that has other separators than the one that it was split at; empty where none looks like it."""
     other = next((mark for mark in SEPARATORS if len(names) == 1 and mark in names[0]), None)
     return "" if other is None else f"; the first line has {other!r} between fields: say so with {table.option('separator', other)}"
@@ -270,8 +293,8 @@ class _Lines(io.RawIOBase):
     Without the line end pyarrow takes a single line without a header for an empty file.
     """
 
-    def __init__(self, stream: BinaryIO, name: str, form: TextFile, separator: str | None) -> None:
-        self._stream, self._name, self._form, self._separator = stream, name, form, separator
+    def __init__(self, blocks: Iterator[bytes], name: str, form: TextFile, separator: str | None) -> None:
+        self._blocks, self._name, self._form, self._separator = blocks, name, form, separator
         is_utf8 = codecs.lookup(form.encoding).name == "utf-8"
         self._decoder = None if is_utf8 else codecs.getincrementaldecoder(form.encoding)(UNDECODABLE)
         self._at_start = True
@@ -282,10 +305,7 @@ class _Lines(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._lines:
-            try:
-                block = self._stream.read(READ_BYTES)
-            except OSError as error:
-                raise _unreadable(self._name, error) from error
+            block = next(self._blocks, b"")
             text = self._rest + self._as_utf8(block)
             if not block and not text:
                 return 0

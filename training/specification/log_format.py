@@ -17,8 +17,8 @@ UNIT_SEPARATOR = "\x1f"
 
 
 BadRowsPolicy = Literal["refuse", "skip"]
-TimestampType = Literal["integer", "float", "datetime", "seconds", "milliseconds", "microseconds"]
-DATED: tuple[TimestampType, ...] = ("datetime", "seconds", "milliseconds", "microseconds")
+TimestampType = Literal["integer", "float", "datetime", "seconds", "milliseconds", "microseconds", "nanoseconds"]
+DATED: tuple[TimestampType, ...] = ("datetime", "seconds", "milliseconds", "microseconds", "nanoseconds")
 """The types whose timestamps are points in time: dates of `data.split` can be compared with them."""
 
 
@@ -91,8 +91,8 @@ class TableFormat(_Format, Rows):
     timestamp: Column | None = None
     """column of times. The log is then read in its order"""
     timestamp_type: TimestampType = "integer"
-    """`"integer"` or `"float"` of any unit, `"datetime"` (ISO 8601), or `"seconds"`, `"milliseconds"`, `"microseconds"` since 1970. Dates
-    of `data.split` need one of the last four"""
+    """`"integer"` or `"float"` of any unit, `"datetime"` (ISO 8601), or `"seconds"`, `"milliseconds"`, `"microseconds"`,
+    `"nanoseconds"` since 1970. Dates of `data.split` need one of the last five"""
     category: Column | None = None
     """column of item categories. For `tree.kind = "category"` and for items without training users"""
     order: Order = "file"
