@@ -23,7 +23,7 @@ from espalier.errors import InvalidConfig, InvalidData
 from training.data.interactions import read_interactions
 from training.data.log_values import LAST_MICROSECOND, BadRows, Timestamps
 from training.data.parquet_logs import files_of, opened
-from training.data.text_files import encoding_of, open_text, separator_of
+from training.data.text_files import encoding_of, fields_of, open_text, separator_of
 from training.specification.linear import LogData
 from training.specification.log_format import LOG_FORMAT, BadRowsPolicy, Column, CsvFormat, TextTable, TimestampType
 from training.specification.models import LINEAR_KINDS, SPECIFICATION
@@ -256,9 +256,8 @@ def _split(lines: list[str], separator: str) -> _Split:
 
 def _rows(lines: list[str], separator: str, quote: str) -> list[list[str]]:
     """The fields of each record. The last one may end inside of quotes where there are more lines, and is left out."""
-    quoting = csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE
     try:
-        rows = list(filter(None, csv.reader(lines, delimiter=separator, quotechar=quote or None, quoting=quoting)))
+        rows = list(filter(None, fields_of(lines, separator, quote)))
     except csv.Error:  # a field above the reader's limit
         return []
     return rows[:-1] if len(lines) == ROWS else rows

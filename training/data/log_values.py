@@ -26,6 +26,8 @@ Stamps = Int64 | NDArray[np.float64]
 
 MICROSECONDS = {"seconds": 1e6, "milliseconds": 1e3, "microseconds": 1.0, "nanoseconds": 1e-3}
 """Of the types of timestamps that count from 1970."""
+OTHERS: dict[TimestampType, tuple[TimestampType, ...]] = {"integer": ("datetime", "float"), "float": ("datetime",)}
+"""The types that may read what a type does not; of the others those in DATED."""
 LAST_MICROSECOND = 2**53
 """In the year 2255: later ones would lose digits as floats, and are rather times in another unit."""
 TRIED = 100
@@ -179,7 +181,7 @@ class Timestamps:
             zone = "" if self._of_first is None else f" {self._of_first[1]}, as the log's first,"
             return f"an ISO 8601 date and time{zone}"
         expected = {"integer": "an integer", "float": "a finite number"}.get(self._kind, f"{self._kind} since 1970, before the year 2255")
-        others: tuple[TimestampType, ...] = {"integer": ("datetime", "float"), "float": ("datetime",)}.get(self._kind, DATED)
+        others = OTHERS.get(self._kind, DATED)
         for other in others:
             if not len(Timestamps(other, self._decimal).unreadable(value, 1)):
                 words = " for dates and times as ISO 8601" if other == "datetime" else ""

@@ -11,7 +11,7 @@ import codecs
 import csv
 import io
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -134,15 +134,21 @@ def first_record(table: TextTableFile) -> list[str]:
         if not table.one_byte:
             record = first.rstrip("\r\n").split(table.separator)
         else:
-            quoting = csv.QUOTE_MINIMAL if table.quote else csv.QUOTE_NONE
             try:
-                record = next(csv.reader(chain([first], lines), delimiter=table.separator, quotechar=table.quote or None, quoting=quoting))
+                record = next(fields_of(chain([first], lines), table.separator, table.quote))
             except csv.Error as error:
                 raise InvalidData(f"{table.path.name}: first line", first[:100], f"fields ({error}){_unquoted(table)}") from None
     if table.header and any("\udc80" <= character <= "\udcff" for name in record for character in name):
         line = line_of(table, 0)
         raise InvalidData(f"{table.path.name}: line {line}", first.encode("utf-8", "surrogateescape"), encoding_expected(table.form))
     return record
+
+
+def fields_of(lines: Iterable[str], separator: str, quote: str) -> Iterator[list[str]]:
+    """The fields of each record. Raises csv.Error where one is longer than the limit of Python's reader."""
+    if quote:
+        return csv.reader(lines, delimiter=separator, quotechar=quote)
+    return csv.reader(lines, delimiter=separator, quoting=csv.QUOTE_NONE)
 
 
 def line_of(table: TextTableFile, record: int) -> int:
@@ -177,17 +183,17 @@ def encoding_of(path: Path) -> str:
     """
     decoder = codecs.getincrementaldecoder("utf-8")(UNDECODABLE)
     letters, wrong, controls = 0, 0, 0
-    for number, block in enumerate(_blocks(path)):
+    for number, block in enumerate(chain(_blocks(path), [b""])):
         if number == 0 and block.startswith(UTF_16_MARKS):
             return "utf-16"
-        if number == 0 and 4 * block.count(b"\0") > len(block):
+        if number == 0 and block and 4 * block.count(b"\0") > len(block):
             return "utf-16-le" if block[1:2] == b"\0" else "utf-16-be"
-        text = decoder.decode(block)
+        text = decoder.decode(block, not block)
         if not text.isascii():
             wrong += text.count("\udc80")
-            letters += len(text) - len(text.encode("ascii", "ignore"))
+            letters += len(text) - len(text.encode("ascii", "ignore")) - text.count("\udc80")
         controls += len(block) - len(block.translate(None, bytes(range(0x80, 0xA0))))
-    if 2 * wrong <= letters:
+    if wrong == 0 or wrong < letters:
         return "utf-8"
     return "cp1252" if controls else "latin-1"
 
