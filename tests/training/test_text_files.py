@@ -246,6 +246,12 @@ def test_bytes_that_are_none_of_the_encoding_are_refused_or_left_out(tmp_path: P
     assert (lists(found), found.bad_rows) == ({"u": ["a", "b"]}, {"not cp1252": 1})
 
 
+def test_a_letter_that_the_end_of_the_file_cuts_is_none(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_bytes("user,item\nu,a\nu,b".encode("utf-16") + b"x")
+    assert read(log, encoding="utf-16", bad_rows="skip").bad_rows == {"not utf-16": 1}
+
+
 @pytest.mark.parametrize("longest", [50, 51])
 def test_a_line_has_a_limit(tmp_path: Path, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_files, "MAX_LINE", 50)
