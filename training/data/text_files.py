@@ -274,7 +274,7 @@ def _records(
                 while skipped and skipped[0] < end:
                     without.append(skipped.popleft())
                     end += 1
-                record_R = np.setdiff1d(np.arange(begin, end), without)
+                record_R = np.delete(np.arange(begin, end), np.array(without, np.int64) - begin)
                 header = int(begin == 0 and table.header)
                 yield record_R[header:], batch.slice(header)
                 begin = end
