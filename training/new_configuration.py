@@ -12,22 +12,27 @@ import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from espalier.errors import InvalidConfig, InvalidData
 from training.data.interactions import read_interactions
-from training.data.item_tables import separator_of
-from training.data.log_files import not_utf8, open_text
-from training.data.log_values import Timestamps
+from training.data.log_values import LAST_MICROSECOND, BadRows, Timestamps
 from training.data.parquet_logs import files_of, opened
-from training.specification.log_format import LOG_FORMAT, Column
+from training.data.text_files import encoding_of, fields_of, open_text, separator_of
+from training.specification.linear import LogData
+from training.specification.log_format import LOG_FORMAT, BadRowsPolicy, Column, CsvFormat, TextTable, TimestampType
 from training.specification.models import LINEAR_KINDS, SPECIFICATION
 
+if TYPE_CHECKING:
+    import polars as pl
+
 ROWS = 1000
+LOOKED_BYTES = 1 << 20
 SEPARATORS = ("::", "\t", ",", ";", "|", " ")
 NAMES = {
     "user": ("user", "customer", "client", "visitor", "account", "member", "reader", "reviewer", "session", "u"),
@@ -37,8 +42,15 @@ NAMES = {
 }
 """Names of columns by role, the surest first: in lower case, with letters and digits alone, and without an `id` at the end."""
 POSITIONS = {"user": 0, "item": 1}
-EPOCH = range(10**8, 10**19)
-"""Whole numbers that may be times where no line names the columns: seconds since 1973, up to nanoseconds."""
+EPOCHS: dict[TimestampType, tuple[int, int]] = {
+    "seconds": (10**8, 10**10),
+    "milliseconds": (10**11, 10**13),
+    "microseconds": (10**14, LAST_MICROSECOND),
+    "nanoseconds": (10**17, 1000 * LAST_MICROSECOND),
+}
+"""What times since 1970 are in each unit: from 1973 to 2286, the last two to 2255."""
+MOST_BAD = 0.05
+"""Share of rows that cannot be read and yet are taken for damaged; with more of them the log is read in a wrong way."""
 LEAST_EVENTS = (10, 5, 3, 2)
 """Of a user: the first of these with which half of the events stay."""
 MOST_IN_WINDOW = 200
@@ -77,23 +89,27 @@ class Layout:
         """`timestamp` and `timestamp_type`; empty where no column looks like times. Raises InvalidData as `column` does."""
         if self.given["time"] in ("file", "none"):
             return {}
-        types = {name: _time_type(values) for name, values in self.values.items()}
+        decimal = str(self.form.get("decimal", "."))
+        types = {name: _time_type(values, decimal) for name, values in self.values.items()}
         column = self.column("time", is_needed=False)
         if column is None:
-            column = next((name for name in types if name not in others and (types[name] == "datetime" or self.has_epochs(name))), None)
+            dated = [name for name in types if name not in others and _looks_dated(name, types[name])]
+            column = dated[0] if dated else None
             by_values = f"time: column {column!r}, by its values"
             in_order = "no column looks like times: events count as in order of the file. If they have no order, say --time none"
             self.said.append(in_order if column is None else by_values)
-        elif types[column] is None:
-            kinds = [_time_type(self.values[column].slice(row, 1)) for row in range(len(self.values[column]))]
-            wrong = next((row for row, kind in enumerate(kinds) if kind != kinds[0] or kind is None), 0)
-            value = self.values[column][wrong].as_py()
+        if column is None:
+            return {}
+        kind = types[column]
+        if kind is None:
             raise InvalidData(
                 f"{self.log.name}: column {column!r}",
-                value,
+                _first_without_time(self.values[column], decimal),
                 "a time: name another column with --time, or say --time file",
             )
-        return {} if column is None else {"timestamp": column, "timestamp_type": types[column]}
+        words = {"datetime": "ISO 8601", "integer": "whole numbers of no known unit", "float": "numbers of no known unit"}
+        self.said.append(f"times: {words.get(kind, f'{kind} since 1970')}, by the values")
+        return {"timestamp": column, "timestamp_type": kind}
 
     def say_unused(self, used: Sequence[object]) -> None:
         """Note the columns that no role has."""
@@ -101,10 +117,13 @@ class Layout:
         if unused:
             self.said.append(f"not used: column{'s' * (len(unused) > 1)} {', '.join(map(repr, unused))}")
 
-    def has_epochs(self, column: Column) -> bool:
-        """Whether all values of a column that has no name may be times."""
-        texts = self.values[column].to_pylist()
-        return isinstance(column, int) and all(re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) and int(float(text)) in EPOCH for text in texts)
+    def bad_rows(self, counts: Mapping[str, int], section: str) -> dict[str, object]:
+        """`bad_rows` where some rows are left out that cannot be read."""
+        if not counts:
+            return {}
+        reasons = ", ".join(f"{reason}: {count:,}" for reason, count in counts.items())
+        self.said.append(f"rows that cannot be read are left out, {reasons}; without {section}.bad_rows the first one ends the training")
+        return {"bad_rows": "skip"}
 
 
 def write_configuration(log: Path, out: Path | None, force: bool, kind: str | None, given: Mapping[str, str | None]) -> Path:
@@ -157,32 +176,37 @@ def _look(log: Path, given: Mapping[str, str | None], scratch: Path) -> Layout:
         with opened(file, file.name, scratch) as parquet:
             batch = next(parquet.iter_batches(ROWS), pa.record_batch([]))
         return Layout(log, {"format": "parquet"}, dict(zip(batch.schema.names, batch.columns, strict=True)), given, ["Parquet"])
-    try:
-        with open_text(log, None) as text:
-            lines = [line for line in re.split(r" *\r?\n", b"".join(islice(text, ROWS)).decode("utf-8-sig")) if line]
-    except UnicodeDecodeError:
-        raise not_utf8(log) from None
-    except OSError as error:
-        raise InvalidData("log", str(log), f"a file that can be read to its end ({error})") from error
-    return _text(log, lines, given)
+    encoding = encoding_of(log)
+    with open_text(log, CsvFormat(encoding=encoding), None) as text:
+        sample = text.read(LOOKED_BYTES).decode("utf-8", "replace")
+    lines = [line for line in re.split(r" *\r?\n", sample) if line]
+    if len(sample.encode()) >= LOOKED_BYTES:
+        lines.pop()  # its end is not there
+    form: dict[str, object] = {} if encoding == "utf-8" else {"encoding": encoding}
+    said = [] if encoding == "utf-8" else [f"encoding {encoding}, by the bytes of the file: if letters look wrong, write another"]
+    return _text(log, lines[:ROWS], given, form, said)
 
 
-def _text(log: Path, lines: list[str], given: Mapping[str, str | None]) -> Layout:
-    """A table where a separator gives all lines as many fields, at least two; lists of ids where no line names columns."""
-    rows_by = {separator: _rows(lines, separator) for separator in SEPARATORS}
-    split = {separator: rows for separator, rows in rows_by.items() if rows and min(map(len, rows)) > 1}
-    tables = [separator for separator, rows in split.items() if len({len(row) for row in rows}) == 1]
-    separator = max(tables or split, key=lambda separator: len(split[separator][0]), default=None)
+def _text(log: Path, lines: list[str], given: Mapping[str, str | None], form: dict[str, object], said: list[str]) -> Layout:
+    """A table where a separator gives nearly all lines as many fields, at least two; lists of ids where no line names columns.
+
+    form, said  of Layout, as far as they are known
+    """
+    splits = [_split(lines, separator) for separator in SEPARATORS]
+    splits = [split for split in splits if split.rows and len(split.rows[0]) > 1 and min(map(len, split.alike)) > 1]
+    tables = [split for split in splits if len(split.alike) == len(split.rows) or _is_header(split.rows[0], given)]
+    tables = [split for split in tables if len(split.rows) - len(split.alike) <= len(split.rows) * MOST_BAD]
+    split = max(tables or splits, key=lambda split: len(split.rows[0]), default=None)
     expected = f"as many fields as in every line, at least 2, or ids alone, with one of {', '.join(map(repr, SEPARATORS))} between them"
-    if separator is None:
+    if split is None or (not tables and min(map(len, split.rows)) < 2):
         raise InvalidData(f"{log.name}: first line", lines[0] if lines else None, expected)
-    first, *rest = split[separator]
-    is_wide = separator == " " and len(first) > 2
-    is_header = any(cell in given.values() or _word(cell) in words for cell in first for words in NAMES.values())
+    first, *rest = split.alike
+    is_header = _is_header(first, given)
     if not tables:
-        if is_header or any(" " in cell or not cell for row in split[separator] for cell in row):
+        if is_header or any(" " in cell or not cell for row in split.rows for cell in row):
             raise InvalidData(f"{log.name}: first line", lines[0], expected)
-        return Layout(log, {"format": "lists", "separator": separator}, {}, given, [f"a user a line, {separator!r} between ids"])
+        form = {"format": "lists", "separator": split.separator} | form
+        return Layout(log, form, {}, given, [*said, f"a user a line, {split.separator!r} between ids"])
     if not is_header and not any(map(str.isdecimal, "".join(first))) and given["user"] is None:
         expected = "names of columns: say which with --user and --item; --user 0 if it is an event"
         raise InvalidData(f"{log.name}: first line", first, expected)
@@ -190,35 +214,85 @@ def _text(log: Path, lines: list[str], given: Mapping[str, str | None]) -> Layou
         raise InvalidData(log.name, "names of columns alone", "events")
     names: list[Column] = [*first] if is_header else [*range(len(first))]
     values = {name: pa.array(column) for name, column in zip(names, zip(*(rest or [first]), strict=True), strict=True)}
-    said = [f"text with {separator!r} between fields; the first line {'names the columns' if is_header else 'is an event'}"]
-    layout = Layout(log, {"format": "csv", "separator": separator, "header": is_header}, values, given, said)
-    if is_wide and not is_header and given["user"] is None and not any(map(layout.has_epochs, names)):
+    said.append(f"text with {split.separator!r} between fields; the first line {'names the columns' if is_header else 'is an event'}")
+    form |= {"format": "csv", "separator": split.separator, "header": is_header}
+    if split.quote != '"':
+        form["quote"] = split.quote
+        said.append(f"quotes around fields: {split.quote or 'none'}, since fields fit so")
+    commas = next((name for name, column in values.items() if _has_decimal_commas(column)), None)
+    if commas is not None:
+        form["decimal"] = ","
+        said.append(f"decimal commas: by the values of column {commas!r}")
+    layout = Layout(log, form, values, given, said)
+    is_wide = split.separator == " " and len(first) > 2
+    types = [(name, _time_type(column, str(form.get("decimal", ".")))) for name, column in values.items()] if is_wide else []
+    if is_wide and not is_header and given["user"] is None and not any(_looks_dated(*column) for column in types):
         expected = '--user 0 --item 1 if a line is an event; if it is a user, write format = { format = "lists", separator = " " } yourself'
         raise InvalidData(f"{log.name}: first line", first, expected)
     return layout
 
 
-def _rows(lines: list[str], separator: str) -> list[list[str]]:
-    """The fields of each line. The last line may end inside of quotes where there are more, and is left out."""
+@dataclass(frozen=True)
+class _Split:
+    """Lines split into fields. alike: the rows with as many fields as the first."""
+
+    separator: str
+    quote: str
+    rows: list[list[str]]
+
+    @cached_property
+    def alike(self) -> list[list[str]]:
+        return [row for row in self.rows if len(row) == len(self.rows[0])]
+
+
+def _split(lines: list[str], separator: str) -> _Split:
+    """With the quote that gives most rows as many fields as the first; double quotes where others are no better."""
     if len(separator) > 1:
-        return [line.split(separator) for line in lines]
+        return _Split(separator, '"', [line.split(separator) for line in lines])
+    quotes = ('"', "'", "") if lines and lines[0].startswith("'") else ('"', "")
+    splits = [_Split(separator, quote, _rows(lines, separator, quote)) for quote in quotes]
+    return max(splits, key=lambda split: len(split.alike))
+
+
+def _rows(lines: list[str], separator: str, quote: str) -> list[list[str]]:
+    """The fields of each record. The last one may end inside of quotes where there are more lines, and is left out."""
     try:
-        rows = list(filter(None, csv.reader(lines, delimiter=separator)))
+        rows = list(filter(None, fields_of(lines, separator, quote)))
     except csv.Error:  # a field above the reader's limit
         return []
     return rows[:-1] if len(lines) == ROWS else rows
 
 
+def _is_header(first: list[str], given: Mapping[str, str | None]) -> bool:
+    return any(cell in given.values() or _word(cell) in words for cell in first for words in NAMES.values())
+
+
+def _has_decimal_commas(values: pa.Array) -> bool:
+    texts = [text for text in values.to_pylist() if text]
+    return all(re.fullmatch(r"-?[0-9]+(,[0-9]+)?", text) for text in texts) and any("," in text for text in texts)
+
+
 def _texts(layout: Layout, query: Column) -> list[str]:
     from training.data.query_logs import read_log  # needs polars
 
-    item, separator = layout.column("item"), str(layout.form.get("separator", ""))
-    separator = "" if separator == separator_of(layout.log) or len(separator) > 1 else separator
+    item = layout.column("item")
     layout.say_unused([query, item])
-    frame = read_log(layout.log, str(query), str(item), {}, separator or None)
+    form = {key: value for key, value in layout.form.items() if key in TextTable.model_fields}
+    if form.get("separator") == separator_of(layout.log):
+        del form["separator"]
+
+    def read(policy: BadRowsPolicy) -> tuple[pl.DataFrame, Mapping[str, int]]:
+        bad_rows = BadRows(policy, LogData.SECTION)
+        table = TextTable.model_validate(form | {"bad_rows": policy})
+        return read_log(layout.log, str(query), str(item), {}, table, bad_rows), bad_rows.counts
+
+    frame, bad_rows = read("skip")
+    if _are_many(bad_rows, len(frame)):
+        frame, bad_rows = read("refuse")
+    form |= layout.bad_rows(bad_rows, "data")
     layout.said.append(f"{len(frame):,} rows, {frame['query'].n_unique():,} texts, {frame['item'].n_unique():,} items")
     lines = ['format = "log"', f"train = {_toml(str(layout.log))}", f"query = {_toml(query)}", f"item = {_toml(item)}"]
-    return lines if not separator else [*lines, f"separator = {_toml(separator)}"]
+    return [*lines, *(f"{key} = {_toml(value)}" for key, value in form.items())]
 
 
 def _histories(layout: Layout, kind: str | None, scratch: Path) -> tuple[str, list[str]]:
@@ -228,7 +302,11 @@ def _histories(layout: Layout, kind: str | None, scratch: Path) -> tuple[str, li
         form |= {role: layout.column(role) for role in POSITIONS}
         form |= layout.time([form[role] for role in POSITIONS])
         layout.say_unused([form[role] for role in (*POSITIONS, "timestamp") if role in form])
-    interactions = read_interactions(layout.log, LOG_FORMAT.checked(form | {"min_user_events": 1}), scratch)
+    checked = form | {"min_user_events": 1}
+    interactions = read_interactions(layout.log, LOG_FORMAT.checked(checked | {"bad_rows": "skip"}), scratch)
+    if _are_many(interactions.bad_rows, interactions.event_count):
+        interactions = read_interactions(layout.log, LOG_FORMAT.checked(checked), scratch)
+    form |= layout.bad_rows(interactions.bad_rows, "data.format")
     length_U = np.diff(interactions.offset_U1)
     kept = (least for least in LEAST_EVENTS if 2 * length_U[length_U >= least].sum() >= length_U.sum())
     form["min_user_events"] = next(kept, None)
@@ -246,18 +324,37 @@ def _histories(layout: Layout, kind: str | None, scratch: Path) -> tuple[str, li
     return kind or "otm-robust", lines if kind == "otm-sequence" else [*lines, "", "[instances]", *more]
 
 
-def _time_type(values: pa.Array) -> str | None:
-    """data.format.timestamp_type of values; None where they are no times."""
+def _are_many(bad_rows: Mapping[str, int], kept: int) -> bool:
+    """Whether so many rows cannot be read that the log is probably read in a wrong way."""
+    return sum(bad_rows.values()) > MOST_BAD * (sum(bad_rows.values()) + kept)
+
+
+def _time_type(values: pa.Array, decimal: str) -> TimestampType | None:
+    """data.format.timestamp_type of values; None where too many of them are no times."""
     if pa.types.is_temporal(values.type):
         return "datetime"
-    for kind, to in (("integer", pa.int64()), ("float", pa.float64())):
-        try:
-            values.cast(to)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            continue
-        return kind
-    is_text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
-    return "datetime" if is_text and Timestamps("datetime").can_read(values) else None
+    most = int(MOST_BAD * len(values))
+    kinds: tuple[TimestampType, ...] = ("integer", "float", "datetime")
+    for kind in kinds:
+        timestamps = Timestamps(kind, decimal)
+        wrong = timestamps.unreadable(values, most + 1)
+        if len(wrong) <= most:
+            stamps = timestamps.read(values.take(pa.array(np.delete(np.arange(len(values)), wrong))))
+            units = [unit for unit, (least, last) in EPOCHS.items() if kind != "datetime" and least <= stamps.min() and stamps.max() < last]
+            return units[0] if units else kind
+    return None
+
+
+def _looks_dated(column: Column, kind: TimestampType | None) -> bool:
+    """Whether a column has times by its values alone: numbers may be times where no line names them."""
+    return kind == "datetime" or (isinstance(column, int) and kind in EPOCHS)
+
+
+def _first_without_time(values: pa.Array, decimal: str) -> object:
+    """The first value that is no time as the first one is; the first one where it is none."""
+    kind = _time_type(values[:1], decimal)
+    wrong = [0] if kind is None else Timestamps(kind, decimal).unreadable(values, 1).tolist()
+    return values[wrong[0]].as_py()
 
 
 def _word(name: object) -> str:

@@ -15,11 +15,13 @@ from scipy.sparse import csc_array, csr_array, save_npz
 from espalier.errors import EspalierError, InvalidData
 from espalier.text.sparse_rows import MAX_FEATURES
 from training import __main__ as commands
+from training.data.log_values import BadRows
 from training.data.matrix_files import read_by_columns, read_by_rows
 from training.data.query_logs import read_log
 from training.linear import prepare as preparing
 from training.linear.prepare import prepare
 from training.specification.linear import LinearConfig
+from training.specification.log_format import TextTable
 from training.specification.models import read_config
 
 # -- matrices ---------------------------------------------------------------------------------------------------------------
@@ -79,17 +81,17 @@ def test_matrices_of_all_number_types_and_formats_are_read(tmp_path: Path, dtype
         ("query", [b"\xff", b"\xfe"], "t.parquet.*query.*"),
         ("item", [["a"], ["b"]], r"t.parquet, item: got 'a column of List\(String\)'"),
         ("weight", [[1.0], [2.0]], r"t.parquet, weight: got 'a column of List\(Float64\)'"),
-        ("weight", ["1", "x"], "t.parquet, row 2, weight: got 'x'"),
+        ("weight", ["1", "x"], "t.parquet: row 2, column weight: got 'x'"),
     ],
 )
 def test_columns_that_hold_no_such_values_are_named(tmp_path: Path, column: str, values: list[Any], expected: str | None) -> None:
     columns: dict[str, list[Any]] = {"query": ["a", "b"], "item": ["x", "y"], "weight": [1.0, 2.0]}
     pl.DataFrame(columns | {column: values}).write_parquet(tmp_path / "t.parquet")
     if expected is None:
-        assert len(read_log(tmp_path / "t.parquet", "query", "item", {"weight": "weight"})) == 2
+        assert len(read_log(tmp_path / "t.parquet", "query", "item", {"weight": "weight"}, TextTable(), BadRows("refuse", "data"))) == 2
         return
     with pytest.raises(InvalidData, match=expected):
-        read_log(tmp_path / "t.parquet", "query", "item", {"weight": "weight"})
+        read_log(tmp_path / "t.parquet", "query", "item", {"weight": "weight"}, TextTable(), BadRows("refuse", "data"))
 
 
 def prepared(folder: Path, data: str) -> None:

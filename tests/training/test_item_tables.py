@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from espalier.errors import InvalidConfig
+from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from training.data import item_content as module
 from training.data.item_content import item_content
 from training.data.item_tables import item_table
 from training.specification.deep import ContentConfig
+from training.specification.log_format import TextTable
 
 TEXT = '\ufeffid,title,year,price,live\r\n1,"Toy, ""Story""",1995,2.5,true\r\n02,Heat,,3,false\r\n'
 COLUMNS: dict[str, list[Any]] = {
@@ -39,7 +40,7 @@ def test_a_table_of_any_format_has_the_same_columns(tmp_path: Path, name: str) -
         file.write_text('id\ttitle\tyear\tprice\tlive\n1\t"Toy, ""Story"""\t1995\t2.5\ttrue\n02\tHeat\t\t3\tfalse\n')
     else:
         pq.write_table(pa.table(COLUMNS), file)
-    table = item_table(file, pa.array(["02", "1", "3"])).to_table()
+    table = item_table(file, pa.array(["02", "1", "3"]), TextTable()).to_table()
     assert [str(kind) for kind in table.schema.types[2:]] == ["int64", "double", "bool"]
     assert table.column("id").to_pylist() == ["02", "1", "3"]
     for column, (first, second) in COLUMNS.items():
@@ -50,18 +51,19 @@ def test_text_that_is_no_table_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "items.csv"
     for text, expected in (
         ("name,year\na,1\n", "a column named 'id'"),
-        ("", "a Parquet file, or text named"),
-        ("id,a\n1,2,3\n", "a Parquet file, or"),
+        ("", "a column named 'id'"),
+        ("id,a\n1,2,3\n", r"items.csv: line 2: got '1,2,3', expected 2 fields, not 3; data\.items_format\.bad_rows = .skip. leaves"),
+        ("id;a\n1;2\n", "a column named 'id'; .* data.items_format.separator"),
     ):
         file.write_text(text)
-        with pytest.raises(InvalidConfig, match=expected):
-            item_table(file, pa.array(["1"]))
+        with pytest.raises((InvalidConfig, InvalidData), match=expected):
+            item_table(file, pa.array(["1"]), TextTable())
 
 
 def test_columns_of_codes_and_of_numbers_that_are_too_large_stay_text(tmp_path: Path) -> None:
     file = tmp_path / "items.csv"
     file.write_text("id,postcode,long,mixed,small,none\n1,01067,9223372036854775808,1,-1e-3,\n2,80331,2,x,2.50,\n")
-    table = item_table(file, pa.array(["1", "2"])).to_table()
+    table = item_table(file, pa.array(["1", "2"]), TextTable()).to_table()
     found = {name: table.column(name).to_pylist() for name in table.column_names[1:]}
     assert found == {
         "postcode": ["01067", "80331"],

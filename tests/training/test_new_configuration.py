@@ -58,7 +58,7 @@ def written(log: Path, kind: str | None = None, **given: str) -> dict[str, Any]:
         (
             "clicks.csv",
             text(",", rows(), "user_id,movieId,rating,timestamp"),
-            {"separator": ",", "header": True, "user": "user_id", "item": "movieId", "timestamp": "timestamp", "timestamp_type": "integer"},
+            {"separator": ",", "header": True, "user": "user_id", "item": "movieId", "timestamp": "timestamp", "timestamp_type": "seconds"},
         ),
         (
             "clicks.tsv",
@@ -68,12 +68,12 @@ def written(log: Path, kind: str | None = None, **given: str) -> dict[str, Any]:
         (
             "clicks.txt",
             text(";", rows(), "session;sku;rating;ts", lambda at: at + 0.5),
-            {"separator": ";", "user": "session", "item": "sku", "timestamp": "ts", "timestamp_type": "float"},
+            {"separator": ";", "user": "session", "item": "sku", "timestamp": "ts", "timestamp_type": "seconds"},
         ),
         (
             "ratings.dat",
             text("::", rows(), None),
-            {"separator": "::", "header": False, "user": 0, "item": 1, "timestamp": 3, "timestamp_type": "integer"},
+            {"separator": "::", "header": False, "user": 0, "item": 1, "timestamp": 3, "timestamp_type": "seconds"},
         ),
     ],
 )
@@ -152,7 +152,7 @@ def test_options_say_what_names_do_not(tmp_path: Path) -> None:
         written(log, user="who")
     raw = written(log, user="who", item="what", time="n", kind="otm")
     assert raw["kind"] == "otm"
-    named = {"user": "who", "item": "what", "timestamp": "n", "timestamp_type": "integer"}
+    named = {"user": "who", "item": "what", "timestamp": "n", "timestamp_type": "seconds"}
     assert named.items() <= raw["data"]["format"].items()
 
 
@@ -163,7 +163,6 @@ def test_options_say_what_names_do_not(tmp_path: Path) -> None:
         ("one\ntwo\n", {}, "first line: got 'one', expected as many fields"),
         ("user,item\na,b\nc\n", {}, "first line: got 'user,item', expected as many fields"),
         ("user,item\na,b\nc,d,e\n", {}, "first line: got 'user,item', expected as many fields"),
-        ("user,item\na\xff,b\n", {}, "line 2: .* expected UTF-8"),
         ("user_id,userid,item\n1,2,3\n", {}, r"column user: got \['user_id', 'userid'\], expected one of .*: say which with --user"),
         ("user,item\n1,2\n", {"user": "users"}, r"column user: got 'users', expected one of \['user', 'item'\]: say which with --user"),
         ("user,item,date\n1,2,May\n", {}, "column 'date': got 'May', expected a time: name another column with --time, or say --time file"),
@@ -189,7 +188,7 @@ def test_a_cut_archive_is_refused_by_name(tmp_path: Path) -> None:
     whole = gzip.compress(text(",", rows(), "user,item,rating,time").encode())
     for content in (whole[: len(whole) // 2], b"user,item\n1,2\n"):
         (tmp_path / "log.csv.gz").write_bytes(content)
-        with pytest.raises(InvalidData, match=r"log: got '.*log\.csv\.gz', expected a file that can be read to its end"):
+        with pytest.raises(InvalidData, match=r"log\.csv\.gz: got .*, expected a file that can be read to its end"):
             written(tmp_path / "log.csv.gz")
 
 

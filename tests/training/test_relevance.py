@@ -15,11 +15,18 @@ from scipy.sparse import csr_array
 
 from espalier.errors import InvalidData
 from espalier.label_counts import LabelCounts
-from training.data.query_logs import labelled, read_log
+from training.data import query_logs
+from training.data.log_values import BadRows
+from training.data.query_logs import labelled
 from training.data.relevance import LabelRelevance, Smoothing, distribution, inverse_propensities, is_graded, scale_of
 from training.data.xmc import read_xmc
 from training.linear.prepare import read_points
-from training.specification.linear import RELEVANCE_OPTIONS, NpzData
+from training.specification.linear import RELEVANCE_OPTIONS, LogData, NpzData
+
+
+def read_log(file: Path, query: str, item: str, numbers: dict[str, str], **form: str) -> pl.DataFrame:
+    data = LogData.model_validate({"format": "log", "train": file, **form})
+    return query_logs.read_log(file, query, item, numbers, data, BadRows(data.bad_rows, "data"))
 
 
 def write(path: Path, text: str) -> Path:
@@ -108,28 +115,27 @@ def test_rates_lie_between_the_pair_and_the_log(counts: list[tuple[int, float]],
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("query,item\nq,x\n\nq,y\n", 3),
-        ("query,item\n\nq,x\n", 2),
-        ('\nquery,item\n"q\nq",x\nq,y\n\n', 6),
+        ("query,item\nq,x\n\n,y\n", 4),
+        ('\nquery,item\n"q\nq",x\nq,y\n\n,z\n', 7),
         ("query,item\r\nq,x\r\n,y\r\n", 3),
     ],
 )
 def test_a_row_without_a_query_has_the_line_of_an_editor(tmp_path: Path, text: str, line: int) -> None:
-    with pytest.raises(InvalidData, match=f"line {line}, query: got None"):
+    with pytest.raises(InvalidData, match=f"line {line}, column query: got None"):
         read_log(write(tmp_path / "log.csv", text), "query", "item", {})
 
 
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ("q,x,0,0", "line 3, views: got '0', expected a number above 0"),
-        ("q,x,-1,0", "line 3, views: got '-1', expected a number above 0"),
-        ("q,x,2,3", "line 3, clicks: got '3', expected a number from 0 to that of the views"),
-        ("q,x,2,-1", "line 3, clicks: got '-1', expected a number from 0 to"),
-        ("q,x,2,nan", "line 3, clicks: got 'nan', expected a number from 0 to"),
-        ("q,x,many,1", "line 3, views: got 'many', expected a number above 0"),
-        ("q,x,1e10,1", "line 3, views: got '1e10', expected a number above 0, at most 1e.09"),
-        ("q,x,,1", "line 3, views: got None, expected a number above 0"),
+        ("q,x,0,0", "line 3, column views: got '0', expected a number above 0"),
+        ("q,x,-1,0", "line 3, column views: got '-1', expected a number above 0"),
+        ("q,x,2,3", "line 3, column clicks: got '3', expected a number from 0 to that of the views"),
+        ("q,x,2,-1", "line 3, column clicks: got '-1', expected a number from 0 to"),
+        ("q,x,2,nan", "line 3, column clicks: got 'nan', expected a number from 0 to"),
+        ("q,x,many,1", "line 3, column views: got 'many', expected a number above 0"),
+        ("q,x,1e10,1", "line 3, column views: got '1e10', expected a number above 0, at most 1e.09"),
+        ("q,x,,1", "line 3, column views: got None, expected a number above 0"),
     ],
 )
 def test_wrong_counts_say_which_line(tmp_path: Path, row: str, expected: str) -> None:
@@ -142,11 +148,11 @@ def test_wrong_counts_say_which_line(tmp_path: Path, row: str, expected: str) ->
 @pytest.mark.parametrize("row", ["lamp{}x", "lamp, red{}x\nlamp, red, old{}y"])
 def test_another_separator_than_the_names_is_named_with_the_key_that_mends_it(tmp_path: Path, mark: str, row: str) -> None:
     file = write(tmp_path / "log.csv", f"query{mark}item\n{row.replace('{}', mark)}\n")
-    with pytest.raises(InvalidData, match=f"first line has {mark!r} between fields: say so with data.separator".replace("\\", "\\\\")):
+    with pytest.raises(InvalidData, match=f"first line has {mark!r} between fields: say so with data.separator = ".replace("\\", "\\\\")):
         read_log(file, "query", "item", {})
-    assert read_log(file, "query", "item", {}, mark)["item"][0] == "x"
-    with pytest.raises(InvalidData, match=r"a column 'text'$"):
-        read_log(file, "text", "item", {}, mark)
+    assert read_log(file, "query", "item", {}, separator=mark)["item"][0] == "x"
+    with pytest.raises(InvalidData, match=r"column query: got 'text', expected one of \['query', 'item'\], once$"):
+        read_log(file, "text", "item", {}, separator=mark)
 
 
 # -- propensities, thresholds ---------------------------------------------------------------------------------------------

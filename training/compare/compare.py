@@ -149,7 +149,8 @@ def metrics_of(config: DeepConfig) -> list[Metric]:
 
 def _begun(asked: Asked, contest: Contest, pairs: Sequence[EvaluationPair]) -> Report:
     config, lists = asked.config, contest.prepared.interactions
-    log_ = {"sha256": lists.fingerprint, "users": lists.user_count, "items": lists.item_count, "events": lists.event_count}
+    log_: dict[str, Any] = {"sha256": lists.fingerprint, "users": lists.user_count, "items": lists.item_count}
+    log_ |= {"events": lists.event_count, "bad_rows": dict(lists.bad_rows)}
     if isinstance(config.data.split, FileSplit):
         with config.data.split.test.open("rb") as test:
             log_["test_sha256"] = hashlib.file_digest(test, "sha256").hexdigest()

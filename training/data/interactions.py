@@ -15,8 +15,9 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from espalier.errors import InvalidData
 from training.data import grouping
 from training.data.grouping import EventFiles, GroupedFiles, user_chunks
 from training.data.log_files import read_as, read_log
-from training.data.log_values import Stamps
+from training.data.log_values import BadRows, Stamps
 from training.data.parquet_logs import files_of
 from training.data.vector_files import read_vectors, vectors_in_order, write_new
 from training.data.vocabulary import Vocabulary
@@ -60,6 +61,7 @@ class Interactions:
                          without timestamps
     vectors_UF           float32[U, F], a read-only memory map, where the log is of vectors: then a user is a query, its id a digest of its
                          vector, and its events are the items that it should lead to. Else None
+    bad_rows             why rows were left out that cannot be read → how many
     """
 
     user_ids: pa.Array
@@ -72,6 +74,7 @@ class Interactions:
     order: Order
     time_of_event_E: Stamps | None = None
     vectors_UF: NDArray[np.float32] | None = None
+    bad_rows: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def user_count(self) -> int:
@@ -132,6 +135,7 @@ def read_interactions(path: Path, log: LogFormat, work_dir: Path, *, block_bytes
         order=log.order,
         time_of_event_E=None if log.timestamp is None else _stamps(work_dir / TIMES_FILE, log),
         vectors_UF=vectors_UF,
+        bad_rows=codes.bad_rows,
     )
 
 
@@ -153,18 +157,20 @@ class _Codes:
     categories: Vocabulary
     category_of_item: Int64
     events: EventFiles
+    bad_rows: Mapping[str, int]
 
 
 def _encode(path: Path, log: LogFormat, scratch: Path, block_bytes: int) -> _Codes:
     users, items, categories = Vocabulary(), Vocabulary(), Vocabulary()
     category_of_item = np.zeros(0, np.int64)
+    bad_rows = BadRows("refuse" if isinstance(log, VectorsFormat) else log.bad_rows, "data.format")
     with ExitStack() as stack:
         names = ("user", "item", "stamp", VECTORS_FILE)
         user_file, item_file, stamp_file, vector_file = (stack.enter_context((scratch / name).open("wb")) for name in names)
         if isinstance(log, VectorsFormat):
             batches = read_vectors(path, log, scratch, block_bytes=block_bytes)
         else:
-            batches = read_log(path, log, scratch, block_bytes=block_bytes)
+            batches = read_log(path, log, scratch, bad_rows, block_bytes=block_bytes)
         for batch in batches:
             known, item, user = len(users), items.encode(batch.item), users.encode(batch.user)
             user.tofile(user_file)
@@ -180,10 +186,12 @@ def _encode(path: Path, log: LogFormat, scratch: Path, block_bytes: int) -> _Cod
                 seen, first = np.unique(item[stated], return_index=True)
                 new = category_of_item[seen] < 0
                 category_of_item[seen[new]] = category[stated[first[new]]]
+    bad_rows.finish()
     if len(users) == 0:
         raise InvalidData(path.name, "no events", "at least one event")
     stamp = None if log.timestamp is None else scratch / "stamp"
-    return _Codes(users, items, categories, category_of_item, EventFiles(scratch / "user", scratch / "item", stamp, _stamp_type(log)))
+    events = EventFiles(scratch / "user", scratch / "item", stamp, _stamp_type(log))
+    return _Codes(users, items, categories, category_of_item, events, bad_rows.counts)
 
 
 def _stamp_type(log: LogFormat) -> type[np.int64] | type[np.float64]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,9 +10,9 @@ import pyarrow.parquet as pq
 
 from espalier.errors import InvalidConfig
 from espalier.items import ItemTable
-
-if TYPE_CHECKING:
-    import polars as pl
+from training.data.log_values import BadRows, position_of
+from training.data.text_files import TextTableFile, other_separator, whole_table
+from training.specification.log_format import TextTable
 
 TEXT_NAMES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 """How names of tables that are text end."""
@@ -21,11 +20,11 @@ TEXT_NAMES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 WHOLE = "0|[1-9][0-9]*"
 """A number as it is written again: 007 is a code."""
 FORMS = {
-    "Int64": f"^-?(?:{WHOLE})$",
-    "Float64": f"^-?(?:{WHOLE})(?:\\.[0-9]+)?(?:[eE][+-]?[0-9]+)?$",
-    "Boolean": "^(?:true|false)$",
+    pa.int64(): f"^-?(?:{WHOLE})$",
+    pa.float64(): f"^-?(?:{WHOLE})(?:\\.[0-9]+)?(?:[eE][+-]?[0-9]+)?$",
+    pa.bool_(): "^(?:true|false)$",
 }
-"""Polars' types of columns of text, by what all their values look like."""
+"""Types of columns of text, by what all their values look like."""
 
 
 def is_text(file: Path) -> bool:
@@ -33,12 +32,10 @@ def is_text(file: Path) -> bool:
     return file.name.endswith(TEXT_NAMES)
 
 
-def separator_of(file: Path) -> str:
-    return "\t" if file.name.removesuffix(".gz").endswith(".tsv") else ","
-
-
-def item_table(file: Path | None, ids: pa.Array) -> ItemTable:
+def item_table(file: Path | None, ids: pa.Array, form: TextTable) -> ItemTable:
     """The table of these items: its columns from a file with a column `id`, null where the file lacks an item.
+
+    form  how the file is read, if it is text
 
     Columns of text are whole numbers, fractions or `true` and `false` where all their values are, else strings; empty fields are null.
     """
@@ -47,11 +44,15 @@ def item_table(file: Path | None, ids: pa.Array) -> ItemTable:
     if not file.is_file():
         raise InvalidConfig("data.items", str(file), "a Parquet, CSV or TSV file that exists")
     try:
-        table = _read_text(file) if is_text(file) else pq.read_table(file)
+        table = _read_text(file, form) if is_text(file) else pq.read_table(file)
     except (pa.ArrowException, OSError) as error:
-        raise _unreadable(file, error) from error
-    if "id" not in table.column_names:
-        raise InvalidConfig("data.items", table.column_names, "a column named 'id'")
+        expected = f"a Parquet file, or text named .csv or .tsv ({str(error).splitlines()[0]})"
+        raise InvalidConfig("data.items", str(file), expected) from error
+    position = position_of(table.column_names, "id")
+    if position is None:
+        other = other_separator(TextTableFile.of(file, form), table.column_names) if is_text(file) else ""
+        raise InvalidConfig("data.items", table.column_names, f"a column named 'id'{other}")
+    table = table.rename_columns([*table.column_names[:position], "id", *table.column_names[position + 1 :]])
     try:
         known = table.column("id").cast(pa.large_string())
     except pa.ArrowException as error:
@@ -66,29 +67,25 @@ def item_table(file: Path | None, ids: pa.Array) -> ItemTable:
     return ItemTable.build(table.take(rows).set_column(table.column_names.index("id"), "id", ids))
 
 
-def _read_text(file: Path) -> pa.Table:
-    import polars as pl  # histories train without it, where it is not installed
+def _read_text(file: Path, form: TextTable) -> pa.Table:
+    bad_rows = BadRows(form.bad_rows, form.SECTION)
+    table, _ = whole_table(TextTableFile.of(file, form), None, bad_rows)
+    bad_rows.add_kept(len(table))
+    bad_rows.finish()
+    ids = position_of(table.column_names, "id")
+    columns = [column if position == ids else _typed(column, form) for position, column in enumerate(table.columns)]
+    return pa.table(columns, names=table.column_names)
 
-    try:
-        frame = pl.read_csv(file, separator=separator_of(file), infer_schema=False)
-    except pl.exceptions.PolarsError as error:
-        raise _unreadable(file, error) from error
-    frame = frame.with_columns(_typed(column) for column in frame if column.name != "id")
-    return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
 
-
-def _typed(column: pl.Series) -> pl.Series:
+def _typed(column: pa.ChunkedArray, form: TextTable) -> pa.ChunkedArray:
     """A column of strings as numbers or truth values where all of them are some, and none is lost."""
-    import polars as pl
-
-    for name, form in FORMS.items():
-        if column.str.contains(form).all() and column.null_count() < len(column):
-            if name == "Boolean":
-                return column == "true"
-            typed = column.cast(getattr(pl, name), strict=False)
-            return typed if typed.null_count() == column.null_count() else column
+    if column.null_count == len(column):
+        return column
+    for kind, pattern in FORMS.items():
+        values = pc.replace_substring(column, form.decimal, ".") if kind == pa.float64() and form.decimal != "." else column
+        if pc.all(pc.match_substring_regex(values, pattern)).as_py():
+            try:
+                return values.cast(kind)
+            except pa.ArrowInvalid:  # more digits than a whole number has
+                return column
     return column
-
-
-def _unreadable(file: Path, error: Exception) -> InvalidConfig:
-    return InvalidConfig("data.items", str(file), f"a Parquet file, or text named .csv or .tsv ({str(error).splitlines()[0]})")

@@ -1,13 +1,15 @@
-"""The values of a log's columns, checked: ids, categories and timestamps, with errors that say where a wrong one is.
+"""The values of a log's columns, checked: ids, categories and timestamps, and what happens to rows with wrong ones.
 
 Knows columns of values. Does not know files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,30 +17,101 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
-from training.specification.log_format import Column
+from training.specification.log_format import DATED, BadRowsPolicy, Column, TimestampType
 
-Stamps = NDArray[np.int64] | NDArray[np.float64]
+log = logging.getLogger(__name__)
+
+Int64 = NDArray[np.int64]
+Stamps = Int64 | NDArray[np.float64]
+
+MICROSECONDS = {"seconds": 1e6, "milliseconds": 1e3, "microseconds": 1.0, "nanoseconds": 1e-3}
+"""Of the types of timestamps that count from 1970."""
+OTHERS: dict[TimestampType, tuple[TimestampType, ...]] = {"integer": ("datetime", "float"), "float": ("datetime",)}
+"""The types that may read what a type does not; of the others those in DATED."""
+LAST_MICROSECOND = 2**53
+"""In the year 2255: later ones would lose digits as floats, and are rather times in another unit."""
+TRIED = 100
+"""First values of a block that are tried for the zone of the log's dates and times."""
+
+PATIENCE = 1 << 20
+"""Rows that may be left out before others are read: a wrong format should not take the time of the whole log."""
+
+
+class Problem(NamedTuple):
+    """What InvalidData says."""
+
+    field: str
+    value: object
+    expected: str
+
+
+class BadRows:
+    """Rows that cannot be read: the first one is refused, or all are left out and counted by reason."""
+
+    def __init__(self, policy: BadRowsPolicy, section: str) -> None:
+        """section: dotted name of the one that has the key `bad_rows`."""
+        self.counts: Counter[str] = Counter()
+        self._policy, self._key = policy, f"{section}.bad_rows"
+        self._kept = 0
+
+    @property
+    def most(self) -> int | None:
+        """How many rows of a block are worth looking for; None: all."""
+        return 1 if self._policy == "refuse" else None
+
+    def add(self, reason: str, rows: Int64, problem: Callable[[int], Problem]) -> None:
+        """Rows with the same problem, ascending. The first of each reason is logged. Raises InvalidData where rows are refused."""
+        if not len(rows):
+            return
+        if self._policy == "refuse":
+            field, value, expected = problem(int(rows[0]))
+            raise InvalidData(field, value, f'{expected}; {self._key} = "skip" leaves such rows out')
+        if reason not in self.counts:
+            log.warning("left out: %s", InvalidData(*problem(int(rows[0]))))
+        self.counts[reason] += len(rows)
+
+    def add_kept(self, rows: int) -> None:
+        """Rows that are read. Raises InvalidData where most of very many rows were left out."""
+        self._kept += rows
+        if self.counts.total() > self._kept + PATIENCE:
+            self._check_half()
+
+    def finish(self) -> None:
+        """After the last row: log how many were left out. Raises InvalidData where more were left out than read."""
+        self._check_half()
+        if self.counts:
+            log.warning("%d rows were left out: %s; %d rows were read", self.counts.total(), self._by_reason(), self._kept)
+
+    def _check_half(self) -> None:
+        left_out = self.counts.total()
+        if left_out > self._kept:
+            found = f"{left_out:,} of {left_out + self._kept:,} rows left out ({self._by_reason()})"
+            raise InvalidData(self._key, found, "at most half; the other keys do not fit the file")
+
+    def _by_reason(self) -> str:
+        return ", ".join(f"{reason}: {count:,}" for reason, count in self.counts.items())
 
 
 @dataclass(frozen=True)
 class Place:
     """Where a block of values comes from, to check them and to say which one is wrong.
 
-    first_row  rows before the block, in the file or in its row group
-    group      number of the row group (1 = the first), of Parquet
-    line_of    the line of a row (0 = the first), of text
+    position  the line, or the row group and the row, of a row of the block (0 = the first), in words
     """
 
     file: str
-    first_row: int
     columns: Mapping[str, Column]
-    group: int | None = None
-    line_of: Callable[[int], int] | None = None
+    position: Callable[[int], str]
 
-    def wrong(self, role: str, row: int, value: object, expected: str) -> InvalidData:
-        group, row = "" if self.group is None else f"row group {self.group}, ", self.first_row + row
-        where = f"row {row + 1}" if self.line_of is None else f"line {self.line_of(row)}"
-        return InvalidData(f"{self.file}: {group}{where}, column {role}", value, f"{expected} in column {self._column(role)}")
+    def wrong(self, role: str, row: int, value: object, expected: str) -> Problem:
+        return Problem(f"{self.file}: {self.position(row)}, column {role}", value, f"{expected} in column {self._column(role)}")
+
+    def without(self, batch: pa.RecordBatch, rows: Int64) -> tuple[Place, pa.RecordBatch]:
+        """The place and the block without some rows."""
+        if not len(rows):
+            return self, batch
+        kept = np.delete(np.arange(len(batch)), rows)
+        return Place(self.file, self.columns, lambda row: self.position(int(kept[row]))), batch.take(pa.array(kept))
 
     def _column(self, role: str) -> str:
         return repr(self.columns[role])
@@ -52,63 +125,103 @@ class Place:
             raise InvalidData(f"{self.file}: column {role}", str(values.type), f"strings or integers in column {self._column(role)}")
         return values.cast(pa.string())
 
-    def ids(self, role: str, values: pa.Array) -> pa.Array:
-        ids = self.strings(role, values)
-        missing = np.flatnonzero(pc.equal(pc.coalesce(ids, pa.scalar("")), "").to_numpy(zero_copy_only=False))
-        if len(missing):
-            row = int(missing[0])
-            raise self.wrong(role, row, ids[row].as_py(), "an id")
-        return ids
-
     def categories(self, values: pa.Array) -> pa.Array:
         names = self.strings("category", values)
         return pc.if_else(pc.equal(names, ""), pa.scalar(None, pa.string()), names)
 
 
-class Timestamps:
-    """The timestamps of a log, read block by block. Dates and times in texts have a zone if the log's first one has, and else none."""
+def empty_rows(ids: pa.Array) -> Int64:
+    """The rows without an id."""
+    return np.flatnonzero(pc.equal(pc.coalesce(ids, pa.scalar("")), "").to_numpy(zero_copy_only=False))
 
-    def __init__(self, kind: Literal["integer", "float", "datetime"]) -> None:
-        self._kind = kind
+
+def position_of(names: Sequence[str], wanted: str) -> int | None:
+    """The position of a column: of that very name, else of one that differs in case and outer blanks. None where none or several do."""
+    for form in (str, lambda name: name.strip().casefold()):
+        found = [position for position, name in enumerate(names) if form(name) == form(wanted)]
+        if found:
+            return found[0] if len(found) == 1 else None
+    return None
+
+
+def as_text(values: pa.Array) -> pa.Array | None:
+    """Bytes as strings; None where some are not UTF-8."""
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return None
+
+
+class Timestamps:
+    """The timestamps of a log, read block by block. Dates and times in texts have a zone if the log's first one has, and else none.
+
+    decimal  the character before the fraction of a number in a text
+    """
+
+    def __init__(self, kind: TimestampType, decimal: str = ".") -> None:
+        self._kind, self._decimal = kind, decimal
         self._of_first: tuple[str | None, str] | None = None  # the zone that the log's first text is read with, and what all have
 
-    def read(self, values: pa.Array, place: Place) -> Stamps:
-        """int64 (integers, or microseconds of a date and time) or float64. Raises InvalidData."""
+    def unreadable(self, values: pa.Array, most: int | None) -> Int64:
+        """The first `most` rows that cannot be read; None: all."""
+        values = self._prepared(values)
+        self._find_zone(values)
+        return unreadable_rows(values, lambda part: self._cast(part) is not None, most)
+
+    def read(self, values: pa.Array) -> Stamps:
+        """int64 (integers, or microseconds of points in time) or float64, of values that can be read."""
+        stamps = self._cast(self._prepared(values))
+        if stamps is None:
+            raise ValueError("timestamps that cannot be read")
+        return stamps
+
+    def expected(self, value: pa.Array) -> str:
+        """What one value that cannot be read should have been, with the option that reads it."""
+        if self._kind == "datetime":
+            zone = "" if self._of_first is None else f" {self._of_first[1]}, as the log's first,"
+            return f"an ISO 8601 date and time{zone}"
+        expected = {"integer": "an integer", "float": "a finite number"}.get(self._kind, f"{self._kind} since 1970, before the year 2255")
+        others = OTHERS.get(self._kind, DATED)
+        for other in others:
+            if not len(Timestamps(other, self._decimal).unreadable(value, 1)):
+                words = " for dates and times as ISO 8601" if other == "datetime" else ""
+                return f'{expected}, or data.format.timestamp_type = "{other}"{words},'
+        return expected
+
+    def _prepared(self, values: pa.Array) -> pa.Array:
+        if pa.types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        is_number = self._decimal != "." and self._kind != "datetime" and is_text_type(values.type)
+        return pc.replace_substring(values, self._decimal, ".") if is_number else values
+
+    def _cast(self, values: pa.Array) -> Stamps | None:
+        """The values as numbers, or None when one of them is missing, unreadable or not finite."""
+        if self._kind == "datetime":
+            zone = getattr(values.type, "tz", None) if self._of_first is None else self._of_first[0]
+            return _numbers(values, pa.timestamp("us", zone))
         if self._kind == "integer":
-            to, expected = pa.int64(), "an integer"
-        elif self._kind == "float":
-            to, expected = pa.float64(), "a finite number"
-        else:
-            if pa.types.is_dictionary(values.type):
-                values = values.dictionary_decode()
-            to, expected = self._date_and_time(values)
-        stamps = _cast(values, to)
-        if stamps is not None:
-            return stamps
-        row = _first_where(lambda n: _cast(values[:n], to) is None, len(values)) - 1
-        if self._kind != "datetime" and Timestamps("datetime").can_read(values[row : row + 1]):
-            expected = f'{expected}, or data.format.timestamp_type = "datetime" for dates and times as ISO 8601,'
-        raise place.wrong("timestamp", row, values[row].as_py(), expected)
+            return _numbers(values, pa.int64())
+        numbers = _numbers(values, pa.float64())
+        if self._kind == "float" or numbers is None:
+            return numbers
+        moments = np.rint(numbers * MICROSECONDS[self._kind])
+        return moments.astype(np.int64) if (np.abs(moments) < LAST_MICROSECOND).all() else None
 
-    def can_read(self, values: pa.Array) -> bool:
-        """Whether values of a log's column are dates and times."""
-        return _cast(values, self._date_and_time(values)[0]) is not None
-
-    def _date_and_time(self, values: pa.Array) -> tuple[pa.DataType, str]:
-        """The type that dates and times are read as, and what is expected of each."""
-        expected = "an ISO 8601 date and time"
-        if not any(fits(values.type) for fits in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)):
-            return pa.timestamp("us", getattr(values.type, "tz", None)), expected
-        if self._of_first is None and len(values):
-            zones = ((None, "without a zone"), ("UTC", "with a zone"))
-            self._of_first = next((zone for zone in zones if _cast(values[:1], pa.timestamp("us", zone[0])) is not None), None)
-        if self._of_first is None:
-            return pa.timestamp("us"), expected
-        zone, words = self._of_first
-        return pa.timestamp("us", zone), f"{expected} {words}, as the log's first,"
+    def _find_zone(self, values: pa.Array) -> None:
+        if self._kind != "datetime" or self._of_first is not None or not is_text_type(values.type):
+            return
+        for row in range(min(len(values), TRIED)):
+            for zone in ((None, "without a zone"), ("UTC", "with a zone")):
+                if _numbers(values[row : row + 1], pa.timestamp("us", zone[0])) is not None:
+                    self._of_first = zone
+                    return
 
 
-def _cast(values: pa.Array, to: pa.DataType) -> Stamps | None:
+def is_text_type(values: pa.DataType) -> bool:
+    return any(fits(values) for fits in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
+
+
+def _numbers(values: pa.Array, to: pa.DataType) -> Stamps | None:
     """The values as numbers, or None when one of them is missing, unreadable or not finite."""
     try:
         cast = values.cast(to)
@@ -122,10 +235,17 @@ def _cast(values: pa.Array, to: pa.DataType) -> Stamps | None:
     return stamps if np.isfinite(stamps).all() else None
 
 
-def _first_where(holds: Callable[[int], bool], last: int) -> int:
-    """The smallest n in 1 … last for which a condition holds that stays true once true; it holds for `last`."""
-    low, high = 1, last
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle + 1, high)
-    return low
+def unreadable_rows(values: pa.Array, can_read: Callable[[pa.Array], bool], most: int | None) -> Int64:
+    """The first `most` rows of values that cannot be read, all for None: by halves, so that few calls find few."""
+    found: list[int] = []
+    spans = [(0, len(values))]
+    while spans and (most is None or len(found) < most):
+        begin, end = spans.pop()
+        if can_read(values[begin:end]):
+            continue
+        if end - begin == 1:
+            found.append(begin)
+            continue
+        middle = (begin + end) // 2
+        spans += [(middle, end), (begin, middle)]
+    return np.array(found, np.int64)

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pa_parquet
 
 from espalier.errors import InvalidData
-from training.data.log_values import Place
+from training.data.log_values import Place, position_of
 from training.specification.log_format import Column
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -83,17 +83,21 @@ def _batches(file: Path, log: Path, columns: Mapping[str, Column], scratch: Path
         have = parquet.schema_arrow.names
         stored = [column for column, _ in found.values() if column in have]
         for group in range(parquet.num_row_groups):
-            place = Place(name, 0, columns, group + 1)
+            first = 0
             try:
                 for batch in parquet.iter_batches(rows, row_groups=[group], columns=stored):
                     arrays = [
                         batch.column(column) if column in have else pa.repeat(pa.scalar(of_path[str(column)], pa.string()), len(batch))
                         for column, _ in found.values()
                     ]
-                    yield place, pa.RecordBatch.from_arrays(arrays, names=list(columns))
-                    place = Place(name, place.first_row + len(batch), columns, group + 1)
+                    yield _place(name, columns, group, first), pa.RecordBatch.from_arrays(arrays, names=list(columns))
+                    first += len(batch)
             except (pa.ArrowException, OSError) as error:
                 raise InvalidData(f"{name}: row group {group + 1}", str(error), "readable pages") from error
+
+
+def _place(name: str, columns: Mapping[str, Column], group: int, first: int) -> Place:
+    return Place(name, columns, lambda row: f"row group {group + 1}, row {first + row + 1}")
 
 
 @contextmanager
@@ -119,8 +123,10 @@ def _found(schema: pa.Schema, file: Path, log: Path, columns: Mapping[str, Colum
     for role, column in columns.items():
         if isinstance(column, int) and column < len(schema.names):
             column = schema.names[column]
-        if column not in have or schema.names.count(column) > 1:
+        position = position_of(have, str(column))
+        if position is None:
             raise InvalidData(f"{_name(file, log)}: column {role}", column, f"one of {have}, once")
+        column = have[position]
         found[role] = column, _kind(schema.field(column).type) if column in schema.names else "strings"
     return found
 

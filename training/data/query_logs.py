@@ -18,12 +18,11 @@ from scipy.sparse import csr_array
 
 from espalier.errors import InvalidData
 from training.data.csr import Csr
-from training.data.item_tables import is_text, separator_of
-from training.data.log_files import line_of, open_text
+from training.data.item_tables import is_text
+from training.data.log_values import BadRows, Place, position_of
 from training.data.relevance import LARGEST, WEIGHTS, Smoothing, are_weights
-
-SEPARATORS = (";", "\t", "|", ",")
-"""Of fields, the surest first: texts have commas in them."""
+from training.data.text_files import TextTableFile, whole_table
+from training.specification.log_format import TextTable
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,34 +39,47 @@ class LabelledTexts:
         return len(self.texts)
 
 
-def read_log(file: Path, query: str, item: str, numbers: Mapping[str, str], separator: str | None = None) -> pl.DataFrame:
+def read_log(file: Path, query: str, item: str, numbers: Mapping[str, str], form: TextTable, bad_rows: BadRows) -> pl.DataFrame:
     """Columns `query` and `item` (strings), and `weight`, or `views` and `clicks` (float64), of a CSV, TSV or Parquet file, gzipped or not.
 
-    numbers    the file's columns of `weight`, or of `views` and `clicks`; empty: every row has the weight 1
-    separator  as in `read_table`
+    numbers   the file's columns of `weight`, or of `views` and `clicks`; empty: every row has the weight 1
+    form      how text is read
+    bad_rows  what happens to rows that cannot be read
     Raises InvalidData where the file is not readable, lacks a column, or has a row without a query or an item, or with a number that
     cannot be.
     """
-    frame = read_table(file, [query, item, *numbers.values()], separator)
-    given = pl.DataFrame(
-        [
-            _cast(file, frame[query], pl.String).alias("query"),
-            _cast(file, frame[item], pl.String).alias("item"),
-            *(_cast(file, frame[column], pl.Float64).fill_null(np.nan).alias(name) for name, column in numbers.items()),
-            *([] if numbers else [pl.repeat(1.0, len(frame), eager=True).alias("weight")]),
-        ]
+    frame, place = _read(file, {"query": query, "item": item, **numbers}, form, bad_rows)
+    given = frame.select(
+        _cast(file, frame["query"], pl.String),
+        _cast(file, frame["item"], pl.String),
+        *(_cast(file, _with_point(frame[name], form), pl.Float64).fill_null(np.nan) for name in numbers),
+        *([] if numbers else [pl.lit(1.0).alias("weight")]),
     )
-    _refuse(file, query, frame[query], given["query"].is_null().to_numpy(), "a text")
-    _refuse(file, item, frame[item], given["item"].is_null().to_numpy(), "an item id")
-    for name, column in numbers.items():
+    right_B = np.ones(len(frame), bool)
+
+    def check(role: str, right: NDArray[np.bool_], expected: str) -> None:
+        wrong = np.flatnonzero(right_B & ~right)
+        bad_rows.add(f"wrong {role}", wrong, lambda row: place.wrong(role, row, frame[role][row], expected))
+        right_B[wrong] = False
+
+    check("query", given["query"].is_not_null().to_numpy(), "a text")
+    check("item", given["item"].is_not_null().to_numpy(), "an item id")
+    for name in numbers:
         values = given[name].to_numpy()
         right, expected = are_weights(values), WEIGHTS
         if name == "views":
             right, expected = right & (values > 0), f"a number above 0, at most {LARGEST:g}"
         if name == "clicks":
             right, expected = right & (values <= given["views"].to_numpy()), "a number from 0 to that of the views"
-        _refuse(file, column, frame[column], ~right, expected)
-    return given
+        check(name, right, expected)
+    bad_rows.add_kept(int(right_B.sum()))
+    bad_rows.finish()
+    return given.filter(right_B)
+
+
+def _with_point(values: pl.Series, form: TextTable) -> pl.Series:
+    """Numbers in text with a point before their fraction."""
+    return values.str.replace(form.decimal, ".", literal=True) if form.decimal != "." and values.dtype == pl.String else values
 
 
 def _cast(file: Path, column: pl.Series, dtype: type[pl.DataType]) -> pl.Series:
@@ -78,40 +90,33 @@ def _cast(file: Path, column: pl.Series, dtype: type[pl.DataType]) -> pl.Series:
         raise InvalidData(f"{file}, {column.name}", f"a column of {column.dtype}", f"a column that can be read as {dtype()}") from error
 
 
-def _refuse(file: Path, column: str, values: pl.Series, wrong: NDArray[np.bool_], expected: str) -> None:
-    if wrong.any():
-        row = int(wrong.argmax())
-        where = f"line {line_of(file, row + 1, empty=True)}" if is_text(file) else f"row {row + 1}"
-        raise InvalidData(f"{file}, {where}, {column}", values[row], expected)
-
-
-def read_table(file: Path, columns: Sequence[str], separator: str | None = None) -> pl.DataFrame:
+def read_columns(file: Path, columns: Sequence[str], form: TextTable) -> pl.DataFrame:
     """Some columns of a CSV, TSV or Parquet file. Raises InvalidData naming a column that is not there.
 
-    separator  of fields of text; None: the one that the file's name says
+    form  how text is read
     """
-    mark = separator or separator_of(file)
+    bad_rows = BadRows(form.bad_rows, form.SECTION)
+    frame, _ = _read(file, {column: column for column in columns}, form, bad_rows)
+    bad_rows.add_kept(len(frame))
+    bad_rows.finish()
+    return frame
+
+
+def _read(file: Path, columns: Mapping[str, str], form: TextTable, bad_rows: BadRows) -> tuple[pl.DataFrame, Place]:
+    """A column for each role, and their place."""
     try:
-        frame = pl.read_csv(file, separator=mark, infer_schema=False) if is_text(file) else pl.read_parquet(file)
+        if is_text(file):
+            table, place = whole_table(TextTableFile.of(file, form), columns, bad_rows)
+            return pl.DataFrame(pl.from_arrow(table)), place
+        frame = pl.read_parquet(file)
     except (OSError, pl.exceptions.PolarsError) as error:
-        expected = f"a readable .csv, .tsv or Parquet file{_with_separator(file, mark)}"
-        raise InvalidData(str(file), str(error).splitlines()[0], expected) from error
-    for column in columns:
-        if column not in frame.columns:
-            raise InvalidData(f"{file}, columns", frame.columns, f"a column {column!r}{_with_separator(file, mark)}")
-    return frame.select(list(dict.fromkeys(columns)))
-
-
-def _with_separator(file: Path, separator: str) -> str:
-    """What mends a text whose first line has other separators than the one that it was read with; empty where none looks like it."""
-    if not is_text(file) or not file.is_file():
-        return ""
-    with open_text(file, None) as lines:
-        header = lines.readline().decode("utf-8", "replace")
-    other = next((mark for mark in SEPARATORS if mark in header), None)
-    if other is None or separator in header:
-        return ""
-    return f"; its first line has {other!r} between fields: say so with data.separator, or, of other tables than the log, use ','"
+        raise InvalidData(str(file), str(error).splitlines()[0], "a readable .csv, .tsv or Parquet file") from error
+    found = {role: position_of(frame.columns, column) for role, column in columns.items()}
+    for role, position in found.items():
+        if position is None:
+            raise InvalidData(f"{file.name}: column {role}", columns[role], f"one of {frame.columns}, once")
+    chosen = [frame.to_series(position).alias(role) for role, position in found.items() if position is not None]
+    return pl.DataFrame(chosen), Place(file.name, columns, lambda row: f"row {row + 1}")
 
 
 def texts_of(frame: pl.DataFrame, columns: Sequence[str]) -> list[str]:

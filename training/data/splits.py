@@ -24,7 +24,7 @@ from espalier.errors import InvalidConfig, InvalidData
 from training.data.cut_lists import first_events, with_events
 from training.data.interactions import Interactions, read_interactions
 from training.data.moments import events_before, iso, moment_of
-from training.specification.log_format import LogFormat, TableFormat
+from training.specification.log_format import DATED, LogFormat, TableFormat
 from training.specification.splits import DateSplit, FileSplit, LastSplit, SplitConfig, UserSplit
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ def _by_date(interactions: Interactions, config: DateSplit, log_format: LogForma
     time_E, of = interactions.time_of_event_E, interactions.of
     if time_E is None:
         raise InvalidData("log", "no timestamps", "timestamps, since data.split.kind is date")
-    dated = isinstance(log_format, TableFormat) and log_format.timestamp_type == "datetime"
+    dated = isinstance(log_format, TableFormat) and log_format.timestamp_type in DATED
     moments = [moment_of(value, time_E, share) for value, share in ((config.validation_from, 0.8), (config.test_from, 0.9))]
     written = [iso(int(moment)) if dated else moment for moment in moments]
     if not moments[0] < moments[1]:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from espalier.errors import InvalidData
 from espalier.queries import MAX_VECTOR_WIDTH
 from training.data.log_files import BatchVectors, LogBatch
-from training.data.log_values import Place
+from training.data.log_values import Place, empty_rows
 from training.data.parquet_logs import parquet_batches
 from training.specification.log_format import VectorsFormat
 
@@ -88,7 +88,7 @@ def _vectors(column: pa.Array, width: int, place: Place) -> Float32:
     lengths = np.asarray(pc.list_value_length(lists), np.int64)
     other = np.flatnonzero(lengths != width)
     if len(other):
-        raise place.wrong("vector", int(other[0]), f"{lengths[other[0]]} numbers", f"{width} numbers, as in the first row,")
+        raise InvalidData(*place.wrong("vector", int(other[0]), f"{lengths[other[0]]} numbers", f"{width} numbers, as in the first row,"))
     flat = lists.flatten()
     if not (pa.types.is_floating(flat.type) or pa.types.is_integer(flat.type)):
         raise InvalidData(f"{place.file}: column vector", str(flat.type), f"numbers in column {place.columns['vector']!r}")
@@ -96,7 +96,7 @@ def _vectors(column: pa.Array, width: int, place: Place) -> Float32:
     wrong = ~(np.abs(wide_RF) <= LARGEST)  # also where one is NaN
     if wrong.any():
         row = int(wrong.any(axis=1).argmax())
-        raise place.wrong("vector", row, float(wide_RF[row][wrong[row]][0]), "finite 32-bit numbers")
+        raise InvalidData(*place.wrong("vector", row, float(wide_RF[row][wrong[row]][0]), "finite 32-bit numbers"))
     return wide_RF.astype(np.float32) + np.float32(0)  # −0 becomes 0: equal vectors have equal bytes
 
 
@@ -106,7 +106,7 @@ def _lists(column: pa.Array, place: Place) -> pa.Array:
         raise InvalidData(f"{place.file}: column vector", str(column.type), f"lists of numbers in column {place.columns['vector']!r}")
     if column.null_count:
         row = int(np.flatnonzero(np.asarray(column.is_null()))[0])
-        raise place.wrong("vector", row, None, "a list of numbers")
+        raise InvalidData(*place.wrong("vector", row, None, "a list of numbers"))
     return column
 
 
@@ -117,7 +117,7 @@ def _items(column: pa.Array, place: Place) -> tuple[pa.Array, Int64]:
     else:
         rows, values = np.arange(len(column)), column
     ids = place.strings("items", values)
-    missing = np.flatnonzero(np.asarray(pc.equal(pc.coalesce(ids, pa.scalar("")), "")))
+    missing = empty_rows(ids)
     if len(missing):
-        raise place.wrong("items", int(rows[missing[0]]), ids[int(missing[0])].as_py(), "ids")
+        raise InvalidData(*place.wrong("items", int(rows[missing[0]]), ids[int(missing[0])].as_py(), "ids"))
     return ids, rows

@@ -243,6 +243,7 @@ def _draft(config: DeepConfig, prepared: Prepared, ranking: Ranking, path: Path)
             "users": interactions.user_count,
             "items": interactions.item_count,
             "events": interactions.event_count,
+            "bad_rows": dict(interactions.bad_rows),
         },
         live=None if prepared.along is None else prepared.along.info(path),
     )

@@ -78,10 +78,10 @@ def prepare(config: DeepConfig, data: Path | None, work: Path, shared: Path | No
     split = split_log(interactions, config.data.split, config.data.format, work, seed=config.seed)
     along, start = shared_along(journal or config.earlier_model, config.earlier_model, shared or work)
     if along is None:
-        items = item_table(config.data.items, split.lists.item_ids)
+        items = item_table(config.data.items, split.lists.item_ids, config.data.items_format)
     else:
         split = with_journal(split, along.items, work)
-        items = with_live_fields(item_table(config.data.items, split.lists.item_ids), along.items, along.held)
+        items = with_live_fields(item_table(config.data.items, split.lists.item_ids, config.data.items_format), along.items, along.held)
     earlier = None
     if start is not None and isinstance(config.tree, TreeOfEarlierModel):
         earlier = open_earlier(start, config, config.tree, split.lists, split.train, items)

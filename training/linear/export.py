@@ -134,6 +134,7 @@ def _golden(config: LinearConfig, queries: QueryBatch, written: pa.Array) -> Gol
 def _draft(config: LinearConfig, ranking: Ranking, prepared: Prepared, path: Path) -> ManifestDraft:
     sizes = {"queries": len(prepared.train), "test_queries": len(prepared.test), "items": len(prepared.items)}
     data: dict[str, Any] = {"sha256": prepared.fingerprint} | sizes | {"tested": prepared.tested}
+    data["bad_rows"] = dict(prepared.bad_rows)
     if is_graded(prepared.train.labels):
         scale = {"scale": scale_of(prepared.train.labels)}
         data[RELEVANCE] = scale | distribution(prepared.train.labels)

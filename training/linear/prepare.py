@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +27,9 @@ from espalier.text.sparse_rows import MAX_FEATURES, SparseRows
 from espalier.text.vectoriser import Vectoriser
 from training.data.csr import Csr, as_matrix, as_rows, normalised
 from training.data.item_tables import item_table
+from training.data.log_values import BadRows
 from training.data.matrix_files import read_by_rows
-from training.data.query_logs import LabelledTexts, labelled, read_log, read_table, texts_of
+from training.data.query_logs import LabelledTexts, labelled, read_columns, read_log, texts_of
 from training.data.relevance import LabelRelevance, Smoothing, checked, is_graded
 from training.data.xmc import LabelledPoints, read_xmc
 from training.evaluate import LabelledQueries
@@ -36,6 +38,7 @@ from training.linear.label_features import pifa, weighted_sums
 from training.live.joined_points import joined_items, joined_points, live_pairs, new_ids, with_likes, with_live_points, without_gone
 from training.live.taken_along import TakenAlong
 from training.specification.linear import LinearConfig, LinearOptions, LogData, NpzData, TextLabels, XmcData
+from training.specification.log_format import TextTable
 from training.specification.models import config_of
 
 log = logging.getLogger(__name__)
@@ -68,6 +71,7 @@ class Prepared:
     relevance  what made the relevance in `train.labels` and `test.labels` of the weights that were read
     smoothing  what made the weights of clicks; None where they were read
     along      what a journal brought; None: nothing
+    bad_rows   why rows of the training log were left out that cannot be read → how many
     """
 
     train: LabelledPoints
@@ -85,6 +89,7 @@ class Prepared:
     relevance: LabelRelevance
     smoothing: Smoothing | None = None
     along: TakenAlong | None = None
+    bad_rows: Mapping[str, int] = field(default_factory=dict)
 
 
 def prepare(config: LinearConfig, along: TakenAlong | None = None, vectoriser: Vectoriser | None = None) -> Prepared:
@@ -121,7 +126,7 @@ def read_points(data: XmcData | NpzData, test: bool = False, graded: bool = Fals
 
 def read_texts(data: LogData, file: Path, items: ItemTable, smoothing: Smoothing | None) -> LabelledTexts:
     """The queries of a log over known items. `smoothing` is the training log's, where weights are rates."""
-    return labelled(_read_pairs(data, file), _rows_of(items), smoothing)
+    return labelled(_read_pairs(data, file, BadRows(data.bad_rows, data.SECTION)), _rows_of(items), smoothing)
 
 
 def read_queries(bundle: Bundle, file: Path) -> LabelledQueries:
@@ -193,7 +198,7 @@ def _from_points(config: LinearConfig, data: XmcData | NpzData, along: TakenAlon
         train, test = train.take(kept), train.take(held)
     labels = train.labels.shape[1]
     ids = pa.array(np.arange(labels)).cast(pa.large_string())
-    items = ItemTable.build(pa.table({"id": ids})) if data.items is None else _table(data.items)
+    items = ItemTable.build(pa.table({"id": ids})) if data.items is None else _table(data.items, data.items_format)
     if len(items) != labels:
         raise InvalidData(str(data.items), f"{len(items)} items", f"{labels}, one per label, in their order")
     if along is not None:
@@ -227,20 +232,21 @@ def _check_size(data: XmcData | NpzData, train: LabelledPoints) -> None:
 
 def _from_texts(config: LinearConfig, data: LogData, along: TakenAlong | None, vectoriser: Vectoriser | None) -> Prepared:
     parts = []
+    bad_rows = BadRows(data.bad_rows, data.SECTION)
     if data.train is not None:
-        parts.append(_read_pairs(data, data.train))
+        parts.append(_read_pairs(data, data.train, bad_rows))
     for columns in data.own_texts:
-        frame = read_table(_named(data.items), ["id", *columns])
+        frame = read_columns(_named(data.items), ["id", *columns], data.items_format)
         parts.append(pl.DataFrame({"query": texts_of(frame, columns), "item": frame["id"].cast(pl.String), "weight": 1.0}))
     pairs = pl.concat(parts)
     if data.items is None:
         items = ItemTable.build(pa.table({"id": pairs["item"].unique(maintain_order=True).to_arrow()}))
     else:
-        items = _table(data.items)
+        items = _table(data.items, data.items_format)
     queries = pairs.select(pl.col("query").unique(maintain_order=True))
     searched = _searched(config, data, queries)
     if data.test is not None:
-        test_pairs, tested = _read_pairs(data, data.test), OF_TEST
+        test_pairs, tested = _read_pairs(data, data.test, BadRows(data.bad_rows, data.SECTION)), OF_TEST
     else:
         tested = OF_LOG if len(searched) == len(queries) or round(data.test_share * len(searched)) else OF_ITEMS
         queries = searched if tested == OF_LOG else queries
@@ -268,21 +274,22 @@ def _from_texts(config: LinearConfig, data: LogData, along: TakenAlong | None, v
     train = _vectorised(vectoriser, training)
     own = None
     if isinstance(config.labels, TextLabels):
-        frame = read_table(_named(data.items), config.labels.columns) if along is None else _frame_of(items, config.labels.columns)
+        columns = config.labels.columns
+        frame = _frame_of(items, columns) if along is not None else read_columns(_named(data.items), columns, data.items_format)
         texts_of_items = texts_of(frame, config.labels.columns)
         own = OwnFeatures(as_matrix(vectoriser.transform(texts_of_items)), config.labels.kind == "both")
     rows, centroids = label_features(train, own, config.linear)
     kind = TextKind(width=vectoriser.width, blocks=config.blocks)
     test, written = _vectorised(vectoriser, testing), pa.array(testing.texts, pa.string())
     unseen_B = pl.Series(training.texts, dtype=pl.String).is_in(searched["query"].implode()).to_numpy()
-    rest = _fingerprint(config), relevance, smoothing, along
+    rest = _fingerprint(config), relevance, smoothing, along, bad_rows.counts
     return Prepared(train, test, written, items, rows, centroids, own, kind, vectoriser, unseen_B, tested, *rest)
 
 
 def _searched(config: LinearConfig, data: LogData, queries: pl.DataFrame) -> pl.DataFrame:
     """The queries, a column of different texts, that are no text of an item: what is made of `data.items`, in the same words."""
     columns = {*data.own_texts, *((config.labels.columns,) if isinstance(config.labels, TextLabels) else ())}
-    frames = [(read_table(_named(data.items), own), own) for own in columns]
+    frames = [(read_columns(_named(data.items), own, data.items_format), own) for own in columns]
     texts = [pl.Series("query", texts_of(frame, own), dtype=pl.String).to_frame() for frame, own in frames]
     if not texts:
         return queries
@@ -320,15 +327,15 @@ def _split(count: int, share: float, seed: int) -> tuple[NDArray[np.int64], NDAr
     return np.sort(order[:held]), np.sort(order[held:])
 
 
-def _read_pairs(data: LogData, file: Path) -> pl.DataFrame:
+def _read_pairs(data: LogData, file: Path, bad_rows: BadRows) -> pl.DataFrame:
     """The rows of a log, with texts in place of ids where the queries are ids."""
-    pairs = read_log(file, data.query, data.item, data.numbers, data.separator)
-    return pairs if data.texts is None else _looked_up(pairs, data.texts, data.text_columns)
+    pairs = read_log(file, data.query, data.item, data.numbers, data, bad_rows)
+    return pairs if data.texts is None else _looked_up(pairs, data.texts, data.text_columns, data.items_format)
 
 
-def _looked_up(pairs: pl.DataFrame, file: Path, columns: tuple[str, ...]) -> pl.DataFrame:
+def _looked_up(pairs: pl.DataFrame, file: Path, columns: tuple[str, ...], form: TextTable) -> pl.DataFrame:
     """The texts of a log whose queries are ids of a table."""
-    frame = read_table(file, ["id", *columns])
+    frame = read_columns(file, ["id", *columns], form)
     texts = pl.DataFrame({"query": frame["id"].cast(pl.String), "text": texts_of(frame, columns)})
     found = pairs.join(texts, on="query", how="left", maintain_order="left")
     if found["text"].null_count():
@@ -336,9 +343,9 @@ def _looked_up(pairs: pl.DataFrame, file: Path, columns: tuple[str, ...]) -> pl.
     return found.select(pl.col("text").alias("query"), pl.exclude("query", "text"))
 
 
-def _table(file: Path) -> ItemTable:
-    ids = read_table(file, ["id"])["id"].cast(pl.String).to_arrow()
-    return item_table(file, ids)
+def _table(file: Path, form: TextTable) -> ItemTable:
+    ids = read_columns(file, ["id"], form)["id"].cast(pl.String).to_arrow()
+    return item_table(file, ids, form)
 
 
 def _rows_of(items: ItemTable) -> dict[str, int]:

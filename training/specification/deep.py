@@ -14,7 +14,7 @@ from espalier.content_info import MOST_FEATURES
 from espalier.errors import InvalidConfig
 from espalier.manifest import ModelName
 from espalier.queries import MAX_HISTORY
-from training.specification.log_format import CsvFormat, LogFormat, TableFormat, VectorsFormat
+from training.specification.log_format import DATED, CsvFormat, LogFormat, TableFormat, TextTable, VectorsFormat
 from training.specification.optimiser import OptimiserConfig, SequenceOptimiser
 from training.specification.scorers import ProductScorer, Scorer
 from training.specification.sections import SHARE, SearchLimits, Section, auto_or, auto_or_integer, default_kind
@@ -32,6 +32,8 @@ class DataConfig(Section):
     """the log. `--data` reads another one"""
     items: Path | None = None
     """item table with a column `id`. Parquet, or text named .csv or .tsv"""
+    items_format: TextTable = TextTable()
+    """how `data.items` is read, if it is text"""
     format: LogFormat = CsvFormat()
     split: SplitConfig = UserSplit()
 
@@ -47,7 +49,7 @@ class DataConfig(Section):
 
     def _check_times(self, split: DateSplit) -> None:
         """Raises InvalidConfig for a time that is not written as the log writes its times."""
-        dated = isinstance(self.format, TableFormat) and self.format.timestamp_type == "datetime"
+        dated = isinstance(self.format, TableFormat) and self.format.timestamp_type in DATED
         for name in ("validation_from", "test_from"):
             value = getattr(split, name)
             if value is None:

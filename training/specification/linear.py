@@ -15,6 +15,7 @@ from espalier.errors import InvalidConfig
 from espalier.manifest import MAX_TREES, Activation, ModelName, Ranking
 from espalier.stacking import MOST_POINTS
 from espalier.text.blocks import TextBlock
+from training.specification.log_format import TextTable
 from training.specification.sections import SHARE, Form, SearchLimits, Section, auto_or, auto_or_integer, default_kind
 
 Columns = tuple[str, ...]
@@ -26,6 +27,8 @@ class _Data(Section):
     """test data, in the same format. Nothing is chosen by it"""
     items: Path | None = None
     """item table with a column `id`. Parquet, or text named .csv or .tsv"""
+    items_format: TextTable = TextTable()
+    """how `data.items` and other tables than the log are read, if they are text"""
     test_share: float = Field(default=0.1, ge=0, lt=1)
     """share held out without `data.test`. Of a log: of its own queries"""
 
@@ -66,9 +69,10 @@ class NpzData(_Data):
         return self
 
 
-class LogData(_Data):
+class LogData(_Data, TextTable):
     """A log of query texts and the items that they led to: CSV, TSV or Parquet."""
 
+    SECTION = "data"
     format: Literal["log"]
     train: Path | None = None
     """training data. The log; `--train` reads another file. Needed unless `data.own_texts` is given"""
@@ -76,8 +80,6 @@ class LogData(_Data):
     """column of the query texts"""
     item: str = "item"
     """column of the item ids"""
-    separator: str | None = Field(default=None, min_length=1, max_length=1)
-    """separator of fields, of a CSV or TSV log and `data.test`. By default a tab where the name ends in .tsv, else a comma"""
     weight: str | None = None
     """column of weights. Equal pairs are added up"""
     views: str | None = None

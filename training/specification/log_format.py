@@ -1,10 +1,11 @@
-"""What a log looks like, and which of its events count: the keys of `data.format`."""
+"""What a log and other text files look like, and which events of a log count: the keys of `data.format`."""
 
 from __future__ import annotations
 
+import codecs
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from training.specification.sections import Form, Section, default_kind
 
@@ -13,6 +14,62 @@ Column = str | int
 
 UNIT_SEPARATOR = "\x1f"
 """What a separator of several bytes is replaced by before parsing; no text log has it in a field."""
+
+
+BadRowsPolicy = Literal["refuse", "skip"]
+TimestampType = Literal["integer", "float", "datetime", "seconds", "milliseconds", "microseconds", "nanoseconds"]
+DATED: tuple[TimestampType, ...] = ("datetime", "seconds", "milliseconds", "microseconds", "nanoseconds")
+"""The types whose timestamps are points in time: dates of `data.split` can be compared with them."""
+
+
+class Rows(Section):
+    """What happens to rows that cannot be read."""
+
+    bad_rows: BadRowsPolicy = "refuse"
+    """rows that cannot be read: `"refuse"`, `"skip"`. `"refuse"`: the first one ends the reading. `"skip"`: they are left out and counted,
+    as long as they are no more than half"""
+
+
+class TextFile(Rows):
+    """How the bytes of a text file are read.
+
+    SECTION  dotted name of the section that has these keys, for messages
+    """
+
+    SECTION: ClassVar[str]
+    encoding: str = "utf-8"
+    """encoding of the text: any that Python knows, such as `"latin-1"` or `"utf-16"`"""
+
+    @field_validator("encoding")
+    @classmethod
+    def _known_encoding(cls, name: str) -> str:
+        try:
+            "a".encode(name)
+            codecs.getincrementaldecoder(name)
+        except (LookupError, ValueError):
+            raise ValueError(f'a text encoding that Python knows, such as "utf-8", "latin-1" or "utf-16", not {name!r}') from None
+        return name
+
+
+class TextTable(TextFile):
+    """How a table in text is read, its first line being the names of its columns."""
+
+    SECTION = "data.items_format"
+    separator: str | None = Field(default=None, min_length=1)
+    """one or more characters between fields. By default a tab where the name ends in .tsv, else a comma"""
+    quote: str = Field(default='"', max_length=1)
+    """the character around fields that contain separators or line ends; doubled inside of them. Empty: none. With a separator of one byte
+    only"""
+    decimal: Literal[".", ","] = "."
+    """the character before the fraction of a number"""
+
+    @model_validator(mode="after")
+    def _can_be_parsed(self) -> TextTable:
+        if self.separator is not None:
+            check_separator(self.separator, self.quote)
+        if not self.quote.isascii() or self.quote in ("\r", "\n", UNIT_SEPARATOR):
+            raise ValueError(f"a quote of one ASCII character, or none, not {self.quote!r}")
+        return self
 
 
 class _Format(Section):
@@ -24,17 +81,18 @@ class _Format(Section):
     """drop users with fewer events. After items; 10 is the protocol of the OTM paper"""
 
 
-class TableFormat(_Format):
+class TableFormat(_Format, Rows):
     """One event a row, with columns."""
 
     user: Column = "user"
-    """column of user ids. A name, or a position from 0; all columns the same way"""
+    """column of user ids. A name in any case, or a position from 0; all columns the same way"""
     item: Column = "item"
     """column of item ids"""
     timestamp: Column | None = None
     """column of times. The log is then read in its order"""
-    timestamp_type: Literal["integer", "float", "datetime"] = "integer"
-    """`"integer"` of any unit, `"float"`, or `"datetime"` (ISO 8601)"""
+    timestamp_type: TimestampType = "integer"
+    """`"integer"` or `"float"` of any unit, `"datetime"` (ISO 8601), or `"seconds"`, `"milliseconds"`, `"microseconds"`,
+    `"nanoseconds"` since 1970. Dates of `data.split` need one of the last five"""
     category: Column | None = None
     """column of item categories. For `tree.kind = "category"` and for items without training users"""
     order: Order = "file"
@@ -73,22 +131,18 @@ class TableFormat(_Format):
         return self
 
 
-class CsvFormat(TableFormat):
+class CsvFormat(TableFormat, TextTable):
     """Text with one event a line. A name that ends in `.gz` is unzipped."""
 
+    SECTION = "data.format"
     format: Literal["csv"] = "csv"
-    separator: str = Field(default=",", min_length=1)
-    """one or more characters"""
-    quoted: bool = True
-    """fields may be quoted with `"`. With a separator of one byte only"""
     header: bool = True
     """the first line names the columns"""
 
     @model_validator(mode="after")
-    def _can_be_parsed(self) -> CsvFormat:
+    def _names_have_a_header(self) -> CsvFormat:
         if self.by_name and not self.header:
             raise ValueError(f"columns by position (0, 1, …) where there is no header, not {list(self.columns.values())}")
-        _check_separator(self.separator)
         return self
 
 
@@ -124,9 +178,10 @@ class VectorsFormat(_Format):
         return self
 
 
-class ListsFormat(_Format):
+class ListsFormat(_Format, TextFile):
     """Text with one user a line: the id, then the items in time order."""
 
+    SECTION = "data.format"
     timestamp: ClassVar[None] = None
     category: ClassVar[None] = None
     format: Literal["lists"] = "lists"
@@ -137,7 +192,7 @@ class ListsFormat(_Format):
 
     @model_validator(mode="after")
     def _can_be_parsed(self) -> ListsFormat:
-        _check_separator(self.separator)
+        check_separator(self.separator, '"')
         return self
 
 
@@ -147,6 +202,7 @@ LogFormat = Annotated[CsvFormat | ListsFormat | ParquetFormat | VectorsFormat, F
 LOG_FORMAT: Form[LogFormat] = Form(LogFormat)
 
 
-def _check_separator(separator: str) -> None:
-    if any(character in separator for character in f'\r\n"{UNIT_SEPARATOR}'):
+def check_separator(separator: str, quote: str) -> None:
+    """Raises ValueError."""
+    if any(character in separator for character in f"\r\n{quote}{UNIT_SEPARATOR}"):
         raise ValueError(f"a separator without line end, quote and unit separator, not {separator!r}")

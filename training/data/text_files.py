@@ -1,0 +1,341 @@
+"""Text files as tables of strings: their encoding, header, separator and quotes, and the line of each row.
+
+Knows bytes, lines and fields. Does not know what columns mean. A file is read in blocks, and no line may be longer than MAX_LINE bytes.
+
+Legend: R rows of a block. A record is a line with its fields, or several where a field in quotes has line ends; empty lines are none.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+from numpy.typing import NDArray
+
+from espalier.errors import InvalidData
+from training.data.log_values import BadRows, Place, Problem, as_text, position_of, unreadable_rows
+from training.specification.log_format import UNIT_SEPARATOR, Column, TextFile, TextTable
+
+MAX_LINE = 1 << 24
+"""Bytes of the longest line, and of a block."""
+READ_BYTES = 1 << 20
+UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+SEPARATORS = (";", "\t", "|", ",")
+"""Of fields, the surest first: texts have commas in them."""
+UNDECODABLE = "espalier.undecodable"
+"""Handler of bytes that are none of an encoding. They become what is no UTF-8 either, so that `unreadable_rows` finds their fields."""
+codecs.register_error(UNDECODABLE, lambda error: ("\udc80", getattr(error, "end", 0)))
+
+
+@dataclass(frozen=True)
+class TextTableFile:
+    """A text file and how it is read.
+
+    form       its encoding, quotes and so on
+    separator  of fields
+    header     whether the first record names the columns
+    """
+
+    path: Path
+    form: TextTable
+    separator: str
+    header: bool = True
+
+    @classmethod
+    def of(cls, path: Path, form: TextTable, header: bool = True) -> TextTableFile:
+        return cls(path, form, form.separator or separator_of(path), header)
+
+    @property
+    def one_byte(self) -> bool:
+        return len(self.separator.encode()) == 1
+
+    @property
+    def quote(self) -> str:
+        """The quote; empty where fields have none."""
+        return self.form.quote if self.one_byte else ""
+
+    def option(self, key: str, value: str) -> str:
+        """A key of the configuration with another value, as TOML has it."""
+        return f'{self.form.SECTION}.{key} = "{value}"'.replace("\t", "\\t")
+
+
+def separator_of(file: Path) -> str:
+    """The separator that a file's name says."""
+    return "\t" if file.name.removesuffix(".gz").endswith(".tsv") else ","
+
+
+def text_batches(
+    table: TextTableFile, columns: Mapping[str, Column] | None, bad_rows: BadRows, block_bytes: int = MAX_LINE
+) -> Iterator[tuple[Place, pa.RecordBatch]]:
+    """The columns of each role as strings, a block at a time, each with its place; of None all columns by their names.
+
+    block_bytes  how much is parsed at a time; at least the longest record
+
+    Raises InvalidData, naming the file, the line and the column, for a missing column, and where `bad_rows` refuses them for a record
+    with too few or too many fields and for a field that is not of the encoding.
+    """
+    names = first_record(table)
+    if not names:
+        return
+    columns = {name: name for name in names} if columns is None else columns
+    position_of_role = {role: _position(table, names, role, column) for role, column in columns.items()}
+    for record_R, batch in _records(table, sorted(set(position_of_role.values())), bad_rows, block_bytes):
+        place = _place(table, record_R, columns)
+        batch = pa.RecordBatch.from_arrays([batch.column(f"f{position}") for position in position_of_role.values()], list(columns))
+        for role in columns:
+            values = batch.column(role)
+            wrong = unreadable_rows(values, lambda part: as_text(part) is not None, bad_rows.most)
+            bad_rows.add(f"not {table.form.encoding}", wrong, _problem_of_encoding(table, place, role, values))
+            place, batch = place.without(batch, wrong)
+        yield place, pa.RecordBatch.from_arrays([as_text(values) for values in batch], list(columns))
+
+
+def whole_table(table: TextTableFile, columns: Mapping[str, Column] | None, bad_rows: BadRows) -> tuple[pa.Table, Place]:
+    """The columns of each role as strings, empty fields being null, with their place. Raises InvalidData as `text_batches` does.
+
+    The caller says `bad_rows` how many rows it keeps.
+    """
+    places, batches = [], []
+    for place, batch in text_batches(table, columns, bad_rows):
+        places.append(place)
+        batches.append(pa.RecordBatch.from_arrays([pc.if_else(pc.equal(values, ""), None, values) for values in batch], batch.schema.names))
+
+    def position(row: int) -> str:
+        for place, batch in zip(places, batches, strict=True):
+            if row < len(batch):
+                return place.position(row)
+            row -= len(batch)
+        raise IndexError(row)
+
+    if not batches:  # a header alone, or not even that
+        names = first_record(table) if columns is None else list(columns)
+        return pa.table({name: pa.array([], pa.string()) for name in names}), Place(table.path.name, columns or {}, position)
+    return pa.Table.from_batches(batches), Place(table.path.name, places[0].columns, position)
+
+
+def first_record(table: TextTableFile) -> list[str]:
+    """The fields of the first record; none of an empty file. Raises InvalidData where names are not of the encoding, or have no end."""
+    with open_text(table.path, table.form, None) as file:
+        lines = (line.decode("utf-8", "surrogateescape") for line in file)
+        first = next((line for line in lines if line.strip("\r\n")), None)
+        if first is None:
+            return []
+        if not table.one_byte:
+            record = first.rstrip("\r\n").split(table.separator)
+        else:
+            try:
+                record = next(fields_of(chain([first], lines), table.separator, table.quote))
+            except csv.Error as error:
+                raise InvalidData(f"{table.path.name}: first line", first[:100], f"fields ({error}){_unquoted(table)}") from None
+    if table.header and any("\udc80" <= character <= "\udcff" for name in record for character in name):
+        line = line_of(table, 0)
+        raise InvalidData(f"{table.path.name}: line {line}", first.encode("utf-8", "surrogateescape"), encoding_expected(table.form))
+    return record
+
+
+def fields_of(lines: Iterable[str], separator: str, quote: str) -> Iterator[list[str]]:
+    """The fields of each record. Raises csv.Error where one is longer than the limit of Python's reader."""
+    if quote:
+        return csv.reader(lines, delimiter=separator, quotechar=quote)
+    return csv.reader(lines, delimiter=separator, quoting=csv.QUOTE_NONE)
+
+
+def line_of(table: TextTableFile, record: int) -> int:
+    """The line, from 1 as an editor shows it, on which a record begins; record 0 is the header, or the first event where there is none.
+
+    Reads the file from its beginning, so only errors ask.
+    """
+    inside, records, quote = False, 0, table.quote.encode()
+    with open_text(table.path, table.form, None) as lines:
+        for line, text in enumerate(lines, 1):
+            if not inside and text.strip(b"\r\n"):
+                if records == record:
+                    return line
+                records += 1
+            inside ^= bool(quote) and text.count(quote) % 2 == 1
+    return record + 1
+
+
+def open_text(path: Path, form: TextFile, separator: str | None) -> io.BufferedReader:
+    """The unzipped text in UTF-8, without a byte order mark; with `separator`, each occurrence replaced by UNIT_SEPARATOR.
+
+    Raises InvalidData, also while it is read: for a file that cannot be read to its end, a line longer than MAX_LINE, and text in UTF-16
+    that is said to be UTF-8.
+    """
+    return io.BufferedReader(_Lines(_blocks(path), path.name, form, separator), READ_BYTES)
+
+
+def encoding_of(path: Path) -> str:
+    """The encoding that a text file seems to have. All of it is read: the first letter that is not ASCII may be far from its beginning.
+
+    UTF-16 has a mark or zeros between its bytes. UTF-8 it is where more letters are UTF-8 than not; all else is a Western code page.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")(UNDECODABLE)
+    letters, wrong, controls = 0, 0, 0
+    for number, block in enumerate(chain(_blocks(path), [b""])):
+        if number == 0 and block.startswith(UTF_16_MARKS):
+            return "utf-16"
+        if number == 0 and block and 4 * block.count(b"\0") > len(block):
+            return "utf-16-le" if block[1:2] == b"\0" else "utf-16-be"
+        text = decoder.decode(block, not block)
+        if not text.isascii():
+            wrong += text.count("\udc80")
+            letters += len(text) - len(text.encode("ascii", "ignore")) - text.count("\udc80")
+        controls += len(block) - len(block.translate(None, bytes(range(0x80, 0xA0))))
+    if wrong == 0 or wrong < letters:
+        return "utf-8"
+    return "cp1252" if controls else "latin-1"
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    try:
+        with pa.input_stream(str(path), compression="gzip" if path.suffix == ".gz" else None) as stream:
+            while block := stream.read(READ_BYTES):
+                yield block
+    except OSError as error:
+        raise InvalidData(path.name, str(error), "a file that can be read to its end") from error
+
+
+def encoding_expected(form: TextFile) -> str:
+    """What text should be, and the option that says so."""
+    return f'text in {form.encoding}, or {form.SECTION}.encoding = "latin-1" or whichever other it is in'
+
+
+def _position(table: TextTableFile, names: list[str], role: str, column: Column) -> int:
+    position = position_of(names, column) if isinstance(column, str) else column
+    if position is None or position >= len(names):
+        have = names if isinstance(column, str) else list(range(len(names)))
+        raise InvalidData(f"{table.path.name}: column {role}", column, f"one of {have}, once{other_separator(table, names)}")
+    return position
+
+
+def other_separator(table: TextTableFile, names: list[str]) -> str:
+    """What mends a first line that has other separators than the one that it was split at; empty where none looks like it."""
+    other = next((mark for mark in SEPARATORS if len(names) == 1 and mark in names[0]), None)
+    return "" if other is None else f"; the first line has {other!r} between fields: say so with {table.option('separator', other)}"
+
+
+def _unquoted(table: TextTableFile) -> str:
+    return f"; if quotes are plain characters, say so with {table.option('quote', '')}" if table.quote else ""
+
+
+def _place(table: TextTableFile, record_R: NDArray[np.int64], columns: Mapping[str, Column]) -> Place:
+    return Place(table.path.name, columns, lambda row: f"line {line_of(table, int(record_R[row]))}")
+
+
+def _problem_of_encoding(table: TextTableFile, place: Place, role: str, values: pa.Array) -> Callable[[int], Problem]:
+    return lambda row: place.wrong(role, row, values[row].as_py(), encoding_expected(table.form))
+
+
+def _records(
+    table: TextTableFile, positions: list[int], bad_rows: BadRows, block_bytes: int
+) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
+    """int64[R], the numbers of records after the header, and their fields at some positions, as bytes."""
+    names = [f"f{position}" for position in positions]
+    skipped: deque[int] = deque()  # of the blocks that the parser has read ahead
+    refused: list[InvalidData] = []
+
+    def handle(row: pa_csv.InvalidRow) -> str:
+        record = row.number - 1
+        try:
+            bad_rows.add("wrong number of fields", np.array([record]), lambda _: _wrong_fields(table, row))
+        except InvalidData as error:
+            refused.append(error)
+            return "error"
+        skipped.append(record)
+        return "skip"
+
+    # One thread: only then does the parser know row numbers.
+    read = pa_csv.ReadOptions(use_threads=False, block_size=block_bytes, autogenerate_column_names=True)
+    parse = pa_csv.ParseOptions(
+        delimiter=table.separator if table.one_byte else UNIT_SEPARATOR,
+        quote_char=table.quote or False,
+        newlines_in_values=bool(table.quote),
+        invalid_row_handler=handle,
+    )
+    convert = pa_csv.ConvertOptions(include_columns=names, column_types=dict.fromkeys(names, pa.binary()), strings_can_be_null=False)
+    replaced = None if table.one_byte else table.separator
+    begin = 0
+    try:
+        with open_text(table.path, table.form, replaced) as file, pa_csv.open_csv(file, read, parse, convert) as reader:
+            for batch in reader:
+                end, without = begin + len(batch), []
+                while skipped and skipped[0] < end:
+                    without.append(skipped.popleft())
+                    end += 1
+                record_R = np.delete(np.arange(begin, end), np.array(without, np.int64) - begin)
+                header = int(begin == 0 and table.header)
+                yield record_R[header:], batch.slice(header)
+                begin = end
+    except pa.ArrowInvalid as error:
+        if refused:
+            raise refused[0] from None
+        if "Empty CSV file" in str(error):
+            return
+        expected = f"readable text with one event a line, of fewer than {block_bytes:,} bytes{_unquoted(table)}"
+        raise InvalidData(table.path.name, str(error), expected) from error
+
+
+def _wrong_fields(table: TextTableFile, row: pa_csv.InvalidRow) -> Problem:
+    text = row.text.replace(UNIT_SEPARATOR, table.separator)
+    expected = f"{row.expected_columns} fields, not {row.actual_columns}"
+    return Problem(f"{table.path.name}: line {line_of(table, row.number - 1)}", text, expected)
+
+
+class _Lines(io.RawIOBase):
+    """A stream of lines as the parser takes them: in UTF-8, separators of several bytes replaced, the last line ended.
+
+    Without the line end pyarrow takes a single line without a header for an empty file.
+    """
+
+    def __init__(self, blocks: Iterator[bytes], name: str, form: TextFile, separator: str | None) -> None:
+        self._blocks, self._name, self._form, self._separator = blocks, name, form, separator
+        is_utf8 = codecs.lookup(form.encoding).name == "utf-8"
+        self._decoder = None if is_utf8 else codecs.getincrementaldecoder(form.encoding)(UNDECODABLE)
+        self._at_start = True
+        self._lines, self._rest = b"", b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._lines:
+            block = next(self._blocks, b"")
+            text = self._rest + self._as_utf8(block)
+            if not block and not text:
+                return 0
+            # Only whole lines are rewritten: a block may end in the middle of a separator, a line may not.
+            whole, newline, self._rest = (text if block else text + b"\n").rpartition(b"\n")
+            if len(self._rest) > MAX_LINE:
+                raise InvalidData(f"{self._name}: a line", f"more than {MAX_LINE:,} bytes", "text with shorter lines")
+            self._lines = whole + newline
+            if self._separator is not None:
+                self._lines = self._lines.replace(self._separator.encode(), UNIT_SEPARATOR.encode())
+        size = min(len(buffer), len(self._lines))
+        buffer[:size] = self._lines[:size]
+        self._lines = self._lines[size:]
+        return size
+
+    def _as_utf8(self, block: bytes) -> bytes:
+        if self._decoder is None:
+            if self._at_start and block.startswith(UTF_16_MARKS):
+                expected = f'text in utf-8, or {self._form.SECTION}.encoding = "utf-16", as which it begins'
+                raise InvalidData(f"{self._name}: line 1", block[:20], expected)
+            text = block
+        else:
+            text = self._decoder.decode(block, not block).encode("utf-8", "surrogatepass")
+        if self._at_start and text:
+            self._at_start = False
+            return text.removeprefix(codecs.BOM_UTF8)
+        return text
