@@ -17,8 +17,8 @@ from training.linear.stacking_examples import Examples
 
 UNITS, NETWORKS = (64, 32), 3
 """Units of the layers of one network, and how many of different seeds are averaged: held-out P@1 of three sets rose by .1 to .2."""
-PASSES, BATCH, RATE, DECAY = 20, 64, 3e-3, 1e-5
-"""Of Adam with one cycle of the learning rate; a batch is of points."""
+PASSES, STEPS, BATCH, RATE, DECAY = 20, 1000, 64, 3e-3, 1e-5
+"""Of Adam with one cycle of the learning rate: at most so many passes, of about so many steps; a batch is of points."""
 BLOCK = 256
 """Points whose hidden units are held at a time."""
 
@@ -75,10 +75,11 @@ def _trained(inputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor,
         layer.requires_grad_()
     count = len(inputs)
     size = min(BATCH, count)
-    steps = PASSES * (count // size)
+    passes = max(1, min(PASSES, STEPS // (count // size)))
+    steps = passes * (count // size)
     optimiser = torch.optim.AdamW(layers, lr=RATE, weight_decay=DECAY)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, RATE, total_steps=max(steps, 2), pct_start=0.1)
-    for _ in range(PASSES):
+    for _ in range(passes):
         order = torch.randperm(count, generator=random)
         for begin in range(0, count - size + 1, size):
             batch = order[begin : begin + size]
