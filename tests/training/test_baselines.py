@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,9 +32,11 @@ from training.baselines.methods import METHODS
 from training.baselines.popularity import fit_popularity
 from training.baselines.sasrec_model import SasRecConfig
 from training.data.user_item_matrix import user_item_matrix
+from training.neighbours import cooccurrence
 from training.neighbours.fit import fading
 from training.neighbours.neighbour_lists import NeighbourLists
-from training.retrieval.task import Deadline, Fitted
+from training.retrieval.task import Fitted
+from training.retrieval.tuning import Options
 
 
 def dense(lists: NeighbourLists) -> NDArray[np.float64]:
@@ -86,7 +87,7 @@ def test_item_cf_equals_dense_arithmetic_in_blocks_of_any_size(seed: int, neighb
     lists = [rng.permutation(12)[: rng.integers(1, 6)].tolist() for _ in range(10)]
     histories = [rng.permutation(12)[: rng.integers(0, 4)] for _ in range(5)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "BLOCK", block)
+        patch.setattr(cooccurrence, "BLOCK_VISITS", block)
         ranked = fit_item_cf(log_of(lists, items=12), np.arange(10), neighbours).rank(histories, 6, exclude_seen)
 
     touched = np.zeros((10, 12))
@@ -265,23 +266,48 @@ def test_a_history_gets_its_vector_by_least_squares() -> None:
 
 
 @installed
-def test_items_that_no_training_user_has_come_last() -> None:
-    task = task_of(grouped(3), list(range(60)), list(range(60, 80)), m=4, seconds=0.0)
-    lists = task.split.lists
+def test_items_that_no_training_user_has_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ials_module, "MOST_TRIALS", 1)
+    lists = grouped(3)
     absent = sorted(set(range(36)) - set(np.concatenate([lists.of(user) for user in range(3)]).tolist()))
-    fitted = ials_module.ials(task_of(lists, [0, 1, 2], list(range(60, 80)), m=4, seconds=0.0))
+    fitted = ials_module.ials(task_of(lists, [0, 1, 2], list(range(60, 80)), m=4))
     answer = fitted.rank([lists.of(0)], 36, False)[0].tolist()
     assert answer[-len(absent) :] == absent
     assert len(fitted.trials) == 1
-    assert "deadline" in str(fitted.ended)
 
 
 @installed
-def test_a_deadline_ends_training_after_an_iteration() -> None:
-    matrix = user_item_matrix(grouped(1), np.arange(60))
-    ended = factors_of(matrix, SMALL, 1, Deadline(time.monotonic()))
-    one = factors_of(matrix, {**SMALL, "iterations": 1}, 1)
-    assert ended.item_factors.tolist() == one.item_factors.tolist() != factors_of(matrix, SMALL, 1).item_factors.tolist()
+def test_less_time_than_training_takes_is_refused_after_an_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = task_of(grouped(3), list(range(60)), list(range(60, 80)), m=4, seconds=7000.0)
+    monkeypatch.setattr(ials_module, "MOST_TRIALS", 1)
+    first: list[Callable[[float], None]] = []
+
+    def slow(matrix: Any, options: Options, seed: int, after_first: Callable[[float], None] | None) -> Any:
+        first.extend([after_first] if after_first is not None else [])
+        return factors_of(matrix, options, seed)
+
+    monkeypatch.setattr(ials_module, "factors_of", slow)
+    ials(task)
+    (refuse_too_long,) = first
+    refuse_too_long(900.0)
+    with pytest.raises(
+        InvalidConfig, match=r"seconds: got 7000.0, expected at least 8000.0 for iALS's 8 iterations of 64 factors for 96 users"
+    ):
+        refuse_too_long(1000.0)
+
+
+@installed
+def test_what_the_first_iteration_raises_ends_training() -> None:
+    seconds: list[float] = []
+
+    def refuse(iteration_s: float) -> None:
+        seconds.append(iteration_s)
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        factors_of(user_item_matrix(grouped(1), np.arange(60)), SMALL, 1, refuse)
+    assert len(seconds) == 1
+    assert seconds[0] > 0
 
 
 @installed
@@ -290,7 +316,7 @@ def test_vectors_take_no_more_memory_than_they_may(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ials_module, "MOST_TRIALS", 9)
     fitted = ials(task, most_bytes=4 * 96 * 20)
     assert {trial.options["factors"] for trial in fitted.trials} <= set(range(8, 21))
-    with pytest.raises(InvalidData, match="96 users and items"):
+    with pytest.raises(InvalidData, match=r"96 users and items', expected at most 95: iALS's vectors of 8 numbers would take 0.0 GiB"):
         ials(task, most_bytes=4 * 96 * 8 - 1)
 
 

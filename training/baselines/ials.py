@@ -15,12 +15,11 @@ Legend: U users, I items, F factors, B queries, M results, L items of a history 
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -29,12 +28,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from espalier.errors import DeviceUnavailable, InvalidData
+from espalier.errors import DeviceUnavailable, InvalidConfig, InvalidData
 from training.baselines.memory import available_bytes
 from training.data.user_item_matrix import user_item_matrix
 from training.neighbours.fit import fading
 from training.retrieval.scores import best_then_popular, by_popularity
-from training.retrieval.task import Deadline, Fitted, Task
+from training.retrieval.task import Fitted, Task
 from training.retrieval.tuning import Option, Options, Remembered, search
 
 if TYPE_CHECKING:
@@ -64,7 +63,6 @@ FEW_QUERIES = 16
 MOST_TRIALS = 60
 EVENTS_PER_THREAD = 50_000
 """On less a thread waits for the others longer than it works."""
-NO_DEADLINE = Deadline(None)
 
 
 @dataclass(frozen=True)
@@ -114,16 +112,12 @@ def _latest(history: Int64, most: int) -> Int64:
     return items[np.argsort(place)][:most]
 
 
-class _TimeIsOver(Exception):
-    """Leaves `implicit`'s loop over iterations."""
-
-
 def factors_of(
-    matrix: sparse.csr_array[np.float64], options: Options, seed: int, deadline: Deadline = NO_DEADLINE
+    matrix: sparse.csr_array[np.float64], options: Options, seed: int, after_first: Callable[[float], None] | None = None
 ) -> AlternatingLeastSquares:
     """Trained on a binary matrix of users and items, on at most the cores that the process may use; does not depend on their number.
 
-    After the deadline no iteration begins but the first; the vectors are those of the iterations so far.
+    after_first  is called with the seconds that the first iteration took; what it raises ends the training
     """
     from implicit.cpu.als import AlternatingLeastSquares
 
@@ -138,11 +132,10 @@ def factors_of(
         )
 
         def iterated(iteration: int, seconds: float, loss: float | None) -> None:
-            if deadline.is_over() and iteration + 1 < options["iterations"]:
-                raise _TimeIsOver
+            if iteration == 0 and after_first is not None:
+                after_first(seconds)
 
-        with contextlib.suppress(_TimeIsOver):
-            model.fit(sparse.csr_matrix(matrix.astype(np.float32)), show_progress=False, callback=iterated)
+        model.fit(sparse.csr_matrix(matrix.astype(np.float32)), show_progress=False, callback=iterated)
     model.user_factors, model.num_threads = None, 1  # queries are answered on one thread
     return model
 
@@ -152,26 +145,34 @@ def ials(task: Task, most_bytes: int | None = None) -> Fitted:
 
     most_bytes  what the vectors of training users and items may take; None for a quarter of what the machine has left
 
-    Raises DeviceUnavailable where `implicit` is not installed, InvalidData where the smallest vectors would take more memory.
+    Raises DeviceUnavailable where `implicit` is not installed, InvalidData where the smallest vectors would take more memory, and
+    InvalidConfig where training once would take longer than the task has.
     """
     begin, deadline = time.perf_counter(), task.deadline()
     if not implicit_is_installed():
         raise DeviceUnavailable("implicit is not installed: pip install -e '.[baselines]' -c constraints.txt")
     matrix = user_item_matrix(task.split.lists, task.split.train)
     rows, least = sum(matrix.shape), 8
-    most_factors = (available_bytes() // 4 if most_bytes is None else most_bytes) // (4 * rows)
+    most_bytes = available_bytes() // 4 if most_bytes is None else most_bytes
+    most_factors = most_bytes // (4 * rows)
     if most_factors < least:
-        expected = f"vectors of {least} float32 numbers for each in {most_factors * 4 * rows / 2**30:.1f} GiB"
-        raise InvalidData("log", f"{rows} users and items", expected)
+        expected = f"at most {most_bytes // (4 * least)}: iALS's vectors of {least} numbers would take {4 * least * rows / 2**30:.1f} GiB"
+        raise InvalidData("log", f"{rows} users and items", f"{expected} and may take {most_bytes / 2**30:.1f} GiB")
     grid = [_limited(option, most_factors) if option.name == "factors" else option for option in GRID]
     grid = grid if task.split.lists.order != "none" else grid[1:]
     log.info("ials: %s", "; ".join(map(str, grid)))
     users_I = np.bincount(matrix.indices, minlength=matrix.shape[1])
+    start = {**START, "factors": min(START["factors"], most_factors)}
     seconds: list[float] = []
+
+    def refuse_too_long(iteration_s: float) -> None:
+        if iteration_s * (start["iterations"] - 1) > deadline.left_s():
+            expected = f"at least {iteration_s * start['iterations']:.1f} for iALS's {start['iterations']} iterations of {start['factors']}"
+            raise InvalidConfig("seconds", round(task.seconds or 0, 1), f"{expected} factors for {rows} users and items")
 
     def trained(options: Options) -> AlternatingLeastSquares:
         started = time.perf_counter()
-        model = factors_of(matrix, options, task.seed, deadline)
+        model = factors_of(matrix, options, task.seed, None if seconds else refuse_too_long)
         seconds.append((time.perf_counter() - started) / _work(options))
         return model
 
@@ -184,7 +185,6 @@ def ials(task: Task, most_bytes: int | None = None) -> Fitted:
     def cost_s(options: Options) -> float:
         return 0.0 if models.has(options) else seconds[-1] * _work(options)
 
-    start = {**START, "factors": min(START["factors"], most_factors)}
     figure = models.watched(lambda options: task.measured(fitted(options).rank, pairs))
     found = search(figure, [start], grid, deadline, most_trials=MOST_TRIALS, cost_s=cost_s)
     best = fitted(found.best.options)
