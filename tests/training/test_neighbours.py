@@ -66,10 +66,10 @@ def dense(offset_I1: Any, item_N: Any, value_N: Any) -> Float64:
 )
 def test_blocks_of_any_size_give_the_counts_of_one(seed: int, window: int, decay: float, user: float, block: int, most: int) -> None:
     lists = lists_of(log_of(some_lists(seed, 8, 6), items=9), np.arange(6))
-    whole = counted(lists, fading(decay, window), user, most)
+    whole = counted(lists, fading(decay, window), user, most_pairs=most)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cooccurrence, "BLOCK_VISITS", block)
-        blocks = counted(lists, fading(decay, window), user, most)
+        blocks = counted(lists, fading(decay, window), user, most_pairs=most)
     assert [array.tolist() for array in blocks] == [array.tolist() for array in whole]
 
 
@@ -112,7 +112,8 @@ def test_beyond_the_limit_of_memory_an_item_keeps_its_likest_neighbours() -> Non
     assert counts.item_N[: counts.offset_I1[1]].tolist() == [4, 1]
     assert np.diff(counts.offset_I1).tolist() == [2, 1, 1, 1, 1]
     popular = lists_of(log_of([[0, 1], [0, 1], [0, 2], [1], [1], [1]]), np.arange(6))
-    assert counted(popular, fading(1.0, 5), most_pairs=3).item_N[0] == 2, "1 / √1 is above 2 / √5"
+    assert counted(popular, fading(1.0, 5), damping=0.5, most_pairs=3).item_N[0] == 2, "1 / √1 is above 2 / √5"
+    assert counted(popular, fading(1.0, 5), damping=0.4, most_pairs=3).item_N[0] == 1
 
 
 @given(seed=st.integers(0, 2**32 - 1), exclude_seen=st.booleans())

@@ -57,7 +57,7 @@ def fit_item_cf(interactions: Interactions, users: Int64, neighbours: int) -> It
     if neighbours < 1:
         raise InvalidConfig("neighbours", neighbours, "at least 1")
     lists = lists_of(interactions, users, distinct=True)
-    counts = counted(lists, np.ones(LONGEST))
+    counts = counted(lists, np.ones(LONGEST), damping=0.5)
     score_N = np.empty(len(counts.item_N), np.float32)
     _cosines(counts, lists.events_I, score_N)
     everything = NeighbourLists(counts.offset_I1, counts.item_N, score_N, by_popularity(lists.events_I))

@@ -2,12 +2,12 @@
 
     after[a, b]  = Σ_users len^−γ · Σ_{p < q ≤ p + W} dec^(q−p−1) · 1[item p is a, item q is b],    before[a, b] = after[b, a]
 
-No user is left out, whatever the size of the log. Of a list only the newest LONGEST events count, and an item keeps only as many
-neighbours as all items together have room for. Rows are counted one after another, each from the lists that its item is in, so memory is
+No user is left out, whatever the size of the log. Of a list the newest LONGEST events count, and an item keeps only as many neighbours as
+all items together have room for. Rows are counted one after another, each from the lists that its item is in. Memory is
 
-    4 bytes an event for the lists, 8 for where each item is in them, 4 for weights if γ is not 0, and 12 bytes a pair, of at most MOST_PAIRS
+    4 bytes an event for the lists, 8 for where items are in them, 4 for weights (where γ is not 0); 12 bytes a pair, of at most MOST_PAIRS
 
-which is 0.8 GB for a million events and 2.4 GB for 100 million. Time grows with the visits of pairs within the window, some nanoseconds each.
+which is 0.8 GB for a million events, and 2.4 GB for 100 million. Time grows with the visits of pairs in a window, some nanoseconds each.
 
 Knows lists. Does not know what is made of the counts.
 
@@ -37,6 +37,8 @@ LONGEST = 1 << 14
 """The newest events of a list that count: one program's million visits would otherwise be a trillion pairs."""
 MOST_PAIRS = 1 << 26
 """Most pairs of items whose counts are kept, 12 bytes each."""
+DAMPING = 0.25
+"""Of popularity, where an item keeps a part of its neighbours. 0 and ½ each find much less on one of two logs."""
 BLOCK_VISITS = 1 << 30
 """About how many pairs are visited in one compiled call, some seconds; an interrupt ends the counting after it."""
 
@@ -100,9 +102,11 @@ class Counts(NamedTuple):
     before_N: Float32
 
 
-def counted(lists: Lists, weight_W: NDArray[np.float64], user_exponent: float = 0.0, most_pairs: int = MOST_PAIRS) -> Counts:
-    """The counts. Where items could have too many neighbours for `most_pairs`, the best of each stay, the same number of all items:
-    those with the largest (after + before) / √events of the neighbour."""
+def counted(
+    lists: Lists, weight_W: NDArray[np.float64], user_exponent: float = 0.0, damping: float = DAMPING, most_pairs: int = MOST_PAIRS
+) -> Counts:
+    """The counts. Where items could have too many neighbours for `most_pairs`, each keeps at most so many that all fit: those with the
+    largest (after + before) / events^damping, events being those of the neighbour."""
     items = len(lists.events_I)
     first_I1 = np.concatenate([[0], np.cumsum(lists.events_I)]).astype(np.int64)
     place_E = np.empty(first_I1[-1], np.int64)
@@ -116,11 +120,11 @@ def counted(lists: Lists, weight_W: NDArray[np.float64], user_exponent: float = 
     weight_D = weight_W[:window].astype(np.float32)
     weight_E = np.repeat(np.power(lists.length_U.astype(np.float32), np.float32(-user_exponent)), lists.length_U + 1)
     weight_E = weight_E if user_exponent else weight_E[:0]
-    root_I = np.sqrt(np.maximum(lists.events_I, 1)).astype(np.float32)
+    damped_I = np.power(np.maximum(lists.events_I, 1), damping, dtype=np.float32)
     offset_I1 = np.zeros(items + 1, np.int64)
     blocks = np.searchsorted(np.cumsum(reach_I), np.arange(0, int(reach_I.sum()), BLOCK_VISITS)[1:]).tolist()
     for first, last in zip([0, *blocks], [*blocks, items], strict=True):
-        _count_rows((lists.item_E, place_E, first_I1, weight_E, weight_D, root_I), first, last, most, offset_I1, found)
+        _count_rows((lists.item_E, place_E, first_I1, weight_E, weight_D, damped_I), first, last, most, offset_I1, found)
     used = offset_I1[-1]
     return Counts(offset_I1, found[0][:used], found[1][:used], found[2][:used])
 
@@ -160,7 +164,7 @@ def _most_per_row(bound_I: Int64, most_pairs: int) -> int:
 @compiled()
 def _count_rows(lists: Any, first: int, last: int, most: int, offset_I1: Array, found: Any) -> None:
     """Rows first … last − 1, one after another, to `found` from offset_I1[first] on; where each ends to offset_I1."""
-    item_E, place_E, first_I1, weight_E, weight_D, root_I = lists
+    item_E, place_E, first_I1, weight_E, weight_D, damped_I = lists
     item_N, after_N, before_N = found
     items, used = len(first_I1) - 1, offset_I1[first]
     after_I, before_I = np.zeros(items, np.float32), np.zeros(items, np.float32)
@@ -194,7 +198,7 @@ def _count_rows(lists: Any, first: int, last: int, most: int, offset_I1: Array, 
         if count > most:
             for n in range(count):
                 b = neighbours[n]
-                likeness[n] = (after_I[b] + before_I[b]) / root_I[b]
+                likeness[n] = (after_I[b] + before_I[b]) / damped_I[b]
             kept = keep_best(neighbours, likeness, count, kept_M, score_M)
             item_N[used : used + kept] = kept_M[:kept]
         else:
