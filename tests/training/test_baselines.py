@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,8 +36,7 @@ from training.data.user_item_matrix import user_item_matrix
 from training.neighbours import cooccurrence
 from training.neighbours.fit import fading
 from training.neighbours.neighbour_lists import NeighbourLists
-from training.retrieval.task import Fitted
-from training.retrieval.tuning import Options
+from training.retrieval.task import Deadline, Fitted
 
 
 def dense(lists: NeighbourLists) -> NDArray[np.float64]:
@@ -84,7 +84,7 @@ def test_what_neighbours_leave_empty_is_filled_with_popular_items() -> None:
 @given(seed=st.integers(0, 2**32 - 1), neighbours=st.integers(1, 12), block=st.integers(1, 15), exclude_seen=st.booleans())
 def test_item_cf_equals_dense_arithmetic_in_blocks_of_any_size(seed: int, neighbours: int, block: int, exclude_seen: bool) -> None:
     rng = np.random.default_rng(seed)
-    lists = [rng.permutation(12)[: rng.integers(1, 6)].tolist() for _ in range(10)]
+    lists = [rng.integers(0, 12, rng.integers(1, 7)).tolist() for _ in range(10)]
     histories = [rng.permutation(12)[: rng.integers(0, 4)] for _ in range(5)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cooccurrence, "BLOCK_VISITS", block)
@@ -266,48 +266,23 @@ def test_a_history_gets_its_vector_by_least_squares() -> None:
 
 
 @installed
-def test_items_that_no_training_user_has_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ials_module, "MOST_TRIALS", 1)
-    lists = grouped(3)
+def test_items_that_no_training_user_has_come_last() -> None:
+    task = task_of(grouped(3), list(range(60)), list(range(60, 80)), m=4, seconds=0.0)
+    lists = task.split.lists
     absent = sorted(set(range(36)) - set(np.concatenate([lists.of(user) for user in range(3)]).tolist()))
-    fitted = ials_module.ials(task_of(lists, [0, 1, 2], list(range(60, 80)), m=4))
+    fitted = ials_module.ials(task_of(lists, [0, 1, 2], list(range(60, 80)), m=4, seconds=0.0))
     answer = fitted.rank([lists.of(0)], 36, False)[0].tolist()
     assert answer[-len(absent) :] == absent
     assert len(fitted.trials) == 1
+    assert "deadline" in str(fitted.ended)
 
 
 @installed
-def test_less_time_than_training_takes_is_refused_after_an_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = task_of(grouped(3), list(range(60)), list(range(60, 80)), m=4, seconds=7000.0)
-    monkeypatch.setattr(ials_module, "MOST_TRIALS", 1)
-    first: list[Callable[[float], None]] = []
-
-    def slow(matrix: Any, options: Options, seed: int, after_first: Callable[[float], None] | None) -> Any:
-        first.extend([after_first] if after_first is not None else [])
-        return factors_of(matrix, options, seed)
-
-    monkeypatch.setattr(ials_module, "factors_of", slow)
-    ials(task)
-    (refuse_too_long,) = first
-    refuse_too_long(900.0)
-    with pytest.raises(
-        InvalidConfig, match=r"seconds: got 7000.0, expected at least 8000.0 for iALS's 8 iterations of 64 factors for 96 users"
-    ):
-        refuse_too_long(1000.0)
-
-
-@installed
-def test_what_the_first_iteration_raises_ends_training() -> None:
-    seconds: list[float] = []
-
-    def refuse(iteration_s: float) -> None:
-        seconds.append(iteration_s)
-        raise ArithmeticError
-
-    with pytest.raises(ArithmeticError):
-        factors_of(user_item_matrix(grouped(1), np.arange(60)), SMALL, 1, refuse)
-    assert len(seconds) == 1
-    assert seconds[0] > 0
+def test_a_deadline_ends_training_after_an_iteration() -> None:
+    matrix = user_item_matrix(grouped(1), np.arange(60))
+    ended = factors_of(matrix, SMALL, 1, Deadline(time.monotonic()))
+    one = factors_of(matrix, {**SMALL, "iterations": 1}, 1)
+    assert ended.item_factors.tolist() == one.item_factors.tolist() != factors_of(matrix, SMALL, 1).item_factors.tolist()
 
 
 @installed

@@ -15,11 +15,12 @@ Legend: U users, I items, F factors, B queries, M results, L items of a history 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -28,12 +29,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from espalier.errors import DeviceUnavailable, InvalidConfig, InvalidData
+from espalier.errors import DeviceUnavailable, InvalidData
 from training.baselines.memory import available_bytes
 from training.data.user_item_matrix import user_item_matrix
 from training.neighbours.fit import fading
 from training.retrieval.scores import best_then_popular, by_popularity
-from training.retrieval.task import Fitted, Task
+from training.retrieval.task import Deadline, Fitted, Task
 from training.retrieval.tuning import Option, Options, Remembered, search
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ FEW_QUERIES = 16
 MOST_TRIALS = 60
 EVENTS_PER_THREAD = 50_000
 """On less a thread waits for the others longer than it works."""
+NO_DEADLINE = Deadline(None)
 
 
 @dataclass(frozen=True)
@@ -112,12 +114,16 @@ def _latest(history: Int64, most: int) -> Int64:
     return items[np.argsort(place)][:most]
 
 
+class _TimeIsOver(Exception):
+    """Leaves `implicit`'s loop over iterations."""
+
+
 def factors_of(
-    matrix: sparse.csr_array[np.float64], options: Options, seed: int, after_first: Callable[[float], None] | None = None
+    matrix: sparse.csr_array[np.float64], options: Options, seed: int, deadline: Deadline = NO_DEADLINE
 ) -> AlternatingLeastSquares:
     """Trained on a binary matrix of users and items, on at most the cores that the process may use; does not depend on their number.
 
-    after_first  is called with the seconds that the first iteration took; what it raises ends the training
+    After the deadline no iteration begins but the first; the vectors are those of the iterations so far.
     """
     from implicit.cpu.als import AlternatingLeastSquares
 
@@ -132,10 +138,11 @@ def factors_of(
         )
 
         def iterated(iteration: int, seconds: float, loss: float | None) -> None:
-            if iteration == 0 and after_first is not None:
-                after_first(seconds)
+            if deadline.is_over() and iteration + 1 < options["iterations"]:
+                raise _TimeIsOver
 
-        model.fit(sparse.csr_matrix(matrix.astype(np.float32)), show_progress=False, callback=iterated)
+        with contextlib.suppress(_TimeIsOver):
+            model.fit(sparse.csr_matrix(matrix.astype(np.float32)), show_progress=False, callback=iterated)
     model.user_factors, model.num_threads = None, 1  # queries are answered on one thread
     return model
 
@@ -145,8 +152,7 @@ def ials(task: Task, most_bytes: int | None = None) -> Fitted:
 
     most_bytes  what the vectors of training users and items may take; None for a quarter of what the machine has left
 
-    Raises DeviceUnavailable where `implicit` is not installed, InvalidData where the smallest vectors would take more memory, and
-    InvalidConfig where training once would take longer than the task has.
+    Raises DeviceUnavailable where `implicit` is not installed, InvalidData where the smallest vectors would take more memory.
     """
     begin, deadline = time.perf_counter(), task.deadline()
     if not implicit_is_installed():
@@ -162,17 +168,11 @@ def ials(task: Task, most_bytes: int | None = None) -> Fitted:
     grid = grid if task.split.lists.order != "none" else grid[1:]
     log.info("ials: %s", "; ".join(map(str, grid)))
     users_I = np.bincount(matrix.indices, minlength=matrix.shape[1])
-    start = {**START, "factors": min(START["factors"], most_factors)}
     seconds: list[float] = []
-
-    def refuse_too_long(iteration_s: float) -> None:
-        if iteration_s * (start["iterations"] - 1) > deadline.left_s():
-            expected = f"at least {iteration_s * start['iterations']:.1f} for iALS's {start['iterations']} iterations of {start['factors']}"
-            raise InvalidConfig("seconds", round(task.seconds or 0, 1), f"{expected} factors for {rows} users and items")
 
     def trained(options: Options) -> AlternatingLeastSquares:
         started = time.perf_counter()
-        model = factors_of(matrix, options, task.seed, None if seconds else refuse_too_long)
+        model = factors_of(matrix, options, task.seed, deadline)
         seconds.append((time.perf_counter() - started) / _work(options))
         return model
 
@@ -185,6 +185,7 @@ def ials(task: Task, most_bytes: int | None = None) -> Fitted:
     def cost_s(options: Options) -> float:
         return 0.0 if models.has(options) else seconds[-1] * _work(options)
 
+    start = {**START, "factors": min(START["factors"], most_factors)}
     figure = models.watched(lambda options: task.measured(fitted(options).rank, pairs))
     found = search(figure, [start], grid, deadline, most_trials=MOST_TRIALS, cost_s=cost_s)
     best = fitted(found.best.options)
