@@ -79,10 +79,14 @@ def test_items_without_training_users_come_after_all_others_and_an_empty_history
     assert fitted.rank(histories[3:], 6, exclude_seen=True).tolist() == [[1, 3, 2, 4, 5, -1]]
 
 
-def test_more_memory_than_it_may_take_is_refused_and_says_how_many_items_fit() -> None:
+def test_more_memory_than_it_may_take_is_refused_and_says_how_many_items_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "inversion_seconds", lambda items: 1234.0)
     log = log_of([[0, 1]], items=100)
     refuse_too_many(log, 8 * 100**2)
-    with pytest.raises(InvalidData, match=r"items: got '100 items', expected at most 99: EASE's two matrices would take"):
+    with pytest.raises(
+        InvalidData,
+        match=r"items: got '100 items', expected at most 99: EASE's two matrices would take .*; an inversion would take 1,234 s",
+    ):
         refuse_too_many(log, 8 * 100**2 - 1)
     with pytest.raises(InvalidData, match="at most 35"):
         ease(task_of(grouped(1), list(range(60)), list(range(60, 80))), most_bytes=8 * 35**2 + 1)

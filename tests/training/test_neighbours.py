@@ -16,8 +16,8 @@ from tests.training.tasks import task_of
 from training.baselines import methods
 from training.neighbours import cooccurrence
 from training.neighbours import fit as neighbours
-from training.neighbours.cooccurrence import counted, lists_of
-from training.neighbours.fit import WIDE, Counting, fading, neighbours_of, sample_of
+from training.neighbours.cooccurrence import Counts, Lists, counted, lists_of
+from training.neighbours.fit import WIDE, Neighbours, count, fading, neighbours_of
 from training.retrieval.tuning import Options
 from training.specification.log_format import Order
 
@@ -32,6 +32,12 @@ def some_lists(seed: int, items: int, users: int) -> list[list[int]]:
     """Lists with repeats, some of one event."""
     rng = np.random.default_rng(seed)
     return [rng.integers(0, items, rng.integers(1, 9)).tolist() for _ in range(users)]
+
+
+def fitted_on(lists: list[list[int]], options: Options, items: int | None = None) -> Neighbours:
+    """Neighbours by these options, of all users."""
+    copied = lists_of(log_of(lists, items=items), np.arange(len(lists)))
+    return neighbours_of(count(copied, options), copied.events_I, options)
 
 
 def by_hand(lists: list[list[int]], items: int, window: int, decay: float, user: float) -> Float64:
@@ -56,12 +62,21 @@ def dense(offset_I1: Any, item_N: Any, value_N: Any) -> Float64:
     decay=st.floats(0.3, 1),
     user=st.sampled_from([0.0, 0.5, 1.0]),
     block=st.integers(1, 100),
+    most=st.sampled_from([5, 30, 1000]),
 )
-def test_counts_are_those_of_the_definition_in_blocks_of_any_size(seed: int, window: int, decay: float, user: float, block: int) -> None:
-    lists = some_lists(seed, 8, 6)
+def test_blocks_of_any_size_give_the_counts_of_one(seed: int, window: int, decay: float, user: float, block: int, most: int) -> None:
+    lists = lists_of(log_of(some_lists(seed, 8, 6), items=9), np.arange(6))
+    whole = counted(lists, fading(decay, window), user, most_pairs=most)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cooccurrence, "BLOCK_PAIRS", block)
-        counts = counted(lists_of(log_of(lists, items=9), np.arange(6)), fading(decay, window), user)
+        patch.setattr(cooccurrence, "BLOCK_VISITS", block)
+        blocks = counted(lists, fading(decay, window), user, most_pairs=most)
+    assert [array.tolist() for array in blocks] == [array.tolist() for array in whole]
+
+
+@given(seed=st.integers(0, 2**32 - 1), window=st.integers(1, 10), decay=st.floats(0.3, 1), user=st.sampled_from([0.0, 0.5, 1.0]))
+def test_counts_are_those_of_the_definition(seed: int, window: int, decay: float, user: float) -> None:
+    lists = some_lists(seed, 8, 6)
+    counts = counted(lists_of(log_of(lists, items=9), np.arange(6)), fading(decay, window), user)
     after = by_hand(lists, 9, window, decay, user)
     assert_allclose(dense(counts.offset_I1, counts.item_N, counts.after_N), after, rtol=1e-5)
     assert_allclose(dense(counts.offset_I1, counts.item_N, counts.before_N), after.T, rtol=1e-5)
@@ -71,16 +86,34 @@ def test_only_the_given_users_are_counted() -> None:
     lists = lists_of(log_of([[0, 1], [1, 2], [2, 2, 0]]), np.array([0, 2]))
     assert lists.events_I.tolist() == [2, 1, 2]
     assert lists.item_E.tolist() == [0, 1, -1, 2, 2, 0, -1]
+    assert lists.length_U.tolist() == [2, 3]
     counts = counted(lists, fading(1.0, 5))
     assert dense(counts.offset_I1, counts.item_N, counts.after_N).tolist() == [[0, 1, 0], [0, 0, 0], [2, 0, 1]]
 
 
-def test_beyond_the_limit_of_memory_an_item_keeps_its_most_frequent_neighbours() -> None:
+def test_of_a_long_list_the_newest_events_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cooccurrence, "LONGEST", 3)
+    lists = lists_of(log_of([[4, 0, 1, 1], [2, 0, 2], [3]]), np.arange(3))
+    assert lists.item_E.tolist() == [0, 1, 1, -1, 2, 0, 2, -1, 3, -1]
+    assert lists.length_U.tolist() == [3, 3, 1]
+    assert lists.events_I.tolist() == [2, 2, 2, 1, 0]
+
+
+def test_of_distinct_lists_an_item_counts_once_a_list() -> None:
+    lists = lists_of(log_of([[1, 1, 0, 1], [1, 0, 0]]), np.arange(2), distinct=True)
+    assert lists.item_E.tolist() == [1, 0, -1, 1, 0, -1]
+    assert lists.length_U.tolist() == lists.events_I.tolist() == [2, 2]
+
+
+def test_beyond_the_limit_of_memory_an_item_keeps_its_likest_neighbours() -> None:
     lists = lists_of(log_of([[0, 1], [0, 1], [0, 1], [0, 2], [2, 0], [3, 0], [4, 0], [0, 4], [0, 4], [0, 4]]), np.arange(10))
     counts = counted(lists, fading(1.0, 5), most_pairs=9)
     assert len(counts.item_N) <= 9
     assert counts.item_N[: counts.offset_I1[1]].tolist() == [4, 1]
     assert np.diff(counts.offset_I1).tolist() == [2, 1, 1, 1, 1]
+    popular = lists_of(log_of([[0, 1], [0, 1], [0, 2], [1], [1], [1]]), np.arange(6))
+    assert counted(popular, fading(1.0, 5), damping=0.5, most_pairs=3).item_N[0] == 2, "1 / √1 is above 2 / √5"
+    assert counted(popular, fading(1.0, 5), damping=0.4, most_pairs=3).item_N[0] == 1
 
 
 @given(seed=st.integers(0, 2**32 - 1), exclude_seen=st.booleans())
@@ -88,7 +121,7 @@ def test_answers_are_those_of_the_formula(seed: int, exclude_seen: bool) -> None
     lists, items = some_lists(seed, 10, 12), 12
     rng = np.random.default_rng([seed, 1])
     histories = [rng.integers(-1, items, rng.integers(1, 8)) for _ in range(4)]
-    fitted = Counting(lists_of(log_of(lists, items=items), np.arange(12))).fit(OPTIONS)
+    fitted = fitted_on(lists, OPTIONS, items)
     found = fitted.rank(histories, 6, exclude_seen)
 
     after = by_hand(lists, items, 3, 0.8, 0.25)
@@ -106,27 +139,18 @@ def test_answers_are_those_of_the_formula(seed: int, exclude_seen: bool) -> None
 
 
 def test_equal_scores_come_by_the_lower_row_and_popular_items_fill_up() -> None:
-    fitted = Counting(lists_of(log_of([[2, 1], [2, 0], [3, 4], [4, 3]]), np.arange(4))).fit({**OPTIONS, "power": 1.0})
+    fitted = fitted_on([[2, 1], [2, 0], [3, 4], [4, 3]], {**OPTIONS, "power": 1.0})
     assert fitted.rank([np.array([2])], 5, exclude_seen=True).tolist() == [[0, 1, 3, 4, -1]]
     assert fitted.rank([np.array([], np.int64)], 3, exclude_seen=True).tolist() == [[2, 3, 4]]
 
 
 def test_without_back_an_item_does_not_lead_to_what_came_before_it() -> None:
-    counting = Counting(lists_of(log_of([[0, 1], [0, 2], [3], [3], [3]]), np.arange(5)))
-    assert counting.fit({**OPTIONS, "back": 0.0}).rank([np.array([1])], 1, exclude_seen=True).tolist() == [[3]]
-    assert counting.fit({**OPTIONS, "back": 0.1}).rank([np.array([1])], 1, exclude_seen=True).tolist() == [[0]]
+    lists = [[0, 1], [0, 2], [3], [3], [3]]
+    assert fitted_on(lists, {**OPTIONS, "back": 0.0}).rank([np.array([1])], 1, exclude_seen=True).tolist() == [[3]]
+    assert fitted_on(lists, {**OPTIONS, "back": 0.1}).rank([np.array([1])], 1, exclude_seen=True).tolist() == [[0]]
     # Scores of 0 are no scores, however many of them a history has.
-    assert counting.fit({**OPTIONS, "back": 0.0, "longest": 800}).rank([np.full(500, 1)], 1, exclude_seen=False).tolist() == [[3]]
-
-
-def test_counts_that_are_kept_are_those_of_the_same_options() -> None:
-    lists = lists_of(log_of(some_lists(1, 8, 12), items=8), np.arange(12))
-    counting = Counting(lists)
-    for change in ({}, {"user": 0.9}, {"window": 2}, {"decay": 0.5}, {"user": 0.9, "decay": 0.5}, {}):
-        options = {**OPTIONS, **change}
-        found, expected = counting.of(options), Counting(lists).of(options)
-        assert found.after_N.tolist() == expected.after_N.tolist()
-        assert len(counting.latest) <= 3
+    alone = fitted_on(lists, {**OPTIONS, "back": 0.0, "longest": 800})
+    assert alone.rank([np.full(500, 1)], 1, exclude_seen=False).tolist() == [[3]]
 
 
 def test_weights_fade_to_nothing() -> None:
@@ -150,7 +174,7 @@ def test_options_are_chosen_by_validation_queries_from_training_users() -> None:
     fitted = methods.METHODS["neighbours"](task)
     pairs = task.validation_pairs()
     assert task.measured(fitted.rank, pairs) == max(trial.figure for trial in fitted.trials)
-    start = neighbours_of(Counting(lists_of(task.split.lists, task.split.train)).of(WIDE), np.ones(33, np.int64), WIDE)
+    start = neighbours_of(count(lists_of(task.split.lists, task.split.train), WIDE), np.ones(33, np.int64), WIDE)
     assert task.measured(fitted.rank, pairs) > task.measured(start.rank, pairs) + 0.1
     assert task.measured(fitted.rank, pairs) > task.measured(methods.METHODS["item-cf"](task).rank, pairs) + 0.1
     assert task.measured(methods.METHODS["item-cf"](task).rank, pairs) > task.measured(methods.METHODS["popularity"](task).rank, pairs)
@@ -175,44 +199,43 @@ def test_a_deadline_that_is_over_gives_the_first_start() -> None:
     assert fitted.ended == "the search's deadline left out trials, the first after 1"
 
 
-def test_of_too_much_work_a_seeded_sample_of_users_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = log_of([[0, 1, 2, 3]] * 40)  # 12 visits each, of 16 pairs of items together
-    users = np.arange(5, 40)
-    assert sample_of(log, users, 50, 12 * 35 + 16 * 16, seed=1) is users
-    sample = sample_of(log, users, 50, 12 * 20 + 16 * 16, seed=1)
-    assert len(sample) == 20
-    assert sample.tolist() == sorted(set(sample.tolist()) & set(users.tolist()))
-    assert sample.tolist() != sample_of(log, users, 50, 12 * 20 + 16 * 16, seed=2).tolist()
-    assert len(sample_of(log, users, 1, 12 * 20 + 16 * 16, seed=1)) == 35  # 6 visits each within a window of 1
-    assert len(sample_of(log, users, 50, 0, seed=1)) == 1
-    monkeypatch.setattr(neighbours, "MOST_EVENTS", 40)
-    assert len(sample_of(log, users, 50, 1 << 40, seed=1)) == 10
+def options_counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What is counted from now on: users, window, decay, weight by length."""
+    counts: list[tuple[Any, ...]] = []
+
+    def watched(lists: Lists, weight_W: Float64, user_exponent: float) -> Counts:
+        counts.append((len(lists.length_U), len(weight_W), weight_W[:2].tolist(), user_exponent))
+        return counted(lists, weight_W, user_exponent)
+
+    monkeypatch.setattr(neighbours, "counted", watched)
+    return counts
 
 
-def test_a_sample_is_searched_with_and_all_users_count_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = task_of(planted(1, "file"), list(range(150)), list(range(150, 200)), m=5)
-    monkeypatch.setattr(neighbours, "TUNING_WORK", 20_000 + 16 * 33**2)
+@pytest.mark.parametrize(("order", "seconds"), [("file", 100.0), ("file", 0.0), ("none", None), ("none", 0.0)])
+def test_all_training_users_count_and_options_that_weigh_counts_anew_take_none(
+    order: Order, seconds: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = options_counted(monkeypatch)
+    task = task_of(planted(1, order), list(range(150)), list(range(150, 200)), m=5, seconds=seconds)
     fitted = methods.METHODS["neighbours"](task)
-    options = {name: value for name, value in fitted.options.items() if name != "kept"}
-    whole = Counting(lists_of(task.split.lists, task.split.train)).fit(options)
-    histories = [pair.history for pair in task.validation_pairs()]
-    assert fitted.rank(histories, 10, True).tolist() == whole.rank(histories, 10, True).tolist()
-    assert fitted.ended is None
-    monkeypatch.setattr(neighbours, "FINAL_WORK", 20_000 + 16 * 33**2)
-    assert "of 150 users" in str(methods.METHODS["neighbours"](task).ended)
+    assert counts[0][0] == 0, "loads what is compiled"
+    assert {users for users, *_ in counts[1:]} == {150}
+    best, others = fitted.trials[0], 1
+    for trial in fitted.trials:
+        others += any(trial.options[name] != best.options[name] for name in neighbours.COUNTED)
+        best = max(best, trial, key=lambda trial: trial.figure)
+    assert len(counts) - 1 <= others
 
 
-def test_less_time_means_a_smaller_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    log, users = planted(1, "file"), list(range(150))
-    assert neighbours.most_work(task_of(log, users, [150]), 1000, 10) == 1000
-    monkeypatch.setattr(neighbours, "LEAST_WORK", 50)
-    assert [neighbours.most_work(task_of(log, users, [150], seconds=seconds), 1000, 10) for seconds in (1.0, 20.0, 500.0)] == [
-        50,
-        200,
-        1000,
-    ]
-    task = task_of(log, users, list(range(150, 200)), m=5, seconds=0.0)
-    assert methods.METHODS["neighbours"](task).ended == "learned from 1 of 150 users, a limit of memory and time"
+def test_with_little_time_options_are_tried_that_weigh_the_same_counts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = options_counted(monkeypatch)
+    monkeypatch.setattr(neighbours, "COUNTS_LEFT", 1e9)
+    fitted = methods.METHODS["neighbours"](task_of(planted(1, "file"), list(range(150)), list(range(150, 200)), m=5, seconds=100.0))
+    assert len(counts) == 2
+    assert {tuple(trial.options[name] for name in neighbours.COUNTED) for trial in fitted.trials} == {(50, 0.95, 0.0)}
+    for name in ("recency", "back", "column", "row", "power", "shrink", "longest"):
+        assert len({trial.options[name] for trial in fitted.trials}) > 1, name
+    assert fitted.ended == "the search's deadline left out trials, the first after 1"
 
 
 def test_the_fewest_neighbours_that_find_as_much_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,7 +174,8 @@ def refuse_too_many(interactions: Interactions, most_bytes: int) -> None:
     items = interactions.item_count
     if 8 * items**2 > most_bytes:
         expected = f"at most {int((most_bytes / 8) ** 0.5)}: EASE's two matrices would take {8 * items**2 / 2**30:.1f} GiB"
-        raise InvalidData("items", f"{items} items", f"{expected} and may take {most_bytes / 2**30:.1f} GiB")
+        time_ = f"an inversion would take {inversion_seconds(items):,.0f} s"
+        raise InvalidData("items", f"{items} items", f"{expected} and may take {most_bytes / 2**30:.1f} GiB; {time_}")
 
 
 def inversion_seconds(items: int) -> float:

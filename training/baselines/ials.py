@@ -159,10 +159,11 @@ def ials(task: Task, most_bytes: int | None = None) -> Fitted:
         raise DeviceUnavailable("implicit is not installed: pip install -e '.[baselines]' -c constraints.txt")
     matrix = user_item_matrix(task.split.lists, task.split.train)
     rows, least = sum(matrix.shape), 8
-    most_factors = (available_bytes() // 4 if most_bytes is None else most_bytes) // (4 * rows)
+    most_bytes = available_bytes() // 4 if most_bytes is None else most_bytes
+    most_factors = most_bytes // (4 * rows)
     if most_factors < least:
-        expected = f"vectors of {least} float32 numbers for each in {most_factors * 4 * rows / 2**30:.1f} GiB"
-        raise InvalidData("log", f"{rows} users and items", expected)
+        expected = f"at most {most_bytes // (4 * least)}: iALS's vectors of {least} numbers would take {4 * least * rows / 2**30:.1f} GiB"
+        raise InvalidData("log", f"{rows} users and items", f"{expected} and may take {most_bytes / 2**30:.1f} GiB")
     grid = [_limited(option, most_factors) if option.name == "factors" else option for option in GRID]
     grid = grid if task.split.lists.order != "none" else grid[1:]
     log.info("ials: %s", "; ".join(map(str, grid)))

@@ -1,10 +1,11 @@
-"""Item-based collaborative filtering (Sarwar et al. 2001), the baseline of the tree papers. By scipy.sparse: a sparse product.
+"""Item-based collaborative filtering (Sarwar et al. 2001), the baseline of the tree papers.
 
     sim(i, j) = |U_i ∩ U_j| / sqrt(|U_i| · |U_j|),   score(j | history) = Σ_{i ∈ history} sim(i, j)
 
-Neither order nor repeats count. `training.neighbours` is what an expert makes of it.
+Neither order nor repeats count, and all users do: pairs and memory are as in `training.neighbours.cooccurrence`. `training.neighbours` is
+what an expert makes of it.
 
-Legend: B queries, I items, M results.
+Legend: B queries, I items, M results, N pairs of items that a user has.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.compiled_code import compiled
 from espalier.errors import InvalidConfig
 from training.data.interactions import Interactions
-from training.data.user_item_matrix import user_item_matrix
+from training.neighbours.cooccurrence import LONGEST, Counts, counted, lists_of
 from training.neighbours.neighbour_lists import NeighbourLists
-from training.retrieval.scores import by_popularity, keep_best
+from training.retrieval.scores import by_popularity
 from training.retrieval.task import Fitted, Task, Trial
 
 Int64 = NDArray[np.int64]
 
-BLOCK = 1024
-"""Items handled at a time: bounds the memory of the sparse product."""
 GRID = (10, 20, 50, 100, 200, 500, 1000, 2000)
 """Neighbours an item that are tried."""
 
@@ -52,24 +53,23 @@ class ItemCf:
 
 
 def fit_item_cf(interactions: Interactions, users: Int64, neighbours: int) -> ItemCf:
-    """From `users` only (pass training users): the best `neighbours` of each item, itself left out. Memory grows with I · neighbours."""
+    """From `users` only (pass training users): the best `neighbours` of each item, itself left out."""
     if neighbours < 1:
         raise InvalidConfig("neighbours", neighbours, "at least 1")
-    matrix = user_item_matrix(interactions, users)
-    by_item = matrix.T.tocsr()
-    users_of_item = np.diff(by_item.indptr)
-    values, columns, lengths = [np.zeros(0, np.float32)], [np.zeros(0, np.int32)], [0]
-    kept, score = np.empty(neighbours, np.int64), np.empty(neighbours)
-    for start in range(0, interactions.item_count, BLOCK):
-        together = (by_item[start : start + BLOCK] @ matrix).tocsr()
-        for item, (first, last) in enumerate(zip(together.indptr[:-1], together.indptr[1:], strict=True), start):
-            others, count = together.indices[first:last], together.data[first:last]
-            similarity = np.where(others == item, -np.inf, count / np.sqrt(users_of_item[item] * users_of_item[others]))
-            lengths.append(keep_best(others, similarity.astype(np.float32), last - first, kept, score))
-            columns.append(kept[: lengths[-1]].astype(np.int32))
-            values.append(score[: lengths[-1]].astype(np.float32))
-    offset = np.cumsum(lengths).astype(np.int64)
-    return ItemCf(NeighbourLists(offset, np.concatenate(columns), np.concatenate(values), by_popularity(users_of_item)))
+    lists = lists_of(interactions, users, distinct=True)
+    counts = counted(lists, np.ones(LONGEST), damping=0.5)
+    score_N = np.empty(len(counts.item_N), np.float32)
+    _cosines(counts, lists.events_I, score_N)
+    everything = NeighbourLists(counts.offset_I1, counts.item_N, score_N, by_popularity(lists.events_I))
+    return ItemCf(everything.limited(neighbours))
+
+
+@compiled()
+def _cosines(counts: Counts, users_I: NDArray[Any], score_N: NDArray[Any]) -> None:
+    """The similarities of all pairs. users_I: how many users an item has."""
+    for a in range(len(users_I)):
+        for n in range(counts.offset_I1[a], counts.offset_I1[a + 1]):
+            score_N[n] = (counts.after_N[n] + counts.before_N[n]) / np.sqrt(users_I[a] * users_I[counts.item_N[n]])
 
 
 def item_cf(task: Task) -> Fitted:

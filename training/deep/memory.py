@@ -41,7 +41,7 @@ KEPT = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 LEAST_WEIGHT = 0.01
 """Places of a history that weigh less, over the last item, are left out: each costs a row of S in every search."""
 FIT_S = 300.0
-"""Most seconds for choosing the neighbours' options. Most logs take less than a fifth; larger ones choose by a sample of their users."""
+"""Most seconds for choosing the neighbours' options. Most logs take less than a fifth; on larger ones fewer are tried."""
 
 
 @dataclass(frozen=True)

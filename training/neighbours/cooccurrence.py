@@ -2,9 +2,16 @@
 
     after[a, b]  = Σ_users len^−γ · Σ_{p < q ≤ p + W} dec^(q−p−1) · 1[item p is a, item q is b],    before[a, b] = after[b, a]
 
+No user is left out, whatever the size of the log. Of a list the newest LONGEST events count, and an item keeps only as many neighbours as
+all items together have room for. Rows are counted one after another, each from the lists that its item is in. Memory is
+
+    4 bytes an event for the lists, 8 for where items are in them, 4 for weights (where γ is not 0); 12 bytes a pair, of at most MOST_PAIRS
+
+which is 0.8 GB for a million events, and 2.4 GB for 100 million. Time grows with the visits of pairs in a window, some nanoseconds each.
+
 Knows lists. Does not know what is made of the counts.
 
-Legend: I items, E events, N pairs of items that are in some window together.
+Legend: I items, U users, E events, N pairs of items that are in some window together.
 """
 
 from __future__ import annotations
@@ -26,46 +33,60 @@ Float32 = NDArray[np.float32]
 
 END = -1
 """Stands behind each list."""
+LONGEST = 1 << 14
+"""The newest events of a list that count: one program's million visits would otherwise be a trillion pairs."""
 MOST_PAIRS = 1 << 26
-"""Most pairs of items whose counts are kept, 12 bytes each; beyond them, items with the most neighbours keep their most frequent ones."""
-BLOCK_PAIRS = 1 << 24
-"""About how many pairs are counted at a time."""
+"""Most pairs of items whose counts are kept, 12 bytes each."""
+DAMPING = 0.25
+"""Of popularity, where an item keeps a part of its neighbours. 0 and ½ each find much less on one of two logs."""
+BLOCK_VISITS = 1 << 30
+"""About how many pairs are visited in one compiled call, some seconds; an interrupt ends the counting after it."""
 
 
 @dataclass(frozen=True)
 class Lists:
     """Some users' lists, one after another, oldest first, END behind each.
 
-    item_E     int32[E + users]
-    length_E   float32[E + users]: of the list that an event is in
+    item_E     int32[E + U]
+    length_U   int64[U]
     events_I   int64[I]: events of each item
     """
 
     item_E: Int32
-    length_E: Float32
+    length_U: Int64
     events_I: Int64
 
 
-def lists_of(interactions: Interactions, users: Int64) -> Lists:
-    """The lists of some users, in their order."""
-    begin_U, end_U = interactions.offset_U1[users], interactions.offset_U1[users + 1]
-    size = int((end_U - begin_U).sum()) + len(users)
-    item_E, length_E, events_I = np.empty(size, np.int32), np.empty(size, np.float32), np.zeros(interactions.item_count, np.int64)
-    _copy_lists(interactions.item_of_event_E, begin_U, end_U, item_E, length_E, events_I)
-    return Lists(item_E, length_E, events_I)
+def lists_of(interactions: Interactions, users: Int64, distinct: bool = False) -> Lists:
+    """The newest events of some users' lists, in the users' order. distinct: an item counts where a list has it first, and nowhere else."""
+    end_U = interactions.offset_U1[users + 1]
+    begin_U = np.maximum(interactions.offset_U1[users], end_U - LONGEST)
+    item_E, length_U = np.empty(int((end_U - begin_U).sum()) + len(users), np.int32), np.empty(len(users), np.int64)
+    events_I, last_I = np.zeros(interactions.item_count, np.int64), np.full(interactions.item_count, -1, np.int64)
+    used = _copy_lists(interactions.item_of_event_E, begin_U, end_U, distinct, last_I, item_E, length_U, events_I)
+    return Lists(item_E[:used], length_U, events_I)
 
 
 @compiled()
-def _copy_lists(source_E: Array, begin_U: Array, end_U: Array, item_E: Array, length_E: Array, events_I: Array) -> None:
+def _copy_lists(
+    source_E: Array, begin_U: Array, end_U: Array, distinct: bool, last_I: Array, item_E: Array, length_U: Array, events_I: Array
+) -> int:
+    """Fills item_E, whose length it returns, and length_U, and adds to events_I. last_I: −1, then the last user of each item."""
     place = 0
     for user in range(len(begin_U)):
-        length = end_U[user] - begin_U[user]
+        first = place
         for event in range(begin_U[user], end_U[user]):
-            item_E[place], length_E[place] = source_E[event], length
-            events_I[source_E[event]] += 1
+            item = source_E[event]
+            if distinct and last_I[item] == user:
+                continue
+            last_I[item] = user
+            item_E[place] = item
+            events_I[item] += 1
             place += 1
-        item_E[place], length_E[place] = END, length
+        length_U[user] = place - first
+        item_E[place] = END
         place += 1
+    return place
 
 
 class Counts(NamedTuple):
@@ -81,27 +102,41 @@ class Counts(NamedTuple):
     before_N: Float32
 
 
-def counted(lists: Lists, weight_W: NDArray[np.float64], user_exponent: float = 0.0, most_pairs: int = MOST_PAIRS) -> Counts:
-    """The counts. Where an item could have too many neighbours for `most_pairs`, those with the largest after + before stay."""
+def counted(
+    lists: Lists, weight_W: NDArray[np.float64], user_exponent: float = 0.0, damping: float = DAMPING, most_pairs: int = MOST_PAIRS
+) -> Counts:
+    """The counts. Where items could have too many neighbours for `most_pairs`, each keeps at most so many that all fit: those with the
+    largest (after + before) / events^damping, events being those of the neighbour."""
     items = len(lists.events_I)
-    place_E = np.argsort(lists.item_E, kind="stable")[int(np.count_nonzero(lists.item_E == END)) :]  # events by item
     first_I1 = np.concatenate([[0], np.cumsum(lists.events_I)]).astype(np.int64)
-    window = max(1, min(len(weight_W), int(lists.length_E.max(initial=1)) - 1))
-    bound_I = np.minimum(_reach(lists.item_E, window, items), items)
+    place_E = np.empty(first_I1[-1], np.int64)
+    _places(lists.item_E, first_I1[:-1].copy(), place_E)
+    window = max(1, min(len(weight_W), int(lists.length_U.max(initial=1)) - 1))
+    reach_I = _reach(lists.item_E, window, items)
+    bound_I = np.minimum(reach_I, items)
     most = _most_per_row(bound_I, most_pairs)
+    bound = int(np.minimum(bound_I, most).sum())
+    found = (np.empty(bound, np.int32), np.empty(bound, np.float32), np.empty(bound, np.float32))
     weight_D = weight_W[:window].astype(np.float32)
-    weight_E = np.power(lists.length_E, np.float32(-user_exponent)) if user_exponent else np.ones(0, np.float32)
-    blocks = np.searchsorted(np.cumsum(bound_I), np.arange(0, int(bound_I.sum()), BLOCK_PAIRS)[1:]).tolist()
-    parts, lengths = [], [np.zeros(1, np.int64)]
+    weight_E = np.repeat(np.power(lists.length_U.astype(np.float32), np.float32(-user_exponent)), lists.length_U + 1)
+    weight_E = weight_E if user_exponent else weight_E[:0]
+    damped_I = np.power(np.maximum(lists.events_I, 1), damping, dtype=np.float32)
+    offset_I1 = np.zeros(items + 1, np.int64)
+    blocks = np.searchsorted(np.cumsum(reach_I), np.arange(0, int(reach_I.sum()), BLOCK_VISITS)[1:]).tolist()
     for first, last in zip([0, *blocks], [*blocks, items], strict=True):
-        bound = int(np.minimum(bound_I[first:last], most).sum())
-        length = np.zeros(last - first, np.int64)
-        found = (np.empty(bound, np.int32), np.empty(bound, np.float32), np.empty(bound, np.float32))
-        used = _count_rows((lists.item_E, place_E, first_I1, weight_E, weight_D), first, last, most, length, found)
-        parts.append([array[:used].copy() for array in found])
-        lengths.append(length)
-    columns = [np.concatenate([np.zeros(0, np.float32 if i else np.int32), *(part[i] for part in parts)]) for i in range(3)]
-    return Counts(np.cumsum(np.concatenate(lengths)), columns[0], columns[1], columns[2])
+        _count_rows((lists.item_E, place_E, first_I1, weight_E, weight_D, damped_I), first, last, most, offset_I1, found)
+    used = offset_I1[-1]
+    return Counts(offset_I1, found[0][:used], found[1][:used], found[2][:used])
+
+
+@compiled()
+def _places(item_E: Array, next_I: Array, place_E: Array) -> None:
+    """Where each item is in the lists, ascending. next_I: where its places begin in place_E, then where they end."""
+    for place in range(len(item_E)):
+        item = item_E[place]
+        if item != END:
+            place_E[next_I[item]] = place
+            next_I[item] += 1
 
 
 @compiled()
@@ -127,14 +162,14 @@ def _most_per_row(bound_I: Int64, most_pairs: int) -> int:
 
 
 @compiled()
-def _count_rows(lists: Any, first: int, last: int, most: int, length: Array, found: Any) -> int:
-    """Rows first … last − 1, one after another, to `found`; how many entries each has to `length`. Returns the entries of all."""
-    item_E, place_E, first_I1, weight_E, weight_D = lists
+def _count_rows(lists: Any, first: int, last: int, most: int, offset_I1: Array, found: Any) -> None:
+    """Rows first … last − 1, one after another, to `found` from offset_I1[first] on; where each ends to offset_I1."""
+    item_E, place_E, first_I1, weight_E, weight_D, damped_I = lists
     item_N, after_N, before_N = found
-    items, used = len(first_I1) - 1, 0
+    items, used = len(first_I1) - 1, offset_I1[first]
     after_I, before_I = np.zeros(items, np.float32), np.zeros(items, np.float32)
     known_I, neighbours = np.zeros(items, np.bool_), np.empty(items, np.int32)
-    both = np.empty(items, np.float32)
+    likeness = np.empty(items, np.float32)
     kept_M, score_M = np.empty(most, np.int64), np.empty(most, np.float64)
     for a in range(first, last):
         count = 0
@@ -162,8 +197,9 @@ def _count_rows(lists: Any, first: int, last: int, most: int, length: Array, fou
         kept = count
         if count > most:
             for n in range(count):
-                both[n] = after_I[neighbours[n]] + before_I[neighbours[n]]
-            kept = keep_best(neighbours, both, count, kept_M, score_M)
+                b = neighbours[n]
+                likeness[n] = (after_I[b] + before_I[b]) / damped_I[b]
+            kept = keep_best(neighbours, likeness, count, kept_M, score_M)
             item_N[used : used + kept] = kept_M[:kept]
         else:
             item_N[used : used + kept] = neighbours[:count]
@@ -172,6 +208,5 @@ def _count_rows(lists: Any, first: int, last: int, most: int, length: Array, fou
         for n in range(count):
             b = neighbours[n]
             known_I[b], after_I[b], before_I[b] = False, 0, 0
-        length[a - first] = kept
         used += kept
-    return used
+        offset_I1[a + 1] = used

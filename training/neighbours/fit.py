@@ -8,8 +8,8 @@ pop is how many events of training users an item has. Lists without an order hav
 and all these are 1. Item-CF (Sarwar et al. 2001) is the case row = column = ½ of lists without repeats.
 
 Options are chosen on validation users by coordinate passes over GRID (GRID_WITHOUT_ORDER), from the better of two starts; then as few
-neighbours an item are kept as find as much. On a large log a seeded sample of users is searched with, and all users count in the end, or
-as many as the task's time allows.
+neighbours an item are kept as find as much. All training users count in every trial. Most options weigh the same counts anew; those of
+COUNTED take new ones, and are tried only where that takes a small part of the time that is left. Two counts are held at a time.
 
 Legend: I items, N pairs of items with a count, L items of a history that count.
 """
@@ -19,20 +19,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
-from training.data.interactions import Interactions
 from training.data.splits import EvaluationPair
-from training.neighbours.cooccurrence import MOST_PAIRS, Counts, Lists, counted, lists_of
+from training.neighbours.cooccurrence import Counts, Lists, counted, lists_of
 from training.neighbours.neighbour_lists import NeighbourLists
 from training.retrieval.scores import by_popularity
 from training.retrieval.task import Deadline, Fitted, Task, Trial
-from training.retrieval.tuning import Option, Options, search
+from training.retrieval.tuning import Option, Options, Remembered, search
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +55,8 @@ GRID = (
     Option("longest", (20, 50, 100, 200), times=2, most=800),
 )
 GRID_WITHOUT_ORDER = DAMPING
+COUNTED = ("window", "decay", "user")
+"""Options that the counts depend on."""
 KEPT = (100, 200, 500, 1000, 2000, 5000)
 """Neighbours an item that are tried in the end; all of them is the last that is."""
 _DAMPED: Options = {"column": 0.2, "row": 0.5, "power": 0.8, "user": 0.0, "shrink": 0.0}
@@ -65,16 +66,8 @@ WITHOUT_ORDER: Options = {"recency": 1.0, "back": 1.0, "decay": 1.0, **_DAMPED, 
 """Starts: for lists whose order says little, for those whose next item follows from the last ones, and for those without an order."""
 VALIDATION_QUERIES, QUERIES_PER_SECOND = 20_000, 100
 """Most queries by which options are chosen, and for each second that the task has: a trial answers all of them."""
-NEW_PAIR = 16
-"""What the first visit of a pair of items takes, in visits of a pair that has a count already: about 6 ns."""
-TUNING_WORK, TUNING_WORK_PER_SECOND = 1 << 31, 1 << 22
-"""Most visits of a trial, some 10 seconds, and for each second that the task has, a fortieth of it."""
-FINAL_WORK, FINAL_WORK_PER_SECOND = 1 << 35, 1 << 25
-"""Those of the last fit, some minutes, and a fifth of the task's time."""
-LEAST_WORK = 1 << 22
-"""What any task has time for."""
-MOST_EVENTS = 1 << 27
-"""Most events that are learned from, some 20 bytes each."""
+COUNTS_LEFT = 10
+"""A trial that counts anew is made only if the time left is enough for so many: the others find more in it."""
 
 
 @dataclass(frozen=True)
@@ -113,23 +106,9 @@ def _scale(counts: Counts, row_I: Array, column_I: Array, back: float, power: fl
             score_N[n] = score if power == 1 else score**power
 
 
-@dataclass
-class Counting:
-    """Counts of some lists by the options that they depend on; the latest are kept, since most steps of a search need the same."""
-
-    lists: Lists
-    latest: dict[tuple[Any, ...], Counts] = field(default_factory=dict)
-
-    def of(self, options: Options) -> Counts:
-        key = (options["window"], options["decay"], options["user"])
-        if key not in self.latest:
-            while len(self.latest) > 2 or sum(len(counts.item_N) for counts in self.latest.values()) > MOST_PAIRS // 2:
-                del self.latest[next(iter(self.latest))]
-            self.latest[key] = counted(self.lists, fading(options["decay"], options["window"]), options["user"])
-        return self.latest[key]
-
-    def fit(self, options: Options) -> Neighbours:
-        return neighbours_of(self.of(options), self.lists.events_I, options)
+def count(lists: Lists, options: Options) -> Counts:
+    """The counts, by those options that they depend on."""
+    return counted(lists, fading(options["decay"], options["window"]), options["user"])
 
 
 def neighbours(task: Task) -> Fitted:
@@ -145,51 +124,31 @@ def fit_neighbours(task: Task) -> tuple[Neighbours, Fitted]:
     starts, grid = ([WIDE, NARROW], GRID) if ordered else ([WITHOUT_ORDER], GRID_WITHOUT_ORDER)
     pairs = task.validation_pairs(most_queries(task))
     log.info("neighbours: %s", "; ".join(map(str, grid)))
-    works = (most_work(task, FINAL_WORK, FINAL_WORK_PER_SECOND), most_work(task, TUNING_WORK, TUNING_WORK_PER_SECOND))
-    window = starts[0]["window"]
-    learned, tuned = (sample_of(interactions, users, window, work, task.seed) for work in works)
-    Counting(lists_of(interactions, tuned[:1])).fit(starts[0])  # compiles
-    counting, first = Counting(lists_of(interactions, tuned)), time.perf_counter()
-    counting.fit(starts[0])
-    last_fit_s = 0.0 if len(learned) == len(tuned) else (time.perf_counter() - first) * len(learned) / len(tuned)
-    if last_fit_s > deadline.left_s() / 2:  # this machine is slower than those that the limits are for
-        learned = sample_of(interactions, learned, window, int(works[0] * deadline.left_s() / (2 * last_fit_s)), task.seed)
-        learned, last_fit_s = (learned, deadline.left_s() / 2) if len(learned) > len(tuned) else (tuned, 0.0)
-    searched = Deadline(None if deadline.at_s is None else deadline.at_s - last_fit_s)
-    found = search(lambda options: task.measured(counting.fit(options).rank, pairs), starts, grid, searched)
-    kept, more = _fewest(task, pairs, counting.fit(found.best.options), found.best, searched)
-    if len(tuned) < len(learned):
-        counting = Counting(lists_of(interactions, learned))
-    ended = found.ended if len(learned) == len(users) else f"learned from {len(learned)} of {len(users)} users, a limit of memory and time"
-    best = counting.fit(found.best.options)
+    count(lists_of(interactions, users[:0]), starts[0])  # loads what is compiled, or compiles
+    lists = lists_of(interactions, users)
+    counts = Remembered(lambda options: count(lists, options), COUNTED)
+    counting = time.perf_counter()
+    counts.of(starts[0])
+    count_s = time.perf_counter() - counting
+
+    def fitted(options: Options) -> Neighbours:
+        return neighbours_of(counts.of(options), lists.events_I, options)
+
+    def cost_s(options: Options) -> float:
+        return 0.0 if counts.has(options) else COUNTS_LEFT * count_s * options["window"] / starts[0]["window"]
+
+    figure = counts.watched(lambda options: task.measured(fitted(options).rank, pairs))
+    found = search(figure, starts, grid, deadline, cost_s=cost_s)
+    best = fitted(found.best.options)
+    kept, more = _fewest(task, pairs, best, found.best, deadline)
     best = best if kept is None else replace(best, lists=best.lists.limited(kept))
     options = {**found.best.options, "kept": kept}
-    return best, Fitted(best.rank, options, best.lists.bytes, time.perf_counter() - begin, [*found.trials, *more], ended)
+    return best, Fitted(best.rank, options, best.lists.bytes, time.perf_counter() - begin, [*found.trials, *more], found.ended)
 
 
 def most_queries(task: Task) -> int:
     """How many validation queries a trial answers, at least 1,000."""
     return VALIDATION_QUERIES if task.seconds is None else max(1000, min(VALIDATION_QUERIES, int(QUERIES_PER_SECOND * task.seconds)))
-
-
-def most_work(task: Task, most: int, per_second: int) -> int:
-    """The limit, and what the task's time allows; at least LEAST_WORK."""
-    return most if task.seconds is None else max(LEAST_WORK, min(most, int(per_second * task.seconds)))
-
-
-def sample_of(interactions: Interactions, users: Int64, window: int, most_work: int, seed: int) -> Int64:
-    """The users; of those with more events than MOST_EVENTS or more work than that, a seeded sample that has not. Ascending.
-
-    Work is the visits of pairs within the window, from both ends, and NEW_PAIR for each pair of items that may be new.
-    """
-    length = np.diff(interactions.offset_U1)[users]
-    reach = np.minimum(np.maximum(length - 1, 0), window)
-    visits = 2 * reach * length - reach * (reach + 1)
-    order = np.random.default_rng(seed).permutation(len(users))
-    total = np.cumsum(visits[order])
-    work = total + NEW_PAIR * np.minimum(total, interactions.item_count**2)
-    fits = int(np.count_nonzero((work <= most_work) & (np.cumsum(length[order]) <= MOST_EVENTS)))
-    return users if fits == len(users) else np.sort(users[order[: max(1, fits)]])
 
 
 def _fewest(
