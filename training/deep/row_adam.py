@@ -41,14 +41,20 @@ class RowAdam:
     def refresh(self, places_R: Tensor) -> None:
         """Bring distinct rows, int64[R], up to date."""
         stale = places_R[self._time_N[places_R] < self._clock.now]
+        tables = self._rows_ND, self._first_ND, self._second_ND, self._mean_ND
         for places in stale.split(self._block):
-            self._refresh(places)
+            parts = [table.index_select(0, places) for table in tables]
+            self._move_on(*parts, self._time_N[places])
+            for table, part_RD in zip(tables, parts, strict=True):
+                table.index_copy_(0, places, part_RD)
+        self._time_N[stale] = self._clock.now
 
     @torch.no_grad()
     def refresh_all(self) -> None:
         """Bring all rows and their means up to date."""
         for start in range(0, len(self._rows_ND), self._block):
-            self._refresh(slice(start, start + self._block))
+            block = slice(start, start + self._block)
+            self._move_on(self._rows_ND[block], self._first_ND[block], self._second_ND[block], self._mean_ND[block], self._time_N[block])
         self._clock = _Clock(self._rows_ND.device)
         self._time_N.zero_()
 
@@ -62,11 +68,13 @@ class RowAdam:
         root = (1 - second**self.steps) ** 0.5
         self._clock.step(first, second, kept, corrected * root)
         for places, gradient in zip(places_R.split(self._block), gradient_RD.split(self._block), strict=True):
-            first_RD = self._first_ND[places].lerp_(gradient, 1 - first)
-            second_RD = self._second_ND[places].mul_(second).addcmul_(gradient, gradient, value=1 - second)
-            rows_RD = self._rows_ND[places].mul_(kept)
-            rows_RD.addcdiv_(first_RD, second_RD.sqrt().div_(root).add_(EPSILON), value=-corrected)
-            self._first_ND[places], self._second_ND[places], self._rows_ND[places] = first_RD, second_RD, rows_RD
+            tables = self._rows_ND, self._first_ND, self._second_ND
+            rows_RD, first_RD, second_RD = (table.index_select(0, places) for table in tables)
+            first_RD.lerp_(gradient, 1 - first)
+            second_RD.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+            rows_RD.mul_(kept).addcdiv_(first_RD, second_RD.sqrt().div_(root).add_(EPSILON), value=-corrected)
+            for table, part_RD in zip(tables, (rows_RD, first_RD, second_RD), strict=True):
+                table.index_copy_(0, places, part_RD)
         self._time_N[places_R] = self._clock.now
 
     @torch.no_grad()
@@ -83,20 +91,14 @@ class RowAdam:
         self._first_ND.copy_(state["first"])
         self._second_ND.copy_(state["second"])
 
-    def _refresh(self, places: Tensor | slice) -> None:
-        first, second, kept, moved, mean, mean_of_row, mean_of_move = self._clock.since(self._time_N[places])
-        rows_RD, mean_RD = self._rows_ND[places], self._mean_ND[places]
-        first_RD, second_RD = self._first_ND[places], self._second_ND[places]
+    def _move_on(self, rows_RD: Tensor, first_RD: Tensor, second_RD: Tensor, mean_RD: Tensor, time_R: Tensor) -> None:
+        """Bring some rows, their moments and their means, up to date at time_R, to the present; in place."""
+        first, second, kept, moved, mean, mean_of_row, mean_of_move = self._clock.since(time_R)
         move_RD = first_RD / second_RD.sqrt().add_(EPSILON)
         mean_RD.mul_(mean).addcmul_(rows_RD, mean_of_row).addcmul_(move_RD, mean_of_move, value=-1)
         rows_RD.mul_(kept).addcmul_(move_RD, moved, value=-1)
         first_RD.mul_(first)
         second_RD.mul_(second)
-        if isinstance(places, slice):
-            return  # those were views
-        self._rows_ND[places], self._mean_ND[places] = rows_RD, mean_RD
-        self._first_ND[places], self._second_ND[places] = first_RD, second_RD
-        self._time_N[places] = self._clock.now
 
 
 class _Clock:

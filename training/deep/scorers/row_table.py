@@ -89,7 +89,7 @@ class RowTable:
     def _own_rows(self, places: Tensor) -> Tensor:
         if self._adam is not None:
             self._adam.refresh(places if processes() == 1 else torch.unique(places))
-        return self.own.detach()[places]
+        return self.own.detach().index_select(0, places)
 
 
 def _summed(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
