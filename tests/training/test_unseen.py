@@ -251,11 +251,11 @@ def test_dropped_items_have_their_contents_row_in_lookups() -> None:
     content.draw(1)
     leaf_I = torch.from_numpy(tree.leaf_of_item)
     rows_ID = lookup(leaf_I, model.table).detach()
-    own_I = np.isclose(rows_ID, before_ND[leaf_I], atol=1e-5).all(1)
+    own_I = torch.isclose(rows_ID, before_ND[leaf_I], atol=1e-5).all(1)
     assert 0 < own_I.sum() < tree.item_count
     assert model.content_table is not None
     by_content_ID = as_matrix(features).toarray() @ model.content_table.detach().numpy()
-    assert_allclose(rows_ID[~own_I], by_content_ID[~own_I], rtol=1e-5, atol=1e-6)
+    assert_allclose(rows_ID[~own_I], by_content_ID[~own_I.numpy()], rtol=1e-5, atol=1e-6)
     assert_allclose(lookup(leaf_I, optimiser.averaged.table), before_ND[leaf_I], atol=1e-5)
 
 

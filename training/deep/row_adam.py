@@ -15,6 +15,7 @@ Legend: N rows, D numbers of a row, R rows at a time, S times, F factors.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ class RowAdam:
         self.steps = 0
         self._rows_ND, self._mean_ND = rows_ND.detach(), mean_ND.detach()
         self._first_ND, self._second_ND = torch.zeros_like(self._rows_ND), torch.zeros_like(self._rows_ND)
+        self._tables = self._rows_ND, self._first_ND, self._second_ND, self._mean_ND
         self._betas, self._weight_decay = betas, weight_decay
         self._clock = _Clock(rows_ND.device)
         self._time_N = torch.zeros(len(rows_ND), dtype=torch.int32, device=rows_ND.device)
@@ -41,12 +43,10 @@ class RowAdam:
     def refresh(self, places_R: Tensor) -> None:
         """Bring distinct rows, int64[R], up to date."""
         stale = places_R[self._time_N[places_R] < self._clock.now]
-        tables = self._rows_ND, self._first_ND, self._second_ND, self._mean_ND
         for places in stale.split(self._block):
-            parts = [table.index_select(0, places) for table in tables]
-            self._move_on(*parts, self._time_N[places])
-            for table, part_RD in zip(tables, parts, strict=True):
-                table.index_copy_(0, places, part_RD)
+            parts = [table.index_select(0, places) for table in self._tables]
+            self._move_on(parts, self._time_N[places])
+            self._write(places, parts)
         self._time_N[stale] = self._clock.now
 
     @torch.no_grad()
@@ -54,7 +54,7 @@ class RowAdam:
         """Bring all rows and their means up to date."""
         for start in range(0, len(self._rows_ND), self._block):
             block = slice(start, start + self._block)
-            self._move_on(self._rows_ND[block], self._first_ND[block], self._second_ND[block], self._mean_ND[block], self._time_N[block])
+            self._move_on([table[block] for table in self._tables], self._time_N[block])
         self._clock = _Clock(self._rows_ND.device)
         self._time_N.zero_()
 
@@ -68,13 +68,11 @@ class RowAdam:
         root = (1 - second**self.steps) ** 0.5
         self._clock.step(first, second, kept, corrected * root)
         for places, gradient in zip(places_R.split(self._block), gradient_RD.split(self._block), strict=True):
-            tables = self._rows_ND, self._first_ND, self._second_ND
-            rows_RD, first_RD, second_RD = (table.index_select(0, places) for table in tables)
+            rows_RD, first_RD, second_RD = parts = [table.index_select(0, places) for table in self._tables[:3]]
             first_RD.lerp_(gradient, 1 - first)
             second_RD.mul_(second).addcmul_(gradient, gradient, value=1 - second)
             rows_RD.mul_(kept).addcdiv_(first_RD, second_RD.sqrt().div_(root).add_(EPSILON), value=-corrected)
-            for table, part_RD in zip(tables, (rows_RD, first_RD, second_RD), strict=True):
-                table.index_copy_(0, places, part_RD)
+            self._write(places, parts)
         self._time_N[places_R] = self._clock.now
 
     @torch.no_grad()
@@ -91,8 +89,13 @@ class RowAdam:
         self._first_ND.copy_(state["first"])
         self._second_ND.copy_(state["second"])
 
-    def _move_on(self, rows_RD: Tensor, first_RD: Tensor, second_RD: Tensor, mean_RD: Tensor, time_R: Tensor) -> None:
-        """Bring some rows, their moments and their means, up to date at time_R, to the present; in place."""
+    def _write(self, places: Tensor, parts: Sequence[Tensor]) -> None:
+        for table, part_RD in zip(self._tables, parts, strict=False):
+            table.index_copy_(0, places, part_RD)
+
+    def _move_on(self, parts: Sequence[Tensor], time_R: Tensor) -> None:
+        """Bring parts of all tables, which were up to date at time_R, to the present; in place."""
+        rows_RD, first_RD, second_RD, mean_RD = parts
         first, second, kept, moved, mean, mean_of_row, mean_of_move = self._clock.since(time_R)
         move_RD = first_RD / second_RD.sqrt().add_(EPSILON)
         mean_RD.mul_(mean).addcmul_(rows_RD, mean_of_row).addcmul_(move_RD, mean_of_move, value=-1)

@@ -97,9 +97,15 @@ def _summed(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     if len(parts) == 1:
         return parts[0]
     distinct, place = torch.unique(torch.cat([numbers for numbers, _ in parts]), return_inverse=True)
-    sums = parts[0][1].new_zeros((len(distinct), parts[0][1].shape[1]))
+    sums = parts[0][1].new_empty((len(distinct), parts[0][1].shape[1]))
+    begun = torch.zeros(len(distinct), dtype=torch.bool, device=sums.device)
     for place_U, (_, values) in zip(place.split([len(numbers) for numbers, _ in parts]), parts, strict=True):
-        sums.index_add_(0, place_U, values)
+        begun_U = begun[place_U]
+        if begun_U.any():
+            sums.index_fill_(0, place_U[~begun_U], 0).index_add_(0, place_U, values)
+        else:
+            sums.index_copy_(0, place_U, values)  # most parts: without a pass over zeros
+        begun[place_U] = True
     return distinct, sums
 
 

@@ -101,14 +101,15 @@ class SequenceSteps:
         with torch.autocast(device.type, torch.bfloat16, enabled=self.bfloat16):
             states = self.encoder.states(leaves_BT, self.model.table, generator, sequences)
         levels = self.columns.levels(on_device(places.target_NP, device), generator)
-        rows = [lookup(level.nodes_M, self.model.table) for level in levels]
+        widths = [part.columns.stop - part.columns.start for part in self.encoder.each]
+        rows = [lookup(level.nodes_M, self.model.table).split(widths, 1) for level in levels]  # whose gradients are put together at once
         sequence_N, place_N, inner_N = (on_device(array, device) for array in (places.sequence_N, places.place_N, inner))
         total = torch.zeros((), device=device)
-        for part, state_BXD in zip(self.encoder.each, states, strict=True):
+        for part, state_BXD, columns in zip(self.encoder.each, states, zip(*rows, strict=True), strict=True):
             state_ND = state_BXD[sequence_N, place_N]
             total = total + level_softmax_loss(
                 state_ND.bfloat16() if self.bfloat16 else state_ND.float(),
-                [row_MD[:, part.columns] for row_MD in rows],
+                columns,
                 part.scale_LD,
                 levels,
                 inner_N,
