@@ -76,6 +76,7 @@ def measure(config: DeepConfig, items: int, steps: int) -> dict[str, Any]:
     model, watch = build_model(config, tree, prepared), Stopwatch()
     made = steps_of(config, model, Topology(tree, CPU), prepared)
     made.optimiser.step = watch.timing(made.optimiser.step)  # type: ignore[method-assign]
+    made.optimiser.refresh()  # writes all moments: later steps find their memory there, as most steps of a run do
     step_s, optimiser_s = [], []
     refresh, update = RowAdam.refresh, RowAdam.step
     RowAdam.refresh, RowAdam.step = watch.timing(refresh), watch.counting(update)  # type: ignore[method-assign]

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 EPSILON = 1e-8
-BLOCK = {"cpu": 1 << 9, "cuda": 1 << 16}
+BLOCK = {"cpu": 1 << 7, "cuda": 1 << 16}
 """Rows that are updated at a time. On a CPU they, their moments and their mean then stay in its cache."""
 
 
