@@ -30,11 +30,6 @@ if TYPE_CHECKING:  # torch takes seconds to import, and `inspect` needs none
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train, measure and inspect models.", pretty_exceptions_enable=False)
 log = logging.getLogger("training")
 
-ShardRows = Annotated[
-    bool | None,
-    typer.Option(help="under torchrun: each process holds its share of the node rows; by default where they are large"),
-]
-
 
 @app.command()
 def new(
@@ -66,7 +61,6 @@ def fit(
     earlier: Annotated[
         Path | None, typer.Option(help="models/NAME/VERSION: take its live items along; instead of `earlier_model`, where there is one")
     ] = None,
-    shard_rows: ShardRows = None,
 ) -> None:
     """Train a model and export it as a bundle."""
     from training.specification.linear import LinearConfig
@@ -81,7 +75,7 @@ def fit(
             f"no such option for kind {settings.kind!r}, only for xr-linear and xreg: data.split says what is held out of a log of users"
         )
         raise InvalidConfig("--test", str(test), expected)
-    _fit_deep(out, settings, data, device, resume, earlier, shard_rows)
+    _fit_deep(out, settings, data, device, resume, earlier)
 
 
 def _fit_deep(
@@ -91,14 +85,13 @@ def _fit_deep(
     device: Literal["auto", "cpu", "cuda"],
     resume: bool,
     journal: Path | None = None,
-    shard_rows: bool | None = None,
 ) -> None:
     begin, name = time.perf_counter(), new_version(out)
     from training.deep.fit import pick_device
     from training.deep.run import fit_and_export
 
     settings = settings.model_copy(update={"name": name})
-    bundle = fit_and_export(settings, data, out, pick_device(device), resume, journal, shard_rows)
+    bundle = fit_and_export(settings, data, out, pick_device(device), resume, journal)
     if bundle is not None:
         _report(bundle, begin)
 

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,6 @@ from training.specification.models import deep_config
 CPU = torch.device("cpu")
 STEPS, CHECKPOINT_EVERY = 12, 5
 KINDS = ("otm-sequence", "otm-sequence whole", "otm-sequence content", "otm-robust", "otm", "otm-no-bs", "tdm", "plt", "hsm", "attention")
-Rows = Literal["shared", "whole"]
 
 
 def write_log(folder: Path) -> None:
@@ -93,9 +92,7 @@ def noted(make: Callable[[Any, int], torch.Tensor], losses: list[float], last: i
     return step
 
 
-def train(
-    raw: dict[str, Any], folder: Path, rows: Rows, resume: bool = False, last: int | None = None, device: torch.device = CPU
-) -> list[float]:
+def train(raw: dict[str, Any], folder: Path, resume: bool = False, last: int | None = None, device: torch.device = CPU) -> list[float]:
     """Train a configuration; returns its losses. Process 0 leaves weights.npz, the recalls and the tables' sizes in the folder.
 
     last  the step that is not made: the run is killed before it
@@ -114,7 +111,7 @@ def train(
     for kind, make in made:
         kind.make = noted(make, losses, last)
     try:
-        model = fit_model(config, prepared, shared_tree(tree, CPU), device, folder, resume, rows == "shared")
+        model = fit_model(config, prepared, shared_tree(tree, CPU), device, folder, resume)
     except Killed:
         return losses
     finally:
@@ -132,18 +129,18 @@ def curve(folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Train what the lines of a file say, one after the other: [configuration, folder, rows, resume, last]."""
+    """Train what the lines of a file say, one after the other: [configuration, folder, "cpu" or "gpu", resume, last]."""
     runs, results = Path(sys.argv[1]), []
     torch.set_num_threads(1)
     fit_module.CHECKPOINT_EVERY = CHECKPOINT_EVERY
     with joined(CPU):
         for line in runs.read_text().splitlines():
-            raw, folder, rows, resume, last = json.loads(line)
-            if rows == "shared on a GPU":
-                with pretended_gpu() as device:
-                    results.append(train(raw, Path(folder), "shared", resume, last, device))
+            raw, folder, device, resume, last = json.loads(line)
+            if device == "gpu":
+                with pretended_gpu() as gpu:
+                    results.append(train(raw, Path(folder), resume, last, gpu))
             else:
-                results.append(train(raw, Path(folder), rows, resume, last))
+                results.append(train(raw, Path(folder), resume, last))
         number = process()
     threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
     assert not any("gloo" in thread for thread in threads), threads  # one that outlives the group may abort the process at its end

@@ -39,6 +39,7 @@ from training.deep.export import check_parity, export
 from training.deep.first_model import build_model
 from training.deep.fit import fit
 from training.deep.prepare import Prepared, build_tree, prepare
+from training.deep.scorers.lookup import lookup
 from training.deep.scorers.model import NodeScorer, export_graphs
 from training.deep.topology import Topology
 from training.deep.validation import search_pairs
@@ -313,7 +314,7 @@ def test_a_batch_that_the_processes_cannot_share_alike_is_refused(short: Run, tm
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_ends_the_run(short: Run, tmp_path: Path, value: float) -> None:
     def broken(model: NodeScorer, *_: Any) -> torch.Tensor:
-        return model.node_rows.sum() * value
+        return lookup(torch.tensor([0]), model.table).sum() * value
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(fit_module.LOSSES, "otm", broken)

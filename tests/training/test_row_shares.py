@@ -29,8 +29,6 @@ from tests.training.shared_runs import CHECKPOINT_EVERY, KINDS, STEPS, configura
 from training.deep import checkpoint
 from training.deep.checkpoint import Checkpoint, RunState
 from training.deep.parallel import drawn_rows, joined, own_rows
-from training.deep.row_shares import FEW_BYTES, shares_rows
-from training.trees.balanced import random_tree
 from training.versions import clear
 
 pytestmark = pytest.mark.slow
@@ -59,7 +57,7 @@ class Run:
 def two_processes(folder: Path, runs: list[tuple[dict[str, Any], Path, str, bool, int | None]]) -> list[Run]:
     """What two processes make of some runs."""
     file = folder / "runs.jsonl"
-    file.write_text("".join(json.dumps([raw, str(path), rows, resume, last]) + "\n" for raw, path, rows, resume, last in runs))
+    file.write_text("".join(json.dumps([raw, str(path), device, resume, last]) + "\n" for raw, path, device, resume, last in runs))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*command, "-m", "tests.training.shared_runs", str(file)],
@@ -86,28 +84,24 @@ def alone(folder: Path) -> dict[str, Run]:
     """What one process makes of each kind; two of them killed and not resumed, for others to go on."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fit_module, "CHECKPOINT_EVERY", CHECKPOINT_EVERY)
-        runs = {
-            kind: Run(shared_runs.train(configuration(folder, kind), folder / f"{kind}-one", "whole"), folder / f"{kind}-one")
-            for kind in KINDS
-        }
+        runs = {kind: Run(shared_runs.train(configuration(folder, kind), folder / f"{kind}-one"), folder / f"{kind}-one") for kind in KINDS}
         for kind in RESUMED:
             path = folder / f"{kind}-one-killed"
-            runs[f"{kind} killed"] = Run(shared_runs.train(configuration(folder, kind), path, "whole", last=KILLED), path)
+            runs[f"{kind} killed"] = Run(shared_runs.train(configuration(folder, kind), path, last=KILLED), path)
     return runs
 
 
 @pytest.fixture(scope="module")
 def together(folder: Path, alone: dict[str, Run]) -> dict[str, Run]:
-    """What two processes make of each kind with shared rows, of one with whole rows, and from where runs were killed."""
+    """What two processes make of each kind, and from where runs were killed."""
     wanted: dict[str, tuple[dict[str, Any], Path, str, bool, int | None]] = {
-        kind: (configuration(folder, kind), folder / f"{kind}-two", "shared", False, None) for kind in KINDS
+        kind: (configuration(folder, kind), folder / f"{kind}-two", "cpu", False, None) for kind in KINDS
     }
-    wanted["otm-sequence with whole rows"] = configuration(folder, "otm-sequence"), folder / "replicated", "whole", False, None
-    wanted["otm-sequence on a GPU"] = configuration(folder, "otm-sequence"), folder / "pretended", "shared on a GPU", False, None
+    wanted["otm-sequence on a GPU"] = configuration(folder, "otm-sequence"), folder / "pretended", "gpu", False, None
     for kind in RESUMED:
         raw = configuration(folder, kind)
-        wanted[f"{kind} resumed"] = raw, alone[f"{kind} killed"].folder, "shared", True, None
-        wanted[f"{kind} killed"] = raw, folder / f"{kind}-two-killed", "shared", False, KILLED
+        wanted[f"{kind} resumed"] = raw, alone[f"{kind} killed"].folder, "cpu", True, None
+        wanted[f"{kind} killed"] = raw, folder / f"{kind}-two-killed", "cpu", False, KILLED
     return dict(zip(wanted, two_processes(folder, list(wanted.values())), strict=True))
 
 
@@ -118,9 +112,9 @@ def assert_same_end(run: Run, one: Run, biases: tuple[int, ...] = ()) -> None:
     assert_allclose(run.curve["recalls"], one.curve["recalls"], rtol=1e-12)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "otm-sequence with whole rows", "otm-sequence on a GPU"])
+@pytest.mark.parametrize("kind", [*KINDS, "otm-sequence on a GPU"])
 def test_two_processes_have_the_losses_and_the_rows_of_one(together: dict[str, Run], alone: dict[str, Run], kind: str) -> None:
-    run, one = together[kind], alone[kind.removesuffix(" with whole rows").removesuffix(" on a GPU")]
+    run, one = together[kind], alone[kind.removesuffix(" on a GPU")]
     assert len(one.losses) == STEPS
     assert_allclose(run.losses, one.losses, rtol=1e-6)
     assert_same_end(run, one, (3, 7) if kind == "otm-sequence content" else ())
@@ -138,7 +132,7 @@ def test_two_processes_go_on_where_one_was_killed(together: dict[str, Run], alon
 def test_one_process_goes_on_where_two_were_killed(folder: Path, together: dict[str, Run], alone: dict[str, Run], kind: str) -> None:
     path = together[f"{kind} killed"].folder
     assert [file.name for file in path.iterdir() if file.is_file()] == ["checkpoint.pt"], "no tables are left beside it"
-    losses = shared_runs.train(configuration(folder, kind), path, "whole", resume=True)
+    losses = shared_runs.train(configuration(folder, kind), path, resume=True)
     assert len(losses) == STEPS - KILLED // CHECKPOINT_EVERY * CHECKPOINT_EVERY
     assert_allclose(losses, alone[kind].losses[-len(losses) :], rtol=1e-6)
     assert_same_end(Run(losses, path), alone[kind])
@@ -153,14 +147,12 @@ class State(dict[str, Any]):
 
 def test_tables_that_a_killed_checkpoint_left_go_when_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work, rows_ND = tmp_path / "work", torch.zeros(4, 2)
-    parts: Any = {
-        "model": State(node_rows=rows_ND),
-        "averaged": State({"module.node_rows": rows_ND}),
-        "optimiser": State(state={}),
-    }
+    model: Any = State(node_rows=rows_ND)
+    optimiser: Any = State(rows={"first": rows_ND, "second": rows_ND}, averaged={"node_rows": rows_ND})
     work.mkdir()
     monkeypatch.setattr(checkpoint, "gather_rows", lambda *_: None)
-    Checkpoint(work / "checkpoint.pt", {}, parts, nodes=4).save(RunState(step=5))
+    monkeypatch.setattr(checkpoint, "processes", lambda: 2)
+    Checkpoint(work / "checkpoint.pt", {}, model, optimiser, nodes=4).save(RunState(step=5))
 
     def killed(*_: object) -> None:
         shutil.copytree(work, tmp_path / "left")  # a kill deletes nothing
@@ -168,22 +160,12 @@ def test_tables_that_a_killed_checkpoint_left_go_when_the_run_goes_on(tmp_path: 
 
     monkeypatch.setattr(torch, "save", killed)
     with pytest.raises(KeyboardInterrupt):
-        Checkpoint(work / "checkpoint.pt", {}, parts, nodes=4).save(RunState(step=10))
+        Checkpoint(work / "checkpoint.pt", {}, model, optimiser, nodes=4).save(RunState(step=10))
     left = tmp_path / "left"
-    assert len([file for file in left.rglob("*") if file.stat().st_size == rows_ND.nbytes]) == 2
+    assert len([file for file in left.rglob("*") if file.stat().st_size == rows_ND.nbytes]) == 4
     clear(left, resume=True)
     assert sorted(file.name for file in left.rglob("*")) == ["checkpoint.part", "checkpoint.pt"]
     assert (left / "checkpoint.pt").read_bytes() == (work / "checkpoint.pt").read_bytes()
-
-
-def test_rows_are_shared_where_they_are_large_or_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = random_tree(1000, 4, seed=0)
-    fits = FEW_BYTES // (24 * tree.node_count)
-    assert not shares_rows(True, tree, fits), "one process has nobody to share with"
-    monkeypatch.setattr("training.deep.row_shares.processes", lambda: 2)
-    assert [shares_rows(None, tree, width) for width in (fits, fits + 1)] == [False, True]
-    assert shares_rows(True, tree, 1)
-    assert not shares_rows(False, tree, 10 * fits)
 
 
 # -- a GPU that is not there --------------------------------------------------------------------------------------------
@@ -209,9 +191,9 @@ def test_every_kind_trains_on_the_device_that_it_is_given(tmp_path: Path, kind: 
     """Not attention: torch's recomputation of its hidden layers sees through the pretence."""
     write_log(tmp_path)
     raw = configuration(tmp_path, kind)
-    losses = shared_runs.train(raw, tmp_path / "cpu", "whole")
+    losses = shared_runs.train(raw, tmp_path / "cpu")
     with pretended_gpu() as gpu:
-        there = shared_runs.train(raw, tmp_path / "gpu", "whole", device=gpu)
+        there = shared_runs.train(raw, tmp_path / "gpu", device=gpu)
     assert_allclose(there, losses, rtol=1e-5)
 
 

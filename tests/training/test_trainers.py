@@ -74,7 +74,7 @@ def network(kind: str) -> Trainer:
         if not (asked.folder / "log.csv").exists():
             write_log(asked.folder)
         raw, work = configuration(asked.folder, kind) | {"seed": asked.seed}, work_folder(asked.out)
-        losses = shared_runs.train(raw, work, "whole", asked.resume, asked.last)
+        losses = shared_runs.train(raw, work, asked.resume, asked.last)
         if asked.last is not None:
             raise Killed
         with np.load(work / "weights.npz") as weights:

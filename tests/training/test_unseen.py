@@ -35,10 +35,14 @@ from tests.espalier.bundle.parts import model_with
 from tests.training.commands import command
 from tests.training.content_logs import KINDS, SIZE, write_log
 from training.data.csr import as_matrix
+from training.deep.averaging import share_kept
 from training.deep.content_ridge import PENALTY, predicted, ridge
 from training.deep.content_rows import ContentRows as TrainedRows
 from training.deep.content_rows import add_content, content_graph
+from training.deep.optimiser import Optimiser
+from training.deep.scorers.lookup import lookup
 from training.deep.scorers.model import NodeScorer, new_scorer
+from training.deep.topology import Topology
 from training.held_out import held_out_log
 from training.specification.scorers import ProductScorer
 
@@ -189,29 +193,28 @@ def step_of(target_ND: Tensor, rows_ND: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("seed", "decay"), [(0, 0.0), (1, 0.0), (2, 0.4), (3, 2.0)])
 def test_updates_are_those_of_two_tables(seed: int, decay: float) -> None:
-    """Also with weight decay, of what items have of their own and of W."""
+    """Also with weight decay, of what items have of their own and of W; and the mean of the weights is that of the sums."""
     rng = np.random.default_rng(seed)
     tree = random_tree(rng, 3, 4, empty_share=0.2)
     features, seen_I = features_of(rng, tree.item_count), rng.random(tree.item_count) < 0.8
     model = model_over(tree, seed)
     add_content(model, features, tree, seen_I, fitted=True)
     assert model.content_table is not None
-    content = TrainedRows(features, tree, seen_I, 0.3, CPU)
-    target_ND = torch.randn(model.node_rows.shape)
-
     dense_IF = torch.from_numpy(as_matrix(features).toarray())
     leaf_I = torch.from_numpy(tree.leaf_of_item)
     own_ND = model.node_rows.detach().clone()
     own_ND[leaf_I] -= dense_IF @ model.content_table.detach()
     own, table = torch.nn.Parameter(own_ND), torch.nn.Parameter(model.content_table.detach().clone())
-    parameters = [model.node_rows, model.content_table]
-    ours, theirs = (torch.optim.AdamW(of, lr=0.05, weight_decay=decay) for of in (parameters, [own, table]))
+    content = TrainedRows(features, Topology(tree, CPU), seen_I, 0.3)
+    ours = Optimiser(model, (0.9, 0.98), 4, decay, content)
+    theirs = torch.optim.AdamW([own, table], lr=0.05, betas=(0.9, 0.98), weight_decay=decay)
+    target_ND, sums = torch.randn(model.node_rows.shape), []
     for step in range(6):
-        ours.zero_grad()
-        with content.dropped(model, step):
-            step_of(target_ND, model.node_rows).backward()
-        with content.followed(model, 1 - 0.05 * decay):
-            ours.step()
+        content.draw(step)
+        ours.zero_gradients()
+        step_of(target_ND, lookup(torch.arange(tree.node_count), model.table)).backward()
+        ours.step(0.05)
+        ours.average()
 
         theirs.zero_grad()
         draw_I = torch.rand(tree.item_count, generator=torch.Generator().manual_seed(step))
@@ -222,36 +225,38 @@ def test_updates_are_those_of_two_tables(seed: int, decay: float) -> None:
         rows_ND = (own * kept_N[:, None]).index_add(0, leaf_I, dense_IF @ table)
         step_of(target_ND, rows_ND).backward()
         theirs.step()
-    whole_ND = own.detach().index_add(0, leaf_I, dense_IF @ table.detach())
+        sums.append(own.detach().index_add(0, leaf_I, dense_IF @ table.detach()))
+    ours.refresh()
     assert_allclose(model.content_table.detach(), table.detach(), atol=1e-5)
-    assert_allclose(model.node_rows.detach(), whole_ND, atol=1e-5)
+    averaged_ND = lookup(torch.arange(tree.node_count), ours.averaged.table)
+    expected_ND = sums[0]
+    for times in range(1, 6):
+        expected_ND = expected_ND.lerp(sums[times], 1 - share_kept(4, times))
+    assert_allclose(averaged_ND, expected_ND, atol=1e-5)
+    content.join_rows(model)
+    assert_allclose(model.node_rows.detach(), sums[-1], atol=1e-5)
     unseen = torch.from_numpy(np.flatnonzero(~seen_I))
     assert_allclose(model.node_rows.detach()[leaf_I[unseen]], (dense_IF @ model.content_table.detach())[unseen], rtol=1e-5, atol=1e-6)
 
 
-def test_inside_a_step_dropped_items_have_their_contents_row_and_then_their_own_again() -> None:
+def test_dropped_items_have_their_contents_row_in_lookups() -> None:
     rng = np.random.default_rng(5)
     tree = random_tree(rng, 3, 4)
     features, seen_I = features_of(rng, tree.item_count), np.ones(tree.item_count, np.bool_)
     model = model_over(tree, 5)
     add_content(model, features, tree, seen_I, fitted=True)
     before_ND = model.node_rows.detach().clone()
-    content = TrainedRows(features, tree, seen_I, 0.5, CPU)
-
-    def fails() -> None:
-        with content.dropped(model, 1):
-            rows_ID.append(model.node_rows.detach()[torch.from_numpy(tree.leaf_of_item)])
-            raise ZeroDivisionError
-
-    rows_ID: list[Tensor] = []
-    with pytest.raises(ZeroDivisionError):
-        fails()
-    assert_array_equal(model.node_rows.detach(), before_ND)
-    own_I = (rows_ID[0] == before_ND[torch.from_numpy(tree.leaf_of_item)]).all(1).numpy()
+    content = TrainedRows(features, Topology(tree, CPU), seen_I, 0.5)
+    optimiser = Optimiser(model, (0.9, 0.98), 4, content=content)
+    content.draw(1)
+    leaf_I = torch.from_numpy(tree.leaf_of_item)
+    rows_ID = lookup(leaf_I, model.table).detach()
+    own_I = torch.isclose(rows_ID, before_ND[leaf_I], atol=1e-5).all(1)
     assert 0 < own_I.sum() < tree.item_count
     assert model.content_table is not None
     by_content_ID = as_matrix(features).toarray() @ model.content_table.detach().numpy()
-    assert_allclose(rows_ID[0][~own_I], by_content_ID[~own_I], rtol=1e-5, atol=1e-6)
+    assert_allclose(rows_ID[~own_I], by_content_ID[~own_I.numpy()], rtol=1e-5, atol=1e-6)
+    assert_allclose(lookup(leaf_I, optimiser.averaged.table), before_ND[leaf_I], atol=1e-5)
 
 
 def test_the_first_table_is_that_of_ridge_regression() -> None:

@@ -22,7 +22,7 @@ from training.baselines.sampled_softmax import Proposal
 from training.baselines.sasrec_model import SasRec, SasRecConfig
 from training.data.user_item_matrix import events_of_items
 from training.deep.averaging import AVERAGE_EVERY, averaged_over
-from training.deep.scorers.lookup import lookup
+from training.deep.scorers.row_table import RowTable
 from training.deep.scorers.transformer import Dropout, SequenceEncoder
 from training.deep.sequence.batches import SequenceBatch, SequenceSource
 from training.deep.sequence.blocked_softmax import places_of, softmax_loss
@@ -42,12 +42,20 @@ class Network(nn.Module):
     def __init__(self, item_ID: Tensor, config: SasRecConfig) -> None:
         super().__init__()
         self.item_ID = nn.Parameter(item_ID)
+        self.table = RowTable(self.item_ID, len(item_ID))
         self.encoder = SequenceEncoder(config.width, config.layers, config.heads, config.length)
 
     def forward(self, history_BT: Tensor, dropout: Dropout | None = None) -> Tensor:
         """int64[B, T], −1 = padding behind → states [B, T, D]."""
-        state_BTD: Tensor = self.encoder(lookup(history_BT.clamp(min=0), self.item_ID), dropout)
+        state_BTD: Tensor = self.encoder(self.table.lookup(history_BT.clamp(min=0)), dropout)
         return state_BTD
+
+    def add_gradients(self) -> None:
+        """Give the item table the gradients of the rows that were looked up."""
+        places_R, gradient_RD = self.table.gradients()
+        if self.item_ID.grad is None:
+            self.item_ID.grad = torch.zeros_like(self.item_ID)
+        self.item_ID.grad.index_add_(0, places_R, gradient_RD)
 
 
 class Training:
@@ -119,14 +127,15 @@ class Training:
             state_BTD = network(torch.from_numpy(batch.history_BT), self.dropout)
         state_ND, target_N = state_BTD[real_BT], target_BT[real_BT]
         state_ND = state_ND.bfloat16() if config.bfloat16 else state_ND
-        target_ND = lookup(target_N, network.item_ID)
+        target_ND = network.table.lookup(target_N)
         if config.loss == "full":
             loss = softmax_loss(state_ND, target_ND, network.item_ID, target_N)
         else:
             negative_S, log_weight_S = self.proposal.draw(config.negatives, self.generator)
             own_N = places_of(target_N, negative_S)
-            loss = softmax_loss(state_ND, target_ND, lookup(negative_S, network.item_ID), own_N, log_weight_S)
+            loss = softmax_loss(state_ND, target_ND, network.table.lookup(negative_S), own_N, log_weight_S)
         loss.backward()
+        network.add_gradients()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         self.optimiser.step()
         self.step += 1

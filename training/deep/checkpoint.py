@@ -7,7 +7,6 @@ import itertools
 import logging
 import math
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,20 +14,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.swa_utils import AveragedModel
 
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree
-from training.deep.parallel import process
+from training.deep.optimiser import Optimiser
+from training.deep.parallel import process, processes
 from training.deep.prepare import Prepared
 from training.deep.row_shares import gather_rows, map_rows, own_rows_of
 from training.deep.scorers.model import NodeScorer
 from training.specification.deep import DeepConfig
 
 log = logging.getLogger(__name__)
-
-Parts = Mapping[str, NodeScorer | AveragedModel | torch.optim.Optimizer]
-"""What a checkpoint holds besides the state of the run."""
 
 
 @dataclass
@@ -57,23 +53,23 @@ class RunState:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The file of one run, which its `identity` names. `parts` are saved, and restored in place.
+    """The file of one run, which its `identity` names. The model and the optimiser are saved, and restored in place.
 
-    nodes  of the node rows, where processes share them: the file has all rows, so another number of processes can go on; else None
+    nodes  of the tree: the file has the rows of all, so another number of processes can go on
     """
 
     file: Path
     identity: dict[str, str]
-    parts: Parts
-    nodes: int | None = None
+    model: NodeScorer
+    optimiser: Optimiser
+    nodes: int
 
     def save(self, state: RunState) -> None:
-        """Replaces the file in one step. All processes call it, and process 0 writes."""
+        """Replaces the file in one step. All processes call it, after `refresh` of the optimiser, and process 0 writes."""
         progress = {"step": state.step, "recalls": list(state.recalls), "best": state.best}
-        content: dict[str, Any] = {name: part.state_dict() for name, part in self.parts.items()} | {"progress": progress}
-        if self.nodes is None:
-            if process() == 0:
-                self._write(content)
+        content: dict[str, Any] = {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict(), "progress": progress}
+        if processes() == 1:
+            self._write(content)
             return
         with TemporaryDirectory(dir=self.file.parent, prefix=".checkpoint-rows-") as folder:
             count = itertools.count()
@@ -83,13 +79,12 @@ class Checkpoint:
 
     def _gathered(self, own_nD: Tensor, file: Path) -> Tensor:
         """All rows in process 0, in a file rather than in memory; in the others their own."""
-        nodes = self.nodes or 0
         if process():
-            gather_rows(own_nD, nodes, None)
+            gather_rows(own_nD, self.nodes, None)
             return own_nD
-        shape = nodes, *own_nD.shape[1:]
+        shape = self.nodes, *own_nD.shape[1:]
         whole_ND = torch.from_file(str(file), shared=True, size=math.prod(shape), dtype=own_nD.dtype).view(shape)
-        gather_rows(own_nD, nodes, whole_ND)
+        gather_rows(own_nD, self.nodes, whole_ND)
         return whole_ND
 
     def _write(self, content: dict[str, Any]) -> None:
@@ -106,7 +101,7 @@ class Checkpoint:
         if not self.file.exists():
             return RunState()
         try:
-            content: dict[str, Any] = torch.load(self.file, map_location="cpu", weights_only=True, mmap=self.nodes is not None)
+            content: dict[str, Any] = torch.load(self.file, map_location="cpu", weights_only=True, mmap=processes() > 1)
             identity = content["identity"]
         except Exception as error:  # a damaged file raises almost anything
             expected = f"a readable checkpoint ({type(error).__name__}); delete it to start anew"
@@ -114,10 +109,10 @@ class Checkpoint:
         if identity != self.identity:
             expected = "a checkpoint of the same configuration, log and tree; delete it or leave out --resume to start anew"
             raise InvalidConfig("--resume", str(self.file), expected)
-        if self.nodes is not None:
+        if processes() > 1:
             content = map_rows(content, own_rows_of)
-        for name, part in self.parts.items():
-            part.load_state_dict(content[name])
+        self.model.load_state_dict(content["model"])
+        self.optimiser.load_state_dict(content["optimiser"])
         state = RunState(**content["progress"])
         log.info("resumed at step %d", state.step)
         return state

@@ -1,111 +1,105 @@
 """Leaf rows with a part from content: row(leaf of i) = e(i) + Σ_f c(i, f) · W_f, c(i) the features of item i.
 
-`node_rows` of a model hold the sums, always: the encoder, the heads, the search and the export see one table. Adam updates e and W by their
-own gradients; since its steps do not depend on values, e needs no table of its own: it is the sum less c · W. Weight decay does depend on
-values, but it is linear, so the sums take it in (`followed`). In each step a random share of the items is without e, as all items are that
-no training user touched: their gradients go to W alone (dropout of the id, Volkovs et al. 2017, DropoutNet). An item's e that never moved
-is 0, so untouched items have their content's row exactly.
+In training `node_rows` of a model hold the own parts e, and every lookup adds c · W (`RowTable.composed`). Before and after, they hold the
+sums: the search and the export see one table. In each step a random share of the items is without e, as all items are that no training user
+touched: their gradients go to W alone (dropout of the id, Volkovs et al. 2017, DropoutNet). The e of an untouched item is 0, so it has its
+content's row.
 
 Knows rows and features. Does not know how features are made of fields: see `training.data.item_content`.
 
-Legend: I items, F features, D node row, R items of a step without their own part.
+Legend: I items, F features, D node row, U nodes of a lookup, E entries of their features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
-from training.data.csr import as_matrix, as_rows
+from training.data.csr import as_matrix
 from training.deep.content_ridge import ridge
 from training.deep.parallel import process, processes
 from training.deep.scorers.model import NodeScorer
+from training.deep.topology import Topology
 from training.onnx_graphs import onnx_bytes
 
-Int64 = NDArray[np.int64]
-Float32 = NDArray[np.float32]
+BLOCK = 1 << 12
+"""Rows that are split or joined at a time."""
 
 
 class ContentRows:
-    """The features of a catalogue at the leaves of a tree, on a device.
+    """The features of a catalogue at the leaves of a tree, on its device.
 
     seen_I  bool[I]: items that a training user touched
     drop    share of those that are without their own part in a step
-    shared  whether processes share the node rows: then I are the items whose leaves this one holds
     """
 
-    def __init__(
-        self, rows: SparseRows, tree: Tree, seen_I: NDArray[np.bool_], drop: float, device: torch.device, shared: bool = False
-    ) -> None:
-        self._items, leaf_I = tree.item_count, tree.leaf_of_item
-        self._own_I = np.flatnonzero(leaf_I % processes() == process()) if shared else np.arange(len(leaf_I))
-        rows, leaf_I = rows.take(self._own_I), leaf_I[self._own_I] // (processes() if shared else 1)
-        self._by_item = _Bags(rows, device)
-        self._by_feature = _Bags(_transposed(rows), device)
-        self._leaf_I = torch.from_numpy(leaf_I).to(device)
-        self._unseen_I = torch.from_numpy(~seen_I[self._own_I])
-        self._drop = drop
-        self._device = device
-        self._shared = shared
+    def __init__(self, rows: SparseRows, topology: Topology, seen_I: NDArray[np.bool_], drop: float) -> None:
+        device = topology.device
+        self._topology, self._drop = topology, drop
+        self._start_I1, self._feature_E, self._value_E = (
+            torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in (rows.indptr, rows.indices.astype(np.int64), rows.values)
+        )
+        self._unseen_I = torch.from_numpy(~seen_I)
+        self._alone_I = self._unseen_I.to(device)
 
-    def of(self, table_FD: Tensor) -> Tensor:
-        """float32[I, D]: c · W."""
-        return self._by_item.sums(table_FD)
+    def draw(self, seed: int) -> None:
+        """Draw the items that are without their own part from now on; the same on all processes."""
+        draw_I = torch.rand(len(self._unseen_I), generator=torch.Generator().manual_seed(seed))
+        self._alone_I = ((draw_I < self._drop) | self._unseen_I).to(self._topology.device)
 
-    @contextmanager
-    def dropped(self, model: NodeScorer, seed: int) -> Iterator[None]:
-        """Inside, some items are without their own part. Afterwards W has its gradient, and those items' own parts have none.
+    def sums(self, table_FD: Tensor, nodes_U: Tensor) -> Tensor:
+        """float32[U, D]: c · W of nodes; 0 where no item lies."""
+        item_U = self._items(nodes_U)
+        start_U = self._start_I1[item_U.clamp(min=0)]
+        count_U = torch.where(item_U >= 0, self._start_I1[item_U + 1] - start_U, 0)
+        begin_U = count_U.cumsum(0) - count_U
+        entry_E = torch.arange(int(count_U.sum()), device=nodes_U.device) + (start_U - begin_U).repeat_interleave(count_U)
+        return nn.functional.embedding_bag(
+            self._feature_E[entry_E], table_FD, begin_U, mode="sum", per_sample_weights=self._value_E[entry_E]
+        )
 
-        The gradient of the node rows is to be the mean over the processes when the inside ends.
-
-        seed  of the draw, the same on all processes
-        """
-        table = _table(model)
-        draw_I = torch.rand(self._items, generator=torch.Generator().manual_seed(seed))[torch.from_numpy(self._own_I)]
-        items_R = torch.nonzero((draw_I < self._drop) | self._unseen_I).squeeze(1)
-        leaf_R = self._leaf_I[items_R.to(self._device)]
-        with torch.no_grad():
-            whole_RD = model.node_rows[leaf_R]
-            model.node_rows[leaf_R] = self._by_item.sums(table, items_R)
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                model.node_rows[leaf_R] = whole_RD
-        gradient_ND = model.node_rows.grad
-        if gradient_ND is not None:
-            table.grad = self._by_feature.sums(gradient_ND[self._leaf_I])
-            if self._shared:
-                dist.all_reduce(table.grad)
-            gradient_ND[leaf_R] = 0
-
-    @contextmanager
-    def followed(self, model: NodeScorer, kept: float = 1.0) -> Iterator[None]:
-        """Inside, an update changes W and the sums, as if they were own parts; afterwards the sums have changed with W, too.
-
-        kept  what the update multiplies all weights by before its step: 1 − learning rate · weight decay. A sum holds c · W, so it has
-              already taken that in
-        """
-        table = _table(model)
-        before_FD = kept * table.detach()
-        yield
-        with torch.no_grad():
-            model.node_rows[self._leaf_I] += self._by_item.sums(table - before_FD)
-            self.reset_unseen(model)
+    def composed(self, model: NodeScorer, dropping: bool) -> Callable[[Tensor, Tensor], Tensor]:
+        """What lookups make of own parts: the sums; if `dropping`, without the own parts of the items that were drawn."""
+        return partial(self._composed, _table(model), dropping)
 
     @torch.no_grad()
-    def reset_unseen(self, model: NodeScorer) -> None:
-        """Items that no training user touched get exactly their content's row."""
-        unseen = torch.nonzero(self._unseen_I).squeeze(1)
-        model.node_rows[self._leaf_I[unseen.to(self._device)]] = self._by_item.sums(_table(model), unseen)
+    def split_rows(self, model: NodeScorer) -> None:
+        """The node rows of a model, sums before, become the own parts of items."""
+        for own_RD, nodes_R in self._own_rows(model):
+            own_RD -= self.sums(_table(model), nodes_R)
+            item_R = self._items(nodes_R)
+            own_RD[(item_R >= 0) & self._unseen_I.to(item_R.device)[item_R]] = 0
+
+    @torch.no_grad()
+    def join_rows(self, model: NodeScorer) -> None:
+        """The node rows of a model, own parts before, become the sums."""
+        for own_RD, nodes_R in self._own_rows(model):
+            own_RD += self.sums(_table(model), nodes_R)
+
+    def _composed(self, table_FD: Tensor, dropping: bool, nodes_U: Tensor, own_UD: Tensor) -> Tensor:
+        if dropping:
+            item_U = self._items(nodes_U)
+            own_UD = own_UD.masked_fill(((item_U >= 0) & self._alone_I[item_U]).unsqueeze(1), 0)
+        return own_UD + self.sums(table_FD, nodes_U)
+
+    def _items(self, nodes_U: Tensor) -> Tensor:
+        """int64[U]: the items at nodes, −1 where there is none."""
+        first = self._topology.tree.leaf_offset
+        return torch.where(nodes_U >= first, self._topology.leaf_item[(nodes_U - first).clamp(min=0)], -1)
+
+    def _own_rows(self, model: NodeScorer) -> list[tuple[Tensor, Tensor]]:
+        """The node rows that this process holds, in blocks, and their nodes; those in which a leaf lies."""
+        own_nD = model.node_rows.detach()
+        first = self._topology.tree.leaf_offset // processes()
+        places = torch.arange(first, len(own_nD), device=own_nD.device)
+        return [(own_nD[block[0] : block[-1] + 1], block * processes() + process()) for block in places.split(BLOCK) if len(block)]
 
 
 def add_content(model: NodeScorer, features: SparseRows, tree: Tree, seen_I: NDArray[np.bool_], fitted: bool) -> None:
@@ -139,30 +133,6 @@ def content_graph(table_FD: Tensor, entries: int) -> bytes:
     items = {0: torch.export.Dim.DYNAMIC}
     arguments = features, torch.ones(2, entries)
     return onnx_bytes(ContentGraph(table_FD.detach().cpu()), arguments, ["features", "values"], "rows", [items, items])
-
-
-class _Bags:
-    """A sparse matrix [A, B] that is multiplied with dense ones, row by row in a fixed order on every device."""
-
-    def __init__(self, rows: SparseRows, device: torch.device) -> None:
-        self._rows, self._device = rows, device
-        self._whole = self._on_device(rows)
-
-    def sums(self, dense_BD: Tensor, rows: Tensor | None = None) -> Tensor:
-        """float32[A, D] = matrix · dense, or some rows of it (int64, on the CPU)."""
-        indices, offsets, values = self._whole if rows is None else self._on_device(self._rows.take(rows.numpy()))
-        return nn.functional.embedding_bag(
-            indices, dense_BD.detach(), offsets, mode="sum", per_sample_weights=values, include_last_offset=True
-        )
-
-    def _on_device(self, rows: SparseRows) -> tuple[Tensor, Tensor, Tensor]:
-        parts = (rows.indices.astype(np.int64), rows.indptr, rows.values)
-        indices, offsets, values = (torch.from_numpy(np.ascontiguousarray(part)).to(self._device) for part in parts)
-        return indices, offsets, values
-
-
-def _transposed(rows: SparseRows) -> SparseRows:
-    return as_rows(as_matrix(rows).T.tocsr())
 
 
 def _table(model: NodeScorer) -> nn.Parameter:

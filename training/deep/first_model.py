@@ -40,14 +40,13 @@ COLUMNS = 16
 """Of rows that are summed at a time, in float64."""
 
 
-def first_model(config: DeepConfig, tree: Tree, prepared: Prepared, device: torch.device, shared: bool) -> NodeScorer:
-    """`build_model`'s model on a device, the same on every process; where they share node rows, process 0 alone has had them all."""
-    if not shared:
-        model = build_model(config, tree, prepared).to(device)
-    else:
-        model = build_model(config, tree, prepared) if process() == 0 else _without_rows(config, tree, prepared)
-        share_rows(model, tree.node_count, device)
-        log.info("%d processes share %d node rows", processes(), tree.node_count)
+def first_model(config: DeepConfig, tree: Tree, prepared: Prepared, device: torch.device) -> NodeScorer:
+    """`build_model`'s model on a device, the same on every process; of several, each has its share of the node rows."""
+    if processes() == 1:
+        return build_model(config, tree, prepared).to(device)
+    model = build_model(config, tree, prepared) if process() == 0 else _without_rows(config, tree, prepared)
+    share_rows(model, tree.node_count, device)
+    log.info("%d processes share %d node rows", processes(), tree.node_count)
     share_weights(model)
     return model
 

@@ -13,9 +13,8 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,20 +22,20 @@ from tqdm import tqdm
 
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree
-from training.deep.averaging import AVERAGE_EVERY, averaged_over
-from training.deep.checkpoint import Checkpoint, Parts, RunState, identity_of
+from training.deep.averaging import AVERAGE_EVERY
+from training.deep.checkpoint import Checkpoint, RunState, identity_of
 from training.deep.content_rows import ContentRows
 from training.deep.first_model import first_model
-from training.deep.gradients import combine_gradients
 from training.deep.instances import Source, source_of
 from training.deep.objectives.otm import otm_loss, otm_no_bs_loss, otm_no_optest_loss
 from training.deep.objectives.otm_robust import otm_robust_loss
 from training.deep.objectives.plt import hsm_loss, plt_loss
 from training.deep.objectives.tdm import tdm_loss
+from training.deep.optimiser import Optimiser
 from training.deep.parallel import average, own_rows, process, processes
 from training.deep.prepare import Prepared
 from training.deep.queries import model_input
-from training.deep.row_shares import shares_rows, unshare_rows
+from training.deep.row_shares import unshare_rows
 from training.deep.scorers.model import NodeScorer
 from training.deep.sequence.steps import SequenceSteps
 from training.deep.topology import Topology, on_device
@@ -64,6 +63,8 @@ CURVE = "curve.json"
 """Beside the checkpoint, when a run has ended: the validation recalls, the step whose weights were kept, and the steps made."""
 CHECKPOINT_EVERY = 500
 """Steps between checkpoints."""
+BETAS = 0.9, 0.999
+"""Of Adam, for kinds that train on instances."""
 READ_EVERY = 20
 """Steps between readings of the losses: reading one waits for the device."""
 
@@ -75,18 +76,15 @@ def pick_device(device: Literal["auto", "cpu", "cuda"]) -> torch.device:
     return torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def fit(
-    config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.device, work: Path, resume: bool, shared: bool | None = None
-) -> NodeScorer:
-    """Train and return the model, on `device`. Where processes shared the node rows, that of process 0 alone is whole.
+def fit(config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.device, work: Path, resume: bool) -> NodeScorer:
+    """Train and return the model, on `device`. Of several processes, that of process 0 alone is whole.
 
     work    folder for the checkpoint and the validation curve, which process 0 writes and all read
     resume  go on from the checkpoint there, if there is one; its configuration and log must be the same
-    shared  whether each of several processes holds its share of the node rows; None: where they are large
 
     Raises InvalidConfig for a batch that the processes cannot share alike, FloatingPointError when a loss or a weight is not finite.
     """
-    run = Run(config, prepared, tree, device, work / "checkpoint.pt", resume, shared)
+    run = Run(config, prepared, tree, device, work / "checkpoint.pt", resume)
     state, steps = run.state, config.optimiser.steps
     begin, first = time.perf_counter(), state.step
     with tqdm(total=steps, initial=first, unit="step", desc=config.name, mininterval=1.0, disable=process() > 0) as bar:
@@ -98,9 +96,6 @@ def fit(
     best_step = state.best_step(config.optimiser.validate_every)
     if state.recalls:
         run.model.load_state_dict(state.best)
-        content = content_rows(config, prepared, run.topology, run.model.shared is not None)
-        if content is not None:
-            content.reset_unseen(run.model)
         best, ending = max(state.recalls), "" if state.step < steps else "; all steps were used"
         log.info("validation recall@%d: %.4f at step %d of %d%s", config.search.m, best, best_step, state.step, ending)
     if process() == 0:
@@ -111,7 +106,9 @@ def fit(
         )
     log.info("%d steps in %.1f s", state.step - first, time.perf_counter() - begin)
     model = run.model
-    del run, state  # the optimiser's means, before process 0 has all rows
+    if run.steps.content is not None:
+        run.steps.content.join_rows(model)
+    del run, state  # the optimiser's moments, before process 0 has all rows
     unshare_rows(model)
     return model
 
@@ -119,17 +116,13 @@ def fit(
 class Run:
     """A training under way: the model, the mean of its weights, the validation users and the state that a checkpoint keeps."""
 
-    def __init__(
-        self, config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.device, file: Path, resume: bool, shared: bool | None
-    ) -> None:
+    def __init__(self, config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.device, file: Path, resume: bool) -> None:
         self.config = config
-        self.model = first_model(config, tree, prepared, device, shares_rows(shared, tree, config.scorer.node_dim))
+        self.model = first_model(config, tree, prepared, device)
         self.topology = Topology(tree, device)
         self.steps = steps_of(config, self.model, self.topology, prepared)
-        self.averaged = averaged_over(config.optimiser.average, self.model)
-        parts: Parts = {"model": self.model, "averaged": self.averaged, "optimiser": self.steps.optimiser}
-        nodes = None if self.model.shared is None else tree.node_count
-        self.checkpoint = Checkpoint(file, identity_of(config, prepared, tree), parts, nodes)
+        self.optimiser = self.steps.optimiser
+        self.checkpoint = Checkpoint(file, identity_of(config, prepared, tree), self.model, self.optimiser, tree.node_count)
         self.state = self.checkpoint.restore() if resume else RunState()
         if resume and self.state.step == 0:
             log.info("no checkpoint to resume from: training starts anew")
@@ -151,11 +144,12 @@ class Run:
         if validate or save or len(self._losses) == READ_EVERY:
             loss = self._read_losses()
         if validate or state.step % AVERAGE_EVERY == 0:
-            self.averaged.update_parameters(self.model)
+            self.optimiser.average()
+        if validate or save:
+            self.optimiser.refresh()
         if validate:
-            kept = cast(NodeScorer, self.averaged.module)
-            recall = validation_recall(self.config, self.topology, kept, self.pairs)
-            state.add(recall, kept)
+            averaged = self.optimiser.averaged
+            state.add(validation_recall(self.config, self.topology, averaged, self.pairs), averaged)
         if save or state.out_of_patience(optimiser.patience):
             self.checkpoint.save(state)
         return loss
@@ -174,7 +168,7 @@ class Run:
 
 def steps_of(config: DeepConfig, model: NodeScorer, topology: Topology, prepared: Prepared) -> InstanceSteps | SequenceSteps:
     """How the configured kind trains. Raises InvalidConfig where the processes cannot share a batch."""
-    content = content_rows(config, prepared, topology, model.shared is not None)
+    content = content_rows(config, prepared, topology)
     if content is not None:
         # Where content gives untouched items their rows, they are no negatives: nothing says that nobody wants them.
         topology = Topology(topology.tree, topology.device, prepared.seen_I)
@@ -195,7 +189,7 @@ class InstanceSteps:
             raise InvalidConfig("optimiser.batch", config.optimiser.batch, f"a multiple of the {processes()} processes")
         self.config, self.model, self.topology, self.content = config, model, topology, content
         self.source = source_of(prepared.interactions, prepared.split.train, config.instances, config.seed)
-        self.optimiser = torch.optim.Adam(model.parameters(), lr=config.optimiser.learning_rate, fused=True)
+        self.optimiser = Optimiser(model, BETAS, config.optimiser.average, content=content)
 
     def start_at(self, step: int) -> None:
         """A batch depends on its step alone: there is nothing to skip."""
@@ -220,7 +214,7 @@ def train_step(
     model: NodeScorer,
     topology: Topology,
     source: Source,
-    optimiser: torch.optim.Optimizer,
+    optimiser: Optimiser,
     step: int,
     content: ContentRows | None = None,
 ) -> Tensor:
@@ -229,27 +223,24 @@ def train_step(
     instances = source.batch(step, config.optimiser.batch)
     own = own_rows(config.optimiser.batch)
     generator = torch.Generator(device).manual_seed(config.seed * 1_000_003 + step)
-    for group in optimiser.param_groups:
-        group["lr"] = config.optimiser.learning_rate_at(step)
-    optimiser.zero_grad()
-    with nullcontext() if content is None else content.dropped(model, config.seed * 1_000_003 + step):
-        with torch.autocast(device.type, torch.bfloat16, enabled=use_bfloat16(config, device)):
-            query = model_input(model, topology, instances.query[own])
-            targets = on_device(instances.target_BP[own], device)
-            loss = LOSSES[kind](model, topology, query, targets, objective, generator)
-        loss.backward()
-        combine_gradients(model)
-    with nullcontext() if content is None else content.followed(model):
-        optimiser.step()
+    if content is not None:
+        content.draw(config.seed * 1_000_003 + step)
+    optimiser.zero_gradients()
+    with torch.autocast(device.type, torch.bfloat16, enabled=use_bfloat16(config, device)):
+        query = model_input(model, topology, instances.query[own])
+        targets = on_device(instances.target_BP[own], device)
+        loss = LOSSES[kind](model, topology, query, targets, objective, generator)
+    loss.backward()
+    optimiser.step(config.optimiser.learning_rate_at(step))
     return loss.detach()
 
 
-def content_rows(config: DeepConfig, prepared: Prepared, topology: Topology, shared: bool) -> ContentRows | None:
+def content_rows(config: DeepConfig, prepared: Prepared, topology: Topology) -> ContentRows | None:
     """The features of the catalogue at the leaves, where content enters rows."""
     content = prepared.content
     if content is None:
         return None
-    return ContentRows(content.rows, topology.tree, prepared.seen_I, config.content.drop, topology.device, shared)
+    return ContentRows(content.rows, topology, prepared.seen_I, config.content.drop)
 
 
 def use_bfloat16(config: DeepConfig, device: torch.device) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree
@@ -119,11 +119,3 @@ def every_value(own: NDArray[np.float64], count: int, device: torch.device) -> N
     dist.all_reduce(whole)
     values: NDArray[np.float64] = whole.cpu().numpy()
     return values
-
-
-@torch.no_grad()
-def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Each gradient becomes its mean over the processes, so a mean over own rows becomes that over the batch."""
-    for parameter in parameters:
-        if parameter.grad is not None:
-            average(parameter.grad)

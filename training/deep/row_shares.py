@@ -1,8 +1,8 @@
 """Which processes hold the node rows of a model, and how rows come from process 0 to all and back.
 
-A step needs node rows, their gradient and Adam's two means, and a run the averaged and the best rows: 24 bytes for each number of a row.
-Where several processes share the rows, each holds its part of all six, and a full table exists nowhere while they train. Process 0 makes
-the first rows, and gets the last ones, one table of 4 bytes a number.
+A run needs node rows, Adam's two moments, the averaged and the best rows: 20 bytes for each number of a row. Where several processes
+train, each holds its part of all five, and a full table exists nowhere while they do. Process 0 makes the first rows, and gets the last
+ones, one table of 4 bytes a number.
 
 Legend: N nodes, D node row, P processes.
 """
@@ -17,26 +17,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from espalier.tree import Tree
 from training.deep.parallel import from_first, process, processes
 from training.deep.scorers.model import NodeScorer
-from training.deep.scorers.shared_rows import SharedRows, own_count
+from training.deep.scorers.row_table import RowTable, own_count
 
 log = logging.getLogger(__name__)
 
-BYTES = 24
-"""Of rows, gradient, Adam's means, averaged and best rows, for each number of a node row."""
-FEW_BYTES = 1 << 30
-"""Processes that may choose hold all rows each where these take no more bytes: then nothing has to be exchanged."""
 BLOCK = 1 << 15
 """Rows of a process that travel at a time."""
-
-
-def shares_rows(wanted: bool | None, tree: Tree, width: int) -> bool:
-    """Whether the processes share the node rows; `wanted` None: where they are large. One process alone has none to share with."""
-    if processes() == 1:
-        return False
-    return tree.node_count * width * BYTES > FEW_BYTES if wanted is None else wanted
 
 
 @torch.no_grad()
@@ -54,12 +42,12 @@ def share_rows(model: NodeScorer, nodes: int, device: torch.device) -> None:
         own_nD[start // processes() : start // processes() + len(part)] = part
     model.node_rows = nn.Parameter(own_nD)
     model.to(device)
-    model.shared = SharedRows(model.node_rows, nodes)
+    model.row_table = RowTable(model.node_rows, nodes)
 
 
 def share_weights(model: NodeScorer) -> None:
-    """All processes take the weights of process 0, but for shared rows."""
-    from_first(values for name, values in model.state_dict().items() if model.shared is None or name != "node_rows")
+    """All processes take the weights of process 0, but for the node rows."""
+    from_first(values for name, values in model.state_dict().items() if name != "node_rows")
 
 
 @torch.no_grad()
@@ -80,32 +68,33 @@ def gather_rows(own_nD: Tensor, nodes: int, into_ND: Tensor | None) -> None:
 
 @torch.no_grad()
 def unshare_rows(model: NodeScorer) -> None:
-    """Give process 0's model all rows; the others keep theirs, and can no longer be used. A collective call."""
-    if model.shared is None:
+    """End training: process 0's model has all rows; the others keep theirs, and can no longer be used. A collective call."""
+    table, device = model.row_table, model.node_rows.device
+    model.row_table = None
+    if table is None or processes() == 1:
         return
-    nodes, device = model.shared.nodes, model.node_rows.device
+    nodes = table.nodes
     whole_ND = torch.empty((nodes, model.node_rows.shape[1])) if process() == 0 else None  # not on a GPU: its share still lies there
     gather_rows(model.node_rows.detach(), nodes, whole_ND)
-    model.shared = None
     if whole_ND is not None:
         model.node_rows = nn.Parameter(torch.empty(0))
         model.node_rows = nn.Parameter(whole_ND.to(device))
 
 
 def map_rows(content: dict[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """A checkpoint's content with other node rows: those of the model, averaged and best, and Adam's means of them.
-
-    The node rows are a model's first parameter. Every process comes to the tables in the same order.
+    """A checkpoint's content with other node rows: those of the model, their moments, averaged and best. Every process comes to the tables
+    in the same order.
     """
-    states = dict(content["optimiser"]["state"])
-    if 0 in states:
-        states[0] = {name: change(value) if value.dim() == 2 else value for name, value in states[0].items()}
-    best = content["progress"]["best"]
+
+    def changed(part: dict[str, Any], *names: str) -> dict[str, Any]:
+        return part | {name: change(part[name]) for name in names}
+
+    optimiser, best = content["optimiser"], content["progress"]["best"]
+    parts = {"rows": changed(optimiser["rows"], "first", "second"), "averaged": changed(optimiser["averaged"], "node_rows")}
     return content | {
-        "model": content["model"] | {"node_rows": change(content["model"]["node_rows"])},
-        "averaged": content["averaged"] | {"module.node_rows": change(content["averaged"]["module.node_rows"])},
-        "optimiser": content["optimiser"] | {"state": states},
-        "progress": content["progress"] | {"best": best | {"node_rows": change(best["node_rows"])} if best else best},
+        "model": changed(content["model"], "node_rows"),
+        "optimiser": optimiser | parts,
+        "progress": content["progress"] | {"best": changed(best, "node_rows") if best else best},
     }
 
 

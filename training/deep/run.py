@@ -37,21 +37,19 @@ def fit_and_export(
     device: torch.device,
     resume: bool,
     journal: Path | None = None,
-    shared: bool | None = None,
 ) -> Bundle | None:
     """Train what a configuration says and write models/NAME/VERSION; None in all processes but the first.
 
     data    a log to read instead of the configured one
     journal  the model whose live items are taken along; None: the earlier model's
     resume  go on from the last checkpoint of a run that was killed
-    shared  whether each of several processes holds its share of the node rows; None: where they are large
     """
     work = work_folder(out)
     with joined(device), only_run(work) if process() == 0 else _silence():
         if process() == 0:
             clear(work, resume)
         wait_for_all()
-        return _trained(config, data, out, device, work, resume, journal, shared)
+        return _trained(config, data, out, device, work, resume, journal)
 
 
 def _trained(
@@ -62,12 +60,11 @@ def _trained(
     work: Path,
     resume: bool,
     journal: Path | None,
-    shared: bool | None,
 ) -> Bundle | None:
     prepared = prepare(config, data, work / f"process-{process()}" if process() else work, work, journal)  # it writes files there
     found = prepared.interactions
     log.info("%d users, %d items, %d events", found.user_count, found.item_count, found.event_count)
-    bundle = train_and_export(config, prepared, out, device, work, resume, shared=shared)
+    bundle = train_and_export(config, prepared, out, device, work, resume)
     if bundle is not None:
         shutil.rmtree(work)
     return bundle
@@ -82,14 +79,12 @@ def train_and_export(
     resume: bool,
     shorten: Shorten | None = None,
     memory_s: float = FIT_S,
-    shared: bool | None = None,
 ) -> Bundle | None:
     """Train what a configuration says on a log that has been read, and write models/NAME/VERSION; None in all processes but the first.
 
     work      an empty folder, or with `resume` that of a run that was killed; checkpoints and curves stay there
     shorten   what becomes of the configuration once a tree is there: fewer steps, where time is limited
     memory_s  most seconds for the neighbours of a memory
-    shared    whether each of several processes holds its share of the node rows; None: where they are large
     """
     config = with_rules(with_dates(config, prepared.split.config), prepared)
     for number in range(1, config.rounds + 1):
@@ -98,7 +93,7 @@ def train_and_export(
         tree = shared_tree(partial(build_tree, config, prepared, device), device)
         if shorten is not None:
             config = shorten(config, prepared, tree)
-        model = fit(config, prepared, tree, device, folder, resume, shared)
+        model = fit(config, prepared, tree, device, folder, resume)
         prepared = replace(prepared, earlier=as_earlier(config, tree, model))
     return export(config, prepared, tree, model, out, memory_s) if process() == 0 else None
 

@@ -39,8 +39,9 @@ from espalier.items import ItemTable
 from training.data.interactions import Interactions
 from training.data.splits import Split
 from training.deep.first_model import build_model
-from training.deep.fit import pick_device, train_step, use_bfloat16
+from training.deep.fit import BETAS, pick_device, train_step, use_bfloat16
 from training.deep.instances import InstanceSource
+from training.deep.optimiser import Optimiser
 from training.deep.prepare import Prepared, prepare
 from training.deep.topology import Topology
 from training.specification.deep import DeepConfig, WindowConfig
@@ -105,7 +106,7 @@ class Trainee:
         self.config, self.topology, self.steps = config, topology, 0
         self.source = InstanceSource(prepared.interactions, prepared.split.train, config.instances, config.seed)
         self.model = build_model(config, topology.tree, prepared).to(topology.device)
-        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=config.optimiser.learning_rate, fused=True)
+        self.optimiser = Optimiser(self.model, BETAS, config.optimiser.average)
 
     def targets(self) -> float:
         """Targets of an instance, the mean over the first batch."""

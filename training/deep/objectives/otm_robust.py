@@ -91,7 +91,7 @@ class _Batch:
         self.positives = topology.positives(target_BP)
         random_items_BR = draw_items(topology, len(target_BP), config.random_nodes, generator)
         self.random_nodes = topology.paths(random_items_BR)
-        self.times_drawn_N = topology.items_below_N * (config.random_nodes / topology.tree.item_count)  # expected, per instance
+        self.drawn_per_item = config.random_nodes / topology.tree.item_count  # expected, per instance
         self.whole = last_whole_level(model, topology.tree, config)
 
     def whole_level(self, h: int, rank_BK: Tensor) -> _Level:
@@ -131,7 +131,7 @@ class _Batch:
         counted = [  # every node once: a target in its own block
             rank_BC.masked_fill(ineligible_BC | topology.find(positive_BP, nodes_BC)[1], NEVER),
             positive_rank_BP.masked_fill(positive_BP == topology.padding, NEVER),
-            (random_rank_BR - self.times_drawn_N[random_BR].log()).masked_fill(known_BR, NEVER),
+            (random_rank_BR - (topology.items_below_N[random_BR] * self.drawn_per_item).log()).masked_fill(known_BR, NEVER),
         ]
         return _Level(nodes_BC, rank_BC, ineligible_BC, torch.cat(counted, 1), positive_rank_BP, random_rank_BR)
 

@@ -17,8 +17,8 @@ from training.deep.scorers.attention import AttentionHead, BehaviourEncoder
 from training.deep.scorers.encoders import VectorEncoder, WindowEncoder
 from training.deep.scorers.heads import MlpHead, ProductHead
 from training.deep.scorers.lookup import Rows, lookup, rows_of
+from training.deep.scorers.row_table import RowTable
 from training.deep.scorers.sequence import Reader, SequencePart, SequenceQuery, TransformerStates
-from training.deep.scorers.shared_rows import SharedRows
 from training.deep.scorers.window_states import WindowStates
 from training.onnx_graphs import onnx_bytes
 from training.specification.deep import DeepConfig
@@ -33,7 +33,7 @@ class NodeScorer(nn.Module):
     """g(query, node) → logit, over all nodes of a tree.
 
     node_rows      float32[N, D], drawn from N(0, init_std²); where processes share the rows, this process's (`training.deep.row_shares`)
-    shared         all rows, where processes share them
+    row_table      what lookups go through in training, and where processes share the rows
     content_table  float32[F, D], what the features of items add to the rows of their leaves (`training.deep.content_rows`); None: nothing
     """
 
@@ -45,12 +45,12 @@ class NodeScorer(nn.Module):
         self.register_parameter("content_table", None)
         self.encoder = encoder
         self.head = head
-        self.shared: SharedRows | None = None
+        self.row_table: RowTable | None = None
 
     @property
     def table(self) -> Rows:
         """All node rows, wherever they are."""
-        return self.node_rows if self.shared is None else self.shared
+        return self.node_rows if self.row_table is None else self.row_table
 
     def state(self, query: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """history_nodes [B, L, T], history_leaves [B, T] or vector [B, F] → query states [B, L, S] (L = 1 for vectors).

@@ -48,7 +48,7 @@ def level_softmax_loss(
     for h, (level, row_MD) in enumerate(zip(levels, rows, strict=True), 1):
         above_MD, node_MD = node_MD, row_MD * scale_LD[h]
         if gamma and above_MD is not None:
-            node_MD = node_MD + gamma * above_MD[level.parent_M]
+            node_MD = node_MD + gamma * torch.nn.functional.embedding(level.parent_M, above_MD)
         places, share = (None, shares[0]) if h == len(levels) else (inner_N, shares[1])
         total = total + share * level_decay ** (len(levels) - h) * _loss_of_level(state_ND, node_MD, level, places)
     return total
@@ -60,7 +60,7 @@ def _loss_of_level(state_ND: Tensor, node_MD: Tensor, level: LevelColumns, place
     if places is not None:
         state_ND, target_NP = state_ND[places], target_NP[places]
         own_N = None if own_N is None else own_N[places]
-    column_SD = node_MD if level.column_S is None else node_MD[level.column_S]
+    column_SD = node_MD if level.column_S is None else torch.nn.functional.embedding(level.column_S, node_MD)
     own_score_N = None if own_N is None else _scores(state_ND, node_MD[target_NP[:, 0]])
     target_score_N = own_score_N if own_score_N is not None and target_NP.shape[1] == 1 else _scores(state_ND, _means(node_MD, target_NP))
     return mean_log_sum(state_ND, column_SD, level.offset_S + column_SD[:, -1], own_score_N, own_N) - target_score_N.sum() / max(

@@ -8,7 +8,6 @@ Legend: B sequences, T places, N places that are trained, P targets of a place, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from itertools import count, islice
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch import Tensor
 from espalier.errors import InvalidConfig
 from training.data.user_item_matrix import events_of_items
 from training.deep.content_rows import ContentRows
-from training.deep.gradients import clip_gradients, combine_gradients
+from training.deep.optimiser import Optimiser
 from training.deep.parallel import own_rows, processes
 from training.deep.prepare import Prepared
 from training.deep.scorers.lookup import lookup
@@ -31,6 +30,8 @@ from training.deep.sequence.places import trained_places
 from training.deep.topology import Topology, on_device
 from training.specification.deep import SequenceConfig
 
+BETAS = 0.9, 0.98
+"""Of AdamW."""
 MAX_NORM = 1.0
 """Gradients are scaled down to this norm."""
 
@@ -61,9 +62,7 @@ class SequenceSteps:
         share_I = events_I / max(1.0, events_I.sum()) + 1 / len(events_I)  # half by popularity, half alike
         self.columns = ColumnSource(topology, share_I, config.objective.negatives, config.objective.whole)
         optimiser = config.optimiser
-        self.optimiser = torch.optim.AdamW(
-            model.parameters(), lr=optimiser.learning_rate, betas=(0.9, 0.98), weight_decay=optimiser.weight_decay, fused=True
-        )
+        self.optimiser = Optimiser(model, BETAS, optimiser.average, optimiser.weight_decay, content)
         self.batches = self._endless()
 
     def _endless(self) -> Iterator[SequenceBatch]:
@@ -79,20 +78,14 @@ class SequenceSteps:
 
         The mean of the losses over the processes is the batch's.
         """
-        config, device = self.config, self.topology.device
-        rate = config.optimiser.learning_rate_at(step)
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
-        self.optimiser.zero_grad(set_to_none=False)  # new arrays of the node rows' size take longer than old ones
-        with nullcontext() if self.content is None else self.content.dropped(self.model, config.seed * 1_000_003 + step):
-            loss = self._loss(next(self.batches), np.random.default_rng([config.seed, 3, step]))
-            loss.backward()
-            combine_gradients(self.model)
-        clip_gradients(self.model, MAX_NORM)  # the gradient of the content table counts
-        kept = 1 - rate * config.optimiser.weight_decay
-        with nullcontext() if self.content is None else self.content.followed(self.model, kept):
-            self.optimiser.step()
-        return loss.detach().to(device)
+        config = self.config
+        if self.content is not None:
+            self.content.draw(config.seed * 1_000_003 + step)
+        self.optimiser.zero_gradients()
+        loss = self._loss(next(self.batches), np.random.default_rng([config.seed, 3, step]))
+        loss.backward()
+        self.optimiser.step(config.optimiser.learning_rate_at(step), MAX_NORM)
+        return loss.detach().to(self.topology.device)
 
     def _loss(self, batch: SequenceBatch, rng: np.random.Generator) -> Tensor:
         config, device, objective = self.config, self.topology.device, self.config.objective
@@ -108,14 +101,15 @@ class SequenceSteps:
         with torch.autocast(device.type, torch.bfloat16, enabled=self.bfloat16):
             states = self.encoder.states(leaves_BT, self.model.table, generator, sequences)
         levels = self.columns.levels(on_device(places.target_NP, device), generator)
-        rows = [lookup(level.nodes_M, self.model.table) for level in levels]
+        widths = [part.columns.stop - part.columns.start for part in self.encoder.each]
+        rows = [lookup(level.nodes_M, self.model.table).split(widths, 1) for level in levels]  # whose gradients are put together at once
         sequence_N, place_N, inner_N = (on_device(array, device) for array in (places.sequence_N, places.place_N, inner))
         total = torch.zeros((), device=device)
-        for part, state_BXD in zip(self.encoder.each, states, strict=True):
+        for part, state_BXD, columns in zip(self.encoder.each, states, zip(*rows, strict=True), strict=True):
             state_ND = state_BXD[sequence_N, place_N]
             total = total + level_softmax_loss(
                 state_ND.bfloat16() if self.bfloat16 else state_ND.float(),
-                [row_MD[:, part.columns] for row_MD in rows],
+                columns,
                 part.scale_LD,
                 levels,
                 inner_N,

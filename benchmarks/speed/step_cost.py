@@ -1,0 +1,123 @@
+"""Seconds of a training step by the number of items, with the same batch, negatives, list length and width of rows.
+
+    python -m benchmarks.step_cost --items 10000,100000,1000000 --json F [--kind otm-sequence] [--steps 8] [--node-dim 256]
+
+A random tree over synthetic lists of 100 items drawn alike. One thread. Printed are CPU seconds, the least over the steps after the first
+two: of a step, and of the optimiser in it (gradients put together and clipped, weights updated, rows brought up to date); the rows that
+have a gradient in a step; and the most memory so far, so each size of a comparison of memory wants a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.papers.otm.training_speed import EVENTS, synthetic
+from benchmarks.report_file import write_report
+from training.deep.first_model import build_model
+from training.deep.fit import steps_of
+from training.deep.row_adam import RowAdam
+from training.deep.topology import Topology
+from training.specification.deep import DeepConfig
+from training.specification.models import deep_config
+from training.trees.balanced import random_tree
+
+WARM_STEPS = 2
+USERS = 20_000
+CPU = torch.device("cpu")
+
+
+class Stopwatch:
+    """CPU seconds inside some functions, those in each other counted once; and the rows that were updated."""
+
+    def __init__(self) -> None:
+        self.seconds, self.rows, self._inside = 0.0, 0, False
+
+    def timing(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
+            if self._inside:
+                return function(*arguments)
+            self._inside, begin = True, time.process_time()
+            try:
+                return function(*arguments)
+            finally:
+                self._inside = False
+                self.seconds += time.process_time() - begin
+
+        return timed
+
+    def counting(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(adam: RowAdam, places_R: torch.Tensor, *rest: Any) -> Any:
+            self.rows = len(places_R)
+            return step(adam, places_R, *rest)
+
+        return counted
+
+
+def configured(kind: str, node_dim: int, places: int, steps: int) -> DeepConfig:
+    raw: dict[str, Any] = {"kind": kind, "name": "synthetic", "data": {"log": "none"}, "scorer": {"init": "random", "node_dim": node_dim}}
+    raw["optimiser"] = {"steps": steps}
+    if kind == "otm-sequence":
+        raw["instances"] = {"nearness": 1.0}
+        raw["scorer"] |= {"kind": "sequence", "length": EVENTS, "dropout": 0.5}
+        raw["optimiser"] |= {"places": places}
+    return deep_config(raw)
+
+
+def measure(config: DeepConfig, items: int, steps: int) -> dict[str, Any]:
+    """The row of one size."""
+    prepared, tree = synthetic(items, USERS), random_tree(items, config.tree.branching, seed=0)
+    model, watch = build_model(config, tree, prepared), Stopwatch()
+    made = steps_of(config, model, Topology(tree, CPU), prepared)
+    made.optimiser.step = watch.timing(made.optimiser.step)  # type: ignore[method-assign]
+    made.optimiser.refresh()  # writes all moments: later steps find their memory there, as most steps of a run do
+    step_s, optimiser_s = [], []
+    refresh, update = RowAdam.refresh, RowAdam.step
+    RowAdam.refresh, RowAdam.step = watch.timing(refresh), watch.counting(update)  # type: ignore[method-assign]
+    try:
+        for step in range(WARM_STEPS + steps):
+            watch.seconds, begin = 0.0, time.process_time()
+            made.make(step)
+            step_s.append(time.process_time() - begin)
+            optimiser_s.append(watch.seconds)
+            if step % 5 == 4:
+                made.optimiser.average()
+    finally:
+        RowAdam.refresh, RowAdam.step = refresh, update  # type: ignore[method-assign]
+    return {
+        "items": items,
+        "nodes": tree.node_count,
+        "step_s": round(min(step_s[WARM_STEPS:]), 4),
+        "optimiser_s": round(min(optimiser_s[WARM_STEPS:]), 4),
+        "rows_updated": watch.rows,
+        "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", default="10000,100000,1000000", help="sizes of catalogues")
+    parser.add_argument("--kind", default="otm-sequence")
+    parser.add_argument("--node-dim", type=int, default=256)
+    parser.add_argument("--places", type=int, default=4096, help="of a batch of otm-sequence")
+    parser.add_argument("--steps", type=int, default=8, help="that are timed")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    config = configured(args.kind, args.node_dim, args.places, WARM_STEPS + args.steps)
+    rows = []
+    for items in map(int, args.items.split(",")):
+        rows.append(measure(config, items, args.steps))
+        print(" ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
+    options = {"kind": args.kind, "node_dim": args.node_dim, "places": args.places}
+    write_report(args.json, {"options": options, "rows": rows}, "one thread used")
+
+
+if __name__ == "__main__":
+    main()

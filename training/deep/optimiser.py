@@ -1,0 +1,96 @@
+"""The updates of a model: AdamW, dense for its network and by `row_adam.py` for its node rows, and the mean of both over steps.
+
+Knows models, processes and gradients. Does not know batches or objectives.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from training.deep.averaging import share_kept
+from training.deep.content_rows import ContentRows
+from training.deep.parallel import average, processes
+from training.deep.row_adam import EPSILON, RowAdam
+from training.deep.scorers.model import NodeScorer
+from training.deep.scorers.row_table import RowTable
+
+
+class Optimiser:
+    """The optimiser of a model on its device. From now on the model's lookups go through a `RowTable`.
+
+    span      steps that the mean spans
+    content   of the leaves: then node rows hold the items' own parts from now on, and lookups add what follows from the content
+    averaged  the mean of the weights over steps, a model of its own; its node rows are right after `refresh`
+    """
+
+    def __init__(
+        self, model: NodeScorer, betas: tuple[float, float], span: int, weight_decay: float = 0.0, content: ContentRows | None = None
+    ) -> None:
+        nodes = len(model.node_rows) if model.row_table is None else model.row_table.nodes
+        if content is not None:
+            content.split_rows(model)
+        self.averaged = copy.deepcopy(model).requires_grad_(False)
+        self._rows = RowAdam(model.node_rows, self.averaged.node_rows, betas, weight_decay)
+        composed = None if content is None else content.composed(model, dropping=True)
+        self.table = model.row_table = RowTable(model.node_rows, nodes, self._rows, composed)
+        if content is not None:
+            self.averaged.row_table = RowTable(self.averaged.node_rows, nodes, None, content.composed(self.averaged, dropping=False))
+        self._network = [weights for weights in model.parameters() if weights is not model.node_rows]
+        self._averaged_network = [weights for weights in self.averaged.parameters() if weights is not self.averaged.node_rows]
+        self._adam = torch.optim.AdamW(self._network, betas=betas, eps=EPSILON, weight_decay=weight_decay, fused=True)
+        self._span, self._averages = span, 0
+
+    def zero_gradients(self) -> None:
+        """Before a backward pass: forget the last one's gradients."""
+        self._adam.zero_grad()
+
+    @torch.no_grad()
+    def step(self, rate: float, most_norm: float | None = None) -> None:
+        """After a backward pass: update all weights by the mean of the gradients over the processes, at a learning rate. A collective call.
+
+        most_norm  all gradients together are scaled down to this norm; None: they are not
+        """
+        places_R, gradient_RD = self.table.gradients()
+        gradients = [weights.grad for weights in self._network if weights.grad is not None]
+        for gradient in gradients:
+            average(gradient)
+        if most_norm is not None:
+            squares = torch.linalg.vector_norm(gradient_RD).double().square()
+            if processes() > 1:
+                dist.all_reduce(squares)
+            norms = torch.stack([squares.sqrt().float(), *(torch.linalg.vector_norm(gradient) for gradient in gradients)])
+            scale = (most_norm / (torch.linalg.vector_norm(norms) + 1e-6)).clamp(max=1)
+            for gradient in (gradient_RD, *gradients):
+                gradient.mul_(scale)
+        self._rows.step(places_R, gradient_RD, rate)
+        for group in self._adam.param_groups:
+            group["lr"] = rate
+        self._adam.step()
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """Take the weights into the mean."""
+        kept = share_kept(self._span, self._averages)
+        self._averages += 1
+        self._rows.average(kept)
+        for mean, value in zip(self._averaged_network, self._network, strict=True):
+            mean.lerp_(value, 1 - kept)
+
+    def refresh(self) -> None:
+        """Bring the node rows of the model and of the mean up to date: before either is used otherwise than by lookups."""
+        self._rows.refresh_all()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of it, after `refresh`; not copied."""
+        averaged = self.averaged.state_dict()
+        return {"network": self._adam.state_dict(), "rows": self._rows.state_dict(), "averaged": averaged, "averages": self._averages}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._adam.load_state_dict(state["network"])
+        self._rows.load_state_dict(state["rows"])
+        self.averaged.load_state_dict(state["averaged"])
+        self._averages = state["averages"]
