@@ -34,7 +34,7 @@ from training.baselines.memory import available_bytes
 from training.data.user_item_matrix import user_item_matrix
 from training.neighbours.fit import fading
 from training.retrieval.scores import best_then_popular, by_popularity
-from training.retrieval.task import Deadline, Fitted, Task
+from training.retrieval.task import NO_DEADLINE, Deadline, Fitted, Task
 from training.retrieval.tuning import Option, Options, Remembered, search
 
 if TYPE_CHECKING:
@@ -64,7 +64,6 @@ FEW_QUERIES = 16
 MOST_TRIALS = 60
 EVENTS_PER_THREAD = 50_000
 """On less a thread waits for the others longer than it works."""
-NO_DEADLINE = Deadline(None)
 
 
 @dataclass(frozen=True)

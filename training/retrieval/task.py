@@ -118,6 +118,9 @@ class Deadline:
         return float("inf") if self.at_s is None else max(0.0, self.at_s - self.clock())
 
 
+NO_DEADLINE = Deadline(None)
+
+
 @dataclass(frozen=True)
 class Trial:
     """Options that were tried, and their figure on validation queries."""
