@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from espalier.hardware import hardware
-from training.compare.contest import FUSION, QUICK, RECIPE, REFUSALS, Contest, Fuse, attempted, in_order, named, parts_of
+from training.compare.contest import FUSION, MOST_QUERIES, QUICK, RECIPE, REFUSALS, Contest, Fuse, attempted, in_order, named, parts_of
 from training.compare.figures import Figures, ms_per_query, paired
 from training.compare.outcome import differences, fit_of, measured_at_beams, queries_of, row_of
 from training.compare.plan import Plan, is_judged
@@ -34,12 +34,11 @@ from training.specification.splits import FileSplit
 
 log = logging.getLogger(__name__)
 
-MOST_QUERIES = 5_000
-"""Test queries that are measured, evenly spread: answering takes time, too, and standard errors are small by then."""
 KEPT = ("rows", "fits", "not_judged", "seconds", "minutes")
 """What it takes over from there."""
-MOST_MEASURING = 0.15
-"""Of the whole time, for learning what methods need: those that are not measured by then are not judged."""
+LATE = "the methods before it took longer than planned"
+MOST_MEASURING = 0.2
+"""Of the whole time, for learning what methods need: trained baselines that are not measured by then are not judged."""
 SAME = ("log", "config", "metric", "queries", "beams")
 """What a report must have in common with the run that continues it."""
 
@@ -127,26 +126,28 @@ def _turns(asked: Asked, contest: Contest, names: Sequence[str], begin: float, r
         name = next(name for name in names if name in shares)
         plan.done.add(name)
         yield name, shares[name]
-    report["not_judged"] += [{"method": name, "reason": plan.reason(name)} for name in names if name in plan.waiting]
+    report["not_judged"] += [{"method": name, "reason": plan.reasons.get(name, LATE)} for name in names if name in plan.waiting]
     unjudged = [left["method"] for left in report["not_judged"] if left["method"] in plan.needs]
     if unjudged:
         report["minutes_needed"] = plan.minutes(unjudged)
 
 
 def _planned(asked: Asked, contest: Contest, names: Sequence[str], begin: float) -> Plan:
-    """What each method needs, the tree and quick methods first: none is measured beyond a share of the time."""
+    """What each method needs, the tree and quick methods first."""
     seconds = asked.seconds or 0.0
     needs: dict[str, Needs] = {}
     refused: dict[str, str] = {}
     for name in sorted(names, key=lambda name: (name != RECIPE, name != STRONG, name not in QUICK)):
-        if needs and asked.clock() - begin > MOST_MEASURING * seconds and name.split(":")[0] != FUSION:
+        is_trained = name in asked.baselines and name not in QUICK
+        if is_trained and asked.clock() - begin > MOST_MEASURING * seconds:
             refused[name] = "no time was left to measure what it needs"
             continue
         try:
             needs[name] = contest.needs(name, contest.config.search.exclude_seen)
         except REFUSALS as refusal:
             refused[name] = named(refusal)
-    return Plan(asked.clock, begin, seconds, {name: needs[name] for name in names if name in needs}, refused)
+    needs = {name: needs[name] for name in names if name in needs}
+    return Plan(asked.clock, begin, seconds, needs, {name: contest.answering_seconds(name) for name in needs}, refused)
 
 
 def metrics_of(config: DeepConfig) -> list[Metric]:

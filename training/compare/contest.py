@@ -38,6 +38,10 @@ ENOUGH = 0.995
 """The smallest serving beam is chosen that finds so much of what the best one finds: wider beams cost time for next to nothing."""
 CHOOSING_QUERIES = 2000
 """Validation queries by which a serving beam, and the best method, are chosen, at most."""
+MOST_QUERIES = 5000
+"""Test queries that are measured, evenly spread: answering takes time, too, and standard errors are small by then."""
+ANSWER_S, TIMING_S = 0.001, 1.5
+"""About what an answer takes in a batch, and timing answers one by one."""
 FUSION_QUERIES = 5000
 FUSED_QUERY_S = 0.003
 """About what a fusion takes for each query by which its weights are chosen: two answers, and some forty trials."""
@@ -107,6 +111,13 @@ class Contest:
             return self.estimates[name](self.task(exclude_seen, None))
         queries = min(FUSION_QUERIES, len(self.prepared.split.validation))
         return Needs(FUSED_QUERY_S * queries, FUSED_QUERY_S * queries)
+
+    def answering_seconds(self, name: str) -> float:
+        """About what a method takes, once fitted, to be measured and timed: those with the tree at each of its beams."""
+        split = self.prepared.split
+        queries = min(CHOOSING_QUERIES, len(split.validation)) + min(MOST_QUERIES, len(split.test))
+        search_s = ANSWER_S if self._costs is None else max(ANSWER_S, self._costs.search_s)
+        return len(self.beams) * (TIMING_S + search_s * queries) if name == RECIPE else TIMING_S + ANSWER_S * queries
 
     def _refuse_histories(self, name: str) -> None:
         if self.prepared.interactions.vectors_UF is not None and name not in FOR_VECTORS:

@@ -19,8 +19,6 @@ from training.compare.verdict import STRONG, duration
 from training.retrieval.needs import ENOUGH, Needs
 from training.retrieval.task import Clock
 
-MEASURING_SHARE = 0.15
-"""Of a method's time, for answering test queries and for timing."""
 USED = 0.95
 """Of the whole time: the rest is for what takes longer than planned."""
 WEIGHTS = {RECIPE: 3.0}
@@ -35,6 +33,7 @@ class Plan:
 
     seconds   of everything, from `begin_s` of the clock
     needs     method → seconds of choosing and training
+    answers   method → seconds of answering validation and test queries, and of timing
     refused   method → why it cannot be fitted to this log at all, or was not measured
     done      methods that have been fitted
     """
@@ -43,8 +42,13 @@ class Plan:
     begin_s: float
     seconds: float
     needs: Mapping[str, Needs]
+    answers: Mapping[str, float]
     refused: Mapping[str, str]
     done: set[str] = field(default_factory=set)
+    reasons: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reasons = self._reasons()
 
     @property
     def left_s(self) -> float:
@@ -58,31 +62,35 @@ class Plan:
 
     def shares(self) -> dict[str, float]:
         """Method → seconds of choosing and training, of those that wait and can be judged."""
-        left_s, share = max(0.0, (1 - MEASURING_SHARE) * self.left_s), dict[str, float]()
+        left_s, share = self.left_s, dict[str, float]()
         for name in self.waiting:
-            if self.needs[name].least_s <= left_s and not self._lacks_a_part(name, share):
-                share[name] = self.needs[name].least_s
-                left_s -= share[name]
+            least_s = self.needs[name].least_s
+            if least_s + self.answers[name] <= left_s and not self._lacks_a_part(name, share):
+                share[name] = least_s
+                left_s -= least_s + self.answers[name]
         return share_out(share, {name: self.needs[name].full_s for name in share}, left_s)
 
     def _lacks_a_part(self, name: str, share: Mapping[str, float]) -> bool:
         return _is_fusion(name) and any(part in self.needs and part not in self.done and part not in share for part in parts_of(name))
 
-    def reason(self, name: str) -> str:
-        """Why a method that waits is not judged."""
-        lacking = [part for part in parts_of(name) if part not in self.done] if _is_fusion(name) else []
-        if lacking:
-            return f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} not judged"
-        needs = self.needs[name]
-        least = f"needs {duration(needs.least_s)}"
-        given_s = max(0.0, (1 - MEASURING_SHARE) * self.left_s)
-        if needs.steps is None:
-            return f"{least} to see all users once; {duration(given_s)} are left"
-        return f"{_steps(needs, given_s)} in the {duration(given_s)} that are left; {least} for half of them"
+    def _reasons(self) -> dict[str, str]:
+        """Why methods have no time: by what the tree, or they, would have alone."""
+        shares = self.shares()
+        reasons = {}
+        for name in (name for name in self.waiting if name not in shares):
+            needs, alone_s = self.needs[name], max(0.0, self.left_s - self.answers[name])
+            lacking = [part for part in parts_of(name) if part not in self.done and part not in shares] if _is_fusion(name) else []
+            if lacking:
+                reasons[name] = f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} not judged"
+            elif needs.steps is None:
+                reasons[name] = f"one fit to all data takes {duration(needs.least_s)}"
+            else:
+                reasons[name] = f"{_steps(needs, alone_s)} in {duration(alone_s)}; half of them take {duration(needs.least_s)}"
+        return reasons
 
     def minutes(self, names: Iterable[str]) -> float:
         """About how many would do for these methods, too, after what has been done until now."""
-        least_s = sum(self.needs[name].least_s for name in names) / (1 - MEASURING_SHARE)
+        least_s = sum(self.needs[name].least_s + self.answers[name] for name in names)
         return MINUTES_STEP * math.ceil((self.clock() - self.begin_s + least_s) / USED / 60 / MINUTES_STEP)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -111,10 +119,10 @@ class Plan:
                 seen = "all data" if needs.steps is None else _steps(needs, shares[name])
                 lines.append(f"{name:{width}}  {shares[name]:7.0f}  {seen}")
             else:
-                lines.append(f"{name:{width}}  {'-':>7}  not judged: {self.reason(name)}")
+                lines.append(f"{name:{width}}  {'-':>7}  not judged: {self.reasons[name]}")
         lines += [f"{name:{width}}  {'-':>7}  not judged: {reason}" for name, reason in self.refused.items()]
-        if any(name not in shares for name in self.needs):
-            lines.append(f"--minutes {self.minutes(self.waiting):g} would do for all that fit this log")
+        if self.reasons:
+            lines.append(f"--minutes {self.minutes(self.waiting):g} would do for all of them that fit this log")
         return "\n".join(lines)
 
 

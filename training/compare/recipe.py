@@ -13,7 +13,7 @@ import logging
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +29,17 @@ from espalier.search import NO_ITEM, Engine, SearchParams
 from training.deep.first_model import build_model
 from training.deep.fit import CURVE, steps_of
 from training.deep.fit import VALIDATION_QUERIES as QUERIES_OF_A_ROUND
-from training.deep.memory import FIT_S, KEPT
+from training.deep.memory import FIT_S, KEPT, memory_task
 from training.deep.prepare import Prepared, build_tree
-from training.deep.ranking import GAMMAS, VALIDATION_QUERIES
+from training.deep.ranking import GAMMAS, MEMORY_TRIALS, VALIDATION_QUERIES
 from training.deep.run import train_and_export
 from training.deep.sequence.rules import with_rules
 from training.deep.topology import Topology
 from training.deep.validation import validation_pairs, validation_recall
 from training.evaluate import padded
+from training.neighbours.fit import neighbours
 from training.publish import HELD_OUT_QUERIES
-from training.retrieval.needs import Needs, of_steps, seconds_each
+from training.retrieval.needs import Needs, by_parts, of_steps, seconds_each
 from training.retrieval.task import Clock, Deadline, Fitted, Trial
 from training.specification.deep import DeepConfig
 
@@ -54,6 +55,8 @@ ROUNDS_SHARE = 0.25
 """The most of the training time that may go into measuring validation users."""
 MEMORY_SHARE = 0.1
 """Of the time, at most, for the neighbours of a memory, and again for how it is added."""
+MEMORY_FITS, SLOWER_WITH_MEMORY = 40, 2
+"""Fits of neighbours that the choice of their options takes, about; and a search with a memory in searches without."""
 EXPORT_S = 5.0
 """For writing and verifying a bundle, besides what its searches take."""
 TIMED_QUERIES = 100
@@ -120,7 +123,8 @@ def fit_recipe(
     if seconds is not None:
         costs = costs or costs_of(config, prepared, device, clock)
         memory_s = min(FIT_S, MEMORY_SHARE * seconds)
-        training_s = begin + seconds - clock() - export_seconds(config, prepared, costs) - 2 * memory_s * has_memory(config, prepared)
+        training_s = begin + seconds - clock() - export_seconds(config, prepared, costs)
+        training_s -= memory_seconds(config, prepared, costs, memory_s)
         config = shortened(config, prepared, costs, training_s)
         end = Deadline(clock() + training_s, clock)
     bundle = train_and_export(config, prepared, folder / "recipe" / "1", device, work, False, memory_s, deadline=end)
@@ -146,11 +150,13 @@ class Costs:
     start_s   a tree and a first model, for each round
     step_s    a training step
     search_s  a validation query, searched in training
+    memory_s  neighbours for a memory; 0 without one
     """
 
     start_s: float
     step_s: float
     search_s: float
+    memory_s: float = 0.0
 
 
 def costs_of(config: DeepConfig, prepared: Prepared, device: torch.device, clock: Clock) -> Costs:
@@ -164,8 +170,9 @@ def costs_of(config: DeepConfig, prepared: Prepared, device: torch.device, clock
     step_s = seconds_each(lambda: float(steps.make(last)), clock)  # waits for a GPU
     pairs = validation_pairs(config, prepared, TIMED_QUERIES)
     search_s = seconds_each(lambda: validation_recall(config, topology, model, pairs), clock) / len(pairs) if pairs else 0.0
+    memory_s = by_parts(neighbours, MEMORY_FITS)(memory_task(config, prepared, None)).full_s if has_memory(config, prepared) else 0.0
     log.info("a tree and a model take %.1f s, a step %.0f ms, a search %.2f ms", start_s, 1e3 * step_s, 1e3 * search_s)
-    return Costs(start_s, step_s, search_s)
+    return Costs(start_s, step_s, search_s, memory_s)
 
 
 def needs_of(config: DeepConfig, prepared: Prepared, costs: Costs) -> Needs:
@@ -178,8 +185,20 @@ def needs_of(config: DeepConfig, prepared: Prepared, costs: Costs) -> Needs:
         config.rounds * (costs.step_s + round_s / optimiser.validate_every),
         optimiser.steps,
     )
-    remembering = 2 * MEMORY_SHARE * has_memory(config, prepared)
-    return replace(once, least_s=once.least_s / (1 - remembering), full_s=once.full_s / (1 - remembering))
+    least_s, full_s = (
+        seconds + memory_seconds(config, prepared, costs, MEMORY_SHARE * seconds / (1 - 2 * MEMORY_SHARE))
+        for seconds in (once.least_s, once.full_s)
+    )
+    return Needs(least_s, full_s, once.steps)
+
+
+def memory_seconds(config: DeepConfig, prepared: Prepared, costs: Costs, most_s: float) -> float:
+    """About what a memory takes: its neighbours and the choice of how it is added, each at most `most_s` or FIT_S."""
+    if not has_memory(config, prepared):
+        return 0.0
+    queries = min(VALIDATION_QUERIES, len(prepared.split.validation))
+    adding_s = (MEMORY_TRIALS + len(KEPT)) * SLOWER_WITH_MEMORY * costs.search_s * queries
+    return sum(min(seconds, most_s, FIT_S) for seconds in (costs.memory_s, adding_s))
 
 
 def has_memory(config: DeepConfig, prepared: Prepared) -> bool:
@@ -188,10 +207,9 @@ def has_memory(config: DeepConfig, prepared: Prepared) -> bool:
 
 
 def export_seconds(config: DeepConfig, prepared: Prepared, costs: Costs) -> float:
-    """About what follows training, the memory aside: searches for γ and its size, the measurement of test users, and the files."""
+    """About what follows training, the memory aside: searches for γ, the measurement of test users, and the files."""
     queries = min(VALIDATION_QUERIES, len(prepared.split.validation))
-    searches = (len(GAMMAS) + len(KEPT) * has_memory(config, prepared)) * queries
-    return EXPORT_S + costs.search_s * (searches + 2 * len(prepared.split.test) + HELD_OUT_QUERIES)
+    return EXPORT_S + costs.search_s * (len(GAMMAS) * queries + 2 * len(prepared.split.test) + HELD_OUT_QUERIES)
 
 
 def shortened(config: DeepConfig, prepared: Prepared, costs: Costs, seconds: float) -> DeepConfig:

@@ -23,6 +23,8 @@ FIRST_USERS = 250
 """Training users of the first part that is counted; each further part has four times as many."""
 LONG_ENOUGH_S = 0.5
 """A part that takes so long says what the whole takes."""
+LEAST_S, FULL_S = 1.0, 5.0
+"""Any method is given so much: what is shorter is not worth measuring."""
 TIMED, TIMED_S = 5, 1.5
 """Repetitions that are timed: so many, or fewer within so many seconds."""
 
@@ -94,6 +96,6 @@ def by_parts(method: Method, trials: float, once: float = 1) -> Estimate:
             size = min(4 * size, users)
         per_user_s = max(0.0, taken[-1] - taken[-2]) / (used[-1] - used[-2])
         shortest_s = taken[-1] + per_user_s * (users - used[-1])
-        return Needs(once * shortest_s, trials * shortest_s)
+        return Needs(max(LEAST_S, once * shortest_s), max(FULL_S, trials * shortest_s))
 
     return estimate
