@@ -129,7 +129,7 @@ def _turns(asked: Asked, contest: Contest, names: Sequence[str], begin: float, r
     report["not_judged"] += [{"method": name, "reason": plan.reasons.get(name, LATE)} for name in names if name in plan.waiting]
     unjudged = [left["method"] for left in report["not_judged"] if left["method"] in plan.needs]
     if unjudged:
-        report["minutes_needed"] = plan.minutes(unjudged)
+        report["minutes_needed"] = plan.minutes([RECIPE] if RECIPE in unjudged else unjudged)
 
 
 def _planned(asked: Asked, contest: Contest, names: Sequence[str], begin: float) -> Plan:

@@ -121,8 +121,10 @@ class Plan:
             else:
                 lines.append(f"{name:{width}}  {'-':>7}  not judged: {self.reasons[name]}")
         lines += [f"{name:{width}}  {'-':>7}  not judged: {reason}" for name, reason in self.refused.items()]
+        if RECIPE in self.reasons:
+            lines.append(f"--minutes {self.minutes([*shares, RECIPE]):g} would do for the tree")
         if self.reasons:
-            lines.append(f"--minutes {self.minutes(self.waiting):g} would do for all of them that fit this log")
+            lines.append(f"--minutes {self.minutes(self.waiting):g} would do for all that fit this log")
         return "\n".join(lines)
 
 
