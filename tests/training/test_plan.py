@@ -132,6 +132,9 @@ def test_a_fusion_waits_for_its_parts() -> None:
     late = plan(needs, seconds=50)
     assert fusion not in late.shares()
     assert late.reasons[fusion] == "recipe is not judged"
+    refused = Plan(Clock(), 50.0, 100, {fusion: Needs(1, 1)}, {fusion: 0}, {"recipe": "needs 90 GB"})
+    assert refused.shares() == {}
+    assert fusion in plan({fusion: Needs(1, 1)}).shares(), "it fits its parts itself, where they are no methods of the plan"
 
 
 def test_reasons_say_how_much_fits_and_what_would_do() -> None:

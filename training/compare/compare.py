@@ -143,11 +143,22 @@ def _planned(asked: Asked, contest: Contest, names: Sequence[str], begin: float)
             refused[name] = "no time was left to measure what it needs"
             continue
         try:
-            needs[name] = contest.needs(name, contest.config.search.exclude_seen)
+            needs[name] = _needs(contest, name, names)
         except REFUSALS as refusal:
             refused[name] = named(refusal)
     needs = {name: needs[name] for name in names if name in needs}
     return Plan(asked.clock, begin, seconds, needs, {name: contest.answering_seconds(name) for name in needs}, refused)
+
+
+def _needs(contest: Contest, name: str, names: Sequence[str]) -> Needs:
+    """What the method needs, with those parts of a fusion that are not among the methods themselves."""
+    exclude_seen = contest.config.search.exclude_seen
+    found = contest.needs(name, exclude_seen)
+    for part in parts_of(name) if name.split(":")[0] == FUSION else ():
+        if part not in names:
+            of_part = contest.needs(part, exclude_seen)
+            found = Needs(found.least_s + of_part.least_s, found.full_s + of_part.full_s)
+    return found
 
 
 def metrics_of(config: DeepConfig) -> list[Metric]:
@@ -175,6 +186,7 @@ def _begun(asked: Asked, contest: Contest, pairs: Sequence[EvaluationPair]) -> R
         "queries": len(pairs),
         "exclude_seen": config.search.exclude_seen,
         "plan": [],
+        "minutes_needed": None,
         "rows": [],
         "fits": [],
         "not_judged": [],
@@ -259,7 +271,7 @@ def field_of(report: Report, figures: Mapping[Key, Figures], metric: Metric) -> 
         tree=contestants.get(RECIPE),
         others=[contestant for name, contestant in contestants.items() if name != RECIPE],
         not_judged={left["method"]: left["reason"] for left in report["not_judged"]},
-        minutes=report.get("minutes_needed"),
+        minutes=report["minutes_needed"],
         paired=of,
         strong="item-means" if report["config"]["data"]["format"]["format"] == "vectors" else STRONG,
     )

@@ -65,13 +65,15 @@ class Plan:
         left_s, share = self.left_s, dict[str, float]()
         for name in self.waiting:
             least_s = self.needs[name].least_s
-            if least_s + self.answers[name] <= left_s and not self._lacks_a_part(name, share):
+            if least_s + self.answers[name] <= left_s and not self._lacking(name, share):
                 share[name] = least_s
                 left_s -= least_s + self.answers[name]
         return share_out(share, {name: self.needs[name].full_s for name in share}, left_s)
 
-    def _lacks_a_part(self, name: str, share: Mapping[str, float]) -> bool:
-        return _is_fusion(name) and any(part in self.needs and part not in self.done and part not in share for part in parts_of(name))
+    def _lacking(self, name: str, shares: Mapping[str, float]) -> list[str]:
+        """The parts of a fusion that are methods of the plan, too, and are not judged."""
+        parts = parts_of(name) if _is_fusion(name) else ()
+        return [part for part in parts if part in self.refused or (part in self.waiting and part not in shares)]
 
     def _reasons(self) -> dict[str, str]:
         """Why methods have no time: by what the tree, or they, would have alone."""
@@ -79,8 +81,7 @@ class Plan:
         reasons = {}
         for name in (name for name in self.waiting if name not in shares):
             needs, alone_s = self.needs[name], max(0.0, self.left_s - self.answers[name])
-            lacking = [part for part in parts_of(name) if part not in self.done and part not in shares] if _is_fusion(name) else []
-            if lacking:
+            if lacking := self._lacking(name, shares):
                 reasons[name] = f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} not judged"
             elif needs.steps is None:
                 reasons[name] = f"one fit to all data takes {duration(needs.least_s)}"

@@ -8,7 +8,9 @@ learning rate falls to 0 in time, has made that share of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -70,6 +72,18 @@ def seconds_each(work: Callable[[], object], clock: Clock) -> float:
     return float(np.median(taken))
 
 
+@contextmanager
+def silence() -> Iterator[None]:
+    """Fits to small parts log warnings alone."""
+    logger = logging.getLogger("training")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 def by_parts(method: Method, trials: float, once: float = 1) -> Estimate:
     """Of a method whose time grows with the users, by its shortest fit to parts of them.
 
@@ -78,6 +92,10 @@ def by_parts(method: Method, trials: float, once: float = 1) -> Estimate:
     """
 
     def estimate(task: Task) -> Needs:
+        with silence():
+            return measured(task)
+
+    def measured(task: Task) -> Needs:
         order_U = np.random.default_rng(task.seed).permutation(task.split.train)
         validation, users = task.validation_pairs(), len(order_U)
         used, taken = [0], [0.0]
