@@ -27,7 +27,7 @@ from training.compare.plot import plot_rows
 from training.compare.report import Key, continued, queries_file, read_figures, save_figures
 from training.data.splits import EvaluationPair
 from training.deep.prepare import prepare
-from training.retrieval.needs import Needs
+from training.retrieval.needs import Estimate, Needs
 from training.retrieval.task import Fitted, Method, Metric, Task, Trial
 from training.specification.deep import DeepConfig
 from training.specification.models import deep_config
@@ -398,11 +398,15 @@ def lasting(clock: Clock, seconds: float, share: float = 1.0) -> Method:
     return method
 
 
+def stated(needs: Needs) -> Estimate:
+    return lambda task: needs
+
+
 def timed(log: Path, clock: Clock, methods: dict[str, tuple[Method, Needs]], seconds: float, said: list[str] | None = None) -> Asked:
     return replace(
         asked(log, *methods, seconds=seconds),
         baselines={name: method for name, (method, _) in methods.items()},
-        estimates={name: lambda task, needs=needs: needs for name, (_, needs) in methods.items()},
+        estimates={name: stated(needs) for name, (_, needs) in methods.items()},
         clock=clock.monotonic,
         say=(said if said is not None else []).append,
     )
