@@ -365,7 +365,9 @@ def compare(
     config: Annotated[Path, typer.Option(help="TOML file of a tree model; `data.split` says how test queries are held out")],
     data: Annotated[Path | None, typer.Option(help="a log to read instead of the configured one")] = None,
     methods: Annotated[str | None, typer.Option(help="comma-separated; docs/judge.md lists them, `fusion:A:B` is any two")] = None,
-    minutes: Annotated[float, typer.Option(help="wall-clock time of everything; methods that need more end early, and say so")] = 5,
+    minutes: Annotated[
+        float, typer.Option(help="time of everything; a method that would see less than half of its data or steps is not judged")
+    ] = 5,
     beam: Annotated[str, typer.Option(help="serving beams of the tree, comma-separated")] = "50,200,800",
     json_file: Annotated[Path | None, typer.Option("--json", help="written after every method; what is there is not run again")] = None,
     plot: Annotated[Path | None, typer.Option(help="draw recall against ms per query (PNG or SVG)")] = None,

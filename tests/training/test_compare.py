@@ -16,19 +16,18 @@ from numpy.testing import assert_allclose
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.search import NO_ITEM
 from tests.pictures import Pictures
-from training.compare import command, figures, recipe
-from training.compare import compare as compare_module
+from training.compare import command, contest, figures, recipe
 from training.compare.command import show
-from training.compare.compare import Asked, Budget, compare
+from training.compare.compare import Asked, compare
 from training.compare.contest import checked_names, in_order, parts_of
 from training.compare.figures import Figures, answered, figures_of, paired
 from training.compare.outcome import queries_of
+from training.compare.plan import USED
 from training.compare.plot import plot_rows
 from training.compare.report import Key, continued, queries_file, read_figures, save_figures
 from training.data.splits import EvaluationPair
-from training.deep.prepare import build_tree, prepare
-from training.deep.ranking import GAMMAS, MEMORY_TRIALS
-from training.publish import HELD_OUT_QUERIES
+from training.deep.prepare import prepare
+from training.retrieval.needs import Estimate, Needs
 from training.retrieval.task import Fitted, Method, Metric, Task, Trial
 from training.specification.deep import DeepConfig
 from training.specification.models import deep_config
@@ -119,8 +118,8 @@ def test_minutes_that_are_no_time_are_refused(minutes: float) -> None:
         command.run(Path("c.toml"), None, None, minutes, [50], None, None, "cpu")
 
 
-def test_quick_methods_come_first_and_fusions_last() -> None:
-    assert in_order(["fusion", "recipe", "sasrec", "ease", "neighbours"]) == ["ease", "neighbours", "recipe", "sasrec", "fusion"]
+def test_quick_methods_come_first_then_trained_ones_the_tree_and_fusions() -> None:
+    assert in_order(["fusion", "recipe", "sasrec", "ease", "neighbours"]) == ["ease", "neighbours", "sasrec", "recipe", "fusion"]
 
 
 class Clock:
@@ -133,30 +132,6 @@ class Clock:
         return self.now_s
 
     perf_counter = monotonic
-
-
-def test_time_is_divided_and_what_is_left_goes_to_those_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    time_ = Clock()
-    monkeypatch.setattr(compare_module, "time", time_)
-    budget = Budget(100, ["ease", "neighbours", "product-dnn", "recipe"])
-    assert budget.seconds("ease") == pytest.approx(0.85 * 30 * 2 / 3), "two thirds of the quick methods' 30 s"
-    time_.now_s += 2
-    assert budget.seconds("neighbours") == pytest.approx(0.85 * 28)
-    time_.now_s += 8
-    assert budget.seconds("product-dnn") == pytest.approx(0.85 * 22.5), "a quarter of the 90 s that are left: the tree counts three times"
-    time_.now_s += 80
-    assert budget.seconds("recipe") == pytest.approx(0.85 * 10)
-
-
-def test_methods_never_get_less_than_a_second_and_any_time_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    time_ = Clock()
-    monkeypatch.setattr(compare_module, "time", time_)
-    late = Budget(10, ["ease", "recipe"])
-    time_.now_s += 50
-    assert late.seconds("ease") == late.seconds("recipe") == 1
-    assert Budget(None, ["ease", "recipe"]).seconds("ease") is None
-    alone = Budget(10, ["ease"])
-    assert alone.seconds("ease") == pytest.approx(8.5), "all of it where there is nothing else"
 
 
 def test_a_query_is_timed_alone_and_warm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +229,8 @@ BASELINES = {"truth": the_cluster, "popularity": the_first, "ease": refused, "ia
 
 def asked(log: Path, *methods: str, **other: Any) -> Asked:
     plain: dict[str, Any] = {"config": settings(log), "seconds": None, "beams": [2, 8], "device": torch.device("cpu")}
-    return Asked(data=None, methods=methods, baselines=BASELINES, fuse=fuse, **plain | other)
+    estimates = {name: lambda task: Needs(1, 2) for name in BASELINES}
+    return Asked(data=None, methods=methods, baselines=BASELINES, estimates=estimates, fuse=fuse, **plain | other)
 
 
 def test_a_log_is_compared_from_end_to_end(log: Path, tmp_path: Path, pictures: Pictures, capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,7 +244,7 @@ def test_a_log_is_compared_from_end_to_end(log: Path, tmp_path: Path, pictures: 
     assert rows["recipe", 8]["figures"]["recall@5"]["mean"] > 0.9 > rows["popularity", None]["figures"]["recall@5"]["mean"] + 0.5
     assert rows["fusion:recipe:truth", chosen]["figures"] == rows["recipe", chosen]["figures"]
     assert all(row["ms_per_query"] > 0 for row in report["rows"])
-    assert {left["method"]: left["reason"] for left in report["left_out"]} == {
+    assert {left["method"]: left["reason"] for left in report["not_judged"]} == {
         "ease": "memory: got '7 GB', expected at most 1 GB",
         "ials": "No module named 'faraway'",
     }
@@ -288,7 +264,7 @@ def test_a_log_is_compared_from_end_to_end(log: Path, tmp_path: Path, pictures: 
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in printed[2:8]] == ["method", "popularity", "truth", "recipe,", "recipe,", "fusion:recipe:truth,"]
     assert "* popularity ended early: it gave up" in printed
-    assert "left out: ials: No module named 'faraway'" in printed
+    assert "not judged: ials: No module named 'faraway'" in printed
     assert printed[-2:] == report["verdict"]
     plot_rows(report["rows"], {"popularity"}, "recall@5", "planted", tmp_path / "rows.png")
     drawn = pictures.lines(tmp_path / "rows.png")
@@ -381,26 +357,103 @@ def test_methods_that_ended_early_are_run_again_with_more_time(log: Path, tmp_pa
     assert run(None) == run(90) == []
 
 
-def test_the_recipe_makes_as_many_steps_as_fit_the_time(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# -- the plan, and what is not judged ---------------------------------------------------------------------------------------
+
+
+def test_the_recipe_plans_as_many_steps_as_training_makes_in_its_time(log: Path, tmp_path: Path) -> None:
     config = settings(log, steps=1000)
     prepared = prepare(config, None, tmp_path)
-    tree = build_tree(config, prepared)
-    monkeypatch.setattr(recipe, "_costs", lambda *_: (0.1, 0.001))
-    monkeypatch.setattr(recipe, "EXPORT_S", 0.0)
-    queries, tested = len(prepared.split.validation), len(prepared.split.test)
-    export_s = 0.001 * ((len(GAMMAS) + MEMORY_TRIALS) * queries + 2 * tested + HELD_OUT_QUERIES)
-    short = recipe.shortened(config, prepared, tree, torch.device("cpu"), export_s + 50).optimiser
-    rounds_s = short.steps / short.validate_every * 0.001 * queries
-    assert short.steps * 0.1 + rounds_s == pytest.approx(recipe.HEADROOM * 50, abs=1)
-    assert recipe.shortened(config, prepared, tree, torch.device("cpu"), 1e6) is config
-    assert recipe.shortened(config, prepared, tree, torch.device("cpu"), 0).optimiser.steps == 10, "a hundredth, however short the time"
+    costs = recipe.Costs(start_s=2.0, step_s=0.1, search_s=0.001)
+    short = recipe.shortened(config, prepared, costs, 52.0).optimiser
+    rounds_s = short.steps // short.validate_every * 0.001 * len(prepared.split.validation)
+    assert short.steps * 0.1 * recipe.SLOWER + rounds_s == pytest.approx(50, abs=0.3)
+    assert short.learning_rate_at(short.steps) == 0, "the schedule ends with the last step"
+    assert recipe.shortened(config, prepared, costs, 1e6) is config
+    assert recipe.shortened(config, prepared, costs, 0).optimiser.steps == 1
 
 
-def test_a_recipe_that_was_cut_short_says_so(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipe, "_costs", lambda *_: (0.05, 0.0))
-    report = compare(asked(log, "recipe", config=settings(log, steps=3000), seconds=12.0), None)
-    ended = report["fits"][0]["ended"]
-    steps = int(ended.split()[0].replace(",", ""))
-    assert 30 <= steps <= 240, "12 s of steps of 50 ms at most, a hundredth of those configured at least"
-    assert ended.startswith(f"{steps:,} of 3,000 steps, as many as fit into")
-    assert report["fits"][0]["options"]["steps"] <= steps
+def test_what_the_recipe_needs_is_enough_for_what_it_plans(log: Path, tmp_path: Path) -> None:
+    config = settings(log, steps=1000)
+    prepared = prepare(config, None, tmp_path)
+    costs = recipe.Costs(start_s=2.0, step_s=0.1, search_s=0.001, memory_s=3.0)
+    needs = recipe.needs_of(config, prepared, costs)
+    for seconds, share in ((needs.least_s, 0.5), (needs.full_s, 1.0)):
+        training_s = seconds - recipe.export_seconds(config, prepared, costs)
+        training_s -= recipe.memory_seconds(config, prepared, costs, recipe.MEMORY_SHARE * seconds)
+        assert share * 1000 <= recipe.shortened(config, prepared, costs, training_s).optimiser.steps <= 1.1 * share * 1000
+
+
+@pytest.fixture
+def passing() -> Clock:
+    return Clock()
+
+
+def lasting(clock: Clock, seconds: float, share: float = 1.0) -> Method:
+    """A method that takes so long, or what it is given, and says how much it saw."""
+
+    def method(task: Task) -> Fitted:
+        clock.now_s += seconds if task.seconds is None else min(seconds, task.seconds)
+        return replace(the_cluster(task), ended=None if share == 1 else f"{share * 100:.0f} of 100 steps", share=share)
+
+    return method
+
+
+def stated(needs: Needs) -> Estimate:
+    return lambda task: needs
+
+
+def timed(log: Path, clock: Clock, methods: dict[str, tuple[Method, Needs]], seconds: float, said: list[str] | None = None) -> Asked:
+    return replace(
+        asked(log, *methods, seconds=seconds),
+        baselines={name: method for name, (method, _) in methods.items()},
+        estimates={name: stated(needs) for name, (_, needs) in methods.items()},
+        clock=clock.monotonic,
+        say=(said if said is not None else []).append,
+    )
+
+
+def test_a_method_that_saw_less_than_half_of_its_steps_has_no_figure(log: Path, passing: Clock) -> None:
+    quick = Needs(1, 2)
+    methods = {name: (lasting(passing, 1.0, share), quick) for name, share in (("whole", 1.0), ("half", 0.5), ("less", 0.49))}
+    report = compare(timed(log, passing, methods, 60), None)
+    assert [row["method"] for row in report["rows"]] == [fit["method"] for fit in report["fits"]] == ["whole", "half"]
+    assert report["not_judged"] == [{"method": "less", "reason": "49 of 100 steps"}]
+    assert not any("less" in (row["first"], row["second"]) for row in report["differences"])
+
+
+def test_a_method_without_enough_time_is_not_begun(log: Path, passing: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+    methods = {"short": (lasting(passing, 5.0), Needs(5, 10)), "long": (interrupted, Needs(600, 1200, steps=2000))}
+    report = compare(timed(log, passing, methods, 120, said), None)
+    assert not report["interrupted"], "it would have been"
+    assert [row["method"] for row in report["rows"]] == ["short"]
+    alone_s = USED * 120 - contest.TIMING_S
+    reason = f"{int(alone_s / 600 * 1000)} of 2,000 steps in {alone_s:.0f} s; half of them take 10.0 min"
+    assert [left["method"] for left in report["not_judged"]] == ["long"]
+    assert report["not_judged"][0]["reason"].startswith(reason.split(" in ")[0])
+    assert "--minutes 11 would do" in said[0]
+    plan = {row["method"]: row for row in report["plan"]}
+    assert (plan["short"]["seconds"], plan["short"]["share"]) == (10, 1)
+    assert (plan["long"]["seconds"], plan["long"]["share"], plan["long"]["steps"]) == (0, 0, 2000)
+    assert report["verdict"][1] == "Whether one pays here is open (--minutes 11 would do)."
+
+
+def test_a_method_that_does_not_fit_in_memory_is_not_judged_and_says_what_it_needs(log: Path, passing: Clock) -> None:
+    def too_large(task: Task) -> Needs:
+        raise InvalidData("items", "90000 items", "at most 40000: two matrices would take 60.3 GiB")
+
+    asked_ = timed(log, passing, {"short": (lasting(passing, 5.0), Needs(5, 10)), "large": (interrupted, Needs(1, 1))}, 120)
+    report = compare(replace(asked_, estimates=dict(asked_.estimates) | {"large": too_large}), None)
+    assert report["not_judged"] == [
+        {"method": "large", "reason": "items: got '90000 items', expected at most 40000: two matrices would take 60.3 GiB"}
+    ]
+    assert report["minutes_needed"] is None, "no time is enough"
+
+
+def test_a_comparison_of_methods_that_take_all_their_time_ends_in_time(log: Path, passing: Clock) -> None:
+    methods = {f"method-{n}": (lasting(passing, 1e6), Needs(10.0 + n, 1e6)) for n in range(5)}
+    begin = passing.now_s
+    report = compare(timed(log, passing, methods, 600), None)
+    assert len(report["rows"]) == 5
+    assert 0.9 * 600 <= passing.now_s - begin <= 1.1 * 600
+    assert report["seconds"] == pytest.approx(passing.now_s - begin)

@@ -221,8 +221,8 @@ def test_it_learns_what_only_the_order_says(loss: Any) -> None:
 
 def test_a_deadline_ends_training_early_with_what_there_is() -> None:
     fitted = fit_sasrec(planted_task(seconds=0.0), [replace(TINY, max_rounds=10**6, patience=10**6)] * 2)
-    assert fitted.ended is not None
-    assert "deadline" in fitted.ended
+    assert fitted.ended == "1 of 140 steps of configuration 1 of 2"
+    assert fitted.share == pytest.approx(1 / 140)
     assert len(fitted.trials) == 1
     assert fitted.rank([np.array([3])], 4, exclude_seen=True).min() >= 0
 

@@ -438,8 +438,8 @@ search = {{ m = 10 }}
     assert chosen.keys() == {"popularity", "item-means", "recipe", "fusion:recipe:item-means"}
     assert chosen["popularity"] < 0.3
     assert min(chosen["item-means"], chosen["recipe"], chosen["fusion:recipe:item-means"]) > 0.55
-    assert [left["method"] for left in report["left_out"]] == ["ease"]
-    assert "queries are vectors, it learns from histories" in report["left_out"][0]["reason"]
+    assert [left["method"] for left in report["not_judged"]] == ["ease"]
+    assert "queries are vectors, it learns from histories" in report["not_judged"][0]["reason"]
     assert "neighbours" not in " ".join(report["verdict"])
 
 

@@ -24,7 +24,7 @@ def judged(
     *others: Contestant,
     error: float = 0.002,
     queries: int = 1000,
-    left_out: dict[str, str] | None = None,
+    not_judged: dict[str, str] | None = None,
 ) -> tuple[str, str]:
     """The verdict where every difference is that of the means, with one standard error for all."""
     every = {contestant.name: contestant for contestant in (*others, *([tree] if tree else []))}
@@ -33,7 +33,7 @@ def judged(
         mean = every[first].figure - every[second].figure
         return Difference(mean, mean - 1.96 * error, mean + 1.96 * error, queries)
 
-    return verdict(Field("recall@50", tree, others, left_out or {}, paired))
+    return verdict(Field("recall@50", tree, others, not_judged or {}, paired))
 
 
 def fused(figure: float, *parts: str) -> Contestant:
@@ -109,15 +109,15 @@ def test_a_tree_that_finds_as_much_in_less_time_pays_by_its_speed() -> None:
     assert judged(replace(level, figure=0.27), slow)[1].startswith("Use neighbours ("), "nor is surely less, however little"
 
 
-def test_what_was_left_out_or_cut_short_is_said() -> None:
+def test_what_was_not_judged_or_cut_short_is_said() -> None:
     cut = replace(TREE, figure=0.2, ended="500 of 2,000 steps, as many as fit into 60 s")
-    pays = judged(cut, NEIGHBOURS, left_out={"ease": "needs 90 GB", "ials": "not installed", "fusion": "no neighbours"})[1]
+    pays = judged(cut, NEIGHBOURS, not_judged={"ease": "needs 90 GB", "ials": "not installed", "fusion": "no neighbours"})[1]
     assert pays.startswith("So far, use neighbours (")
     early = "recipe ended early (500 of 2,000 steps, as many as fit into 60 s), and more time may change this"
-    assert pays.endswith(f"); but {early}; ease and ials were left out.")
+    assert pays.endswith(f"); but {early}; ease and ials were not judged.")
     assert judged(TREE, replace(NEIGHBOURS, ended="2 trials"))[1].startswith("So far, the tree pays (")
     assert judged(TREE, NEIGHBOURS, replace(EASE, ended="2 trials"))[1].startswith("The tree pays (")
-    assert judged(TREE, NEIGHBOURS, left_out={"ease": "needs 90 GB"})[1].endswith("); but ease was left out.")
+    assert judged(TREE, NEIGHBOURS, not_judged={"ease": "needs 90 GB"})[1].endswith("); but ease was not judged.")
 
 
 def test_a_tree_is_not_said_to_pay_without_reserve_where_others_had_no_fair_try() -> None:
@@ -126,15 +126,15 @@ def test_a_tree_is_not_said_to_pay_without_reserve_where_others_had_no_fair_try(
     assert judged(replace(TREE, ended="9 steps"), NEIGHBOURS, short)[1].endswith("may change this; sasrec ended early, too.")
     assert "sasrec" not in judged(replace(TREE, figure=0.26), NEIGHBOURS, short)[1], "more time for others is nothing for the tree"
     assert judged(TREE, EASE)[1].endswith("; but neighbours, often the best baseline, were not run.")
-    assert "not run" not in judged(TREE, EASE, left_out={"neighbours": "no lists"})[1]
+    assert "not run" not in judged(TREE, EASE, not_judged={"neighbours": "no lists"})[1]
 
 
 def test_without_a_tree_or_a_baseline_nothing_is_claimed() -> None:
-    found, pays = judged(None, NEIGHBOURS, left_out={"recipe": "a batch is too large."})
-    assert found == "No tree was measured: a batch is too large."
+    found, pays = judged(None, NEIGHBOURS, not_judged={"recipe": "a batch is too large."})
+    assert found == "No tree was judged: a batch is too large."
     assert pays == "Whether one pays here is open."
     assert judged(None, NEIGHBOURS)[0] == "No tree was measured, since it was not run."
-    assert judged(TREE) == ("The tree has recall@50 0.3000; no baseline was measured.", "Whether it pays is open.")
+    assert judged(TREE) == ("The tree has recall@50 0.3000; no baseline was judged.", "Whether it pays is open.")
 
 
 def test_costs_are_said_as_people_say_them() -> None:

@@ -30,6 +30,7 @@ from training.baselines.memory import available_bytes
 from training.data.interactions import Interactions
 from training.data.user_item_matrix import latest_items, user_item_matrix
 from training.neighbours.fit import fading
+from training.retrieval.needs import Needs
 from training.retrieval.scores import best_then_popular, by_popularity
 from training.retrieval.task import Fitted, Task
 from training.retrieval.tuning import Option, Options, Remembered, search
@@ -58,6 +59,8 @@ BLOCK = 512
 """Rows of XᵀX made at a time."""
 MOST_BYTES = 16 << 30
 """The matrices take no more, nor more than half of the memory that the machine has left."""
+ONCE, SEARCH = 1.5, 8.0
+"""What one fit, and the search over options, take in inversions."""
 PROBE = 2500
 """Items of the matrix whose inversion says how long one takes here."""
 
@@ -146,7 +149,7 @@ def ease(task: Task, most_bytes: int | None = None) -> Fitted:
     """
     begin, deadline = time.perf_counter(), task.deadline()
     interactions = task.split.lists
-    refuse_too_many(interactions, min(MOST_BYTES, available_bytes() // 2) if most_bytes is None else most_bytes)
+    refuse_too_many(interactions, most_bytes)
     inversion_s = inversion_seconds(interactions.item_count)
     if inversion_s > deadline.left_s():
         raise InvalidConfig(
@@ -169,9 +172,17 @@ def ease(task: Task, most_bytes: int | None = None) -> Fitted:
     return Fitted(best.rank, found.best.options, best.bytes, time.perf_counter() - begin, found.trials, found.ended)
 
 
-def refuse_too_many(interactions: Interactions, most_bytes: int) -> None:
-    """Raises InvalidData where two I × I matrices take more memory than they may."""
+def needs(task: Task) -> Needs:
+    """Of inversions. Raises InvalidData where the matrices take more memory than they may."""
+    refuse_too_many(task.split.lists, None)
+    inversion_s = inversion_seconds(task.split.lists.item_count)
+    return Needs(ONCE * inversion_s, SEARCH * inversion_s)
+
+
+def refuse_too_many(interactions: Interactions, most_bytes: int | None) -> None:
+    """Raises InvalidData where two I × I matrices take more memory than they may; None as `ease` says."""
     items = interactions.item_count
+    most_bytes = min(MOST_BYTES, available_bytes() // 2) if most_bytes is None else most_bytes
     if 8 * items**2 > most_bytes:
         expected = f"at most {int((most_bytes / 8) ** 0.5)}: EASE's two matrices would take {8 * items**2 / 2**30:.1f} GiB"
         time_ = f"an inversion would take {inversion_seconds(items):,.0f} s"

@@ -85,4 +85,4 @@ def fuse(first: Fitted, second: Fitted, task: Task) -> Fitted:
     seconds = first.seconds + second.seconds + time.perf_counter() - begin
     rank = Fusion(first.rank, second.rank, best["share"], best["constant"]).rank
     ended = next((f"of its parts, one ended early: {part.ended}" for part in (first, second) if part.ended), found.ended)
-    return Fitted(rank, best, first.bytes + second.bytes, seconds, found.trials, ended)
+    return Fitted(rank, best, first.bytes + second.bytes, seconds, found.trials, ended, min(first.share, second.share))

@@ -34,7 +34,7 @@ from training.baselines.memory import available_bytes
 from training.data.user_item_matrix import user_item_matrix
 from training.neighbours.fit import fading
 from training.retrieval.scores import best_then_popular, by_popularity
-from training.retrieval.task import Deadline, Fitted, Task
+from training.retrieval.task import NO_DEADLINE, Deadline, Fitted, Task
 from training.retrieval.tuning import Option, Options, Remembered, search
 
 if TYPE_CHECKING:
@@ -64,7 +64,6 @@ FEW_QUERIES = 16
 MOST_TRIALS = 60
 EVENTS_PER_THREAD = 50_000
 """On less a thread waits for the others longer than it works."""
-NO_DEADLINE = Deadline(None)
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ def factors_of(
 ) -> AlternatingLeastSquares:
     """Trained on a binary matrix of users and items, on at most the cores that the process may use; does not depend on their number.
 
-    After the deadline no iteration begins but the first; the vectors are those of the iterations so far.
+    After the deadline no iteration begins but the first; the vectors are those of the iterations so far, which `iterations` counts then.
     """
     from implicit.cpu.als import AlternatingLeastSquares
 
@@ -139,6 +138,7 @@ def factors_of(
 
         def iterated(iteration: int, seconds: float, loss: float | None) -> None:
             if deadline.is_over() and iteration + 1 < options["iterations"]:
+                model.iterations = iteration + 1
                 raise _TimeIsOver
 
         with contextlib.suppress(_TimeIsOver):
@@ -169,11 +169,13 @@ def ials(task: Task, most_bytes: int | None = None) -> Fitted:
     log.info("ials: %s", "; ".join(map(str, grid)))
     users_I = np.bincount(matrix.indices, minlength=matrix.shape[1])
     seconds: list[float] = []
+    shares: list[float] = []
 
     def trained(options: Options) -> AlternatingLeastSquares:
         started = time.perf_counter()
         model = factors_of(matrix, options, task.seed, deadline)
         seconds.append((time.perf_counter() - started) / _work(options))
+        shares.append(model.iterations / options["iterations"])
         return model
 
     models = Remembered(trained, TRAINED)
@@ -189,7 +191,9 @@ def ials(task: Task, most_bytes: int | None = None) -> Fitted:
     figure = models.watched(lambda options: task.measured(fitted(options).rank, pairs))
     found = search(figure, [start], grid, deadline, most_trials=MOST_TRIALS, cost_s=cost_s)
     best = fitted(found.best.options)
-    return Fitted(best.rank, found.best.options, best.bytes, time.perf_counter() - begin, found.trials, found.ended)
+    made = round(shares[0] * start["iterations"])
+    ended = found.ended if shares[0] == 1 else f"{made} of {start['iterations']} iterations"
+    return Fitted(best.rank, found.best.options, best.bytes, time.perf_counter() - begin, found.trials, ended, shares[0])
 
 
 def _work(options: Options) -> float:

@@ -1,10 +1,11 @@
-"""The baselines by name, each imported when it is asked for."""
+"""The baselines by name, each imported when it is asked for; and what each needs of a log."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import cast
 
+from training.retrieval.needs import Estimate, Needs, by_parts
 from training.retrieval.task import Fitted, Method, Task
 
 
@@ -13,6 +14,13 @@ def _at(module: str, function: str) -> Method:
         return cast(Method, getattr(import_module(f"training.{module}"), function))(task)
 
     return method
+
+
+def _needs_at(module: str, function: str = "needs") -> Estimate:
+    def estimate(task: Task) -> Needs:
+        return cast(Estimate, getattr(import_module(f"training.{module}"), function))(task)
+
+    return estimate
 
 
 FOR_VECTORS = ("popularity", "item-means")
@@ -30,4 +38,18 @@ METHODS: dict[str, Method] = {
     "sasrec": _at("baselines.sasrec", "sasrec"),
     "sasrec-full": _at("baselines.sasrec", "sasrec_full"),
     "sasrec-sampled": _at("baselines.sasrec", "sasrec_sampled"),
+}
+
+NEEDS: dict[str, Estimate] = {
+    "popularity": by_parts(METHODS["popularity"], trials=1),
+    "item-cf": by_parts(METHODS["item-cf"], trials=3),
+    "neighbours": by_parts(METHODS["neighbours"], trials=40),
+    "ease": _needs_at("baselines.ease"),
+    "ials": by_parts(METHODS["ials"], once=8, trials=100),  # its shortest fit is one iteration of eight
+    "content": by_parts(METHODS["content"], trials=5),
+    "item-means": by_parts(METHODS["item-means"], trials=10),
+    "product-dnn": _needs_at("baselines.product_dnn"),
+    "sasrec": _needs_at("baselines.sasrec"),
+    "sasrec-full": _needs_at("baselines.sasrec", "needs_full"),
+    "sasrec-sampled": _needs_at("baselines.sasrec", "needs_sampled"),
 }

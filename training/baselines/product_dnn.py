@@ -38,6 +38,7 @@ from training.deep.fit import computes_in_bfloat16
 from training.deep.instances import InstanceSource
 from training.deep.scorers.encoders import WindowEncoder
 from training.deep.scorers.heads import dropped
+from training.retrieval.needs import Needs, of_steps, seconds_each
 from training.retrieval.scores import best_of_all
 from training.retrieval.task import Deadline, Fitted, Metric, Task, Trial
 from training.specification.deep import InstanceConfig
@@ -49,6 +50,7 @@ Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
 
 VALIDATION_QUERIES = 2000
+TIMED_QUERIES = 50
 WHOLE_ITEMS = 50_000
 """Most items for which a step of the whole softmax takes a fraction of a second."""
 
@@ -151,28 +153,53 @@ def product_dnn(task: Task) -> Fitted:
     half of the time to each.
     """
     begin, deadline = time.monotonic(), task.deadline()
-    targets = sorted({1, task.instances.targets})
-    fits = []
-    for number, count in enumerate(targets):
-        config = ProductDnnConfig(
-            instances=task.instances.model_copy(update={"targets": count}),
-            loss="full" if task.split.lists.item_count <= WHOLE_ITEMS else "sampled",
-            metric=task.metric,
-            exclude_seen=task.exclude_seen,
-            bfloat16=computes_in_bfloat16(torch.device("cpu")),
-        )
-        model = fit_product_dnn(task.split, config, seed=task.seed, deadline=deadline.part(len(targets) - number))
+    fits, shares = [], []
+    configs = configurations(task)
+    for number, config in enumerate(configs):
+        model = fit_product_dnn(task.split, config, seed=task.seed, deadline=deadline.part(len(configs) - number))
         options = asdict(config) | {"instances": config.instances.model_dump(mode="json")}
         fits.append((model, max(figure for _, figure in model.curve), options))
+        shares.append(1.0 if _behind(model.curve) >= config.patience else model.curve[-1][0] / config.max_steps)
     best, _, options = max(fits, key=lambda fit: fit[1])
+    steps, share = sum(config.max_steps for config in configs), sum(shares) / len(shares)
     return Fitted(
         rank=best.rank,
         options=options,
         trials=[Trial(tried, figure) for _, figure, tried in fits],
         bytes=best.bytes,
         seconds=time.monotonic() - begin,
-        ended=f"training ended at its deadline after {best.curve[-1][0]} steps" if deadline.is_over() else None,
+        ended=None if share == 1 else f"{round(share * steps):,} of {steps:,} steps",
+        share=share,
     )
+
+
+def configurations(task: Task) -> list[ProductDnnConfig]:
+    """With one target an instance, and with as many as the task's where that is another number."""
+    return [
+        ProductDnnConfig(
+            instances=task.instances.model_copy(update={"targets": targets}),
+            loss="full" if task.split.lists.item_count <= WHOLE_ITEMS else "sampled",
+            metric=task.metric,
+            exclude_seen=task.exclude_seen,
+            bfloat16=computes_in_bfloat16(torch.device("cpu")),
+        )
+        for targets in sorted({1, task.instances.targets})
+    ]
+
+
+def needs(task: Task) -> Needs:
+    """Of the steps of both configurations, and of their measurements. Timed with random first rows, which are there at once."""
+    configs, split = configurations(task), task.split
+    config = replace(configs[-1], init="random")
+    network = build_network(split.lists, split.train, config, task.seed)
+    source = InstanceSource(split.lists, split.train, config.instances, task.seed)
+    proposal = Proposal(np.ones(split.lists.item_count), torch.device("cpu"))
+    optimiser = torch.optim.Adam(network.parameters(), lr=config.learning_rate, fused=True)
+    step_s = seconds_each(lambda: float(_train_step(network, source, optimiser, proposal, config, task.seed, 0)), task.clock)
+    pairs, timed = task.validation_pairs(VALIDATION_QUERIES), task.validation_pairs(TIMED_QUERIES)
+    query_s = seconds_each(lambda: _figure(network.frozen(), timed, config), task.clock) / len(timed)
+    steps = len(configs) * config.max_steps
+    return of_steps(0.0, step_s + query_s * len(pairs) / config.round_steps, steps)
 
 
 def fit_product_dnn(
@@ -222,12 +249,17 @@ def fit_product_dnn(
             now = kept.frozen()
             curve.append((step + 1, _figure(now, pairs, config)))
             log.info("step %d: loss %.4f, validation %s %.4f", step + 1, float(loss), config.metric, curve[-1][1])
-            behind = len(curve) - 1 - max(range(len(curve)), key=lambda round_: (curve[round_][1], -round_))
+            behind = _behind(curve)
             if behind == 0:
                 best = now
             if over or behind >= config.patience:
                 break
     return replace(best, curve=tuple(curve))
+
+
+def _behind(curve: Sequence[tuple[int, float]]) -> int:
+    """Rounds since the best one, the first of equals."""
+    return len(curve) - 1 - max(range(len(curve)), key=lambda round_: (curve[round_][1], -round_))
 
 
 def _train_step(

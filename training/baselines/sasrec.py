@@ -23,17 +23,20 @@ from torch import Tensor
 
 from espalier.errors import InvalidConfig, InvalidData
 from training.baselines.sasrec_model import SasRec, SasRecConfig
-from training.baselines.sasrec_training import Training, start_table
+from training.baselines.sasrec_training import ROUNDS, VALIDATION_QUERIES, Training, start_table, steps_of
 from training.deep.fit import computes_in_bfloat16
 from training.deep.sequence.rules import history_length, places_of_a_batch
+from training.retrieval.needs import Needs, of_steps, seconds_each
 from training.retrieval.task import Fitted, Task, Trial
 
 log = logging.getLogger(__name__)
 
+Loss = Literal["full", "sampled"]
 WHOLE_ITEMS = 10_000
 """Most items for which the whole softmax is the default: then it costs about what the encoder does."""
 MAX_BYTES = 8 << 30
 """Most that item tables may take in training."""
+TIMED_QUERIES = 50
 FEW_EVENTS = 50
 """Events an item below which the stronger dropout is tried first."""
 
@@ -49,6 +52,7 @@ def fit_sasrec(task: Task, candidates: Sequence[SasRecConfig]) -> Fitted:
     trials: list[Trial] = []
     best: SasRec | None = None
     ended: str | None = None
+    share = 0.0
     for config in candidates:
         if trials and deadline.is_over():
             ended = ended or f"the deadline left no time for {len(candidates) - len(trials)} of {len(candidates)} configurations"
@@ -60,8 +64,10 @@ def fit_sasrec(task: Task, candidates: Sequence[SasRecConfig]) -> Fitted:
         training = Training(task, config, tables[key])
         while not training.is_over and not (training.curve and deadline.is_over()):
             training.round(deadline)
+        steps = steps_of(task, config)
         if not training.is_over:
-            ended = f"training ended at its deadline after {training.step} steps of configuration {len(trials) + 1} of {len(candidates)}"
+            ended = f"{training.step:,} of {max(steps, training.step):,} steps of configuration {len(trials) + 1} of {len(candidates)}"
+        share = max(share, 1.0 if training.is_over else min(1.0, training.step / steps))
         if best is None or training.best > max(trial.figure for trial in trials):
             best = training.kept
         trials.append(Trial(asdict(config), training.best))
@@ -75,12 +81,41 @@ def fit_sasrec(task: Task, candidates: Sequence[SasRecConfig]) -> Fitted:
         bytes=best.bytes,
         seconds=time.monotonic() - begin,
         ended=ended,
+        share=share,
     )
+
+
+def needs(task: Task) -> Needs:
+    """Of the softmax that `sasrec` takes."""
+    return _needs(task, _loss(task))
+
+
+def needs_full(task: Task) -> Needs:
+    """Of the softmax over the catalogue."""
+    return _needs(task, "full")
+
+
+def needs_sampled(task: Task) -> Needs:
+    """Of the softmax over sampled negatives."""
+    return _needs(task, "sampled")
+
+
+def _needs(task: Task, loss: Loss) -> Needs:
+    """Of the steps of the first configuration, and of its measurements; full_s: of all of them."""
+    configs = grid(task, loss)
+    config = replace(configs[0], init="random")  # such a table is there at once
+    training, steps = Training(task, config, start_table(task, config)), steps_of(task, config)
+    batch, _ = next(training.batches)
+    step_s = seconds_each(lambda: float(training.update(batch)), task.clock)
+    pairs, timed = task.validation_pairs(VALIDATION_QUERIES), task.validation_pairs(TIMED_QUERIES)
+    query_s = seconds_each(lambda: task.measured(training.copied().rank, timed), task.clock) / len(timed)
+    found = of_steps(0.0, step_s + ROUNDS * query_s * len(pairs) / steps, steps)
+    return replace(found, full_s=len(configs) * found.full_s)
 
 
 def sasrec(task: Task) -> Fitted:
     """The whole softmax where the catalogue has at most WHOLE_ITEMS items, else the sampled one."""
-    return _fitted(task, "full" if task.split.lists.item_count <= WHOLE_ITEMS else "sampled")
+    return _fitted(task, _loss(task))
 
 
 def sasrec_full(task: Task) -> Fitted:
@@ -93,11 +128,15 @@ def sasrec_sampled(task: Task) -> Fitted:
     return _fitted(task, "sampled")
 
 
-def _fitted(task: Task, loss: Literal["full", "sampled"]) -> Fitted:
+def _loss(task: Task) -> Loss:
+    return "full" if task.split.lists.item_count <= WHOLE_ITEMS else "sampled"
+
+
+def _fitted(task: Task, loss: Loss) -> Fitted:
     return fit_sasrec(task, grid(task, loss))
 
 
-def grid(task: Task, loss: Literal["full", "sampled"]) -> list[SasRecConfig]:
+def grid(task: Task, loss: Loss) -> list[SasRecConfig]:
     """Dropout 0.5 and 0.2: the one that suits the log's events an item first, since a deadline may leave no time for the other.
 
     The rest is by rule: histories as long as 99 of 100 lists, from 50 to 200 places; some 400 steps an epoch in batches of 1,024 to 4,096

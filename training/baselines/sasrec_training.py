@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 STEPS = 1000
 """Most steps between two measurements on validation queries."""
+ROUNDS = 20
+"""About as many a fit takes until its figure has stopped rising: its steps are those of so many."""
 VALIDATION_QUERIES = 5000
 
 
@@ -69,7 +71,7 @@ class Training:
         torch.manual_seed(task.seed)
         self.network = Network(start_ID.clone(), config)
         self.averaged = averaged_over(config.average, self.network)
-        self.kept = self._copied()
+        self.kept = self.copied()
         self.generator = torch.Generator().manual_seed(task.seed)
         self.dropout = Dropout(config.dropout, self.generator)
         share_I = self.events_I / max(1.0, float(self.events_I.sum())) + 1 / len(self.events_I)
@@ -102,21 +104,22 @@ class Training:
         """Train for a round, or until the deadline, and measure; the best weights are kept."""
         losses: list[Tensor] = []
         for batch, last in islice(self.batches, STEPS):
-            losses.append(self._step(batch))
+            losses.append(self.update(batch))
             if last or deadline.is_over():
                 break
         self.averaged.update_parameters(self.network)
         loss = float(torch.stack(losses).mean())
         if not math.isfinite(loss):
             raise FloatingPointError(f"step {self.step}: the loss is {loss}; lower learning_rate (now {self.config.learning_rate})")
-        now = self._copied()
+        now = self.copied()
         figure = self.task.measured(now.rank, self.pairs)
         if figure > self.best:
             self.kept = now
         self.curve.append(figure)
         log.info("  step %d: loss %.4f, validation %s %.4f", self.step, loss, self.task.metric, figure)
 
-    def _step(self, batch: SequenceBatch) -> Tensor:
+    def update(self, batch: SequenceBatch) -> Tensor:
+        """One step; its loss."""
         config, network = self.config, self.network
         for group in self.optimiser.param_groups:
             group["lr"] = config.learning_rate * min(1.0, (self.step + 1) / max(1, config.warm_steps))
@@ -143,10 +146,16 @@ class Training:
             self.averaged.update_parameters(network)
         return loss.detach()
 
-    def _copied(self) -> SasRec:
+    def copied(self) -> SasRec:
         """The averaged weights as a model."""
         network = cast(Network, deepcopy(self.averaged.module)).requires_grad_(False).eval()
         return SasRec(network.encoder, network.item_ID.detach(), self.events_I)
+
+
+def steps_of(task: Task, config: SasRecConfig) -> int:
+    """Those of ROUNDS rounds on this log."""
+    events = int(np.diff(task.split.lists.offset_U1)[task.split.train].sum())
+    return ROUNDS * max(1, min(STEPS, events // config.places))
 
 
 def start_table(task: Task, config: SasRecConfig) -> Tensor:

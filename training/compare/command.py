@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from espalier.errors import InvalidConfig
 from training.baselines.fusion import fuse
-from training.baselines.methods import FOR_VECTORS, METHODS
+from training.baselines.methods import FOR_VECTORS, METHODS, NEEDS
 from training.compare.compare import Asked, compare
 from training.compare.contest import FUSION, RECIPE, checked_names
 from training.compare.plot import plot_rows
@@ -50,7 +50,7 @@ def run(
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
     seconds = None if minutes is None else 60 * minutes
-    asked = Asked(settings, data, names, METHODS, fuse, beams, seconds, pick_device(device))
+    asked = Asked(settings, data, names, METHODS, NEEDS, fuse, beams, seconds, pick_device(device))
     report = compare(asked, json_file)
     show(report)
     if plot is not None and report["rows"]:
@@ -60,8 +60,8 @@ def run(
     return report
 
 
-def table(rows: Sequence[dict[str, Any]], fits: Sequence[dict[str, Any]], left_out: Mapping[str, str], metrics: Sequence[str]) -> str:
-    """Rows by method and serving beam, then remarks: methods cut short, and those left out.
+def table(rows: Sequence[dict[str, Any]], fits: Sequence[dict[str, Any]], not_judged: Mapping[str, str], metrics: Sequence[str]) -> str:
+    """Rows by method and serving beam, then remarks: methods cut short, and those that are not judged.
 
     rows   {"method", "beam_size", "ms_per_query", "figures": {metric: {"mean", "se"}}}
     fits   {"method", "seconds", "bytes", "ended"}
@@ -79,7 +79,7 @@ def table(rows: Sequence[dict[str, Any]], fits: Sequence[dict[str, Any]], left_o
         costs = f"{duration(fit['seconds']):>9} {size(fit['bytes']):>9} {row['ms_per_query']:9.3f}"
         lines.append(f"{name:{width}}  {figures}  {costs}" + (" *" if fit["ended"] else ""))
     lines += [f"* {name} ended early: {cost[name]['ended']}" for name in short]
-    lines += [f"left out: {name}: {reason}" for name, reason in left_out.items()]
+    lines += [f"not judged: {name}: {reason}" for name, reason in not_judged.items()]
     return "\n".join(lines)
 
 
@@ -91,9 +91,9 @@ def show(report: Report) -> None:
         f"split {report['config']['data']['split']['kind']}, {report['queries']:,} test queries, seen items {seen}; "
         f"everything chosen by {report['metric']} of validation queries; {report['seconds']:.0f} s in all"
     )
-    if report["rows"]:
-        left_out = {left["method"]: left["reason"] for left in report["left_out"]}
-        print(table(report["rows"], report["fits"], left_out, list(report["rows"][0]["figures"])))
-        print(*report["verdict"], sep="\n")
+    not_judged = {left["method"]: left["reason"] for left in report["not_judged"]}
+    metrics = list(report["rows"][0]["figures"]) if report["rows"] else []
+    print(table(report["rows"], report["fits"], not_judged, metrics))
+    print(*report["verdict"], sep="\n")
     if report["interrupted"]:
         print("interrupted: methods that are missing were not run")

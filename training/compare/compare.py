@@ -9,7 +9,7 @@ import hashlib
 import logging
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,34 +18,27 @@ from typing import Any
 import torch
 
 from espalier.hardware import hardware
-from training.compare.contest import FUSION, QUICK, RECIPE, Contest, Fuse, attempted, in_order, parts_of
+from training.compare.contest import FUSION, MOST_QUERIES, QUICK, RECIPE, REFUSALS, Contest, Fuse, attempted, in_order, named, parts_of
 from training.compare.figures import Figures, ms_per_query, paired
 from training.compare.outcome import differences, fit_of, measured_at_beams, queries_of, row_of
+from training.compare.plan import Plan, is_judged
 from training.compare.report import Key, Report, continued, queries_file, read_figures, save, save_figures
 from training.compare.verdict import STRONG, Contestant, Field, verdict
 from training.data.splits import EvaluationPair
 from training.deep.prepare import prepare
 from training.publish import training_command
-from training.retrieval.task import Method, Metric
+from training.retrieval.needs import Estimate, Needs
+from training.retrieval.task import Clock, Method, Metric
 from training.specification.deep import DeepConfig
 from training.specification.splits import FileSplit
 
 log = logging.getLogger(__name__)
 
-MOST_QUERIES = 5_000
-"""Test queries that are measured, evenly spread: answering takes time, too, and standard errors are small by then."""
-KEPT = ("rows", "fits", "left_out", "seconds", "minutes")
+KEPT = ("rows", "fits", "not_judged", "seconds", "minutes")
 """What it takes over from there."""
-PLANNED = 0.92
-"""Of the time: the rest is for starting, and for what takes longer than it should."""
-QUICK_SHARE = 0.3
-"""The most that quick methods take together, where there are others."""
-MEASURING_SHARE = 0.15
-"""Of a method's time, for answering test queries and for timing."""
-WEIGHTS = {"ease": 2.0, RECIPE: 3.0, FUSION: 0.3}
-"""Parts of what is left for methods of a sort, where they are not 1. EASE needs the time of one inversion or is left out. A tree that ends
-early is judged too low, and the question is about the tree. A fusion tries few weights, but answers by two methods."""
-LEAST_S = 1.0
+LATE = "the methods before it took longer than planned"
+MOST_MEASURING = 0.2
+"""Of the whole time, for learning what methods need: trained baselines that are not measured by then are not judged."""
 SAME = ("log", "config", "metric", "queries", "beams")
 """What a report must have in common with the run that continues it."""
 
@@ -55,64 +48,41 @@ class Asked:
     """What is compared, and for how long.
 
     baselines  name → method
+    estimates  name → what the baseline needs of a log
     fuse       makes one method of two
     beams      serving beams of the recipe
-    seconds    wall-clock time of everything; None: as long as it takes
+    seconds    time of everything, by the clock; None: as long as it takes
+    say        gets the plan, before it begins
     """
 
     config: DeepConfig
     data: Path | None
     methods: Sequence[str]
     baselines: Mapping[str, Method]
+    estimates: Mapping[str, Estimate]
     fuse: Fuse
     beams: Sequence[int]
     seconds: float | None
     device: torch.device
-
-
-class Budget:
-    """How the wall-clock time of a comparison is divided among methods that are fitted one after another: seconds, by what is left.
-
-    Quick methods come first and may take a part of the time together. What is left is divided among the trained ones, and every method
-    leaves what it did not need to those after it.
-    """
-
-    def __init__(self, seconds: float | None, methods: Sequence[str]) -> None:
-        """methods  in the order in which they will be fitted: quick ones first (`in_order`)"""
-        begin = time.monotonic()
-        self._end_s = None if seconds is None else begin + seconds
-        self._quick_end_s = None if seconds is None else begin + seconds * (QUICK_SHARE if any(m not in QUICK for m in methods) else 1)
-        self._waiting = list(methods)
-
-    def seconds(self, method: str) -> float | None:
-        """For choosing and training this method, which is the next one; None: as long as it takes."""
-        waiting = self._waiting[self._waiting.index(method) :]
-        self._waiting = waiting[1:]
-        if self._end_s is None or self._quick_end_s is None:
-            return None
-        quick = method in QUICK
-        left_s = (self._quick_end_s if quick else self._end_s) - time.monotonic()
-        weights = {name: _weight(name) for name in waiting if (name in QUICK) == quick}
-        return max(LEAST_S, (1 - MEASURING_SHARE) * left_s * weights[method] / sum(weights.values()))
-
-
-def _weight(method: str) -> float:
-    return WEIGHTS.get(method.split(":")[0], 1.0)
+    clock: Clock = time.monotonic
+    say: Callable[[str], None] = print
 
 
 def compare(asked: Asked, json_file: Path | None) -> Report:
-    """The report: what was run, `rows`, `fits`, `left_out`, `differences` and the two sentences of the `verdict`.
+    """The report: what was run, `plan`, `rows`, `fits`, `not_judged`, `differences` and the two sentences of the `verdict`.
 
     json_file   written after every method; methods that are in it are not run again
 
     After an interrupt the report is of what was done until then, and says so. Raises InvalidConfig where the file holds another run,
     InvalidData where there is no test query.
     """
-    begin = time.monotonic()
+    begin = asked.clock()
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         prepared = prepare(asked.config, asked.data, work / "log")
-        contest = Contest(asked.config, prepared, work, asked.beams, asked.baselines, asked.fuse, asked.device)
+        contest = Contest(
+            asked.config, prepared, work, asked.beams, asked.baselines, asked.fuse, asked.device, asked.estimates, asked.clock
+        )
         pairs = queries_of(prepared.split.test, asked.config.search.exclude_seen, MOST_QUERIES)
         report = _begun(asked, contest, pairs)
         figures: dict[Key, Figures] = {}
@@ -124,22 +94,71 @@ def compare(asked: Asked, json_file: Path | None) -> Report:
         _drop_rows_to_run_again(figures, report, has_more_time)
         done = {row["method"] for row in report["rows"]}
         missing = in_order([name for name in asked.methods if name not in done])
-        seconds = None if asked.seconds is None else PLANNED * asked.seconds - (time.monotonic() - begin)
-        budget = Budget(seconds, missing)
+        report["not_judged"] = [left for left in report["not_judged"] if left["method"] not in missing]
         try:
-            for name in missing:
-                _run(contest, name, pairs, budget.seconds(name), report, figures)
+            for name, seconds in _turns(asked, contest, missing, begin, report):
+                _run(contest, name, pairs, seconds, report, figures)
                 _write(report, figures, json_file)
         except KeyboardInterrupt:
             report["interrupted"] = True
             log.warning("interrupted: what was done until now is reported")
     report["rows"].sort(key=lambda row: (_place(row["method"], asked.methods), row["beam_size"] or 0))
     report["differences"] = differences(report["rows"], figures, metrics_of(asked.config))
-    if report["rows"]:
-        report["verdict"] = list(verdict(field_of(report, figures, contest.metric)))
-    report["seconds"] = round(report["seconds"] + time.monotonic() - begin, 3)
+    report["verdict"] = list(verdict(field_of(report, figures, contest.metric)))
+    report["seconds"] = round(report["seconds"] + asked.clock() - begin, 3)
     _write(report, figures, json_file)
     return report
+
+
+def _turns(asked: Asked, contest: Contest, names: Sequence[str], begin: float, report: Report) -> Iterator[tuple[str, float | None]]:
+    """The methods one after another, each with its seconds: None where time is not limited, else as it is planned when its turn comes.
+
+    Those that cannot be judged join the report's `not_judged`.
+    """
+    if asked.seconds is None:
+        yield from ((name, None) for name in names)
+        return
+    plan = _planned(asked, contest, names, begin)
+    asked.say(plan.table())
+    report["plan"] = plan.rows()
+    report["not_judged"] += [{"method": name, "reason": reason} for name, reason in plan.refused.items()]
+    while shares := plan.shares():
+        name = next(name for name in names if name in shares)
+        plan.done.add(name)
+        yield name, shares[name]
+    report["not_judged"] += [{"method": name, "reason": plan.reasons.get(name, LATE)} for name in names if name in plan.waiting]
+    unjudged = [left["method"] for left in report["not_judged"] if left["method"] in plan.needs]
+    if unjudged:
+        report["minutes_needed"] = plan.minutes([RECIPE] if RECIPE in unjudged else unjudged)
+
+
+def _planned(asked: Asked, contest: Contest, names: Sequence[str], begin: float) -> Plan:
+    """What each method needs, the tree and quick methods first."""
+    seconds = asked.seconds or 0.0
+    needs: dict[str, Needs] = {}
+    refused: dict[str, str] = {}
+    for name in sorted(names, key=lambda name: (name != RECIPE, name != STRONG, name not in QUICK)):
+        is_trained = name in asked.baselines and name not in QUICK
+        if is_trained and asked.clock() - begin > MOST_MEASURING * seconds:
+            refused[name] = "no time was left to measure what it needs"
+            continue
+        try:
+            needs[name] = _needs(contest, name, names)
+        except REFUSALS as refusal:
+            refused[name] = named(refusal)
+    needs = {name: needs[name] for name in names if name in needs}
+    return Plan(asked.clock, begin, seconds, needs, {name: contest.answering_seconds(name) for name in needs}, refused)
+
+
+def _needs(contest: Contest, name: str, names: Sequence[str]) -> Needs:
+    """What the method needs, with those parts of a fusion that are not among the methods themselves."""
+    exclude_seen = contest.config.search.exclude_seen
+    found = contest.needs(name, exclude_seen)
+    for part in parts_of(name) if name.split(":")[0] == FUSION else ():
+        if part not in names:
+            of_part = contest.needs(part, exclude_seen)
+            found = Needs(found.least_s + of_part.least_s, found.full_s + of_part.full_s)
+    return found
 
 
 def metrics_of(config: DeepConfig) -> list[Metric]:
@@ -167,9 +186,11 @@ def _begun(asked: Asked, contest: Contest, pairs: Sequence[EvaluationPair]) -> R
         "beams": list(asked.beams),
         "queries": len(pairs),
         "exclude_seen": config.search.exclude_seen,
+        "plan": [],
+        "minutes_needed": None,
         "rows": [],
         "fits": [],
-        "left_out": [],
+        "not_judged": [],
         "differences": [],
         "verdict": [],
         "interrupted": False,
@@ -180,13 +201,14 @@ def _begun(asked: Asked, contest: Contest, pairs: Sequence[EvaluationPair]) -> R
 def _run(
     contest: Contest, name: str, pairs: Sequence[EvaluationPair], seconds: float | None, report: Report, figures: dict[Key, Figures]
 ) -> None:
-    """Fit and measure a method; its rows, or why it is left out, join the report."""
+    """Fit and measure a method; its rows, or why it is not judged, join the report."""
     log.info("%s%s …", name, "" if seconds is None else f", at most {seconds:.0f} s")
     exclude_seen, seed = contest.config.search.exclude_seen, contest.config.seed
-    report["left_out"] = [left for left in report["left_out"] if left["method"] != name]
     entry = attempted(contest, name, exclude_seen, seconds)
+    if not isinstance(entry, str) and not is_judged(entry.fitted.share):
+        entry = entry.fitted.ended or f"{entry.fitted.share:.0%} of its data"
     if isinstance(entry, str):
-        report["left_out"].append({"method": name, "reason": entry})
+        report["not_judged"].append({"method": name, "reason": entry})
         return
     queries = [pair.query for pair in pairs]
     for beam, measured in measured_at_beams(entry, pairs, metrics_of(contest.config), exclude_seen).items():
@@ -249,7 +271,8 @@ def field_of(report: Report, figures: Mapping[Key, Figures], metric: Metric) -> 
         metric=str(metric),
         tree=contestants.get(RECIPE),
         others=[contestant for name, contestant in contestants.items() if name != RECIPE],
-        left_out={left["method"]: left["reason"] for left in report["left_out"]},
+        not_judged={left["method"]: left["reason"] for left in report["not_judged"]},
+        minutes=report["minutes_needed"],
         paired=of,
         strong="item-means" if report["config"]["data"]["format"]["format"] == "vectors" else STRONG,
     )

@@ -11,6 +11,7 @@ Knows names, tasks and what a method gives back. Does not know test queries.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,9 +20,10 @@ import torch
 
 from espalier.errors import EspalierError, InvalidConfig
 from training.baselines.methods import FOR_VECTORS
-from training.compare.recipe import Recipe, fit_recipe
+from training.compare.recipe import Costs, Recipe, costs_of, fit_recipe, needs_of
 from training.deep.prepare import Prepared
-from training.retrieval.task import Fitted, Method, Metric, Task
+from training.retrieval.needs import Estimate, Needs
+from training.retrieval.task import Clock, Fitted, Method, Metric, Task
 from training.specification.deep import DeepConfig
 
 log = logging.getLogger(__name__)
@@ -36,7 +38,13 @@ ENOUGH = 0.995
 """The smallest serving beam is chosen that finds so much of what the best one finds: wider beams cost time for next to nothing."""
 CHOOSING_QUERIES = 2000
 """Validation queries by which a serving beam, and the best method, are chosen, at most."""
+MOST_QUERIES = 5000
+"""Test queries that are measured, evenly spread: answering takes time, too, and standard errors are small by then."""
+ANSWER_S, TIMING_S = 0.001, 1.5
+"""About what an answer takes in a batch, and timing answers one by one."""
 FUSION_QUERIES = 5000
+FUSED_QUERY_S = 0.003
+"""About what a fusion takes for each query by which its weights are chosen: two answers, and some forty trials."""
 REFUSALS = (EspalierError, ImportError, MemoryError, FloatingPointError)
 """What a method may raise where it cannot be fitted to a log: it is left out, and others go on."""
 
@@ -66,8 +74,10 @@ class Entry:
 class Contest:
     """One log and one seed, for all methods.
 
-    metric  by which everything is chosen: recall at the configured `search.m`
-    beams   serving beams of the recipe
+    metric     by which everything is chosen: recall at the configured `search.m`
+    beams      serving beams of the recipe
+    estimates  what baselines need of a log
+    clock      by which times are counted
     """
 
     config: DeepConfig
@@ -77,8 +87,11 @@ class Contest:
     baselines: Mapping[str, Method]
     fuse: Fuse
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    estimates: Mapping[str, Estimate] = field(default_factory=dict)
+    clock: Clock = time.monotonic
     _entries: dict[tuple[str, bool], Entry] = field(default_factory=dict)
     _recipe: Recipe | None = None
+    _costs: Costs | None = None
 
     @property
     def metric(self) -> Metric:
@@ -86,7 +99,29 @@ class Contest:
 
     def task(self, exclude_seen: bool, seconds: float | None) -> Task:
         split, items = self.prepared.split, self.prepared.items
-        return Task(split, items, self.metric, exclude_seen, self.config.windowed_instances, self.config.seed, seconds)
+        return Task(split, items, self.metric, exclude_seen, self.config.windowed_instances, self.config.seed, seconds, self.clock)
+
+    def needs(self, name: str, exclude_seen: bool) -> Needs:
+        """What the method needs, its parts aside. Raises one of REFUSALS where it cannot be fitted to this log."""
+        if name == RECIPE:
+            self._costs = costs_of(self.config, self.prepared, self.device, self.clock)
+            return needs_of(self.config, self.prepared, self._costs)
+        if name in self.baselines:
+            self._refuse_histories(name)
+            return self.estimates[name](self.task(exclude_seen, None))
+        queries = min(FUSION_QUERIES, len(self.prepared.split.validation))
+        return Needs(FUSED_QUERY_S * queries, FUSED_QUERY_S * queries)
+
+    def answering_seconds(self, name: str) -> float:
+        """About what a method takes, once fitted, to be measured and timed: those with the tree at each of its beams."""
+        split = self.prepared.split
+        queries = min(CHOOSING_QUERIES, len(split.validation)) + min(MOST_QUERIES, len(split.test))
+        search_s = ANSWER_S if self._costs is None else max(ANSWER_S, self._costs.search_s)
+        return len(self.beams) * (TIMING_S + search_s * queries) if name == RECIPE else TIMING_S + ANSWER_S * queries
+
+    def _refuse_histories(self, name: str) -> None:
+        if self.prepared.interactions.vectors_UF is not None and name not in FOR_VECTORS:
+            raise InvalidConfig("--methods", name, f"{', '.join(FOR_VECTORS)} or {RECIPE}: queries are vectors, it learns from histories")
 
     def entry(self, name: str, exclude_seen: bool, seconds: float | None = None) -> Entry:
         """The method, fitted within so many seconds, which include those of methods that it is made of and that are not fitted yet.
@@ -107,10 +142,7 @@ class Contest:
         if name == RECIPE:
             return self._best_beam(task, self._trained(seconds))
         if name in self.baselines:
-            if self.prepared.interactions.vectors_UF is not None and name not in FOR_VECTORS:
-                raise InvalidConfig(
-                    "--methods", name, f"{', '.join(FOR_VECTORS)} or {RECIPE}: queries are vectors, it learns from histories"
-                )
+            self._refuse_histories(name)
             return self._entry(name, {None: self.baselines[name](task)}, task)
         first, second = parts_of(name)
         deadline = task.deadline()
@@ -129,7 +161,7 @@ class Contest:
 
     def _trained(self, seconds: float | None) -> Recipe:
         if self._recipe is None:
-            self._recipe = fit_recipe(self.config, self.prepared, self.folder, self.device, seconds)
+            self._recipe = fit_recipe(self.config, self.prepared, self.folder, self.device, seconds, self._costs, self.clock)
         return self._recipe
 
     def _best_beam(self, task: Task, recipe: Recipe) -> Entry:
@@ -163,14 +195,19 @@ def checked_names(text: str, known: Sequence[str]) -> list[str]:
 
 
 def in_order(names: Sequence[str]) -> list[str]:
-    """Quick methods first, fusions last: what is quick leaves its time to others, and a fusion finds its parts fitted."""
-    return sorted(names, key=lambda name: (name.split(":")[0] == FUSION, name not in QUICK))
+    """Quick methods first, then trained ones, the tree, fusions: the tree gets what others leave, and a fusion finds its parts fitted."""
+    return sorted(names, key=lambda name: (name.split(":")[0] == FUSION, name == RECIPE, name not in QUICK))
 
 
 def attempted(contest: Contest, name: str, exclude_seen: bool, seconds: float | None) -> Entry | str:
-    """The method, fitted, or why it is left out."""
+    """The method, fitted, or why it cannot be."""
     try:
         return contest.entry(name, exclude_seen, seconds)
     except REFUSALS as refusal:
-        log.warning("%s is left out: %s", name, refusal)
-        return str(refusal) or type(refusal).__name__
+        log.warning("%s is not judged: %s", name, refusal)
+        return named(refusal)
+
+
+def named(refusal: BaseException) -> str:
+    """What a refusal says, or its type where it says nothing."""
+    return str(refusal) or type(refusal).__name__

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import shutil
 import time
 from collections.abc import Sequence
@@ -27,19 +26,21 @@ from espalier.engines import open_engine
 from espalier.errors import InvalidConfig
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import NO_ITEM, Engine, SearchParams
-from espalier.tree import Tree
 from training.deep.first_model import build_model
 from training.deep.fit import CURVE, steps_of
 from training.deep.fit import VALIDATION_QUERIES as QUERIES_OF_A_ROUND
-from training.deep.memory import FIT_S
-from training.deep.prepare import Prepared
+from training.deep.memory import FIT_S, KEPT, memory_task
+from training.deep.prepare import Prepared, build_tree
 from training.deep.ranking import GAMMAS, MEMORY_TRIALS, VALIDATION_QUERIES
 from training.deep.run import train_and_export
+from training.deep.sequence.rules import with_rules
 from training.deep.topology import Topology
 from training.deep.validation import validation_pairs, validation_recall
 from training.evaluate import padded
+from training.neighbours.fit import neighbours
 from training.publish import HELD_OUT_QUERIES
-from training.retrieval.task import Deadline, Fitted, Trial
+from training.retrieval.needs import Needs, by_parts, of_steps, seconds_each
+from training.retrieval.task import Clock, Deadline, Fitted, Trial
 from training.specification.deep import DeepConfig
 
 log = logging.getLogger(__name__)
@@ -48,16 +49,14 @@ Int64 = NDArray[np.int64]
 
 BATCH = 64
 """Queries in one engine call."""
-WARM_STEPS, TIMED_STEPS = 3, 12
-"""Steps that are made to see how long one takes; the first ones allocate and compile."""
-HEADROOM = 0.85
-"""Of the time that is left for steps: the first steps may be faster than later ones, on a machine that others use too."""
-LEAST_SHARE = 0.01
-"""Of the configured steps: so many are made however short the time is."""
+SLOWER = 1.05
+"""A step in training takes about so much of one that is measured alone: means of weights and checkpoints follow some of them."""
 ROUNDS_SHARE = 0.25
 """The most of the training time that may go into measuring validation users."""
 MEMORY_SHARE = 0.1
-"""Of the time, at most, for the neighbours of a memory."""
+"""Of the time, at most, for the neighbours of a memory, and again for how it is added."""
+MEMORY_FITS, SLOWER_WITH_MEMORY = 40, 2
+"""Fits of neighbours that the choice of their options takes, about; and a search with a memory in searches without."""
 EXPORT_S = 5.0
 """For writing and verifying a bundle, besides what its searches take."""
 TIMED_QUERIES = 100
@@ -74,6 +73,7 @@ class Recipe:
     trials    what was tried of γ and the memory, with the figure that it was chosen by
     seconds   of training and export together
     ended     why it was trained for fewer steps than configured, where it was
+    share     of the configured steps
     """
 
     bundle: Bundle
@@ -82,6 +82,7 @@ class Recipe:
     trials: list[Trial]
     seconds: float
     ended: str | None
+    share: float
 
     def at(self, beam_size: int) -> Fitted:
         """As a method, with a serving beam (more than all leaves is all leaves)."""
@@ -98,81 +99,132 @@ class Recipe:
             return rows_BM
 
         size = sum(info.size for name, info in self.bundle.manifest.files.items() if name not in NOT_FOR_ANSWERS)
-        return Fitted(rank, self.options | {"beam_size": beam}, size, self.seconds, self.trials, self.ended)
+        return Fitted(rank, self.options | {"beam_size": beam}, size, self.seconds, self.trials, self.ended, self.share)
 
 
-def fit_recipe(config: DeepConfig, prepared: Prepared, folder: Path, device: torch.device, seconds: float | None = None) -> Recipe:
+def fit_recipe(
+    config: DeepConfig,
+    prepared: Prepared,
+    folder: Path,
+    device: torch.device,
+    seconds: float | None = None,
+    costs: Costs | None = None,
+    clock: Clock = time.monotonic,
+) -> Recipe:
     """Train, export to a folder inside `folder`, and open.
 
-    seconds   wall-clock time of all this: as many steps as should fit are made, never more than configured, at least a hundredth of that
+    seconds   of all this: as many steps as fit are planned, never more than configured, and training ends in time if they take longer
+    costs     as `costs_of` measured them; None: they are measured first
     """
-    deadline = Deadline(None if seconds is None else time.monotonic() + seconds)
-    begin, work = time.monotonic(), folder / "work"
-    made: DeepConfig | None = None
-    wanted = config.optimiser.steps
-    memory_s = FIT_S if seconds is None else min(FIT_S, MEMORY_SHARE * seconds)
+    begin, work = clock(), folder / "work"
     work.mkdir(parents=True)
-
-    def shorten(now: DeepConfig, prepared: Prepared, tree: Tree) -> DeepConfig:
-        nonlocal made, wanted
-        wanted = now.optimiser.steps
-        made = made or shortened(now, prepared, tree, device, deadline.left_s() - memory_s)  # later rounds have as many steps as the first
-        return made
-
-    bundle = train_and_export(
-        config, prepared, folder / "recipe" / "1", device, work, False, None if seconds is None else shorten, memory_s
-    )
+    config = with_rules(config, prepared)
+    wanted, memory_s, end = config.optimiser.steps, FIT_S, Deadline(None)
+    if seconds is not None:
+        costs = costs or costs_of(config, prepared, device, clock)
+        memory_s = min(FIT_S, MEMORY_SHARE * seconds)
+        training_s = begin + seconds - clock() - export_seconds(config, prepared, costs)
+        training_s -= memory_seconds(config, prepared, costs, memory_s)
+        config = shortened(config, prepared, costs, training_s)
+        end = Deadline(clock() + training_s, clock)
+    bundle = train_and_export(config, prepared, folder / "recipe" / "1", device, work, False, memory_s, deadline=end)
     if bundle is None:
         raise InvalidConfig("torchrun", "several processes", "one process for a comparison")
     curve = json.loads(max(work.rglob(CURVE), key=lambda file: file.stat().st_mtime).read_text())
     shutil.rmtree(work)
-    manifest = bundle.manifest
+    manifest, planned = bundle.manifest, config.optimiser
     options = {"kind": config.kind, "gamma": manifest.ranking.gamma, "best_step": curve["best_step"], "steps": curve["steps"]}
     if manifest.memory is not None:
         options |= {"memory_weight": manifest.memory.weight, "memory_entries": manifest.memory.entries}
-    steps = wanted if made is None else made.optimiser.steps
-    ended = None if steps == wanted else f"{steps:,} of {wanted:,} steps, as many as fit into {seconds:.0f} s"
+    patient = curve["steps"] - curve["best_step"] >= planned.patience * planned.validate_every
+    steps = planned.steps if patient else curve["steps"]
+    ended = None if steps == wanted else f"{steps:,} of {wanted:,} steps"
     trials = [Trial(tried["options"], tried["figure"]) for tried in manifest.metrics.get("validation", [])]
-    return Recipe(bundle, open_engine(bundle, "cpu"), options, trials, time.monotonic() - begin, ended)
+    return Recipe(bundle, open_engine(bundle, "cpu"), options, trials, clock() - begin, ended, steps / wanted)
 
 
-def shortened(config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.device, left_s: float) -> DeepConfig:
-    """The configuration with as many steps as fit the time that is left, by the time that a few of them take here.
+@dataclass(frozen=True)
+class Costs:
+    """What training takes here.
+
+    start_s   a tree and a first model, for each round
+    step_s    a training step
+    search_s  a validation query, searched in training
+    memory_s  neighbours for a memory; 0 without one
+    """
+
+    start_s: float
+    step_s: float
+    search_s: float
+    memory_s: float = 0.0
+
+
+def costs_of(config: DeepConfig, prepared: Prepared, device: torch.device, clock: Clock) -> Costs:
+    """Measured with the tree and the model that training starts from."""
+    config, begin = with_rules(config, prepared), clock()
+    tree = build_tree(config, prepared, device)
+    model, topology = build_model(config, tree, prepared).to(device), Topology(tree, device)
+    steps = steps_of(config, model, topology, prepared)
+    start_s = clock() - begin
+    last = config.optimiser.steps - 1  # the objective that most steps have, after a warm start
+    step_s = seconds_each(lambda: float(steps.make(last)), clock)  # waits for a GPU
+    pairs = validation_pairs(config, prepared, TIMED_QUERIES)
+    search_s = seconds_each(lambda: validation_recall(config, topology, model, pairs), clock) / len(pairs) if pairs else 0.0
+    memory_s = by_parts(neighbours, MEMORY_FITS)(memory_task(config, prepared, None)).full_s if has_memory(config, prepared) else 0.0
+    log.info("a tree and a model take %.1f s, a step %.0f ms, a search %.2f ms", start_s, 1e3 * step_s, 1e3 * search_s)
+    return Costs(start_s, step_s, search_s, memory_s)
+
+
+def needs_of(config: DeepConfig, prepared: Prepared, costs: Costs) -> Needs:
+    """Of the steps that `fit` makes on this log, with their validation, the choice of a ranking and a memory, and the export."""
+    config = with_rules(config, prepared)
+    optimiser = config.optimiser
+    round_s = costs.search_s * min(QUERIES_OF_A_ROUND, len(prepared.split.validation))
+    once = of_steps(
+        config.rounds * costs.start_s + export_seconds(config, prepared, costs),
+        config.rounds * (costs.step_s + round_s / optimiser.validate_every),
+        optimiser.steps,
+    )
+    least_s, full_s = (
+        seconds + memory_seconds(config, prepared, costs, MEMORY_SHARE * seconds / (1 - 2 * MEMORY_SHARE))
+        for seconds in (once.least_s, once.full_s)
+    )
+    return Needs(least_s, full_s, once.steps)
+
+
+def memory_seconds(config: DeepConfig, prepared: Prepared, costs: Costs, most_s: float) -> float:
+    """About what a memory takes: its neighbours and the choice of how it is added, each at most `most_s` or FIT_S."""
+    if not has_memory(config, prepared):
+        return 0.0
+    queries = min(VALIDATION_QUERIES, len(prepared.split.validation))
+    adding_s = (MEMORY_TRIALS + len(KEPT)) * SLOWER_WITH_MEMORY * costs.search_s * queries
+    return sum(min(seconds, most_s, FIT_S) for seconds in (costs.memory_s, adding_s))
+
+
+def has_memory(config: DeepConfig, prepared: Prepared) -> bool:
+    """Whether a memory is chosen after training."""
+    return config.memory.weight != 0 and prepared.interactions.vectors_UF is None
+
+
+def export_seconds(config: DeepConfig, prepared: Prepared, costs: Costs) -> float:
+    """About what follows training, the memory aside: searches for γ, the measurement of test users, and the files."""
+    queries = min(VALIDATION_QUERIES, len(prepared.split.validation))
+    return EXPORT_S + costs.search_s * (len(GAMMAS) * queries + 2 * len(prepared.split.test) + HELD_OUT_QUERIES)
+
+
+def shortened(config: DeepConfig, prepared: Prepared, costs: Costs, seconds: float) -> DeepConfig:
+    """The configuration with as many steps as training makes in so many seconds, at most those configured and at least one.
 
     Fewer steps are a schedule of their own: the learning rate falls to 0 at the last of them, and validation users are measured as often as
     there is time for. With several rounds of learning a tree, each gets its share.
     """
-    begin = time.monotonic()
-    step_s, search_s = _costs(config, prepared, tree, device)
-    probe_s = time.monotonic() - begin
     configured = config.optimiser
-    queries = min(VALIDATION_QUERIES, len(prepared.split.validation))
-    trials = len(GAMMAS) + MEMORY_TRIALS * (config.memory.weight != 0)
-    export_s = EXPORT_S + search_s * (trials * queries + 2 * len(prepared.split.test) + HELD_OUT_QUERIES)
-    for_steps_s = HEADROOM * max(0.0, left_s - 2 * probe_s - export_s) / config.rounds  # building the model is paid for once more
-    round_s = search_s * min(QUERIES_OF_A_ROUND, queries)
+    for_steps_s = max(0.0, seconds / config.rounds - costs.start_s)
+    round_s = costs.search_s * min(QUERIES_OF_A_ROUND, len(prepared.split.validation))
     rounds = max(1, min(configured.steps // configured.validate_every, int(ROUNDS_SHARE * for_steps_s / max(round_s, 1e-6))))
-    steps = int((for_steps_s - rounds * round_s) / step_s)
-    steps = min(configured.steps, max(steps, math.ceil(LEAST_SHARE * configured.steps)))
-    log.info("a step takes %.0f ms, a search %.2f ms: %d of %d steps fit", 1e3 * step_s, 1e3 * search_s, steps, configured.steps)
+    steps = min(configured.steps, max(1, int((for_steps_s - rounds * round_s) / (SLOWER * costs.step_s))))
+    log.info("%d of %d steps are planned", steps, configured.steps)
     if steps == configured.steps:
         return config
     optimiser = configured.model_copy(update={"steps": steps, "validate_every": max(1, steps // rounds)})
     return config.model_copy(update={"optimiser": optimiser})
-
-
-def _costs(config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.device) -> tuple[float, float]:
-    """Seconds of a training step, and of searching for one validation query in training."""
-    model, topology = build_model(config, tree, prepared).to(device), Topology(tree, device)
-    steps = steps_of(config, model, topology, prepared)
-    last = config.optimiser.steps - 1  # the objective that most steps have, after a warm start
-    times = []
-    for _ in range(WARM_STEPS + TIMED_STEPS):
-        begin = time.perf_counter()
-        float(steps.make(last))  # waits for a GPU
-        times.append(time.perf_counter() - begin)
-    pairs = validation_pairs(config, prepared, TIMED_QUERIES)
-    begin = time.perf_counter()
-    if pairs:
-        validation_recall(config, topology, model, pairs)
-    return float(np.mean(times[WARM_STEPS:])), (time.perf_counter() - begin) / max(1, len(pairs))

@@ -53,14 +53,20 @@ Paired = Callable[[str, str], Difference]
 
 @dataclass(frozen=True)
 class Field:
-    """All contestants. `left_out`: name → why; `strong`: the cheap baseline without which no claim is without reserve."""
+    """All contestants.
+
+    not_judged  name → why
+    strong      the cheap baseline without which no claim is without reserve
+    minutes     those in which all could be judged, where time was too short
+    """
 
     metric: str
     tree: Contestant | None
     others: Sequence[Contestant]
-    left_out: Mapping[str, str]
+    not_judged: Mapping[str, str]
     paired: Paired
     strong: str = STRONG
+    minutes: float | None = None
 
     @property
     def baselines(self) -> list[Contestant]:
@@ -77,10 +83,10 @@ def verdict(field: Field) -> tuple[str, str]:
     """What the tree finds, and whether it pays: two sentences."""
     tree = field.tree
     if tree is None:
-        why = next((f": {reason}" for name, reason in field.left_out.items() if name == "recipe"), ", since it was not run")
-        return f"No tree was measured{why.rstrip('.')}.", "Whether one pays here is open."
+        why = next((f"judged: {reason}" for name, reason in field.not_judged.items() if name == "recipe"), "measured, since it was not run")
+        return f"No tree was {why.rstrip('.')}.", f"Whether one pays here is open{_enough(field)}."
     if not field.baselines:
-        return f"The tree has {field.metric} {tree.figure:.4f}; no baseline was measured.", "Whether it pays is open."
+        return f"The tree has {field.metric} {tree.figure:.4f}; no baseline was judged.", f"Whether it pays is open{_enough(field)}."
     best = max(field.baselines, key=lambda baseline: baseline.validation)
     difference = field.paired(tree.name, best.name)
     pays = _pays(field, tree, best, difference)
@@ -88,6 +94,11 @@ def verdict(field: Field) -> tuple[str, str]:
     if tree.ended or best.ended:
         pays = f"So far, {pays[0].lower()}{pays[1:]}"
     return _found(field, tree, best, difference), pays + reserves
+
+
+def _enough(field: Field) -> str:
+    """How much time would do, where more would."""
+    return "" if field.minutes is None else f" (--minutes {field.minutes:g} would do)"
 
 
 def _found(field: Field, tree: Contestant, best: Contestant, difference: Difference) -> str:
@@ -147,13 +158,13 @@ def _fusion_that_pays(field: Field, best: Contestant) -> Contestant | None:
 def _reserves(field: Field, tree: Contestant, best: Contestant, *, says_so: bool) -> str:
     """What makes the verdict less sure, and the full stop. says_so: whether the tree is said to pay, for which all others count."""
     short = [f"{one.name} ended early ({one.ended}), and more time may change this" for one in (tree, best) if one.ended]
-    missing = [name for name in field.left_out if name.split(":")[0] != "fusion"]
-    left_out = [f"{_listed(missing)} {'was' if len(missing) == 1 else 'were'} left out"] if missing else []
+    missing = [name for name in field.not_judged if name.split(":")[0] != "fusion"]
+    unjudged = [f"{_listed(missing)} {'was' if len(missing) == 1 else 'were'} not judged{_enough(field)}"] if missing else []
     others = [one.name for one in field.baselines if says_so and one.ended and one.name != best.name]
     also = [f"{_listed(others)} ended early, too" if short else f"{_listed(others)} ended early"] if others else []
-    has_strong = any(one.name == field.strong for one in field.baselines) or field.strong in field.left_out
+    has_strong = any(one.name == field.strong for one in field.baselines) or field.strong in field.not_judged
     unasked = [f"{field.strong}, often the best baseline, were not run"] if says_so and not has_strong else []
-    reserves = "; ".join([*short, *also, *left_out, *unasked])
+    reserves = "; ".join([*short, *also, *unjudged, *unasked])
     return f"; but {reserves}." if reserves else "."
 
 

@@ -40,6 +40,7 @@ from training.deep.scorers.model import NodeScorer
 from training.deep.sequence.steps import SequenceSteps
 from training.deep.topology import Topology, on_device
 from training.deep.validation import validation_pairs, validation_recall
+from training.retrieval.task import NO_DEADLINE, Deadline
 from training.specification.deep import DeepConfig, Objective, PathObjective, SequenceConfig, TdmObjective, WindowConfig
 from training.specification.sequence import SequenceObjective
 
@@ -76,11 +77,20 @@ def pick_device(device: Literal["auto", "cpu", "cuda"]) -> torch.device:
     return torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def fit(config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.device, work: Path, resume: bool) -> NodeScorer:
+def fit(
+    config: DeepConfig,
+    prepared: Prepared,
+    tree: Tree,
+    device: torch.device,
+    work: Path,
+    resume: bool,
+    deadline: Deadline = NO_DEADLINE,
+) -> NodeScorer:
     """Train and return the model, on `device`. Of several processes, that of process 0 alone is whole.
 
-    work    folder for the checkpoint and the validation curve, which process 0 writes and all read
-    resume  go on from the checkpoint there, if there is one; its configuration and log must be the same
+    work      folder for the checkpoint and the validation curve, which process 0 writes and all read
+    resume    go on from the checkpoint there, if there is one; its configuration and log must be the same
+    deadline  after which no step begins; in one process alone, since several would not see it at the same step
 
     Raises InvalidConfig for a batch that the processes cannot share alike, FloatingPointError when a loss or a weight is not finite.
     """
@@ -88,7 +98,7 @@ def fit(config: DeepConfig, prepared: Prepared, tree: Tree, device: torch.device
     state, steps = run.state, config.optimiser.steps
     begin, first = time.perf_counter(), state.step
     with tqdm(total=steps, initial=first, unit="step", desc=config.name, mininterval=1.0, disable=process() > 0) as bar:
-        while state.step < steps and not state.out_of_patience(config.optimiser.patience):
+        while state.step < steps and not state.out_of_patience(config.optimiser.patience) and not deadline.is_over():
             loss = run.advance()
             bar.update()
             if loss is not None:

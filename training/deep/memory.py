@@ -72,12 +72,16 @@ class Remembered:
 
 def remembered(config: DeepConfig, prepared: Prepared, seconds: float = FIT_S) -> Remembered:
     """Neighbours tuned on validation queries and learned from the lists of training users, as many an item as the configuration allows."""
-    metric = Metric("recall", config.search.m)
-    task = Task(prepared.split, prepared.items, metric, config.search.exclude_seen, InstanceConfig(), config.seed, seconds)
-    found, fitted = fit_neighbours(task)
+    found, fitted = fit_neighbours(memory_task(config, prepared, seconds))
     most = KEPT[-1] if config.memory.neighbours == "auto" else config.memory.neighbours
     log.info("memory: neighbours in %.1f s%s", fitted.seconds, "" if fitted.ended is None else f", {fitted.ended}")
     return Remembered(found.lists.limited(most), float(fitted.options["recency"]))
+
+
+def memory_task(config: DeepConfig, prepared: Prepared, seconds: float | None) -> Task:
+    """What the neighbours of a memory learn from."""
+    metric = Metric("recall", config.search.m)
+    return Task(prepared.split, prepared.items, metric, config.search.exclude_seen, InstanceConfig(), config.seed, seconds)
 
 
 def in_units(memory: Memory, unit: float, weight: float) -> Memory:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 
 from espalier.bundle import Bundle
-from espalier.tree import Tree
 from training.deep.earlier import as_earlier
 from training.deep.export import export
 from training.deep.fit import fit
@@ -21,13 +20,12 @@ from training.deep.memory import FIT_S
 from training.deep.parallel import joined, process, shared_tree, wait_for_all
 from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.sequence.rules import with_rules
+from training.retrieval.task import NO_DEADLINE, Deadline
 from training.specification.deep import DeepConfig
 from training.specification.splits import SplitConfig
 from training.versions import clear, only_run, work_folder
 
 log = logging.getLogger(__name__)
-
-Shorten = Callable[[DeepConfig, Prepared, Tree], DeepConfig]
 
 
 def fit_and_export(
@@ -77,23 +75,21 @@ def train_and_export(
     device: torch.device,
     work: Path,
     resume: bool,
-    shorten: Shorten | None = None,
     memory_s: float = FIT_S,
+    deadline: Deadline = NO_DEADLINE,
 ) -> Bundle | None:
     """Train what a configuration says on a log that has been read, and write models/NAME/VERSION; None in all processes but the first.
 
     work      an empty folder, or with `resume` that of a run that was killed; checkpoints and curves stay there
-    shorten   what becomes of the configuration once a tree is there: fewer steps, where time is limited
     memory_s  most seconds for the neighbours of a memory
+    deadline  the end of training in one process, whatever steps are left
     """
     config = with_rules(with_dates(config, prepared.split.config), prepared)
     for number in range(1, config.rounds + 1):
         folder = work if number == 1 else work / f"round-{number}"
         folder.mkdir(exist_ok=True)
         tree = shared_tree(partial(build_tree, config, prepared, device), device)
-        if shorten is not None:
-            config = shorten(config, prepared, tree)
-        model = fit(config, prepared, tree, device, folder, resume)
+        model = fit(config, prepared, tree, device, folder, resume, deadline)
         prepared = replace(prepared, earlier=as_earlier(config, tree, model))
     return export(config, prepared, tree, model, out, memory_s) if process() == 0 else None
 

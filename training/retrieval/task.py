@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
+Clock = Callable[[], float]
+"""Seconds since some moment, never fewer than before."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ class Task:
     exclude_seen  whether seen items are left out when it chooses
     instances     how methods that learn from (history, targets) cut the lists
     seed          of every draw
-    seconds       wall-clock time for choosing and training together; a method that would need more ends early with the best that it has
+    seconds       time for choosing and training together; a method that would need more ends early with the best that it has
+    clock         by which they are counted
     """
 
     split: Split
@@ -76,6 +79,7 @@ class Task:
     instances: InstanceConfig
     seed: int = 1
     seconds: float | None = None
+    clock: Clock = time.monotonic
 
     def validation_pairs(self, most: int | None = None) -> list[EvaluationPair]:
         """At most so many validation queries, evenly spread. Raises InvalidData where there is none."""
@@ -92,25 +96,29 @@ class Task:
 
     def deadline(self) -> Deadline:
         """The end of `seconds` from now."""
-        return Deadline(None if self.seconds is None else time.monotonic() + self.seconds)
+        return Deadline(None if self.seconds is None else self.clock() + self.seconds, self.clock)
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """A point in time, or none."""
+    """A point in time of a clock, or none."""
 
     at_s: float | None
+    clock: Clock = time.monotonic
 
     def is_over(self) -> bool:
-        return self.at_s is not None and time.monotonic() >= self.at_s
+        return self.at_s is not None and self.clock() >= self.at_s
 
     def part(self, parts: int) -> Deadline:
         """The end of the first of so many equal parts of the time that is left."""
-        return self if self.at_s is None else Deadline(time.monotonic() + self.left_s() / parts)
+        return self if self.at_s is None else Deadline(self.clock() + self.left_s() / parts, self.clock)
 
     def left_s(self) -> float:
         """Seconds until then, at least 0; infinite without a deadline."""
-        return float("inf") if self.at_s is None else max(0.0, self.at_s - time.monotonic())
+        return float("inf") if self.at_s is None else max(0.0, self.at_s - self.clock())
+
+
+NO_DEADLINE = Deadline(None)
 
 
 @dataclass(frozen=True)
@@ -131,6 +139,7 @@ class Fitted:
     bytes     of the arrays that answering needs
     seconds   wall-clock time of choosing and training together
     ended     why it ended early, where it did: a sentence for the report
+    share     of its steps, or of its data, that it saw (see `needs.py`): the lesser
     """
 
     rank: Rank
@@ -139,6 +148,7 @@ class Fitted:
     seconds: float
     trials: list[Trial] = field(default_factory=list)
     ended: str | None = None
+    share: float = 1.0
 
 
 Method = Callable[[Task], Fitted]
