@@ -274,7 +274,8 @@ def test_items_that_no_training_user_has_come_last() -> None:
     answer = fitted.rank([lists.of(0)], 36, False)[0].tolist()
     assert answer[-len(absent) :] == absent
     assert len(fitted.trials) == 1
-    assert "deadline" in str(fitted.ended)
+    assert fitted.ended == "1 of 8 iterations"
+    assert fitted.share == 1 / 8
 
 
 @installed

@@ -203,6 +203,8 @@ def _blocks(path: Path) -> Iterator[bytes]:
         with pa.input_stream(str(path), compression="gzip" if path.suffix == ".gz" else None) as stream:
             while block := stream.read(READ_BYTES):
                 yield block
+    except FileNotFoundError as error:
+        raise InvalidData(path.name, "no such file", "a readable file") from error
     except OSError as error:
         raise InvalidData(path.name, str(error), "a file that can be read to its end") from error
 
