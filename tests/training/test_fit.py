@@ -11,6 +11,8 @@ import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -43,6 +45,7 @@ from training.deep.scorers.lookup import lookup
 from training.deep.scorers.model import NodeScorer, export_graphs
 from training.deep.topology import Topology
 from training.deep.validation import search_pairs
+from training.retrieval.task import Deadline
 from training.specification.deep import DeepConfig, TdmObjective, WindowConfig
 from training.specification.models import deep_config
 
@@ -245,6 +248,21 @@ def test_few_validation_users_do_not_choose_weights(short: Run, tmp_path: Path, 
     monkeypatch.setattr(fit_module, "MIN_VALIDATION_QUERIES", 1000)
     monkeypatch.setattr(fit_module, "validation_recall", never)
     short.fit(tmp_path / "work")
+
+
+def test_a_deadline_between_two_checkpoints_leaves_rows_that_are_up_to_date(
+    short: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit_module, "MIN_VALIDATION_QUERIES", 1000)
+    run = changed(short, optimiser=short.config.optimiser.model_dump() | {"batch": 2})  # so small that a step reads few rows
+    kept = []
+    for every in (8, 100):  # all rows are brought up to date at a checkpoint, too
+        monkeypatch.setattr(fit_module, "CHECKPOINT_EVERY", every)
+        work = tmp_path / str(every)
+        work.mkdir()
+        deadline = Deadline(8.0, partial(next, count(0.0)))
+        kept.append(weights(fit(run.config, run.prepared, run.tree, CPU, work, False, deadline))["node_rows"])
+    assert_array_equal(kept[1], kept[0])
 
 
 @pytest.mark.parametrize("part", ["tree", "log", "file"])

@@ -30,7 +30,7 @@ from training.baselines.memory import available_bytes
 from training.data.interactions import Interactions
 from training.data.user_item_matrix import latest_items, user_item_matrix
 from training.neighbours.fit import fading
-from training.retrieval.needs import Needs
+from training.retrieval.needs import LEAST_S, Needs
 from training.retrieval.scores import best_then_popular, by_popularity
 from training.retrieval.task import Fitted, Task
 from training.retrieval.tuning import Option, Options, Remembered, search
@@ -61,6 +61,8 @@ MOST_BYTES = 16 << 30
 """The matrices take no more, nor more than half of the memory that the machine has left."""
 ONCE, SEARCH = 1.5, 8.0
 """What one fit, and the search over options, take in inversions."""
+ANSWERING_S = 20.0
+"""Seconds that the search over options is given for the answers to validation queries. What is left of them goes to other methods."""
 PROBE = 2500
 """Items of the matrix whose inversion says how long one takes here."""
 
@@ -176,7 +178,7 @@ def needs(task: Task) -> Needs:
     """Of inversions. Raises InvalidData where the matrices take more memory than they may."""
     refuse_too_many(task.split.lists, None)
     inversion_s = inversion_seconds(task.split.lists.item_count)
-    return Needs(ONCE * inversion_s, SEARCH * inversion_s)
+    return Needs(max(LEAST_S, ONCE * inversion_s), ANSWERING_S + SEARCH * inversion_s)
 
 
 def refuse_too_many(interactions: Interactions, most_bytes: int | None) -> None:

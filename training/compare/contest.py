@@ -146,12 +146,13 @@ class Contest:
             return self._entry(name, {None: self.baselines[name](task)}, task)
         first, second = parts_of(name)
         deadline = task.deadline()
-        entries = []
-        for part, share in ((first, 2), (second, 1)):  # what fits in the end is left for choosing the fusion
-            entries.append(self.entry(part, exclude_seen, None if seconds is None else 0.9 * deadline.left_s() / share))
+        entries: dict[str, Entry] = {}
+        for part in sorted((first, second), key=lambda part: part == RECIPE):  # the tree takes what the other one leaves
+            own_s = 0.9 * deadline.left_s() / (1 if entries else 2)  # what is left in the end is for choosing the fusion
+            entries[part] = self.entry(part, exclude_seen, None if seconds is None else own_s)
         left_s = None if seconds is None else deadline.left_s()
-        fused = self.fuse(entries[0].fitted, entries[1].fitted, self._thinned(self.task(exclude_seen, left_s)))
-        beams = [entry.beam_size for entry in entries if entry.beam_size is not None]
+        fused = self.fuse(entries[first].fitted, entries[second].fitted, self._thinned(self.task(exclude_seen, left_s)))
+        beams = [entries[part].beam_size for part in (first, second) if entries[part].beam_size is not None]
         return self._entry(name, {beams[0] if beams else None: fused}, task)
 
     def _thinned(self, task: Task) -> Task:

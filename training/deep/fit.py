@@ -103,6 +103,7 @@ def fit(
             bar.update()
             if loss is not None:
                 bar.set_postfix(loss=f"{loss:.3f}", recall=f"{state.recalls[-1]:.4f}" if state.recalls else "-", refresh=False)
+    run.optimiser.refresh()  # a deadline may have come between two validations
     best_step = state.best_step(config.optimiser.validate_every)
     if state.recalls:
         run.model.load_state_dict(state.best)
