@@ -294,6 +294,18 @@ def test_another_separator_and_quote_are_named(tmp_path: Path) -> None:
         read(tmp_path / "log.csv", block_bytes=64)
 
 
+@pytest.mark.parametrize("end", ["", "v,a,x\n" * 50_000])
+def test_quotes_that_do_not_end_are_refused_where_they_begin(tmp_path: Path, end: str) -> None:
+    (tmp_path / "log.csv").write_text('user,item,title\nu,a,"two\nlines"\nu,b,"unfinished\n' + end)
+    with pytest.raises(InvalidData, match=r"line 4: got '\"', expected quotes that end; .* data.format.quote = \"\""):
+        read(tmp_path / "log.csv")
+
+
+def test_an_odd_quote_inside_a_field_is_a_character(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text('user,item,title\nu,a,5" disk\nu,b,"two\nlines"\n')
+    assert lists(read(tmp_path / "log.csv")) == {"u": ["a", "b"]}
+
+
 @pytest.mark.parametrize(
     ("form", "expected"),
     [

@@ -280,6 +280,8 @@ def _records(
                 header = int(begin == 0 and table.header)
                 yield record_R[header:], batch.slice(header)
                 begin = end
+            if isinstance(file.raw, _Lines) and file.raw.quotes % 2:
+                _refuse_open_quote(table)
     except pa.ArrowInvalid as error:
         if refused:
             raise refused[0] from None
@@ -287,6 +289,19 @@ def _records(
             return
         expected = f"readable text with one event a line, of fewer than {block_bytes:,} bytes{_unquoted(table)}"
         raise InvalidData(table.path.name, str(error), expected) from error
+
+
+def _refuse_open_quote(table: TextTableFile) -> None:
+    """Raises InvalidData where the file ends in quotes, which have swallowed all lines since. It reads the file again."""
+    with open_text(table.path, table.form, None) as file:
+        lines = (line.decode("utf-8", "replace") for line in file)
+        reader, begin = csv.reader(lines, delimiter=table.separator, quotechar=table.quote, strict=True), 1
+        try:
+            for _ in reader:
+                begin = reader.line_num + 1
+        except csv.Error as error:
+            if "end of data" in str(error) or "field larger" in str(error):
+                raise InvalidData(f"{table.path.name}: line {begin}", table.quote, f"quotes that end{_unquoted(table)}") from error
 
 
 def _wrong_fields(table: TextTableFile, row: pa_csv.InvalidRow) -> Problem:
@@ -298,7 +313,7 @@ def _wrong_fields(table: TextTableFile, row: pa_csv.InvalidRow) -> Problem:
 class _Lines(io.RawIOBase):
     """A stream of lines as the parser takes them: in UTF-8, separators of several bytes replaced, the last line ended.
 
-    Without the line end pyarrow takes a single line without a header for an empty file.
+    Without the line end pyarrow takes a single line without a header for an empty file. `quotes` is how many there were.
     """
 
     def __init__(self, blocks: Iterator[bytes], name: str, form: TextFile, separator: str | None) -> None:
@@ -307,6 +322,7 @@ class _Lines(io.RawIOBase):
         self._decoder = None if is_utf8 else codecs.getincrementaldecoder(form.encoding)(UNDECODABLE)
         self._at_start = True
         self._lines, self._rest = b"", b""
+        self.quotes, self._quote = 0, form.quote.encode() if isinstance(form, TextTable) else b""
 
     def readable(self) -> bool:
         return True
@@ -322,6 +338,7 @@ class _Lines(io.RawIOBase):
             if len(self._rest) > MAX_LINE:
                 raise InvalidData(f"{self._name}: a line", f"more than {MAX_LINE:,} bytes", "text with shorter lines")
             self._lines = whole + newline
+            self.quotes += self._lines.count(self._quote) if self._quote else 0
             if self._separator is not None:
                 self._lines = self._lines.replace(self._separator.encode(), UNIT_SEPARATOR.encode())
         size = min(len(buffer), len(self._lines))
