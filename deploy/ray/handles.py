@@ -22,8 +22,10 @@ from espalier.shards.messages import Pin
 from service.router.asking import TRIES
 from service.router.transport import ReplicaFailed, answered, held_of
 
-CALLS, PAUSE_S = 3, 0.02
-"""Calls that are made where replicas are found dead, and the pause between two."""
+PAUSE_S, MOST_S = 0.02, 0.32
+"""Between two calls where a replica was found dead: the first pause, and the longest."""
+NOTICED_S = 5.0
+"""Seconds in which Ray notices a dead replica, on a busy machine too; until then it chooses it again and again."""
 KEPT_S = 60.0
 """How long what all replicas have said counts while one of them says nothing. Ray notices a dead one within 2 s and one that hangs after
 three looks of 5 s; with two busy cores another one answers after 16 s."""
@@ -105,19 +107,21 @@ class HandleTransport:
 async def _call(name: str, call: Callable[[], Response], timeout_s: float) -> Any:
     """What a replica returns. Raises ReplicaFailed.
 
-    Until Ray has noticed that a replica died, it may choose it again: then the call is made once more, up to CALLS times in all.
+    Until Ray has noticed that a replica died, it may choose it again, for it is idle: the call is made again, after longer and longer
+    pauses, for NOTICED_S.
     """
-    response = None
+    response, pause_s, noticed_at = None, PAUSE_S, time.monotonic() + NOTICED_S
     try:
         async with asyncio.timeout(timeout_s):
-            for number in range(CALLS):
+            while True:
                 response = call()
                 try:
                     return await response
                 except RayActorError:
-                    if number == CALLS - 1:
+                    if time.monotonic() >= noticed_at:
                         raise
-                    await asyncio.sleep(PAUSE_S)
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, MOST_S)
     except TimeoutError:
         _give_up(response)
         raise ReplicaFailed("late", f"{name}: no answer within {timeout_s:g} s") from None

@@ -123,9 +123,10 @@ def test_a_deployment_has_an_address_for_each_try(transport: Transport) -> None:
     ],
 )
 def test_what_went_wrong_has_a_reason_and_one_line(
-    transport: Transport, deployment: Deployment, answers: list[Any], reason: str, says: str
+    transport: Transport, deployment: Deployment, answers: list[Any], reason: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deployment.answers = answers
+    monkeypatch.setattr("deploy.ray.handles.NOTICED_S", 0.05)
     with pytest.raises(ReplicaFailed) as raised:
         send(transport)
     assert raised.value.reason == reason
@@ -141,9 +142,9 @@ def test_masks_that_a_shard_lacks_are_named(transport: Transport, deployment: De
 
 
 def test_a_dead_replica_that_ray_still_chooses_is_asked_past(transport: Transport, deployment: Deployment) -> None:
-    deployment.answers = [DEAD, DEAD, (200, b"found")]
+    deployment.answers = [*[DEAD] * 5, (200, b"found")]
     assert send(transport) == b"asked found"
-    assert len(deployment.calls) == 3
+    assert len(deployment.calls) == 6
 
 
 def test_what_is_late_or_given_up_is_cancelled_in_the_replica_too(transport: Transport, deployment: Deployment) -> None:

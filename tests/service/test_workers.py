@@ -148,7 +148,7 @@ def test_a_worker_takes_no_connections_before_it_serves_what_the_others_do(model
 
 
 def test_a_full_temporary_folder_ends_no_worker_and_keeps_no_change_from_being_made(models: Path, tmp_path: Path) -> None:
-    with small_disk(tmp_path / "small", "1m") as disk, service(models, 2, TMPDIR=str(disk)) as running:
+    with small_disk(tmp_path / "small", "2m") as disk, service(models, 2, TMPDIR=str(disk)) as running:
         workers = running.workers()
         filler = fill(disk)
         bodies = [json.loads(BODY) | {"m": 1, "beam_size": 2**power} for power in range(7)] + [{"queries": 1}, {"model": "films"}]
