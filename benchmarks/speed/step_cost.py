@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -75,12 +76,14 @@ def measure(config: DeepConfig, items: int, steps: int) -> dict[str, Any]:
     prepared, tree = synthetic(items, USERS), random_tree(items, config.tree.branching, seed=0)
     model, watch = build_model(config, tree, prepared), Stopwatch()
     made = steps_of(config, model, Topology(tree, CPU), prepared)
-    made.optimiser.step = watch.timing(made.optimiser.step)  # type: ignore[method-assign]
     made.optimiser.refresh()  # writes all moments: later steps find their memory there, as most steps of a run do
     step_s, optimiser_s = [], []
-    refresh, update = RowAdam.refresh, RowAdam.step
-    RowAdam.refresh, RowAdam.step = watch.timing(refresh), watch.counting(update)  # type: ignore[method-assign]
-    try:
+    watched = (
+        patch.object(made.optimiser, "step", watch.timing(made.optimiser.step)),
+        patch.object(RowAdam, "refresh", watch.timing(RowAdam.refresh)),
+        patch.object(RowAdam, "step", watch.counting(RowAdam.step)),
+    )
+    with watched[0], watched[1], watched[2]:
         for step in range(WARM_STEPS + steps):
             watch.seconds, begin = 0.0, time.process_time()
             made.make(step)
@@ -88,8 +91,6 @@ def measure(config: DeepConfig, items: int, steps: int) -> dict[str, Any]:
             optimiser_s.append(watch.seconds)
             if step % 5 == 4:
                 made.optimiser.average()
-    finally:
-        RowAdam.refresh, RowAdam.step = refresh, update  # type: ignore[method-assign]
     return {
         "items": items,
         "nodes": tree.node_count,

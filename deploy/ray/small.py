@@ -13,6 +13,9 @@ from pathlib import Path
 
 STORE_MB = 100
 """Of Ray's object store: what is served never goes through it. (Ray's own default is 30 % of the memory.)"""
+PATIENCE_S = 60
+"""That Ray waits for its proxy to start or to say that it is healthy, unless the environment says otherwise. (Ray's own defaults, 5 s and
+10 s, end it on a machine whose cores are busy with the start.)"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -26,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, value in (("RAY_USAGE_STATS_ENABLED", "0"), ("RAY_TMPDIR", options.temp and str(options.temp.absolute()))):
         if value is not None:
             os.environ[name] = value
+    for name in ("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S"):
+        os.environ.setdefault(name, str(PATIENCE_S))
     import ray  # after its environment
     from ray.serve.scripts import cli
 

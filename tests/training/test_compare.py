@@ -19,7 +19,6 @@ from tests.pictures import Pictures
 from training.compare import command, contest, figures, recipe
 from training.compare.command import show
 from training.compare.compare import Asked, compare
-from training.compare.contest import checked_names, in_order, parts_of
 from training.compare.figures import Figures, answered, figures_of, paired
 from training.compare.outcome import queries_of
 from training.compare.plan import USED
@@ -100,26 +99,13 @@ def test_test_queries_are_thinned_evenly_and_without_what_was_seen() -> None:
         queries_of(pairs[:2], True)
 
 
-# -- names and time -------------------------------------------------------------------------------------------------------
-
-
-def test_methods_are_named_once_and_known() -> None:
-    known = ["recipe", "neighbours", "ease"]
-    assert checked_names("ease, recipe,ease,fusion,fusion:ease:neighbours", known) == ["ease", "recipe", "fusion", "fusion:ease:neighbours"]
-    assert parts_of("fusion") == ("recipe", "neighbours")
-    for wrong in ("eas", "fusion:ease", "fusion:ease:ease", "fusion:ease:all", ""):
-        with pytest.raises(InvalidConfig, match="--methods"):
-            checked_names(wrong, known)
+# -- time -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("minutes", [0.0, -1.0, float("nan"), float("inf")])
 def test_minutes_that_are_no_time_are_refused(minutes: float) -> None:
     with pytest.raises(InvalidConfig, match="--minutes"):
         command.run(Path("c.toml"), None, None, minutes, [50], None, None, "cpu")
-
-
-def test_quick_methods_come_first_then_trained_ones_the_tree_and_fusions() -> None:
-    assert in_order(["fusion", "recipe", "sasrec", "ease", "neighbours"]) == ["ease", "neighbours", "sasrec", "recipe", "fusion"]
 
 
 class Clock:

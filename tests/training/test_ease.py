@@ -19,6 +19,7 @@ from training.baselines.ease import START, answering, ease, invert, refuse_too_m
 from training.baselines.memory import available_bytes
 from training.data.interactions import Interactions
 from training.data.user_item_matrix import user_item_matrix
+from training.retrieval.needs import LEAST_S
 from training.retrieval.tuning import Options
 
 
@@ -101,6 +102,16 @@ def test_less_time_than_an_inversion_takes_is_refused(monkeypatch: pytest.Monkey
 def test_what_an_inversion_takes_grows_with_the_items() -> None:
     assert module.inversion_seconds(module.PROBE) == 0
     assert module.inversion_seconds(40 * module.PROBE) > 8 * module.inversion_seconds(10 * module.PROBE) > 0
+
+
+def test_what_it_needs_leaves_time_to_answer_where_inversions_take_next_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = task_of(grouped(1), list(range(60)), list(range(60, 80)))
+    least, enough = (module.needs(task).least_s, module.needs(task).full_s)
+    assert least == LEAST_S
+    assert enough >= module.ANSWERING_S
+    monkeypatch.setattr(module, "inversion_seconds", lambda items: 100.0)
+    assert module.needs(task).least_s == 100 * module.ONCE
+    assert module.needs(task).full_s == module.ANSWERING_S + 100 * module.SEARCH
 
 
 def grouped(seed: int) -> Interactions:

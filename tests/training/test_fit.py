@@ -1,14 +1,8 @@
-"""From a log to a bundle: training learns what was planted, a killed run goes on as if nothing had happened, and the commands say what
-is wrong.
-
-The log: 300 users, each with most of the 16 items of one of 8 clusters, in random order. Whoever has seen half of a user's list knows
-the rest; popularity knows nothing.
-"""
+"""From a log to a bundle: training learns what was planted, and a killed run goes on as if nothing had happened."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +17,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import training.deep.fit as fit_module
 import training.deep.ranking as ranking_module
-from espalier.bundle import Bundle, find_versions
+from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleCorrupt, InvalidConfig
@@ -32,8 +26,7 @@ from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
 from espalier.tree import Tree
 from tests.espalier.test_signature import replay
-from tests.pictures import Pictures
-from tests.training.commands import command, written_toml
+from tests.training.planted import CLUSTERS, SIZE, planted_log, settings
 from training.baselines.popularity import fit_popularity
 from training.data.splits import without_seen
 from training.deep.beam import search_states, sorted_excluded_nodes
@@ -50,37 +43,11 @@ from training.specification.deep import DeepConfig, TdmObjective, WindowConfig
 from training.specification.models import deep_config
 
 CPU = torch.device("cpu")
-CLUSTERS, SIZE, USERS = 8, 16, 300
 
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    rng = np.random.default_rng(42)
-    lines = ["user,item"]
-    for user in range(USERS):
-        cluster = user % CLUSTERS
-        items = rng.permutation(SIZE)[:14] * CLUSTERS + cluster  # numbered across clusters: neighbours are strangers
-        items[rng.integers(14)] = rng.integers(CLUSTERS * SIZE)  # one by accident
-        lines += [f"user-{user},item-{item}" for item in items]
-    file = tmp_path_factory.mktemp("data") / "log.csv"
-    file.write_text("\n".join(lines) + "\n")
-    return file
-
-
-def settings(log: Path, kind: str, **sections: dict[str, Any]) -> dict[str, Any]:
-    """A small network and a few hundred steps; `sections` changes single keys."""
-    plain: dict[str, Any] = {
-        "kind": kind,
-        "name": "planted",
-        "data": {"log": str(log)},
-        "instances": {"windows": [8, 4, 2], "targets": 20},
-        "scorer": {"kind": "mlp", "node_dim": 8, "hidden": [32, 16]},
-        "objective": {} if kind == "plt" else {"negatives": 40} if kind == "tdm" else {"beam_size": 10, "negatives": 40},
-        "optimiser": {"steps": 150, "batch": 60, "learning_rate": 0.01, "average": 1},
-        "search": {"beam_size": 20, "m": 10, "max_beam_size": 32, "max_m": 64},
-        "memory": {"weight": 0},
-    }
-    return plain | {name: plain[name] | section for name, section in sections.items()}
+    return planted_log(tmp_path_factory.mktemp("data"))
 
 
 RECIPES: dict[str, dict[str, dict[str, Any]]] = {
@@ -420,88 +387,3 @@ def test_the_training_beam_finds_what_the_reference_finds_without_excluded_items
         missing = ((0, 0), (0, m - rows_BM.shape[1]))
         assert_array_equal(np.pad(rows_BM.numpy(), missing, constant_values=-1), expected.item_rows_BM)
         assert_allclose(np.pad(ranks_BM.numpy(), missing, constant_values=-np.inf), expected.ranks_BM, rtol=1e-3, atol=1e-3)
-
-
-# -- commands -----------------------------------------------------------------------------------------------------------
-
-
-def test_fit_evaluate_and_inspect_from_the_command_line(log: Path, tmp_path: Path, pictures: Pictures) -> None:
-    out = tmp_path / "models" / "shop" / "2"
-    config = written_toml(tmp_path / "planted.toml", settings(log, "tdm", optimiser={"steps": 40}))
-    fitted = command("fit", "--config", config, "--out", out, "--device", "cpu")
-    assert (fitted.status, fitted.err.count("error")) == (0, 0)
-    assert find_versions(tmp_path / "models") == {"shop": (2,)}
-    assert [file.name for file in out.parent.iterdir()] == ["2"]  # nothing left of the work
-    assert Bundle.open(out).manifest.name == "shop"
-
-    report, plot = tmp_path / "report.json", tmp_path / "plot.png"
-    options = ("--beam", "4,16", "--m", "5,10", "--batch", 8, "--exclude-seen", "--json", report, "--plot", plot)
-    assert command("evaluate", "--model", out, *options).status == 0
-    written = json.loads(report.read_text())
-    assert written.keys() - {"version"} == {"model", "engine", "arithmetic", "queries", "rows", "warnings"}
-    assert (written["model"], written["engine"], written["queries"]) == ("shop", "compiled-cpu", 30)
-    assert [(row["beam_size"], row["m"], row["batch"]) for row in written["rows"]] == [(4, 5, 8), (4, 10, 8), (16, 5, 8), (16, 10, 8)]
-    for row in written["rows"]:
-        against = {"recall_against"} if row["beam_size"] == 16 else set()
-        assert row.keys() - against == {"beam_size", "m", "batch", "precision", "recall", "f", "ndcg", "ms_per_query"}
-        assert 0 < row["recall"] <= 1
-        assert 0 < row["precision"] <= 1
-        assert row["ms_per_query"] > 0
-    assert pictures.lines(plot) == {
-        f"recall@{m}": [(row["ms_per_query"], row["recall"]) for row in written["rows"] if row["m"] == m] for m in (5, 10)
-    }
-
-    again = command("evaluate", "--model", out, "--data", log, "--beam", "16", "--m", "10", "--exclude-seen", "--engine", "reference")
-    assert "shop version 2 on reference, 30 queries, seen items excluded" in again.out
-    assert f"{written['rows'][3]['recall']:.4f}" in again.out  # the held-out queries are all 30 test users
-
-    shown = command("inspect", "--model", out)
-    assert "shop version 2: tdm" in shown.out
-    assert f"tree: {CLUSTERS * SIZE} items, 255 nodes, 8 levels" in shown.out
-    assert shown.out.count("item-") > 10
-
-    before = out.stat().st_mtime_ns
-    refused = command("fit", "--config", config, "--out", out)
-    assert (refused.status, out.stat().st_mtime_ns) == (1, before)
-    assert "never overwritten" in refused.err
-
-
-@pytest.mark.parametrize(
-    ("changed", "options", "message"),
-    [
-        ({"optimiser": {"steps": 0}}, {}, "optimiser.steps: got 0, expected"),
-        ({"data": {"log": "nowhere.csv"}}, {}, "log: got 'nowhere.csv', expected a file that exists"),
-        ({}, {"--out": "planted/one"}, "--out: got"),
-        ({}, {"--out": "planted/0"}, "--out: got"),
-        ({}, {"--out": "planted/01"}, "--out: got"),
-        ({}, {"--out": "Bad Name/1"}, "--out: got 'Bad Name', expected a model name"),
-        ({}, {"--config": "none.toml"}, "--config: got"),
-    ],
-)
-def test_a_bad_option_or_key_of_a_fit_is_named(
-    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], options: dict[str, str], message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    given = {"--config": written_toml(tmp_path / "planted.toml", settings(log, "tdm") | changed), "--out": "planted/9", "--device": "cpu"}
-    outcome = command("fit", *(part for pair in (given | options).items() for part in pair))
-    assert outcome.status == 1
-    assert f"error: {message}" in outcome.err
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--beam", "four", "--beam: got 'four', expected whole numbers"),
-        ("--m", "0", "--m: got 0, expected 1 to 64"),
-        ("--m", "65", "--m: got 65, expected 1 to 64"),
-        ("--beam", "33", "--beam: got 33, expected 1 to 32"),
-        ("--engine", "abacus", "engine 'abacus': expected one of"),
-        ("--model", "nowhere", "nowhere/manifest.json: missing"),
-        ("--data", "nowhere.csv", "log: got"),
-    ],
-)
-def test_a_bad_option_of_evaluate_is_named(trained: Callable[[str], Trained], option: str, value: str, message: str) -> None:
-    given = {"--model": trained("tdm").bundle.path, "--beam": "4", "--m": "5"} | {option: value}
-    outcome = command("evaluate", *(part for pair in given.items() for part in pair))
-    assert outcome.status == 1
-    assert f"error: {message}" in outcome.err
