@@ -79,6 +79,13 @@ async def learnt(engine: FakeEngine, batcher: Batcher, query_s: float, beam_size
     await busy
 
 
+async def idle(batcher: Batcher) -> None:
+    """Its thread has seen that nothing is left to do: answers come a moment before."""
+    async with asyncio.timeout(10):
+        while not batcher._asleep:
+            await asyncio.sleep(0.001)
+
+
 def newest(engine: FakeEngine, call: int) -> list[int]:
     return [int(item) for item in engine.calls[call][0].array[:, -1]]
 
@@ -331,8 +338,11 @@ async def test_accepted_work_counts_as_offered_unless_it_would_have_waited(
     monkeypatch.setattr(Admission, "accepted", lambda self, count, busy: offered.append((count, busy)))
     batcher = new_batcher()
     await learnt(engine, batcher, query_s=1e-3)
+    await idle(batcher)
     await ask(batcher, 1, 2)
+    await idle(batcher)
     await ask(batcher, 3, priority=Priority.PATIENT)
+    await idle(batcher)
     async with held(engine, batcher) as first:
         (second,) = await accepted(ask(batcher, 4))
     await asyncio.gather(first, second)

@@ -78,6 +78,7 @@ def test_a_write_that_has_not_begun_in_time_is_not_done(models: Path, monkeypatc
         assert "Nothing was written" in str(waits)
         assert isinstance(line[0], NotWritable)
         until(lambda: "begun" in live.found("item-1"), "what was begun is done")
+        monkeypatch.setattr(module, "WRITE_S", LIMIT_S)
         live.put("begun", fields={"price": 1.0})
         assert not {"waits", "line"} & {*live.found("item-1")}
 
