@@ -55,7 +55,7 @@ def synthetic_bundle(folder: Path, height: int, gamma: float = 0.0, seed: int = 
     strings = pa.list_(pa.string())
     content = GraphContent(
         tree=tree,
-        node_rows_ND=model.node_rows.detach().numpy(),
+        stored_rows=model.node_rows.detach().numpy(),
         state_levels=tree.height + 1,
         state_dim=HIDDEN[0],
         query_onnx=query,
@@ -115,7 +115,7 @@ def diffusion_bundle(folder: Path, height: int, seed: int = 0, dim: int = VECTOR
     example = pa.array([[0.0] * dim], pa.list_(pa.float32()))
     content = GraphContent(
         tree=complete_tree(leaf_item, 2),
-        node_rows_ND=np.pad(rows_ND, ((0, 0), (0, 1))),  # a bias of 0
+        stored_rows=np.pad(rows_ND, ((0, 0), (0, 1))),  # a bias of 0
         state_levels=1,
         state_dim=dim + 1,
         query_onnx=query,

@@ -8,7 +8,7 @@
 
 and the node scorers, either as graphs
 
-    nodes.safetensors   node_rows[N, D], float32 or float16
+    nodes.safetensors   node_rows, float32[N, D], float16[N, D] or int8[N, D + 1] (espalier.node_rows)
     query.onnx          query arrays, node_rows → query_state[B, L, S]
     scorer.onnx         query_state[B, S], node_rows[B, C, D] → logits[B, C]
     weights.safetensors the network's weights by their names in training, for training on; engines do not need it, a bundle may lack it
@@ -74,6 +74,7 @@ from espalier.manifest import (
     TreeInfo,
 )
 from espalier.memory import Memory
+from espalier.node_rows import HIGHEST, LOWEST, NodeRows, has_known_exponents, rows_of
 from espalier.packed_chunks import unpacked
 from espalier.queries import HistoryKind, TextKind, VectorKind
 from espalier.shard_parts import ShardParts
@@ -182,16 +183,23 @@ class Bundle:
         return kind
 
     @cached_property
-    def node_rows_ND(self) -> NDArray[Any]:
-        """float32[N, D] or float16[N, D], mapped."""
+    def node_rows_ND(self) -> NodeRows:
+        """float32[N, D] or float16[N, D], mapped, or what is read as the latter."""
+        return rows_of(self.stored_rows)
+
+    @cached_property
+    def stored_rows(self) -> NDArray[Any]:
+        """The node rows as they are stored (espalier.node_rows), mapped."""
         scorer = self.graph_scorer
         file = self.path / "nodes.safetensors"
         rows = map_safetensors(file).get("node_rows")
-        wanted = f"{scorer.dtype}[{self.manifest.tree.nodes}, {scorer.node_dim}]"
-        if rows is None or rows.dtype != scorer.dtype or rows.shape != (self.manifest.tree.nodes, scorer.node_dim):
+        shape = self.manifest.tree.nodes, scorer.node_dim + (scorer.dtype == "int8")
+        if rows is None or rows.dtype != scorer.dtype or rows.shape != shape:
             found = "nothing" if rows is None else f"{rows.dtype}{list(rows.shape)}"
-            raise BundleCorrupt(f"{file}: expected node_rows {wanted}, got {found}")
-        return rows
+            raise BundleCorrupt(f"{file}: expected node_rows {scorer.dtype}{list(shape)}, got {found}")
+        if rows.dtype == np.int8 and not has_known_exponents(rows):
+            raise BundleCorrupt(f"{file}: node_rows: expected exponents from {LOWEST} to {HIGHEST} in the last column")
+        return np.asarray(rows)  # a plain view, which is faster to index
 
     @cached_property
     def chunks(self) -> Chunks:

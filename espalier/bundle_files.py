@@ -19,7 +19,7 @@ from espalier.errors import BundleCorrupt
 
 MAX_HEADER_BYTES = 16 << 20
 """Largest header of a safetensors file."""
-DTYPES = {"U64": "<u8", "I64": "<i8", "F32": "<f4", "I32": "<i4", "F16": "<f2", "U16": "<u2", "U8": "|u1"}
+DTYPES = {"U64": "<u8", "I64": "<i8", "F32": "<f4", "I32": "<i4", "F16": "<f2", "U16": "<u2", "I8": "|i1", "U8": "|u1"}
 """The types that bundles have, by their names in safetensors, in the order in which a file has its arrays: widest first."""
 BLOCK_BYTES = 8 << 20
 """Of an array that are copied at once: what is written need not fit into memory."""

@@ -57,6 +57,7 @@ from espalier.manifest import (
     TreeInfo,
 )
 from espalier.memory import Memory
+from espalier.node_rows import width_of
 from espalier.packed_chunks import packed
 from espalier.shard_parts import ShardParts
 from espalier.stacking import Stacking
@@ -83,7 +84,7 @@ class ContentParts:
 class GraphContent:
     """Everything that goes into a bundle of graphs besides the manifest.
 
-    node_rows_ND  float32[N, D] or float16[N, D]
+    stored_rows   float32[N, D], float16[N, D] or int8[N, D + 1] (espalier.node_rows)
     golden        table with the query column (named as the query kind), `beam_size`, `m`, `item_rows`, `ranks`, `margin`, `keys`
                   where there is a memory, and `candidate_rows` and `candidate_ranks` where there is stacking
     heldout       table with the query column and `relevant` (item ids)
@@ -96,7 +97,7 @@ class GraphContent:
     """
 
     tree: Tree
-    node_rows_ND: NDArray[Any] | Gathered
+    stored_rows: NDArray[Any] | Gathered
     state_levels: int
     state_dim: int
     query_onnx: bytes
@@ -238,9 +239,9 @@ def _write_manifest(folder: Path, fields: Mapping[str, Any]) -> None:
 
 
 def _write_graphs(folder: Path, graphs: GraphContent) -> GraphScorer:
-    tree, rows = graphs.tree, graphs.node_rows_ND
-    if rows.shape[0] != tree.node_count or rows.dtype not in (np.float32, np.float16):
-        raise BundleCorrupt(f"node_rows: expected float32 or float16 [{tree.node_count}, D], got {rows.dtype}{list(rows.shape)}")
+    tree, rows = graphs.tree, graphs.stored_rows
+    if rows.shape[0] != tree.node_count or rows.dtype not in (np.float32, np.float16, np.int8):
+        raise BundleCorrupt(f"node_rows: expected float32, float16 or int8 [{tree.node_count}, D], got {rows.dtype}{list(rows.shape)}")
     write_safetensors(folder / "nodes.safetensors", {"node_rows": rows})
     (folder / "query.onnx").write_bytes(graphs.query_onnx)
     (folder / "scorer.onnx").write_bytes(graphs.scorer_onnx)
@@ -251,7 +252,7 @@ def _write_graphs(folder: Path, graphs: GraphContent) -> GraphScorer:
         write_safetensors(folder / WEIGHTS, graphs.weights)
     return GraphScorer(
         dtype=str(rows.dtype),  # type: ignore[arg-type]  # checked above
-        node_dim=rows.shape[1],
+        node_dim=width_of(rows),
         state_levels=graphs.state_levels,
         state_dim=graphs.state_dim,
         form=graphs.form,

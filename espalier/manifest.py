@@ -93,15 +93,16 @@ ScorerForm = Annotated[InnerProductForm | MlpForm, Field(discriminator="kind")]
 
 
 class GraphScorer(_Strict):
-    """ONNX graphs over node rows [nodes, node_dim] of `dtype`, query states [state_levels, state_dim]; state_levels is levels or 1.
+    """ONNX graphs over node rows [nodes, node_dim] and query states [state_levels, state_dim]; state_levels is levels or 1.
 
+    dtype    what the rows are stored as (espalier.node_rows)
     form     what scorer.onnx computes, for engines with kernels of their own; they verify it. None: not declared
     encoder  what query.onnx takes of a history: the items' ancestors on each level that is asked for (`levels`), or their leaves, in
              order, for the states of all levels in one pass (`sequence`)
     """
 
     kind: Literal["graphs"] = "graphs"
-    dtype: Literal["float32", "float16"]
+    dtype: Literal["float32", "float16", "int8"]
     node_dim: int = Field(ge=1)
     state_levels: int = Field(ge=1)
     state_dim: int = Field(ge=1)

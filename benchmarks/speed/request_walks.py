@@ -36,7 +36,7 @@ from service.shards.search import answer_search
 from service.watch.metrics import Metrics
 from training.shard.command import shard
 
-ITEMS, ROUNDS, SHARDS = 64, 8, 2
+ITEMS, ROUNDS, SHARDS = 64, 16, 2
 QUIET_S = 0.1
 """Between two requests, so that what one leaves to other threads does not count as the next one's."""
 MOST_US = 10_000
@@ -128,7 +128,7 @@ async def of_a_router(bundle: Bundle, folder: Path, record: Crossed, count: Coun
             registry.wait_until_loaded()
             registries[f"http://shard-{index}"] = registry
             ends.push_async_callback(partial(registry.drain, 1.0))
-        config = RouterConfig(shards=tuple(registries), poll_s=60.0)
+        config = RouterConfig(shards=tuple(registries), poll_s=60.0, hedge=0)  # a busy machine would ask twice
         app = create_router(Settings(models=bundle.path.parent.parent), config, ShardsHere(registries))
         client = await ends.enter_async_context(serving(app))
         return count("/retrieve, router of two shards", await crossed_by(client, retrieve("item-1", "item-3"), record))

@@ -21,6 +21,7 @@ from espalier.items import ItemTable
 from espalier.manifest import DenseLayer, InnerProductForm, ManifestDraft, MlpForm, Ranking, ScorerForm, SearchDefaults
 from espalier.masks.eligibility import forest_mask
 from espalier.memory import Memory
+from espalier.node_rows import stored_as
 from espalier.queries import FeaturesKind, HistoryKind, QueryBatch, TextKind, VectorKind, pad_histories
 from espalier.search import NodeMask
 from espalier.text.sparse_rows import SparseRows
@@ -187,7 +188,7 @@ def make_bundle(
     step: float | None = None,
     memory: Memory | None = None,
     encoder: Literal["levels", "sequence"] = "levels",
-    dtype: Literal["float32", "float16"] = "float32",
+    dtype: Literal["float32", "float16", "int8"] = "float32",
     **search: int,
 ) -> Bundle:
     """A bundle with random node rows over items `item-0` …, with `columns` beside their titles, written under `folder`.
@@ -209,7 +210,7 @@ def make_bundle(
     if encoder == "sequence" and graphs is None:
         query = sequence_query(rng, width, 6 if kind == "history" else width, tree.height + 1, length, integer, step)
     shape = (tree.node_count, width)
-    rows = drawn(rng, shape, integer, step).astype(dtype)
+    rows = drawn(rng, shape, integer, step)
     ids = [f"item-{i}" for i in range(tree.item_count)]
     items = ItemTable.build(pa.table({"id": ids, "title": [f"Title {i}" for i in range(tree.item_count)], **(columns or {})}))
     vector = pa.array([[1.0] * width], pa.list_(pa.float32()))
@@ -225,7 +226,7 @@ def make_bundle(
     )
     content = GraphContent(
         tree=tree,
-        node_rows_ND=rows,
+        stored_rows=stored_as(rows, dtype),
         state_levels=1 if kind == "vector" else tree.height + 1,
         weights=weights or {},
         form=form if graphs else HISTORY_FORM if kind == "history" else InnerProductForm(),

@@ -1,7 +1,7 @@
 """query.onnx of a bundle in ONNX Runtime, one query a run: queries in, their states on all levels out.
 
 A graph whose history has a length of its own (`own_length`) is run at that of each query, so that a short history costs little.
-Node rows of float16 stay as they are in the bundle: the graph is rewritten to widen the rows that it looks up, not all of them.
+Node rows of float16 or int8 stay as they are in the bundle: the graph is rewritten to widen the rows that it looks up, not all of them.
 
 Legend: B queries, T history, L levels, N nodes, D node row, S state.
 """
@@ -24,24 +24,26 @@ from espalier.errors import BundleCorrupt, UnsupportedGraph
 from espalier.queries import HistoryKind, blank_queries
 
 Array = NDArray[Any]
+MOST = np.iinfo(np.int64).max
+"""The end of a slice that goes to the last column."""
 
 
 class QueryEncoder:
     """See the module. Any number of threads may call it.
 
-    rows_ND  the bundle's node rows, float32 or float16, in one piece; the session reads them where they are
-    Raises UnsupportedGraph where the graph cannot be run, or does more with rows of float16 than look them up; BundleCorrupt where states
-    have another shape than declared.
+    rows     the bundle's node rows as it stores them, or widened to float32, in one piece; the session reads them where they are
+    Raises UnsupportedGraph where the graph cannot be run, or does more with narrow rows than look them up; BundleCorrupt where states have
+    another shape than declared.
     """
 
-    def __init__(self, bundle: Bundle, rows_ND: Array) -> None:
+    def __init__(self, bundle: Bundle, rows: Array) -> None:
         model = load_graph("query.onnx", bundle.graph("query.onnx"))
         self._own_length = own_length(model)
         free_inputs(model)
         inputs = {entry.name for entry in model.graph.input}
-        if rows_ND.dtype == np.float16 and "node_rows" in inputs:
-            look_up_float16(model)
-        self._rows = ort.OrtValue.ortvalue_from_numpy(rows_ND) if "node_rows" in inputs else None
+        if rows.dtype != np.float32 and "node_rows" in inputs:
+            look_up_narrow(model, rows.dtype)
+        self._rows = ort.OrtValue.ortvalue_from_numpy(rows) if "node_rows" in inputs else None
         self._outputs = [entry.name for entry in model.graph.output]
         tree, scorer = bundle.tree, bundle.graph_scorer
         self._sequence = scorer.encoder == "sequence"
@@ -63,13 +65,13 @@ class QueryEncoder:
     @staticmethod
     def open(bundle: Bundle) -> QueryEncoder:
         """The encoder of a bundle of graphs; over rows widened to float32 where query.onnx does more with them than look rows up."""
-        rows_ND = np.require(bundle.node_rows_ND, requirements=["C", "A"])
+        rows = np.require(bundle.stored_rows, requirements=["C", "A"])
         try:
-            return QueryEncoder(bundle, rows_ND)
+            return QueryEncoder(bundle, rows)
         except UnsupportedGraph:
-            if rows_ND.dtype == np.float32:
+            if rows.dtype == np.float32:
                 raise
-            return QueryEncoder(bundle, rows_ND.astype(np.float32))
+            return QueryEncoder(bundle, np.asarray(bundle.node_rows_ND, np.float32))
 
     def states(self, queries: Array, first_B: Sequence[int]) -> NDArray[np.float32]:
         """float32[B, H + 1 or 1, S]: the states of each query's levels from first_B on; 0 above them.
@@ -144,20 +146,43 @@ def free_inputs(model: onnx.ModelProto) -> None:
     graph.input.extend(inputs)
 
 
-def look_up_float16(model: onnx.ModelProto) -> None:
-    """Make `node_rows` an input of float16, and widen what is gathered of it. Raises UnsupportedGraph where it is used otherwise."""
-    nodes = list(model.graph.node)
+def look_up_narrow(model: onnx.ModelProto, dtype: np.dtype[Any]) -> None:
+    """Make `node_rows` an input of float16, or of int8 with exponents (espalier.node_rows), and widen what is gathered of it.
+
+    Raises UnsupportedGraph where it is used otherwise.
+    """
+    nodes, packed = list(model.graph.node), dtype == np.int8
     del model.graph.node[:]
     for node in nodes:
         if "node_rows" not in node.input:
             model.graph.node.append(node)
             continue
-        if node.op_type != "Gather" or node.input[1] == "node_rows":
+        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+        if node.op_type != "Gather" or node.input[1] == "node_rows" or axis != 0:
             raise UnsupportedGraph(f"query.onnx does not only look rows up: {node.op_type} reads node_rows")
-        narrow = f"{node.output[0]}/float16"
-        widened = helper.make_node("Cast", [narrow], [node.output[0]], to=onnx.TensorProto.FLOAT)
-        node.output[0] = narrow
-        model.graph.node.extend([node, widened])
+        found = node.output[0]
+        node.output[0] = f"{found}/stored"
+        model.graph.node.append(node)
+        model.graph.node.append(
+            helper.make_node("Cast", [node.output[0]], [f"{found}/numbers" if packed else found], to=onnx.TensorProto.FLOAT)
+        )
+        if packed:
+            model.graph.node.extend(_scaled(f"{found}/numbers", found))
+    if packed:
+        tables = {"node_rows/two": np.array(2, np.float32)}
+        tables |= {f"node_rows/{name}": np.array([value]) for name, value in (("first", 0), ("last", -1), ("end", MOST))}
+        model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in tables.items())
     for entry in model.graph.input:
         if entry.name == "node_rows":
-            entry.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+            entry.type.tensor_type.elem_type = onnx.TensorProto.INT8 if packed else onnx.TensorProto.FLOAT16
+
+
+def _scaled(stored: str, found: str) -> list[onnx.NodeProto]:
+    """found = stored[…, :−1] · 2^stored[…, −1:]."""
+    codes, exponent, scale = (f"{found}/{name}" for name in ("codes", "exponent", "scale"))
+    return [
+        helper.make_node("Slice", [stored, "node_rows/first", "node_rows/last", "node_rows/last"], [codes]),
+        helper.make_node("Slice", [stored, "node_rows/last", "node_rows/end", "node_rows/last"], [exponent]),
+        helper.make_node("Pow", ["node_rows/two", exponent], [scale]),
+        helper.make_node("Mul", [codes, scale], [found]),
+    ]

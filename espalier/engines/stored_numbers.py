@@ -1,4 +1,6 @@
-"""Numbers as bundles store them, read by compiled code: float32, or float16 as int16 with its bits, since numba has no float16."""
+"""Numbers as bundles store them, read by compiled code: float32; float16 as int16 with its bits, since numba has no float16; or rows of
+int8 with an exponent behind each (espalier.node_rows).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ def stored(array: Array) -> Array:
 
 
 def number(stored: Any) -> Any:
-    """A stored number as float32; an int16 holds the bits of a finite float16."""
+    """A stored number as float32; an int16 holds the bits of a finite float16, an int8 what is left of a row's number without its scale."""
     raise NotImplementedError("compiled code alone calls it")
 
 
@@ -32,4 +34,24 @@ def _number(stored: Any) -> Callable[[Any], Any]:
         """Exact: exponent and fraction in float32's places, times 2^112 for the difference of the two exponents' offsets."""
         return np.int32((np.int32(stored) << 13) & np.int32(-0x70002000)).view(np.float32) * np.float32(2.0**112)
 
-    return widened if stored == types.int16 else as_it_is
+    def converted(stored: Any) -> Any:
+        return np.float32(stored)
+
+    return widened if stored == types.int16 else converted if stored == types.int8 else as_it_is
+
+
+def scale(rows: Any, row: Any) -> Any:
+    """float32: what the stored numbers of a row are to be multiplied by."""
+    raise NotImplementedError("compiled code alone calls it")
+
+
+@overload(scale, inline="always")
+def _scale(rows: Any, row: Any) -> Callable[[Any, Any], Any]:
+    def one(rows: Any, row: Any) -> Any:
+        return np.float32(1)
+
+    def of_exponent(rows: Any, row: Any) -> Any:
+        """2^exponent by float32's bits."""
+        return np.int32((np.int32(rows[row, rows.shape[1] - 1]) + np.int32(127)) << 23).view(np.float32)
+
+    return of_exponent if rows.dtype == types.int8 else one

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from espalier.live.folded_tables import FoldedRows, folded_counts, folded_items,
 from espalier.live.items import LiveItems
 from espalier.live.overlay import LiveLeaves, Overlay
 from espalier.manifest import LinearScorer, LiveInfo, ManifestDraft
+from espalier.node_rows import stored_as
 from espalier.queries import TextKind
 
 
@@ -51,8 +53,8 @@ def folded(bundle: Bundle, overlay: Overlay, table: LiveItems) -> Folded:
         memory = content.memory
         if memory is not None and overlay.memory is not None:
             memory = folded_memory(memory, overlay.memory, rows)
-        rows_ND = folded_rows(bundle, trees[0], overlay.trees[0])
-        return Folded(replace(content, tree=trees[0].tree, node_rows_ND=rows_ND, memory=memory), rows, trees)
+        stored = folded_rows(bundle, trees[0], overlay.trees[0])
+        return Folded(replace(content, tree=trees[0].tree, stored_rows=stored, memory=memory), rows, trees)
     first, *others = (_folded_chunks(*parts) for parts in zip(bundle.alone, trees, overlay.trees, strict=True))
     return Folded(
         replace(
@@ -96,7 +98,7 @@ def content_of(bundle: Bundle) -> GraphContent | LinearContent:
         content = ContentParts(manifest.content, map_safetensors(bundle.path / CONTENT_ARRAYS), bundle.graph(CONTENT))
     return GraphContent(
         tree=bundle.tree,
-        node_rows_ND=bundle.node_rows_ND,
+        stored_rows=bundle.stored_rows,
         state_levels=manifest.scorer.state_levels,
         state_dim=manifest.scorer.state_dim,
         query_onnx=bundle.graph("query.onnx"),
@@ -112,19 +114,16 @@ def content_of(bundle: Bundle) -> GraphContent | LinearContent:
     )
 
 
-def folded_rows(bundle: Bundle, folded: FoldedTree, leaves: LiveLeaves) -> NDArray[np.float32] | NDArray[np.float16]:
-    """[N, D] of the folded tree: float16 where the bundle's rows are and no live row loses by it, else float32."""
-    before_ND, offset = bundle.node_rows_ND, bundle.tree.leaf_offset
+def folded_rows(bundle: Bundle, folded: FoldedTree, leaves: LiveLeaves) -> NDArray[Any]:
+    """The stored rows of the folded tree. Live rows were rounded to what the bundle stores when they were placed."""
+    before, offset = bundle.stored_rows, bundle.tree.leaf_offset
     if leaves.rows_PD is None:
         raise BundleCorrupt(f"{bundle.path}: the overlay has no node rows")
-    live_nD = leaves.rows_PD[leaves.entry_X[-1 - folded.source[folded.live]]]
-    narrow_nD = live_nD.astype(before_ND.dtype)
-    dtype = before_ND.dtype if np.array_equal(narrow_nD, live_nD) else np.dtype(np.float32)
-    rows_ND = np.empty((folded.tree.node_count, before_ND.shape[1]), dtype)
-    rows_ND[:offset] = before_ND[:offset]
-    rows_ND[offset:][folded.live] = live_nD
-    rows_ND[offset:][~folded.live] = before_ND[offset + folded.source[~folded.live]]
-    return rows_ND
+    stored = np.empty((folded.tree.node_count, before.shape[1]), before.dtype)
+    stored[:offset] = before[:offset]
+    stored[offset:][folded.live] = stored_as(leaves.rows_PD[leaves.entry_X[-1 - folded.source[folded.live]]], before.dtype)
+    stored[offset:][~folded.live] = before[offset + folded.source[~folded.live]]
+    return stored
 
 
 def _folded_tree(alone: Bundle, rows: FoldedRows, overlay: Overlay, leaves: LiveLeaves) -> FoldedTree:

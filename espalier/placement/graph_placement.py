@@ -32,6 +32,7 @@ from espalier.live.overlay import PARENT, Overlay
 from espalier.live.rows import Entries, LiveRow
 from espalier.manifest import InnerProductForm
 from espalier.masks.eligibility import bundle_alone
+from espalier.node_rows import rounded
 from espalier.placement.evidence import Evidence
 from espalier.placement.graph_rows import Background, NearRows, RowScale, Trial, best_parent, scale_of, shifts_of, trial_items
 from espalier.placement.memory_rows import MemoryRows, merged
@@ -118,7 +119,7 @@ class GraphPlacement:
     ) -> Parents:
         if content_D is not None and not found and not len(item.like):
             alone = self._by_fields(content_D, scale)
-            fields_row = LiveRow(scale.shifted(alone.row_D, 0).astype(np.float32), memory_from=self._named(alone.memory, known))
+            fields_row = LiveRow(self._as_stored(scale.shifted(alone.row_D, 0)), memory_from=self._named(alone.memory, known))
             return Parents(best_first([(1.0, alone.votes)]), lambda _: fields_row)
         like = [self._leaf(int(row), overlay) for row in item.like]
         parts: list[tuple[float, Votes]] = [(1.0, votes_of_search(one.found.frontiers[0], [one.b])) for one in found]
@@ -144,7 +145,12 @@ class GraphPlacement:
         prior_D = self._mean_row(parent) if content_D is None else content_D.astype(np.float64)
         row_D = scale.capped((sum_D + PRIOR * prior_D) / (count + PRIOR))
         row_D = scale.shifted(row_D, events) if events else row_D
-        return LiveRow(row_D.astype(np.float32), memory_from=memory)
+        return LiveRow(self._as_stored(row_D), memory_from=memory)
+
+    def _as_stored(self, row_D: Floats) -> NDArray[np.float32]:
+        """A row as a fold of the bundle will store it: what is found before it is found after it."""
+        found_D: NDArray[np.float32] = rounded(row_D[None], self.bundle.stored_rows.dtype)[0]
+        return found_D
 
     def _row_of_events(self, found: list[Led], scale: RowScale) -> Floats:
         """e of the module; zeros without events."""

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from espalier.engines.stages import Frontier
 from espalier.manifest import Ranking
 from espalier.memory import Memory
+from espalier.node_rows import NodeRows
 from espalier.placement.parents import best_first, votes_of_search
 from espalier.tree import EMPTY_LEAF, Tree
 
@@ -98,7 +99,7 @@ class RowScale:
         return row_S if distance <= self.longest else row_S - away_S * (1 - self.longest / distance)
 
 
-def scale_of(tree: Tree, node_rows_ND: NDArray[np.float32] | NDArray[np.float16], states_BS: NDArray[np.float32] | None) -> RowScale:
+def scale_of(tree: Tree, node_rows_ND: NodeRows, states_BS: NDArray[np.float32] | None) -> RowScale:
     """That of a bundle, without a shift. states_BS: of its held-out queries; None: they say nothing of rows."""
     leaves = tree.leaf_offset + np.flatnonzero(tree.leaf_item != EMPTY_LEAF)
     width = node_rows_ND.shape[1]
@@ -234,7 +235,7 @@ class NearRows:
     """The trained items whose rows have the direction of a new one, by a copy of the leaves' rows, less their mean, of length 1,
     without biases: float32[I, D]."""
 
-    def __init__(self, node_rows_ND: NDArray[np.float32] | NDArray[np.float16], leaf_of_item: Int64, scale: RowScale) -> None:
+    def __init__(self, node_rows_ND: NodeRows, leaf_of_item: Int64, scale: RowScale) -> None:
         rows_ID = np.asarray(node_rows_ND[leaf_of_item], np.float32)
         rows_ID = np.where(scale.is_free_S, rows_ID - scale.row_S.astype(np.float32), np.float32(0))
         length_I = np.linalg.norm(rows_ID, axis=1, keepdims=True)

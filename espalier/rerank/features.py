@@ -21,6 +21,7 @@ from espalier.bundle import Bundle
 from espalier.errors import BundleCorrupt
 from espalier.live.items import LiveItems
 from espalier.live.overlay import Overlay
+from espalier.node_rows import NodeRows
 from espalier.queries import QueryBatch
 from espalier.rank_features import COSINES, HALF_LIFE, HISTORY, needs_node_rows
 
@@ -50,9 +51,9 @@ class RankFeatures:
         }
         self._caller_query, self._caller_item = self._caller_columns("query."), self._caller_columns("item.")
         self._cosines, self._historic = any(name in COSINES for name in names), any(name in HISTORY for name in names)
-        self._rows_ND: NDArray[Any] | None = None
+        self._rows_ND: NodeRows | None = None
         if any(map(needs_node_rows, names)):
-            self._rows_ND = np.asarray(bundle.node_rows_ND)  # a plain view of the mapped rows, which is faster to index
+            self._rows_ND = bundle.node_rows_ND
             self._leaf_of_item = bundle.tree.leaf_of_item
 
     def _caller_columns(self, prefix: str) -> dict[str, int]:
@@ -133,7 +134,7 @@ class RankFeatures:
         if self._rows_ND is None:
             raise BundleCorrupt("no node rows were asked for")
         trained = _trained(rows_N, len(self._leaf_of_item), live)
-        rows_ND = self._rows_ND[self._leaf_of_item[trained]].astype(np.float32, copy=False)
+        rows_ND = np.asarray(self._rows_ND[self._leaf_of_item[trained]], np.float32)
         if live is not None:
             at, own = live.node_rows(rows_N)
             rows_ND[at] = own

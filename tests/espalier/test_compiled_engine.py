@@ -124,10 +124,10 @@ def test_float16_is_widened_exactly() -> None:
     assert_array_equal(np.signbit(out), np.signbit(finite.view(np.float16)))
 
 
-def test_rows_of_float16_are_read_where_the_bundle_maps_them(tmp_path: Path) -> None:
-    for dtype in ("float32", "float16"):
+def test_rows_are_read_where_the_bundle_maps_them(tmp_path: Path) -> None:
+    for dtype in ("float32", "float16", "int8"):
         bundle = small(tmp_path / dtype, dtype=dtype)
-        assert np.shares_memory(DenseSearch(bundle)._rows_ND, bundle.node_rows_ND)
+        assert np.shares_memory(DenseSearch(bundle)._rows_ND, bundle.stored_rows)
 
 
 @pytest.mark.parametrize("kind", ["product", "vector"])
@@ -135,7 +135,7 @@ def test_infinite_numbers_in_rows_of_float16_are_infinite(tmp_path: Path, kind: 
     bundle = small(tmp_path, kind, dtype="float16", integer=False)
     rows_ND = np.array(bundle.node_rows_ND)
     rows_ND[-5:, 0] = [np.inf, -np.inf, np.nan, np.inf, 1]
-    bundle = write_bundle(tmp_path / bundle.manifest.name / "2", draft_of(bundle), content_of(bundle, node_rows_ND=rows_ND))
+    bundle = write_bundle(tmp_path / bundle.manifest.name / "2", draft_of(bundle), content_of(bundle, stored_rows=rows_ND))
     queries = random_queries(np.random.default_rng(1), bundle, 6, integer=True)
     params = SearchParams.uniform(6, 500, 500)
     with np.errstate(all="ignore"):
@@ -145,7 +145,8 @@ def test_infinite_numbers_in_rows_of_float16_are_infinite(tmp_path: Path, kind: 
     assert expected.count_B.min() < bundle.tree.item_count
 
 
-def test_an_encoder_that_does_more_than_look_rows_of_float16_up_gets_wider_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_an_encoder_that_does_more_than_look_narrow_rows_up_gets_wider_ones(tmp_path: Path, dtype: Literal["float16", "int8"]) -> None:
     query, scorer = product_graphs(np.random.default_rng(1), 4, integer=True)
     model = onnx.load_from_string(query)
     for node in model.graph.node:
@@ -153,7 +154,7 @@ def test_an_encoder_that_does_more_than_look_rows_of_float16_up_gets_wider_ones(
             node.input[0] = "doubled"
     model.graph.node.insert(0, helper.make_node("Add", ["node_rows", "node_rows"], ["doubled"]))
     options: dict[str, Any] = {"graphs": (model.SerializeToString(), scorer), "form": InnerProductForm(), "state_dim": 4}
-    narrow, wide = (small(tmp_path / dtype, dtype=dtype, **options) for dtype in ("float16", "float32"))
+    narrow, wide = (small(tmp_path / dtype, dtype=dtype, **options) for dtype in (dtype, "float32"))
     params = SearchParams.uniform(3, 4, 5)
     for bundle in (narrow, wide):
         queries = random_queries(np.random.default_rng(2), bundle, 3)
@@ -185,8 +186,8 @@ def test_an_encoder_that_cannot_be_run_is_refused_with_the_reason(tmp_path: Path
         open_engine(bundle, engine="compiled-cpu")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_warm_engine_compiles_nothing(tmp_path: Path, dtype: Literal["float32", "float16"]) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_a_warm_engine_compiles_nothing(tmp_path: Path, dtype: Literal["float32", "float16", "int8"]) -> None:
     bundle = small(tmp_path, dtype=dtype)
     engine, rng = open_engine(bundle, engine="compiled-cpu"), np.random.default_rng(2)
     engine.warm_up()

@@ -165,7 +165,7 @@ def ones_on_a_path(folder: Path, linear: bool) -> Bundle:
     if not linear:
         bundle = make_bundle(folder, rng, tree, "vector", 1.0, width=1)
         rows_ND = np.array([[0], [1], [0], [1], [0], [1], [0]], np.float32)
-        return write_bundle(folder / "tiny" / "2", draft_of(bundle), content_of(bundle, node_rows_ND=rows_ND))
+        return write_bundle(folder / "tiny" / "2", draft_of(bundle), content_of(bundle, stored_rows=rows_ND))
     bundle = make_linear_bundle(folder, rng, tree, Ranking(own="logit", gamma=1), width=1)
     chunks = Chunks(
         np.array([0, 1, 2, 2]), np.zeros(2, np.int32), np.array([0, 1, 2]), np.zeros(2, np.uint16), np.ones(2, np.float32),

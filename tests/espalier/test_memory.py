@@ -229,7 +229,7 @@ def test_a_node_whose_key_is_not_finite_is_no_candidate(tmp_path: Path, batch: i
     rows_ND = np.zeros((15, 1), np.float32)
     rows_ND[[7, 10]] = 2.4e38  # the leaves of items 0 and 3
     rows_ND[4] = 3e38 if inner else 0  # the parent of items 2 and 3
-    bundle = write_bundle(tmp_path / "tiny" / "2", draft_of(bundle), content_of(bundle, node_rows_ND=rows_ND, memory=memory))
+    bundle = write_bundle(tmp_path / "tiny" / "2", draft_of(bundle), content_of(bundle, stored_rows=rows_ND, memory=memory))
     queries = QueryBatch(bundle.manifest.query, np.array([[PADDING] * 4 + [0]] * batch))
     params = SearchParams.uniform(batch, beam, 8)
     expected, got = ReferenceEngine(bundle).search(queries, params), open_engine(bundle, engine="onnx-cpu").search(queries, params)

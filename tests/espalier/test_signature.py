@@ -42,7 +42,7 @@ def shapes_of(*kinds: str) -> st.SearchStrategy[dict[str, Any]]:
             "ragged": st.booleans(),
             "empty_share": st.sampled_from([0.0, 0.2, 0.9]),
             "kind": st.sampled_from(kinds),
-            "dtype": st.sampled_from(["float32", "float16"]),
+            "dtype": st.sampled_from(["float32", "float16", "int8"]),
             "gamma": st.sampled_from([0.0, 0.5, 1.0]),
             "exclude": st.sampled_from([0, 3, 40]),
             "passing": st.sampled_from([None, 0.0, 0.05, 0.5]),

@@ -337,7 +337,7 @@ def test_large_logits_keep_their_order_in_path_products(tmp_path: Path, large: f
     tree = complete_tree(np.arange(4), 2)
     bundle = make_bundle(tmp_path, np.random.default_rng(5), tree, "vector", 1.0, "log_activation", width=1)
     rows_ND = np.array([[0], [1], [1], [0.95], [1], [0.9], [0.99]], np.float32)
-    bundle = write_bundle(tmp_path / "tiny" / "2", draft_of(bundle), content_of(bundle, node_rows_ND=rows_ND))
+    bundle = write_bundle(tmp_path / "tiny" / "2", draft_of(bundle), content_of(bundle, stored_rows=rows_ND))
     queries, params = QueryBatch(bundle.manifest.query, np.array([[large]], np.float32)), SearchParams.uniform(1, 4, 4)
     assert engine_of(bundle).search(queries, params).item_rows_BM.tolist() == [[1, 3, 0, 2]]
     assert ReferenceEngine(bundle).search(queries, params).item_rows_BM.tolist() == [[1, 3, 0, 2]]

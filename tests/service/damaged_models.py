@@ -25,7 +25,7 @@ def content_of(bundle: Bundle) -> GraphContent:
     scorer = bundle.graph_scorer
     return GraphContent(
         tree=bundle.tree,
-        node_rows_ND=np.array(bundle.node_rows_ND),
+        stored_rows=np.array(bundle.node_rows_ND),
         state_levels=scorer.state_levels,
         state_dim=scorer.state_dim,
         query_onnx=bundle.graph("query.onnx"),
@@ -56,15 +56,15 @@ def shuffle_level(content: GraphContent, rng: np.random.Generator) -> GraphConte
     """The node rows of one inner level among each other."""
     level = content.tree.height - 2
     begin, end = content.tree.level_offset[level : level + 2]
-    rows_ND = np.array(content.node_rows_ND)
+    rows_ND = np.array(content.stored_rows)
     rows_ND[begin:end] = rng.permutation(rows_ND[begin:end])
-    return replace(content, node_rows_ND=rows_ND)
+    return replace(content, stored_rows=rows_ND)
 
 
 def noise(content: GraphContent, rng: np.random.Generator) -> GraphContent:
     """Noise of their own size on all node rows, as a failed conversion to fewer bits would leave."""
-    rows_ND = np.array(content.node_rows_ND)
-    return replace(content, node_rows_ND=(rows_ND + rng.normal(0, rows_ND.std(), rows_ND.shape)).astype(rows_ND.dtype))
+    rows_ND = np.array(content.stored_rows)
+    return replace(content, stored_rows=(rows_ND + rng.normal(0, rows_ND.std(), rows_ND.shape)).astype(rows_ND.dtype))
 
 
 DAMAGES: dict[str, Callable[[GraphContent, np.random.Generator], GraphContent]] = {

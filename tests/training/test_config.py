@@ -56,7 +56,7 @@ NETWORKS: list[tuple[Raw, str, str]] = [
     ({"tree": {"kind": "oak"}}, "tree.kind", "'random', 'category', 'kmeans', 'earlier' or 'jtm'"),
     ({"scorer": {"node_dim": 1}}, "scorer.node_dim", "greater than or equal to 2"),
     ({"scorer": {"init_std": 0}}, "scorer.init_std", "greater than 0"),
-    ({"scorer": {"dtype": "int8"}}, "scorer.dtype", "'float32' or 'float16'"),
+    ({"scorer": {"dtype": "int4"}}, "scorer.dtype", "'auto', 'float16', 'float32' or 'int8'"),
     ({"scorer": {"kind": "mlp", "hidden": []}}, "scorer.hidden", "at least 1 value"),
     ({"objective": {"warm_start": 1}}, "objective.warm_start", "less than 1"),
     ({"objective": {"negative_decay": 0}}, "objective.negative_decay", "greater than 0"),

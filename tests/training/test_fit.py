@@ -354,7 +354,7 @@ def test_an_exported_model_answers_as_the_trained_one_and_says_what_it_was_made_
     assert deep_config(manifest.training) == run.config
     assert manifest.data["sha256"] == run.prepared.interactions.fingerprint
     assert (manifest.version, manifest.name) == (3, "planted")
-    assert_array_equal(bundle.node_rows_ND, made.rows_ND)
+    assert_array_equal(bundle.node_rows_ND, made.rows_ND.astype(np.float16))
     assert bundle.golden().num_rows > 20
     assert bundle.golden().column("history")[0].as_py() == []  # a cold user is among them
     excluded = manifest.metrics["test"]["seen_excluded"]

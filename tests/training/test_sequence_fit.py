@@ -296,7 +296,7 @@ def test_the_bundle_gives_the_rows_of_unseen_items_to_both_readers(with_content:
     assert found["recall"] > 0.5, "four of 24 are of the user's kind; any 20 of all items hold .17 of them"
     rows_ID = rows_of_items(with_content, with_content.items.to_table().to_pylist())
     leaf_rows_ID = with_content.node_rows_ND[with_content.tree.leaf_of_item]
-    assert_allclose(rows_ID[unseen_I], leaf_rows_ID[unseen_I], rtol=1e-4, atol=1e-5)
+    assert_allclose(rows_ID[unseen_I], leaf_rows_ID[unseen_I], rtol=1e-3, atol=1e-5)  # which are rounded to float16
     for share in (slice(0, 8), slice(8, 16)):
         own_I = np.abs(rows_ID - leaf_rows_ID)[:, share].max(1)
         assert (own_I[~unseen_I] > 1e-3).mean() > 0.9

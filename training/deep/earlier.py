@@ -110,7 +110,7 @@ def load_scorer(bundle: Bundle, config: DeepConfig) -> NodeScorer:
         weights = {name: torch.from_numpy(np.array(array)) for name, array in bundle.weights().items()}
     except BundleNotFound as error:
         raise InvalidConfig("earlier_model", where, f"a bundle with {WEIGHTS}; this one cannot be trained on") from error
-    weights["node_rows"] = torch.from_numpy(bundle.node_rows_ND.astype(np.float32))
+    weights["node_rows"] = torch.from_numpy(np.asarray(bundle.node_rows_ND, np.float32))
     wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     found = {name: list(tensor.shape) for name, tensor in weights.items()}
     for name in sorted(wanted.keys() | found.keys()):

@@ -27,6 +27,7 @@ from espalier.errors import BundleCorrupt
 from espalier.items import ItemTable
 from espalier.manifest import DenseLayer, InnerProductForm, ManifestDraft, MlpForm, Ranking, ScorerForm, SearchDefaults
 from espalier.memory import Memory
+from espalier.node_rows import stored_as
 from espalier.queries import HistoryKind, Kind, QueryBatch, VectorKind
 from espalier.search import Engine, SearchParams
 from espalier.tree import Tree
@@ -40,6 +41,7 @@ from training.deep.ranking import CUTS, choose_ranking
 from training.deep.scorers.heads import MlpHead, ProductHead
 from training.deep.scorers.model import NodeScorer, export_graphs
 from training.deep.scorers.sequence import SequenceQuery
+from training.deep.stored_rows import Dtype, store_rows
 from training.deep.topology import Topology
 from training.evaluate import evaluate
 from training.golden import golden_answers
@@ -57,8 +59,9 @@ def export(config: DeepConfig, prepared: Prepared, tree: Tree, model: NodeScorer
 
     memory_s  most seconds for the neighbours of a memory
     """
-    model = model.eval()
-    chosen = choose_ranking(config, prepared, Topology(tree, model.node_rows.device), model, memory_s)
+    model, topology = model.eval(), Topology(tree, model.node_rows.device)
+    chosen = choose_ranking(config, prepared, topology, model, memory_s)
+    dtype = store_rows(config, prepared, topology, model, chosen.ranking)
     kind = query_kind(config, prepared.interactions)
     most = most_kept(kind)
     validation = list(prepared.split.validation[: min(GOLDEN_QUERIES, most) - 1])
@@ -67,7 +70,7 @@ def export(config: DeepConfig, prepared: Prepared, tree: Tree, model: NodeScorer
     test = list(prepared.split.test)
     heldout = _written(kind, prepared.items, test[: min(HELD_OUT_QUERIES, most)])
     queries = QueryBatch(kind, rows_of_pairs(config, golden))
-    content = _content(config, tree, model.cpu(), prepared, queries, heldout, chosen.memory)
+    content = _content(dtype, tree, model.cpu(), prepared, queries, heldout, chosen.memory)
     draft = _draft(config, prepared, chosen.ranking, path)
     ms = reported_ms(CUTS, config.search.max_m)
     params = SearchParams(golden_beams(config.search.beam_size, len(golden)), np.full(len(golden), config.search.m, np.int64))
@@ -113,7 +116,7 @@ def _test_metrics(bundle: Bundle, engine: Engine, test: list[EvaluationPair], ms
 
 
 def _content(
-    config: DeepConfig,
+    dtype: Dtype,
     tree: Tree,
     model: NodeScorer,
     prepared: Prepared,
@@ -122,16 +125,12 @@ def _content(
     memory: Memory | None,
 ) -> GraphContent:
     """The parts of the bare bundle; `queries` are examples for the export of the graphs."""
-    rows_ND = model.node_rows.detach().numpy().astype(config.scorer.dtype)
-    if not np.isfinite(rows_ND).all():
-        raise FloatingPointError(f"node rows are not finite in {config.scorer.dtype}; lower the learning rate or keep float32")
-    model.node_rows.data = torch.from_numpy(rows_ND.astype(np.float32))
     example = model_input(model, Topology(tree, torch.device("cpu")), queries.take(np.arange(min(8, len(queries)))).array)
     query_onnx, scorer_onnx = export_graphs(model, query_input(model, queries.kind), example)
     check_parity(model, query_onnx, scorer_onnx, example, query_input(model, queries.kind))
     return GraphContent(
         tree=tree,
-        node_rows_ND=rows_ND,
+        stored_rows=stored_as(model.node_rows.detach().numpy(), dtype),
         state_levels=tree.height + 1 if isinstance(queries.kind, HistoryKind) else 1,
         state_dim=model.head.state_dim,
         query_onnx=query_onnx,

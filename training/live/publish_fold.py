@@ -114,9 +114,9 @@ def fitted(bundle: Bundle, fold: Folded) -> GraphContent | LinearContent:
             found.split,
             parents,
         )
-    rows_ND = np.asarray(content.node_rows_ND)[found.source_N].astype(bundle.node_rows_ND.dtype)
+    stored = np.asarray(content.stored_rows)[found.source_N]
     memory = None if content.memory is None else _bounded(content.memory)
-    return replace(content, tree=found.tree, node_rows_ND=rows_ND, memory=memory)
+    return replace(content, tree=found.tree, stored_rows=stored, memory=memory)
 
 
 def _bounded(memory: Memory) -> Memory:

@@ -75,8 +75,8 @@ def joined(shards: Sequence[Bundle], folder: Path) -> Bundle:
     if isinstance(content, GraphContent):
         memories = [shard.memory for shard in shards if shard.memory is not None]
         memory = joined_memory(memories, items, scratch) if memories else None
-        rows_ND = trees[0].rows([shard.node_rows_ND for shard in shards])
-        content = replace(content, tree=trees[0].tree, node_rows_ND=rows_ND, memory=memory)
+        stored = trees[0].rows([shard.stored_rows for shard in shards])
+        content = replace(content, tree=trees[0].tree, stored_rows=stored, memory=memory)
     else:
         content = _joined_linear(content, shards, trees, scratch)
     fields = {name: getattr(first.manifest, name) for name in ManifestDraft.model_fields}

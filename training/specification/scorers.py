@@ -22,8 +22,8 @@ class NodeRows(Section):
     `"earlier"`: rows and weights of `earlier_model`"""
     init_std: float = Field(default=0.3, gt=0)
     """root mean square of the first node rows"""
-    dtype: Literal["float32", "float16"] = "float32"
-    """stored type of node rows. float16 halves the bundle"""
+    dtype: Literal["auto", "float16", "float32", "int8"] = "auto"
+    """stored type of node rows. `"auto"` is float16, or int8 where float16 takes over 32 MiB and validation recall falls by .2 % at most"""
 
 
 class ProductScorer(NodeRows):

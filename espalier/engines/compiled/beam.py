@@ -18,7 +18,7 @@ from espalier.compiled_code import compiled
 from espalier.engines.best_nodes import best_first, best_positions
 from espalier.engines.compiled.mlp import FAST, mlp_logits
 from espalier.engines.compiled.prefetch import LINE_BYTES, fetch
-from espalier.engines.stored_numbers import number
+from espalier.engines.stored_numbers import number, scale
 
 Array = NDArray[Any]
 LARGEST = np.finfo(np.float32).max
@@ -35,7 +35,7 @@ def search_queries(
 
     states_BLS   float32: a state for each level 0 … H or one for all
     tree         level_offset, first_child, leaf_item
-    rows_ND      float32, or int16 with the bits of float16
+    rows_ND      as `stored_numbers` has them
     scorer       of `mlp.packed`: an inner product where it has no layers
     excluded_BX  int64[B, X], ascending in each row, with −1 anywhere as padding
     memory       λ, 0 without a memory; offset_B, nodes, values of MemoryLists
@@ -55,7 +55,7 @@ def search_queries(
     candidates_BHC, candidate_ranks_BHC, candidate_keys_BHC, kept_BHK, kept_ranks_BHK, kept_keys_BHK = out[5:11]
     frontier_BK, frontier_ranks_BK = out[11:]
     height = len(level_offset) - 2
-    width, excluded_count = np.uint64(rows_ND.shape[1]), excluded_BX.shape[1]
+    width, excluded_count = np.uint64(states_BLS.shape[2]), excluded_BX.shape[1]  # of rows, too, in an inner product
     zero = np.float32(0)
     masked, remembered, is_product = len(eligible_N) > 0, key_weight > 0, len(scorer[0]) == 0
     candidates, ordered, ranks = np.empty(most, np.int64), np.empty(most, np.int32), np.empty(most, np.float32)
@@ -104,7 +104,7 @@ def search_queries(
                     row, logit = np.uint64(candidates[c]), zero
                     for d in range(width):
                         logit += number(rows_ND[row, d]) * state_S[d]
-                    logits[c] = logit
+                    logits[c] = logit * scale(rows_ND, row)
             else:
                 mlp_logits(candidates, scored, rows_ND, state_S, scorer, logits)
             total: Any = np.int64(0)

@@ -1,7 +1,7 @@
 """`compiled-cpu`: bundles whose scorer is an inner product or an MLP, searched by compiled loops over the node rows (`beam.py`).
 
-Rows are read where the bundle maps them, as float32 or float16, which is widened as it is read: exact, half the bytes, and shared by all
-processes that serve the bundle.
+Rows are read where the bundle maps them, as float32, float16 or int8, which are widened as they are read: exact, fewer bytes, and shared by
+all processes that serve the bundle.
 
 Legend: B queries, N nodes, D node row, X excluded nodes, M results, K beam, H levels below the root.
 """
@@ -52,7 +52,7 @@ class DenseSearch:
     def __init__(self, bundle: Bundle, threads: int = 1) -> None:
         self._scorer = packed(scorer_weights(bundle))
         self._tree = tree = bundle.tree
-        rows_ND = np.require(bundle.node_rows_ND, requirements=["C", "A"]).view(np.ndarray)
+        rows_ND = np.require(bundle.stored_rows, requirements=["C", "A"])
         if rows_ND.dtype == np.float16 and not all(
             np.isfinite(rows_ND[begin : begin + CHECKED_ROWS]).all() for begin in range(0, len(rows_ND), CHECKED_ROWS)
         ):

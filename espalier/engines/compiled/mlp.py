@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from espalier.compiled_code import compiled
 from espalier.engines.compiled.tile import LANES, ROOM, ROWS, add_tile
 from espalier.engines.scorer_weights import ScorerWeights
-from espalier.engines.stored_numbers import number
+from espalier.engines.stored_numbers import number, scale
 from espalier.read_only import read_only
 
 Array = NDArray[Any]
@@ -61,8 +61,9 @@ def mlp_logits(nodes_C: Array, count: int, rows_ND: Array, state_S: Array, score
         rows = min(ROWS, count - begin)
         for r in range(ROWS):  # the last row is scored again where there are no more
             node = nodes_C[begin + min(r, rows - 1)]
+            own_scale = scale(rows_ND, node)
             for i in range(widths[0]):
-                x[r * ROOM + i] = number(rows_ND[node, i])
+                x[r * ROOM + i] = number(rows_ND[node, i]) * own_scale
         at, first = 0, 0  # of the tile in `weight`, and in `start` and `slope`
         for layer in range(len(widths) - 1):
             for o in range(0, widths[layer + 1], LANES):

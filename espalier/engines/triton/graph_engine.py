@@ -82,7 +82,7 @@ class TritonSearch(GpuSearch["GraphCell"]):
         """The rows, read from the bundle's mapped file piece by piece."""
         source = self.bundle.node_rows_ND
         rows_ND = torch.empty(source.shape, dtype=dtype, device=self.device)
-        step = max(1, COPY_BYTES // max(1, source.shape[1] * source.itemsize))
+        step = max(1, COPY_BYTES // max(1, source.shape[1] * source.dtype.itemsize))
         for start in range(0, len(source), step):
             rows_ND[start : start + step] = torch.from_numpy(np.array(source[start : start + step])).to(self.device).to(dtype)
         return rows_ND

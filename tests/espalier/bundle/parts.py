@@ -30,7 +30,7 @@ def content_of(bundle: Bundle, **changed: Any) -> GraphContent:
     scorer = bundle.graph_scorer
     parts: dict[str, Any] = {
         "tree": bundle.tree,
-        "node_rows_ND": np.array(bundle.node_rows_ND),
+        "stored_rows": np.array(bundle.node_rows_ND),
         "state_levels": scorer.state_levels,
         "state_dim": scorer.state_dim,
         "query_onnx": bundle.graph("query.onnx"),

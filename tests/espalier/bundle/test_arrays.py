@@ -287,9 +287,9 @@ def test_a_memory_has_limits(within: Memory, beyond: Memory, items: int, said: s
 
 
 def test_node_rows_are_mapped_not_read(original: Bundle) -> None:
-    rows = Bundle.open(original.path).node_rows_ND
-    assert isinstance(rows, np.memmap)
-    assert Path(str(rows.filename)) == original.path / "nodes.safetensors"
+    rows = Bundle.open(original.path).stored_rows
+    assert isinstance(rows.base, np.memmap)
+    assert Path(str(rows.base.filename)) == original.path / "nodes.safetensors"
     assert not rows.flags.writeable
     assert not rows.flags.owndata
 

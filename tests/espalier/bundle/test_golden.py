@@ -34,7 +34,7 @@ def test_golden_queries_pass_on_the_model_they_were_made_with(original: Bundle, 
 
 @pytest.mark.parametrize(("margin", "message"), [(0.01, "golden query 0 gave other items"), (0.001, "golden queries overlap by 0")])
 def test_golden_queries_refuse_a_model_with_other_weights(original: Bundle, tmp_path: Path, margin: float, message: str) -> None:
-    bundle = with_golden(original, tmp_path / "1", margin, node_rows_ND=-np.array(original.node_rows_ND))
+    bundle = with_golden(original, tmp_path / "1", margin, stored_rows=-np.array(original.node_rows_ND))
     with pytest.raises(BundleCorrupt, match=message):
         verify_golden(bundle, open_engine(bundle, engine="onnx-cpu"))
 

@@ -23,6 +23,7 @@ from espalier.durable import flush
 from espalier.errors import BundleCorrupt, BundleExists, InvalidTree
 from espalier.items import ItemTable
 from espalier.manifest import RankerInfo, Ranking
+from espalier.node_rows import stored_as
 from espalier.rerank.ranker import GOLDEN_SCORES
 from espalier.shard_parts import ShardParts
 from espalier.tree import complete_tree, tree_from_children
@@ -35,17 +36,18 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8])
 def test_what_is_written_comes_back(original: Bundle, tmp_path: Path, dtype: type[np.generic]) -> None:
-    draft, content = draft_of(original), content_of(original, node_rows_ND=np.array(original.node_rows_ND, dtype))
+    draft, content = draft_of(original), content_of(original, stored_rows=stored_as(original.node_rows_ND, dtype))
     written = write_bundle(tmp_path / "tiny" / "1", draft, content)
     opened = Bundle.open(written.path)
     assert opened.manifest == written.manifest
     assert draft_of(opened) == draft
     for name in ("level_offset", "first_child", "leaf_item"):
         assert_array_equal(getattr(opened.tree, name), getattr(content.tree, name))
-    assert opened.node_rows_ND.dtype == dtype
-    assert_array_equal(opened.node_rows_ND, content.node_rows_ND)
+    assert opened.stored_rows.dtype == dtype
+    assert_array_equal(opened.stored_rows, content.stored_rows)
+    assert opened.node_rows_ND.shape == original.node_rows_ND.shape
     assert (opened.graph("query.onnx"), opened.graph("scorer.onnx")) == (content.query_onnx, content.scorer_onnx)
     assert opened.items.to_table() == content.items.to_table()
     assert (opened.golden(), opened.heldout()) == (content.golden, content.heldout)
@@ -57,7 +59,7 @@ def test_what_is_written_comes_back(original: Bundle, tmp_path: Path, dtype: typ
 
 def test_arrays_that_lie_side_by_side_in_memory_in_another_order_are_written_right(original: Bundle, tmp_path: Path) -> None:
     rows_ND = np.asfortranarray(original.node_rows_ND)
-    assert_array_equal(write_bundle(tmp_path / "1", draft_of(original), content_of(original, node_rows_ND=rows_ND)).node_rows_ND, rows_ND)
+    assert_array_equal(write_bundle(tmp_path / "1", draft_of(original), content_of(original, stored_rows=rows_ND)).node_rows_ND, rows_ND)
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
@@ -150,14 +152,14 @@ def test_a_writer_that_ends_early_leaves_no_version(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"node_rows_ND": np.zeros((3, 4), np.float32)}, r"node_rows: expected .*got float32\[3, 4\]"),
-        ({"node_rows_ND": "float64"}, "node_rows: expected float32 or float16 .*got float64"),
+        ({"stored_rows": np.zeros((3, 4), np.float32)}, r"node_rows: expected .*got float32\[3, 4\]"),
+        ({"stored_rows": "float64"}, "node_rows: expected float32, float16 or int8 .*got float64"),
         ({"items": ItemTable.build(pa.table({"id": ["only"]}))}, "items: 1 rows, the tree holds"),
     ],
 )
 def test_parts_that_do_not_fit_each_other_are_not_written(original: Bundle, tmp_path: Path, changed: dict[str, Any], message: str) -> None:
-    if isinstance(changed.get("node_rows_ND"), str):
-        changed = {"node_rows_ND": np.array(original.node_rows_ND, changed["node_rows_ND"])}
+    if isinstance(changed.get("stored_rows"), str):
+        changed = {"stored_rows": np.array(original.node_rows_ND, changed["stored_rows"])}
     with pytest.raises(BundleCorrupt, match=message):
         write_bundle(tmp_path / "1", draft_of(original), content_of(original, **changed))
     assert list(tmp_path.iterdir()) == []
@@ -167,7 +169,7 @@ def test_a_tree_whose_padding_more_than_doubles_a_level_is_refused(original: Bun
     def write(counts: list[int], version: int) -> None:
         tree = tree_from_children([[len(counts)], counts], np.arange(sum(counts)))
         rows, items = np.zeros((tree.node_count, 4), np.float32), ItemTable.build(pa.table({"id": [str(i) for i in range(sum(counts))]}))
-        changed = content_of(original, tree=tree, node_rows_ND=rows, items=items, state_levels=tree.height + 1)
+        changed = content_of(original, tree=tree, stored_rows=rows, items=items, state_levels=tree.height + 1)
         write_bundle(tmp_path / str(version), draft_of(original), changed)
 
     write([4, 1, 1, 2], 1)  # padded to 16 candidates for 8 nodes: exactly twice

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +38,7 @@ from espalier.live.folded_tables import FoldedRows
 from espalier.live.items import LiveItem, LiveItems
 from espalier.live.overlay import DELETED, MOVED, LiveLeaves, LiveMemory, Overlay, SparsePool
 from espalier.manifest import Ranking
+from espalier.node_rows import rows_of
 from espalier.packed_chunks import rounded
 from espalier.search import NodeMask, SearchParams
 from espalier.tree import EMPTY_LEAF, Tree
@@ -191,7 +192,7 @@ def test_leaves_are_in_the_order_of_parent_and_slot(
     after = fold.content.tree
     assert [parent for parent, _ in held_leaves(after)] == [parent for parent, _, _ in expected]
     assert_array_equal(after.level_offset[:-1], tree.level_offset[:-1])
-    rows_ND = np.asarray(fold.content.node_rows_ND)  # type: ignore[union-attr]  # of graphs
+    rows_ND = np.asarray(fold.content.stored_rows)  # type: ignore[union-attr]  # of graphs
     assert_array_equal(rows_ND[: tree.leaf_offset], bundle.node_rows_ND[: tree.leaf_offset])
     pool_PD = overlay.trees[0].rows_PD
     assert pool_PD is not None
@@ -340,23 +341,20 @@ def test_two_leaves_in_one_slot_are_refused(bundle: Bundle) -> None:
         folded(bundle, hand.overlay(), hand.table)
 
 
-def test_a_live_row_that_float16_cannot_hold_keeps_all_its_digits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_a_live_row_is_stored_as_the_others_are(tmp_path: Path, dtype: Literal["float16", "int8"]) -> None:
     rng = np.random.default_rng(0)
-    bundle = make_bundle(tmp_path, rng, random_tree(rng, 2, 4), dtype="float16")
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 2, 4), dtype=dtype)
     hand = Hand(bundle, rng)
     hand.put("new", [(1, free_slots(bundle.tree, 1)[0])])
     overlay = hand.overlay()
-    content = folded(bundle, overlay, hand.table).content
+    fold = folded(bundle, overlay, hand.table)
+    content, (tree,), (leaves,) = fold.content, fold.trees, overlay.trees
     assert isinstance(content, GraphContent)
-    assert content.node_rows_ND.dtype == np.float16
-    rows_PD = overlay.trees[0].rows_PD
-    assert rows_PD is not None
-    rows_PD[int(overlay.trees[0].entry_X[0]), 0] = 0.1
-    content = folded(bundle, overlay, hand.table).content
-    assert isinstance(content, GraphContent)
-    rows_ND = np.asarray(content.node_rows_ND)
-    assert rows_ND.dtype == np.float32
-    assert np.float32(0.1) in rows_ND
+    assert content.stored_rows.dtype == dtype
+    assert leaves.rows_PD is not None
+    (at,) = tree.tree.leaf_offset + np.flatnonzero(tree.live)
+    assert_array_equal(rows_of(np.asarray(content.stored_rows))[at], leaves.rows_PD[int(leaves.entry_X[0])])
 
 
 def test_stacking_and_counts_know_the_items_of_the_fold(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ shapes = st.fixed_dictionaries(
         "ragged": st.booleans(),
         "empty_share": st.sampled_from([0.0, 0.2, 0.9]),
         "kind": st.sampled_from(KINDS),
-        "dtype": st.sampled_from(["float32", "float16"]),
+        "dtype": st.sampled_from(["float32", "float16", "int8"]),
         "gamma": st.sampled_from([0.0, 0.5, 1.0]),
         "together": st.booleans(),
         "passing": st.sampled_from([None, 0.0, 0.1, 0.5]),

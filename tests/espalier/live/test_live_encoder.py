@@ -43,17 +43,17 @@ def over_all_rows(bundle: Bundle, overlay: Overlay, history_BT: Any, handles_BT:
     free_inputs(model)
     session = ort.InferenceSession(model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"])
     assert leaves.rows_PD is not None
-    rows_ND = np.concatenate([bundle.node_rows_ND.astype(np.float32), leaves.rows_PD])
+    rows_ND = np.concatenate([np.asarray(bundle.node_rows_ND, np.float32), leaves.rows_PD])
     if bundle.graph_scorer.encoder == "sequence":
         return session.run(None, {"history_leaves": path_BTL[..., -1], "node_rows": rows_ND})[0]
     return session.run(None, {"history_nodes": np.moveaxis(path_BTL, 2, 1), "node_rows": rows_ND})[0]
 
 
 @pytest.mark.parametrize("height", [1, 4])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
 @pytest.mark.parametrize("encoder", ["levels", "sequence"])
 def test_states_are_those_over_all_rows(
-    tmp_path: Path, encoder: Literal["levels", "sequence"], dtype: Literal["float32", "float16"], height: int
+    tmp_path: Path, encoder: Literal["levels", "sequence"], dtype: Literal["float32", "float16", "int8"], height: int
 ) -> None:
     rng = np.random.default_rng(1)
     tree = random_tree(rng, height, 3 if height > 1 else 12)

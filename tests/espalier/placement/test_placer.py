@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,7 @@ from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import Change, LiveState
 from espalier.manifest import Ranking
 from espalier.memory import Memory
+from espalier.node_rows import rounded
 from espalier.placement.graph_rows import MOST_EVENTS, NEAREST, USUAL, Background, NearRows, RowScale, Trial, scale_of, shifts_of
 from espalier.placement.memory_rows import MemoryRows
 from espalier.placement.near_items import NO_NEIGHBOUR, NearItems
@@ -36,13 +38,15 @@ from espalier.search import SearchParams
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import complete_tree
 
+Dtype = Literal["float32", "float16", "int8"]
 
-def product_bundle(folder: Path, seed: int = 1, with_memory: bool = False, name: str = "tiny") -> Bundle:
+
+def product_bundle(folder: Path, seed: int = 1, with_memory: bool = False, name: str = "tiny", dtype: Dtype = "float32") -> Bundle:
     """Histories, an inner product, six held-out queries."""
     rng = np.random.default_rng(seed)
     tree = complete_tree(rng.permutation(64), 4)
     memory = random_memory(rng, 64, 5, integer=False) if with_memory else None
-    bundle = make_bundle(folder, rng, tree, "product", gamma=0.5, integer=False, memory=memory, name=name, width=6)
+    bundle = make_bundle(folder, rng, tree, "product", gamma=0.5, integer=False, memory=memory, name=name, width=6, dtype=dtype)
     heldout = [[f"item-{row}" for row in rng.permutation(64)[:4]] for _ in range(6)]
     table = pa.table({"history": heldout, "relevant": [[f"item-{row}"] for row in rng.permutation(64)[:6]]})
     pq.write_table(table, bundle.path / "heldout.parquet")
@@ -129,6 +133,15 @@ def test_an_item_like_another_has_its_parent_and_nearly_its_row(tmp_path: Path) 
     siblings = np.arange(tree.first_child[parent], tree.first_child[parent + 1])
     expected = (bundle.node_rows_ND[leaf] + bundle.node_rows_ND[siblings].mean(0)) / 2
     assert_allclose(row.values, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_a_row_is_rounded_to_what_the_bundle_stores(tmp_path: Path, dtype: Dtype) -> None:
+    bundle = product_bundle(tmp_path, dtype=dtype)
+    _, row = first(placed(bundle, ItemBody(like=("item-7", "item-9", "item-11")))[0])
+    values_D = np.asarray(row.values, np.float32)
+    assert_array_equal(rounded(values_D[None], dtype)[0], values_D)
+    assert (dtype == "float32") == bool(np.any(rounded(values_D[None], "float16")[0] != values_D))
 
 
 def test_an_item_like_others_goes_with_them_and_with_what_goes_with_them(tmp_path: Path) -> None:

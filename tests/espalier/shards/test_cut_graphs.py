@@ -30,7 +30,7 @@ shapes = st.fixed_dictionaries(
         "kind": st.sampled_from(KINDS),
         "gamma": st.sampled_from([0.0, 0.5, 1.0]),
         "empty_share": st.sampled_from([0.0, 0.4]),
-        "dtype": st.sampled_from(["float32", "float16"]),
+        "dtype": st.sampled_from(["float32", "float16", "int8"]),
     }
 )
 

@@ -14,7 +14,6 @@ from numpy.testing import assert_array_equal
 from espalier.bundle import Bundle
 from espalier.checks.golden import verify_golden
 from espalier.checks.random_bundles import random_queries
-from espalier.checks.random_live import random_put
 from espalier.engines import open_engine
 from espalier.live.fold import folded
 from espalier.live.state import LiveState
@@ -167,15 +166,6 @@ def test_crowded_parents_are_split(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert after.level_size(2) > before.level_size(2)
     assert after.item_count == before.item_count + 14
     assert "are split" in caplog.text
-
-
-def test_node_rows_stay_as_narrow_as_they_were(tmp_path: Path) -> None:
-    writer = JournalOf(history_model(tmp_path, dtype="float16"))
-    writer.state.apply([random_put(writer.rng, writer.state, "new", 1, integer=False)])  # numbers that float16 rounds
-    fold = folded(writer.bundle, writer.state.overlay(), writer.state.table)
-    content = fitted(writer.bundle, fold)
-    assert fold.content.node_rows_ND.dtype == np.float32  # type: ignore[union-attr]  # of graphs
-    assert content.node_rows_ND.dtype == np.float16  # type: ignore[union-attr]  # of graphs
 
 
 def test_a_memory_keeps_the_largest_entries_that_a_bundle_may_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,7 +229,7 @@ def test_node_rows_are_written_in_blocks(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(bundle_files, "BLOCK_BYTES", 1 << 16)
     rng = np.random.default_rng(0)
     bundle = make_bundle(tmp_path, rng, random_tree(rng, 3, 8, ragged=False), "vector", width=2048)
-    rows = bundle.node_rows_ND.nbytes
+    rows = bundle.stored_rows.nbytes
     cut = Cut(bundle, 2)
     tracemalloc.start()
     try:
