@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from benchmarks.random_bundles import make_linear_bundle, random_queries, random_tree, tree_over
 from espalier.bundle import STACKING, Bundle
-from espalier.checks.random_bundles import make_linear_bundle, random_queries, random_tree, tree_over
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.reference_stacking import candidate_features

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.random_bundles import make_bundle, random_memory
 from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.checks.heldout import read_heldout
-from espalier.checks.random_bundles import make_bundle, random_memory
 from espalier.engines import open_engine
 from espalier.search import SearchParams
 from espalier.tree import complete_tree

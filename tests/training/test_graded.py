@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 import espalier.engines
+from benchmarks.random_bundles import make_bundle, random_queries
 from espalier.bundle import LABEL_COUNTS, Bundle
 from espalier.bundle_writer import with_parts
 from espalier.checks.heldout import read_heldout
-from espalier.checks.random_bundles import make_bundle, random_queries
 from espalier.errors import BundleCorrupt, InvalidConfig
 from espalier.queries import QueryBatch
 from espalier.regression_metrics import xmad_at_k

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import training.deep.objectives.otm as otm_module
 import training.deep.objectives.tdm as tdm_module
-from espalier.checks.random_bundles import Rng, random_tree
+from benchmarks.random_bundles import Rng, random_tree
 from espalier.metrics import regret_at_m
 from espalier.tree import EMPTY_LEAF, Tree, complete_tree
 from training.deep.beam import search_states

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 import training.__main__
+from benchmarks.random_bundles import make_bundle, random_memory, random_tree
 from espalier.bundle import RANKER, Bundle
 from espalier.bundle_writer import with_parts
-from espalier.checks.random_bundles import make_bundle, random_memory, random_tree
 from espalier.errors import BundleCorrupt, BundleExists
 from espalier.manifest import RankerInfo
 from espalier.rerank.ranker import GOLDEN_SCORES

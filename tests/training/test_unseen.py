@@ -16,9 +16,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.linear_model import Ridge
 from torch import Tensor
 
+from benchmarks.random_bundles import random_tree
 from espalier.bundle import CONTENT, CONTENT_ARRAYS, Bundle
 from espalier.bundle_writer import with_parts
-from espalier.checks.random_bundles import random_tree
 from espalier.content import rows as rows_module
 from espalier.content.rows import ContentRows, rows_of_items
 from espalier.engines import open_engine

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
+from benchmarks.random_bundles import random_queries
+from benchmarks.random_live import random_put
 from espalier.bundle import Bundle
 from espalier.checks.golden import verify_golden
-from espalier.checks.random_bundles import random_queries
-from espalier.checks.random_live import random_put
 from espalier.engines import open_engine
 from espalier.live.fold import folded
 from espalier.live.state import LiveState
