@@ -40,7 +40,7 @@ def synthetic(seed: int, queries: int = 60, curved: bool = True) -> RankingSet:
 
 
 def quality(ranker: Ranker, data: RankingSet) -> float:
-    return float(ndcg(ranker.scores(data.features_RF), data.grades_R, data.query_offset, 5, "drop").mean())
+    return float(ndcg(ranker.scores(data.features_RF), data.grades_R, data.query_offset, 5).mean())
 
 
 FAST = HighwayConfig(learning_rate=0.03, max_epochs=40, hidden=16, patience=None)
