@@ -16,9 +16,9 @@ from espalier.checks.heldout import read_heldout
 from espalier.engines import open_engine
 from espalier.search import SearchParams
 from espalier.tree import complete_tree
+from tests.golden import golden_of_histories
 from tests.service.damaged_models import content_of, draft_of
 from training.evaluate import with_recall
-from training.golden import golden_of_histories
 
 HELD_OUT, GOLDEN, MS = 24, 6, [2, 5]
 

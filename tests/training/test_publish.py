@@ -18,8 +18,8 @@ from espalier.errors import BundleCorrupt, BundleExists
 from espalier.manifest import RankerInfo
 from espalier.rerank.ranker import GOLDEN_SCORES
 from espalier.search import Engine
+from tests.golden import golden_of_histories
 from tests.rankers import weighted_sum
-from training.golden import golden_of_histories
 from training.publish import publish, unanswered
 
 HISTORIES = [np.array([0, 1]), np.array([2])]

@@ -16,7 +16,7 @@ from espalier.live.journal import Journal
 from espalier.live.operations import ItemBody, Operation
 from espalier.live.state import Change, LiveState
 from espalier.manifest import Ranking
-from training.golden import golden_of_histories
+from tests.golden import golden_of_histories
 
 
 class JournalOf:
