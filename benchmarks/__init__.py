@@ -1,4 +1,4 @@
-"""Measurements, one folder a theme; what several of them need lies beside the folders.
+"""Measurements, one folder a theme; what several of them or the tests need lies beside the folders.
 
 `python -m benchmarks.NAME` runs the file NAME.py of one of the folders: they are searched for what is not here.
 """

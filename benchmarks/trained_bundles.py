@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 import torch
 
+from benchmarks.random_bundles import make_bundle
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
 from training.deep.export import scorer_form
 from training.deep.scorers.heads import ProductHead

@@ -3,8 +3,8 @@
 Knows item rows, ground truth, scores and grades. Does not know where they came from. Every function returns a value per query; the papers'
 figure is the mean over queries, so F@m is the mean of the queries' F, never the F of mean precision and mean recall.
 
-By hand: scikit-learn's ndcg_score takes one rectangular array of queries, linear gains and averages over ties; it has no ERR, and no choice
-of what a query without a relevant item counts as.
+By hand: scikit-learn's ndcg_score takes one rectangular array of queries, linear gains and averages over ties. A query without a relevant
+item counts 0 in `ndcg`, as LETOR's scripts have it; LightGBM's takes 1.
 
 Legend: B queries, I items, M columns of recommendations; for rankings Q queries, R rows (an item of a query).
 """
@@ -12,7 +12,6 @@ Legend: B queries, I items, M columns of recommendations; for rankings Q queries
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +21,6 @@ from espalier.search import NO_ITEM
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
-WithoutRelevant = Literal["one", "zero", "drop"]
-"""What a query without a relevant item counts as: LightGBM's NDCG takes 1, LETOR's scripts take 0, others leave it out."""
 
 
 def precision_recall_f(
@@ -42,7 +39,7 @@ def precision_recall_f(
     Raises InvalidData when a query has no relevant item (recall is undefined: skip it before the call), when a row recommends an item
     twice, or when shapes and dtypes do not fit.
     """
-    hits_BM, size_B = _hits(_recommendations(item_rows_BM, m), relevant, multiset)
+    hits_BM, size_B = _hits(recommendations(item_rows_BM, m), relevant, multiset)
     hits_B = hits_BM.sum(axis=1)
     precision_B, recall_B = hits_B / m, hits_B / np.maximum(size_B, 1)
     total_B = precision_B + recall_B
@@ -58,7 +55,7 @@ def ndcg_at_m(item_rows_BM: Int64, relevant: Sequence[Int64], m: int) -> Float64
     Arguments and errors as `precision_recall_f`, repeats counting once. What was not retrieved counts in the divisor, so that this judges
     retrieval and order together; `ndcg` judges the order of a list.
     """
-    hits_BM, size_B = _hits(_recommendations(item_rows_BM, m), relevant, multiset=False)
+    hits_BM, size_B = _hits(recommendations(item_rows_BM, m), relevant, multiset=False)
     discount_M = 1 / np.log2(np.arange(2, m + 2))
     best_B = np.cumsum(discount_M)[np.minimum(size_B, m).astype(np.int64) - 1]
     ndcg_B: Float64 = (hits_BM * discount_M[: hits_BM.shape[1]]).sum(axis=1) / best_B
@@ -89,36 +86,11 @@ def _hits(rows_BM: Int64, relevant: Sequence[Int64], multiset: bool) -> tuple[Fl
     return hits_BM, np.bincount(key // stride, weights=y, minlength=len(rows_BM)).astype(np.float64)
 
 
-def regret_at_m(eta_BI: Float64, item_rows_BM: Int64, m: int) -> Float64:
-    """float64[B]: what the recommendations miss of the best m items (OTM Eq. 10 is the mean over queries).
-
-        reg@m(x) = ( Σ_{j ∈ Top-m η(x)} η_j(x) − Σ_{j ∈ Î} η_j(x) ) / m
-
-    eta_BI         float64[B, I]: η_j(x) = p(y_j = 1 | x)
-    item_rows_BM   as in `precision_recall_f`; a place without an item gives 0
-
-    Never negative: a row recommends each item at most once. Raises InvalidData as `precision_recall_f` does.
-    """
-    rows_BM = _recommendations(item_rows_BM, m)
-    if eta_BI.ndim != 2 or len(eta_BI) != len(rows_BM):
-        raise InvalidData("eta_BI", f"shape {list(eta_BI.shape)}", f"[{len(rows_BM)}, I]")
-    items = eta_BI.shape[1]
-    if rows_BM.size and rows_BM.max() >= items:
-        raise InvalidData("item_rows_BM", int(rows_BM.max()), f"item rows below {items}")
-    best = min(m, items)
-    best_B = np.partition(eta_BI, items - best, axis=1)[:, items - best :].sum(axis=1)
-    got_BM = np.where(rows_BM == NO_ITEM, 0.0, np.take_along_axis(eta_BI, np.maximum(rows_BM, 0), axis=1))
-    # The two sums add the same numbers in another order, so that a perfect answer could come out as −1e−17.
-    regret_B: Float64 = np.maximum(best_B - got_BM.sum(axis=1), 0.0) / m
-    return regret_B
-
-
 def ndcg(
     scores_R: NDArray[np.floating],
     grades_R: NDArray[np.floating],
     query_offset: Int64,
     k: int | None = None,
-    without_relevant: WithoutRelevant = "zero",
 ) -> Float64:
     """NDCG@k of every query (Järvelin and Kekäläinen 2002, with the gains of NCE §5.1); k = None takes all places.
 
@@ -128,61 +100,20 @@ def ndcg(
     grades_R      r ≥ 0 of each row; 0 is irrelevant
     query_offset  int64[Q + 1]: where the rows of each query begin, at least one each
 
-    float64[Q], or fewer with `without_relevant = "drop"`. Raises InvalidData where arrays do not fit or a score is no number.
+    float64[Q], 0 for a query without a relevant item. Raises InvalidData where arrays do not fit or a score is no number.
     """
     if k is not None and k < 1:
         raise InvalidData("k", k, "at least 1, or none for all places")
-    place_R, query_R, sorted_R = _ranked(scores_R, grades_R, query_offset)
-    _, _, ideal_R = _ranked(grades_R, grades_R, query_offset)
+    place_R, query_R, sorted_R = ranked_grades(scores_R, grades_R, query_offset)
+    _, _, ideal_R = ranked_grades(grades_R, grades_R, query_offset)
     discount_R = np.where(place_R <= (np.inf if k is None else k), 1 / np.log2(1 + place_R), 0)
     best_Q = np.bincount(query_R, weights=(np.exp2(ideal_R) - 1) * discount_R)
     got_Q = np.bincount(query_R, weights=(np.exp2(sorted_R) - 1) * discount_R)
-    return _of_queries(got_Q / np.where(best_Q > 0, best_Q, 1), best_Q > 0, without_relevant)
+    ndcg_Q: Float64 = got_Q / np.where(best_Q > 0, best_Q, 1)
+    return ndcg_Q
 
 
-def expected_reciprocal_rank(
-    scores_R: NDArray[np.floating],
-    grades_R: NDArray[np.floating],
-    query_offset: Int64,
-    max_grade: float,
-    without_relevant: WithoutRelevant = "zero",
-) -> Float64:
-    """ERR of every query: the mean of 1 / the place at which a user who reads down is satisfied (Chapelle et al. 2009; NCE §5.1).
-
-        ERR = Σ_i R_i / i · Π_{j < i} (1 − R_j),   R_i = (2^{r_i} − 1) / 2^{max_grade}
-
-    max_grade  the highest grade that the set's judges could give, 4 in the paper, not the highest in this query
-
-    Arguments, result and errors as `ndcg`. (The paper prints the product over j > i.)
-    """
-    place_R, query_R, sorted_R = _ranked(scores_R, grades_R, query_offset)
-    if sorted_R.max(initial=0) > max_grade:
-        raise InvalidData("grades_R", float(sorted_R.max()), f"at most max_grade, {max_grade}")
-    satisfied_R = (np.exp2(sorted_R) - 1) / np.exp2(max_grade)
-    left_R = np.log1p(-satisfied_R)
-    before_R = np.cumsum(left_R) - left_R
-    reading_R = np.exp(before_R - before_R[query_offset[:-1]][query_R])
-    relevant_Q = np.maximum.reduceat(sorted_R, query_offset[:-1]) > 0
-    err_Q: Float64 = np.add.reduceat(reading_R * satisfied_R / place_R, query_offset[:-1])
-    return _of_queries(err_Q, relevant_Q, without_relevant)
-
-
-def average_precision(
-    scores_R: NDArray[np.floating], grades_R: NDArray[np.floating], query_offset: Int64, without_relevant: WithoutRelevant = "zero"
-) -> Float64:
-    """AP of every query, whose mean is MAP: the mean over relevant items (grade above 0) of the precision at their place.
-
-    Arguments, result and errors as `ndcg`.
-    """
-    place_R, query_R, sorted_R = _ranked(scores_R, grades_R, query_offset)
-    hits_R = np.cumsum(sorted_R > 0)
-    before_Q: Int64 = hits_R[query_offset[:-1]] - (sorted_R[query_offset[:-1]] > 0)
-    precision_R = np.where(sorted_R > 0, (hits_R - before_Q[query_R]) / place_R, 0)
-    relevant_Q = np.add.reduceat(sorted_R > 0, query_offset[:-1], dtype=np.int64)
-    return _of_queries(np.bincount(query_R, weights=precision_R) / np.maximum(relevant_Q, 1), relevant_Q > 0, without_relevant)
-
-
-def _ranked(
+def ranked_grades(
     scores_R: NDArray[np.floating], grades_R: NDArray[np.floating], query_offset: Int64
 ) -> tuple[Int64, Int64, NDArray[np.floating]]:
     """The rows in the order of the ranking, as three arrays: place in their query, from 1; query; grade."""
@@ -200,13 +131,7 @@ def _ranked(
     return np.arange(rows) - query_offset[:-1][query_R] + 1, query_R, grades_R[order_R].astype(np.float64)
 
 
-def _of_queries(value_Q: Float64, relevant_Q: NDArray[np.bool_], without_relevant: WithoutRelevant) -> Float64:
-    if without_relevant == "drop":
-        return value_Q[relevant_Q]
-    return np.where(relevant_Q, value_Q, 1.0 if without_relevant == "one" else 0.0)
-
-
-def _recommendations(item_rows_BM: Int64, m: int) -> Int64:
+def recommendations(item_rows_BM: Int64, m: int) -> Int64:
     """The first m columns, after checking that they are item rows, each at most once in a row."""
     if m < 1:
         raise InvalidData("m", m, "at least 1")

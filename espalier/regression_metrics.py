@@ -21,22 +21,6 @@ Errors = Literal["largest", "predicted"]
 """Whose errors count: the k largest of all labels (Eq. 1 and 2), or those of the k best predictions (the released program)."""
 
 
-def xmad_at_k(true: Relevance, predicted: Relevance, k: int, errors: Errors = "largest") -> Float64:
-    """float64[B]: the extreme mean absolute deviation of every point; the paper's figure is its mean.
-
-        XMAD@k(ŷ, y) = 1/k · Σ_{l ∈ S(e, k)} e_l,   e_l = |ŷ_l − y_l|                    (XReg Eq. 1)
-
-    true       y ≥ 0
-    predicted  ŷ of the labels that were found, best first; of all others 0
-    errors     "largest": S(e, k) are the k largest errors, so a relevant label that was not found counts. "predicted": those of the k best
-               predictions, as in the authors' program, which prints their mean divided by WP@k (as a fraction) under the same name
-
-    A point with fewer than k errors above 0 is still divided by k. Raises InvalidData where shapes do not fit, for k below 1 and for y
-    below 0.
-    """
-    return RankedErrors.of(true, predicted, errors).xmad(k)
-
-
 @dataclass(frozen=True, eq=False)
 class RankedErrors:
     """The errors of B points in the order in which they count, for several k and both metrics.
@@ -52,7 +36,15 @@ class RankedErrors:
 
     @staticmethod
     def of(true: Relevance, predicted: Relevance, errors: Errors = "largest") -> RankedErrors:
-        """Those of predictions; arguments and errors as `xmad_at_k`."""
+        """Those of predictions.
+
+        true       y ≥ 0
+        predicted  ŷ of the labels that were found, best first; of all others 0
+        errors     "largest": S(e, k) are the k largest errors, so a relevant label that was not found counts. "predicted": those of the k
+                   best predictions, as in the authors' program, which prints their mean divided by WP@k (as a fraction) under the same name
+
+        Raises InvalidData where shapes do not fit, and for y below 0.
+        """
         check(true, predicted)
         if errors == "predicted":
             error_E = np.abs(predicted.value_E - true.at(predicted.key_E))
@@ -63,7 +55,12 @@ class RankedErrors:
         return RankedErrors(row_E, np.arange(len(row_E)) - np.searchsorted(row_E, row_E), error_E, len(true))
 
     def xmad(self, k: int) -> Float64:
-        """float64[B], see `xmad_at_k`."""
+        """float64[B]: the extreme mean absolute deviation of every point; the paper's figure is its mean.
+
+            XMAD@k(ŷ, y) = 1/k · Σ_{l ∈ S(e, k)} e_l,   e_l = |ŷ_l − y_l|                (XReg Eq. 1)
+
+        A point with fewer than k errors above 0 is still divided by k. Raises InvalidData for k below 1.
+        """
         return self._sums(k, 1) / k
 
     def xrmse(self, k: int) -> Float64:

@@ -183,12 +183,6 @@ class Stacking:
         named = {name: getattr(self.tables, name) for name in TABLES} | {name: getattr(self.network, name) for name in NETWORK}
         return {name: np.ascontiguousarray(array) for name, array in named.items()}
 
-    def relevance_of(self, rows: NDArray[np.int64], scores: NDArray[np.float32]) -> NDArray[np.float32]:
-        """float32, same shape: estimates of relevance, p · w, of items (−1: none; live ones: w = 1) with scores p · w^power."""
-        known = (rows >= 0) & (rows < len(self.tables.log_weight))
-        log_weight = np.where(known, self.tables.log_weight[np.where(known, rows, 0)], np.float32(0))
-        return np.asarray(scores * np.exp((1 - self.info.power) * log_weight), np.float32)
-
     @staticmethod
     def of_arrays(arrays: Mapping[str, NDArray[Any]], info: StackingInfo, items: int, width: int) -> Stacking:
         """From a file's arrays. Raises BundleCorrupt."""

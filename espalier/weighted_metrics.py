@@ -28,7 +28,7 @@ def wp_at_k(true: Relevance, predicted: Relevance, k: int) -> float:
         WP@k = Σ_i Σ_{j ≤ k} y_{i, π̂_j} / Σ_i Σ_{j ≤ k} y_{i, π*_j}
 
     π̂ is the order of the predictions, π* that of the true relevance. 0 where nothing is relevant. PSP@k is WP@k with
-    y = 1/p (`propensity_scored`), CTR@k and Rating@k are WP@k with rates and ratings. Raises InvalidData as `xmad_at_k`.
+    y = 1/p (`propensity_scored`), CTR@k and Rating@k are WP@k with rates and ratings. Raises InvalidData as `RankedErrors`.
     """
     return _gain(true, predicted, k, discounted=False)
 

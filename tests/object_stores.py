@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from moto.server import ThreadedMotoServer
 
-from espalier.checks.random_bundles import make_bundle
+from benchmarks.random_bundles import make_bundle
 from espalier.tree import complete_tree
 
 BUCKET = "models"

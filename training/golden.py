@@ -5,17 +5,13 @@ Legend: B queries, K beam, C candidates.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.checks.golden import CANDIDATE_RANKS, CANDIDATE_ROWS, columns_of_golden
 from espalier.engines.reference import Found, ReferenceEngine
-from espalier.errors import BundleCorrupt
-from espalier.queries import HistoryKind, QueryBatch, pad_histories
+from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 
 
@@ -37,16 +33,6 @@ def golden_answers(bundle: Bundle, queries: QueryBatch, written: pa.Array, param
     values |= {CANDIDATE_ROWS: [found for found, _ in candidates], CANDIDATE_RANKS: [found for _, found in candidates]}
     columns = {name: pa.array(values[name], kind) for name, kind in columns_of_golden(bundle.manifest.memory, stacking).items()}
     return pa.table({bundle.manifest.query.kind: written} | columns)
-
-
-def golden_of_histories(bundle: Bundle, histories: Sequence[NDArray[np.int64]], beams: Sequence[int], ms: Sequence[int]) -> pa.Table:
-    """The golden table of histories of item rows. Raises BundleCorrupt for a bundle that takes other queries."""
-    kind = bundle.manifest.query
-    if not isinstance(kind, HistoryKind):
-        raise BundleCorrupt(f"{bundle.path}: {kind.kind} queries, expected histories")
-    ids = pa.array([bundle.items.ids_of(history) for history in histories], pa.list_(pa.string()))
-    params = SearchParams(np.asarray(beams, np.int64), np.asarray(ms, np.int64))
-    return golden_answers(bundle, pad_histories(kind, histories), ids, params)
 
 
 def _margin(found: Found, m: int) -> float:

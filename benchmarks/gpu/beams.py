@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from benchmarks.engine_comparison import differences
 from espalier.bundle import Bundle
-from espalier.checks.engines import differences
 from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference_search import ReferenceSearch
 from espalier.engines.stages import Frontier

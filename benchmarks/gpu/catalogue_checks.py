@@ -24,13 +24,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from benchmarks.engine_comparison import differences
 from benchmarks.gpu.beams import wrong_parents
 from benchmarks.gpu.correctness import FIXED_SHAPES, GRAPH_FORMS, checked, labels, made, random_params
 from benchmarks.gpu.lines import Row
+from benchmarks.random_bundles import Rng, make_linear_bundle, random_queries, random_tree, tree_over
+from benchmarks.random_live import random_state
 from espalier.bundle import Bundle
-from espalier.checks.engines import differences
-from espalier.checks.random_bundles import Rng, make_linear_bundle, random_queries, random_tree, tree_over
-from espalier.checks.random_live import random_state
 from espalier.engines import open_engine
 from espalier.engines.onnx import engine as onnx_graph
 from espalier.engines.pipeline import Pipeline

@@ -25,15 +25,13 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 
+from benchmarks.engine_comparison import differences, wrong_alone, wrong_beams
 from benchmarks.gpu.graph_models import model_of, scorer_of
 from benchmarks.gpu.lines import Row, reason
 from benchmarks.gpu.search_speed import M, agreement, filled_cell
 from benchmarks.gpu.sparse_speed import AGREED, queries_of
 from benchmarks.gpu.sparse_speed import model_of as linear_model_of
-from benchmarks.trained_bundles import trained_kind
-from espalier.bundle import Bundle
-from espalier.checks.engines import differences, wrong_alone, wrong_beams
-from espalier.checks.random_bundles import (
+from benchmarks.random_bundles import (
     Rng,
     make_bundle,
     make_linear_bundle,
@@ -42,6 +40,8 @@ from espalier.checks.random_bundles import (
     random_queries,
     random_tree,
 )
+from benchmarks.trained_bundles import trained_kind
+from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.engines.onnx import engine as onnx_graph
 from espalier.engines.pipeline import Pipeline

@@ -22,8 +22,8 @@ import torch
 
 from benchmarks.gpu.graph_models import FORMS, scorer_of
 from benchmarks.gpu.lines import Row
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_tree
 from benchmarks.service.serving import serving
-from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_tree
 from espalier.engines.linear.chunk_search import L3_HINGE
 from espalier.engines.triton.graph_engine import device_bytes
 from espalier.tree import complete_tree

@@ -24,13 +24,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_queries
+from benchmarks.random_live import random_row
 from benchmarks.report_file import write_report
 from benchmarks.service.live_prober import items_of
 from benchmarks.synthetic import synthetic_bundle
 from espalier.bundle import Bundle
 from espalier.checks.heldout import read_heldout
-from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_queries
-from espalier.checks.random_live import random_row
 from espalier.engines import open_engine
 from espalier.engines.pipeline import Pipeline
 from espalier.errors import EspalierError

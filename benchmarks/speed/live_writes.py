@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.random_bundles import make_bundle
 from benchmarks.report_file import write_report
-from espalier.checks.random_bundles import make_bundle
 from espalier.engines import open_engine
 from espalier.live.filtered import LiveFilters
 from espalier.live.rows import LiveRow, Placement

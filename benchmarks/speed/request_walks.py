@@ -20,8 +20,8 @@ import orjson
 from fastapi import FastAPI
 from pydantic import SecretStr
 
+from benchmarks.random_bundles import make_bundle
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import make_bundle
 from espalier.engines import open_engine
 from espalier.shards.messages import Pin
 from espalier.tree import complete_tree

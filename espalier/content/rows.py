@@ -66,14 +66,6 @@ class ContentRows:
         return rows
 
 
-def rows_of_items(bundle: Bundle, fields: Sequence[Mapping[str, Any]]) -> Float32:
-    """float32[I, D]: the content part of the leaf rows of items with these fields (column → value, None or absent = missing).
-
-    For a trained item this is what training added to the part that it learned for the item itself.
-    """
-    return ContentRows(bundle).of(fields)
-
-
 def padded(rows: SparseRows, entries: int) -> tuple[NDArray[np.int64], Float32]:
     """The inputs of content.onnx: features int64[I, X] and values float32[I, X] with X = entries, 0 as padding.
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.random_bundles import make_bundle
 from benchmarks.service import live_load, live_prober
 from benchmarks.service.live_load import KEY, measured
 from benchmarks.service.live_prober import PAUSE_S, Item, Prober, items_of, lost_of
-from espalier.checks.random_bundles import make_bundle
 from espalier.tree import complete_tree
 from loadtest.queries import Query
 from tests.service.processes import service

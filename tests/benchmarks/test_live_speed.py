@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.random_bundles import random_queries
 from benchmarks.speed import live_speed
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import random_queries
 from espalier.search import SearchParams
 
 MODEL = Path("models/debian-depends/1")

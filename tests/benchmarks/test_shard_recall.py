@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.quality import shard_recall
+from benchmarks.random_bundles import random_queries
 from espalier.bundle import Bundle
 from espalier.bundle_writer import with_parts
-from espalier.checks.random_bundles import random_queries
 from espalier.engines.pipeline import Pipeline
 from espalier.search import SearchParams
 from tests.espalier.shards.merging import answers_of, merged

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from espalier.checks.random_bundles import make_bundle
+from benchmarks.random_bundles import make_bundle
 from espalier.tree import complete_tree
 
 RIGHT_TO_LEFT = "\u202egnihton si siht\u202c"

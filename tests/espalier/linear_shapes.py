@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from benchmarks.random_bundles import make_linear_bundle, random_masks, random_queries, random_tree, tree_over
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import make_linear_bundle, random_masks, random_queries, random_tree, tree_over
 from espalier.manifest import Ranking
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams

@@ -21,9 +21,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 from onnx import helper
 
-from espalier.bundle import Bundle
-from espalier.bundle_writer import write_bundle
-from espalier.checks.random_bundles import (
+from benchmarks.random_bundles import (
     graph_model,
     linear_graphs,
     make_bundle,
@@ -33,6 +31,8 @@ from espalier.checks.random_bundles import (
     random_queries,
     random_tree,
 )
+from espalier.bundle import Bundle
+from espalier.bundle_writer import write_bundle
 from espalier.engines import open_engine
 from espalier.engines.compiled.beam import search_queries
 from espalier.engines.compiled.engine import DenseSearch

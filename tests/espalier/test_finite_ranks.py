@@ -21,9 +21,9 @@ from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 from onnx import helper
 
+from benchmarks.random_bundles import graph_model, linear_graphs, make_bundle, make_linear_bundle, random_tree, sparse_rows
 from espalier.bundle import Bundle
 from espalier.bundle_writer import LinearContent, write_bundle
-from espalier.checks.random_bundles import graph_model, linear_graphs, make_bundle, make_linear_bundle, random_tree, sparse_rows
 from espalier.chunks import LARGEST_RANK, Chunks
 from espalier.engines import open_engine
 from espalier.engines.best_nodes import best_positions

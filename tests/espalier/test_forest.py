@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from benchmarks.random_bundles import make_linear_bundle, random_chunks, random_masks, random_queries, random_tree, tree_over
 from espalier.bundle import Bundle
 from espalier.bundle_writer import LinearContent, with_parts, write_bundle
 from espalier.checks.golden import verify_golden
-from espalier.checks.random_bundles import make_linear_bundle, random_chunks, random_masks, random_queries, random_tree, tree_over
 from espalier.chunks import TreeChunks
 from espalier.engines import open_engine, pipeline
 from espalier.engines.linear.chunk_search import L3_HINGE

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_tree
 from benchmarks.trained_bundles import trained_kind
 from espalier import open_engine
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_tree
 from espalier.engines import ENGINES, gpu_usable
 from espalier.errors import DeviceUnavailable
 from espalier.manifest import Ranking

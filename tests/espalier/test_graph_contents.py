@@ -15,9 +15,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from benchmarks.random_bundles import make_bundle, random_queries
 from espalier.bundle import RANKER, Bundle
 from espalier.bundle_writer import with_ranker, write_bundle
-from espalier.checks.random_bundles import make_bundle, random_queries
 from espalier.engines import graphs, open_engine
 from espalier.engines.graphs import messages, parsed_model, read_graph
 from espalier.engines.reference import ReferenceEngine

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
+from benchmarks.random_bundles import random_masks, random_tree
 from espalier import items as items_module
-from espalier.checks.random_bundles import random_masks, random_tree
 from espalier.errors import InvalidQuery
 from espalier.items import ItemTable
 from espalier.masks import filters as filters_module

@@ -18,10 +18,10 @@ from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 from onnx import helper
 
+from benchmarks.random_bundles import graph_model, linear_graphs, make_bundle, random_masks, random_memory, random_queries, random_tree
 from espalier.bundle import GRAPH_PARTS, MEMORY, Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.checks.golden import verify_golden
-from espalier.checks.random_bundles import graph_model, linear_graphs, make_bundle, random_masks, random_memory, random_queries, random_tree
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.entry_lists import EntryArrays, EntryLists

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
+from benchmarks.random_bundles import make_bundle, random_tree
 from espalier.bundle import Bundle
 from espalier.bundle_files import write_safetensors
-from espalier.checks.random_bundles import make_bundle, random_tree
 from espalier.errors import BundleCorrupt
 from espalier.node_rows import HIGHEST, LARGEST_CODE, LOWEST, PackedRows, rounded, stored_as, width_of
 

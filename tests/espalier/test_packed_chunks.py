@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from safetensors.numpy import load_file
 
+from benchmarks.random_bundles import make_linear_bundle, random_chunks, random_queries, random_tree, tree_over
 from espalier.bundle import Bundle
 from espalier.bundle_writer import LinearContent, write_bundle
-from espalier.checks.random_bundles import make_linear_bundle, random_chunks, random_queries, random_tree, tree_over
 from espalier.chunks import ARRAYS, Chunks, TreeChunks
 from espalier.engines import open_engine
 from espalier.engines.linear import feature_tables

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_memory, random_queries, random_tree
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_memory, random_queries, random_tree
 from espalier.engines import open_engine, pipeline
 from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
+from benchmarks.engine_comparison import differences, replayed, wrong_alone, wrong_beams
+from benchmarks.random_bundles import make_bundle, random_masks, random_memory, random_queries, random_tree
 from espalier.bundle import Bundle
-from espalier.checks.engines import differences, replayed, wrong_alone, wrong_beams
-from espalier.checks.random_bundles import make_bundle, random_masks, random_memory, random_queries, random_tree
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine, Step
 from espalier.errors import InvalidQuery

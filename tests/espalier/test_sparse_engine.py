@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from numpy.testing import assert_array_equal
 
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_masks, random_queries, random_tree
 from espalier.bundle import CHUNKS, Bundle
 from espalier.bundle_writer import LinearContent, write_bundle
-from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_masks, random_queries, random_tree
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleCorrupt, DeviceUnavailable, InvalidQuery

@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from benchmarks.gpu.beams import wrong_parents
-from espalier.bundle import Bundle
-from espalier.checks.golden import verify_golden
-from espalier.checks.random_bundles import (
+from benchmarks.random_bundles import (
     make_linear_bundle,
     random_chunks,
     random_masks,
@@ -28,6 +26,8 @@ from espalier.checks.random_bundles import (
     sparse_rows,
     tree_over,
 )
+from espalier.bundle import Bundle
+from espalier.checks.golden import verify_golden
 from espalier.engines import open_engine, pipeline
 from espalier.engines.forest_mean import most_leaves
 from espalier.engines.pipeline import Pipeline

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from benchmarks.papers.xreg.xmc import relevance_of
+from benchmarks.random_bundles import make_linear_bundle, random_queries, random_tree, tree_over
 from espalier.bundle import STACKING, Bundle
-from espalier.checks.random_bundles import make_linear_bundle, random_queries, random_tree, tree_over
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.reference_stacking import candidate_features
@@ -131,7 +132,7 @@ def test_keys_weigh_items(tmp_path: Path) -> None:
         rows = np.sort(probable.item_rows_BM[b])
         assert_array_equal(rows, np.sort(relevant.item_rows_BM[b]))
         by_row = [found.scores_BM[b][np.argsort(found.item_rows_BM[b])] for _, found in answers]
-        assert_allclose(stacking.relevance_of(rows, by_row[0]), by_row[1], rtol=1e-4)
+        assert_allclose(relevance_of(stacking, rows, by_row[0]), by_row[1], rtol=1e-4)
     assert (probable.scores_BM.sum() - relevant.scores_BM.sum()) > 0
 
 

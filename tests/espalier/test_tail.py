@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
+from benchmarks.random_bundles import make_linear_bundle, random_queries, random_tree, tree_over
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import make_linear_bundle, random_queries, random_tree, tree_over
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine, log_near
 from espalier.manifest import Ranking, TailInfo

@@ -17,8 +17,8 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.random_bundles import make_bundle
 from benchmarks.trained_bundles import trained_kind
-from espalier.checks.random_bundles import make_bundle
 from espalier.engines.graphs import read_graph
 from espalier.errors import BundleCorrupt, UnsupportedGraph
 from espalier.tree import complete_tree

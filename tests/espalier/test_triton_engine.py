@@ -24,10 +24,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
 from benchmarks.gpu.beams import wrong_parents
+from benchmarks.random_bundles import make_bundle, random_masks, random_memory, random_queries, random_tree
 from benchmarks.trained_bundles import trained_kind
 from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
-from espalier.checks.random_bundles import make_bundle, random_masks, random_memory, random_queries, random_tree
 from espalier.engines.pipeline import Pipeline
 from espalier.engines.stages import GivenQueries, TreeQuery
 from espalier.errors import DeviceUnavailable, UnsupportedGraph

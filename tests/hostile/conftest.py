@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from espalier.checks.random_bundles import make_bundle
+from benchmarks.random_bundles import make_bundle
 from espalier.tree import complete_tree
 from tests.hostile.attacked import Attacked, attacked
 from tests.hostile.attacks import Limits, Target

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from espalier.checks.random_bundles import make_bundle
+from benchmarks.random_bundles import make_bundle
 from espalier.tree import complete_tree
 from loadtest.plan import SHAPES
 from loadtest.target import Json

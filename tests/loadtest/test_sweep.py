@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.random_bundles import make_bundle, random_tree
 from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.checks.heldout import read_heldout
-from espalier.checks.random_bundles import make_bundle, random_tree
 from espalier.engines import open_engine
 from espalier.errors import EspalierError
 from espalier.hardware import hardware

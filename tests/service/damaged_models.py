@@ -17,7 +17,7 @@ from espalier.bundle_writer import GraphContent, write_bundle
 from espalier.checks.golden import encode_table
 from espalier.manifest import ManifestDraft
 from espalier.tree import Tree
-from training.golden import golden_of_histories
+from tests.golden import golden_of_histories
 
 
 def content_of(bundle: Bundle) -> GraphContent:

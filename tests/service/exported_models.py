@@ -9,16 +9,16 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.random_bundles import make_bundle, random_memory
 from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.checks.heldout import read_heldout
-from espalier.checks.random_bundles import make_bundle, random_memory
 from espalier.engines import open_engine
 from espalier.search import SearchParams
 from espalier.tree import complete_tree
+from tests.golden import golden_of_histories
 from tests.service.damaged_models import content_of, draft_of
 from training.evaluate import with_recall
-from training.golden import golden_of_histories
 
 HELD_OUT, GOLDEN, MS = 24, 6, [2, 5]
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 
+from benchmarks.random_bundles import make_bundle
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import make_bundle
 from espalier.errors import StoreUnavailable
 from espalier.search import Engine
 from espalier.tree import complete_tree

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.random_bundles import make_bundle, random_tree
 from benchmarks.service.serving import get, serving
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import make_bundle, random_tree
 from espalier.engines import open_engine
 from espalier.masks.eligibility import node_mask, widened_beam
 from espalier.queries import HistoryKind, encode_histories

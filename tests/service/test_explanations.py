@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from espalier.checks.random_bundles import make_bundle, random_memory, random_tree
+from benchmarks.random_bundles import make_bundle, random_memory, random_tree
 from espalier.engines import open_engine
 from espalier.memory import Memory
 from tests.service.running import Json, Running, ids, problem, run

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from espalier.checks.random_bundles import make_linear_bundle, tree_over
+from benchmarks.random_bundles import make_linear_bundle, tree_over
 from espalier.engines import open_engine
 from espalier.errors import InvalidQuery
 from espalier.manifest import Ranking

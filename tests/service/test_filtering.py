@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from espalier.checks.random_bundles import make_bundle, random_tree
+from benchmarks.random_bundles import make_bundle, random_tree
 from espalier.engines import open_engine
 from tests.service.running import Json, Running, ids, problem, run
 

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pytest
 from starlette.types import Message, Send
 
+from benchmarks.random_bundles import make_bundle
 from espalier.bundle_writer import write_bundle
 from espalier.checks.heldout import read_heldout
-from espalier.checks.random_bundles import make_bundle
 from espalier.engines import open_engine
 from espalier.metrics import precision_recall_f
 from espalier.search import SearchParams

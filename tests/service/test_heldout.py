@@ -10,8 +10,8 @@ import orjson
 import pyarrow as pa
 import pytest
 
+from benchmarks.random_bundles import make_linear_bundle
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import make_linear_bundle
 from espalier.engines import open_engine
 from espalier.manifest import Ranking
 from espalier.tree import complete_tree

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks.random_bundles import make_bundle
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import make_bundle
 from espalier.items import ItemTable
 from espalier.live.operations import ItemBody, Operation
 from espalier.masks.eligibility import bundle_alone

@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 import pytest
 
-from espalier.checks.random_bundles import make_linear_bundle
+from benchmarks.random_bundles import make_linear_bundle
 from espalier.items import MAX_ID_BYTES
 from espalier.manifest import Ranking
 from espalier.tree import complete_tree

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from benchmarks.random_live import random_state
 from espalier.bundle import Bundle
-from espalier.checks.random_live import random_state
 from espalier.errors import JournalReadOnly
 from espalier.live.filtered import LiveFilters
 from espalier.live.fold import write_fold

@@ -26,7 +26,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from espalier.checks.random_bundles import make_bundle
+from benchmarks.random_bundles import make_bundle
 from espalier.engines import open_engine
 from espalier.tree import complete_tree
 from service.app import create_app

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_tree
 from espalier.bundle import RANKER, Bundle
 from espalier.bundle_writer import with_ranker, write_bundle
-from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_tree
 from espalier.engines import open_engine
 from espalier.errors import BundleCorrupt, BundleExists, BundleNotFound
 from espalier.manifest import Manifest, RankerInfo, Ranking

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, tree_over
 from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
-from espalier.checks.random_bundles import make_bundle, make_linear_bundle, tree_over
 from espalier.engines import open_engine
 from espalier.items import ItemTable
 from espalier.manifest import Ranking

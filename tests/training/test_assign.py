@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
+from benchmarks.random_bundles import random_chunks, random_tree, sparse_rows
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import random_chunks, random_tree, sparse_rows
 from espalier.chunks import Chunks
 from espalier.engines import open_engine
 from espalier.errors import InvalidConfig, InvalidData

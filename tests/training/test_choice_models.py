@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from training.rankers.choice_models import elimination_gradient, elimination_loss, plackett_luce_gradient, plackett_luce_loss
+from benchmarks.papers.nce.boosting import plackett_luce_gradient
+from training.rankers.choice_models import elimination_gradient, elimination_loss, plackett_luce_loss
 from training.rankers.ties import random_order, tied_elimination_loss, tied_plackett_luce_loss
 
 Loss = Callable[[Tensor, Tensor], Tensor]

@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
+from benchmarks.random_bundles import random_tree
 from espalier.bundle import WEIGHTS, Bundle
-from espalier.checks.random_bundles import random_tree
 from espalier.errors import InvalidConfig
 from tests.training.commands import command, written_toml
 from training.data.splits import without_seen

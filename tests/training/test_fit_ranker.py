@@ -14,8 +14,8 @@ import numpy as np
 import polars as pl
 import pytest
 
+from benchmarks.random_bundles import make_bundle
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import make_bundle
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import InvalidConfig, InvalidData

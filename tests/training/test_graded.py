@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 import espalier.engines
+from benchmarks.random_bundles import make_bundle, random_queries
 from espalier.bundle import LABEL_COUNTS, Bundle
 from espalier.bundle_writer import with_parts
 from espalier.checks.heldout import read_heldout
-from espalier.checks.random_bundles import make_bundle, random_queries
 from espalier.errors import BundleCorrupt, InvalidConfig
 from espalier.queries import QueryBatch
-from espalier.regression_metrics import xmad_at_k
+from espalier.regression_metrics import RankedErrors
 from espalier.relevance import Relevance
 from espalier.search import NO_ITEM, SearchParams, SearchResult
 from espalier.tree import complete_tree
@@ -112,7 +112,7 @@ def test_the_figures_are_those_of_the_metrics() -> None:
     pointwise, labelwise = figures["pointwise"], figures["labelwise"]
     assert pointwise["wp"] == wp_at_k(true, found, 2) == 1.5 / 1.75
     assert pointwise["psp"] == 3 / 4
-    assert pointwise["xmad"] == xmad_at_k(true, found, 2).mean() == (0.75 / 2 + 1.25 / 2) / 2
+    assert pointwise["xmad"] == RankedErrors.of(true, found).xmad(2).mean() == (0.75 / 2 + 1.25 / 2) / 2
     assert pointwise["released_xmad"] == pytest.approx((0.75 / 2 + 1 / 2) / 2 / (1.5 / 1.75))
     assert labelwise["wp"] == (1.0 + 0.5) / (1.25 + 0.5)
     assert labelwise["xmad"] == pytest.approx(((0.75 + 0.25) / 2 + 0 + 1 / 2) / 3)

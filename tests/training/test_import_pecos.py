@@ -21,10 +21,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 from scipy.sparse import csc_array, csr_array, load_npz, save_npz
 
+from benchmarks.random_bundles import Rng, sparse_rows
 from espalier.bundle import Bundle
 from espalier.checks.golden import verify_golden
 from espalier.checks.heldout import read_heldout
-from espalier.checks.random_bundles import Rng, sparse_rows
 from espalier.engines import open_engine
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import FeaturesKind, QueryBatch

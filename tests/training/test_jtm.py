@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 from torch import Tensor
 
-from espalier.checks.random_bundles import random_tree
+from benchmarks.random_bundles import random_tree
 from espalier.errors import InvalidData
 from espalier.tree import Tree
 from tests.training.logs import log_of

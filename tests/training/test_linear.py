@@ -15,7 +15,7 @@ from scipy.sparse import csr_array, random_array
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
 
-from espalier.checks.random_bundles import random_chunks, random_tree, sparse_rows
+from benchmarks.random_bundles import random_chunks, random_tree, sparse_rows
 from espalier.chunks import ARRAYS, Chunks
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.errors import InvalidConfig, InvalidData, InvalidQuery

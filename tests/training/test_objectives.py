@@ -23,8 +23,8 @@ from torch import Tensor
 
 import training.deep.objectives.otm as otm_module
 import training.deep.objectives.tdm as tdm_module
-from espalier.checks.random_bundles import Rng, random_tree
-from espalier.metrics import regret_at_m
+from benchmarks.papers.otm.regret import regret_at_m
+from benchmarks.random_bundles import Rng, random_tree
 from espalier.tree import EMPTY_LEAF, Tree, complete_tree
 from training.deep.beam import search_states
 from training.deep.objectives.levels import DENSE, draw_items, draw_nodes, drawn_sets

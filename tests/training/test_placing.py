@@ -14,10 +14,7 @@ import polars as pl
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from espalier.bundle import Bundle
-from espalier.bundle_writer import LinearContent, write_bundle
-from espalier.checks.golden import encode_table, verify_golden
-from espalier.checks.random_bundles import (
+from benchmarks.random_bundles import (
     make_linear_bundle,
     random_chunks,
     random_queries,
@@ -25,6 +22,9 @@ from espalier.checks.random_bundles import (
     sparse_rows,
     tree_over,
 )
+from espalier.bundle import Bundle
+from espalier.bundle_writer import LinearContent, write_bundle
+from espalier.checks.golden import encode_table, verify_golden
 from espalier.chunks import ARRAYS, TreeChunks
 from espalier.engines import open_engine
 from espalier.engines.linear.chunk_search import L3_HINGE, BeamParams, ChunkSearch

@@ -11,15 +11,15 @@ import pyarrow as pa
 import pytest
 
 import training.__main__
+from benchmarks.random_bundles import make_bundle, random_memory, random_tree
 from espalier.bundle import RANKER, Bundle
 from espalier.bundle_writer import with_parts
-from espalier.checks.random_bundles import make_bundle, random_memory, random_tree
 from espalier.errors import BundleCorrupt, BundleExists
 from espalier.manifest import RankerInfo
 from espalier.rerank.ranker import GOLDEN_SCORES
 from espalier.search import Engine
+from tests.golden import golden_of_histories
 from tests.rankers import weighted_sum
-from training.golden import golden_of_histories
 from training.publish import publish, unanswered
 
 HISTORIES = [np.array([0, 1]), np.array([2])]

@@ -19,7 +19,7 @@ from espalier.errors import InvalidConfig, InvalidData
 from espalier.metrics import ndcg
 from training.data.ranking_set import RankingSet
 from training.rankers.export import ranker_onnx
-from training.rankers.fit import PAPER, Descent, Epoch, Ranker, fit_ranker, new_ranker
+from training.rankers.fit import Descent, Epoch, Ranker, fit_ranker, new_ranker
 from training.rankers.rank_functions import HighwayFunction, LinearFunction
 from training.rankers.standardise import Standardise
 from training.specification.ranker import ChoiceModel, HighwayConfig, LinearRankerConfig, RankerConfig, Scaling, Ties, ranker_config
@@ -40,7 +40,7 @@ def synthetic(seed: int, queries: int = 60, curved: bool = True) -> RankingSet:
 
 
 def quality(ranker: Ranker, data: RankingSet) -> float:
-    return float(ndcg(ranker.scores(data.features_RF), data.grades_R, data.query_offset, 5, "drop").mean())
+    return float(ndcg(ranker.scores(data.features_RF), data.grades_R, data.query_offset, 5).mean())
 
 
 FAST = HighwayConfig(learning_rate=0.03, max_epochs=40, hidden=16, patience=None)
@@ -191,7 +191,11 @@ def test_the_papers_recipe_learns_and_ends_by_its_rate() -> None:
     train, test = synthetic(1, 100, curved=False), synthetic(2, 50, curved=False)
     epochs: list[Epoch] = []
     ranker = fit_ranker(
-        train, None, LinearRankerConfig(learning_rate=0.1, max_epochs=500), epochs.append, descent=replace(PAPER, least_rate=0.01)
+        train,
+        None,
+        LinearRankerConfig(learning_rate=0.1, max_epochs=500),
+        epochs.append,
+        descent=Descent("sgd", batch_queries=2, least_rate=0.01),
     )
     assert quality(ranker, test) > 0.95
     rates = [epoch.learning_rate for epoch in epochs]

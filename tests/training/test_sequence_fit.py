@@ -12,7 +12,7 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
 from espalier.bundle import Bundle
-from espalier.content.rows import rows_of_items
+from espalier.content.rows import ContentRows
 from espalier.engines import open_engine
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import HistoryKind, pad_histories
@@ -294,7 +294,7 @@ def test_the_bundle_gives_the_rows_of_unseen_items_to_both_readers(with_content:
     assert unseen_I.sum() == KINDS * SIZE // 5
     found = evaluate(with_content, open_engine(with_content), held_out_log(with_content).of_unseen(), [64], [20], True, batch=24)[0]
     assert found["recall"] > 0.5, "four of 24 are of the user's kind; any 20 of all items hold .17 of them"
-    rows_ID = rows_of_items(with_content, with_content.items.to_table().to_pylist())
+    rows_ID = ContentRows(with_content).of(with_content.items.to_table().to_pylist())
     leaf_rows_ID = with_content.node_rows_ND[with_content.tree.leaf_of_item]
     assert_allclose(rows_ID[unseen_I], leaf_rows_ID[unseen_I], rtol=1e-3, atol=1e-5)  # which are rounded to float16
     for share in (slice(0, 8), slice(8, 16)):

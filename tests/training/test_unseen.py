@@ -16,11 +16,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.linear_model import Ridge
 from torch import Tensor
 
+from benchmarks.random_bundles import random_tree
 from espalier.bundle import CONTENT, CONTENT_ARRAYS, Bundle
 from espalier.bundle_writer import with_parts
-from espalier.checks.random_bundles import random_tree
 from espalier.content import rows as rows_module
-from espalier.content.rows import ContentRows, rows_of_items
+from espalier.content.rows import ContentRows
 from espalier.engines import open_engine
 from espalier.errors import BundleCorrupt, EspalierError, InvalidConfig
 from espalier.live.operations import ItemBody
@@ -101,7 +101,7 @@ def test_an_item_put_in_by_its_fields_alone_is_found_by_users_of_its_kind(bundle
     queries = pad_histories(bundle.manifest.query, histories)
     found_BM = engine.search(queries, SearchParams.uniform(KINDS, 20, SIZE + 1)).item_rows_BM
     assert (found_BM == len(known)).any(1).tolist() == [kind == 2 for kind in range(KINDS)]
-    away = np.linalg.norm(row.values - rows_of_items(bundle, [body.fields or {}])[0])
+    away = np.linalg.norm(row.values - ContentRows(bundle).of([body.fields or {}])[0])
     assert away > 0.1, "a row by content alone is shorter, and its bias lower"
 
 
@@ -111,7 +111,7 @@ def test_rows_of_fields_are_what_training_computed(bundle: Bundle) -> None:
     assert unseen_I.sum() == KINDS * SIZE // 5
     assert unseen_I[np.concatenate([pair.relevant for pair in held.of_unseen()])].all()
     assert len(held.of_unseen()) < len(held.pairs)
-    rows_ID = rows_of_items(bundle, fields_of(bundle))
+    rows_ID = ContentRows(bundle).of(fields_of(bundle))
     leaf_rows_ID = bundle.node_rows_ND[bundle.tree.leaf_of_item]
     assert_allclose(rows_ID[unseen_I], leaf_rows_ID[unseen_I], rtol=1e-4, atol=1e-5)
     own = np.abs(rows_ID - leaf_rows_ID).max(1)
@@ -151,7 +151,7 @@ def test_graphs_of_other_shapes_and_numbers_are_refused(bundle: Bundle, tmp_path
         with pytest.raises(BundleCorrupt, match=r"content\.onnx"):
             pytest.fail(f"{why}: {ContentRows(other)}")
     same = with_parts(bundle, tmp_path / "m" / "9", {}, {CONTENT: bundle.graph(CONTENT)})
-    assert_array_equal(rows_of_items(same, fields_of(bundle)[:3]), rows_of_items(bundle, fields_of(bundle)[:3]))
+    assert_array_equal(ContentRows(same).of(fields_of(bundle)[:3]), ContentRows(bundle).of(fields_of(bundle)[:3]))
     with pytest.raises(BundleCorrupt):
         ContentRows(with_parts(bundle, tmp_path / "m" / "10", {}, {CONTENT_ARRAYS: b"nothing"}))
 

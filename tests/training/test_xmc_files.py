@@ -12,7 +12,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.sparse import random_array
 
-from espalier.checks.random_bundles import sparse_rows
+from benchmarks.random_bundles import sparse_rows
 from espalier.errors import InvalidData, InvalidQuery
 from espalier.text.sparse_rows import SparseRows
 from tests.training.test_linear import dense_of

@@ -45,12 +45,6 @@ def elimination_gradient(scores_BN: Tensor, present_BN: Tensor) -> tuple[Tensor,
     return present_BN.to(scores_BN.dtype) - curvature_BN, curvature_BN
 
 
-def plackett_luce_gradient(scores_BN: Tensor, present_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """∂ℓ/∂f_k and a diagonal bound of the curvature, both [B, N], as `elimination_gradient` has them."""
-    gradient_BN, curvature_BN = elimination_gradient(-scores_BN.flip(-1), present_BN.flip(-1))
-    return -gradient_BN.flip(-1), curvature_BN.flip(-1)
-
-
 class _Elimination(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores_BN: Tensor, present_BN: Tensor) -> Tensor:

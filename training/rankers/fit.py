@@ -59,8 +59,6 @@ class Descent:
 
 
 CHOSEN = Descent()
-PAPER = Descent("sgd", batch_queries=2)
-"""As in NCE §5.2."""
 
 
 @dataclass(frozen=True)

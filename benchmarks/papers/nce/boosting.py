@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from espalier.errors import InvalidConfig
 from espalier.metrics import ndcg
 from training.data.ranking_set import RankingSet
-from training.rankers.choice_models import elimination_gradient, elimination_loss, plackett_luce_gradient, plackett_luce_loss
+from training.rankers.choice_models import elimination_gradient, elimination_loss, plackett_luce_loss
 from training.rankers.fit import padded
 from training.rankers.ties import random_order
 from training.specification.ranker import ChoiceModel
@@ -186,3 +187,9 @@ class _Choice:
             (part.new_zeros(part.shape).scatter(-1, order_QN, part) / self.items_Q[:, None])[self.present_QN].numpy() for part in both
         )
         return gradient_R, curvature_R
+
+
+def plackett_luce_gradient(scores_BN: Tensor, present_BN: Tensor) -> tuple[Tensor, Tensor]:
+    """∂ℓ/∂f_k and a diagonal bound of the curvature, both [B, N], as `elimination_gradient` has them."""
+    gradient_BN, curvature_BN = elimination_gradient(-scores_BN.flip(-1), present_BN.flip(-1))
+    return -gradient_BN.flip(-1), curvature_BN.flip(-1)

@@ -31,10 +31,11 @@ from numpy.typing import NDArray
 
 from benchmarks.papers.nce.boosting import BoostingConfig, fit_boosted_trees
 from benchmarks.papers.nce.nce_summary import FIGURES, METHODS, Row, markdown, plot, summary
+from benchmarks.papers.nce.rank_metrics import average_precision, expected_reciprocal_rank
 from benchmarks.papers.nce.rank_svm import fit_rank_svm
 from espalier.errors import InvalidData
 from espalier.hardware import hardware
-from espalier.metrics import average_precision, expected_reciprocal_rank, ndcg
+from espalier.metrics import ndcg
 from training.data.letor import read_letor, read_svmlight
 from training.data.ranking_set import RankingSet, concatenated
 from training.rankers.fit import Descent, fit_ranker

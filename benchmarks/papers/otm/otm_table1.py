@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from benchmarks.papers.otm.paper_plot import Cell, plot_beside_paper
+from benchmarks.papers.otm.regret import regret_at_m
 from benchmarks.report_file import write_report
-from espalier.metrics import regret_at_m
 
 ITEMS, HEIGHT = 1000, 10
 GRID = 1 << 24

@@ -33,8 +33,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 from tqdm import tqdm
 
 from benchmarks.papers.otm.paper_plot import Cell, plot_beside_paper
+from benchmarks.papers.otm.regret import regret_at_m
 from benchmarks.report_file import write_report
-from espalier.metrics import regret_at_m
 
 ITEMS, HEIGHT, FEATURES, TRAIN, TEST = 1000, 10, 10, 10_000, 1_000
 LEAVES = 1 << HEIGHT

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, save_npz
 
 from benchmarks.papers.xreg.xmc_baselines import BASELINES, BASELINES_OF_RELEVANCE
@@ -40,6 +41,7 @@ from espalier.errors import EspalierError
 from espalier.hardware import hardware
 from espalier.queries import QueryBatch
 from espalier.search import NO_ITEM, SearchParams
+from espalier.stacking import Stacking
 from training.data.csr import as_rows
 from training.data.xmc import LabelledPoints
 from training.linear.prepare import prepare, read_points
@@ -139,6 +141,13 @@ def _median_ms(calls: Sequence[Callable[[], object]]) -> float:
     return 1e3 * float(np.median(took))
 
 
+def relevance_of(stacking: Stacking, rows: NDArray[np.int64], scores: NDArray[np.float32]) -> NDArray[np.float32]:
+    """float32, same shape: estimates of relevance, p · w, of items (−1: none) with scores p · w^power."""
+    known = rows >= 0
+    log_weight = np.where(known, stacking.tables.log_weight[np.where(known, rows, 0)], np.float32(0))
+    return np.asarray(scores * np.exp((1 - stacking.info.power) * log_weight), np.float32)
+
+
 def _searched(bundle: Bundle, queries: QueryBatch, folder: Path, beams: Sequence[int]) -> dict[int, float]:
     """Milliseconds by beam."""
     engine = open_engine(bundle, "cpu")
@@ -148,7 +157,7 @@ def _searched(bundle: Bundle, queries: QueryBatch, folder: Path, beams: Sequence
         found = engine.search(queries, SearchParams.uniform(len(queries), beam, M))
         scores_BM = found.scores_BM
         if bundle.stacking is not None:
-            scores_BM = bundle.stacking.relevance_of(found.item_rows_BM, scores_BM)
+            scores_BM = relevance_of(bundle.stacking, found.item_rows_BM, scores_BM)
         np.savez(folder / f"{beam}.npz", rows=found.item_rows_BM, scores=scores_BM)
     for _ in range(ROUNDS):
         for beam in beams:

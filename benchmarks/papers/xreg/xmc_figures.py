@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from benchmarks.papers.xreg.xmc_quality import quality
 from espalier.label_counts import LabelCounts
-from espalier.regression_metrics import xmad_at_k
+from espalier.regression_metrics import RankedErrors
 from espalier.relevance import Relevance
 from espalier.weighted_metrics import almost_zero, auprc, tau_at_k
 from training.data.csr import as_rows
@@ -51,7 +51,7 @@ def figures_of(found: Found, train: LabelledPoints, test: LabelledPoints) -> dic
     predicted = Relevance.of_predictions(found.rows_BM, found.scores_BM * (unit if found.of_relevance else 1), labels.width)
     valued = almost_zero(predicted) if found.zero else predicted
     return {name: every[name] for name in NAMES} | {
-        "xmad5": round(float(xmad_at_k(true, valued, 5).mean()), 4),
+        "xmad5": round(float(RankedErrors.of(true, valued).xmad(5).mean()), 4),
         "tau5": round(100 * tau_at_k(true, predicted, 5), 2),
         "auprc": round(auprc(true, valued), 4),
     }

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from benchmarks.random_bundles import make_bundle, random_tree
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import make_bundle, random_tree
 from tests.espalier.bundle.parts import MADE, with_golden
 
 

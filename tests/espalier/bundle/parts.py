@@ -11,10 +11,10 @@ import numpy as np
 import onnx
 import pyarrow as pa
 
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_memory, random_tree, tree_over
 from espalier.bundle import Bundle
 from espalier.bundle_files import sha256_of
 from espalier.bundle_writer import GraphContent, write_bundle
-from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_memory, random_tree, tree_over
 from espalier.engines.graphs import load_graph
 from espalier.engines.reference import ReferenceEngine
 from espalier.manifest import GraphScorer, ManifestDraft, Ranking, ShardInfo

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from benchmarks.random_bundles import random_queries
 from espalier.bundle import GRAPH_PARTS, Bundle, parse_manifest, parts_of
-from espalier.checks.random_bundles import random_queries
 from espalier.engines import open_engine
 from espalier.errors import BundleCorrupt, BundleError, BundleNotFound, EspalierError
 from espalier.live.journal import Journal

@@ -13,10 +13,10 @@ import pytest
 from numpy.testing import assert_array_equal
 from safetensors.numpy import save_file
 
+from benchmarks.random_bundles import make_linear_bundle, random_tree
 from espalier import bundle_files
 from espalier.bundle_files import DTYPES, Gathered, map_safetensors, read_parquet, write_safetensors
 from espalier.checks.heldout import read_heldout
-from espalier.checks.random_bundles import make_linear_bundle, random_tree
 from espalier.errors import BundleCorrupt
 from espalier.manifest import Ranking
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_memory, random_queries, random_tree
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_memory, random_queries, random_tree
 from espalier.engines import open_engine
 from espalier.engines.linear import feature_tables
 from espalier.manifest import Ranking

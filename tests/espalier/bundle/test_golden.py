@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from onnx import helper
 
+from benchmarks.random_bundles import graph_model, linear_graphs, make_bundle, random_tree
 from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.checks.golden import verify_golden
-from espalier.checks.random_bundles import graph_model, linear_graphs, make_bundle, random_tree
 from espalier.engines import open_engine
 from espalier.engines.onnx.engine import OnnxSearch
 from espalier.engines.pipeline import Pipeline

@@ -16,9 +16,9 @@ from numpy.testing import assert_array_equal
 
 import espalier.bundle_writer as bundle_writer
 import espalier.items as items_module
+from benchmarks.random_bundles import make_linear_bundle
 from espalier.bundle import GRAPH_PARTS, Bundle, find_versions, is_model_name
 from espalier.bundle_writer import with_ranker, write_bundle
-from espalier.checks.random_bundles import make_linear_bundle
 from espalier.durable import flush
 from espalier.errors import BundleCorrupt, BundleExists, InvalidTree
 from espalier.items import ItemTable

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_queries, random_tree
+from benchmarks.random_live import random_row
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_queries, random_tree
-from espalier.checks.random_live import random_row
 from espalier.engines import open_engine
 from espalier.live import masks
 from espalier.live.fields import FieldColumn

@@ -14,10 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from espalier.bundle import Bundle
-from espalier.bundle_writer import GraphContent, LinearContent, write_bundle
-from espalier.checks.engines import differences, wrong_beams
-from espalier.checks.random_bundles import (
+from benchmarks.engine_comparison import differences, wrong_beams
+from benchmarks.random_bundles import (
     make_bundle,
     make_linear_bundle,
     random_memory,
@@ -25,7 +23,9 @@ from espalier.checks.random_bundles import (
     random_tree,
     tree_over,
 )
-from espalier.checks.random_live import random_state
+from benchmarks.random_live import random_state
+from espalier.bundle import Bundle
+from espalier.bundle_writer import GraphContent, LinearContent, write_bundle
 from espalier.chunks import Chunks
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine

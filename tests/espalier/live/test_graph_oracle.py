@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from numba.core.dispatcher import Dispatcher
 from numpy.typing import NDArray
 
+from benchmarks.engine_comparison import differences
+from benchmarks.random_bundles import make_bundle, random_memory, random_tree
+from benchmarks.random_live import random_state
 from espalier.bundle import Bundle
-from espalier.checks.engines import differences
-from espalier.checks.random_bundles import make_bundle, random_memory, random_tree
-from espalier.checks.random_live import random_state
 from espalier.engines import open_engine
 from espalier.engines.onnx.engine import OnnxSearch
 from espalier.engines.pipeline import Pipeline

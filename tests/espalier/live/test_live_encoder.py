@@ -11,9 +11,9 @@ import pytest
 from numpy.testing import assert_array_equal
 from onnx import helper, numpy_helper
 
+from benchmarks.random_bundles import make_bundle, product_graphs, random_queries, random_tree
+from benchmarks.random_live import random_state
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import make_bundle, product_graphs, random_queries, random_tree
-from espalier.checks.random_live import random_state
 from espalier.engines import open_engine
 from espalier.engines.encoder import free_inputs
 from espalier.engines.graphs import load_graph

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
+from benchmarks.random_bundles import Rng, make_bundle, make_linear_bundle, random_memory, random_queries, random_tree
+from benchmarks.random_live import random_row, random_state
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import Rng, make_bundle, make_linear_bundle, random_memory, random_queries, random_tree
-from espalier.checks.random_live import random_row, random_state
 from espalier.engines import open_engine, overflow_graph
 from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+from benchmarks.random_bundles import make_linear_bundle, random_queries, random_tree, tree_over
+from benchmarks.random_live import random_state
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import make_linear_bundle, random_queries, random_tree, tree_over
-from espalier.checks.random_live import random_state
 from espalier.engines import forest_mean, open_engine, pipeline
 from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine

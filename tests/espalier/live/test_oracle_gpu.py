@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from espalier.checks.engines import differences
-from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_queries, random_tree
-from espalier.checks.random_live import random_state
+from benchmarks.engine_comparison import differences
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_queries, random_tree
+from benchmarks.random_live import random_state
 from espalier.engines.pipeline import Pipeline
 from espalier.manifest import Ranking
 from espalier.search import SearchParams

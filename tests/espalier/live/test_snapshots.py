@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_memory, random_queries, random_tree
+from benchmarks.random_live import random_put, random_state
 from espalier import entry_lists
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_memory, random_queries, random_tree
-from espalier.checks.random_live import random_put, random_state
 from espalier.engines import open_engine
 from espalier.live import live_tree, memory_entries, state
 from espalier.live.masks import live_mask

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_tree, tree_over
+from benchmarks.random_live import random_put, random_row, random_state
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_tree, tree_over
-from espalier.checks.random_live import random_put, random_row, random_state
 from espalier.errors import InvalidData
 from espalier.live import live_tree
 from espalier.live import state as states

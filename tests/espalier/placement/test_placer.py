@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_memory, sparse_rows
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_memory, sparse_rows
 from espalier.engines import open_engine
 from espalier.engines.linear.chunk_search import L3_HINGE, BeamParams, ChunkSearch
 from espalier.engines.stages import Frontier

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.random_bundles import random_masks, random_queries
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import random_masks, random_queries
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.manifest import GraphScorer

@@ -12,9 +12,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
+from benchmarks.random_bundles import make_bundle, random_memory, random_tree
 from espalier.bundle import SHARD, Bundle
 from espalier.bundle_files import sha256_of
-from espalier.checks.random_bundles import make_bundle, random_memory, random_tree
 from espalier.engines import open_engine
 from espalier.errors import BundleCorrupt, InvalidQuery
 from espalier.queries import blank_queries

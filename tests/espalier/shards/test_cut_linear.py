@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
+from benchmarks.random_bundles import make_linear_bundle, random_queries, random_tree, tree_over
 from espalier.bundle import LABEL_COUNTS, Bundle
 from espalier.bundle_writer import LinearContent, write_bundle
-from espalier.checks.random_bundles import make_linear_bundle, random_queries, random_tree, tree_over
 from espalier.chunks import TreeChunks
 from espalier.engines.reference import ReferenceEngine
 from espalier.label_counts import LabelCounts

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
+from benchmarks.random_bundles import make_bundle, random_memory, random_queries, random_tree
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import make_bundle, random_memory, random_queries, random_tree
 from espalier.errors import InvalidConfig, InvalidMessage
 from espalier.masks.eligibility import eligible_nodes
 from espalier.memory_lists import MemoryLists, MemoryTree

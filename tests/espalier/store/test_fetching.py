@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
+from benchmarks.random_bundles import make_bundle
 from espalier.bundle import Bundle, find_versions
-from espalier.checks.random_bundles import make_bundle
 from espalier.errors import CacheFull, StoreConflict, StoreDamaged, StoreMissing, StoreUnavailable
 from espalier.store import fetching
 from espalier.store.fetching import BeingFetched, Progress, drop, drop_unfinished, fetch

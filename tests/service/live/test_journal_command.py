@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from espalier.checks.random_bundles import make_bundle
+from benchmarks.random_bundles import make_bundle
 from espalier.live.journal import Journal
 from espalier.live.journal_upkeep import LEFT_OUT
 from espalier.live.operations import ItemBody, Operation

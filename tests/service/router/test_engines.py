@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+from benchmarks.random_bundles import Rng, random_queries
+from benchmarks.random_live import random_state
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import Rng, random_queries
-from espalier.checks.random_live import random_state
 from espalier.engines import open_engine
 from espalier.engines.pipeline import Pipeline
 from espalier.live.masks import live_mask

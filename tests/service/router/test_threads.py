@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from benchmarks.random_bundles import Rng, make_bundle, make_linear_bundle, random_memory, random_tree, tree_over
+from benchmarks.random_live import random_state
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import Rng, make_bundle, make_linear_bundle, random_memory, random_tree, tree_over
-from espalier.checks.random_live import random_state
 from espalier.engines.pipeline import Pipeline
 from espalier.live.state import LiveState
 from espalier.manifest import Ranking

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import numpy as np
 
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_memory, random_queries, random_tree, tree_over
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_memory, random_queries, random_tree, tree_over
 from espalier.manifest import Ranking
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams

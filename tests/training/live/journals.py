@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_memory, random_tree, tree_over
+from benchmarks.random_live import random_put
 from espalier.bundle import Bundle
 from espalier.bundle_writer import with_parts
-from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_memory, random_tree, tree_over
-from espalier.checks.random_live import random_put
 from espalier.live.journal import Journal
 from espalier.live.operations import ItemBody, Operation
 from espalier.live.state import Change, LiveState
 from espalier.manifest import Ranking
-from training.golden import golden_of_histories
+from tests.golden import golden_of_histories
 
 
 class JournalOf:

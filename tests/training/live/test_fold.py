@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
+from benchmarks.random_bundles import random_queries
 from espalier.bundle import Bundle
 from espalier.checks.golden import verify_golden
-from espalier.checks.random_bundles import random_queries
 from espalier.engines import open_engine
 from espalier.live.fold import folded
 from espalier.live.state import LiveState

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 from numpy.testing import assert_array_equal
 
+from benchmarks.random_bundles import make_bundle, random_memory, random_queries, random_tree
 from espalier import bundle_files
 from espalier.bundle import Bundle, find_versions
 from espalier.bundle_writer import with_parts
 from espalier.checks.golden import HISTORY_ROWS, STATES, golden_queries, verify_golden
 from espalier.checks.heldout import read_heldout
-from espalier.checks.random_bundles import make_bundle, random_memory, random_queries, random_tree
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.stages import GivenQueries

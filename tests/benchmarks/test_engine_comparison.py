@@ -1,5 +1,5 @@
-"""The comparisons of `espalier.checks.engines` find what is wrong with a search, each thing by itself. Traces have the same levels on every
-engine: from each query's start level to the leaves.
+"""The comparisons of `benchmarks.engine_comparison` find what is wrong with a search, each thing by itself. Traces have the same levels on
+every engine: from each query's start level to the leaves.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
+from benchmarks.engine_comparison import differences, wrong_alone, wrong_beams
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_queries, random_tree, stepped
 from espalier.bundle import Bundle
-from espalier.checks.engines import differences, wrong_alone, wrong_beams
-from espalier.checks.random_bundles import make_bundle, make_linear_bundle, random_queries, random_tree, stepped
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.manifest import Ranking

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from benchmarks.random_bundles import Rng, drawn
 from espalier.bundle import Bundle
-from espalier.checks.random_bundles import Rng, drawn
 from espalier.live.rows import NO_FEATURES, LiveRow, Placement
 from espalier.live.state import Change, LiveState
 from espalier.manifest import LinearScorer
