@@ -295,9 +295,29 @@ def test_another_separator_and_quote_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["", "v,a,x\n" * 50_000])
-def test_quotes_that_do_not_end_are_refused_where_they_begin(tmp_path: Path, end: str) -> None:
-    (tmp_path / "log.csv").write_text('user,item,title\nu,a,"two\nlines"\nu,b,"unfinished\n' + end)
+@pytest.mark.parametrize("title", ['"two\nlines"', '"two"\n', '7" by 5"\n', '"two" words\n'])
+def test_quotes_that_do_not_end_are_refused_where_they_begin(tmp_path: Path, title: str, end: str) -> None:
+    (tmp_path / "log.csv").write_text(f'user,item,title\nu,a,{title}\nu,b,"unfinished\n{end}')
     with pytest.raises(InvalidData, match=r"line 4: got '\"', expected quotes that end; .* data.format.quote = \"\""):
+        read(tmp_path / "log.csv")
+
+
+@pytest.mark.parametrize(
+    ("before", "line"),
+    [
+        ('u,a,5" disk', 3),
+        ('u,a,"two\nlines"', 4),
+        ('u,a,"6"" and\n""7"" disks"', 4),
+        ('u,a,"a ""\n"', 4),
+        ('u,"a",', 3),
+        ('u,a,"b" and "c', 3),
+        ("", 3),
+        ('"\n\n",a,b', 5),
+    ],
+)
+def test_a_wrong_record_is_named_by_the_line_on_which_it_begins(tmp_path: Path, before: str, line: int) -> None:
+    (tmp_path / "log.csv").write_text(f"\n\nuser,item,title\n{before}\nv,b\n")
+    with pytest.raises(InvalidData, match=f"log.csv: line {line + 2}: got 'v,b', expected 3 fields, not 2"):
         read(tmp_path / "log.csv")
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -156,15 +157,32 @@ def line_of(table: TextTableFile, record: int) -> int:
 
     Reads the file from its beginning, so only errors ask.
     """
-    inside, records, quote = False, 0, table.quote.encode()
+    return next(islice(_record_lines(table), record, None), record + 1)
+
+
+def _record_lines(table: TextTableFile) -> Iterator[int]:
+    """The line, from 1, on which each record begins. Raises InvalidData at the end where the quotes of the last record have none."""
+    begin, inside = 1, False
+    fields = quoted_fields(table.separator, table.quote) if table.quote else None
     with open_text(table.path, table.form, None) as lines:
-        for line, text in enumerate(lines, 1):
-            if not inside and text.strip(b"\r\n"):
-                if records == record:
-                    return line
-                records += 1
-            inside ^= bool(quote) and text.count(quote) % 2 == 1
-    return record + 1
+        for number, line in enumerate(lines, 1):
+            if not inside and line.strip(b"\r\n"):
+                begin = number
+                yield number
+            if fields is not None:  # the rest of a field in quotes is one, too, after another quote
+                ends = fields.findall(table.quote * inside + line.decode("latin-1"))
+                inside = ends[-1:] == [""]
+    if inside:
+        raise InvalidData(f"{table.path.name}: line {begin}", table.quote, f"quotes that end{_unquoted(table)}")
+
+
+def quoted_fields(separator: str, quote: str) -> re.Pattern[str]:
+    """Finds the fields in quotes of a line. Its group is the quote that ends one, empty where the line ends before.
+
+    As for the parser, a quote inside of a field that does not begin with one is a character, and so are two inside of quotes.
+    """
+    mark = re.escape(quote)
+    return re.compile(f"(?:^|{re.escape(separator)}){mark}[^{mark}]*(?:{mark}{mark}[^{mark}]*)*({mark}?)")
 
 
 def open_text(path: Path, form: TextFile, separator: str | None) -> io.BufferedReader:
@@ -281,7 +299,7 @@ def _records(
                 yield record_R[header:], batch.slice(header)
                 begin = end
             if isinstance(file.raw, _Lines) and file.raw.quotes % 2:
-                _refuse_open_quote(table)
+                deque(_record_lines(table), maxlen=0)  # raises if a quote has no end and has swallowed all lines since
     except pa.ArrowInvalid as error:
         if refused:
             raise refused[0] from None
@@ -289,19 +307,6 @@ def _records(
             return
         expected = f"readable text with one event a line, of fewer than {block_bytes:,} bytes{_unquoted(table)}"
         raise InvalidData(table.path.name, str(error), expected) from error
-
-
-def _refuse_open_quote(table: TextTableFile) -> None:
-    """Raises InvalidData where the file ends in quotes, which have swallowed all lines since. It reads the file again."""
-    with open_text(table.path, table.form, None) as file:
-        lines = (line.decode("utf-8", "replace") for line in file)
-        reader, begin = csv.reader(lines, delimiter=table.separator, quotechar=table.quote, strict=True), 1
-        try:
-            for _ in reader:
-                begin = reader.line_num + 1
-        except csv.Error as error:
-            if "end of data" in str(error) or "field larger" in str(error):
-                raise InvalidData(f"{table.path.name}: line {begin}", table.quote, f"quotes that end{_unquoted(table)}") from error
 
 
 def _wrong_fields(table: TextTableFile, row: pa_csv.InvalidRow) -> Problem:
