@@ -31,7 +31,13 @@ from training.specification.log_format import UNIT_SEPARATOR, Column, TextFile, 
 MAX_LINE = 1 << 24
 """Bytes of the longest line, and of a block."""
 READ_BYTES = 1 << 20
-UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+"""Encodings by the bytes that such text begins with, the longest first: UTF-32's begin with UTF-16's."""
 SEPARATORS = (";", "\t", "|", ",")
 """Of fields, the surest first: texts have commas in them."""
 UNDECODABLE = "espalier.undecodable"
@@ -189,7 +195,7 @@ def open_text(path: Path, form: TextFile, separator: str | None) -> io.BufferedR
     """The unzipped text in UTF-8, without a byte order mark; with `separator`, each occurrence replaced by UNIT_SEPARATOR.
 
     Raises InvalidData, also while it is read: for a file that cannot be read to its end, a line longer than MAX_LINE, and text in UTF-16
-    that is said to be UTF-8.
+    or UTF-32 that is said to be UTF-8.
     """
     return io.BufferedReader(_Lines(_blocks(path), path.name, form, separator), READ_BYTES)
 
@@ -197,13 +203,14 @@ def open_text(path: Path, form: TextFile, separator: str | None) -> io.BufferedR
 def encoding_of(path: Path) -> str:
     """The encoding that a text file seems to have. All of it is read: the first letter that is not ASCII may be far from its beginning.
 
-    UTF-16 has a mark or zeros between its bytes. UTF-8 it is where more letters are UTF-8 than not; all else is a Western code page.
+    UTF-32 has a mark, UTF-16 a mark or zeros between its bytes. UTF-8 it is where more letters are UTF-8 than not; all else is a Western
+    code page.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(UNDECODABLE)
     letters, wrong, controls = 0, 0, 0
     for number, block in enumerate(chain(_blocks(path), [b""])):
-        if number == 0 and block.startswith(UTF_16_MARKS):
-            return "utf-16"
+        if number == 0 and (marked := _encoding_by_mark(block)):
+            return marked
         if number == 0 and block and 4 * block.count(b"\0") > len(block):
             return "utf-16-le" if block[1:2] == b"\0" else "utf-16-be"
         text = decoder.decode(block, not block)
@@ -214,6 +221,10 @@ def encoding_of(path: Path) -> str:
     if wrong == 0 or wrong < letters:
         return "utf-8"
     return "cp1252" if controls else "latin-1"
+
+
+def _encoding_by_mark(text: bytes) -> str | None:
+    return next((encoding for mark, encoding in MARKS.items() if text.startswith(mark)), None)
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
@@ -353,8 +364,8 @@ class _Lines(io.RawIOBase):
 
     def _as_utf8(self, block: bytes) -> bytes:
         if self._decoder is None:
-            if self._at_start and block.startswith(UTF_16_MARKS):
-                expected = f'text in utf-8, or {self._form.SECTION}.encoding = "utf-16", as which it begins'
+            if self._at_start and (marked := _encoding_by_mark(block)):
+                expected = f'text in utf-8, or {self._form.SECTION}.encoding = "{marked}", as which it begins'
                 raise InvalidData(f"{self._name}: line 1", block[:20], expected)
             text = block
         else:
