@@ -23,7 +23,7 @@ from espalier.errors import InvalidConfig, InvalidData
 from training.data.interactions import read_interactions
 from training.data.log_values import LAST_MICROSECOND, BadRows, Timestamps
 from training.data.parquet_logs import files_of, opened
-from training.data.text_files import encoding_of, fields_of, open_text, separator_of
+from training.data.text_files import encoding_of, fields_of, open_text, quoted_fields, separator_of
 from training.specification.linear import LogData
 from training.specification.log_format import LOG_FORMAT, BadRowsPolicy, Column, CsvFormat, TextTable, TimestampType
 from training.specification.models import LINEAR_KINDS, SPECIFICATION
@@ -246,10 +246,12 @@ class _Split:
 
 
 def _split(lines: list[str], separator: str) -> _Split:
-    """With the quote that gives most rows as many fields as the first; double quotes where others are no better."""
+    """With the quote that gives most rows as many fields as the first; if several do, single quotes where most lines have such fields."""
     if len(separator) > 1:
         return _Split(separator, '"', [line.split(separator) for line in lines])
-    quotes = ('"', "'", "") if lines and lines[0].startswith("'") else ('"', "")
+    single = quoted_fields(separator, "'")
+    most_single = 2 * sum(single.findall(line)[-1:] == ["'"] for line in lines) > len(lines)
+    quotes = ("'", '"', "") if most_single else ('"', "")
     splits = [_Split(separator, quote, _rows(lines, separator, quote)) for quote in quotes]
     return max(splits, key=lambda split: len(split.alike))
 
@@ -340,8 +342,11 @@ def _time_type(values: pa.Array, decimal: str) -> TimestampType | None:
         wrong = timestamps.unreadable(values, most + 1)
         if len(wrong) <= most:
             stamps = timestamps.read(values.take(pa.array(np.delete(np.arange(len(values)), wrong))))
-            units = [unit for unit, (least, last) in EPOCHS.items() if kind != "datetime" and least <= stamps.min() and stamps.max() < last]
-            return units[0] if units else kind
+            known = stamps[stamps != 0]  # 0 is how some logs say that they do not know
+            if kind == "datetime" or not len(known):
+                return kind
+            units = (unit for unit, (least, last) in EPOCHS.items() if least <= known.min() and known.max() < last)
+            return next(units, kind)
     return None
 
 

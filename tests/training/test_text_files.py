@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
@@ -102,6 +103,31 @@ AWKWARD: dict[str, tuple[bytes, dict[str, Any], str]] = {
         text("'user','item','title'", lambda user, item, at: f"'{user}','{item}','a, b'").encode(),
         {"quote": "'", "user": "user", "item": "item"},
         "# - quotes around fields: ', since fields fit so",
+    ),
+    "single quotes around every field, none with a separator": (
+        text("'user','item'", lambda user, item, at: f"'{user}','{item}'").encode(),
+        {"quote": "'", "user": "user", "item": "item"},
+        "# - quotes around fields: ', since fields fit so",
+    ),
+    "single quotes below a header without, one doubled": (
+        text("user,item,title", lambda user, item, at: f"{user},'{item}','it''s'").encode(),
+        {"quote": "'", "user": "user", "item": "item"},
+        "# - quotes around fields: ', since fields fit so",
+    ),
+    "apostrophes that are no quotes": (
+        text("user,item,title", lambda user, item, at: f"{user},{item},'Til There Was You").encode(),
+        {"user": "user", "item": "item"},
+        "# - not used: column 'title'",
+    ),
+    "times of which some are unknown": (
+        text("user,item,time", lambda user, item, at: f"{user},{item},{0 if at == MOMENT else at * 1000}").encode(),
+        {"timestamp": "time", "timestamp_type": "milliseconds"},
+        "# - times: milliseconds since 1970, by the values",
+    ),
+    "UTF-32 with a mark": (
+        text("user,item,time", lambda *row: f"{row[0]},{row[1]},{row[2]}").encode("utf-32"),
+        {"encoding": "utf-32", "timestamp": "time", "timestamp_type": "seconds"},
+        "# - encoding utf-32, by the bytes of the file",
     ),
     "quotes that are plain characters": (
         text("user\titem\ttitle", lambda user, item, at: f"{user}\t{item}\t{'' if at % 2 else chr(34)}x").encode(),
@@ -227,6 +253,9 @@ def test_a_wrong_encoding_is_refused_by_name(name: str) -> None:
         ("Käse".encode("latin-1"), "latin-1"),
         ("5 €".encode("cp1252"), "cp1252"),
         ("a".encode("utf-16"), "utf-16"),
+        (codecs.BOM_UTF16_BE + "a".encode("utf-16-be"), "utf-16"),
+        ("a".encode("utf-32"), "utf-32"),
+        (codecs.BOM_UTF32_BE + "a".encode("utf-32-be"), "utf-32"),
         ("abcd".encode("utf-16-le"), "utf-16-le"),
         ("abcd".encode("utf-16-be"), "utf-16-be"),
         (b"x" * (1 << 20) + "é".encode("latin-1"), "latin-1"),
@@ -235,6 +264,13 @@ def test_a_wrong_encoding_is_refused_by_name(name: str) -> None:
 def test_an_encoding_is_known_by_its_bytes(tmp_path: Path, content: str | bytes, encoding: str) -> None:
     (tmp_path / "log").write_bytes(content.encode() if isinstance(content, str) else content)
     assert encoding_of(tmp_path / "log") == encoding
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_a_mark_of_another_encoding_is_refused_with_the_option_that_reads_it(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "log.csv").write_bytes("user,item\nu,a\n".encode(encoding))
+    with pytest.raises(InvalidData, match=f'log.csv: line 1: .* data.format.encoding = "{encoding}", as which it begins'):
+        read(tmp_path / "log.csv")
 
 
 def test_bytes_that_are_none_of_the_encoding_are_refused_or_left_out(tmp_path: Path) -> None:
@@ -295,9 +331,29 @@ def test_another_separator_and_quote_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["", "v,a,x\n" * 50_000])
-def test_quotes_that_do_not_end_are_refused_where_they_begin(tmp_path: Path, end: str) -> None:
-    (tmp_path / "log.csv").write_text('user,item,title\nu,a,"two\nlines"\nu,b,"unfinished\n' + end)
+@pytest.mark.parametrize("title", ['"two\nlines"', '"two"\n', '7" by 5"\n', '"two" words\n'])
+def test_quotes_that_do_not_end_are_refused_where_they_begin(tmp_path: Path, title: str, end: str) -> None:
+    (tmp_path / "log.csv").write_text(f'user,item,title\nu,a,{title}\nu,b,"unfinished\n{end}')
     with pytest.raises(InvalidData, match=r"line 4: got '\"', expected quotes that end; .* data.format.quote = \"\""):
+        read(tmp_path / "log.csv")
+
+
+@pytest.mark.parametrize(
+    ("before", "line"),
+    [
+        ('u,a,5" disk', 3),
+        ('u,a,"two\nlines"', 4),
+        ('u,a,"6"" and\n""7"" disks"', 4),
+        ('u,a,"a ""\n"', 4),
+        ('u,"a",', 3),
+        ('u,a,"b" and "c', 3),
+        ("", 3),
+        ('"\n\n",a,b', 5),
+    ],
+)
+def test_a_wrong_record_is_named_by_the_line_on_which_it_begins(tmp_path: Path, before: str, line: int) -> None:
+    (tmp_path / "log.csv").write_text(f"\n\nuser,item,title\n{before}\nv,b\n")
+    with pytest.raises(InvalidData, match=f"log.csv: line {line + 2}: got 'v,b', expected 3 fields, not 2"):
         read(tmp_path / "log.csv")
 
 
@@ -313,6 +369,8 @@ def test_an_odd_quote_inside_a_field_is_a_character(tmp_path: Path) -> None:
         ({"quote": "é"}, "a quote of one ASCII character"),
         ({"quote": "\n"}, "a quote of one ASCII character"),
         ({"quote": "'", "separator": "'"}, "a separator without line end, quote"),
+        ({"quote": ","}, "another quote than ',', which separates fields by default, or a separator beside it"),
+        ({"quote": "\t"}, "another quote than '.t', which separates fields by default"),
         ({"decimal": ";"}, "decimal"),
         ({"bad_rows": "repair"}, "bad_rows: got 'repair', expected 'refuse' or 'skip'"),
     ],

@@ -10,10 +10,11 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,13 @@ from training.specification.log_format import UNIT_SEPARATOR, Column, TextFile, 
 MAX_LINE = 1 << 24
 """Bytes of the longest line, and of a block."""
 READ_BYTES = 1 << 20
-UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+"""Encodings by the bytes that such text begins with, the longest first: UTF-32's begin with UTF-16's."""
 SEPARATORS = (";", "\t", "|", ",")
 """Of fields, the surest first: texts have commas in them."""
 UNDECODABLE = "espalier.undecodable"
@@ -156,22 +163,39 @@ def line_of(table: TextTableFile, record: int) -> int:
 
     Reads the file from its beginning, so only errors ask.
     """
-    inside, records, quote = False, 0, table.quote.encode()
+    return next(islice(_record_lines(table), record, None), record + 1)
+
+
+def _record_lines(table: TextTableFile) -> Iterator[int]:
+    """The line, from 1, on which each record begins. Raises InvalidData at the end where the quotes of the last record have none."""
+    begin, inside = 1, False
+    fields = quoted_fields(table.separator, table.quote) if table.quote else None
     with open_text(table.path, table.form, None) as lines:
-        for line, text in enumerate(lines, 1):
-            if not inside and text.strip(b"\r\n"):
-                if records == record:
-                    return line
-                records += 1
-            inside ^= bool(quote) and text.count(quote) % 2 == 1
-    return record + 1
+        for number, line in enumerate(lines, 1):
+            if not inside and line.strip(b"\r\n"):
+                begin = number
+                yield number
+            if fields is not None:  # the rest of a field in quotes is one, too, after another quote
+                ends = fields.findall(table.quote * inside + line.decode("latin-1"))
+                inside = ends[-1:] == [""]
+    if inside:
+        raise InvalidData(f"{table.path.name}: line {begin}", table.quote, f"quotes that end{_unquoted(table)}")
+
+
+def quoted_fields(separator: str, quote: str) -> re.Pattern[str]:
+    """Finds the fields in quotes of a line. Its group is the quote that ends one, empty where the line ends before.
+
+    As for the parser, a quote inside of a field that does not begin with one is a character, and so are two inside of quotes.
+    """
+    mark = re.escape(quote)
+    return re.compile(f"(?:^|{re.escape(separator)}){mark}[^{mark}]*(?:{mark}{mark}[^{mark}]*)*({mark}?)")
 
 
 def open_text(path: Path, form: TextFile, separator: str | None) -> io.BufferedReader:
     """The unzipped text in UTF-8, without a byte order mark; with `separator`, each occurrence replaced by UNIT_SEPARATOR.
 
     Raises InvalidData, also while it is read: for a file that cannot be read to its end, a line longer than MAX_LINE, and text in UTF-16
-    that is said to be UTF-8.
+    or UTF-32 that is said to be UTF-8.
     """
     return io.BufferedReader(_Lines(_blocks(path), path.name, form, separator), READ_BYTES)
 
@@ -179,13 +203,14 @@ def open_text(path: Path, form: TextFile, separator: str | None) -> io.BufferedR
 def encoding_of(path: Path) -> str:
     """The encoding that a text file seems to have. All of it is read: the first letter that is not ASCII may be far from its beginning.
 
-    UTF-16 has a mark or zeros between its bytes. UTF-8 it is where more letters are UTF-8 than not; all else is a Western code page.
+    UTF-32 has a mark, UTF-16 a mark or zeros between its bytes. UTF-8 it is where more letters are UTF-8 than not; all else is a Western
+    code page.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(UNDECODABLE)
     letters, wrong, controls = 0, 0, 0
     for number, block in enumerate(chain(_blocks(path), [b""])):
-        if number == 0 and block.startswith(UTF_16_MARKS):
-            return "utf-16"
+        if number == 0 and (marked := _encoding_by_mark(block)):
+            return marked
         if number == 0 and block and 4 * block.count(b"\0") > len(block):
             return "utf-16-le" if block[1:2] == b"\0" else "utf-16-be"
         text = decoder.decode(block, not block)
@@ -196,6 +221,10 @@ def encoding_of(path: Path) -> str:
     if wrong == 0 or wrong < letters:
         return "utf-8"
     return "cp1252" if controls else "latin-1"
+
+
+def _encoding_by_mark(text: bytes) -> str | None:
+    return next((encoding for mark, encoding in MARKS.items() if text.startswith(mark)), None)
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
@@ -281,7 +310,7 @@ def _records(
                 yield record_R[header:], batch.slice(header)
                 begin = end
             if isinstance(file.raw, _Lines) and file.raw.quotes % 2:
-                _refuse_open_quote(table)
+                deque(_record_lines(table), maxlen=0)  # raises if a quote has no end and has swallowed all lines since
     except pa.ArrowInvalid as error:
         if refused:
             raise refused[0] from None
@@ -289,19 +318,6 @@ def _records(
             return
         expected = f"readable text with one event a line, of fewer than {block_bytes:,} bytes{_unquoted(table)}"
         raise InvalidData(table.path.name, str(error), expected) from error
-
-
-def _refuse_open_quote(table: TextTableFile) -> None:
-    """Raises InvalidData where the file ends in quotes, which have swallowed all lines since. It reads the file again."""
-    with open_text(table.path, table.form, None) as file:
-        lines = (line.decode("utf-8", "replace") for line in file)
-        reader, begin = csv.reader(lines, delimiter=table.separator, quotechar=table.quote, strict=True), 1
-        try:
-            for _ in reader:
-                begin = reader.line_num + 1
-        except csv.Error as error:
-            if "end of data" in str(error) or "field larger" in str(error):
-                raise InvalidData(f"{table.path.name}: line {begin}", table.quote, f"quotes that end{_unquoted(table)}") from error
 
 
 def _wrong_fields(table: TextTableFile, row: pa_csv.InvalidRow) -> Problem:
@@ -348,8 +364,8 @@ class _Lines(io.RawIOBase):
 
     def _as_utf8(self, block: bytes) -> bytes:
         if self._decoder is None:
-            if self._at_start and block.startswith(UTF_16_MARKS):
-                expected = f'text in utf-8, or {self._form.SECTION}.encoding = "utf-16", as which it begins'
+            if self._at_start and (marked := _encoding_by_mark(block)):
+                expected = f'text in utf-8, or {self._form.SECTION}.encoding = "{marked}", as which it begins'
                 raise InvalidData(f"{self._name}: line 1", block[:20], expected)
             text = block
         else:

@@ -67,6 +67,8 @@ class TextTable(TextFile):
     def _can_be_parsed(self) -> TextTable:
         if self.separator is not None:
             check_separator(self.separator, self.quote)
+        elif self.quote in (",", "\t"):
+            raise ValueError(f"another quote than {self.quote!r}, which separates fields by default, or a separator beside it")
         if not self.quote.isascii() or self.quote in ("\r", "\n", UNIT_SEPARATOR):
             raise ValueError(f"a quote of one ASCII character, or none, not {self.quote!r}")
         return self
