@@ -221,6 +221,14 @@ def test_lower_precision_stays_within_its_rounding(tmp_path: Path, kind: str, pr
         assert 0 < np.abs(by_item[0] - by_item[1]).max() < engine.rounding
 
 
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_rows_of_int8_are_the_same_numbers_in_every_precision(tmp_path: Path, precision: Precision) -> None:
+    rng = np.random.default_rng(6)
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 4, 3), "product", dtype="int8", integer=False)
+    rows_ND = search_of(bundle, precision).node_rows_ND
+    assert_array_equal(rows_ND.float().numpy(), np.asarray(bundle.node_rows_ND, np.float32))
+
+
 @pytest.mark.parametrize("slope", [np.full((1, 1, 6), 0.5), np.array([0.5, 0.25, -1, 1, 0, 2])])
 def test_slopes_by_channel(tmp_path: Path, slope: NDArray[Any]) -> None:
     rng = np.random.default_rng(5)
