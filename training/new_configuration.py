@@ -21,8 +21,9 @@ import pyarrow as pa
 
 from espalier.errors import InvalidConfig, InvalidData
 from training.data.interactions import read_interactions
+from training.data.log_files import without_end
 from training.data.log_values import LAST_MICROSECOND, BadRows, Timestamps
-from training.data.parquet_logs import files_of, opened
+from training.data.parquet_logs import files_of, is_parquet, opened
 from training.data.text_files import encoding_of, fields_of, open_text, quoted_fields, separator_of
 from training.specification.linear import LogData
 from training.specification.log_format import LOG_FORMAT, BadRowsPolicy, Column, CsvFormat, TextTable, TimestampType
@@ -82,7 +83,9 @@ class Layout:
             found, by = [POSITIONS[role]], "by its position, since no line names the columns"
         if len(found) > 1 or (not found and (is_needed or given is not None)):
             raise InvalidData(f"{self.log.name}: column {role}", given or found or None, f"one of {names}: say which with --{role}")
-        self.said.extend(f"{role}: column {name!r}, {by}" for name in found)
+        for name in found:
+            blanks = any(isinstance(value, str) and value != value.strip() for value in self.values[name].to_pylist())
+            self.said.append(f"{role}: column {name!r}, {by}{'; blanks around its values are part of them' if blanks else ''}")
         return found[0] if found else None
 
     def time(self, others: list[object]) -> dict[str, object]:
@@ -105,7 +108,7 @@ class Layout:
             raise InvalidData(
                 f"{self.log.name}: column {column!r}",
                 _first_without_time(self.values[column], decimal),
-                "a time: name another column with --time, or say --time file",
+                "a time, without blanks around it: name another column with --time, or say --time file",
             )
         words = {"datetime": "ISO 8601", "integer": "whole numbers of no known unit", "float": "numbers of no known unit"}
         self.said.append(f"times: {words.get(kind, f'{kind} since 1970')}, by the values")
@@ -171,7 +174,7 @@ def _look(log: Path, given: Mapping[str, str | None], scratch: Path) -> Layout:
         raise InvalidData("log", str(log).encode("utf-8", "backslashreplace").decode(), "a name in UTF-8 without control characters")
     if not log.exists():
         raise InvalidData("log", str(log), "a file that exists, or a folder of Parquet files")
-    if log.is_dir() or log.name.endswith((".parquet", ".parquet.gz")):
+    if is_parquet(log):
         file = files_of(log)[0]
         with opened(file, file.name, scratch) as parquet:
             batch = next(parquet.iter_batches(ROWS), pa.record_batch([]))
@@ -179,7 +182,7 @@ def _look(log: Path, given: Mapping[str, str | None], scratch: Path) -> Layout:
     encoding = encoding_of(log)
     with open_text(log, CsvFormat(encoding=encoding), None) as text:
         sample = text.read(LOOKED_BYTES).decode("utf-8", "replace")
-    lines = [line for line in re.split(r" *\r?\n", sample) if line]
+    lines = [line for line in re.split(r"\r?\n", sample) if line]
     if len(sample.encode()) >= LOOKED_BYTES:
         lines.pop()  # its end is not there
     form: dict[str, object] = {} if encoding == "utf-8" else {"encoding": encoding}
@@ -198,12 +201,13 @@ def _text(log: Path, lines: list[str], given: Mapping[str, str | None], form: di
     tables = [split for split in tables if len(split.rows) - len(split.alike) <= len(split.rows) * MOST_BAD]
     split = max(tables or splits, key=lambda split: len(split.rows[0]), default=None)
     expected = f"as many fields as in every line, at least 2, or ids alone, with one of {', '.join(map(repr, SEPARATORS))} between them"
-    if split is None or (not tables and min(map(len, split.rows)) < 2):
+    lists = [] if split is None or tables else [without_end(line, split.separator).split(split.separator) for line in lines]
+    if split is None or (not tables and min(map(len, lists)) < 2):
         raise InvalidData(f"{log.name}: first line", lines[0] if lines else None, expected)
     first, *rest = split.alike
     is_header = _is_header(first, given)
     if not tables:
-        if is_header or any(" " in cell or not cell for row in split.rows for cell in row):
+        if is_header or any(" " in cell or not cell for row in lists for cell in row):
             raise InvalidData(f"{log.name}: first line", lines[0], expected)
         form = {"format": "lists", "separator": split.separator} | form
         return Layout(log, form, {}, given, [*said, f"a user a line, {split.separator!r} between ids"])

@@ -105,7 +105,7 @@ def prepared(folder: Path, data: str) -> None:
     ("items", "expected"),
     [
         (None, r"items\.parquet: got .*No such file"),
-        (b"PAR1 and nothing else", r"items\.parquet: got .*, expected a readable .csv, .tsv or Parquet file"),
+        (b"PAR1 and nothing else", r"items\.parquet: got .*, expected a readable Parquet file"),
         ([{"a": 1}, {"a": 2}], "data.items: got 'ids of type struct.*', expected strings or numbers"),
     ],
 )

@@ -122,6 +122,13 @@ def test_texts_that_lead_to_items_are_learned_by_xr_linear(tmp_path: Path) -> No
     assert written(log, kind="xreg")["kind"] == "xreg"
 
 
+@pytest.mark.parametrize("name", ["searches.txt", "searches", "searches.log.gz"])
+def test_a_log_of_texts_may_have_any_name(tmp_path: Path, name: str) -> None:
+    content = ("query,item\n" + "".join(f"find {item},{item}\n" for _, item, _ in rows())).encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert written(tmp_path / name)["data"] == {"format": "log", "train": str(tmp_path / name), "query": "query", "item": "item"}
+
+
 def test_a_log_of_texts_keeps_its_separator_and_columns_that_are_not_used_are_named(tmp_path: Path) -> None:
     log = tmp_path / "searches.csv"
     log.write_text("query;product;price;city\n" + "".join(f"find {item}, please;{item};1;x\n" for _, item, _ in rows()))
@@ -165,7 +172,7 @@ def test_options_say_what_names_do_not(tmp_path: Path) -> None:
         ("user,item\na,b\nc,d,e\n", {}, "first line: got 'user,item', expected as many fields"),
         ("user_id,userid,item\n1,2,3\n", {}, r"column user: got \['user_id', 'userid'\], expected one of .*: say which with --user"),
         ("user,item\n1,2\n", {"user": "users"}, r"column user: got 'users', expected one of \['user', 'item'\]: say which with --user"),
-        ("user,item,date\n1,2,May\n", {}, "column 'date': got 'May', expected a time: name another column with --time, or say --time file"),
+        ("user,item,date\n1,2,May\n", {}, "column 'date': got 'May', expected a time, without blanks around it: name another column"),
         ("user,item,time\n1,2,170\n1,3,\n", {}, "column 'time': got '', expected a time"),
         ("user,item\n", {}, "log.csv: got 'names of columns alone', expected events"),
         ("user,item\n1,2\n3,4\n", {}, "events: got '2 of 2 users', expected at least half of them of users with 2 or more"),
@@ -216,8 +223,24 @@ def test_the_log_is_never_written_over_and_odd_names_are_refused_or_kept(tmp_pat
 def test_lines_end_where_the_reader_ends_them(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text(text(",", rows(), "user,item,title,time").replace("4.5", "a\u2028b\x0bc"))
     assert written(tmp_path / "log.csv")["data"]["format"]["item"] == "item"
-    (tmp_path / "lists.txt").write_text("u1 i1 i2 \nu2 i3 i4 i5 \n")
-    assert written(tmp_path / "lists.txt")["data"]["format"]["format"] == "lists"
+    for separator in " \t":
+        (tmp_path / "lists.txt").write_text("u1 i1 i2 \nu2 i3 i4 i5 \n".replace(" ", separator))
+        form = {"format": "lists", "separator": separator, "min_user_events": 3}
+        assert written(tmp_path / "lists.txt")["data"]["format"] == form
+
+
+def test_blanks_are_part_of_values_as_for_the_reader(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("user,item\n" + "".join(f"{user},{item} \n" for user, item, _ in rows()))
+    written(log)
+    assert "# - user: column 'user', by its name\n" in (tmp_path / "new.toml").read_text()
+    assert "# - item: column 'item', by its name; blanks around its values are part of them\n" in (tmp_path / "new.toml").read_text()
+    log.write_text(text(",", rows(), "user,item,rating,time", lambda at: f"{at} "))
+    with pytest.raises(InvalidData, match="column 'time': got '1500000000 ', expected a time, without blanks around it: name another"):
+        written(log)
+    log.write_text(text(" ", rows(), "user item rating time", lambda at: f"{at} "))
+    with pytest.raises(InvalidData, match="expected as many fields as in every line"):
+        written(log)
 
 
 @pytest.mark.parametrize(("events", "least"), [(12, 10), (7, 5), (4, 3), (2, 2)])

@@ -56,11 +56,17 @@ def test_the_files_of_a_folder_are_one_log_in_the_order_of_their_paths_but_for_m
     assert lists(read(tmp_path / "log")) == {"u": ["first", "second", "third"], "v": ["x"]}
 
 
-def test_parquet_is_known_by_its_name_whatever_the_format_says_of_text(tmp_path: Path) -> None:
-    write(tmp_path / "log.parquet", user=["u"], item=["a"], time=[3])
-    assert lists(read(tmp_path / "log.parquet", separator="\t", **TIMED)) == {"u": ["a"]}
-    write(tmp_path / "log.txt", user=["u"], item=["a"])
-    assert refused(tmp_path / "log.txt").field.startswith("log.txt")
+@pytest.mark.parametrize("name", ["log.parquet", "log.txt", "log.gz"])
+def test_parquet_is_known_by_its_first_bytes_whatever_the_format_says_of_text(tmp_path: Path, name: str) -> None:
+    write(tmp_path / name, user=["u"], item=["a"], time=[3])
+    if name.endswith(".gz"):
+        (tmp_path / name).write_bytes(gzip.compress((tmp_path / name).read_bytes()))
+    assert lists(read(tmp_path / name, separator="\t", **TIMED)) == {"u": ["a"]}
+
+
+def test_a_name_of_parquet_is_refused_where_the_file_is_text(tmp_path: Path) -> None:
+    (tmp_path / "log.parquet").write_text("user,item\nu,a\n")
+    assert "a Parquet file" in str(refused(tmp_path / "log.parquet"))
 
 
 def test_a_column_may_be_in_the_path(tmp_path: Path) -> None:

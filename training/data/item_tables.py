@@ -11,11 +11,9 @@ import pyarrow.parquet as pq
 from espalier.errors import InvalidConfig
 from espalier.items import ItemTable
 from training.data.log_values import BadRows, position_of
+from training.data.parquet_logs import is_parquet
 from training.data.text_files import TextTableFile, other_separator, whole_table
 from training.specification.log_format import TextTable
-
-TEXT_NAMES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
-"""How names of tables that are text end."""
 
 WHOLE = "0|[1-9][0-9]*"
 """A number as it is written again: 007 is a code."""
@@ -25,11 +23,6 @@ FORMS = {
     pa.bool_(): "^(?:true|false)$",
 }
 """Types of columns of text, by what all their values look like."""
-
-
-def is_text(file: Path) -> bool:
-    """Whether a table is CSV or TSV."""
-    return file.name.endswith(TEXT_NAMES)
 
 
 def item_table(file: Path | None, ids: pa.Array, form: TextTable) -> ItemTable:
@@ -44,13 +37,13 @@ def item_table(file: Path | None, ids: pa.Array, form: TextTable) -> ItemTable:
     if not file.is_file():
         raise InvalidConfig("data.items", str(file), "a Parquet, CSV or TSV file that exists")
     try:
-        table = _read_text(file, form) if is_text(file) else pq.read_table(file)
+        table = pq.read_table(file) if is_parquet(file) else _read_text(file, form)
     except (pa.ArrowException, OSError) as error:
-        expected = f"a Parquet file, or text named .csv or .tsv ({str(error).splitlines()[0]})"
+        expected = f"a readable Parquet file ({str(error).splitlines()[0]})"
         raise InvalidConfig("data.items", str(file), expected) from error
     position = position_of(table.column_names, "id")
     if position is None:
-        other = other_separator(TextTableFile.of(file, form), table.column_names) if is_text(file) else ""
+        other = "" if is_parquet(file) else other_separator(TextTableFile.of(file, form), table.column_names)
         raise InvalidConfig("data.items", table.column_names, f"a column named 'id'{other}")
     table = table.rename_columns([*table.column_names[:position], "id", *table.column_names[position + 1 :]])
     try:

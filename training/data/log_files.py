@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import AnyStr
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 from training.data.log_values import BadRows, Place, Problem, Stamps, Timestamps, as_text, empty_rows, unreadable_rows
-from training.data.parquet_logs import parquet_batches
+from training.data.parquet_logs import is_parquet, parquet_batches
 from training.data.text_files import TextTableFile, encoding_expected, open_text, text_batches
 from training.specification.log_format import CsvFormat, EventFormat, ListsFormat, LogFormat, ParquetFormat
 
@@ -48,13 +49,13 @@ class BatchVectors:
 
 
 def read_as(path: Path, log: LogFormat) -> LogFormat:
-    """How a log is read: a folder, and a name that ends in `.parquet` or `.parquet.gz`, is Parquet where events are rows of a table.
+    """How a log is read: what `is_parquet` says is Parquet where events are rows of a table.
 
     Raises InvalidData for a path that is not there, and for a folder where only a file can be read.
     """
     if not path.exists():
         raise InvalidData("log", str(path), "a file that exists, or a folder of Parquet files")
-    if isinstance(log, CsvFormat) and (path.is_dir() or path.name.endswith((".parquet", ".parquet.gz"))):
+    if isinstance(log, CsvFormat) and is_parquet(path):
         return ParquetFormat(**log.model_dump(include=set(ParquetFormat.model_fields) - {"format"}))
     if path.is_dir() and isinstance(log, ListsFormat):
         raise InvalidData("log", str(path), f"a file, since data.format.format is {log.format}; a folder holds Parquet files")
@@ -126,7 +127,7 @@ def _lists(path: Path, log: ListsFormat, bad_rows: BadRows, block_bytes: int) ->
     expected = f"an id of a user, then at least one of an item, with {log.separator!r} between ids, none of them empty"
     lines_before, events, alone = 0, 0, None
     for block in _whole_lines(path, log, block_bytes):
-        every = [_without_end(line, log.separator.encode()) for line in block.split(b"\n")]
+        every = [without_end(line.removesuffix(b"\r"), log.separator.encode()) for line in block.split(b"\n")]
         number = np.array([number for number, line in enumerate(every, lines_before + 1) if line], np.int64)
         raw = pa.array([line for line in every if line], pa.binary())
         lines_before += len(every)
@@ -159,9 +160,8 @@ def _without(values: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
     return values.take(pa.array(np.delete(np.arange(len(values)), rows))) if len(rows) else values
 
 
-def _without_end(line: bytes, separator: bytes) -> bytes:
-    """Without a carriage return, and without blanks after the last id where blanks are between them."""
-    line = line.removesuffix(b"\r")
+def without_end(line: AnyStr, separator: AnyStr) -> AnyStr:
+    """Without blanks after the last id where blanks are between them."""
     while separator.isspace() and line.endswith(separator):
         line = line.removesuffix(separator)
     return line

@@ -25,8 +25,21 @@ from training.specification.log_format import Column
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """What stands in a path for a missing value."""
+MAGIC = b"PAR1"
+"""The first bytes of a Parquet file."""
 READ_BYTES = 1 << 20
 """Of a column that are read at a time, however large its row group is."""
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether a table is Parquet: a folder, a name that ends in `.parquet` or `.parquet.gz`, or what such a file begins with."""
+    if path.is_dir() or path.name.endswith((".parquet", ".parquet.gz")):
+        return True
+    try:
+        with pa.input_stream(str(path), compression="gzip" if path.suffix == ".gz" else None) as stream:
+            return bool(stream.read(len(MAGIC)) == MAGIC)
+    except OSError:  # its reader says why
+        return False
 
 
 def files_of(path: Path) -> list[Path]:

@@ -18,8 +18,8 @@ from scipy.sparse import csr_array
 
 from espalier.errors import InvalidData
 from training.data.csr import Csr
-from training.data.item_tables import is_text
 from training.data.log_values import BadRows, Place, position_of
+from training.data.parquet_logs import is_parquet
 from training.data.relevance import LARGEST, WEIGHTS, Smoothing, are_weights
 from training.data.text_files import TextTableFile, whole_table
 from training.specification.log_format import TextTable
@@ -105,12 +105,12 @@ def read_columns(file: Path, columns: Sequence[str], form: TextTable) -> pl.Data
 def _read(file: Path, columns: Mapping[str, str], form: TextTable, bad_rows: BadRows) -> tuple[pl.DataFrame, Place]:
     """A column for each role, and their place."""
     try:
-        if is_text(file):
+        if not is_parquet(file):
             table, place = whole_table(TextTableFile.of(file, form), columns, bad_rows)
             return pl.DataFrame(pl.from_arrow(table)), place
         frame = pl.read_parquet(file)
     except (OSError, pl.exceptions.PolarsError) as error:
-        raise InvalidData(str(file), str(error).splitlines()[0], "a readable .csv, .tsv or Parquet file") from error
+        raise InvalidData(str(file), str(error).splitlines()[0], "a readable Parquet file") from error
     found = {role: position_of(frame.columns, column) for role, column in columns.items()}
     for role, position in found.items():
         if position is None:

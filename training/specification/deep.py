@@ -31,7 +31,7 @@ class DataConfig(Section):
     log: Path
     """the log. `--data` reads another one"""
     items: Path | None = None
-    """item table with a column `id`. Parquet, or text named .csv or .tsv"""
+    """item table with a column `id`. Parquet or text"""
     items_format: TextTable = TextTable()
     """how `data.items` is read, if it is text"""
     format: LogFormat = CsvFormat()

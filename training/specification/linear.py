@@ -26,7 +26,7 @@ class _Data(Section):
     test: Path | None = None
     """test data, in the same format. Nothing is chosen by it"""
     items: Path | None = None
-    """item table with a column `id`. Parquet, or text named .csv or .tsv"""
+    """item table with a column `id`. Parquet or text"""
     items_format: TextTable = TextTable()
     """how `data.items` and other tables than the log are read, if they are text"""
     test_share: float = Field(default=0.1, ge=0, lt=1)

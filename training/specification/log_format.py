@@ -149,7 +149,7 @@ class CsvFormat(TableFormat, TextTable):
 
 
 class ParquetFormat(TableFormat):
-    """A Parquet file, or a folder of them, with one event a row. A folder is Parquet, and so is a name that ends in `.parquet`."""
+    """A Parquet file, or a folder of them, with one event a row. A folder is Parquet, and so is a file that begins as such files do."""
 
     format: Literal["parquet"] = "parquet"
 
