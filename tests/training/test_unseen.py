@@ -113,7 +113,7 @@ def test_rows_of_fields_are_what_training_computed(bundle: Bundle) -> None:
     assert len(held.of_unseen()) < len(held.pairs)
     rows_ID = ContentRows(bundle).of(fields_of(bundle))
     leaf_rows_ID = bundle.node_rows_ND[bundle.tree.leaf_of_item]
-    assert_allclose(rows_ID[unseen_I], leaf_rows_ID[unseen_I], rtol=1e-4, atol=1e-5)
+    assert_allclose(rows_ID[unseen_I], leaf_rows_ID[unseen_I], rtol=1e-3, atol=1e-5)  # which are rounded to float16
     own = np.abs(rows_ID - leaf_rows_ID).max(1)
     assert (own[~unseen_I] > 1e-3).mean() > 0.9, "other items have a part of their own"
 
