@@ -141,5 +141,5 @@ def diffusion_queries(bundle: Bundle, count: int) -> QueryBatch:
     """Item vectors with noise, for a `diffusion_bundle`."""
     rng = np.random.default_rng(1)
     leaves = bundle.tree.leaf_offset + rng.integers(0, bundle.tree.leaf_count, count)
-    rows = bundle.node_rows_ND[leaves, :-1]
+    rows = bundle.node_rows_ND[leaves][:, :-1]
     return QueryBatch(bundle.manifest.query, (rows + NOISE * rng.standard_normal(rows.shape)).astype(np.float32))

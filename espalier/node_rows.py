@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 LARGEST_CODE = 127
-LOWEST, HIGHEST = -24, 9
-"""Exponents: float16 holds 2^-24 and 127 · 2^9, and not much beyond."""
+LOWEST, HIGHEST = -24, 8
+"""Exponents: float16 holds 2^-24 and 128 · 2^8, and not much beyond."""
 BLOCK = 1 << 14
 """Rows that are packed, or looked at, at once."""
 
@@ -26,7 +26,7 @@ BLOCK = 1 << 14
 class PackedRows:
     """float16[N, D], read row by row from int8[N, E], which may be mapped.
 
-    Indices are those of NumPy's first axis: nodes, or a slice of them.
+    Indices are those of NumPy's first axis: nodes, or a slice of them. Raises IndexError for a tuple.
     """
 
     dtype = np.dtype(np.float16)
@@ -39,6 +39,8 @@ class PackedRows:
         return len(self._stored_NE)
 
     def __getitem__(self, nodes: Any) -> NDArray[np.float16]:
+        if isinstance(nodes, tuple):
+            raise IndexError("rows are indexed by nodes alone")
         stored = np.asarray(self._stored_NE[nodes])
         found: NDArray[np.float16] = (stored[..., :-1] * np.ldexp(np.float32(1), stored[..., -1:])).astype(np.float16)
         return found

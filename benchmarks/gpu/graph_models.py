@@ -47,7 +47,7 @@ class _Rows:
     """Node rows of any number, drawn when they are read: what an engine does with rows mapped from a file, without the file."""
 
     def __init__(self, nodes: int, width: int) -> None:
-        self.shape, self.itemsize = (nodes, width), 2
+        self.shape, self.dtype = (nodes, width), np.dtype(np.float16)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -107,7 +107,8 @@ def model_of(height: int, form: str = "mlp") -> Bundle:
 
 def with_rows_in_memory(bundle: Bundle) -> Bundle:
     """The same bundle for engines that read node rows as an array."""
-    return _one_tree(**{**vars(bundle), "node_rows_ND": bundle.node_rows_ND[0 : bundle.tree.node_count]})
+    rows_ND = bundle.node_rows_ND[0 : bundle.tree.node_count]
+    return _one_tree(**{**vars(bundle), "node_rows_ND": rows_ND, "stored_rows": rows_ND})
 
 
 def _one_tree(**parts: Any) -> Bundle:

@@ -63,7 +63,7 @@ class LevelLoop:
         options.intra_op_num_threads = 1
         options.log_severity_level = 3
         self.tree = bundle.tree
-        self.rows_ND = np.ascontiguousarray(bundle.node_rows_ND)
+        self.rows_ND = np.ascontiguousarray(bundle.node_rows_ND, np.float32)
         self.query, self.scorer = (  # with the engine's own rewriting of PRelu, which a bare session would lack
             ort.InferenceSession(load_graph(name, bundle.graph(name)).SerializeToString(), options)
             for name in ("query.onnx", "scorer.onnx")

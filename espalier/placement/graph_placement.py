@@ -27,6 +27,7 @@ from espalier.checks.heldout import read_heldout
 from espalier.content.rows import ContentRows
 from espalier.engines.results import joined_frontiers
 from espalier.engines.stages import ParentsFound
+from espalier.errors import InvalidData
 from espalier.items import Items
 from espalier.live.overlay import PARENT, Overlay
 from espalier.live.rows import Entries, LiveRow
@@ -148,8 +149,12 @@ class GraphPlacement:
         return LiveRow(self._as_stored(row_D), memory_from=memory)
 
     def _as_stored(self, row_D: Floats) -> NDArray[np.float32]:
-        """A row as a fold of the bundle will store it: what is found before it is found after it."""
-        found_D: NDArray[np.float32] = rounded(row_D[None], self.bundle.stored_rows.dtype)[0]
+        """A row as a fold of the bundle will store it: what is found before it is found after it. Raises InvalidData."""
+        dtype = self.bundle.stored_rows.dtype
+        try:
+            found_D: NDArray[np.float32] = rounded(row_D[None], dtype)[0]
+        except FloatingPointError:
+            raise InvalidData("row", "a number that is too large", f"numbers that {dtype} holds") from None
         return found_D
 
     def _row_of_events(self, found: list[Led], scale: RowScale) -> Floats:

@@ -48,6 +48,14 @@ def test_rows_are_read_by_any_index() -> None:
     assert (packed.shape, len(packed), str(packed.dtype)) == ((9, 4), 9, "float16")
     for nodes in (3, slice(2, 5), np.array([8, 0, 8]), np.array([[1, 2], [3, 4]]), slice(0, 0)):
         assert_array_equal(packed[nodes], all_ND[nodes])
+    with pytest.raises(IndexError, match="by nodes alone"):
+        _ = packed[3, :-1]
+
+
+def test_every_code_of_every_exponent_is_a_float16() -> None:
+    codes, exponents = np.meshgrid(np.arange(-128, 128), np.arange(LOWEST, HIGHEST + 1))
+    found_ND = PackedRows(np.stack([codes.ravel(), exponents.ravel()], 1).astype(np.int8))[:]
+    assert_array_equal(found_ND[:, 0].astype(np.float64), (codes * 2.0**exponents).ravel())
 
 
 @pytest.mark.parametrize("exponent", [LOWEST - 1, HIGHEST + 1])
@@ -62,5 +70,5 @@ def test_an_exponent_that_float16_does_not_hold_is_a_damaged_bundle(tmp_path: Pa
         if is_right:
             assert opened.stored_rows[-1, -1] == changed
         else:
-            with pytest.raises(BundleCorrupt, match=r"nodes\.safetensors: node_rows: expected exponents from -24 to 9"):
+            with pytest.raises(BundleCorrupt, match=r"nodes\.safetensors: node_rows: expected exponents from -24 to 8"):
                 _ = opened.stored_rows

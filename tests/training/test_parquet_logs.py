@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from espalier.errors import InvalidData
 from training.data import grouping
 from training.data.interactions import Interactions, read_interactions
+from training.data.parquet_logs import is_parquet
 from training.data.vocabulary import Vocabulary
 from training.specification.log_format import LOG_FORMAT
 
@@ -248,3 +249,10 @@ def test_a_file_whose_texts_have_a_zone_where_those_of_the_first_have_none_is_na
     error = refused(tmp_path / "log", timestamp_type="datetime", **TIMED)
     assert error.field == "log/c: row group 1, row 2, column timestamp"
     assert "without a zone, as the log's first" in str(error)
+
+
+def test_text_that_begins_as_parquet_does_is_text(tmp_path: Path) -> None:
+    file = tmp_path / "log.csv"
+    for content, expected in ((b"PAR1,i1\nu2,i2\n", False), (b"PAR1,i1\nu2,PAR1", True), (b"PAR", False), (b"", False)):
+        file.write_bytes(content)
+        assert is_parquet(file) == expected

@@ -32,11 +32,16 @@ READ_BYTES = 1 << 20
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether a table is Parquet: a folder, a name that ends in `.parquet` or `.parquet.gz`, or what such a file begins with."""
+    """Whether a table is Parquet: a folder, a name that ends in `.parquet` or `.parquet.gz`, or what such a file begins and ends with."""
     if path.is_dir() or path.name.endswith((".parquet", ".parquet.gz")):
         return True
     try:
-        with pa.input_stream(str(path), compression="gzip" if path.suffix == ".gz" else None) as stream:
+        if path.suffix != ".gz":
+            with path.open("rb") as file:
+                begin = file.read(len(MAGIC))
+                file.seek(max(path.stat().st_size - len(MAGIC), 0))
+                return begin == file.read() == MAGIC
+        with pa.input_stream(str(path), compression="gzip") as stream:
             return bool(stream.read(len(MAGIC)) == MAGIC)
     except OSError:  # its reader says why
         return False
