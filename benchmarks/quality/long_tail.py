@@ -42,14 +42,11 @@ ITEMS_A_CLUSTER = 500
 INTERESTS, FAITHFUL = 3, 0.8
 """Clusters that a user likes, and the share of events in them."""
 COUNTED = ("item-cf", "neighbours")
-CONFIG = """kind = "otm-robust"
+CONFIG = """kind = "otm-sequence"
 name = "long-tail"
 [data]
 log = "{log}"
 format = {{ format = "lists", separator = " ", order = "none", min_user_events = 2 }}
-[instances]
-windows = [64]
-targets = 20
 """
 
 

@@ -73,7 +73,7 @@ def configured(kind: str, node_dim: int, places: int, steps: int) -> DeepConfig:
 
 def measure(config: DeepConfig, items: int, steps: int) -> dict[str, Any]:
     """The row of one size."""
-    prepared, tree = synthetic(items, USERS), random_tree(items, config.tree.branching, seed=0)
+    prepared, tree = synthetic(items, USERS), random_tree(items, config.tree.children(items), seed=0)
     model, watch = build_model(config, tree, prepared), Stopwatch()
     made = steps_of(config, model, Topology(tree, CPU), prepared)
     made.optimiser.refresh()  # writes all moments: later steps find their memory there, as most steps of a run do

@@ -73,7 +73,7 @@ def _onnx_cuda(bundle: Bundle, threads: int, precision: Precision) -> TreeSearch
 def _compiled_cpu(bundle: Bundle, threads: int, precision: Precision) -> TreeSearch:
     from espalier.engines.compiled.engine import DenseSearch
 
-    return DenseSearch(bundle, threads)
+    return DenseSearch.of(bundle, threads)
 
 
 def _onnx_cpu(bundle: Bundle, threads: int, precision: Precision) -> TreeSearch:

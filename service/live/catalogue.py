@@ -88,11 +88,11 @@ class LiveCatalogue:
         """What became of each operation, in order. Raises NotReady, Conflict and Follows, where none can be taken.
 
         What the journal's thread has begun is finished even when the client hangs up, or the time is over. Raises NotWritable where it has
-        taken nothing since a write came that has waited for so long: more would gather behind that one, without a bound.
+        got no further since a write came that has waited for so long: more would gather behind that one, without a bound.
         """
         default = self._check_writable()
-        taken = self.thread.taken
-        if taken == self._stuck_at:
+        progress = self.thread.progress
+        if progress == self._stuck_at:
             raise NotWritable("The writes before it do not end. Nothing was written; retrieval goes on.")
         found = [_checked(operation, condition, default) for operation in operations]
         writes = [write for write in found if isinstance(write, Write)]
@@ -106,7 +106,7 @@ class LiveCatalogue:
         except TimeoutError:
             for write in writes:
                 write.outcome.cancel()  # unless it has begun
-            self._stuck_at = max(self._stuck_at, taken)
+            self._stuck_at = max(self._stuck_at, progress)
         return [_outcome(write) if isinstance(write, Write) else write for write in found]
 
     def _check_writable(self) -> LiveVersion:

@@ -58,7 +58,7 @@ class JournalThread:
     default   the number of the version that decides what an item may be
     reason    why the journal takes no writes, or cannot be followed; None where it does
     applied   the last operation that all versions of this process answer by
-    taken     how much of what waited it has begun, or left out
+    progress  grows with each thing that it begins, leaves out, refuses or has committed
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class JournalThread:
         self.versions: dict[int, LiveVersion] = {}
         self.default: Callable[[], int | None] = lambda: None
         self.reason: str | None = None
-        self.applied = self.taken = 0
+        self.applied = self.progress = 0
         self._waiting: SimpleQueue[Waiting | None] = SimpleQueue()
         self._held: deque[Waiting | None] = deque()  # taken from the queue and put back: it comes before what waits
         self._looks = False
@@ -183,7 +183,7 @@ class JournalThread:
         while True:
             found = self._held.popleft() if self._held else self._waiting.get(timeout=timeout)
             is_wanted = not isinstance(found, Write) or found.outcome.running() or found.outcome.set_running_or_notify_cancel()
-            self.taken += 1
+            self.progress += 1
             if is_wanted:
                 return found
 
@@ -218,7 +218,7 @@ class JournalThread:
             self._held.extendleft(reversed(group))  # it was dropped meanwhile: the next default places them
             return
         for write, error in failed:
-            write.outcome.set_exception(error)
+            self._refuse([write], error)
         if not writes:
             return
         try:
@@ -235,14 +235,13 @@ class JournalThread:
             self._remark(str(error))
             if isinstance(error, JournalBusy):  # nobody waits in turn for a process that does not let go
                 writes += self._taken()
-            for write in writes:
-                write.outcome.set_exception(NotWritable(f"{error}. Retrieval goes on."))
+            self._refuse(writes, NotWritable(f"{error}. Retrieval goes on."))
             return
         except Exception as error:
-            for write in writes:
-                write.outcome.set_exception(error)
+            self._refuse(writes, error)
             raise
         self._remark(None)
+        self.progress += 1  # before anybody sees what was written
         stored = [found for found in decided if isinstance(found, Decided) and found.operation is not None]
         try:
             if stored:
@@ -254,6 +253,11 @@ class JournalThread:
                 if isinstance(found, Decided):
                     self._visible.wait(found.write.outcome, self._outcome(found, default))
             self._fail([found for found in decided if not isinstance(found, Decided)])
+
+    def _refuse(self, writes: Sequence[Write], error: Exception) -> None:
+        self.progress += 1  # before anybody hears of it
+        for write in writes:
+            write.outcome.set_exception(error)
 
     def _fail(self, failed: Sequence[tuple[Write, EspalierError]]) -> None:
         """Answer writes that were not stored. Those that must be placed by all that is known of their items come again, before others."""

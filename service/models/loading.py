@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import mmap
 import os
 import re
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -82,6 +83,7 @@ class LoadedModel:
     """One version of a model that serves. It may be used as long as it is referenced: it is closed after the last reference has gone.
 
     files     the signatures of its files when their content was compared last
+    held      what keeps the inode numbers in these signatures from other files
     live      its live items, and what requests see of the catalogue
     reranker  the second stage, None where the bundle has none
     shard     which part of another bundle it is, None where it is whole
@@ -94,6 +96,7 @@ class LoadedModel:
     metrics: ModelMetrics
     filters: ItemFilters
     files: Files
+    held: tuple[mmap.mmap, ...]
     live: LiveVersion
     reranker: Reranker | None = None
     shard: ShardVersion | None = None
@@ -138,6 +141,7 @@ def _load(
     doing: list[str],
 ) -> LoadedModel:
     path = settings.models / name / str(version)
+    held = tuple(_hold(path))
     files = files_of(path)
     bundle = Bundle.open(path, verify=settings.verify)
     manifest = bundle.manifest
@@ -166,7 +170,7 @@ def _load(
     batcher.on_call = model_metrics.call
     live = LiveVersion(bundle, engine, filters, lambda: Placer(bundle))
     shard = ShardVersion.of(bundle, settings.mask_cache_bytes)
-    loaded = LoadedModel(bundle, engine, batcher, model_metrics, filters, files, live, reranker, shard, engines.layout_of(engine))
+    loaded = LoadedModel(bundle, engine, batcher, model_metrics, filters, files, held, live, reranker, shard, engines.layout_of(engine))
     doing.append("applying its live items")
     join(loaded)
     log.info("%s version %d is ready on %s (golden overlap %.4f)", name, version, engine.name, overlap)
@@ -194,6 +198,17 @@ def limits_of(settings: Settings, bundle: Bundle, engine: Engine, calls: int = 1
 def files_of(path: Path) -> Files:
     """The signatures of a bundle's files; another result means that it was changed, replaced or deleted."""
     return {path / name: signature(path / name) for name in (*ALL_PARTS, MANIFEST)}
+
+
+def _hold(path: Path) -> Iterator[mmap.mmap]:
+    """Map a byte of each of a bundle's files.
+
+    Much of a bundle is copied when it is opened. Once such a file is deleted, the file system may give its inode number to the next file
+    that is made, as to the one that replaces it, which would then seem to be the old file, written to.
+    """
+    for name in (*ALL_PARTS, MANIFEST):
+        with suppress(OSError, ValueError), (path / name).open("rb") as stream:  # missing or empty: for Bundle.open to judge
+            yield mmap.mmap(stream.fileno(), 1, access=mmap.ACCESS_READ)
 
 
 def compare_files(files: Files) -> Literal["same", "elsewhere", "written", "changed"]:

@@ -145,7 +145,11 @@ def write(folder: Path, pid: int, blocks: Blocks) -> None:
 
 def read(folder: Path, but: int | None = None) -> list[Blocks]:
     """The counts of all processes, without those of process `but`."""
-    return [_read(path) for path in sorted(folder.glob("unknown_*.json")) if path != _path(folder, but)]
+    while True:
+        try:
+            return [_read(path) for path in sorted(folder.glob("unknown_*.json")) if path != _path(folder, but)]
+        except FileNotFoundError:  # the counts of a process that has ended have just moved to the sums
+            continue
 
 
 def sum_ended(folder: Path, living: Sequence[int], now: float) -> None:
@@ -153,10 +157,11 @@ def sum_ended(folder: Path, living: Sequence[int], now: float) -> None:
     ended = [path for path in folder.glob("unknown_*.json") if int(path.stem.partition("_")[2]) not in (*living, ENDED)]
     if not ended:
         return
-    found = summed([_read(path) for path in (*ended, _path(folder, ENDED))])
+    sums = [_path(folder, ENDED)] if _path(folder, ENDED).exists() else []
+    found = summed([_read(path) for path in (*ended, *sums)])
     write(folder, ENDED, {block: models for block, models in found.items() if block >= block_of(now) - 1})
     for path in ended:
-        path.unlink(missing_ok=True)
+        path.unlink()
 
 
 def _path(folder: Path, pid: int | None) -> Path:
@@ -164,9 +169,5 @@ def _path(folder: Path, pid: int | None) -> Path:
 
 
 def _read(path: Path) -> Blocks:
-    """Empty where another process has just removed the file."""
-    try:
-        found: Mapping[str, dict[str, Counts]] = orjson.loads(path.read_bytes())
-    except (FileNotFoundError, orjson.JSONDecodeError):
-        return {}
+    found: Mapping[str, dict[str, Counts]] = orjson.loads(path.read_bytes())
     return {int(block): models for block, models in found.items()}

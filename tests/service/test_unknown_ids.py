@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -101,6 +102,24 @@ def test_processes_add_up_and_those_that_ended_are_kept_in_one_file(tmp_path: Pa
     unknown_ids.sum_ended(tmp_path, [], now)
     assert top() == [("c", 4), ("a", 3), ("b", 1)]
     assert [path.name for path in tmp_path.iterdir()] == ["unknown_0.json"]
+
+
+def test_while_counts_move_to_the_sums_none_are_missed(tmp_path: Path) -> None:
+    processes, read = 200, list[int]()
+    for pid in range(1, processes + 1):
+        unknown_ids.write(tmp_path, pid, {0: {"books": {"a": 1}}})
+
+    def move() -> None:
+        for last in range(1, processes + 1):
+            unknown_ids.sum_ended(tmp_path, range(last + 1, processes + 1), 0.0)
+
+    moving = threading.Thread(target=move)
+    moving.start()
+    while moving.is_alive():
+        read += [count for _, count in most_asked(unknown_ids.summed(unknown_ids.read(tmp_path)), "books", 0.0)]
+    moving.join()
+    assert read
+    assert min(read) >= processes
 
 
 def test_the_sums_of_many_processes_are_bounded(tmp_path: Path) -> None:

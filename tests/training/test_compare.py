@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from training.specification.deep import DeepConfig
 from training.specification.models import deep_config
 from training.specification.splits import FileSplit
 
+CPU = torch.device("cpu")
 RECALL_2, NDCG_2 = Metric("recall", 2), Metric("ndcg", 2)
 
 
@@ -350,12 +352,33 @@ def test_the_recipe_plans_as_many_steps_as_training_makes_in_its_time(log: Path,
     config = settings(log, steps=1000)
     prepared = prepare(config, None, tmp_path)
     costs = recipe.Costs(start_s=2.0, step_s=0.1, search_s=0.001)
-    short = recipe.shortened(config, prepared, costs, 52.0).optimiser
+    short = recipe.shortened(config, prepared, costs, 50.0).optimiser
     rounds_s = short.steps // short.validate_every * 0.001 * len(prepared.split.validation)
     assert short.steps * 0.1 * recipe.SLOWER + rounds_s == pytest.approx(50, abs=0.3)
     assert short.learning_rate_at(short.steps) == 0, "the schedule ends with the last step"
     assert recipe.shortened(config, prepared, costs, 1e6) is config
     assert recipe.shortened(config, prepared, costs, 0).optimiser.steps == 1
+
+
+@pytest.mark.parametrize("kind", ["otm-robust", "otm-sequence", "content"])
+def test_a_recipe_that_begins_with_what_was_measured_trains_the_same_model(log: Path, tmp_path: Path, kind: str) -> None:
+    raw = settings(log, steps=4).model_dump(mode="json")
+    if kind == "otm-sequence":
+        raw = {name: raw[name] for name in ("name", "data", "search")} | {"kind": kind, "optimiser": {"steps": 4, "places": 200}}
+    if kind == "content":
+        items = "".join(f"i{item},{'even' if item % 2 == 0 else 'odd'}\n" for item in range(CLUSTERS * SIZE))
+        (tmp_path / "items.csv").write_text("id,parity\n" + items)
+        raw["data"]["items"], raw["content"] = str(tmp_path / "items.csv"), {"columns": ["parity"]}
+    config = deep_config(raw)
+    prepared = prepare(config, None, tmp_path)
+    costs = recipe.costs_of(config, prepared, tmp_path, CPU, time.monotonic)
+    assert costs.begun is not None
+
+    def rows(name: str, costs: recipe.Costs | None) -> Any:
+        (tmp_path / name).mkdir()
+        return recipe.fit_recipe(config, prepared, tmp_path / name, CPU, None, costs).bundle.node_rows_ND
+
+    assert np.array_equal(rows("begun", costs), rows("anew", None))
 
 
 def test_what_the_recipe_needs_is_enough_for_what_it_plans(log: Path, tmp_path: Path) -> None:

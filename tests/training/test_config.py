@@ -52,7 +52,7 @@ NETWORKS: list[tuple[Raw, str, str]] = [
     ({"instances": {"windows": [3, 0]}}, "instances.windows.1", "greater than or equal to 1"),
     ({"instances": {"windows": []}}, "instances.windows", "at least 1"),
     ({"instances": {"windows": [5000]}}, "instances.windows", "4096"),
-    ({"tree": {"branching": 1}}, "tree.branching", "greater than or equal to 2"),
+    ({"tree": {"branching": 1}}, "tree.branching", "an integer from 2 to 256"),
     ({"tree": {"kind": "oak"}}, "tree.kind", "'random', 'category', 'kmeans', 'earlier' or 'jtm'"),
     ({"scorer": {"node_dim": 1}}, "scorer.node_dim", "greater than or equal to 2"),
     ({"scorer": {"init_std": 0}}, "scorer.init_std", "greater than 0"),
@@ -119,7 +119,7 @@ NETWORKS: list[tuple[Raw, str, str]] = [
     ({"kind": "otm-sequence", "optimiser": {"epochs": 0}}, "optimiser.epochs", '"auto" or a number above 0'),
     ({"kind": "otm-sequence", "scorer": {"heads": 3}}, "scorer.node_dim", "a multiple of 6"),
     ({"kind": "otm-sequence", "scorer": {"length": 5000}}, "scorer.length", "4096"),
-    ({"kind": "otm-sequence"} | of_data({"order": "none"}, {}), "scorer.kind", "order is none"),
+    ({"kind": "otm-sequence", "scorer": {"node_dim": 7}} | of_data({"order": "none"}, {}), "scorer.node_dim", "a multiple of 2"),
     ({"kind": "otm-sequence"} | of_data(VECTORS, {}), "kind", "a kind without a sequence encoder"),
     # vectors
     (of_data(VECTORS, {}) | {"scorer": {"kind": "attention"}}, "scorer.kind", "product or mlp, since data.format.format is vectors"),

@@ -17,10 +17,12 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import training.deep.fit as fit_module
 import training.deep.ranking as ranking_module
+import training.deep.validation as validation_module
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleCorrupt, InvalidConfig
+from espalier.masks.eligibility import excluded_nodes
 from espalier.metrics import precision_recall_f
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
@@ -30,6 +32,7 @@ from tests.training.planted import CLUSTERS, SIZE, planted_log, settings
 from training.baselines.popularity import fit_popularity
 from training.data.splits import without_seen
 from training.deep.beam import search_states, sorted_excluded_nodes
+from training.deep.compiled_search import compiled_search
 from training.deep.export import check_parity, export
 from training.deep.first_model import build_model
 from training.deep.fit import fit
@@ -37,7 +40,7 @@ from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.scorers.lookup import lookup
 from training.deep.scorers.model import NodeScorer, export_graphs
 from training.deep.topology import Topology
-from training.deep.validation import search_pairs
+from training.deep.validation import encoded, search_encoded, search_pairs
 from training.retrieval.task import Deadline
 from training.specification.deep import DeepConfig, TdmObjective, WindowConfig
 from training.specification.models import deep_config
@@ -380,10 +383,27 @@ def test_the_training_beam_finds_what_the_reference_finds_without_excluded_items
     query = topology.history_nodes(torch.from_numpy(queries.array.astype(np.int64)))
     for excluded in (None, exclude_BE):
         expected = reference.search(queries, SearchParams.uniform(4, beam_size, m, excluded))
-        out = None if excluded is None else sorted_excluded_nodes(topology, torch.from_numpy(excluded))
+        out = None if excluded is None else sorted_excluded_nodes(topology, excluded_nodes(tree, excluded))
         with torch.no_grad():
             states_BLS = made.model.eval().state(query)
             rows_BM, ranks_BM = search_states(made.model, topology, states_BLS, beam_size, m, ranking.gamma, ranking.own, out)
         missing = ((0, 0), (0, m - rows_BM.shape[1]))
         assert_array_equal(np.pad(rows_BM.numpy(), missing, constant_values=-1), expected.item_rows_BM)
         assert_allclose(np.pad(ranks_BM.numpy(), missing, constant_values=-np.inf), expected.ranks_BM, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_the_compiled_search_of_validation_finds_what_the_torch_one_finds(trained: Callable[[str], Trained], kind: str) -> None:
+    made = trained(kind)
+    topology, ranking, gamma = Topology(made.bundle.tree, CPU), made.bundle.manifest.ranking, 0.7
+    pairs = list(made.run.prepared.split.validation)
+    blocks = [(block, None) for block in encoded(made.run.config, topology, made.model.eval(), pairs)]
+    asked = made.model, topology, blocks, gamma, ranking.own, 6, 20
+    assert compiled_search(made.model, topology.tree, gamma, ranking.own, 0.0) is not None
+    rows_BM, keys_BM = search_encoded(*asked)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(validation_module, "compiled_search", lambda *_: None)
+        torch_rows_BM, torch_keys_BM = search_encoded(*asked)
+    assert len(rows_BM) == len(pairs) > 0
+    assert (rows_BM == torch_rows_BM).mean() > 0.98  # ties of rounding
+    assert_allclose(keys_BM, torch_keys_BM, rtol=1e-3, atol=1e-3)

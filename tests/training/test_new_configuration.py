@@ -97,7 +97,9 @@ def test_a_user_a_line_are_lists(tmp_path: Path) -> None:
     raw = written(tmp_path / "lists.txt")
     assert raw["data"]["format"] == {"format": "lists", "separator": " ", "min_user_events": 10}
     raw = written(tmp_path / "lists.txt", time="none")
-    assert (raw["kind"], raw["data"]["format"]["order"], len(raw["instances"]["windows"])) == ("otm-robust", "none", 1)
+    assert (raw["kind"], raw["data"]["format"]["order"], "instances" in raw) == ("otm-sequence", "none", False)
+    raw = written(tmp_path / "lists.txt", time="none", kind="otm-robust")
+    assert (raw["kind"], len(raw["instances"]["windows"])) == ("otm-robust", 1)
 
 
 @pytest.mark.parametrize("folder", [False, True])
@@ -181,7 +183,6 @@ def test_options_say_what_names_do_not(tmp_path: Path) -> None:
         ("user,item\n1,2\n,3\n", {}, "line 3, column user: got '', expected an id"),
         ("user,item\n1,2\n", {"kind": "xr-linear"}, r"column query: got None, expected one of \['user', 'item'\]: say which with --query"),
         ("user,item\n1,2\n1,3\n", {"kind": "tree"}, "kind: got 'tree', expected 'otm-robust'"),
-        ("user,item\n1,2\n1,3\n", {"kind": "otm-sequence", "time": "none"}, "order is none: a set is no sequence"),
     ],
 )
 def test_a_log_that_cannot_be_read_or_says_too_little_is_refused(tmp_path: Path, content: str, given: dict[str, str], message: str) -> None:

@@ -25,9 +25,10 @@ from espalier.memory import Memory
 from espalier.memory_lists import MemoryTree
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
+from training.deep.beam import Added
 from training.deep.export import export
 from training.deep.first_model import build_model
-from training.deep.memory import Remembered, added, in_units, unit_of
+from training.deep.memory import Remembered, in_units, unit_of
 from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.ranking import Chosen, Figures, Searches, choose_ranking
 from training.deep.scorers.model import NodeScorer
@@ -152,7 +153,7 @@ def test_what_a_memory_adds_is_found_for_each_query_alone(run: Run) -> None:
     nodes, eligible = run.topology.tree.node_count, eligible_nodes(run.topology.tree, SearchParams.uniform(5, 1, 1), None)
     lists = MemoryTree(memory, run.topology.tree).lists(history_BT, eligible)
     nodes_BC = torch.arange(nodes + 1).expand(5, -1)
-    found_BC = added(lists, 3.0, nodes, CPU).to(run.topology, nodes_BC).numpy()
+    found_BC = Added.of(lists, 3.0, run.topology).to(run.topology, nodes_BC).numpy()
     for b in range(5):
         expected = np.zeros(nodes + 1, np.float32)
         own, values = lists.of(b)
@@ -272,12 +273,11 @@ def test_the_engines_find_what_training_chose_by(run: Run, bundle: Bundle) -> No
     assert any(trial["options"].get("weight") == bundle.manifest.memory.weight for trial in trials)
     assert all(trial["recall"].keys() == {"10", "20"} for trial in trials)  # 50 and 200 are cut at max_m
     searches = Searches(run.config, run.topology, run.model, list(run.prepared.split.validation), "logit")
-    eligible = searches.eligible
     of = MemoryTree(memory, run.topology.tree)
     rows, keys = [], []
-    for block, nodes in zip(searches.blocks, eligible, strict=True):
-        what = added(of.lists(block.rows, nodes), memory.key_weight, run.topology.tree.node_count, CPU)
-        row_BM, key_BM = search_encoded(run.model, run.topology, [(block, what)], bundle.manifest.ranking.gamma, "logit", 8, 10)
+    for block in searches.blocks:
+        lists, gamma = of.lists(block.rows, block.eligible), bundle.manifest.ranking.gamma
+        row_BM, key_BM = search_encoded(run.model, run.topology, [(block, lists)], gamma, "logit", 8, 10, memory.key_weight)
         rows.append(row_BM)
         keys.append(key_BM)
     kind = bundle.manifest.query

@@ -191,10 +191,15 @@ def test_short_lists_do_not_cost_what_the_longest_one_costs() -> None:
 
 
 def test_a_list_without_order_is_shuffled_for_each_epoch() -> None:
-    source = SequenceSource(log_of([list(range(9))], order="none"), np.array([0]), length=4, places=60, seed=1)
+    lists = [[5, 6], list(range(9)), [7, 8, 5]]
+    source = SequenceSource(log_of(lists, order="none"), np.array([1]), length=20, places=60, seed=1)
     epochs = [next(iter(source.epoch(number))) for number in range(3)]
-    assert all(batch.history_BT.shape == (1, 4) for batch in epochs)
     assert len({tuple(batch.history_BT[0].tolist()) for batch in epochs}) == 3
+    for batch in epochs:
+        assert sorted([*batch.history_BT[0].tolist(), batch.target_BT[0, -1]]) == list(range(9))
+        assert_array_equal(batch.events_E[2:11], [*batch.history_BT[0], batch.target_BT[0, -1]])
+        assert sorted(batch.events_E[:2]) == [5, 6]
+        assert sorted(batch.events_E[11:]) == [5, 7, 8]
     again = next(iter(source.epoch(2)))
     assert_array_equal(again.history_BT, epochs[2].history_BT)
 

@@ -104,7 +104,7 @@ class Contest:
     def needs(self, name: str, exclude_seen: bool) -> Needs:
         """What the method needs, its parts aside. Raises one of REFUSALS where it cannot be fitted to this log."""
         if name == RECIPE:
-            self._costs = costs_of(self.config, self.prepared, self.device, self.clock)
+            self._costs = costs_of(self.config, self.prepared, self.folder, self.device, self.clock)
             return needs_of(self.config, self.prepared, self._costs)
         if name in self.baselines:
             self._refuse_histories(name)

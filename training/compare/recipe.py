@@ -13,7 +13,7 @@ import logging
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from training.deep.first_model import build_model
 from training.deep.fit import CURVE, steps_of
 from training.deep.fit import VALIDATION_QUERIES as QUERIES_OF_A_ROUND
 from training.deep.memory import FIT_S, KEPT, memory_task
-from training.deep.prepare import Prepared, build_tree
+from training.deep.prepare import Begun, Prepared, build_tree
 from training.deep.ranking import GAMMAS, MEMORY_TRIALS, VALIDATION_QUERIES
 from training.deep.run import train_and_export
 from training.deep.sequence.rules import with_rules
@@ -60,6 +60,8 @@ MEMORY_FITS, SLOWER_WITH_MEMORY = 40, 2
 EXPORT_S = 5.0
 """For writing and verifying a bundle, besides what its searches take."""
 TIMED_QUERIES = 100
+BEGUN = "begun.pt"
+"""The first model, as it was measured."""
 NOT_FOR_ANSWERS = {"golden.parquet", "heldout.parquet", WEIGHTS}
 """Files of a bundle that no answer needs."""
 
@@ -120,8 +122,11 @@ def fit_recipe(
     work.mkdir(parents=True)
     config = with_rules(config, prepared)
     wanted, memory_s, end = config.optimiser.steps, FIT_S, Deadline(None)
-    if seconds is not None:
-        costs = costs or costs_of(config, prepared, device, clock)
+    if costs is None and seconds is not None:
+        costs = costs_of(config, prepared, folder, device, clock)
+    if costs is not None:
+        prepared = replace(prepared, begun=costs.begun)
+    if costs is not None and seconds is not None:
         memory_s = min(FIT_S, MEMORY_SHARE * seconds)
         training_s = begin + seconds - clock() - export_seconds(config, prepared, costs)
         training_s -= memory_seconds(config, prepared, costs, memory_s)
@@ -147,32 +152,39 @@ def fit_recipe(
 class Costs:
     """What training takes here.
 
-    start_s   a tree and a first model, for each round
+    start_s   a tree and a first model, for each round but the first, which begins with those that were measured
     step_s    a training step
     search_s  a validation query, searched in training
     memory_s  neighbours for a memory; 0 without one
+    begun     that tree and model
     """
 
     start_s: float
     step_s: float
     search_s: float
     memory_s: float = 0.0
+    begun: Begun | None = None
 
 
-def costs_of(config: DeepConfig, prepared: Prepared, device: torch.device, clock: Clock) -> Costs:
-    """Measured with the tree and the model that training starts from."""
+def costs_of(config: DeepConfig, prepared: Prepared, folder: Path, device: torch.device, clock: Clock) -> Costs:
+    """Measured with the tree and the model that training starts from, which stay in `folder`."""
     config, begin = with_rules(config, prepared), clock()
     tree = build_tree(config, prepared, device)
-    model, topology = build_model(config, tree, prepared).to(device), Topology(tree, device)
-    steps = steps_of(config, model, topology, prepared)
+    model, topology = build_model(config, tree, prepared), Topology(tree, device)
+    begun = Begun(tree, folder / BEGUN)
+    torch.save(model, begun.model)
+    model.to(device)
     start_s = clock() - begin
-    last = config.optimiser.steps - 1  # the objective that most steps have, after a warm start
-    step_s = seconds_each(lambda: float(steps.make(last)), clock)  # waits for a GPU
     pairs = validation_pairs(config, prepared, TIMED_QUERIES)
     search_s = seconds_each(lambda: validation_recall(config, topology, model, pairs), clock) / len(pairs) if pairs else 0.0
+    begin = clock()
+    steps = steps_of(config, model, topology, prepared)
+    start_s += clock() - begin
+    last = config.optimiser.steps - 1  # the objective that most steps have, after a warm start
+    step_s = seconds_each(lambda: float(steps.make(last)), clock)  # waits for a GPU
     memory_s = by_parts(neighbours, MEMORY_FITS)(memory_task(config, prepared, None)).full_s if has_memory(config, prepared) else 0.0
     log.info("a tree and a model take %.1f s, a step %.0f ms, a search %.2f ms", start_s, 1e3 * step_s, 1e3 * search_s)
-    return Costs(start_s, step_s, search_s, memory_s)
+    return Costs(start_s, step_s, search_s, memory_s, begun)
 
 
 def needs_of(config: DeepConfig, prepared: Prepared, costs: Costs) -> Needs:
@@ -181,7 +193,7 @@ def needs_of(config: DeepConfig, prepared: Prepared, costs: Costs) -> Needs:
     optimiser = config.optimiser
     round_s = costs.search_s * min(QUERIES_OF_A_ROUND, len(prepared.split.validation))
     once = of_steps(
-        config.rounds * costs.start_s + export_seconds(config, prepared, costs),
+        (config.rounds - 1) * costs.start_s + export_seconds(config, prepared, costs),
         config.rounds * (costs.step_s + round_s / optimiser.validate_every),
         optimiser.steps,
     )
@@ -219,7 +231,7 @@ def shortened(config: DeepConfig, prepared: Prepared, costs: Costs, seconds: flo
     there is time for. With several rounds of learning a tree, each gets its share.
     """
     configured = config.optimiser
-    for_steps_s = max(0.0, seconds / config.rounds - costs.start_s)
+    for_steps_s = max(0.0, (seconds - (config.rounds - 1) * costs.start_s) / config.rounds)
     round_s = costs.search_s * min(QUERIES_OF_A_ROUND, len(prepared.split.validation))
     rounds = max(1, min(configured.steps // configured.validate_every, int(ROUNDS_SHARE * for_steps_s / max(round_s, 1e-6))))
     steps = min(configured.steps, max(1, int((for_steps_s - rounds * round_s) / (SLOWER * costs.step_s))))

@@ -1,7 +1,8 @@
-"""Beam search in torch, batched over queries: what training uses to follow the search and to choose γ and what a memory adds.
+"""Beam search in torch, batched over queries, for validation where the compiled engine cannot search (`compiled_search.py`): on a GPU, with
+attention, where processes share the rows.
 
-Serving uses the engines. This search has the same ranking (rank(n) = own(n) + γ · rank(parent), rank(root) = 0), the same keys with a
-memory, tie rule and exclusions, so what is chosen with it is right for them.
+It has the engines' ranking (rank(n) = own(n) + γ · rank(parent), rank(root) = 0), keys with a memory, tie rule and exclusions, so what is
+chosen with it is right for them.
 
 Legend: B queries, L levels, S state, C candidates, K beam, M results, E excluded items, X nodes of a query's list.
 """
@@ -15,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from espalier.masks.eligibility import NO_NODE, excluded_nodes
+from espalier.masks.eligibility import NO_NODE, ExcludedNodes
+from espalier.memory_lists import MemoryLists
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
 
@@ -86,6 +88,13 @@ class Added:
     place_X: Tensor
     values_X: Tensor
 
+    @classmethod
+    def of(cls, lists: MemoryLists, weight: float, topology: Topology) -> Added:
+        """weight · mem of some queries' nodes."""
+        query_X = np.repeat(np.arange(len(lists.offset_B) - 1), np.diff(lists.offset_B))
+        place_X = torch.from_numpy(query_X * (topology.padding + 1) + lists.nodes)
+        return cls(place_X.to(topology.device), torch.from_numpy(lists.values * np.float32(weight)).to(topology.device))
+
     def to(self, topology: Topology, nodes_BC: Tensor) -> Tensor:
         """float32[B, C]: what is added to each candidate."""
         if not len(self.place_X):
@@ -96,9 +105,8 @@ class Added:
         return torch.where(self.place_X[at_BC] == wanted_BC, self.values_X[at_BC], 0.0)
 
 
-def sorted_excluded_nodes(topology: Topology, exclude_BE: Tensor) -> Tensor:
+def sorted_excluded_nodes(topology: Topology, excluded: ExcludedNodes) -> Tensor:
     """int64[B, X]: the leaves of excluded items, and the inner nodes below which nothing else is, ascending, N as padding."""
-    excluded = excluded_nodes(topology.tree, exclude_BE.cpu().numpy())
     excluded_BX = torch.from_numpy(np.concatenate([excluded.inner_BX, excluded.leaves_BX], axis=1)).to(topology.device)
     return torch.where(excluded_BX == NO_NODE, topology.padding, excluded_BX).sort(1).values
 

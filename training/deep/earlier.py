@@ -62,7 +62,8 @@ def open_earlier(
     """
     bundle = Bundle.open(path)
     before = config_of(bundle.manifest, DeepConfig)
-    _check_alike(config, before)
+    branching = max(bundle.tree.max_children) if before.tree.branching == "auto" else before.tree.branching
+    _check_alike(config, before, branching)
     _check_queries(bundle, interactions)
     row_I = bundle.items.rows_of(items.column("id").to_pylist())
     if (row_I < 0).all():
@@ -75,7 +76,7 @@ def open_earlier(
     if len(new):
         empty = np.ones(bundle.tree.leaf_count, np.bool_)
         empty[leaf_I[leaf_I >= 0] - bundle.tree.leaf_offset] = False
-        room_N = _room(bundle.tree, empty, tree.branching)
+        room_N = _room(bundle.tree, empty, branching)
         if len(new) > room_N[0]:
             expected = f"kmeans, since the log has {len(new)} items that earlier_model lacks and its tree has room for {room_N[0]}"
             raise InvalidConfig("tree.kind", tree.kind, expected)
@@ -156,9 +157,11 @@ def _free_leaves(tree: Tree, row_I: Int64, node_n: Int64) -> Int64:
     return leaf_n
 
 
-def _check_alike(config: DeepConfig, before: DeepConfig) -> None:
+def _check_alike(config: DeepConfig, before: DeepConfig, branching: int) -> None:
     """What the tree, and with `scorer.init = "earlier"` the scorer, must have in common with the earlier model's configuration."""
-    pairs: list[tuple[str, object, object]] = [("tree.branching", config.tree.branching, before.tree.branching)]
+    pairs: list[tuple[str, object, object]] = []
+    if config.tree.branching != "auto":
+        pairs.append(("tree.branching", config.tree.branching, branching))
     if config.scorer.init == "earlier":
         pairs.append(("instances.windows", list(config.windowed_instances.windows), list(before.windowed_instances.windows)))
         free = {"init", "init_std", "dtype", "dropout"}

@@ -29,6 +29,7 @@ from training.deep.row_shares import share_rows, share_weights
 from training.deep.scorers.heads import ProductHead
 from training.deep.scorers.model import NodeScorer, new_model
 from training.deep.scorers.sequence import SequenceQuery
+from training.deep.scorers.window_states import WindowStates
 from training.deep.validation import ranked_by
 from training.deep.vector_start import start_model
 from training.specification.deep import DeepConfig
@@ -36,6 +37,8 @@ from training.specification.deep import DeepConfig
 log = logging.getLogger(__name__)
 
 Float32 = NDArray[np.float32]
+INVERSE_TEMPERATURE = 15.0
+"""A first logit is about so many times the cosine of a node and the mean of a history."""
 COLUMNS = 16
 """Of rows that are summed at a time, in float64."""
 
@@ -65,6 +68,9 @@ def build_model(config: DeepConfig, tree: Tree, prepared: Prepared) -> NodeScore
 
     That of vectors starts from the means of the vectors that lead to each item, and searches as these would (`vector_start.py`).
     """
+    if prepared.begun is not None:
+        begun: NodeScorer = torch.load(prepared.begun.model, weights_only=False)
+        return begun
     torch.manual_seed(config.seed)
     scorer, kind = config.scorer, query_kind(config, prepared.interactions)
     vector_width = kind.width if isinstance(kind, VectorKind) else None
@@ -84,6 +90,9 @@ def build_model(config: DeepConfig, tree: Tree, prepared: Prepared) -> NodeScore
             model.node_rows.data[:, part.start : part.start + embeddings_ID.shape[1]] = rows_ND
             if biased:
                 model.node_rows.data[:, part.stop - 1] = bias_N
+        for reader in (part.reader for part in encoder.each) if isinstance(encoder, SequenceQuery) else ():
+            if isinstance(reader, WindowStates) and prepared.interactions.order == "none":
+                reader.start_from_mean(INVERSE_TEMPERATURE / (scorer.init_std**2 * embeddings_ID.shape[1]))
     elif scorer.init == "earlier" and prepared.earlier is not None:
         weights = prepared.earlier.model.state_dict()
         model.load_state_dict({name: values for name, values in weights.items() if name != "content_table"})

@@ -19,13 +19,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
 from espalier.memory import MAX_VISITS, Memory
 from espalier.memory_lists import MemoryLists
-from training.deep.beam import Added
 from training.deep.prepare import Prepared
 from training.neighbours.fit import fading, fit_neighbours
 from training.neighbours.neighbour_lists import NeighbourLists
@@ -98,13 +96,6 @@ def unit_of(lists: Iterable[MemoryLists], leaf_offset: int, m: int) -> float:
 def _spread(nodes: Array, values: Array, leaf_offset: int, m: int) -> float:
     mem = values[nodes >= leaf_offset]
     return float(mem.max(initial=0)) - (float(np.partition(mem, -m)[-m]) if len(mem) >= m else 0.0)
-
-
-def added(lists: MemoryLists, weight: float, nodes: int, device: torch.device) -> Added:
-    """weight · mem of some queries' nodes, in a tree of `nodes` nodes."""
-    query_X = np.repeat(np.arange(len(lists.offset_B) - 1), np.diff(lists.offset_B))
-    place_X = torch.from_numpy(query_X * (nodes + 1) + lists.nodes)
-    return Added(place_X.to(device), torch.from_numpy(lists.values * np.float32(weight)).to(device))
 
 
 @compiled()

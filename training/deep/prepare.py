@@ -44,10 +44,19 @@ EMBEDDING_DIM = 64
 
 
 @dataclass(frozen=True)
+class Begun:
+    """What a run begins with where another one with the same data and seed has made it before. model: the file of a whole `NodeScorer`."""
+
+    tree: Tree
+    model: Path
+
+
+@dataclass(frozen=True)
 class Prepared:
     """Item rows of the lists, of `items`, of their content and of the earlier model's tree are the same.
 
     start  the earlier model's bundle, with its live items; along: what its journal brought; None: nothing
+    begun  None: the tree and the first model are to be made
     """
 
     split: Split
@@ -56,6 +65,7 @@ class Prepared:
     content: ItemContent | None = None
     start: Path | None = None
     along: TakenAlong | None = None
+    begun: Begun | None = None
 
     @property
     def interactions(self) -> Interactions:
@@ -106,21 +116,24 @@ def shared_along(journal: Path | None, earlier: Path | None, work: Path) -> tupl
 def build_tree(config: DeepConfig, prepared: Prepared, device: torch.device = CPU) -> Tree:
     """The configured tree over the catalogue, from training users only; `device` is where an earlier model learns it."""
     interactions, tree = prepared.interactions, config.tree
+    if prepared.begun is not None:
+        return prepared.begun.tree
     if prepared.earlier is not None:
         prepared.earlier.model.to(device)
         return relearn_tree(config.seed, tree, prepared, prepared.earlier) if isinstance(tree, JtmTree) else prepared.earlier.tree
+    branching = tree.children(interactions.item_count)
     if tree.kind == "random":
-        return random_tree(interactions.item_count, tree.branching, seed=config.seed)
+        return random_tree(interactions.item_count, branching, seed=config.seed)
     if tree.kind == "category":
         if interactions.category_of_item_I is None:
             raise InvalidConfig("tree.kind", tree.kind, "a log with a category column")
-        return category_tree(interactions.category_of_item_I, tree.branching, seed=config.seed)
+        return category_tree(interactions.category_of_item_I, branching, seed=config.seed)
     if prepared.start is None:
         embeddings_ID = item_embeddings(prepared, EMBEDDING_DIM, config.seed)
     else:
         learned_ID = leaf_rows(Bundle.open(prepared.start), prepared.items)
         embeddings_ID = _with_unseen(learned_ID, prepared, config.seed)
-    return kmeans_tree(embeddings_ID, tree.branching, seed=config.seed)
+    return kmeans_tree(embeddings_ID, branching, seed=config.seed)
 
 
 def relearn_tree(seed: int, tree: JtmTree, prepared: Prepared, earlier: EarlierModel) -> Tree:

@@ -39,11 +39,15 @@ def rows_of_pairs(config: DeepConfig, pairs: Sequence[EvaluationPair]) -> QueryR
 
 
 def model_input(model: NodeScorer, topology: Topology, rows: QueryRows) -> Tensor:
-    """history_nodes int64[B, L, T], history_leaves int64[B, T] or vector float32[B, F], on the topology's device."""
+    """history_nodes int64[B, L, T], history_leaves int64[B, T] or vector float32[B, F], on the topology's device.
+
+    Leaves come without places that are padding in every history.
+    """
+    if isinstance(model.encoder, SequenceQuery):
+        empty = int(np.argmax(np.append((rows[:, :-1] >= 0).any(0), True)))
+        return topology.leaf_of_item_I1[on_device(np.ascontiguousarray(rows[:, empty:]), topology.device)]
     query = on_device(rows, topology.device)
-    if query.is_floating_point():
-        return query
-    return topology.leaf_of_item_I1[query] if isinstance(model.encoder, SequenceQuery) else topology.history_nodes(query)
+    return query if query.is_floating_point() else topology.history_nodes(query)
 
 
 def states_of(model: NodeScorer, topology: Topology, rows: QueryRows, levels: slice) -> Tensor:

@@ -22,19 +22,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.manifest import Calibration, Ranking
-from espalier.masks.eligibility import EligibleNodes, eligible_nodes
 from espalier.memory import Memory
 from espalier.memory_lists import MemoryTree
 from espalier.metrics import precision_recall_f
-from espalier.search import SearchParams
 from training.data.splits import EvaluationPair
 from training.deep.beam import Own
 from training.deep.calibration import calibrate
-from training.deep.memory import FIT_S, KEPT, Remembered, added, in_units, remembered, unit_of
+from training.deep.memory import FIT_S, KEPT, Remembered, in_units, remembered, unit_of
 from training.deep.prepare import Prepared
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
-from training.deep.validation import EncodedQueries, encoded, ranked_by, search_encoded, validation_pairs
+from training.deep.validation import encoded, ranked_by, search_encoded, validation_pairs
 from training.neighbours.fit import GRID
 from training.publish import reported_ms
 from training.retrieval.task import Deadline
@@ -110,11 +108,6 @@ class Searches:
         self.relevant = [pair.relevant for pair in self.pairs]
         self.length = self.config.history_length
         self.blocks = list(encoded(self.config, self.topology, self.model, self.pairs))
-        self.eligible = [self._eligible(block) for block in self.blocks]
-
-    def _eligible(self, block: EncodedQueries) -> EligibleNodes:
-        exclude_BE = None if block.exclude_BE is None else block.exclude_BE.numpy()
-        return eligible_nodes(self.topology.tree, SearchParams.uniform(len(block.rows), 1, 1, exclude_BE), None)
 
     def memory(self, options: Options) -> Memory | None:
         """The memory of these options, None where they name none or no validation query has any."""
@@ -122,7 +115,7 @@ class Searches:
             return None
         raw = self.source.memory(options["kept"], options["recency"], self.length)
         of = MemoryTree(raw, self.topology.tree)
-        lists = (of.lists(block.rows, nodes) for block, nodes in zip(self.blocks, self.eligible, strict=True))
+        lists = (of.lists(block.rows, block.eligible) for block in self.blocks)
         unit = unit_of(lists, self.topology.tree.leaf_offset, CUTS[-1])
         return in_units(raw, unit, options["weight"]) if unit > 0 else None
 
@@ -137,13 +130,10 @@ class Searches:
     def found(self, options: Options, m: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """int64[B, M] item rows and float32[B, M] keys of all queries."""
         memory = self.memory(options)
-        tree, device = self.topology.tree, self.topology.device
-        of = None if memory is None else MemoryTree(memory, tree)
-        blocks = (
-            (block, None if of is None else added(of.lists(block.rows, nodes), options["weight"], tree.node_count, device))
-            for block, nodes in zip(self.blocks, self.eligible, strict=True)
-        )
-        return search_encoded(self.model, self.topology, blocks, options["gamma"], self.own, self.config.search.beam_size, m)
+        of = None if memory is None else MemoryTree(memory, self.topology.tree)
+        weight = 0.0 if memory is None else memory.key_weight
+        blocks = ((block, None if of is None else of.lists(block.rows, block.eligible)) for block in self.blocks)
+        return search_encoded(self.model, self.topology, blocks, options["gamma"], self.own, self.config.search.beam_size, m, weight)
 
     def measured(self, options: Options) -> Figures:
         """The figures of some options, searched for once."""

@@ -90,7 +90,7 @@ def train_and_export(
         folder.mkdir(exist_ok=True)
         tree = shared_tree(partial(build_tree, config, prepared, device), device)
         model = fit(config, prepared, tree, device, folder, resume, deadline)
-        prepared = replace(prepared, earlier=as_earlier(config, tree, model))
+        prepared = replace(prepared, earlier=as_earlier(config, tree, model), begun=None)
     return export(config, prepared, tree, model, out, memory_s) if process() == 0 else None
 
 

@@ -13,15 +13,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from espalier.engines.stages import TreeQuery
+from espalier.masks.eligibility import EligibleNodes, eligible_nodes, unrestricted_mask
+from espalier.memory_lists import MemoryLists
 from espalier.metrics import precision_recall_f
+from espalier.queries import HistoryKind, QueryBatch, VectorKind
+from espalier.search import SearchParams
 from training.data.splits import EvaluationPair, without_seen
 from training.deep.beam import Added, Own, search_states, sorted_excluded_nodes
+from training.deep.compiled_search import compiled_search
 from training.deep.instances import QueryRows
 from training.deep.parallel import every_value, process, processes
 from training.deep.prepare import Prepared
 from training.deep.queries import model_input, rows_of_pairs
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
+from training.evaluate import padded
 from training.specification.deep import DeepConfig
 
 BLOCK = 100
@@ -29,10 +36,13 @@ BLOCK = 100
 
 
 def validation_pairs(config: DeepConfig, prepared: Prepared, count: int) -> list[EvaluationPair]:
-    """At most `count` validation queries, spread over all of them; seen items are left out where the search leaves them out."""
+    """At most `count` validation queries, spread over all of them; seen items are left out where the search leaves them out.
+
+    Those of about one length follow each other, so that blocks of them hold little padding.
+    """
     pairs = list(prepared.split.validation)
     pairs = without_seen(pairs) if config.search.exclude_seen else pairs
-    return pairs[:: max(1, -(-len(pairs) // count))]
+    return sorted(pairs[:: max(1, -(-len(pairs) // count))], key=lambda pair: len(pair.history))
 
 
 def ranked_by(config: DeepConfig) -> tuple[Own, float]:
@@ -62,45 +72,66 @@ class EncodedQueries:
 
     rows          int64[B, T] histories of item rows, −1 in front, or float32[B, F] vectors
     state_BLS     query states
-    exclude_BE    int64[B, E] item rows that must not come back, −1 as padding; None: none
-    excluded_BX   the nodes that these exclude
+    eligible      the nodes that they may visit
     """
 
     rows: QueryRows
     state_BLS: Tensor
-    exclude_BE: Tensor | None
-    excluded_BX: Tensor | None
+    eligible: EligibleNodes
 
 
 @torch.no_grad()
 def encoded(config: DeepConfig, topology: Topology, model: NodeScorer, pairs: Sequence[EvaluationPair]) -> Iterator[EncodedQueries]:
     """The queries in blocks of at most `BLOCK`."""
+    tree = topology.tree
+    unrestricted = unrestricted_mask(tree)
     for start in range(0, len(pairs), BLOCK):
         part = pairs[start : start + BLOCK]
         rows = rows_of_pairs(config, part)
-        exclude_BE = _pad_rows([pair.history for pair in part]) if config.search.exclude_seen else None
-        state_BLS = model.state(model_input(model, topology, rows))
-        excluded_BX = None if exclude_BE is None else sorted_excluded_nodes(topology, exclude_BE)
-        yield EncodedQueries(rows, state_BLS, exclude_BE, excluded_BX)
+        exclude_BE = padded([pair.history for pair in part]) if config.search.exclude_seen else None
+        eligible = eligible_nodes(tree, SearchParams.uniform(len(part), 1, 1, exclude_BE), unrestricted)
+        yield EncodedQueries(rows, model.state(model_input(model, topology, rows)), eligible)
 
 
 def search_encoded(
     model: NodeScorer,
     topology: Topology,
-    blocks: Iterable[tuple[EncodedQueries, Added | None]],
+    blocks: Iterable[tuple[EncodedQueries, MemoryLists | None]],
     gamma: float,
     own: Own,
     beam_size: int,
     m: int,
+    key_weight: float = 0.0,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """int64[B, M] item rows and float32[B, M] keys; each block of queries with what a memory adds to its nodes."""
+    """int64[B, M] item rows and float32[B, M] keys; each block of queries with what a memory remembers of its nodes.
+
+    key_weight  λ of the memory
+    """
     rows, keys = [], []
-    for block, added in blocks:
-        row_BM, key_BM = search_states(model, topology, block.state_BLS, beam_size, m, gamma, own, block.excluded_BX, added)
-        missing = m - row_BM.shape[1]
-        rows.append(np.pad(row_BM.cpu().numpy(), ((0, 0), (0, missing)), constant_values=-1))
-        keys.append(np.pad(key_BM.cpu().numpy(), ((0, 0), (0, missing)), constant_values=-np.inf))
+    engine = compiled_search(model, topology.tree, gamma, own, key_weight)
+    for block, lists in blocks:
+        if engine is None:
+            excluded_BX = None if block.eligible.excluded is None else sorted_excluded_nodes(topology, block.eligible.excluded)
+            added = None if lists is None else Added.of(lists, key_weight, topology)
+            row_BM, key_BM = search_states(model, topology, block.state_BLS, beam_size, m, gamma, own, excluded_BX, added)
+            missing = ((0, 0), (0, m - row_BM.shape[1]))
+            rows.append(np.pad(row_BM.cpu().numpy(), missing, constant_values=-1))
+            keys.append(np.pad(key_BM.cpu().numpy(), missing, constant_values=-np.inf))
+        else:
+            found = engine.search(_tree_query(block, lists, beam_size, m))
+            rows.append(found.rows_BTM[:, 0])
+            keys.append(found.keys_BTM[:, 0])
+    if engine is not None:
+        engine.close()
     return np.concatenate(rows), np.concatenate(keys)
+
+
+def _tree_query(block: EncodedQueries, lists: MemoryLists | None, beam_size: int, m: int) -> TreeQuery:
+    states_BLS = block.state_BLS.float().contiguous().numpy()
+    beam_size_B, m_B = (np.full(len(states_BLS), value, np.int64) for value in (beam_size, m))
+    width = block.rows.shape[1]
+    kind = HistoryKind(length=width) if block.rows.dtype == np.int64 else VectorKind(width=width)
+    return TreeQuery(QueryBatch(kind, block.rows), states_BLS, beam_size_B, m_B, (block.eligible,), lists)
 
 
 def search_pairs(
@@ -116,7 +147,3 @@ def search_pairs(
     """int64[B, M] item rows and float32[B, M] ranks of held-out queries, without a memory."""
     blocks = ((block, None) for block in encoded(config, topology, model, pairs))
     return search_encoded(model, topology, blocks, gamma, own, beam_size, m)
-
-
-def _pad_rows(lists: Sequence[NDArray[np.int64]]) -> Tensor:
-    return torch.nn.utils.rnn.pad_sequence([torch.from_numpy(rows) for rows in lists], batch_first=True, padding_value=-1)

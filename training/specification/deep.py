@@ -88,9 +88,30 @@ class InstanceConfig(Section):
 # -- trees ----------------------------------------------------------------------------------------------------------------
 
 
+BINARY_ITEMS = 1 << 15
+"""In larger catalogues nodes have more children: little more than the items' nodes instead of twice as many, and a third of the levels."""
+WIDE = range(4, 13)
+
+
 class _Tree(Section):
-    branching: int = Field(default=2, ge=2, le=256)
-    """children of a node"""
+    branching: Annotated[Literal["auto"] | int, auto_or_integer(2, 256)] = "auto"
+    """children of a node, or `"auto"`. `"auto"`: 2 up to 32,768 items, else from 4 to 12, the number with the fewest nodes; in trees of
+    `earlier_model` as many as there"""
+
+    def children(self, items: int) -> int:
+        """The most children of a node in a new tree of so many items."""
+        if self.branching != "auto":
+            return self.branching
+        return 2 if items <= BINARY_ITEMS else min(WIDE, key=lambda branching: _inner_nodes(items, branching))
+
+
+def _inner_nodes(items: int, branching: int) -> int:
+    """Of a tree whose levels are full but for the leaves."""
+    nodes, level = 0, 1
+    while level < items:
+        nodes += level
+        level *= branching
+    return nodes
 
 
 class RandomTree(_Tree):
@@ -380,14 +401,14 @@ class WindowConfig(DeepConfig):
 
 
 class OtmRobustConfig(WindowConfig):
-    """The softmax over whole levels, estimated from a training beam: for lists without an order, and for query vectors."""
+    """The softmax over whole levels, estimated from a training beam: for query vectors."""
 
     kind: Literal["otm-robust"]
     objective: RobustObjective = RobustObjective()
 
 
 class SequenceConfig(DeepConfig):
-    """The softmax of `otm-robust` at every place of a list, with a sequence encoder: the recipe for lists with an order."""
+    """The softmax of `otm-robust` at every place of a list, with a sequence encoder: the recipe for lists, with an order or without."""
 
     kind: Literal["otm-sequence"]
     instances: SequenceInstances = SequenceInstances()
@@ -410,9 +431,10 @@ class SequenceConfig(DeepConfig):
         return self.instances.nearness
 
     @model_validator(mode="after")
-    def _lists_have_an_order(self) -> SequenceConfig:
-        if self.data.format.order == "none":
-            raise InvalidConfig("scorer.kind", "sequence", "another scorer, since data.format.order is none: a set is no sequence")
+    def _rows_are_shared_alike(self) -> SequenceConfig:
+        shares = len(self.scorer.readers(self.data.format.order != "none")) * self.scorer.heads
+        if self.scorer.node_dim % shares:
+            raise InvalidConfig("scorer.node_dim", self.scorer.node_dim, f"a multiple of {shares}: encoders, times scorer.heads")
         return self
 
 

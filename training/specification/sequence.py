@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from espalier.errors import InvalidConfig
 from espalier.queries import MAX_HISTORY
 from training.specification.scorers import NodeRows
 from training.specification.sections import Section, auto_or, auto_or_integer
@@ -15,6 +14,7 @@ MAX_TARGETS = 1000
 """Of a place."""
 MAX_NEARNESS = 10
 """Beyond it all targets are the next item."""
+Encoder = Literal["windows", "transformer"]
 NEARNESS = auto_or(f"a number from 0 to {MAX_NEARNESS}", lambda nearness: 0 <= nearness <= MAX_NEARNESS)
 
 
@@ -25,7 +25,7 @@ class SequenceInstances(Section):
     """largest number of targets. Of a position: 1 is the next item, several are drawn from all that follow in the list"""
     nearness: Annotated[Literal["auto"] | float, NEARNESS] = "auto"
     """preference for near targets, or `"auto"`. The chance of the d-th item that follows falls as d^−nearness; 0: all alike; at most 10.
-    `"auto"`: 1 where validation queries have two relevant items or more, on average, else 2"""
+    `"auto"`: 0 where lists have no order; 1 where validation queries have two relevant items or more, on average; else 2"""
     cold_share: float = Field(default=0.02, ge=0, lt=1)
     """share of training examples without a history. They stand before the first item of a list"""
 
@@ -35,9 +35,10 @@ class SequenceScorer(NodeRows):
 
     kind: Literal["sequence"] = "sequence"
     init_std: float = Field(default=0.05, gt=0)
-    encoders: tuple[Literal["windows", "transformer"], ...] = Field(default=("windows", "transformer"), min_length=1, max_length=4)
-    """history encoders. Averages over the papers' windows through a layer; a causal transformer. Each has its share of a node row and a
-    softmax of its own in training; their scores are added"""
+    encoders: Literal["auto"] | Annotated[tuple[Encoder, ...], Field(min_length=1, max_length=4)] = "auto"
+    """history encoders, or `"auto"`. `"windows"`: averages over the papers' windows through a layer, or over the whole of a list without an
+    order; `"transformer"`: a causal transformer. Each has its share of a node row and a softmax of its own in training; their scores are
+    added. `"auto"`: both; of lists without an order windows alone"""
     node_dim: int = Field(default=256, ge=2)
     """width of a node row. Encoders have equal shares of it, multiples of `heads`"""
     window_hidden: int = Field(default=256, ge=1)
@@ -54,12 +55,11 @@ class SequenceScorer(NodeRows):
     length: Annotated[Literal["auto"] | int, auto_or_integer(1, MAX_HISTORY)] = "auto"
     """history items that are read, or `"auto"`. The last ones. `"auto"`: as many as 99 of 100 lists hold, from 50 to 200"""
 
-    @model_validator(mode="after")
-    def _divided_by_heads(self) -> SequenceScorer:
-        shares = len(self.encoders) * self.heads
-        if self.node_dim % shares:
-            raise InvalidConfig("scorer.node_dim", self.node_dim, f"a multiple of {shares}: encoders, times scorer.heads")
-        return self
+    def readers(self, ordered: bool) -> tuple[Encoder, ...]:
+        """The encoders of lists with an order or without."""
+        if self.encoders != "auto":
+            return self.encoders
+        return ("windows", "transformer") if ordered else ("windows",)
 
 
 class SequenceObjective(Section):

@@ -126,7 +126,7 @@ def measure(config: DeepConfig, prepared: Prepared, device: torch.device, args: 
     """Rows {"method", "s_per_batch", "users_per_s", "ratio", "paper_s_per_batch", "paper_ratio", "targets", and the sections of the
     configuration "instances", "scorer" and "objective"}; ratios are to PLT.
     """
-    tree = random_tree(prepared.interactions.item_count, config.tree.branching, seed=config.seed)
+    tree = random_tree(prepared.interactions.item_count, config.tree.children(prepared.interactions.item_count), seed=config.seed)
     topology = Topology(tree, device)
     trainees = {m: Trainee(configured(config, m, args.beam, args.batch), prepared, topology) for m in PAPER}
     for trainee in trainees.values():

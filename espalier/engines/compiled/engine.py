@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.engines.compiled.beam import search_queries
 from espalier.engines.compiled.mlp import packed
-from espalier.engines.scorer_weights import scorer_weights
+from espalier.engines.scorer_weights import ScorerWeights, scorer_weights
 from espalier.engines.stages import Frontier, Leaves, TreeQuery
 from espalier.engines.stored_numbers import stored
 from espalier.read_only import read_only
@@ -41,30 +41,39 @@ NO_MEMORY: tuple[Any, ...] = np.float32(0), *read_only(np.empty(0, np.int64), np
 class DenseSearch:
     """See the module. Any number of threads may search.
 
-    threads  that the queries of one call are shared among
-    Raises UnsupportedGraph where the scorer is of no known form.
+    rows_ND      as a bundle stores them; they may be mapped
+    gamma        γ of the ranks
+    log_sigmoid  whether a node's own rank is the log of its logit's sigmoid, not the logit
+    key_weight   λ of a memory; 0: there is none
+    threads      that the queries of one call are shared among
     """
 
     name = "compiled-cpu"
     rounding = 1e-3
     encodes = merges = False
 
-    def __init__(self, bundle: Bundle, threads: int = 1) -> None:
-        self._scorer = packed(scorer_weights(bundle))
-        self._tree = tree = bundle.tree
-        rows_ND = np.require(bundle.stored_rows, requirements=["C", "A"])
+    def __init__(
+        self, tree: Tree, rows_ND: Array, scorer: ScorerWeights, gamma: float, log_sigmoid: bool, key_weight: float = 0.0, threads: int = 1
+    ) -> None:
+        self._scorer, self._tree = packed(scorer), tree
+        rows_ND = np.require(rows_ND, requirements=["C", "A"])
         if rows_ND.dtype == np.float16 and not all(
             np.isfinite(rows_ND[begin : begin + CHECKED_ROWS]).all() for begin in range(0, len(rows_ND), CHECKED_ROWS)
         ):
             rows_ND = rows_ND.astype(np.float32)  # infinities and NaN are not widened by shifting bits
         (self._rows_ND,) = read_only(stored(rows_ND))
         self._arrays = read_only(tree.level_offset, tree.first_child, tree.leaf_item)
-        ranking = bundle.manifest.ranking
-        self._gamma, self._log_sigmoid = np.float32(ranking.gamma), ranking.own == "log_activation"
-        self._key_weight = np.float32(0 if bundle.memory is None else bundle.memory.key_weight)
+        self._gamma, self._log_sigmoid, self._key_weight = np.float32(gamma), log_sigmoid, np.float32(key_weight)
         self._room = lru_cache(maxsize=64)(partial(room, tree))
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, "compiled-search") if threads > 1 else None
+
+    @classmethod
+    def of(cls, bundle: Bundle, threads: int = 1) -> DenseSearch:
+        """The search of a bundle. Raises UnsupportedGraph where its scorer is of no known form."""
+        ranking, key_weight = bundle.manifest.ranking, 0.0 if bundle.memory is None else bundle.memory.key_weight
+        scorer, log_sigmoid = scorer_weights(bundle), ranking.own == "log_activation"
+        return cls(bundle.tree, bundle.stored_rows, scorer, ranking.gamma, log_sigmoid, key_weight, threads)
 
     def warm_up(self) -> None:
         """Nothing to build: filters, exclusions and traces need no other code."""

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from espalier.errors import EspalierError
+from espalier.errors import EspalierError, InvalidData
 from espalier.live.journal import Journal
 from espalier.live.journal_file import locked
 from espalier.live.operations import ItemBody
 from service.errors import NotWritable
 from service.live import catalogue as module
 from service.live.catalogue_types import Delete, Outcome, Put
+from service.live.compaction import Compaction
+from service.live.live_version import LiveVersion
 from tests.service.live_running import Nearest, live_service, models
 from tests.waiting import until
 
@@ -59,6 +62,7 @@ def test_a_write_that_has_not_begun_in_time_is_not_done(models: Path, monkeypatc
 
     with live_service(models, monkeypatch) as live:
         monkeypatch.setattr(Nearest, "place", held_up)
+        monkeypatch.setattr(Compaction, "look", lambda _: time.sleep(0.5))  # what was begun is seen before the thread takes the next
 
         async def write() -> list[Any]:
             first = asyncio.create_task(live.catalogue.put(Put("begun", ItemBody(like=("item-1",)))))
@@ -81,6 +85,42 @@ def test_a_write_that_has_not_begun_in_time_is_not_done(models: Path, monkeypatc
         monkeypatch.setattr(module, "WRITE_S", LIMIT_S)
         live.put("begun", fields={"price": 1.0})
         assert not {"waits", "line"} & {*live.found("item-1")}
+
+
+def test_after_a_write_that_was_refused_late_the_next_one_is_taken(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes when the journal's thread has refused the first one, and has not taken the second."""
+    monkeypatch.setattr(module, "WRITE_S", 0.2)
+    placing, go_on, refused = threading.Event(), threading.Event(), threading.Event()
+    place = Nearest.place
+
+    def fails(*_: Any) -> Any:
+        placing.set()
+        go_on.wait(LIMIT_S)
+        raise InvalidData("like", "item-1", "another item")
+
+    def expire(*_: Any) -> None:
+        refused.set()
+        time.sleep(0.5)
+
+    with live_service(models, monkeypatch) as live:
+        monkeypatch.setattr(Nearest, "place", fails)
+
+        async def write() -> list[Any]:
+            first = asyncio.create_task(live.catalogue.put(Put("first", ItemBody(like=("item-1",)))))
+            await asyncio.to_thread(placing.wait, LIMIT_S)
+            second = live.catalogue.put(Put("second", ItemBody(like=("item-1",))))
+            late = await asyncio.gather(first, second, return_exceptions=True)
+            monkeypatch.setattr(LiveVersion, "expire", expire)
+            go_on.set()
+            await asyncio.to_thread(refused.wait, LIMIT_S)
+            monkeypatch.setattr(Nearest, "place", place)
+            monkeypatch.setattr(module, "WRITE_S", LIMIT_S)
+            return [*late, await live.catalogue.put(Put("third", ItemBody(like=("item-1",))))]
+
+        first, second, third = live.running.client.runner.run(write())
+        assert isinstance(first, NotWritable)
+        assert isinstance(second, NotWritable)
+        assert third.sequence == 1
 
 
 def test_behind_a_write_that_does_not_end_no_others_gather(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,6 +181,21 @@ def test_what_is_written_to_while_it_is_compared_says_nothing(models: Path, monk
         assert compare_files(loaded.files) == "written"
 
 
+def test_a_file_that_replaces_another_one_is_never_taken_for_it(models: Path) -> None:
+    """The file system may give a new file the inode number of a file that was deleted just before."""
+    with run(models) as running:
+        running.registry._follower.stop()
+        running.registry._follower._threads[0].join()
+        loaded = running.registry.choose("books", None)
+        files = [file for file, before in loaded.files.items() if before is not None]
+        assert len(files) > 3
+        for file in files:
+            content = file.read_bytes()
+            file.unlink()
+            file.write_bytes(content[::-1] + b"longer")
+            assert compare_files(loaded.files) == "elsewhere", file
+
+
 def test_comparing_what_is_touched_again_and_again_takes_a_tenth_of_the_time(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, compared = [1000.0], [0]
 

@@ -19,7 +19,7 @@ from training.deep.scorers.heads import MlpHead, ProductHead
 from training.deep.scorers.lookup import Rows, lookup, rows_of
 from training.deep.scorers.row_table import RowTable
 from training.deep.scorers.sequence import Reader, SequencePart, SequenceQuery, TransformerStates
-from training.deep.scorers.window_states import WindowStates
+from training.deep.scorers.window_states import WindowStates, windows_of
 from training.onnx_graphs import onnx_bytes
 from training.specification.deep import DeepConfig
 from training.specification.scorers import AttentionScorer, MlpScorer, Scorer
@@ -81,19 +81,21 @@ def new_model(config: DeepConfig, tree: Tree, vector_width: int | None = None, n
     scorer, nodes = config.scorer, tree.node_count if nodes is None else nodes
     if not isinstance(scorer, SequenceScorer):
         return new_scorer(scorer, config.windowed_instances.windows, nodes, vector_width)
-    encoder = SequenceQuery(config.history_length, sequence_parts(scorer, config.history_length, tree.height + 1))
+    parts = sequence_parts(scorer, config.history_length, tree.height + 1, config.data.format.order != "none")
+    encoder = SequenceQuery(config.history_length, parts)
     return NodeScorer(nodes, scorer.node_dim, encoder, ProductHead(scorer.node_dim, scorer.node_dim, None), scorer.init_std)
 
 
-def sequence_parts(config: SequenceScorer, length: int, levels: int) -> list[SequencePart]:
-    """The configured parts, with equal shares of the row."""
-    width, parts = config.node_dim // len(config.encoders), []
-    for number, name in enumerate(config.encoders):
+def sequence_parts(config: SequenceScorer, length: int, levels: int, ordered: bool = True) -> list[SequencePart]:
+    """The configured parts, with equal shares of the row, for lists with an order or without."""
+    encoders, windows, parts = config.readers(ordered), windows_of(length) if ordered else (length,), []
+    width = config.node_dim // len(encoders)
+    for number, name in enumerate(encoders):
         reader: Reader
         if name == "transformer":
             reader, dropout = TransformerStates(width, config.layers, config.heads, length), config.dropout
         else:
-            reader, dropout = WindowStates(width, config.window_hidden, length), config.window_dropout
+            reader, dropout = WindowStates(width, config.window_hidden, windows), config.window_dropout
         if dropout == "auto":
             raise InvalidConfig("scorer.dropout", dropout, "a number; with_rules puts one there")
         parts.append(SequencePart(reader, slice(number * width, (number + 1) * width), levels, dropout))

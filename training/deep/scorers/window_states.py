@@ -1,7 +1,10 @@
 """An encoder of histories that averages items inside time windows: the papers' input (TDM §5.1), at every place of a sequence at once.
 
-    x   = (mean of the items in each window, counted back from the newest; 0 for an empty window)
-    z   = W₂ relu(W₁ x + b₁) + b₂
+    x_w = mean of the items in a window, counted back from the newest; 0 for an empty window;   x_0 that of all items
+    z   = W₂ relu(W₁ x + b₁) + b₂ + c_0 x_0 + Σ_w c_w x_w
+
+A model that starts from embeddings starts with W₂ = 0 and c_w = 0: it finds the items nearest to the mean of a history. On a log of few
+events an item that finds as much as training from elsewhere does in the end.
 
 Knows vectors of items and their order. Does not know item tables, losses or search. What a transformer has to learn, that the last item
 says most and older ones less, stands in the windows; it learns in a third of the steps, and errs on other queries.
@@ -32,18 +35,26 @@ def windows_of(length: int) -> tuple[int, ...]:
 class WindowStates(nn.Module):
     """Vectors of items → states.
 
-    width   D
-    hidden  units of the layer between
-    length  T, most items of a history
+    width    D
+    hidden   units of the layer between
+    windows  their lengths, newest first
     """
 
-    def __init__(self, width: int, hidden: int, length: int) -> None:
+    def __init__(self, width: int, hidden: int, windows: tuple[int, ...]) -> None:
         super().__init__()
-        self.windows = windows_of(length)
+        self.windows = windows
         self.up, self.down = nn.Linear(len(self.windows) * width, hidden), nn.Linear(hidden, width)
         window_T = torch.repeat_interleave(torch.arange(len(self.windows)), torch.tensor(self.windows)).flip(0)  # newest last
+        self.direct = nn.Parameter(torch.zeros(1 + len(self.windows)))
         self.register_buffer("member_WT", (window_T == torch.arange(len(self.windows))[:, None]).float(), persistent=False)
         self.member_WT: Tensor
+
+    @torch.no_grad()
+    def start_from_mean(self, weight: float) -> None:
+        """Let a state be `weight` times the mean of all items."""
+        self.direct[0] = weight
+        self.down.weight.zero_()
+        self.down.bias.zero_()
 
     def forward(self, items_BTD: Tensor, dropout: Dropout | None = None) -> Tensor:
         """[B, T, D] → [B, X, D]: the states before the first item and after each; oldest first, padding behind."""
@@ -56,7 +67,8 @@ class WindowStates(nn.Module):
             count_X1 = (end_X - begin_X).clamp(min=1)[:, None]
             means.append((sum_BXD[:, end_X] - sum_BXD[:, begin_X]) / count_X1)
             end_X = begin_X
-        return self._state(torch.cat(means, 2), dropout)
+        mean_BXD = sum_BXD / torch.arange(length + 1, device=items_BTD.device).clamp(min=1)[:, None]
+        return self._state(mean_BXD, torch.cat(means, 2), dropout)
 
     def last(self, items_BTD: Tensor, present_BT: Tensor) -> Tensor:
         """[B, D]: the state after the newest item; T places or fewer, padding in front.
@@ -65,10 +77,14 @@ class WindowStates(nn.Module):
         """
         weight_BWT = self.member_WT[:, self.member_WT.shape[1] - present_BT.shape[1] :] * present_BT.to(items_BTD.dtype).unsqueeze(1)
         weight_BWT = weight_BWT / weight_BWT.sum(-1, keepdim=True).clamp(min=1)
-        return self._state((weight_BWT @ items_BTD).flatten(1), None)
+        present_B1T = present_BT.to(items_BTD.dtype).unsqueeze(1)
+        mean_BD = (present_B1T @ items_BTD).squeeze(1) / present_B1T.sum(-1).clamp(min=1)
+        return self._state(mean_BD, (weight_BWT @ items_BTD).flatten(1), None)
 
-    def _state(self, means: Tensor, dropout: Dropout | None) -> Tensor:
+    def _state(self, mean: Tensor, means: Tensor, dropout: Dropout | None) -> Tensor:
         means = means if dropout is None else dropout(means)
         hidden = torch.relu(self.up(means))
-        state: Tensor = self.down(hidden if dropout is None else dropout(hidden))
+        by_window = means.unflatten(-1, (len(self.windows), mean.shape[-1]))
+        direct = self.direct[0] * mean + (self.direct[1:, None] * by_window).sum(-2)
+        state: Tensor = direct + self.down(hidden if dropout is None else dropout(hidden))
         return state

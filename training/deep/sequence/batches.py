@@ -24,12 +24,14 @@ Int64 = NDArray[np.int64]
 class SequenceBatch:
     """int64[B, T], oldest first, −1 behind the last: at each place an item row and the row of the item after it.
 
-    first_B  int64[B]: the first item's place among all events; where lists have an order, the others follow it there
+    first_B   int64[B]: the first item's place among all events; the others follow it there
+    events_E  int[E]: the item rows of all events, in the order of this epoch
     """
 
     history_BT: Int64
     target_BT: Int64
     first_B: Int64
+    events_E: NDArray[np.integer]
 
 
 class SequenceSource:
@@ -38,7 +40,7 @@ class SequenceSource:
     length  most places of a sequence. A longer list is cut into windows, elsewhere in each epoch, that hold every pair of neighbours once
     places  most places of a batch, padding included; at least one sequence is in it
 
-    A list without an order is shuffled for each epoch, and its first places count.
+    A list without an order is shuffled for each epoch.
     """
 
     def __init__(self, lists: Interactions, users: Int64, length: int, places: int, seed: int) -> None:
@@ -51,12 +53,13 @@ class SequenceSource:
     def epoch(self, number: int) -> Iterator[SequenceBatch]:
         """The batches of one epoch, in random order; they depend on (seed, number) alone."""
         rng = np.random.default_rng([self.seed, 2, number])
-        start_W, count_W = self._whole(rng) if self.lists.order == "none" else self._windows(rng)
+        start_W, count_W = self._windows(rng)
+        events_E = self._shuffled(rng) if self.lists.order == "none" else self.lists.item_of_event_E
         by_length_W = np.lexsort((rng.random(len(count_W)), np.minimum(count_W, self.length)))
         cuts = _cuts(np.minimum(count_W, self.length)[by_length_W], self.places)
         for batch in rng.permutation(len(cuts) - 1):
             chosen_B = by_length_W[cuts[batch] : cuts[batch + 1]]
-            yield self._batch(rng, start_W[chosen_B], count_W[chosen_B])
+            yield self._batch(events_E, start_W[chosen_B], count_W[chosen_B])
 
     def _windows(self, rng: np.random.Generator) -> tuple[Int64, Int64]:
         """(first event, places) of each window: a list's places are cut at every multiple of `length` after a random first cut."""
@@ -70,19 +73,16 @@ class SequenceSource:
         begin_W = np.where(number_W == 0, 0, first_U[user_W] + (number_W - 1) * self.length)
         return start_U[user_W] + begin_W, end_W - begin_W
 
-    def _whole(self, rng: np.random.Generator) -> tuple[Int64, Int64]:
-        start_U = self.lists.offset_U1[self.users]
-        return start_U, self.lists.offset_U1[self.users + 1] - start_U - 1
+    def _shuffled(self, rng: np.random.Generator) -> NDArray[np.int32]:
+        """int32[E]: the events, those of each list in another order."""
+        user_E = np.repeat(np.arange(self.lists.user_count), np.diff(self.lists.offset_U1))
+        return self.lists.item_of_event_E[np.lexsort((rng.random(len(user_E)), user_E))]
 
-    def _batch(self, rng: np.random.Generator, start_B: Int64, count_B: Int64) -> SequenceBatch:
+    def _batch(self, events_E: NDArray[np.integer], start_B: Int64, count_B: Int64) -> SequenceBatch:
         place_T = np.arange(min(int(count_B.max()), self.length) + 1)
         place_BT = np.where(place_T <= count_B[:, None], start_B[:, None] + place_T, -1)
-        if self.lists.order == "none":
-            for row_T, start, count in zip(place_BT, start_B.tolist(), count_B.tolist(), strict=True):
-                shuffled = start + rng.permutation(count + 1)[: len(row_T)]
-                row_T[: len(shuffled)] = shuffled
-        items_BT = np.where(place_BT >= 0, self.lists.item_of_event_E[np.maximum(place_BT, 0)], -1).astype(np.int64)
-        return SequenceBatch(np.where(items_BT[:, 1:] >= 0, items_BT[:, :-1], -1), items_BT[:, 1:], start_B)
+        items_BT = np.where(place_BT >= 0, events_E[np.maximum(place_BT, 0)], -1).astype(np.int64)
+        return SequenceBatch(np.where(items_BT[:, 1:] >= 0, items_BT[:, :-1], -1), items_BT[:, 1:], start_B, events_E)
 
 
 def _cuts(length_W: Int64, places: int) -> list[int]:

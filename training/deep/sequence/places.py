@@ -43,7 +43,6 @@ def trained_places(
 ) -> Places:
     """All places behind an item, and of those where a list begins as many as make `cold_share` of all, at random.
 
-    lists     have an order
     targets   of a place. One is the next item; several are drawn from all items that follow in the list, systematically: with replacement,
               but each as often as it is likely to be, rounded up or down
     nearness  a: the chance of the d-th item that follows is in proportion to the integral of t^−a over d ± ½
@@ -63,7 +62,7 @@ def trained_places(
     else:
         share_NP = (np.arange(targets) + rng.random((len(next_N), 1))) / targets
         skipped_NP = _drawn(share_NP, left_N[:, None], nearness)
-    target_NP = lists.item_of_event_E[next_N[:, None] + skipped_NP].astype(np.int64)
+    target_NP = batch.events_E[next_N[:, None] + skipped_NP].astype(np.int64)
     return Places(sequence_N, place_N, target_NP)
 
 

@@ -69,7 +69,8 @@ def with_rules(config: DeepConfig, prepared: Prepared) -> DeepConfig:
     lists, users = prepared.interactions, prepared.split.train
     instances, scorer, optimiser = config.instances, config.scorer, config.optimiser
     if instances.nearness == "auto":
-        instances = instances.model_copy(update={"nearness": nearness_of(prepared.split.validation)})
+        nearness = 0.0 if lists.order == "none" else nearness_of(prepared.split.validation)
+        instances = instances.model_copy(update={"nearness": nearness})
     if scorer.length == "auto":
         scorer = scorer.model_copy(update={"length": history_length(lists, users)})
     if scorer.dropout == "auto":
