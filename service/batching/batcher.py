@@ -251,7 +251,8 @@ class Batcher:
     def _check_room(self, queries: int) -> None:
         """Raise QueueFull where there is none. Holds the lock."""
         waiting, wait_s = self._queue.queries, self._wait_s()
-        if self._admission.refuses(self._clock(), waiting, queries, wait_s, max(self._call_s)):
+        call_s = max(*self._call_s, self._queue.part_s)  # one large request that waits behind a small one is no queue
+        if self._admission.refuses(self._clock(), waiting, queries, wait_s, call_s):
             raise QueueFull(f"{waiting} queries wait already.", retry_after_s(wait_s))
 
     def _has_room(self, queries: int) -> bool:

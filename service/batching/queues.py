@@ -66,6 +66,11 @@ class PartQueue:
         self._parts: deque[Part] = deque()
         self.queries, self.seconds = 0, 0.0
 
+    @property
+    def part_s(self) -> float:
+        """What a part is expected to take on average; 0 where none waits."""
+        return self.seconds / max(len(self._parts), 1)
+
     def add(self, parts: Sequence[Part]) -> None:
         """Put the parts of a request at the end."""
         for part in parts:

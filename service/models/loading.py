@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import mmap
 import os
 import re
 import sys
@@ -19,6 +18,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
+
+import pyarrow as pa
 
 from espalier.bundle import ALL_PARTS, Bundle
 from espalier.checks.golden import verify_golden
@@ -96,7 +97,7 @@ class LoadedModel:
     metrics: ModelMetrics
     filters: ItemFilters
     files: Files
-    held: tuple[mmap.mmap, ...]
+    held: tuple[pa.Buffer, ...]
     live: LiveVersion
     reranker: Reranker | None = None
     shard: ShardVersion | None = None
@@ -200,15 +201,15 @@ def files_of(path: Path) -> Files:
     return {path / name: signature(path / name) for name in (*ALL_PARTS, MANIFEST)}
 
 
-def _hold(path: Path) -> Iterator[mmap.mmap]:
-    """Map a byte of each of a bundle's files.
+def _hold(path: Path) -> Iterator[pa.Buffer]:
+    """Map each of a bundle's files, without a descriptor that stays open.
 
     Much of a bundle is copied when it is opened. Once such a file is deleted, the file system may give its inode number to the next file
     that is made, as to the one that replaces it, which would then seem to be the old file, written to.
     """
     for name in (*ALL_PARTS, MANIFEST):
-        with suppress(OSError, ValueError), (path / name).open("rb") as stream:  # missing or empty: for Bundle.open to judge
-            yield mmap.mmap(stream.fileno(), 1, access=mmap.ACCESS_READ)
+        with suppress(OSError), pa.memory_map(str(path / name)) as file:  # a missing one is for Bundle.open to judge
+            yield file.read_buffer(1)  # keeps the map of the whole file; closing closes the descriptor alone
 
 
 def compare_files(files: Files) -> Literal["same", "elsewhere", "written", "changed"]:

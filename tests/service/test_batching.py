@@ -326,6 +326,22 @@ async def test_a_full_queue_refuses_and_says_when_to_try_again(engine: FakeEngin
     assert (await ask(batcher, 5)).batch == 1
 
 
+async def test_in_overload_one_large_request_behind_a_small_one_is_no_queue(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    """As after a stall, which is taken for the cost of a query: the call that runs was believed to be short, and what waits is not."""
+    batcher = new_batcher(max_queue=16, burst_s=60)
+    await learnt(engine, batcher, query_s=0.1)
+    async with held(engine, batcher):
+        (waiting,) = await accepted(ask(batcher, *range(16)))
+        with pytest.raises(QueueFull):
+            await ask(batcher, 1)
+    await waiting
+    async with held(engine, batcher):
+        tasks = await accepted(ask(batcher, *range(15)))
+        tasks += await accepted(ask(batcher, 1))
+    await asyncio.gather(*tasks)
+    assert batcher._admission.overloaded
+
+
 async def test_a_request_larger_than_the_queue_is_taken_when_nothing_waits(new_batcher: NewBatcher) -> None:
     assert len((await ask(new_batcher(max_queue=3), *range(9))).result.count_B) == 9
 

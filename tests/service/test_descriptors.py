@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from service.__main__ import main
 from service.http.connections import RESERVE
 from tests.service.listening import get, listening
+from tests.service.models.registry import run
 from tests.waiting import until
 
 Limit = Callable[[int], None]
@@ -58,6 +60,16 @@ def test_where_all_connections_have_room_all_are_taken(models: Path, limit: Limi
     with listening(models, max_connections=1000) as running:
         assert running.ask(get("/livez")).status == 200
     assert "connections are taken" not in caplog.text
+
+
+def test_a_version_that_is_loaded_keeps_no_file_open(models: Path, tmp_path: Path) -> None:
+    """Where it did, connections would have no room beside some dozens of versions. What is mapped needs no descriptor."""
+    shutil.copytree(models / "books", tmp_path / "books")
+    with run(tmp_path) as running:
+        assert running.registry.choose("books", None).held
+        descriptors = Path("/proc/self/fd")
+        open_now = [os.readlink(descriptors / name) for name in os.listdir(descriptors) if os.path.lexists(descriptors / name)]
+    assert [file for file in open_now if file.startswith(str(tmp_path))] == []
 
 
 def test_too_few_descriptors_are_refused_with_what_is_needed(
