@@ -49,7 +49,7 @@ from training.baselines.content import content
 from training.data.splits import EvaluationPair, without_seen
 from training.deep.prepare import Prepared, prepare
 from training.deep.run import train_and_export
-from training.neighbours.fit import fit_neighbours
+from training.neighbours.fit import neighbours
 from training.retrieval.task import Metric, Task
 from training.specification.deep import DeepConfig
 
@@ -154,7 +154,7 @@ class Measure:
 def neighbours_of(config: DeepConfig, hidden: HiddenItems, how: str) -> Find:
     metric, exclude_seen = Metric("recall", config.search.m), config.search.exclude_seen
     task = Task(hidden.with_events(), hidden.items, metric, exclude_seen, config.windowed_instances, config.seed, 300.0)
-    rank = content(task).rank if how == "content" else fit_neighbours(task)[1].rank
+    rank = content(task).rank if how == "content" else neighbours(task).rank
     return lambda histories, m: rank(histories, m, exclude_seen)
 
 

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,15 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Limit:
         monkeypatch.setattr("resource.setrlimit", lambda _, wanted: pytest.fail(f"{wanted} is above the limit"))
 
     return give
+
+
+def open_in(folder: Path) -> list[str]:
+    """Files of the folder that this process has a descriptor of."""
+    files = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            files.append(os.readlink(descriptor))
+    return [file for file in files if file.startswith(f"{folder}/")]
 
 
 @contextmanager
@@ -66,10 +75,11 @@ def test_a_version_that_is_loaded_keeps_no_file_open(models: Path, tmp_path: Pat
     """Where it did, connections would have no room beside some dozens of versions. What is mapped needs no descriptor."""
     shutil.copytree(models / "books", tmp_path / "books")
     with run(tmp_path) as running:
-        assert running.registry.choose("books", None).held
-        descriptors = Path("/proc/self/fd")
-        open_now = [os.readlink(descriptors / name) for name in os.listdir(descriptors) if os.path.lexists(descriptors / name)]
-    assert [file for file in open_now if file.startswith(str(tmp_path))] == []
+        loaded = running.registry.choose("books", None)
+        assert loaded.held
+        folder = tmp_path / "books" / str(loaded.version)
+        assert folder.is_dir()
+        until(lambda: not open_in(folder), "what looks for new versions has closed what it read")
 
 
 def test_too_few_descriptors_are_refused_with_what_is_needed(

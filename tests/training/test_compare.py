@@ -27,6 +27,7 @@ from training.compare.plot import plot_rows
 from training.compare.report import Key, continued, queries_file, read_figures, save_figures
 from training.data.splits import EvaluationPair
 from training.deep.prepare import prepare
+from training.neighbours.fit import neighbours
 from training.retrieval.needs import Estimate, Needs
 from training.retrieval.task import Fitted, Method, Metric, Task, Trial
 from training.specification.deep import DeepConfig
@@ -379,6 +380,31 @@ def test_a_recipe_that_begins_with_what_was_measured_trains_the_same_model(log: 
         return recipe.fit_recipe(config, prepared, tmp_path / name, CPU, None, costs).bundle.node_rows_ND
 
     assert np.array_equal(rows("begun", costs), rows("anew", None))
+
+
+def test_a_memory_is_made_of_the_neighbours_that_are_judged(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = settings(log, steps=2)
+    prepared = prepare(config, None, tmp_path)
+
+    def slow(task: Task) -> Fitted:
+        return replace(neighbours(task), seconds=1e6)
+
+    contests = [
+        contest.Contest(
+            config, prepared, tmp_path / name, [8], {"neighbours": slow}, fuse, estimates={"neighbours": lambda task: Needs(1, 2)}
+        )
+        for name in ("first", "alone")
+    ]
+    for own in contests:
+        own.folder.mkdir()
+    contests[0].entry("neighbours", config.search.exclude_seen)
+    with monkeypatch.context() as patch:
+        patch.setattr("training.deep.memory.neighbours", interrupted)
+        told = contests[0].entry("recipe", True)
+    alone = contests[1].entry("recipe", True)
+    assert told.fitted.options["memory_entries"] > 0
+    assert told.fitted.options == alone.fitted.options
+    assert told.fitted.seconds > 1e6 > alone.fitted.seconds
 
 
 def test_what_the_recipe_needs_is_enough_for_what_it_plans(log: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from training.deep.export import export
 from training.deep.first_model import build_model
 from training.deep.memory import Remembered, in_units, unit_of
 from training.deep.prepare import Prepared, build_tree, prepare
-from training.deep.ranking import Chosen, Figures, Searches, choose_ranking
+from training.deep.ranking import FIRST_WEIGHTS, Chosen, Figures, Searches, choose_ranking
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
 from training.deep.validation import search_encoded
@@ -224,6 +224,25 @@ def test_a_memory_that_takes_long_to_add_up_is_tried_with_fewer_neighbours_only(
     assert tried() == {1, 2}
     monkeypatch.setattr("training.deep.ranking.TRIAL_VISITS", 0)
     assert tried() == {1}
+
+
+def test_a_memory_without_time_is_the_first_that_was_tried(run: Run) -> None:
+    chosen = choose_ranking(run.config, run.prepared, run.topology, run.model, memory_s=0)
+    assert chosen.memory is not None
+    (tried,) = [trial["options"] for trial in chosen.trials if "weight" in trial["options"]]
+    assert (tried["weight"], tried["kept"]) == (FIRST_WEIGHTS[0], max(np.diff(chosen.memory.offset)))
+
+
+def test_each_first_weight_is_tried_and_the_better_one_climbs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(self: Searches, options: dict[str, Any]) -> Figures:
+        figures = Figures(np.full((2, 400), 0.5 - abs(options.get("weight", 0) - 22) / 1000))
+        self.figures[tuple(sorted(options.items()))] = figures
+        return figures
+
+    monkeypatch.setattr(Searches, "measured", measured)
+    weights = [trial["options"]["weight"] for trial in run.chosen().trials if "weight" in trial["options"]]
+    assert weights[:4] == [*FIRST_WEIGHTS, 24.0, 32.0]
+    assert run.chosen(weight=3.0).trials[-1]["options"]["weight"] == 3.0
 
 
 @pytest.mark.parametrize(("errors", "kept"), [(-3.0, False), (0.0, False), (0.9, False), (1.1, True)])

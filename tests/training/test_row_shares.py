@@ -34,6 +34,8 @@ from training.versions import clear
 pytestmark = pytest.mark.slow
 
 KILLED = 8
+LOSS_RTOL = 5e-6
+"""Some forty roundings of float32: sums of two processes are of other parts, and Adam makes whole steps of gradients that are nearly 0."""
 
 RESUMED = ("otm-sequence", "otm")
 
@@ -108,7 +110,7 @@ def together(folder: Path, alone: dict[str, Run]) -> dict[str, Run]:
 def assert_same_end(run: Run, one: Run, biases: tuple[int, ...] = ()) -> None:
     """Of the weights the rows, less some biases: where a gradient is 0 but for rounding, Adam makes steps of noise. Such are those of an
     attention's keys' biases, and of content that adds the same to the biases of all leaves, which a softmax does not see."""
-    assert_allclose(np.delete(run.weights["node_rows"], biases, 1), np.delete(one.weights["node_rows"], biases, 1), atol=2e-5)
+    assert_allclose(np.delete(run.weights["node_rows"], biases, 1), np.delete(one.weights["node_rows"], biases, 1), atol=5e-5)
     assert_allclose(run.curve["recalls"], one.curve["recalls"], rtol=1e-12)
 
 
@@ -116,14 +118,14 @@ def assert_same_end(run: Run, one: Run, biases: tuple[int, ...] = ()) -> None:
 def test_two_processes_have_the_losses_and_the_rows_of_one(together: dict[str, Run], alone: dict[str, Run], kind: str) -> None:
     run, one = together[kind], alone[kind.removesuffix(" on a GPU")]
     assert len(one.losses) == STEPS
-    assert_allclose(run.losses, one.losses, rtol=1e-6)
+    assert_allclose(run.losses, one.losses, rtol=LOSS_RTOL)
     assert_same_end(run, one, (3, 7) if kind == "otm-sequence content" else ())
 
 
 @pytest.mark.parametrize("kind", RESUMED)
 def test_two_processes_go_on_where_one_was_killed(together: dict[str, Run], alone: dict[str, Run], kind: str) -> None:
     run, one = together[f"{kind} resumed"], alone[kind]
-    assert_allclose(run.losses, one.losses[-len(run.losses) :], rtol=1e-6)
+    assert_allclose(run.losses, one.losses[-len(run.losses) :], rtol=LOSS_RTOL)
     assert len(run.losses) == STEPS - KILLED // CHECKPOINT_EVERY * CHECKPOINT_EVERY, "from the last checkpoint"
     assert_same_end(run, one)
 
@@ -134,7 +136,7 @@ def test_one_process_goes_on_where_two_were_killed(folder: Path, together: dict[
     assert [file.name for file in path.iterdir() if file.is_file()] == ["checkpoint.pt"], "no tables are left beside it"
     losses = shared_runs.train(configuration(folder, kind), path, resume=True)
     assert len(losses) == STEPS - KILLED // CHECKPOINT_EVERY * CHECKPOINT_EVERY
-    assert_allclose(losses, alone[kind].losses[-len(losses) :], rtol=1e-6)
+    assert_allclose(losses, alone[kind].losses[-len(losses) :], rtol=LOSS_RTOL)
     assert_same_end(Run(losses, path), alone[kind])
 
 

@@ -28,7 +28,7 @@ from training.specification.deep import DeepConfig
 
 log = logging.getLogger(__name__)
 
-RECIPE, FUSION = "recipe", "fusion"
+RECIPE, FUSION, NEIGHBOURS = "recipe", "fusion", "neighbours"
 FUSED_BY_DEFAULT = "fusion:recipe:neighbours"
 QUICK = ("popularity", "item-means", "item-cf", "neighbours", "content", "ease", "ials")
 """Baselines without training by gradient steps: seconds on most logs."""
@@ -162,7 +162,9 @@ class Contest:
 
     def _trained(self, seconds: float | None) -> Recipe:
         if self._recipe is None:
-            self._recipe = fit_recipe(self.config, self.prepared, self.folder, self.device, seconds, self._costs, self.clock)
+            known = self._entries.get((NEIGHBOURS, self.config.search.exclude_seen))  # chosen as the export would choose a memory's
+            told = None if known is None else known.fitted
+            self._recipe = fit_recipe(self.config, self.prepared, self.folder, self.device, seconds, self._costs, self.clock, told)
         return self._recipe
 
     def _best_beam(self, task: Task, recipe: Recipe) -> Entry:

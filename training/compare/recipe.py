@@ -73,7 +73,7 @@ class Recipe:
     engine    one thread, on the CPU
     options   what training and export chose, and the steps that were made
     trials    what was tried of γ and the memory, with the figure that it was chosen by
-    seconds   of training and export together
+    seconds   of training and export together, with the choice of the memory's neighbours
     ended     why it was trained for fewer steps than configured, where it was
     share     of the configured steps
     """
@@ -112,11 +112,13 @@ def fit_recipe(
     seconds: float | None = None,
     costs: Costs | None = None,
     clock: Clock = time.monotonic,
+    told: Fitted | None = None,
 ) -> Recipe:
     """Train, export to a folder inside `folder`, and open.
 
     seconds   of all this: as many steps as fit are planned, never more than configured, and training ends in time if they take longer
     costs     as `costs_of` measured them; None: they are measured first
+    told      the neighbours that a memory is made of, as the export would choose them; None: it does
     """
     begin, work = clock(), folder / "work"
     work.mkdir(parents=True)
@@ -126,6 +128,8 @@ def fit_recipe(
         costs = costs_of(config, prepared, folder, device, clock)
     if costs is not None:
         prepared = replace(prepared, begun=costs.begun)
+    if told is not None:
+        prepared, costs = replace(prepared, neighbours=told), costs and replace(costs, memory_s=0.0)
     if costs is not None and seconds is not None:
         memory_s = min(FIT_S, MEMORY_SHARE * seconds)
         training_s = begin + seconds - clock() - export_seconds(config, prepared, costs)
@@ -145,7 +149,8 @@ def fit_recipe(
     steps = planned.steps if patient else curve["steps"]
     ended = None if steps == wanted else f"{steps:,} of {wanted:,} steps"
     trials = [Trial(tried["options"], tried["figure"]) for tried in manifest.metrics.get("validation", [])]
-    return Recipe(bundle, open_engine(bundle, "cpu"), options, trials, clock() - begin, ended, steps / wanted)
+    took_s = clock() - begin + (0.0 if told is None else told.seconds)
+    return Recipe(bundle, open_engine(bundle, "cpu"), options, trials, took_s, ended, steps / wanted)
 
 
 @dataclass(frozen=True)

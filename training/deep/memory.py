@@ -25,7 +25,7 @@ from espalier.compiled_code import compiled
 from espalier.memory import MAX_VISITS, Memory
 from espalier.memory_lists import MemoryLists
 from training.deep.prepare import Prepared
-from training.neighbours.fit import fading, fit_neighbours
+from training.neighbours.fit import Neighbours, fading, neighbours
 from training.neighbours.neighbour_lists import NeighbourLists
 from training.retrieval.task import Metric, Task
 from training.specification.deep import DeepConfig, InstanceConfig
@@ -70,7 +70,10 @@ class Remembered:
 
 def remembered(config: DeepConfig, prepared: Prepared, seconds: float = FIT_S) -> Remembered:
     """Neighbours tuned on validation queries and learned from the lists of training users, as many an item as the configuration allows."""
-    found, fitted = fit_neighbours(memory_task(config, prepared, seconds))
+    fitted = prepared.neighbours or neighbours(memory_task(config, prepared, seconds))
+    found = fitted.source
+    if not isinstance(found, Neighbours):
+        raise TypeError(f"a memory is made of Neighbours, not of {type(found).__name__}")
     most = KEPT[-1] if config.memory.neighbours == "auto" else config.memory.neighbours
     log.info("memory: neighbours in %.1f s%s", fitted.seconds, "" if fitted.ended is None else f", {fitted.ended}")
     return Remembered(found.lists.limited(most), float(fitted.options["recency"]))

@@ -30,6 +30,7 @@ from training.deep.vector_start import embeddings_of as vector_embeddings
 from training.deep.vector_start import start_of
 from training.live.joined_log import with_journal, with_live_fields
 from training.live.taken_along import TakenAlong, take_along, with_live_items
+from training.retrieval.task import Fitted
 from training.specification.deep import DeepConfig, JtmTree, TreeOfEarlierModel
 from training.trees.balanced import category_tree, random_tree
 from training.trees.embeddings import item_embeddings as embeddings_of
@@ -57,6 +58,7 @@ class Prepared:
 
     start  the earlier model's bundle, with its live items; along: what its journal brought; None: nothing
     begun  None: the tree and the first model are to be made
+    neighbours  those that a memory is made of; None: they are to be chosen
     """
 
     split: Split
@@ -66,6 +68,7 @@ class Prepared:
     start: Path | None = None
     along: TakenAlong | None = None
     begun: Begun | None = None
+    neighbours: Fitted | None = None
 
     @property
     def interactions(self) -> Interactions:

@@ -43,7 +43,10 @@ log = logging.getLogger(__name__)
 
 GAMMAS = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 WEIGHTS = Option("weight", (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0), times=1.5, least=0.1, most=1000.0)
-FIRST_WEIGHT = 4.0
+FIRST_WEIGHTS = 4.0, 16.0
+"""λ that are tried first. A tree that had little time leaves more to the memory, and each step from 4 costs a search."""
+CLIMB_SHARE = 0.7
+"""Of the time for choosing how a memory is added, what γ, λ and the recency may take; the rest is for the number of neighbours."""
 RECENCY = next(option for option in GRID if option.name == "recency")
 CUTS = (10, 50, 200)
 """The m whose recall is what a ranking is chosen by."""
@@ -205,30 +208,33 @@ def _with_memory(
     sizes = [kept for kept in sizes if searches.visits(source, kept, source.recency) <= TRIAL_VISITS] or sizes[:1]
     if config.memory.neighbours != "auto":
         sizes = [source.most]
-    start = {"gamma": alone["gamma"], "weight": FIRST_WEIGHT, "kept": sizes[-1], "recency": source.recency}
-    start["weight"] = FIRST_WEIGHT if weight == "auto" else weight
-    if searches.memory(start) is None:
+    weights = FIRST_WEIGHTS if weight == "auto" else (weight,)
+    starts = [{"gamma": alone["gamma"], "weight": first, "kept": sizes[-1], "recency": source.recency} for first in weights]
+    if searches.memory(starts[0]) is None:
         log.info("no memory: no validation user has a neighbour to be told of")
         return alone
     grid = [Option("gamma", tuple(gammas))] if len(gammas) > 1 else []
     grid = [WEIGHTS, *grid] if weight == "auto" else grid
     grid = [*grid, RECENCY] if prepared.interactions.order != "none" else grid
-    deadline = Deadline(time.monotonic() + memory_s)
-    best = search(searches.figure, [start], grid, deadline, most_trials=MEMORY_TRIALS).best.options
-    best = _fewest(searches, best, sizes)
+    begin = time.monotonic()
+    best = search(searches.figure, starts, grid, Deadline(begin + CLIMB_SHARE * memory_s), most_trials=MEMORY_TRIALS).best.options
+    best = _fewest(searches, best, sizes, Deadline(begin + memory_s))
     gain, error = searches.measured(best).gain_over(searches.measured(alone))
     kept = weight != "auto" or gain > error
     log.info("%s: %+.1f ± %.1f %% over the tree alone", "memory" if kept else "no memory", 100 * gain, 100 * error)
     return best if kept else alone
 
 
-def _fewest(searches: Searches, best: Options, sizes: Sequence[int]) -> Options:
-    """The options with the fewest neighbours an item whose figure is within a standard error of the best number's."""
-    tried = [best | {"kept": kept} for kept in sizes]
-    for options in tried:
-        log.info("  %.5f  %d neighbours an item", searches.figure(options), options["kept"])
+def _fewest(searches: Searches, best: Options, sizes: Sequence[int], deadline: Deadline) -> Options:
+    """The options with the fewest neighbours an item, of what there is time to try, whose figure is within a standard error of the best."""
+    tried = [best]
+    for kept in reversed(sizes):
+        if deadline.is_over():
+            break
+        tried.append(best | {"kept": kept})
+        log.info("  %.5f  %d neighbours an item", searches.figure(tried[-1]), kept)
     most = max(tried, key=searches.figure)
-    for options in tried:
+    for options in reversed(tried):
         gain, error = searches.measured(options).gain_over(searches.measured(most))
         if options == most or gain >= -error:
             return options

@@ -112,12 +112,7 @@ def count(lists: Lists, options: Options) -> Counts:
 
 
 def neighbours(task: Task) -> Fitted:
-    """The method: `fit_neighbours`."""
-    return fit_neighbours(task)[1]
-
-
-def fit_neighbours(task: Task) -> tuple[Neighbours, Fitted]:
-    """Choose the options on validation queries, at most `most_queries`, and fit on all training users."""
+    """Choose the options on validation queries, at most `most_queries`, and fit on all training users. `source` is a Neighbours."""
     begin, deadline = time.perf_counter(), task.deadline()
     interactions, users = task.split.lists, task.split.train
     ordered = interactions.order != "none"
@@ -143,7 +138,8 @@ def fit_neighbours(task: Task) -> tuple[Neighbours, Fitted]:
     kept, more = _fewest(task, pairs, best, found.best, deadline)
     best = best if kept is None else replace(best, lists=best.lists.limited(kept))
     options = {**found.best.options, "kept": kept}
-    return best, Fitted(best.rank, options, best.lists.bytes, time.perf_counter() - begin, [*found.trials, *more], found.ended)
+    seconds, trials = time.perf_counter() - begin, [*found.trials, *more]
+    return Fitted(best.rank, options, best.lists.bytes, seconds, trials, found.ended, source=best)
 
 
 def most_queries(task: Task) -> int:

@@ -140,6 +140,7 @@ class Fitted:
     seconds   wall-clock time of choosing and training together
     ended     why it ended early, where it did: a sentence for the report
     share     of its steps, or of its data, that it saw (see `needs.py`): the lesser
+    source    what it answers from, where another method can be made of that
     """
 
     rank: Rank
@@ -149,6 +150,7 @@ class Fitted:
     trials: list[Trial] = field(default_factory=list)
     ended: str | None = None
     share: float = 1.0
+    source: object = None
 
 
 Method = Callable[[Task], Fitted]
