@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 
 
 class OwnTime(asyncio.SelectorEventLoop):
@@ -28,4 +30,12 @@ async def pass_time(seconds: float) -> None:
 async def settled(turns: int = 20) -> None:
     """Let every task run until it waits for something that does not come by itself."""
     for _ in range(turns):
+        await asyncio.sleep(0)
+
+
+async def turns_until(condition: Callable[[], object], within_s: float = 20) -> None:
+    """Give other tasks and threads turns until it holds. The loop's own time may stand still, so the limit is of the system's."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {within_s:g} s"
         await asyncio.sleep(0)

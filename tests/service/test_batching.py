@@ -21,7 +21,7 @@ from service.batching.parts import Answer
 from service.batching.priority import Priority
 from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
 from tests.service.fake_engine import FakeEngine
-from tests.service.own_time import pass_time, settled
+from tests.service.own_time import pass_time, settled, turns_until
 
 ITEMS, KIND = 40, HistoryKind(length=3)
 NewBatcher = Callable[..., Batcher]
@@ -81,9 +81,7 @@ async def learnt(engine: FakeEngine, batcher: Batcher, query_s: float, beam_size
 
 async def idle(batcher: Batcher) -> None:
     """Its thread has seen that nothing is left to do: answers come a moment before."""
-    async with asyncio.timeout(10):
-        while not batcher._asleep:
-            await asyncio.sleep(0.001)
+    await turns_until(lambda: batcher._asleep)
 
 
 def newest(engine: FakeEngine, call: int) -> list[int]:

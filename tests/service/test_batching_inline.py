@@ -22,7 +22,7 @@ from service.settings import Settings
 from tests.service.fake_engine import FakeEngine
 from tests.service.own_time import OwnTime, pass_time
 from tests.service.shards.cutting import whole_bundle
-from tests.service.test_batching import ITEMS, NewBatcher, accepted, ask, held, new_batcher, queries
+from tests.service.test_batching import ITEMS, NewBatcher, accepted, ask, held, idle, new_batcher, queries
 
 __all__ = ["new_batcher"]
 
@@ -54,12 +54,6 @@ async def seen(new_batcher: NewBatcher, takes_s: float = SHORT_S, **limits: Any)
     await ask(batcher, 0)
     await idle(batcher)
     return engine, batcher
-
-
-async def idle(batcher: Batcher) -> None:
-    """The engine's thread waits for work."""
-    while not batcher._asleep:
-        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize(("takes_s", "inline"), [(SHORT_S, True), (1.01 * SHORT_S, False)])
