@@ -104,11 +104,11 @@ slow-test: $(INSTALLED)
 	@$(COMPILE)
 	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest $(PARALLEL) -m 'slow and not console and not stack and not hostile'
 
+# Types take a core for a minute or two, in which the other one compiles.
 check: $(INSTALLED)
-	@$(COMPILE)
 	$(VENV_PYTHON) -m ruff check
 	$(VENV_PYTHON) -m ruff format --check
-	$(VENV_PYTHON) -m mypy
+	@$(COMPILE) & compiling=$$!; echo $(VENV_PYTHON) -m mypy; $(VENV_PYTHON) -m mypy; wait $$compiling
 	.venv/bin/lint-imports
 	$(VENV_PYTHON) docker/pin_images.py
 	$(VENV_PYTHON) docker/audit.py constraints.txt

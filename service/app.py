@@ -106,6 +106,7 @@ def create_app(
     documentation.add_pages(app)
     if settings.console:
         add_console(app)
-    app.openapi = lambda: documentation.as_answered(describe(), answer_classes(), keys)  # type: ignore[method-assign]  # as FastAPI tells its users to
+    # As FastAPI tells its users to.
+    app.openapi = lambda: documentation.as_answered(describe(), answer_classes(), keys)  # type: ignore[method-assign]
     match_whole_paths(app)
     return app
