@@ -114,20 +114,6 @@ def catalogue(tmp_path: Path) -> Catalogue:
     return Catalogue(make_bundle(tmp_path, rng, tree, columns=columns, width=WIDTH))
 
 
-def test_live_items_pass_by_their_own_fields(catalogue: Catalogue) -> None:
-    trained = catalogue.passing({"colour": ["red"]})
-    catalogue.put("red", {"colour": "red", "price": 2.5, "tags": ["c"]})
-    catalogue.put("blue", {"colour": "blue"})
-    catalogue.put("bare", {})
-    assert catalogue.passing({"colour": ["red"]}) == trained | {"red"}
-    assert catalogue.passing({"price": {"min": 2.2, "max": 2.8}}) == {"red"}
-    assert catalogue.passing({"tags": ["c", "d"]}) == {"red"}
-    assert catalogue.passing({"id": ["blue", "item-1"]}) == {"blue", "item-1"}
-    everything = catalogue.passing({}, {"price": {"min": 1e9}})
-    assert catalogue.passing({}, {"colour": ["red"]}) == everything - trained - {"red"}
-    assert {"red", "blue", "bare"} < everything
-
-
 def test_an_item_that_may_be_found_again_is_found_though_a_mask_was_made_of_the_snapshot_before(catalogue: Catalogue) -> None:
     """A request that came before the list was changed makes its mask after that, and before the next snapshot."""
     catalogue.put("new", {"colour": "violet"})
@@ -193,17 +179,6 @@ def test_an_item_that_moves_after_the_filter_was_applied_is_found_where_it_is(tm
     found = engine.search(random_queries(rng, bundle, 1), replace(SearchParams.uniform(1, 100, 5), mask_B=(mask,)))
     assert {*state.table.ids_of(found.item_rows_BM[0, : found.count_B[0]])} == {"moves", "comes"}
     assert found.complete_B.tolist() == [True]
-
-
-def test_a_trained_item_passes_by_its_changed_fields_with_its_own_row_or_another(catalogue: Catalogue) -> None:
-    red = catalogue.passing({"colour": ["red"]})
-    kept, moved = sorted(red)[:2]
-    catalogue.put(kept, {"colour": "green"}, placed=False)
-    catalogue.put(moved, {"colour": "green"})
-    assert catalogue.passing({"colour": ["green"]}) == {kept, moved}
-    assert catalogue.passing({"colour": ["red"]}) == red - {kept, moved}
-    catalogue.put("item-1" if "item-1" not in red else "item-3", {"colour": "red"}, placed=False)
-    assert len(catalogue.passing({"colour": ["red"]})) == len(red) - 1
 
 
 def test_a_mask_follows_puts_deletes_and_removals_and_is_kept_in_between(catalogue: Catalogue) -> None:

@@ -15,7 +15,7 @@ from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
 from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_tree, tree_over
-from benchmarks.random_live import random_put, random_row, random_state
+from benchmarks.random_live import random_put, random_row
 from espalier.bundle import Bundle
 from espalier.errors import InvalidData
 from espalier.live import live_tree
@@ -365,13 +365,6 @@ def test_times_of_expiry_that_were_overtaken_do_not_pile_up(bundle: Bundle, monk
     assert len(state._expiry) <= 2 * 2 + 20
     assert [state.next_expiry(), state.expire(49.9), state.expire(50.0), state.expire(298.0), state.expire(299.0)] == [50, 0, 1, 0, 1]
     assert (state.live_items, state.expired_until) == (0, 299.0)
-
-
-def test_random_states_have_all_kinds_of_items(bundle: Bundle) -> None:
-    overlay = random_state(np.random.default_rng(1), bundle).overlay()
-    assert overlay.handles > 12
-    assert (len(overlay.row_W), len(overlay.hidden)) == (3, 7)
-    assert 0 < np.count_nonzero(overlay.leaf_R) < overlay.handles
 
 
 # -- rows -----------------------------------------------------------------------------------------------------------------
