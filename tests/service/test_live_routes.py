@@ -72,14 +72,6 @@ def test_a_new_item_is_201_with_its_sequence_as_tag(shelf: Running, catalogue: F
     assert (operation.body.events, operation.body.like) == ((["item-1", "item-2"],), ("item-3", "nobody"))
 
 
-def test_what_is_there_is_200(shelf: Running) -> None:
-    put(shelf, "new", EVENT | {"source_version": 7})
-    bodies = {"source_version": 7}, {"source_version": 6}, {"source_version": 8, "fields": {"title": "x"}}
-    said = [put(shelf, "new", EVENT | body) for body in bodies]
-    assert [answer.status_code for answer in said] == [200, 200, 200]
-    assert [(answer.json()["outcome"], answer.json()["sequence"]) for answer in said] == [("unchanged", 1), ("stale", 1), ("updated", 2)]
-
-
 @pytest.mark.settings(write_keys=(WRITE,))
 def test_a_put_that_does_not_name_valid_until_leaves_it_and_null_lifts_it(live: Live) -> None:
     until, later = "2130-01-31T12:00:00Z", "2140-01-31T12:00:00Z"

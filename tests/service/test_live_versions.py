@@ -297,15 +297,6 @@ def test_what_is_placed_late_has_no_slot_that_a_worker_ahead_has_given_away(vers
     assert ahead.live_items == behind.live_items == 3
 
 
-def test_an_item_that_is_there_keeps_its_slot(version: LiveVersion) -> None:
-    bundle = version.bundle
-    parent = int(bundle.tree.level(bundle.tree.height - 1)[0])
-    state = LiveState(bundle)
-    row = LiveRow(np.zeros(bundle.graph_scorer.node_dim, np.float32))
-    state.apply([Change(1, "new", "put", {}, (Placement(0, parent, 5, row),))])
-    assert Slots(state).place("new", [[(parent, row)]], late=7)[0].slot == 5
-
-
 # -- what explanations say of live items ----------------------------------------------------------------------------------
 
 
