@@ -23,6 +23,7 @@ from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import Change, LiveState
 from espalier.masks.filters import ItemFilters
 from service.errors import CatalogueFull, NotReady
+from service.live import live_version
 from service.live.live_version import LiveVersion
 from service.live.replay import replay
 from service.live.slots import Slots
@@ -35,7 +36,12 @@ __all__ = ["models"]
 
 def opened(models: Path) -> LiveVersion:
     bundle = Bundle.open(models / "books" / "1")
-    return LiveVersion(bundle, open_reference(bundle), ItemFilters([bundle.tree], bundle.items, 1 << 20), lambda: Nearest(bundle))
+    return LiveVersion(bundle, open_reference(bundle), ItemFilters([bundle.tree], bundle.items, 1 << 20))
+
+
+@pytest.fixture(autouse=True)
+def nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_version, "Placer", Nearest)
 
 
 @pytest.fixture

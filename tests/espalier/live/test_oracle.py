@@ -47,8 +47,8 @@ CALLS: dict[str, st.SearchStrategy[Any]] = {
     "passing": st.sampled_from([None, 0.0, 0.1, 0.5]),
     "excluded": st.sampled_from([0, 3, 30]),
 }
-graphs = st.builds(dict, drawn_bundles.graphs, **CALLS)
-linear = st.builds(dict, drawn_bundles.linear, **CALLS)
+graphs: st.SearchStrategy[dict[str, Any]] = st.builds(dict, drawn_bundles.graphs, **CALLS)
+linear: st.SearchStrategy[dict[str, Any]] = st.builds(dict, drawn_bundles.linear, **CALLS)
 
 
 class Oracle:

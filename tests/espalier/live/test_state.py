@@ -273,7 +273,8 @@ def test_vacant_leaves_are_taken_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parent", "slot", "width", "field"), [(0, 9, 4, "parent"), (4, 0, 4, "slot"), (4, -1, 4, "parent"), (4, 9, 3, "row")]
+    ("parent", "slot", "width", "field"),
+    [(0, 9, 4, "parent"), (4, 0, 4, "slot"), (4, -1, 4, "parent"), (4, 9, 3, "a node row of 4 numbers")],
 )
 def test_a_placement_that_does_not_fit_changes_nothing(bundle: Bundle, parent: int, slot: int, width: int, field: str) -> None:
     state = LiveState(bundle)

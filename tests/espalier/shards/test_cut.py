@@ -31,7 +31,6 @@ from tests.espalier import drawn_bundles
 from tests.espalier.drawn_bundles import drawn_bundle, rewritten
 from tests.espalier.shards.merging import answers_of, merged, with_states
 from tests.espalier.test_stacking import with_stacking
-from tests.espalier.test_tail import F
 
 SHAPE = {"seed": 1, "branching_height": (4, 3), "ragged": True, "empty_share": 0.0, "gamma": 1.0, "dtype": "float32"}
 SHAPES = st.one_of(drawn_bundles.graphs, drawn_bundles.linear.filter(lambda shape: "stacking" not in shape["kind"]))
@@ -108,8 +107,8 @@ def test_every_item_of_a_shard_has_the_rank_and_key_that_it_has_in_the_whole_bun
 # -- what a shard holds ---------------------------------------------------------------------------------------------------
 
 
-@given(drawn_bundles.graphs, st.integers(1, 3))
-def test_a_shard_has_the_rows_the_ids_and_the_memory_of_its_items(
+@given(SHAPES, st.integers(1, 3))
+def test_a_shard_says_what_it_is_of_and_stores_numbers_as_the_whole_bundle_does(
     tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], count: int
 ) -> None:
     bundle = made(tmp_path_factory.mktemp("cut"), shape)
@@ -123,39 +122,13 @@ def test_a_shard_has_the_rows_the_ids_and_the_memory_of_its_items(
         assert (opened.manifest.name, opened.manifest.search) == (str(index), bundle.manifest.search)
         assert opened.items.ids_of(np.arange(len(parts.items))) == bundle.items.ids_of(parts.items)
         assert_array_equal(opened.items.rows_of(bundle.items.ids_of(parts.items)), np.arange(len(parts.items)))
-        (nodes,) = parts.nodes
-        assert_array_equal(opened.node_rows_ND, bundle.node_rows_ND[nodes], strict=True)
-        assert_array_equal(nodes[opened.tree.parent[1:]], bundle.tree.parent[nodes[1:]])
-        assert_array_equal(nodes[opened.tree.leaf_of_item], bundle.tree.leaf_of_item[parts.items])
         assert len(opened.golden()) == len(opened.heldout()) == 0
-        if bundle.memory is not None:
-            assert opened.memory is not None
-            for source in range(bundle.tree.item_count):
-                for row, item in enumerate(parts.items.tolist()):
-                    assert opened.memory.value_of(source, row) == bundle.memory.value_of(source, item)
+        for mine, whole in zip(opened.alone, bundle.alone, strict=True):
+            assert stored_dtype(mine) == stored_dtype(whole)
 
 
-@given(drawn_bundles.linear, st.integers(1, 3))
-def test_a_shard_has_the_weights_and_the_tail_of_its_items(
-    tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], count: int
-) -> None:
-    bundle = made(tmp_path_factory.mktemp("cut"), shape)
-    every = np.arange(F, dtype=np.int32)
-    for shard in drawn_cut(bundle, count):
-        opened = Bundle.open(shard.path)
-        assert opened.shard is not None
-        for (tree, chunks), (whole, of_whole), nodes in zip(opened.trees, bundle.trees, opened.shard.nodes, strict=True):
-            assert_array_equal(nodes[tree.leaf_of_item], whole.leaf_of_item[opened.shard.items])
-            assert_array_equal(chunks.bias, of_whole.bias[nodes])
-            assert chunks.entry_weight.dtype == of_whole.entry_weight.dtype
-            assert np.diff(chunks.row_entry).min(initial=1) > 0
-            for node in range(1, tree.node_count):
-                assert_array_equal(chunks.weights_of(tree, node, every), of_whole.weights_of(whole, int(nodes[node]), every))
-        assert (opened.tail is None) == (bundle.tail is None)
-        if opened.tail is not None and bundle.tail is not None:
-            for row, item in enumerate(opened.shard.items.tolist()):
-                values = np.ones(F, np.float32)
-                assert opened.tail.part(every, values, row) == pytest.approx(bundle.tail.part(every, values, item))
+def stored_dtype(bundle: Bundle) -> Any:
+    return bundle.stored_rows.dtype if isinstance(bundle.manifest.scorer, GraphScorer) else bundle.chunks.entry_weight.dtype
 
 
 @pytest.fixture(scope="module")
