@@ -56,7 +56,7 @@ class ShardsHere:
         return (name,)
 
     async def send(self, address: str, body: bytes, most: int, timeout_s: float, headers: Mapping[str, str]) -> bytes:
-        return answered(200, await answer_search(self._registries[address], body))
+        return answered(*await answer_search(self._registries[address], body))
 
     async def held(self, address: str, timeout_s: float) -> frozenset[Pin]:
         return held_of(orjson.dumps({"shards": self._registries[address].shards.described()}))

@@ -10,12 +10,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from deploy.ray.arguments import settings_of
 from espalier.compile import make_ready
-from espalier.errors import EspalierError, InvalidInput
-from service.errors import ServiceError, UnknownMasks
+from espalier.errors import EspalierError
 from service.models.registry import Registry
 from service.settings import warn_of_unknown_settings
 from service.shards.search import answer_search
@@ -65,14 +62,7 @@ class Shard:
 
     async def search(self, body: bytes) -> tuple[int, bytes]:
         """(status, body) of what POST /internal/search would answer. (An error that is raised would fill Ray's log with its trace.)"""
-        try:
-            return 200, await answer_search(self._registry, body)
-        except UnknownMasks as error:
-            return error.status, orjson.dumps(error.digests)
-        except InvalidInput as error:
-            return 422, str(error).encode()
-        except ServiceError as error:
-            return error.status, str(error).encode()
+        return await answer_search(self._registry, body)
 
     async def shards(self) -> Sequence[Mapping[str, Any]]:
         """Every version that serves, as in GET /internal/shards."""

@@ -52,7 +52,7 @@ class LiveCatalogue:
         self, model: str, journal: Journal, notices: Notices, metrics: LiveMetrics, capacity: int, follows: str | None = None
     ) -> None:
         self.model, self.capacity, self._metrics = model, capacity, metrics
-        self._journal, self._notices = journal, notices
+        self.journal, self._notices = journal, notices
         self.thread = JournalThread(model, journal, notices, capacity, self._applied_more, metrics.lag)
         self._follows, self._waiting = follows, 0
         self._stuck_at = -1  # where the thread stood when a write came that it did not take in time
@@ -130,7 +130,7 @@ class LiveCatalogue:
 
     async def get(self, item_id: str) -> StoredItem:
         default = self._check_ready()
-        stored = await self._read(self._journal.latest, item_id)
+        stored = await self._read(self.journal.latest, item_id)
         if stored is not None and (stored.kind == "delete" or stored.has_expired(time.time())):
             raise ItemNotFound(f"There is no item {item_id!r}: it was deleted.")
         if stored is None and not default.is_trained(item_id):
@@ -146,19 +146,19 @@ class LiveCatalogue:
     async def changes(self, after: int, limit: int) -> Sequence[Operation]:
         if after > await self.committed():
             raise ChangesGone(f"after: there is no operation {after} yet; was a backup put in place?")
-        return await self._read(self._journal.since, after, limit)
+        return await self._read(self.journal.since, after, limit)
 
     async def committed(self) -> int:
-        return await self._read(self._journal.last_sequence)
+        return await self._read(self.journal.last_sequence)
 
     async def dropped(self) -> int:
         try:
-            return await asyncio.to_thread(self._journal.dropped)
+            return await asyncio.to_thread(self.journal.dropped)
         except JournalError as error:
             raise NotWritable(str(error)) from error
 
     async def identity(self) -> str | None:
-        return await self._read(self._journal.identity)
+        return await self._read(self.journal.identity)
 
     async def _read(self, read: Callable[..., T], *values: object) -> T:
         """What the journal says. Raises NotWritable where it says nothing, or not in time."""
@@ -209,33 +209,21 @@ class LiveCatalogue:
     @property
     def has_begun(self) -> bool:
         """Whether anything was ever written."""
-        return self._journal.exists()
+        return self.journal.exists()
 
     # -- the journal's thread and the loader ----------------------------------------------------------------------------
 
     def join(self, version: LiveVersion) -> None:
         """Bring a version that is about to serve up to date, and keep it so. Blocks; operations that cannot be read are left out so far."""
-        if version.refused is None and self._journal.exists():
+        if version.refused is None and self.journal.exists():
             try:
-                self._journal.check()
-                replay(version, self._journal, store=self.thread.store)
+                self.journal.check()
+                replay(version, self.journal, store=self.thread.store)
             except JournalError as error:
                 log.error("%s version %d serves without its live items: %s", self.model, version.version, error)
         self.thread.join(version)
 
     # -- a host that follows --------------------------------------------------------------------------------------------
-
-    def last_sequence(self) -> int:
-        """The last operation that is committed here. Raises JournalError."""
-        return self._journal.last_sequence()
-
-    def own_identity(self) -> str | None:
-        """Names the sequence numbers that are here; None before the first. Raises JournalError."""
-        return self._journal.identity()
-
-    def own_dropped(self) -> int:
-        """The last delete that this host dropped, or that was dropped already when it began to copy. Raises JournalError."""
-        return self._journal.dropped()
 
     def note(self, behind: int | None, failure: str | None = None) -> None:
         """How far this host is behind the one that it follows, and why it does not follow."""
@@ -243,18 +231,8 @@ class LiveCatalogue:
         if behind is not None:
             self._metrics.lag(behind)
 
-    def copy(self, operations: Sequence[Operation], identity: str | None, dropped: int = 0) -> None:
-        """Commit operations of the journal that this host follows, under their numbers, and have all workers apply them. Blocks.
-
-        Those that are here already are left out. identity, dropped: of that journal. Raises JournalError.
-        """
-        with self._journal.writing() as transaction:
-            last = transaction.last_sequence()
-            if not last and identity is not None:
-                transaction.identify(identity, dropped)
-            for operation in operations:
-                if operation.sequence > last:
-                    transaction.append(operation)
+    def copied(self) -> None:
+        """Operations of the journal that this host follows were committed here: have all workers apply them."""
         self._notices.committed(self.model)
         self.thread.look()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, NamedTuple, Protocol
 
 from espalier.errors import EspalierError
+from espalier.live.journal import Journal
 from espalier.live.operations import Operation
 from service.live.writer_feed import FeedFailed, WriterFeed
 
@@ -32,25 +33,12 @@ BEHIND = "Nothing is copied until it has more. Does a host answer there that its
 
 
 class Copies(Protocol):
-    """What takes copied operations. Its methods raise EspalierError."""
+    """A live catalogue of this host, which takes copied operations."""
 
-    def copy(self, operations: Sequence[Operation], identity: str | None, dropped: int) -> None:
-        """Commit operations of the journal of that identity, and apply them. Those that are here already are left out.
+    journal: Journal
 
-        dropped  the last delete that is missing in that journal
-        """
-        ...
-
-    def last_sequence(self) -> int:
-        """The last operation that is committed here."""
-        ...
-
-    def own_identity(self) -> str | None:
-        """Names the sequence numbers that are here; None before the first."""
-        ...
-
-    def own_dropped(self) -> int:
-        """The last delete that is missing here, or was missing there when the first operation was copied."""
+    def copied(self) -> None:
+        """Operations were committed to the journal: have all workers apply them."""
         ...
 
     def note(self, behind: int | None, failure: str | None = None) -> None:
@@ -115,16 +103,17 @@ class Following:
 
     def _copied(self, model: str, copies: Copies) -> bool:
         """Copy one page; whether there may be more."""
-        after, own = copies.last_sequence(), copies.own_identity()
+        after, own = copies.journal.last_sequence(), copies.journal.identity()
         page = self._feed.changes(model, after)
         if after and page.identity is not None and own != page.identity:
             raise FeedFailed(f"The journal of {self._feed.url} is not the one that was copied here up to operation {after}. {ANOTHER}")
         if page.sequence < after:
             raise FeedFailed(f"{self._feed.url} has {page.sequence} operations, fewer than the {after} that are here. {BEHIND}")
-        if after and page.dropped > max(after, copies.own_dropped()):
+        if after and page.dropped > max(after, copies.journal.dropped()):
             raise FeedFailed(f"{self._feed.url} has dropped deletes up to operation {page.dropped}; {after} were copied here. {TOO_LATE}")
         if page.operations:
-            copies.copy(page.operations, page.identity, page.dropped)
+            copy(copies.journal, page.operations, page.identity, page.dropped)
+            copies.copied()
             after = page.operations[-1].sequence
         copies.note(page.sequence - after)
         return bool(page.operations) and after < page.sequence
@@ -140,6 +129,20 @@ class Following:
                 return False
             self._locks[model] = lock
         return True
+
+
+def copy(journal: Journal, operations: Sequence[Operation], identity: str | None, dropped: int = 0) -> None:
+    """Commit operations of another journal under their numbers, but those that are here already.
+
+    identity  of that journal; dropped: the last delete that is missing there. Raises JournalError.
+    """
+    with journal.writing() as transaction:
+        last = transaction.last_sequence()
+        if not last and identity is not None:
+            transaction.identify(identity, dropped)
+        for operation in operations:
+            if operation.sequence > last:
+                transaction.append(operation)
 
 
 class _Failure(NamedTuple):

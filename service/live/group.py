@@ -16,11 +16,12 @@ from espalier.live.journal import Transaction
 from espalier.live.operations import ItemBody, Operation
 from espalier.live.rows import Placement
 from espalier.live.state import MAX_HANDLES
+from espalier.placement.placer import Candidates
 from service.entity_tags import Condition
 from service.errors import CatalogueFull, ItemNotFound
 from service.live.catalogue_types import ALWAYS, NOWHERE, Delete, Outcome, OutcomeKind, Put, tag_of
 from service.live.live_version import LiveVersion
-from service.live.slots import Candidates, Slots
+from service.live.slots import Slots
 
 MAX_CHARACTERS = 1 << 28
 """Characters of all fields of live and changed items of one model: every worker holds them."""

@@ -13,9 +13,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,18 +28,18 @@ from espalier.live.fields import Columns
 from espalier.live.filtered import LiveFilters
 from espalier.live.masks import eligible_rows
 from espalier.live.operations import ItemBody, Operation
-from espalier.live.overlay import Overlay
 from espalier.live.rows import Placement
 from espalier.live.state import MAX_HANDLES, Change, LiveState
 from espalier.masks.filters import ItemFilters
 from espalier.placement.parents import Search
+from espalier.placement.placer import Candidates, Placer
 from espalier.queries import QueryBatch
 from espalier.rerank.features import LiveCandidates
 from espalier.search import Engine, SearchParams
 from service.errors import NotReady
 from service.live.catalogue_types import Placed
 from service.live.recent_puts import RecentPuts
-from service.live.slots import Candidates, Slots
+from service.live.slots import Slots
 from service.live.views import LiveView, TrainedView, View
 
 log = logging.getLogger(__name__)
@@ -55,20 +55,6 @@ FIELDS = "fields"
 """What placed an item of which nothing else says where it belongs."""
 
 
-class Placer(Protocol):
-    """Finds where items may go (espalier.placement.placer). Its answer depends on its arguments alone."""
-
-    def place(
-        self, items: Sequence[ItemBody], known: Items, overlay: Overlay | None, search: Search
-    ) -> Sequence[Candidates | EspalierError]:
-        """For each item where it may go, or why nobody can say.
-
-        known    the catalogue that their evidence speaks of; overlay: what of it is live
-        search   the beams above the leaves that queries lead to, in the version
-        """
-        ...
-
-
 class LiveVersion:
     """See the module. Nothing is built until an operation is applied.
 
@@ -78,15 +64,14 @@ class LiveVersion:
     parents  where queries lead to in the version, from any thread; until it serves only from the loader's
     """
 
-    def __init__(self, bundle: Bundle, engine: Engine, filters: ItemFilters, open_placer: Callable[[], Placer]) -> None:
-        """open_placer: opens what finds where items go, with the first item."""
+    def __init__(self, bundle: Bundle, engine: Engine, filters: ItemFilters) -> None:
         info = bundle.manifest.live
         self.bundle, self.through, self.columns = bundle, 0 if info is None else info.through, Columns(bundle.items)
         self._name, self.version = bundle.manifest.name, bundle.manifest.version
         self._engine = engine if isinstance(engine, StagedEngine) and bundle.manifest.shard is None else None
         self.parents: Search = _no_parents if self._engine is None else self._engine.parents
-        self._open_placer, self._placing = open_placer, threading.Lock()
-        self._placer: Placer | None = None
+        self._placing = threading.Lock()
+        self._placer: Placer | None = None  # made with the first item
         self.refused = None if self._engine else f"version {self.version} on {engine.name} takes no live items"
         self._filters = filters
         self._lock = threading.RLock()  # held while something is applied
@@ -240,11 +225,11 @@ class LiveVersion:
         """Where items may go, by their evidence; an error for one whose evidence says nothing. From any thread but the event loop's."""
         with self._placing:  # one call at a time: placing is numbers in Python, and threads would only slow each other down
             if self._placer is None:
-                self._placer = self._open_placer()
+                self._placer = Placer(self.bundle)
             view = self._view
             overlay = view.overlay if isinstance(view, LiveView) else None
             known = [self._known(item_id, body) for item_id, body in items]
-            return list(self._placer.place(known, view.items, overlay, self.parents))
+            return self._placer.place(known, view.items, overlay, self.parents)
 
     def _known(self, item_id: str, body: ItemBody) -> ItemBody:
         """A body with the fields that the item has now, where it gives none."""

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from espalier.errors import EspalierError
 from espalier.live.operations import ItemBody
+from espalier.placement.placer import Candidates
 from service.errors import NotReady
 from service.live.catalogue_types import Delete, Put
 from service.live.group import Write
 from service.live.live_version import FIELDS, LiveVersion
-from service.live.slots import Candidates
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,8 @@ from espalier.live.live_tree import late_slot
 from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import LiveState
 from espalier.placement.parents import nodes_of
+from espalier.placement.placer import Candidates
 from service.errors import CatalogueFull
-
-Candidates = Sequence[Sequence[tuple[int, LiveRow]]]
-"""For each tree of a version, where an item may go, best first: a parent, and the row that the item has there."""
 
 
 class Slots:

@@ -28,7 +28,6 @@ from espalier.engines import open_engine, runs_on_gpu
 from espalier.errors import BundleCorrupt, EspalierError
 from espalier.manifest import Manifest
 from espalier.masks.filters import ItemFilters
-from espalier.placement.placer import Placer
 from espalier.rerank.ranker import Reranker, verify_ranker
 from espalier.search import Device, Engine, Precision
 from service.batching.admission import Limits
@@ -169,7 +168,7 @@ def _load(
     batcher = Batcher(engine, limits_of(settings, bundle, engine, engines.calls), name, on_overload=in_overload(path))
     model_metrics = ModelMetrics(metrics, name, engine.name, lambda: batcher.depth)
     batcher.on_call = model_metrics.call
-    live = LiveVersion(bundle, engine, filters, lambda: Placer(bundle))
+    live = LiveVersion(bundle, engine, filters)
     shard = ShardVersion.of(bundle, settings.mask_cache_bytes)
     loaded = LoadedModel(bundle, engine, batcher, model_metrics, filters, files, held, live, reranker, shard, engines.layout_of(engine))
     doing.append("applying its live items")

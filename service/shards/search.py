@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple, ParamSpec, TypeVar
 
+import orjson
+
 from espalier.errors import EspalierError, InvalidInput
 from espalier.shards.messages import ShardAnswer, ShardQuery, decode_query, encode_answer
 from service.batching.parts import Answer
-from service.errors import DeadlinePassed, NotReady, NotServed, QueueFull, UnknownMasks
+from service.errors import DeadlinePassed, NotReady, NotServed, QueueFull, ServiceError, UnknownMasks
 from service.models.loading import LoadedModel
 from service.models.registry import Registry
 from service.models.shard_version import ShardVersion
@@ -48,9 +50,16 @@ class Searched(NamedTuple):
     stages_ms: Mapping[str, float]
 
 
-async def answer_search(registry: Registry, body: bytes) -> bytes:
-    """The answer to a query of a router; both are bodies as `espalier.shards.messages` has them. Raises as `search`."""
-    return (await search(registry, body, time.perf_counter())).body
+async def answer_search(registry: Registry, body: bytes) -> tuple[int, bytes]:
+    """Status and body of the answer to a query of a router, for callers without HTTP: what `search` raises has its status, too."""
+    try:
+        return 200, (await search(registry, body, time.perf_counter())).body
+    except UnknownMasks as error:
+        return error.status, orjson.dumps(error.digests)
+    except InvalidInput as error:
+        return 422, str(error).encode()
+    except ServiceError as error:
+        return error.status, str(error).encode()
 
 
 async def search(registry: Registry, body: bytes, began: float) -> Searched:

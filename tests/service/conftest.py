@@ -19,6 +19,7 @@ from tests.service.running import ITEMS, Running, run, settings_of, small_model
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "settings(**values): those of the service that the test is given")
+    config.addinivalue_line("markers", "real_time: the event loop of a test that is a coroutine has the system's time")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -31,7 +32,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if runners:
         runners[0].run(pyfuncitem.obj(**given))
     else:
-        with asyncio.Runner(loop_factory=lambda: OwnTime(stands_still=True)) as runner:
+        stands_still = pyfuncitem.get_closest_marker("real_time") is None
+        with asyncio.Runner(loop_factory=lambda: OwnTime(stands_still)) as runner:
             runner.run(pyfuncitem.obj(**given))
     return True
 

@@ -18,12 +18,12 @@ from espalier.live.operations import ItemBody
 from espalier.live.overlay import Overlay
 from espalier.live.rows import LiveRow
 from espalier.placement.parents import Search
+from espalier.placement.placer import Candidates
 from espalier.search import Engine
 from service.entity_tags import Condition
+from service.live import live_version
 from service.live.catalogue import LiveCatalogue
 from service.live.catalogue_types import ALWAYS, Delete, Outcome, Put, StoredItem
-from service.live.slots import Candidates
-from service.models import loading
 from service.models.loading import LoadedModel
 from tests.service.running import ITEMS, Running, bearer, ids, run, small_model
 
@@ -85,7 +85,7 @@ def open_reference(bundle: Bundle) -> Engine:
 
 @contextmanager
 def live_service(models: Path, monkeypatch: pytest.MonkeyPatch, placer: type[Nearest] = Nearest, **settings: Any) -> Iterator[Live]:
-    monkeypatch.setattr(loading, "Placer", placer)
+    monkeypatch.setattr(live_version, "Placer", placer)
     settings = {
         "admin_keys": ADMIN,
         "write_keys": "a-key-that-may-write",

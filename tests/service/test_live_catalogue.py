@@ -167,21 +167,6 @@ def test_conditions_and_source_versions_are_looked_at_before_anything_changes(li
     assert live.put("item-1", Condition(if_match=tag_of(0)), fields={"title": "x"}).outcome == "updated"
 
 
-def test_filters_go_by_the_fields_that_items_have_now(live: Live) -> None:
-    red = {"filter": {"colour": ["red"]}}
-    trained = live.found("item-1", **red)
-    live.put("new", like=("item-1",), fields={"colour": "red", "price": 7.5})
-    assert sorted(live.found("item-1", **red)) == sorted([*trained, "new"])
-    assert live.found("item-1", filter={"price": {"min": 7.2, "max": 7.9}}) == ["new"]
-    live.put("item-1", fields={"colour": "red"})  # it was blue
-    live.put("new", fields={"colour": "blue"})
-    live.put("item-2", fields={})
-    assert sorted(live.found("item-1", **red)) == sorted({*trained, "item-1"} - {"item-2"})
-    assert "new" in live.found("item-1", exclude_filter={"colour": ["red"]})
-    live.delete("item-4")
-    assert "item-4" not in live.found("item-1", **red)
-
-
 def test_exclusions_and_standing_removals_hold_for_live_items(live: Live) -> None:
     live.put("new", like=("item-1",), fields={"colour": "red"})
     excluded = live.running.retrieve(queries=[{"history": ["new"], "exclude_seen": True}], **ALL)["results"][0]

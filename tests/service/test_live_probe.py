@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from espalier.bundle import Bundle
-from service.models import loading
+from service.live import live_version
 from service.models.live_replay import CANARY_ANSWERS, MIN_CANARY_ANSWERS
 from tests.service.exported_models import GOLDEN, HELD_OUT, exported
 from tests.service.live_running import Live, Nearest, open_reference
@@ -23,7 +23,7 @@ M, ROUND = 5, HELD_OUT + GOLDEN
 @pytest.fixture
 def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
     bundle = exported(tmp_path, np.random.default_rng(5))
-    monkeypatch.setattr(loading, "Placer", Nearest)
+    monkeypatch.setattr(live_version, "Placer", Nearest)
     with run(bundle.path.parents[1], open_reference) as running:
         yield Live(running)
 

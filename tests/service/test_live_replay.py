@@ -101,12 +101,6 @@ def asked(replay: LiveReplay, bundle: Bundle, wanted: Sequence[int], frozen: Sea
 # -- the items put in last ------------------------------------------------------------------------------------------------
 
 
-def test_items_take_turns() -> None:
-    recent = RecentPuts("history")
-    recent.note([put(1, "a", ["x"], ["y"]), put(2, "b", ["z"])])
-    assert [recent.next() for _ in range(3)] == [("a", (["x"], ["y"])), ("b", (["z"],)), ("a", (["x"], ["y"]))]
-
-
 def test_what_is_deleted_or_placed_by_no_query_is_not_asked_for() -> None:
     recent = RecentPuts("history")
     recent.note([put(1, "a", ["x"]), put(2, "b", ["y"]), put(3, "c", like=("d",)), put(4, "e", text="no query of such a model")])
@@ -132,12 +126,6 @@ def test_the_oldest_goes_first_and_a_second_put_is_new_again() -> None:
 
 
 # -- the canary -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_new_item_is_asked_for_by_its_own_history(bundle: Bundle, live: Live, replay: LiveReplay) -> None:
-    live.recent.note([put(1, "new-3", ["item-5", "new-0", "nobody-knows"])])
-    questions = asked(replay, bundle, [1], result(1), result(1))
-    assert [question.array.tolist() for question in questions] == [[[-1, -1, -1, 1, 2]], [[-1, -1, -1, 5, ITEMS]]]
 
 
 def test_the_canary_is_the_share_of_new_items_that_come(bundle: Bundle, live: Live, replay: LiveReplay) -> None:
@@ -183,16 +171,6 @@ def test_items_that_no_request_may_get_or_whose_queries_are_of_unknown_items_are
     for _ in range(6):
         assert len(asked(replay, bundle, [1], result(1), result(1))) == 1
     assert replay.canary_recall is None
-
-
-def test_without_recent_items_the_canary_is_no_number(bundle: Bundle, live: Live, replay: LiveReplay) -> None:
-    assert np.isnan(replay.canary_recall or 0.0)
-    live.recent.note([put(1, "new-3", ["item-5"])])
-    for _ in range(MIN_CANARY_ANSWERS):
-        asked(replay, bundle, [1], result(1), result(2))
-    assert replay.canary_recall == 0.0
-    live.recent.note([Operation(2, "new-3", "delete")])
-    assert np.isnan(replay.canary_recall or 0.0)
 
 
 def test_a_query_of_another_kind_of_model_is_passed_over(bundle: Bundle, live: Live, replay: LiveReplay, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import Change, LiveState
 from espalier.masks.filters import ItemFilters
 from service.errors import CatalogueFull, NotReady
+from service.live import live_version
 from service.live.live_version import LiveVersion
 from service.live.replay import replay
 from service.live.slots import Slots
@@ -35,7 +36,12 @@ __all__ = ["models"]
 
 def opened(models: Path) -> LiveVersion:
     bundle = Bundle.open(models / "books" / "1")
-    return LiveVersion(bundle, open_reference(bundle), ItemFilters([bundle.tree], bundle.items, 1 << 20), lambda: Nearest(bundle))
+    return LiveVersion(bundle, open_reference(bundle), ItemFilters([bundle.tree], bundle.items, 1 << 20))
+
+
+@pytest.fixture(autouse=True)
+def nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_version, "Placer", Nearest)
 
 
 @pytest.fixture
@@ -295,15 +301,6 @@ def test_what_is_placed_late_has_no_slot_that_a_worker_ahead_has_given_away(vers
     behind.apply([Change(2, "late-2", "put", {}, late[0]), Change(3, "late-3", "put", {}, late[1])])
     behind.apply([Change(4, "known", "put", {}, taken)])
     assert ahead.live_items == behind.live_items == 3
-
-
-def test_an_item_that_is_there_keeps_its_slot(version: LiveVersion) -> None:
-    bundle = version.bundle
-    parent = int(bundle.tree.level(bundle.tree.height - 1)[0])
-    state = LiveState(bundle)
-    row = LiveRow(np.zeros(bundle.graph_scorer.node_dim, np.float32))
-    state.apply([Change(1, "new", "put", {}, (Placement(0, parent, 5, row),))])
-    assert Slots(state).place("new", [[(parent, row)]], late=7)[0].slot == 5
 
 
 # -- what explanations say of live items ----------------------------------------------------------------------------------

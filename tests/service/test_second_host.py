@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,11 @@ import pytest
 from espalier.live.journal import Journal
 from espalier.live.journal_file import FILE
 from espalier.live.journal_upkeep import leave_out
-from service.live import live_version, notices
+from service.live import notices
+from service.live.following import copy
 from service.live.writer_feed import WriterFeed
 from tests.espalier.live.journals import appended, put
-from tests.service.live_running import ByTitle, Live, live_service, models
+from tests.service.live_running import Live, live_service, models
 from tests.service.writers import RealWriter, serving
 from tests.waiting import until
 
@@ -83,7 +83,7 @@ def test_a_worker_that_is_behind_says_where_the_feed_ends(
             assert page.json()["sequence"] == 3
         assert sequence(first) == 1
         with follower(other, monkeypatch, url) as second:
-            until(lambda: second.catalogue.last_sequence() == 3)
+            until(lambda: second.catalogue.journal.last_sequence() == 3)
             with closing(WriterFeed(url, ADMIN)) as feed:
                 assert feed.changes("books", 3).sequence == 3
     assert "delete live.db" not in caplog.text
@@ -95,22 +95,10 @@ def test_an_operation_that_is_here_already_is_not_copied_again(models: Path, oth
         with follower(other, monkeypatch, url) as second:
             until(lambda: sequence(second) == 1)
             (operation,) = Journal(other / "books" / FILE, "read").since(0, 9)
-            second.catalogue.copy([operation, replace(operation, sequence=2, id="b")], None)
+            copy(second.catalogue.journal, [operation, replace(operation, sequence=2, id="b")], None)
+            second.catalogue.copied()
             until(lambda: sequence(second) == 2)
             assert {"a", "b"} <= {*second.found("item-1")}
-
-
-def test_an_item_that_its_fields_have_placed_moves_on_both_hosts(models: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_version.LiveVersion, "takes_fields", True)
-    with (
-        live_service(models, monkeypatch, ByTitle, admin_keys=(ADMIN,)) as first,
-        serving(RealWriter(first.running)) as url,
-        follower(other, monkeypatch, url, placer=ByTitle) as second,
-    ):
-        for number, title in enumerate(("item-1", "item-9"), 1):
-            outcome = first.put("new", fields={"title": title})
-            until(partial(reached, second, number))
-            assert second.get("new").placed == outcome.placed
 
 
 def test_it_refuses_writes_and_names_the_writer(models: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:

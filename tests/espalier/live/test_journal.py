@@ -127,16 +127,6 @@ def test_a_block_that_raises_leaves_nothing_and_its_numbers_go_to_the_next(journ
     assert [operation.id for operation in journal.since(0, 9)] == ["a", "c"]
 
 
-def test_a_writer_first_sees_what_others_have_committed(journal: Journal) -> None:
-    appended(Journal(journal.file), [put("a", 1)])
-    with journal.writing() as transaction:
-        assert [operation.id for operation in transaction.since(0, 10)] == ["a"]
-        assert transaction.last_sequence() == 1
-        assert transaction.append(put("b")).sequence == 2
-        assert [*transaction.read(["a", "b"])] == ["a", "b"]
-    assert journal.last_sequence() == 2
-
-
 def test_operations_of_another_journal_keep_their_numbers(journal: Journal) -> None:
     with journal.writing() as transaction:
         assert transaction.append(replace(put("a"), sequence=40, at=3.0)).sequence == 40
@@ -237,18 +227,6 @@ def test_commits_and_checkpoints_happen_under_the_lock_alone(journal: Journal, m
     assert ran.count("COMMIT") == 3
     assert sum("wal_checkpoint" in statement for statement in ran) == 3
     assert log_bytes(journal.file) == 0
-
-
-def test_a_log_that_grows_is_moved_into_the_database(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "CHECKPOINT_BYTES", 100_000)
-    journal._checkpoint_at = 100_000
-    sizes = []
-    for number in range(40):
-        appended(journal, [put(f"{number}", number)], version=1)
-        sizes.append(log_bytes(journal.file))
-    assert max(sizes) < 100_000
-    assert sizes.count(0) >= 2
-    assert journal.last_sequence() == 40
 
 
 def test_a_reader_does_not_hold_up_a_checkpoint_for_long(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:

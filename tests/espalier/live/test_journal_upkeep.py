@@ -16,7 +16,7 @@ from espalier.errors import InvalidInput, JournalReadOnly
 from espalier.live import journal_upkeep
 from espalier.live.journal import Journal
 from espalier.live.journal_file import check
-from espalier.live.journal_upkeep import LEFT_OUT, Versions, backup, compact, erase_user, leave_out
+from espalier.live.journal_upkeep import LEFT_OUT, Versions, backup, compact, erase_user
 from espalier.live.operations import ItemBody, Operation
 from tests.espalier.live.journals import appended, numbers, put
 
@@ -54,14 +54,6 @@ def test_operations_from_a_sequence_on_all_stay(journal: Journal) -> None:
     appended(journal, [put("a", number) for number in range(8)])
     assert compact(journal, on_disk(), keep_from=6).operations == 5
     assert [operation.sequence for operation in journal.since(0, 9)] == [6, 7, 8]
-
-
-def test_placements_of_versions_that_are_gone_are_dropped(journal: Journal) -> None:
-    sequences = appended(journal, [put(f"{number}") for number in range(5)], version=1)
-    with journal.writing() as transaction:
-        transaction.store_placements(2, journal.placements(1, sequences))
-    assert compact(journal, on_disk(2)).placements == 5
-    assert (len(journal.placements(1, sequences)), len(journal.placements(2, sequences))) == (0, 5)
 
 
 def test_no_sequence_number_is_given_again_after_a_compaction(journal: Journal) -> None:
@@ -149,13 +141,6 @@ def test_a_backup_replaces_no_file_and_needs_a_journal(journal: Journal, tmp_pat
     assert (tmp_path / "copy.db").read_text() == "other"
     with pytest.raises(InvalidInput, match=r"^to: got '.*/gone/copy\.db', expected a file in a folder that is there$"):
         backup(journal, tmp_path / "gone" / "copy.db")
-
-
-def test_a_journal_that_takes_over_leaves_numbers_out(journal: Journal) -> None:
-    leave_out(journal)
-    assert appended(journal, [put("a")]) == [LEFT_OUT + 1]
-    leave_out(journal)
-    assert appended(journal, [put("b")]) == [2 * LEFT_OUT + 2]
 
 
 # -- erasure ----------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,57 +13,14 @@ from onnx import helper, numpy_helper
 
 from benchmarks.random_bundles import make_bundle, product_graphs, random_queries, random_tree
 from benchmarks.random_live import random_state
-from espalier.bundle import Bundle
 from espalier.engines import open_engine
-from espalier.engines.encoder import free_inputs
-from espalier.engines.graphs import load_graph
 from espalier.engines.histories import histories_of
 from espalier.engines.live_encoder import LiveEncoder
 from espalier.engines.reference import ReferenceEngine
-from espalier.engines.runtime import ort, session_options
 from espalier.errors import InvalidQuery, UnsupportedGraph
-from espalier.live.overlay import Overlay
 from espalier.manifest import InnerProductForm
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
-
-
-def over_all_rows(bundle: Bundle, overlay: Overlay, history_BT: Any, handles_BT: Any) -> Any:
-    """The states by the whole graph, over the node rows with the live rows behind them."""
-    tree, (leaves,) = bundle.tree, overlay.trees
-    leaf_R, parent_R = np.full(overlay.handles, -1), np.full(overlay.handles, -1)
-    leaf_R[leaves.handle_X], parent_R[leaves.handle_X] = tree.node_count + leaves.entry_X, leaves.parent_X
-    path_BTL = tree.ancestors(np.where(history_BT < 0, -1, tree.leaf_of_item[np.minimum(history_BT, tree.item_count - 1)]))
-    for b, t in np.argwhere(handles_BT >= 0).tolist():
-        handle, node = handles_BT[b, t], parent_R[handles_BT[b, t]]
-        path_BTL[b, t, -1] = leaf_R[handle]
-        for level in range(tree.height - 1, -1, -1):
-            path_BTL[b, t, level], node = node, tree.parent[node]
-    model = load_graph("query.onnx", bundle.graph("query.onnx"))
-    free_inputs(model)
-    session = ort.InferenceSession(model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"])
-    assert leaves.rows_PD is not None
-    rows_ND = np.concatenate([np.asarray(bundle.node_rows_ND, np.float32), leaves.rows_PD])
-    if bundle.graph_scorer.encoder == "sequence":
-        return session.run(None, {"history_leaves": path_BTL[..., -1], "node_rows": rows_ND})[0]
-    return session.run(None, {"history_nodes": np.moveaxis(path_BTL, 2, 1), "node_rows": rows_ND})[0]
-
-
-@pytest.mark.parametrize("height", [1, 4])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
-@pytest.mark.parametrize("encoder", ["levels", "sequence"])
-def test_states_are_those_over_all_rows(
-    tmp_path: Path, encoder: Literal["levels", "sequence"], dtype: Literal["float32", "float16", "int8"], height: int
-) -> None:
-    rng = np.random.default_rng(1)
-    tree = random_tree(rng, height, 3 if height > 1 else 12)
-    bundle = make_bundle(tmp_path, rng, tree, "product", 0.5, integer=False, encoder=encoder, dtype=dtype)
-    overlay = random_state(rng, bundle, integer=False).overlay()
-    rows_BT = rng.integers(-1, overlay.items + overlay.handles, (20, 5))
-    histories = histories_of(overlay, rows_BT, None, countable=True)
-    assert (histories.handles_BT >= 0).any()
-    got = LiveEncoder(bundle).states(overlay.trees[0], histories.rows_BT, histories.handles_BT)
-    assert_array_equal(got, over_all_rows(bundle, overlay, histories.rows_BT, histories.handles_BT))
 
 
 def test_unknown_items_are_left_out_and_the_others_move_up(tmp_path: Path) -> None:

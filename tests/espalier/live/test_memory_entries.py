@@ -96,18 +96,6 @@ def test_nothing_is_no_entry(value: float) -> None:
     assert catalogue.snapshot().entries.first.max() == 0
 
 
-def test_a_snapshot_stays_as_it_is_while_later_entries_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_entries, "UNUSED", 8)
-    catalogue = Catalogue()
-    catalogue.put("x", to=(("a", 1.0), ("b", 2.0)), of=(("a", 3.0),))
-    before = catalogue.snapshot()
-    for value in range(1, 50):
-        catalogue.put("x", to=(("a", float(value)),), of=(("b", 1.0),))
-        catalogue.put("y", to=(("a", 1.0),))
-        assert catalogue.found == {(1, 10): 1.0, (10, 0): float(value), (11, 0): 1.0}
-    assert [column.tolist() for column in before.all] == [[0, 10, 10], [10, 0, 1], [3.0, 1.0, 2.0]]
-
-
 def test_entries_that_nothing_refers_to_are_dropped_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_entries, "UNUSED", 8)
     catalogue = Catalogue()

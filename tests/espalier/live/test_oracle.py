@@ -1,20 +1,27 @@
-"""The oracle of a live catalogue: a search of a bundle with an overlay finds what a search of its fold finds, on every engine."""
+"""The oracle of a live catalogue: a search of a bundle with an overlay finds what a search of its fold finds.
+
+Of all kinds of models and engines: trees and forests, memories, tails and stacking, live items in histories, filters, exclusions, batches.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import pytest
-from numpy.testing import assert_array_equal
+from hypothesis import given
+from hypothesis import strategies as st
+from numba.core.dispatcher import Dispatcher
+from numpy.testing import assert_allclose, assert_array_equal
 
-from benchmarks.random_bundles import Rng, make_bundle, make_linear_bundle, random_memory, random_queries, random_tree
+from benchmarks.engine_comparison import differences
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_memory, random_queries, random_tree, tree_over
 from benchmarks.random_live import random_row, random_state
 from espalier.bundle import Bundle
-from espalier.engines import open_engine, overflow_graph
+from espalier.engines import forest_mean, open_engine, overflow_graph, pipeline
+from espalier.engines.onnx.engine import OnnxSearch
 from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.scorer_weights import ScorerWeights
@@ -22,146 +29,181 @@ from espalier.engines.stages import Leaves, TreeQuery
 from espalier.errors import UnsupportedGraph
 from espalier.live.fold import write_fold
 from espalier.live.folded_tables import FoldedRows
+from espalier.live.live_tree import LEAST_ROOM
 from espalier.live.masks import live_mask
 from espalier.live.rows import Placement
 from espalier.live.state import Change, LiveState
 from espalier.manifest import LinearScorer, Ranking
 from espalier.masks.eligibility import bundle_alone, forest_mask
-from espalier.queries import HistoryKind, QueryBatch
-from espalier.search import NO_ITEM, Engine, NodeMask, SearchParams, SearchResult
+from espalier.queries import HistoryKind, QueryBatch, pad_histories
+from espalier.search import NO_ITEM, LevelTrace, SearchParams, SearchResult
+from tests.espalier import drawn_bundles
+from tests.espalier.drawn_bundles import drawn_bundle, is_exact
+from tests.espalier.test_signature import KINDS
 
-BATCH = 5
-
-
-def fold_of(tmp_path: Path, state: LiveState) -> tuple[Bundle, FoldedRows]:
-    folder = tmp_path / "folded" / state.bundle.manifest.name / "2"
-    return write_fold(folder, state.bundle, state.overlay(), state.table), FoldedRows.of(state.overlay())
-
-
-def queries_of(rng: Rng, state: LiveState, rows: FoldedRows, live_histories: bool) -> tuple[QueryBatch, QueryBatch]:
-    """The same queries over the items of the overlay and of the fold. Gone items are in none: a fold does not know them."""
-    queries = random_queries(rng, state.bundle, BATCH)
-    if not isinstance(queries.kind, HistoryKind):
-        return queries, queries
-    array = queries.array.copy()
-    if live_histories:
-        known = np.flatnonzero(rng.random(array.shape).ravel() < 0.4)
-        array.ravel()[known] = rng.integers(0, state.bundle.manifest.tree.items + state.table.handles, len(known))
-    folded = rows.of_rows(array)
-    if not live_histories:
-        folded[(array >= 0) & np.isin(array, state.overlay().row_W)] = -1
-    array = np.where(folded < 0, -1, array)
-    return QueryBatch(queries.kind, array), QueryBatch(queries.kind, folded)
+BATCH = 4
+CALLS: dict[str, st.SearchStrategy[Any]] = {
+    "together": st.booleans(),
+    "passing": st.sampled_from([None, 0.0, 0.1, 0.5]),
+    "excluded": st.sampled_from([0, 3, 30]),
+}
+graphs: st.SearchStrategy[dict[str, Any]] = st.builds(dict, drawn_bundles.graphs, **CALLS)
+linear: st.SearchStrategy[dict[str, Any]] = st.builds(dict, drawn_bundles.linear, **CALLS)
 
 
-def params_of(
-    rng: Rng, state: LiveState, fold: Bundle, rows: FoldedRows, masked: bool, excluding: bool
-) -> tuple[SearchParams, SearchParams]:
-    """The same parameters for both: several beams and m in a call, filters, exclusions of trained and live items."""
-    overlay, trees = state.overlay(), [alone.tree for alone in state.bundle.alone]
-    beam_size_B, m_B = rng.integers(1, 12, BATCH), rng.integers(1, 30, BATCH)
-    mask_B: list[NodeMask | None] = [None] * BATCH
-    folded_B: list[NodeMask | None] = [None] * BATCH
-    if masked:
-        passing_I, passing_R = rng.random(overlay.items) < 0.4, rng.random(overlay.handles) < 0.5
-        own = overlay.item_R < overlay.items
-        passing_R[own] = passing_I[overlay.item_R[own]]
-        eligible_J = np.zeros(rows.items, np.bool_)
-        for row_of, passing in ((rows.row_I, passing_I), (rows.row_R, passing_R)):
-            eligible_J[row_of[passing & (row_of >= 0)]] = True
-        live = live_mask(trees, overlay, forest_mask(trees, passing_I), passing_R)
-        folded = forest_mask([alone.tree for alone in fold.alone], eligible_J)
-        for b in range(0, BATCH, 2):
-            mask_B[b], folded_B[b] = live, folded
-    exclude_BE = None
-    folded_BE = None
-    if excluding:
-        exclude_BE = rng.integers(0, overlay.items + overlay.handles, (BATCH, 12))
-        exclude_BE[rng.random(exclude_BE.shape) < 0.2] = NO_ITEM
-        folded_BE = rows.of_rows(exclude_BE)
-    return (
-        SearchParams(beam_size_B, m_B, exclude_BE, True, tuple(mask_B)),
-        SearchParams(beam_size_B, m_B, folded_BE, True, tuple(folded_B)),
-    )
+class Oracle:
+    """A bundle with an overlay, and its fold. Queries and parameters are those of the former."""
+
+    def __init__(self, folder: Path, shape: dict[str, Any]) -> None:
+        self.rng, self.exact = np.random.default_rng(shape["seed"]), is_exact(shape)
+        self.bundle = drawn_bundle(folder, self.rng, shape, self.exact)
+        self.trees = [alone.tree for alone in self.bundle.alone]
+        level = np.array(self.bundle.tree.level(self.bundle.tree.height - 1))
+        parents = self.rng.choice(level, 3) if shape["together"] else None
+        touched = min(7, self.bundle.tree.item_count - 1)
+        deleted, new = int(self.rng.integers(0, touched + 1)), int(self.rng.integers(0, LEAST_ROOM - touched + 1))
+        self.state = random_state(self.rng, self.bundle, new, deleted, touched - deleted, self.exact, parents)
+        self.overlay = self.state.overlay()
+        self.fold = write_fold(folder / "fold" / "2", self.bundle, self.overlay, self.state.table)
+        self.rows = FoldedRows.of(self.overlay)
+        self.there = np.concatenate([self.rows.kept, len(self.rows.row_I) + self.rows.new])
+        """The item rows of bundle and overlay that the fold has, in its order."""
+
+    def queries(self) -> QueryBatch:
+        """Of the bundle's kind; histories of items that the fold has, empty ones too."""
+        kind: Any = self.bundle.manifest.query
+        if not isinstance(kind, HistoryKind):
+            return random_queries(self.rng, self.bundle, BATCH, self.exact)
+        return pad_histories(kind, [self.rng.choice(self.there, self.rng.integers(0, kind.length + 2)) for _ in range(BATCH)])
+
+    def params(self, passing: float | None, excluded: int) -> tuple[SearchParams, SearchParams]:
+        """Of a call with the overlay, and of the same call of the fold: exclusions also of items that are gone."""
+        rng, rows = self.rng, self.rows
+        live = folded = SearchParams(rng.integers(1, 40, BATCH), rng.integers(1, 50, BATCH))
+        if passing is not None:
+            passing_J = rng.random(len(self.there)) < passing
+            passing_J[rows.row_I[rows.row_I >= 0][:1]] = True
+            passing_I, passing_R = (np.append(passing_J, False)[row] for row in (rows.row_I, rows.row_R))
+            masks = (
+                live_mask(self.trees, self.overlay, forest_mask(self.trees, passing_I), passing_R),
+                forest_mask([alone.tree for alone in self.fold.alone], passing_J),
+            )
+            masked = rng.random(BATCH) < 0.7
+            live, folded = (replace(live, mask_B=tuple(mask if own else None for own in masked)) for mask in masks)
+        if excluded:
+            exclude_BE = rng.integers(-1, self.overlay.items + self.overlay.handles, (BATCH, excluded))
+            live, folded = replace(live, exclude_BE=exclude_BE), replace(folded, exclude_BE=rows.of_rows(exclude_BE))
+        return live, folded
+
+    def expected(self, queries: QueryBatch, params: SearchParams) -> SearchResult:
+        """What the reference finds in the fold."""
+        if isinstance(queries.kind, HistoryKind):
+            queries = QueryBatch(queries.kind, self.rows.of_rows(queries.array))
+        return ReferenceEngine(self.fold).search(queries, params)
+
+    def of_fold(self, result: SearchResult) -> SearchResult:
+        """A result of the overlay, by the fold's item rows."""
+        assert set(result.item_rows_BM.flat) <= {*self.there.tolist(), -1}
+        return replace(result, item_rows_BM=self.rows.of_rows(result.item_rows_BM), trace=None)
+
+    def assert_same(self, found: SearchResult, expected: SearchResult, engine: str) -> None:
+        """Where numbers are not whole: the same items, and numbers up to rounding."""
+        if self.exact:
+            assert differences(found, expected) == [], engine
+            assert_array_equal(found.finite_B, expected.finite_B, engine)
+        else:
+            for name in ("item_rows_BM", "count_B", "complete_B"):
+                assert_array_equal(getattr(found, name), getattr(expected, name), f"{engine} {name}")
+            assert_allclose(found.keys_BM, expected.keys_BM, rtol=1e-4, atol=1e-4)
+            assert_allclose(found.scores_BM, expected.scores_BM, rtol=1e-3, atol=1e-6)
+
+    def engines(self) -> list[Pipeline]:
+        """Those that run on any CPU, with the overlay; one for a scorer that compiled code does not know."""
+        if isinstance(self.bundle.manifest.scorer, LinearScorer):
+            engines = [open_engine(self.bundle, engine=name) for name in ("reference", "sparse-cpu")]
+        else:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(overflow_graph, "scorer_weights", unknown_form)
+                engines = [open_engine(self.bundle, engine="onnx-cpu")]
+                engines[0].set_overlay(self.overlay)
+            engines += [open_engine(self.bundle, engine=name) for name in ("reference", "onnx-cpu", "compiled-cpu")]
+        for engine in engines:
+            engine.set_overlay(self.overlay)
+        return engines
 
 
-def assert_same(found: SearchResult, expected: SearchResult, rows: FoldedRows) -> None:
-    assert_array_equal(rows.of_rows(found.item_rows_BM), expected.item_rows_BM)
-    for name in ("ranks_BM", "keys_BM", "scores_BM", "count_B", "complete_B", "finite_B"):
-        assert_array_equal(getattr(found, name), getattr(expected, name), name)
+def unknown_form(bundle: Bundle) -> ScorerWeights:
+    raise UnsupportedGraph("of no form")
 
 
-KINDS = ("history", "product", "vector")
+@given(shape=st.one_of(graphs, linear), block=st.sampled_from([1, forest_mean.BLOCK]))
+def test_live_items_are_found_as_if_folded(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], block: int) -> None:
+    oracle = Oracle(tmp_path_factory.mktemp("models"), shape)
+    queries, (params, folded) = oracle.queries(), oracle.params(shape["passing"], shape["excluded"])
+    expected = oracle.expected(queries, folded)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "BLOCK", block)
+        for engine in oracle.engines():
+            traced = engine.search(queries, replace(params, trace=True))
+            for result in (engine.search(queries, params), traced):
+                oracle.assert_same(oracle.of_fold(result), expected, engine.name)
+            for b in range(BATCH):  # the answer and the beams are the same, whichever queries are searched together
+                one, own = queries.take(np.array([b])), params.take(np.array([b]))
+                assert_array_equal(engine.search(one, own).item_rows_BM[0], traced.item_rows_BM[b, : own.m_B[0]])
+                for trace, alone in zip(traced.traces, engine.search(one, replace(own, trace=True)).traces, strict=True):
+                    levels = {level.level: level for level in trace}
+                    for level in alone:
+                        for nodes, keys in (("nodes_BK", "keys_BK"), ("candidates_BC", "candidate_keys_BC")):
+                            assert listed(level, nodes, keys, 0) == listed(levels[level.level], nodes, keys, b)
 
 
-@pytest.mark.parametrize("engine", ["reference", "onnx-cpu", "compiled-cpu"])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(6))
-def test_a_search_with_live_items_is_a_search_of_the_fold(
-    tmp_path: Path, engine: str, kind: Literal["history", "product", "vector"], seed: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    tree = random_tree(rng, int(rng.integers(1, 5)), 3, empty_share=0.3 * (seed % 2))
-    gamma = (0.0, 0.5, 1.0)[seed % 3]
-    bundle = make_bundle(tmp_path, rng, tree, kind, gamma=gamma)
-    check(tmp_path, rng, bundle, engine, seed)
+def listed(level: LevelTrace, nodes: str, keys: str, b: int) -> dict[int, float]:
+    pairs = zip(getattr(level, nodes)[b].tolist(), getattr(level, keys)[b].tolist(), strict=True)
+    return {node: key for node, key in pairs if node >= 0}
 
 
-@pytest.mark.parametrize("kind", ["history", "vector"])
-def test_so_is_one_of_a_scorer_that_compiled_code_does_not_know(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Literal["history", "vector"]
-) -> None:
-    def unknown(bundle: Bundle) -> ScorerWeights:
-        raise UnsupportedGraph("of no form")
+@given(shape=st.one_of(graphs, linear))
+def test_frozen_queries_see_the_bundle_alone(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any]) -> None:
+    """Beside queries that see what is live, which get what they get alone. So do all once the overlay is gone."""
+    oracle = Oracle(tmp_path_factory.mktemp("models"), shape)
+    queries, frozen_B = oracle.queries(), np.array([True, False, True, False])
+    items = oracle.overlay.items
+    exclude_BE = oracle.rng.integers(-1, items, (BATCH, shape["excluded"])) if shape["excluded"] else None
+    params = SearchParams(oracle.rng.integers(1, 40, BATCH), oracle.rng.integers(1, 50, BATCH), exclude_BE)
+    known = queries
+    if isinstance(queries.kind, HistoryKind):  # live items are unknown to them
+        known = pad_histories(queries.kind, [np.where(row < items, row, -1) for row in queries.array])
+    expected = ReferenceEngine(oracle.bundle).search(known, params)
+    alone = bundle_alone(oracle.trees)
+    some = replace(params, mask_B=tuple(alone if frozen else None for frozen in frozen_B))
+    for engine in oracle.engines():
+        live, whole = engine.search(queries, params), engine.search(queries, replace(params, mask_B=(alone,) * BATCH))
+        oracle.assert_same(whole, expected, engine.name)
+        got = engine.search(queries, some)
+        for name in ("item_rows_BM", "ranks_BM", "keys_BM", "scores_BM", "count_B", "complete_B"):
+            for b in range(BATCH):
+                assert_array_equal(getattr(got, name)[b], getattr(whole if frozen_B[b] else live, name)[b], name)
+        engine.set_overlay(None)
+        oracle.assert_same(engine.search(known, params), expected, engine.name)
 
-    monkeypatch.setattr(overflow_graph, "scorer_weights", unknown)
-    rng = np.random.default_rng(7)
-    check(tmp_path, rng, make_bundle(tmp_path, rng, random_tree(rng, 3, 3), kind, gamma=0.5), "onnx-cpu", 7)
 
-
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("engine", ["reference", "sparse-cpu"])
-def test_so_is_one_of_linear_scorers(tmp_path: Path, engine: str, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    tree = random_tree(rng, int(rng.integers(1, 5)), 3, empty_share=0.3 * (seed % 2))
-    ranking = Ranking(own="logit", gamma=(0.0, 0.5, 1.0)[seed % 3])
-    check(tmp_path, rng, make_linear_bundle(tmp_path, rng, tree, ranking), engine, seed)
-
-
-def check(
-    tmp_path: Path,
-    rng: Rng,
-    bundle: Bundle,
-    engine: str | Pipeline,
-    seed: int,
-    live_histories: bool = False,
-    open_oracle: Callable[[Bundle], Engine] = ReferenceEngine,
-) -> None:
-    """Random live items, in an engine by name or one that was opened, against what the oracle finds in the fold."""
-    items, parents = bundle.manifest.tree.items, None
-    if seed % 2:  # all under a few parents
-        level = bundle.tree.level(bundle.tree.height - 1)
-        parents = rng.choice(np.array(level), min(2, len(level)), replace=False) if bundle.tree.height < 3 else None
-    new = 12 if bundle.tree.height > 1 else 8
-    state = random_state(rng, bundle, new, min(4, items // 4), min(3, items // 4), parents=parents)
-    fold, rows = fold_of(tmp_path, state)
-    searched = open_engine(bundle, engine=engine) if isinstance(engine, str) else engine
-    searched.set_overlay(state.overlay())
-    oracle = open_oracle(fold)
-    for masked in (False, True):
-        for excluding in (False, True):
-            queries, folded_queries = queries_of(rng, state, rows, live_histories)
-            params, folded_params = params_of(rng, state, fold, rows, masked, excluding)
-            expected = oracle.search(folded_queries, folded_params)
-            assert_same(searched.search(queries, params), expected, rows)
-            plain = SearchParams(params.beam_size_B, params.m_B, params.exclude_BE, False, params.mask_B)
-            assert_same(searched.search(queries, plain), expected, rows)
-            for b in range(BATCH):  # alone as in a batch
-                alone = searched.search(queries.take(np.array([b])), plain.take(np.array([b])))
-                width = int(params.m_B[b])
-                assert_array_equal(rows.of_rows(alone.item_rows_BM[0]), expected.item_rows_BM[b, :width])
-    if isinstance(bundle.manifest.scorer, LinearScorer):
-        assert state.overlay().trees[0].sparse is not None
+def test_a_trace_of_a_forest_has_the_live_leaves_of_every_tree(tmp_path: Path) -> None:
+    """As nodes N + handle, with the ranks that the mean is made of."""
+    rng = np.random.default_rng(4)
+    tree = random_tree(rng, 3, 3)
+    bundle = make_linear_bundle(tmp_path, rng, tree, Ranking(own="logit", gamma=0.5), others=[tree_over(rng, tree.item_count, 4)])
+    state = random_state(rng, bundle, new=30)
+    overlay = state.overlay()
+    searched = open_engine(bundle)
+    searched.set_overlay(overlay)
+    queries, params = random_queries(rng, bundle, BATCH), SearchParams.uniform(BATCH, 50, 500, trace=True)
+    found = searched.search(queries, params)
+    assert len(found.traces) == len(bundle.alone)
+    handles = set(overlay.item_R[overlay.leaf_R].tolist())
+    for alone, trace in zip(bundle.alone, found.traces, strict=True):
+        for b in range(BATCH):
+            live = trace[-1].nodes_BK[b][trace[-1].nodes_BK[b] >= alone.tree.node_count] - alone.tree.node_count
+            assert set(overlay.item_R[live].tolist()) == handles
 
 
 @pytest.mark.parametrize("with_memory", [False, True])
@@ -204,20 +246,27 @@ def test_once_all_that_came_has_gone_a_search_is_that_of_the_bundle(
     assert_array_equal(found.ranks_BM, alone.search(QueryBatch(queries.kind, blank), SearchParams.uniform(1, 3, 6)).ranks_BM)
 
 
-def test_frozen_queries_see_the_bundle_alone(tmp_path: Path) -> None:
-    rng = np.random.default_rng(3)
-    bundle = make_bundle(tmp_path, rng, random_tree(rng, 3, 3), "product")
-    state = random_state(rng, bundle)
-    searched, alone = open_engine(bundle, engine="onnx-cpu"), ReferenceEngine(bundle)
-    searched.set_overlay(state.overlay())
-    queries = random_queries(rng, bundle, BATCH)
-    params = SearchParams.uniform(BATCH, 4, 12, rng.integers(0, bundle.manifest.tree.items, (BATCH, 5)))
-    frozen_B = np.array([True, False, True, True, False])
-    trained = bundle_alone([bundle.tree])
-    mask_B = tuple(trained if frozen else None for frozen in frozen_B)
-    found = searched.search(queries, SearchParams(params.beam_size_B, params.m_B, params.exclude_BE, mask_B=mask_B))
-    expected = alone.search(queries, params)
-    assert_array_equal(found.item_rows_BM[frozen_B], expected.item_rows_BM[frozen_B])
-    assert (found.item_rows_BM[~frozen_B] != expected.item_rows_BM[~frozen_B]).any()
-    searched.set_overlay(None)
-    assert_array_equal(searched.search(queries, params).item_rows_BM, expected.item_rows_BM)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_search_with_live_items_compiles_and_builds_nothing(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it needs is there once an overlay is set, for the usual beam."""
+    made: list[str] = []
+    monkeypatch.setattr(Dispatcher, "compile", recorded(made, Dispatcher.compile))
+    monkeypatch.setattr(OnnxSearch, "__init__", recorded(made, OnnxSearch.__init__))
+    shape = {"seed": 5, "branching_height": (3, 4), "ragged": True, "empty_share": 0.0, "kind": kind, "dtype": "float32", "gamma": 0.5}
+    oracle = Oracle(tmp_path, shape | {"together": False})
+    queries = oracle.queries()
+    usual = oracle.bundle.manifest.search
+    for engine in oracle.engines()[2:]:
+        made.clear()
+        for b in range(BATCH):
+            result = engine.search(queries.take(np.array([b])), SearchParams.uniform(1, usual.beam_size, usual.m))
+            assert result.count_B[0] == usual.m
+        assert made == []
+
+
+def recorded(calls: list[str], function: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls.append(str(args[0]))
+        return function(*args, **kwargs)
+
+    return call

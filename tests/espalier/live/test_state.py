@@ -15,7 +15,7 @@ from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
 from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_tree, tree_over
-from benchmarks.random_live import random_put, random_row, random_state
+from benchmarks.random_live import random_put, random_row
 from espalier.bundle import Bundle
 from espalier.errors import InvalidData
 from espalier.live import live_tree
@@ -273,7 +273,8 @@ def test_vacant_leaves_are_taken_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parent", "slot", "width", "field"), [(0, 9, 4, "parent"), (4, 0, 4, "slot"), (4, -1, 4, "parent"), (4, 9, 3, "row")]
+    ("parent", "slot", "width", "field"),
+    [(0, 9, 4, "parent"), (4, 0, 4, "slot"), (4, -1, 4, "parent"), (4, 9, 3, "a node row of 4 numbers")],
 )
 def test_a_placement_that_does_not_fit_changes_nothing(bundle: Bundle, parent: int, slot: int, width: int, field: str) -> None:
     state = LiveState(bundle)
@@ -289,21 +290,14 @@ def test_a_placement_that_does_not_fit_changes_nothing(bundle: Bundle, parent: i
 # -- snapshots, and what is held ------------------------------------------------------------------------------------------
 
 
-def test_snapshots_stay_as_they_are_and_pools_do_not_grow_with_churn(bundle: Bundle) -> None:
+def test_pools_do_not_grow_with_churn(bundle: Bundle) -> None:
     state = LiveState(bundle)
-    put(state, "a")
-    before = state.overlay()
-    leaves = before.trees[0]
-    assert leaves.rows_PD is not None
-    rows = leaves.rows_PD[leaves.entry_X].copy()
     for i in range(2500):
         put(state, f"x-{i % 20}")
-    assert_array_equal(leaves.rows_PD[leaves.entry_X], rows)
-    assert (before.handles, before.sequence, state.overlay().handles) == (1, 1, 21)
     now = state.overlay().trees[0]
     assert (np.diff(now.parent_X * 1000 + now.slot_X) > 0).all()
     assert now.rows_PD is not None
-    assert len(now) == 21
+    assert len(now) == 20
     assert len(now.rows_PD) < 2000
 
 
@@ -365,13 +359,6 @@ def test_times_of_expiry_that_were_overtaken_do_not_pile_up(bundle: Bundle, monk
     assert len(state._expiry) <= 2 * 2 + 20
     assert [state.next_expiry(), state.expire(49.9), state.expire(50.0), state.expire(298.0), state.expire(299.0)] == [50, 0, 1, 0, 1]
     assert (state.live_items, state.expired_until) == (0, 299.0)
-
-
-def test_random_states_have_all_kinds_of_items(bundle: Bundle) -> None:
-    overlay = random_state(np.random.default_rng(1), bundle).overlay()
-    assert overlay.handles > 12
-    assert (len(overlay.row_W), len(overlay.hidden)) == (3, 7)
-    assert 0 < np.count_nonzero(overlay.leaf_R) < overlay.handles
 
 
 # -- rows -----------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from espalier.errors import InvalidConfig, InvalidMessage
 from espalier.masks.eligibility import eligible_nodes
 from espalier.memory_lists import MemoryLists, MemoryTree
 from espalier.search import NodeMask, SearchParams, SearchResult
-from espalier.shard_parts import ShardParts
 from espalier.shards.cut import Cut
 from espalier.shards.layout import NO_SHARD, SUBTREES, cut_level, kept_nodes, node_shards, nodes_above_items, shard_items
 from espalier.shards.local import LocalShard
@@ -86,13 +85,6 @@ def test_a_number_of_shards_that_the_tree_cannot_fill_is_refused_with_the_larges
         shard_items(complete_tree(leaf_item, 4), count)
 
 
-def test_a_tree_of_one_level_is_one_shard() -> None:
-    tree = complete_tree(np.arange(4), 4)
-    assert shard_items(tree, 1)[0].tolist() == [0, 1, 2, 3]
-    with pytest.raises(InvalidConfig, match="expected 1 to 1"):
-        shard_items(tree, 2)
-
-
 @given(SEEDS)
 def test_nodes_above_items_are_the_paths_of_their_leaves(seed: int) -> None:
     tree, rng = a_tree(seed), np.random.default_rng(seed)
@@ -128,11 +120,6 @@ def shard(whole: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def local_of(shard: Bundle) -> LocalShard:
     assert shard.shard is not None
     return LocalShard(shard.shard, [alone.tree for alone in shard.alone])
-
-
-def test_rows_that_the_shard_lacks_are_no_items() -> None:
-    local = LocalShard(ShardParts(np.array([2, 5, 9]), (np.array([0]),)), [])
-    assert local.rows(np.array([[-1, 0, 2], [9, 10, 5]])).tolist() == [[-1, -1, 0], [2, -1, 1]]
 
 
 def test_results_are_in_numbers_of_the_whole(shard: Bundle) -> None:
@@ -194,15 +181,6 @@ def test_leaves_and_nodes_above_them_make_the_whole_lists_of_a_memory(whole: Bun
     assert_array_equal(made.offset_B, lists.offset_B)
     assert_array_equal(made.nodes, lists.nodes)
     assert_array_equal(made.values, lists.values)
-
-
-def test_memory_above_a_leaf_counts_for_all_above_and_nothing_else_does() -> None:
-    tree = complete_tree(np.arange(8), 2)  # nodes 0; 1, 2; 3 … 6; 7 … 14
-    lists = MemoryLists(np.array([0, 4, 5]), np.array([1, 4, 8, 9, 14]), np.array([99, 5, 2, 0, 3], np.float32))
-    made = with_levels_above(tree, lists)
-    assert made.offset_B.tolist() == [0, 4, 7]
-    assert made.nodes.tolist() == [1, 3, 4, 8, 2, 6, 14]
-    assert made.values.tolist() == [5, 2, 5, 2, 3, 3, 3]
 
 
 def test_lists_of_a_memory_are_taken_joined_and_thinned_by_query() -> None:

@@ -110,18 +110,12 @@ def add_bundle(models: Path, version: int, through: int) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"live": {"through": through}}))
 
 
-def test_backup_says_up_to_which_operation_it_holds(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_print_what_they_have_done(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = tmp_path / "copy.db"
     assert run(models, capsys, "backup", "--to", str(copy)) == {"written": str(copy), "sequence": 2}
     assert Journal(copy, "read").since(0, 9) == journal(models).since(0, 9)
-
-
-def test_erase_user_names_the_items_whose_events_were_dropped(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(models, capsys, "erase-user", "--user", "u1") == {"items": ["x"]}
     assert journal(models).since(1, 9)[0].body == ItemBody(events=(["b"],), users=("u2",))
-
-
-def test_take_over_leaves_numbers_out(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(models, capsys, "take-over") == {"sequence": LEFT_OUT + 2}
 
 

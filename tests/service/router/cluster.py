@@ -14,9 +14,7 @@ import orjson
 
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
-from espalier.errors import InvalidInput
 from espalier.shards.messages import Pin
-from service.errors import ServiceError, UnknownMasks
 from service.models.loading import EngineSource
 from service.models.registry import Registry
 from service.router.app import create_router
@@ -71,17 +69,7 @@ class LocalTransport:
             found = await found if asyncio.iscoroutine(found) else found
             if found is not None:
                 return bytes(found)
-        return answered(*await self._answer(address, body))
-
-    async def _answer(self, address: str, body: bytes) -> tuple[int, bytes]:
-        try:
-            return 200, await answer_search(self.registries[address], body)
-        except UnknownMasks as error:
-            return error.status, orjson.dumps(error.digests)
-        except InvalidInput as error:
-            return 422, str(error).encode()
-        except ServiceError as error:
-            return error.status, str(error).encode()
+        return answered(*await answer_search(self.registries[address], body))
 
     async def held(self, address: str, timeout_s: float) -> frozenset[Pin]:
         await self._reached(address, timeout_s)

@@ -92,7 +92,8 @@ def with_answers(shards: Cluster, address: str, change: Callable[[ShardAnswer], 
     """A fault of a replica: its answers are changed."""
 
     async def changed(body: bytes) -> bytes:
-        return encode_answer(change(decode_answer(await answer_search(shards.transport.registries[address], body))))
+        _, found = await answer_search(shards.transport.registries[address], body)
+        return encode_answer(change(decode_answer(found)))
 
     return changed
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, ParamSpec
 
 import pytest
 
@@ -14,7 +12,7 @@ from service.router.config import RouterConfig
 from service.router.connections import HttpTransport
 from service.router.transport import MasksWanted, ReplicaFailed
 
-P = ParamSpec("P")
+pytestmark = pytest.mark.real_time
 MOST = 1000
 """Bytes of the largest answer here."""
 
@@ -49,16 +47,6 @@ class Server:
             writer.close()
 
 
-def in_a_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """A test that is a coroutine."""
-
-    @functools.wraps(test)
-    def run(*arguments: P.args, **named: P.kwargs) -> None:
-        asyncio.run(test(*arguments, **named))
-
-    return run
-
-
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: x\r\ncontent-length: 4\r\n\r\nBODY"
 
 
@@ -76,7 +64,6 @@ async def serving(*answers: bytes | None, **config: float) -> AsyncIterator[tupl
             await transport.close()
 
 
-@in_a_loop
 async def test_a_connection_is_kept_and_carries_the_key_and_the_origin_of_a_query() -> None:
     async with serving(OK) as (server, transport):
         for body in (b"abcd", b"efgh"):
@@ -88,7 +75,6 @@ async def test_a_connection_is_kept_and_carries_the_key_and_the_origin_of_a_quer
         assert "X-Request-Id: r-1Evil:1\r\n" in head
 
 
-@in_a_loop
 async def test_a_kept_connection_that_was_closed_meanwhile_is_made_anew() -> None:
     async with serving(OK, None) as (server, transport):
         for _ in range(3):
@@ -115,7 +101,6 @@ async def test_a_kept_connection_that_was_closed_meanwhile_is_made_anew() -> Non
         (b"HTTP/1.1 409 Masks\r\ncontent-length: 2\r\n\r\n[]", "garbage"),
     ],
 )
-@in_a_loop
 async def test_every_way_to_fail_has_a_reason(answer: bytes | None, reason: str) -> None:
     async with serving(answer) as (server, transport):
         with pytest.raises(ReplicaFailed) as failed:
@@ -123,13 +108,11 @@ async def test_every_way_to_fail_has_a_reason(answer: bytes | None, reason: str)
         assert failed.value.reason == reason
 
 
-@in_a_loop
 async def test_an_answer_as_long_as_it_may_be_is_read() -> None:
     async with serving(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n" + b"x" * MOST) as (server, transport):
         assert await transport.send(server.address, b"abcd", MOST, 5, {}) == b"x" * MOST
 
 
-@in_a_loop
 async def test_a_look_fails_where_the_list_is_huge_or_nobody_listens() -> None:
     async with serving(b"HTTP/1.1 200 OK\r\ncontent-length: 5000000\r\n\r\n") as (server, transport):
         with pytest.raises(ReplicaFailed) as failed:
@@ -140,7 +123,6 @@ async def test_a_look_fails_where_the_list_is_huge_or_nobody_listens() -> None:
     assert failed.value.reason == "connection"
 
 
-@in_a_loop
 async def test_masks_that_a_shard_lacks_are_named() -> None:
     async with serving(b'HTTP/1.1 409 Masks\r\ncontent-length: 9\r\n\r\n["a","b"]') as (server, transport):
         with pytest.raises(MasksWanted) as wanted:
@@ -148,7 +130,6 @@ async def test_masks_that_a_shard_lacks_are_named() -> None:
         assert wanted.value.digests == ("a", "b")
 
 
-@in_a_loop
 async def test_connections_to_one_address_are_bounded() -> None:
     async with serving(b"HTTP/1.1 200 OK\r\n", connections=2) as (server, transport):
         sent = [asyncio.create_task(transport.send(server.address, b"", MOST, 0.3, {})) for _ in range(3)]
@@ -156,7 +137,6 @@ async def test_connections_to_one_address_are_bounded() -> None:
         assert sorted(error.reason for error in found if isinstance(error, ReplicaFailed)) == ["full", "late", "late"]
 
 
-@in_a_loop
 async def test_an_exchange_that_is_given_up_leaves_no_connection_behind() -> None:
     async with serving(OK) as (server, transport):
         giving_up = asyncio.create_task(transport.send(server.address, b"abcd", MOST, 5, {}))
@@ -166,7 +146,6 @@ async def test_an_exchange_that_is_given_up_leaves_no_connection_behind() -> Non
         assert await transport.send(server.address, b"efgh", MOST, 5, {}) == b"efgh"
 
 
-@in_a_loop
 async def test_a_name_may_stand_for_several_addresses() -> None:
     transport = HttpTransport(RouterConfig(shards=("dns+http://localhost:8001",)))
     assert set(await transport.addresses("dns+http://localhost:8001")) <= {"http://127.0.0.1:8001", "http://[::1]:8001"}
@@ -180,7 +159,6 @@ async def test_a_name_may_stand_for_several_addresses() -> None:
     "answer",
     [b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 4\r\n\r\nBODY", b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nBODYmore"],
 )
-@in_a_loop
 async def test_a_connection_that_is_not_kept_is_closed_here(answer: bytes) -> None:
     async with serving(answer) as (server, transport):
         for _ in range(3):
@@ -190,7 +168,6 @@ async def test_a_connection_that_is_not_kept_is_closed_here(answer: bytes) -> No
                 await asyncio.sleep(0.01)
 
 
-@in_a_loop
 async def test_connections_to_an_address_that_is_forgotten_are_closed() -> None:
     async with serving(OK) as (server, transport):
         await transport.send(server.address, b"abcd", MOST, 5, {})

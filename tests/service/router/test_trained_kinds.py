@@ -20,7 +20,6 @@ from tests.training import content_logs, vector_logs
 from tests.training.test_stacking import parity
 from tests.training.test_stacking import written as written_points
 from tests.training.test_xreg import weighted
-from training.__main__ import fit_ranker
 from training.deep.run import fit_and_export as fit_deep
 from training.linear.run import fit_and_export as fit_linear
 from training.specification.linear import LinearConfig
@@ -150,16 +149,3 @@ def put_and_found(router: Cluster, whole: Bundle, queries: list[Query]) -> None:
     assert "new" in ids(router.retrieve(**body)["results"][0])
     assert router.client.request("DELETE", path, headers=headers).status_code == 200
     assert "new" not in ids(router.retrieve(**body)["results"][0])
-
-
-def test_a_trained_ranker_orders_what_two_shards_find(tmp_path: Path) -> None:
-    whole = fitted(of_log(tmp_path, "otm-robust"), tmp_path)
-    models = tmp_path / "models"
-    fit_ranker(whole.path, models / NAME / "2", seed=1, queries=100, depth=20)
-    ranked = Bundle.open(models / NAME / "2")
-    queries = [query for query in held_out(ranked) if query.relevant][:60]
-    folders = shard_folders(ranked, tmp_path / "shards", 2)
-    with run(models, lambda bundle: open_engine(bundle, "cpu")) as service, cluster(models, folders) as router:
-        answer = router.retrieve(queries=[queries[0].body()], version=2, rerank=True)["results"][0]
-        assert all("rerank_score" in item for item in answer["items"])
-        assert recall(router, queries, 2) >= recall(service, queries, 2) - LOST

@@ -28,7 +28,7 @@ from espalier.search import SearchParams
 from espalier.shards import cut_tables
 from espalier.shards.cut import Cut
 from espalier.text.sparse_rows import SparseRows
-from tests.espalier.shards import test_cut_linear
+from tests.espalier.drawn_bundles import drawn_bundle
 from tests.training.commands import command as command_line
 from training.golden import golden_answers
 from training.inspect import inspect
@@ -44,8 +44,9 @@ def made(folder: Path, kind: str, seed: int = 0) -> Bundle:
     """A bundle with golden queries and a held-out one."""
     rng, name, parts = np.random.default_rng(seed), f"m{next(NUMBER)}", kind.split()
     if parts[0] in ("linear", "forest"):
-        shape = {"seed": seed, "trees": 1 if kind == "linear" else 3, "tail": True, "gamma": 1.0, "integer": False}
-        bundle = test_cut_linear.made(folder, shape | {"dtype": "float16" if "float16" in parts else "float32"})
+        shape: dict[str, Any] = {"branching_height": (4, 3), "ragged": True, "empty_share": 0.2, "gamma": 1.0, "own": "log_activation"}
+        shape |= {"kind": "linear", "trees": 1} if kind == "linear" else {"kind": "linear tail", "trees": 3}
+        bundle = drawn_bundle(folder, rng, shape | {"dtype": "float16" if "float16" in parts else "float32"}, integer=False)
     else:
         tree = random_tree(rng, 3, 4, empty_share=0.2)
         memory = random_memory(rng, tree.item_count, 3, integer=False) if "memory" in parts else None
