@@ -9,12 +9,12 @@ import socketserver
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import BinaryIO
+from io import BufferedIOBase
 
 from espalier_client import Readiness
 from tests.client.stub import Driver, answer_to, asking, ids
 
-Behaviour = Callable[[BinaryIO, Callable[[bytes], object]], None]
+Behaviour = Callable[[BufferedIOBase, Callable[[bytes], object]], None]
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def behaving(behave: Behaviour) -> Iterator[str]:
             thread.join()
 
 
-def read_head(stream: BinaryIO) -> int | None:
+def read_head(stream: BufferedIOBase) -> int | None:
     """The length of the body of the next request; None where there is none."""
     return int(http.client.parse_headers(stream).get("Content-Length", "0")) if stream.readline() else None
 
@@ -46,7 +46,7 @@ def test_a_connection_that_the_service_closed_while_it_was_idle_is_replaced(driv
     """The second request goes out on the kept connection, which the service closes without an answer."""
     requests = []
 
-    def behave(stream: BinaryIO, send: Callable[[bytes], object]) -> None:
+    def behave(stream: BufferedIOBase, send: Callable[[bytes], object]) -> None:
         while read_head(stream) is not None:
             requests.append(stream)
             if len(requests) == 2:
@@ -67,7 +67,7 @@ def test_a_long_stream_and_a_service_with_back_pressure_do_not_wait_for_each_oth
     names = [f"{n}-".ljust(4000, "x") for n in range(800)]
     padding = "x" * 20_000  # 3 MB there, 20 MB back: more than the buffers of both sides
 
-    def behave(stream: BinaryIO, send: Callable[[bytes], object]) -> None:
+    def behave(stream: BufferedIOBase, send: Callable[[bytes], object]) -> None:
         while length := read_head(stream):
             send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
             while length:
