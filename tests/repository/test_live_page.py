@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +17,6 @@ import httpx
 import pytest
 
 from tests import ROOT
-from tests.service.processes import service
 
 pytestmark = pytest.mark.slow
 
@@ -30,12 +33,24 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     for name in ("espalier", "service"):
         (folder / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "models/debian-depends/1", folder / "models/debian-depends/1")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     setting, start = next(block for block in BLOCKS if "python -m service" in block).splitlines()
     settings = dict([shlex.split(setting)[1].split("=", 1)])
-    program = shlex.split(start)[2:]
-    del program[program.index("--port") :][:2]
-    with service(folder / "models", 2, program, folder, **settings, ESPALIER_ADMIN_KEYS="") as running:
-        yield f"localhost:{running.port}"
+    command = [sys.executable, *shlex.split(start)[1:], "--workers", "2"]
+    command[command.index("--port") + 1] = str(port)
+    others = {name: value for name, value in os.environ.items() if not name.startswith("ESPALIER_")}
+    server = subprocess.Popen(command, cwd=folder, env=others | settings, stderr=subprocess.DEVNULL)
+    address = f"localhost:{port}"
+    try:
+        with httpx.Client(transport=httpx.HTTPTransport(retries=8), timeout=60) as client:
+            while client.get(f"http://{address}/readyz").status_code == 503:
+                assert server.poll() is None
+        yield address
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
 
 
 def curl(block: str, address: str, **changed: Any) -> httpx.Response:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +24,6 @@ from espalier.metrics import precision_recall_f
 from espalier.queries import HistoryKind, encode_histories
 from espalier.search import SearchParams
 from tests import ROOT
-from tests.service.processes import service
 from tests.service.running import run as running
 from training.baselines.popularity import fit_popularity
 from training.data.interactions import read_interactions
@@ -66,11 +67,24 @@ def model(checkout: Path) -> Bundle:
 
 @pytest.fixture(scope="module")
 def served(checkout: Path, model: Bundle) -> Iterator[httpx.Client]:
-    with (
-        service(checkout / "models", 1, checkout=checkout, ESPALIER_ADMIN_KEYS="") as started,
-        httpx.Client(base_url=f"http://127.0.0.1:{started.port}", timeout=60) as client,
-    ):
-        yield client
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "service", "--port", str(port)],
+        cwd=checkout,
+        env={name: value for name, value in os.environ.items() if not name.startswith("ESPALIER_")},
+        stderr=subprocess.DEVNULL,
+    )
+    transport = httpx.HTTPTransport(retries=8)  # with growing pauses, until the server listens
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", transport=transport, timeout=60) as client:
+            while client.get("/readyz").status_code == 503:
+                assert server.poll() is None
+            yield client
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
 
 
 def test_a_short_training_of_the_sample_beats_popularity_by_far(checkout: Path, tmp_path: Path) -> None:
@@ -139,10 +153,10 @@ def test_the_ranker_of_the_readme_is_trained_measured_and_asked(checkout: Path, 
     )
     run(checkout, f"{fit} --queries 300")
     assert "best 200 re-ranked" in run(checkout, evaluate)
-    with running(checkout / "models", lambda bundle: open_engine(bundle, "cpu")) as ranked:
+    with running(checkout / "models", lambda bundle: open_engine(bundle, "cpu")) as service:
         body = next(body for body in history_bodies() if '"rerank": true' in body)
-        result = ranked.retrieve(**json.loads(body))["results"][0]
-        assert ranked.client.get("/models").json()["models"][0]["version"] == 2
+        result = service.retrieve(**json.loads(body))["results"][0]
+        assert service.client.get("/models").json()["models"][0]["version"] == 2
     scores = [item["rerank_score"] for item in result["items"]]
     assert len(scores) == 5
     assert scores == sorted(scores, reverse=True)

@@ -99,17 +99,16 @@ class Service:
 
 
 @contextmanager
-def service(models: Path, workers: int, program: Sequence[str] = ("service",), checkout: Path = ROOT, **settings: str) -> Iterator[Service]:
+def service(models: Path, workers: int, program: Sequence[str] = ("service",), **settings: str) -> Iterator[Service]:
     """A service that is ready, on a free port unless ESPALIER_PORT is among the settings. Its run folder is beside the models.
 
-    program   its module and more arguments
-    checkout  the folder where it starts
+    program  its module and more arguments
     """
     environment = os.environ | {"ESPALIER_MODELS": str(models), "ESPALIER_DEVICE": "cpu", "ESPALIER_ADMIN_KEYS": KEY}
     environment |= {"TMPDIR": str(models.parent), "ESPALIER_MAX_QUEUE_MS": LONG_MS} | settings
     environment |= {"ESPALIER_WORKERS": str(workers)}
     command = [sys.executable, "-m", *program, "--port", settings.get("ESPALIER_PORT", "0")]
-    process = subprocess.Popen(command, cwd=checkout, env=environment, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
     log: list[str] = []
     assert process.stderr is not None
     stream = process.stderr
