@@ -13,7 +13,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,6 @@ AUDIT_S = 120.0
 
 ACCEPTED: dict[str, str] = {}
 """Vulnerability → why it does not concern us. Each is said at every audit."""
-
-Run = Callable[[list[str], float], str]
 
 
 class Unreachable(Exception):
@@ -49,12 +46,12 @@ def run_pip_audit(lines: list[str], limit_s: float) -> str:
     return done.stdout
 
 
-def audit(lines: list[str], run: Run = run_pip_audit) -> tuple[list[str], int]:
+def audit(lines: list[str]) -> tuple[list[str], int]:
     """(what was found, one line each; how many distributions the database does not know). Raises Unreachable."""
     if not lines:
         raise ValueError("constraints: got no line of the form name==version")
-    checked(run(lines[:1], REACH_S))
-    documents = checked(run(lines, AUDIT_S))
+    checked(run_pip_audit(lines[:1], REACH_S))
+    documents = checked(run_pip_audit(lines, AUDIT_S))
     known = [one for one in documents if "skip_reason" not in one]
     findings = [_finding(one, each) for one in known for each in one["vulns"] if each["id"] not in ACCEPTED]
     return findings, len(documents) - len(known)

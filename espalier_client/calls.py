@@ -1,4 +1,4 @@
-"""The routes: the request of each, and how its answer is read. Nothing is sent here, so both clients share all of it."""
+"""The routes: the request of each, and how its answer is read. Nothing is sent here: both clients have a method for each that sends it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, Unpack
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -15,13 +15,15 @@ import httpx
 
 from espalier_client import items, messages
 from espalier_client.errors import ClientError, ConnectionFailed, InvalidAnswer, TimedOut, from_problem, plain
-from espalier_client.items import Changes, ItemOutcome, LiveItem, Put
+from espalier_client.items import Changes, ItemOptions, ItemOutcome, LiveItem, Put
 from espalier_client.messages import (
     UNREADABLE,
     Answer,
     Completion,
     Document,
     Model,
+    Options,
+    Query,
     Readiness,
     Removal,
     RemovedIds,
@@ -42,6 +44,9 @@ REFUSAL_BYTES = 1 << 20
 """Bytes that are read of a refusal; the rest adds nothing to its status."""
 
 YEAR_S = 365 * 86_400.0
+
+LOADING_S = 600.0
+"""How long admin calls wait that may load a version."""
 
 
 @dataclass(frozen=True)
@@ -169,58 +174,78 @@ def encoded(response: httpx.Response) -> bool:
     return response.headers.get("Content-Encoding", "identity").strip().lower() not in {"", "identity"}
 
 
-def retrieve(request: Request) -> Call[Answer]:
-    queries = tuple(request.queries)
-    read = partial(messages.answer, queries=len(queries))
-    return Call("POST", "/retrieve", read, replace(request, queries=queries).to_bytes())
+def retrieve(queries: Iterable[Query], **options: Unpack[Options]) -> Call[Answer]:
+    """The best items for each query. `options` are the fields of `Request`."""
+    request = Request(queries, **options)
+    read = partial(messages.answer, queries=len(tuple(request.queries)))
+    return Call("POST", "/retrieve", read, request.to_bytes())
 
 
 def models() -> Call[tuple[Model, ...]]:
+    """Every model of the service, ready or not."""
     return Call("GET", "/models", messages.models)
 
 
 def model(name: str) -> Call[Model]:
+    """One model."""
     return Call("GET", model_path(name), messages.model)
 
 
-def complete(name: str, prefix: str, limit: int) -> Call[tuple[Completion, ...]]:
+def complete(name: str, prefix: str, limit: int = 10) -> Call[tuple[Completion, ...]]:
+    """Items of a model whose id or title starts with `prefix`."""
     return Call("GET", model_path(name, "items"), messages.completions, params={"prefix": prefix, "limit": limit})
 
 
-def facets(name: str, column: str, filter: Mapping[str, Any] | None, limit: int, version: int | None) -> Call[Document]:
+def facets(
+    name: str, column: str, *, filter: Mapping[str, Any] | None = None, limit: int = 20, version: int | None = None
+) -> Call[Document]:
+    """How many items that a query may get have each value of a column; `filter` as in a request, but for that column itself."""
     params: dict[str, Value] = {"column": column, "limit": limit}
     if filter:
         params["filter"] = to_bytes(filter).decode()
     return Call("GET", model_path(name, "facets"), messages.document, params=params | _version(version))
 
 
-def node(name: str, number: int, tree: int, limit: int, version: int | None) -> Call[Document]:
+def node(name: str, number: int = 0, *, tree: int = 0, limit: int = 50, version: int | None = None) -> Call[Document]:
+    """A node of a tree (of a forest the `tree`-th, counted from 0), its children, some of its items, and what is typical of them."""
     params: dict[str, Value] = {"tree": tree, "limit": limit}
     return Call("GET", model_path(name, "tree", str(int(number))), messages.document, params=params | _version(version))
 
 
-def item_path(name: str, item_id: str, tree: int, version: int | None) -> Call[tuple[int, ...]]:
+def item_path(name: str, item_id: str, *, tree: int = 0, version: int | None = None) -> Call[tuple[int, ...]]:
+    """The nodes from the root of a tree to an item's leaf."""
     params: dict[str, Value] = {"item": item_id, "tree": tree}
     return Call("GET", model_path(name, "tree"), messages.item_path, params=params | _version(version))
 
 
 def ready() -> Call[Readiness]:
+    """Whether the service is ready, and the reasons if it is not, which is not an error."""
     return Call("GET", "/readyz", partial(read, Readiness), statuses=(503,))
 
 
-def load(name: str, version: int, default: bool, timeout_s: float) -> Call[Model]:
+def load(name: str, version: int, *, default: bool = True, timeout_s: float = LOADING_S) -> Call[Model]:
+    """Open, verify and warm up a version while the others serve; `default`: then make it the default. Needs an admin key.
+
+    Returns once that is done, which may take minutes; it waits for `timeout_s`, as the next two do. A failed load changes nothing.
+    """
     return _change("POST", model_path(name, "load"), messages.model, {"version": version, "default": default}, timeout_s)
 
 
-def unload(name: str, version: int, timeout_s: float) -> Call[Model]:
+def unload(name: str, version: int, *, timeout_s: float = LOADING_S) -> Call[Model]:
+    """Drop a version that is not the default, once its requests are answered. Needs an admin key."""
     return _change("POST", model_path(name, "unload"), messages.model, {"version": version}, timeout_s)
 
 
-def set_default(name: str, version: int, timeout_s: float) -> Call[Model]:
+def set_default(name: str, version: int, *, timeout_s: float = LOADING_S) -> Call[Model]:
+    """Make a version the default, after loading it where needed. Needs an admin key."""
     return _change("POST", model_path(name, "default"), messages.model, {"version": version}, timeout_s)
 
 
-def set_removed(name: str, ids: Iterable[str], if_match: str | None = None) -> Call[Removal]:
+def set_removed(name: str, ids: Iterable[str], *, if_match: str | None = None) -> Call[Removal]:
+    """Keep these items, and no others, out of every answer of a model. Needs an admin key.
+
+    `if_match`: the `etag` of the list that these ids were made from; raises Conflict if the list has changed since.
+    """
     if isinstance(ids, str):
         raise TypeError(f"ids: got {ids!r}, expected a list")
     call = _change("PUT", model_path(name, "removed"), partial(read, Removal), {"ids": list(ids)})
@@ -228,26 +253,36 @@ def set_removed(name: str, ids: Iterable[str], if_match: str | None = None) -> C
 
 
 def remove_item(name: str, item_id: str) -> Call[RemovedItem]:
+    """Keep one more item out of every answer of a model, whatever else is removed meanwhile. Needs an admin key."""
     return Call("PUT", _item_path(name, "removed", item_id), partial(read, RemovedItem), repeatable=False)
 
 
 def restore_item(name: str, item_id: str) -> Call[RemovedItem]:
+    """Let answers of a model hold an item again. Needs an admin key."""
     return Call("DELETE", _item_path(name, "removed", item_id), partial(read, RemovedItem), repeatable=False)
 
 
 def removed(name: str) -> Call[RemovedIds]:
+    """The items that are kept out of every answer of a model. Needs an admin key."""
     return Call("GET", model_path(name, "removed"), messages.removed_ids)
 
 
-def put_item(name: str, put: Put, if_match: str | None, if_none_match: str | None) -> Call[ItemOutcome]:
+def put_item(
+    name: str, item_id: str, *, if_match: str | None = None, if_none_match: str | None = None, **options: Unpack[ItemOptions]
+) -> Call[ItemOutcome]:
+    """Put an item into a running model, or change one. `options` are the fields of `Put`. Needs a write key.
+
+    `if_match`: the `etag` of the item that the change was made from; `if_none_match` "*": only insert. Raises Conflict where that does
+    not hold. Without a condition the call is sent again when its connection breaks: the same item twice is `unchanged`.
+    """
     headers = _conditions(if_match, if_none_match)
     # With a condition a repetition would meet the item that the first attempt put.
-    return Call(
-        "PUT", _item_path(name, "items", put.id), items.outcome(put.id), to_bytes(put.to_json()), headers=headers, repeatable=not headers
-    )
+    body = to_bytes(Put(item_id, **options).to_json())
+    return Call("PUT", _item_path(name, "items", item_id), items.outcome(item_id), body, headers=headers, repeatable=not headers)
 
 
-def delete_item(name: str, item_id: str, source_version: int | None, if_match: str | None) -> Call[ItemOutcome]:
+def delete_item(name: str, item_id: str, *, source_version: int | None = None, if_match: str | None = None) -> Call[ItemOutcome]:
+    """Delete an item, trained or live; one that is deleted already is `unchanged`. Needs a write key."""
     headers = _conditions(if_match, None)
     params: dict[str, Value] = {} if source_version is None else {"source_version": source_version}
     return Call(
@@ -256,10 +291,12 @@ def delete_item(name: str, item_id: str, source_version: int | None, if_match: s
 
 
 def get_item(name: str, item_id: str) -> Call[LiveItem]:
+    """An item as it is now, trained or live. Needs a write key."""
     return Call("GET", _item_path(name, "items", item_id), items.live_item)
 
 
-def changes(name: str, after: int, limit: int) -> Call[Changes]:
+def changes(name: str, after: int = 0, limit: int = 1000) -> Call[Changes]:
+    """What happened to a model's live catalogue after a sequence, at most `limit` operations. Needs an admin key."""
     return Call("GET", model_path(name, "changes"), items.changes, params={"after": after, "limit": limit})
 
 

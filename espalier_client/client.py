@@ -6,32 +6,22 @@ Both do the same, with and without `await`.
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine, Generator, Iterable
 from contextlib import aclosing
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
 from espalier_client import calls
 from espalier_client.calls import Body, Call, check_timeout_s
 from espalier_client.errors import ClientError, RequestFailed
-from espalier_client.items import Changes, Delete, ItemOptions, ItemOutcome, LiveItem, Put
-from espalier_client.messages import (
-    Answer,
-    Completion,
-    Document,
-    Model,
-    Options,
-    Query,
-    Readiness,
-    Removal,
-    RemovedIds,
-    RemovedItem,
-    Request,
-)
+from espalier_client.items import Delete, Put
+from espalier_client.messages import Request
 from espalier_client.retry import Attempts, Retry
 from espalier_client.stream import (
     BULK_LINES,
@@ -47,16 +37,41 @@ from espalier_client.stream import (
     writes,
 )
 
+P = ParamSpec("P")
 T = TypeVar("T")
+M = TypeVar("M", bound=Callable[..., Any])
 Sent = TypeVar("Sent", bound=Request | Put | Delete)
-
-LOADING_S = 600.0
-"""How long admin calls wait that may load a version."""
 
 MAX_ANSWER_BYTES = 1 << 26
 """64 MiB: more than twice the answer to 256 queries for 1000 items each."""
 
 _RETRY = Retry()
+
+
+def _sent(build: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
+    """The method of `Client` that sends what `build` makes of its arguments."""
+
+    def method(client: Client, /, *arguments: P.args, **options: P.kwargs) -> T:
+        return client._call(build(*arguments, **options))
+
+    return _described(method, build)
+
+
+def _awaited(build: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
+    """The method of `AsyncClient` that sends what `build` makes of its arguments."""
+
+    async def method(client: AsyncClient, /, *arguments: P.args, **options: P.kwargs) -> T:
+        return await client._call(build(*arguments, **options))
+
+    return _described(method, build)
+
+
+def _described(method: M, build: Callable[..., Any]) -> M:
+    """With the name, the documentation and the parameters of `build`, for help() and editors."""
+    functools.update_wrapper(method, build)
+    signature, own = inspect.signature(build), inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    method.__signature__ = signature.replace(parameters=[own, *signature.parameters.values()])  # type: ignore[attr-defined]
+    return method
 
 
 class Client:
@@ -88,10 +103,6 @@ class Client:
         self._retry = retry
         self._sleep = sleep
 
-    def retrieve(self, queries: Iterable[Query], **options: Unpack[Options]) -> Answer:
-        """The best items for each query. `options` are the fields of `Request`."""
-        return self._call(calls.retrieve(Request(queries, **options)))
-
     def retrieve_stream(self, requests: Iterable[Request], *, chunk_lines: int = CHUNK_LINES) -> Generator[Outcome, None, None]:
         """The outcome of each request, in their order; one that fails does not end the stream.
 
@@ -101,24 +112,6 @@ class Client:
         """
         return self._delivered(requests, Chunks(chunk_lines), RETRIEVALS)
 
-    def put_item(
-        self, name: str, item_id: str, *, if_match: str | None = None, if_none_match: str | None = None, **options: Unpack[ItemOptions]
-    ) -> ItemOutcome:
-        """Put an item into a running model, or change one. `options` are the fields of `Put`. Needs a write key.
-
-        `if_match`: the `etag` of the item that the change was made from; `if_none_match` "*": only insert. Raises Conflict where that does
-        not hold. Without a condition the call is sent again when its connection breaks: the same item twice is `unchanged`.
-        """
-        return self._call(calls.put_item(name, Put(item_id, **options), if_match, if_none_match))
-
-    def get_item(self, name: str, item_id: str) -> LiveItem:
-        """An item as it is now, trained or live. Needs a write key."""
-        return self._call(calls.get_item(name, item_id))
-
-    def delete_item(self, name: str, item_id: str, *, source_version: int | None = None, if_match: str | None = None) -> ItemOutcome:
-        """Delete an item, trained or live; one that is deleted already is `unchanged`. Needs a write key."""
-        return self._call(calls.delete_item(name, item_id, source_version, if_match))
-
     def bulk(self, name: str, operations: Iterable[Put | Delete], *, chunk_lines: int = BULK_LINES) -> Generator[Written, None, None]:
         """Put and delete many items: the outcome of each, in their order; one that fails does not end the rest. Needs a write key.
 
@@ -127,73 +120,25 @@ class Client:
         """
         return self._delivered(operations, chunks_of_writes(chunk_lines), writes(name))
 
-    def changes(self, name: str, after: int = 0, limit: int = 1000) -> Changes:
-        """What happened to a model's live catalogue after a sequence, at most `limit` operations. Needs an admin key."""
-        return self._call(calls.changes(name, after, limit))
-
-    def models(self) -> tuple[Model, ...]:
-        """Every model of the service, ready or not."""
-        return self._call(calls.models())
-
-    def model(self, name: str) -> Model:
-        """One model."""
-        return self._call(calls.model(name))
-
-    def complete(self, name: str, prefix: str, limit: int = 10) -> tuple[Completion, ...]:
-        """Items of a model whose id or title starts with `prefix`."""
-        return self._call(calls.complete(name, prefix, limit))
-
-    def facets(
-        self, name: str, column: str, *, filter: Mapping[str, Any] | None = None, limit: int = 20, version: int | None = None
-    ) -> Document:
-        """How many items that a query may get have each value of a column; `filter` as in a request, but for that column itself."""
-        return self._call(calls.facets(name, column, filter, limit, version))
-
-    def node(self, name: str, number: int = 0, *, tree: int = 0, limit: int = 50, version: int | None = None) -> Document:
-        """A node of a tree (of a forest the `tree`-th, counted from 0), its children, some of its items, and what is typical of them."""
-        return self._call(calls.node(name, number, tree, limit, version))
-
-    def item_path(self, name: str, item_id: str, *, tree: int = 0, version: int | None = None) -> tuple[int, ...]:
-        """The nodes from the root of a tree to an item's leaf."""
-        return self._call(calls.item_path(name, item_id, tree, version))
-
-    def ready(self) -> Readiness:
-        """Whether the service is ready, and the reasons if it is not, which is not an error."""
-        return self._call(calls.ready())
-
-    def load(self, name: str, version: int, *, default: bool = True, timeout_s: float = LOADING_S) -> Model:
-        """Open, verify and warm up a version while the others serve; `default`: then make it the default. Needs an admin key.
-
-        Returns once that is done, which may take minutes; it waits for `timeout_s`, as the next two do. A failed load changes nothing.
-        """
-        return self._call(calls.load(name, version, default, timeout_s))
-
-    def unload(self, name: str, version: int, *, timeout_s: float = LOADING_S) -> Model:
-        """Drop a version that is not the default, once its requests are answered. Needs an admin key."""
-        return self._call(calls.unload(name, version, timeout_s))
-
-    def set_default(self, name: str, version: int, *, timeout_s: float = LOADING_S) -> Model:
-        """Make a version the default, after loading it where needed. Needs an admin key."""
-        return self._call(calls.set_default(name, version, timeout_s))
-
-    def set_removed(self, name: str, ids: Iterable[str], *, if_match: str | None = None) -> Removal:
-        """Keep these items, and no others, out of every answer of a model. Needs an admin key.
-
-        `if_match`: the `etag` of the list that these ids were made from; raises Conflict if the list has changed since.
-        """
-        return self._call(calls.set_removed(name, ids, if_match))
-
-    def remove_item(self, name: str, item_id: str) -> RemovedItem:
-        """Keep one more item out of every answer of a model, whatever else is removed meanwhile. Needs an admin key."""
-        return self._call(calls.remove_item(name, item_id))
-
-    def restore_item(self, name: str, item_id: str) -> RemovedItem:
-        """Let answers of a model hold an item again. Needs an admin key."""
-        return self._call(calls.restore_item(name, item_id))
-
-    def removed(self, name: str) -> RemovedIds:
-        """The items that are kept out of every answer of a model. Needs an admin key."""
-        return self._call(calls.removed(name))
+    retrieve = _sent(calls.retrieve)
+    put_item = _sent(calls.put_item)
+    get_item = _sent(calls.get_item)
+    delete_item = _sent(calls.delete_item)
+    changes = _sent(calls.changes)
+    models = _sent(calls.models)
+    model = _sent(calls.model)
+    complete = _sent(calls.complete)
+    facets = _sent(calls.facets)
+    node = _sent(calls.node)
+    item_path = _sent(calls.item_path)
+    ready = _sent(calls.ready)
+    load = _sent(calls.load)
+    unload = _sent(calls.unload)
+    set_default = _sent(calls.set_default)
+    set_removed = _sent(calls.set_removed)
+    remove_item = _sent(calls.remove_item)
+    restore_item = _sent(calls.restore_item)
+    removed = _sent(calls.removed)
 
     def close(self) -> None:
         """Close the connections."""
@@ -276,76 +221,35 @@ class AsyncClient:
         self._retry = retry
         self._sleep = sleep
 
-    async def retrieve(self, queries: Iterable[Query], **options: Unpack[Options]) -> Answer:
-        return await self._call(calls.retrieve(Request(queries, **options)))
-
     def retrieve_stream(
         self, requests: Iterable[Request] | AsyncIterable[Request], *, chunk_lines: int = CHUNK_LINES
     ) -> AsyncGenerator[Outcome, None]:
         return self._delivered(requests, Chunks(chunk_lines), RETRIEVALS)
-
-    async def put_item(
-        self, name: str, item_id: str, *, if_match: str | None = None, if_none_match: str | None = None, **options: Unpack[ItemOptions]
-    ) -> ItemOutcome:
-        return await self._call(calls.put_item(name, Put(item_id, **options), if_match, if_none_match))
-
-    async def get_item(self, name: str, item_id: str) -> LiveItem:
-        return await self._call(calls.get_item(name, item_id))
-
-    async def delete_item(self, name: str, item_id: str, *, source_version: int | None = None, if_match: str | None = None) -> ItemOutcome:
-        return await self._call(calls.delete_item(name, item_id, source_version, if_match))
 
     def bulk(
         self, name: str, operations: Iterable[Put | Delete] | AsyncIterable[Put | Delete], *, chunk_lines: int = BULK_LINES
     ) -> AsyncGenerator[Written, None]:
         return self._delivered(operations, chunks_of_writes(chunk_lines), writes(name))
 
-    async def changes(self, name: str, after: int = 0, limit: int = 1000) -> Changes:
-        return await self._call(calls.changes(name, after, limit))
-
-    async def models(self) -> tuple[Model, ...]:
-        return await self._call(calls.models())
-
-    async def model(self, name: str) -> Model:
-        return await self._call(calls.model(name))
-
-    async def complete(self, name: str, prefix: str, limit: int = 10) -> tuple[Completion, ...]:
-        return await self._call(calls.complete(name, prefix, limit))
-
-    async def facets(
-        self, name: str, column: str, *, filter: Mapping[str, Any] | None = None, limit: int = 20, version: int | None = None
-    ) -> Document:
-        return await self._call(calls.facets(name, column, filter, limit, version))
-
-    async def node(self, name: str, number: int = 0, *, tree: int = 0, limit: int = 50, version: int | None = None) -> Document:
-        return await self._call(calls.node(name, number, tree, limit, version))
-
-    async def item_path(self, name: str, item_id: str, *, tree: int = 0, version: int | None = None) -> tuple[int, ...]:
-        return await self._call(calls.item_path(name, item_id, tree, version))
-
-    async def ready(self) -> Readiness:
-        return await self._call(calls.ready())
-
-    async def load(self, name: str, version: int, *, default: bool = True, timeout_s: float = LOADING_S) -> Model:
-        return await self._call(calls.load(name, version, default, timeout_s))
-
-    async def unload(self, name: str, version: int, *, timeout_s: float = LOADING_S) -> Model:
-        return await self._call(calls.unload(name, version, timeout_s))
-
-    async def set_default(self, name: str, version: int, *, timeout_s: float = LOADING_S) -> Model:
-        return await self._call(calls.set_default(name, version, timeout_s))
-
-    async def set_removed(self, name: str, ids: Iterable[str], *, if_match: str | None = None) -> Removal:
-        return await self._call(calls.set_removed(name, ids, if_match))
-
-    async def remove_item(self, name: str, item_id: str) -> RemovedItem:
-        return await self._call(calls.remove_item(name, item_id))
-
-    async def restore_item(self, name: str, item_id: str) -> RemovedItem:
-        return await self._call(calls.restore_item(name, item_id))
-
-    async def removed(self, name: str) -> RemovedIds:
-        return await self._call(calls.removed(name))
+    retrieve = _awaited(calls.retrieve)
+    put_item = _awaited(calls.put_item)
+    get_item = _awaited(calls.get_item)
+    delete_item = _awaited(calls.delete_item)
+    changes = _awaited(calls.changes)
+    models = _awaited(calls.models)
+    model = _awaited(calls.model)
+    complete = _awaited(calls.complete)
+    facets = _awaited(calls.facets)
+    node = _awaited(calls.node)
+    item_path = _awaited(calls.item_path)
+    ready = _awaited(calls.ready)
+    load = _awaited(calls.load)
+    unload = _awaited(calls.unload)
+    set_default = _awaited(calls.set_default)
+    set_removed = _awaited(calls.set_removed)
+    remove_item = _awaited(calls.remove_item)
+    restore_item = _awaited(calls.restore_item)
+    removed = _awaited(calls.removed)
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -431,8 +335,7 @@ def _base_url(text: str) -> httpx.URL:
     url = httpx.URL(text)
     if url.userinfo:  # it would be sent in the place of the key, and printed with the address
         raise ValueError("base_url: got an address with a user or a password in it, expected http://host:port")
-    labels = url.raw_host.removesuffix(b".").split(b".")
-    if url.scheme not in {"http", "https"} or not all(0 < len(label) < 64 for label in labels):  # longer ones cannot be looked up
+    if url.scheme not in {"http", "https"} or not url.host:
         raise ValueError(f"base_url: got {text!r}, expected http://host:port or https://host")
     return url
 

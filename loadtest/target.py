@@ -60,27 +60,33 @@ def parse_url(url: str, key: str | None = None) -> Target:
     return Target(parts.hostname, port or 80, parts.path.rstrip("/"), {"Authorization": f"Bearer {key}"} if key else {})
 
 
-def send(target: Target, method: str, path: str, body: object = None, timeout_s: float = 60) -> tuple[int, Json]:
-    """Status and JSON object of one request on a connection of its own. Raises ServiceRefused where no HTTP server answers with one."""
+def exchange(target: Target, method: str, path: str, body: bytes | None, media_type: str, timeout_s: float = 60) -> tuple[int, bytes]:
+    """Status and body of the answer to one request on a connection of its own. Raises ServiceRefused where no HTTP server answers."""
     connection = http.client.HTTPConnection(target.host, target.port, timeout=timeout_s)
     try:
-        headers = {**target.headers, **({"Content-Type": "application/json"} if body is not None else {})}
-        connection.request(method, target.prefix + path, None if body is None else json.dumps(body), headers)
+        headers = {**target.headers, **({"Content-Type": media_type} if body is not None else {})}
+        connection.request(method, target.prefix + path, body, headers)
         answer = connection.getresponse()
-        content = answer.read()
+        return answer.status, answer.read()
     except (OSError, http.client.HTTPException) as error:
         raise ServiceRefused(
             f"{method} {target}{path}: no answer ({error or type(error).__name__}); is the service running there?"
         ) from error
     finally:
         connection.close()
+
+
+def send(target: Target, method: str, path: str, body: object = None, timeout_s: float = 60) -> tuple[int, Json]:
+    """Status and JSON object of one request. Raises ServiceRefused where no HTTP server answers with one."""
+    written = None if body is None else json.dumps(body).encode()
+    status, content = exchange(target, method, path, written, "application/json", timeout_s)
     try:
         document = json.loads(content)
     except ValueError:
         document = None
     if not isinstance(document, dict):
-        raise ServiceRefused(f"{method} {target}{path}: {answer.status} without a JSON object; is that a retrieval service?")
-    return answer.status, document
+        raise ServiceRefused(f"{method} {target}{path}: {status} without a JSON object; is that a retrieval service?")
+    return status, document
 
 
 def ask(target: Target, method: str, path: str, body: object = None, timeout_s: float = 60) -> Json:

@@ -5,7 +5,6 @@ Knows bodies of PUT and how retrievals and writes share a loop. Does not know so
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from urllib.parse import quote
 
 from loadtest.loops import request_bytes
 from loadtest.queries import Query
-from loadtest.target import Json, ServiceRefused, Target
+from loadtest.target import Json, ServiceRefused, Target, exchange
 
 ITEMS = 1000
 """Ids that are written in turn, so that a test of any length leaves the catalogue as small."""
@@ -77,18 +76,8 @@ def put_bytes(target: Target, model: str, put: Put) -> bytes:
 def delete_all(target: Target, model: str, ids: Sequence[str]) -> None:
     """Delete what a test has put. Raises ServiceRefused."""
     body = b"\n".join(json.dumps({"id": item, "delete": True}).encode() for item in ids)
-    path = f"{target.prefix}/models/{quote(model, safe='')}/items"
-    connection = http.client.HTTPConnection(target.host, target.port, timeout=60)
-    try:
-        connection.request("POST", path, body, {"Content-Type": "application/x-ndjson", **target.headers})
-        answer = connection.getresponse()
-        content = answer.read()
-    except (OSError, http.client.HTTPException) as error:
-        raise ServiceRefused(f"POST {target}{path}: no answer ({error or type(error).__name__})") from error
-    finally:
-        connection.close()
-    wrong = (
-        [line for line in content.splitlines() if json.loads(line)["status"] not in (*WRITTEN, 404)] if answer.status == 200 else [content]
-    )
+    path = f"/models/{quote(model, safe='')}/items"
+    status, content = exchange(target, "POST", path, body, "application/x-ndjson")
+    wrong = [line for line in content.splitlines() if json.loads(line)["status"] not in (*WRITTEN, 404)] if status == 200 else [content]
     if wrong:
-        raise ServiceRefused(f"POST {target}{path}: {answer.status}, {wrong[0][:200].decode(errors='replace')}")
+        raise ServiceRefused(f"POST {target}{path}: {status}, {wrong[0][:200].decode(errors='replace')}")

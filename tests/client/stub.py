@@ -213,15 +213,24 @@ class Driver:
         """By how much a pause takes longer than it should."""
         self.pauses_s: list[float] = []
 
-    def open(self, handler: Handler, api_key: str | None = None, timeout_s: float = 10.0, url: str = URL, **retry: Any) -> Driver:
-        options: Json = {"clock": lambda: self.now_s, "draw": lambda low, high: high} | retry
-        transport = httpx.MockTransport(handler)
-        policy = Retry(**options)
+    def open(
+        self,
+        handler: Handler | None,
+        api_key: str | None = None,
+        timeout_s: float = 10.0,
+        url: str = URL,
+        max_answer_bytes: int = 1 << 26,
+        **retry: Any,
+    ) -> Driver:
+        """handler: in place of the network; None for the network."""
+        policy = Retry(**{"clock": lambda: self.now_s, "draw": lambda low, high: high} | retry)
+        transport = None if handler is None else httpx.MockTransport(handler)
+        options: Json = {"api_key": api_key, "timeout_s": timeout_s, "max_answer_bytes": max_answer_bytes, "retry": policy}
         self.client: Client | AsyncClient
         if self.runner is None:
-            self.client = Client(url, api_key=api_key, timeout_s=timeout_s, retry=policy, transport=transport, sleep=self._sleep)
+            self.client = Client(url, transport=transport, sleep=self._sleep, **options)
         else:
-            self.client = AsyncClient(url, api_key=api_key, timeout_s=timeout_s, retry=policy, transport=transport, sleep=self._async_sleep)
+            self.client = AsyncClient(url, transport=transport, sleep=self._async_sleep, **options)
         return self
 
     def __getattr__(self, method: str) -> Callable[..., Any]:

@@ -13,7 +13,6 @@ import pytest
 
 from espalier_client import (
     NEVER,
-    CatalogueFull,
     ClientError,
     Delete,
     ItemOutcome,
@@ -65,18 +64,22 @@ def test_everything_that_the_service_takes_can_be_sent(driver: Driver) -> None:
     assert stub.bodies == [options | {"events": [["b1", "b2"], ["b3"]], "like": ["b4"], "valid_until": "2030-01-31T12:00:00+00:00"}]
 
 
-def test_a_time_of_expiry_is_left_or_lifted(driver: Driver) -> None:
+@pytest.mark.parametrize(
+    ("options", "sent"),
+    [
+        ({"fields": {}}, {"fields": {}}),
+        ({"fields": {}, "valid_until": NEVER}, {"fields": {}, "valid_until": None}),
+        (
+            {"events": [np.array([0.5, 2], np.float32), {np.int64(3): np.float32(1.5)}, "words"]},
+            {"events": [[0.5, 2.0], {"indices": [3], "values": [1.5]}, "words"]},
+        ),
+    ],
+)
+def test_a_put_is_written(driver: Driver, options: Json, sent: Json) -> None:
+    """A time of expiry is left or lifted, and events are of every kind."""
     stub = Stub()
-    client = driver.open(stub)
-    client.put_item("books", "b9", fields={})
-    client.put_item("books", "b9", fields={}, valid_until=NEVER)
-    assert stub.bodies == [{"fields": {}}, {"fields": {}, "valid_until": None}]
-
-
-def test_events_of_every_kind_are_written(driver: Driver) -> None:
-    stub = Stub()
-    driver.open(stub).put_item("books", "b9", events=[np.array([0.5, 2], np.float32), {np.int64(3): np.float32(1.5)}, "words"])
-    assert stub.bodies == [{"events": [[0.5, 2.0], {"indices": [3], "values": [1.5]}, "words"]}]
+    driver.open(stub).put_item("books", "b9", **options)
+    assert stub.bodies == [sent]
 
 
 def test_conditions_are_headers(driver: Driver) -> None:
@@ -113,23 +116,10 @@ def test_a_bulk_is_sent_in_chunks_and_answered_in_order(driver: Driver) -> None:
     assert sent(stub)[-1][-1] == {"id": "b7", "delete": True, "source_version": 9}
     assert {request.url.raw_path for request in stub.requests} == {b"/models/a%20b/items"}
     assert {request.headers["Content-Type"] for request in stub.requests} == {"application/x-ndjson"}
-    stub.requests.clear()
-    list(driver.bulk("books", [Put(f"b{n}", text="x" * (BULK_BYTES // 3)) for n in range(5)]))
-    assert [len(lines) for lines in sent(stub)] == [2, 2, 1]
-
-
-def test_a_bulk_of_more_lines_than_the_service_holds_has_less_of_a_body_under_way(driver: Driver) -> None:
-    stub = Stub()
-    list(driver.open(stub).bulk("books", [Put(f"b{n}", text="x" * (CHUNK_BYTES // 3)) for n in range(5)], chunk_lines=BULK_LINES + 1))
-    assert [len(lines) for lines in sent(stub)] == [2, 2, 1]
-
-
-def test_a_line_that_fails_does_not_end_the_bulk(driver: Driver) -> None:
-    stub = Stub([streamed(done("b1"), dump({"id": "b2"} | problem(422)), dump({"id": None} | problem(507)), done("b4"))])
-    outcomes = list(driver.open(stub).bulk("books", puts("b1", "b2", "b3", "b4")))
-    assert said(outcomes) == ["b1", 422, 507, "b4"]
-    assert isinstance(outcomes[2], CatalogueFull)
-    assert outcomes[2].detail == "What happened."
+    for most, lines in ((BULK_BYTES, BULK_LINES), (CHUNK_BYTES, BULK_LINES + 1)):  # of more lines than it holds, less of a body
+        stub.requests.clear()
+        list(driver.bulk("books", [Put(f"b{n}", text="x" * (most // 3)) for n in range(5)], chunk_lines=lines))
+        assert [len(lines) for lines in sent(stub)] == [2, 2, 1]
 
 
 def test_a_line_says_when_a_worker_was_behind(driver: Driver) -> None:

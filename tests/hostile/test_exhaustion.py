@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
 import signal
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, NoReturn
 
 import pytest
 
@@ -19,6 +16,7 @@ from tests.hostile.attacked import Attacked, attacked
 from tests.hostile.attacks import Target
 from tests.hostile.attacks.wire import LIVEZ, Answer, head, post
 from tests.hostile.conftest import LIMITS, books
+from tests.service.test_counts import fill, small_disk
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.hostile]
@@ -118,54 +116,26 @@ def test_a_service_under_attack_stops_when_it_is_told(large: Path, tmp_path: Pat
 
 # -- disks ----------------------------------------------------------------------------------------------------------------
 
-MOUNT = 'mount -t tmpfs -o size=$0 none "$1" && shift && exec "$@"'
-
-
-def namespace(folder: Path, size: str) -> list[str]:
-    """A command that runs another one where `folder` is a disk of its own of this size. Skips where that cannot be had."""
-    inside = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", MOUNT, size, str(folder)]
-    try:
-        tried = subprocess.run([*inside, "true"], capture_output=True, text=True)
-    except FileNotFoundError as error:
-        pytest.skip(f"a disk of its own needs unshare: {error}")
-    if tried.returncode:
-        pytest.skip(f"a disk of its own cannot be mounted here: {tried.stderr.strip()}")
-    return inside
-
-
-def _write_on(file: IO[bytes], block: int) -> NoReturn:
-    while True:
-        file.write(bytes(block))
-
 
 @contextmanager
 def full(folder: Path) -> Iterator[None]:
     """Nothing can be written in there meanwhile."""
-    filler = folder / "filler"
-    with filler.open("wb", buffering=0) as file:
-        for block in (1 << 16, 1):
-            with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
-                _write_on(file, block)
+    filler = fill(folder)
     try:
         yield
     finally:
         filler.unlink()
 
 
-def outside(service: Attacked, folder: Path) -> Path:
-    """The service's folder, as it is seen from here."""
-    return Path(f"/proc/{service.process.pid}/root{folder}")
-
-
 @pytest.fixture
 def temporary(large: Path, tmp_path: Path) -> Iterator[tuple[Attacked, Path]]:
     """A service of two workers with a temporary folder of 32 megabytes, and that folder."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    inside = namespace(folder, "32m")
-    with attacked(large, tmp_path / "log", LIMITS.environment() | {"TMPDIR": str(folder)}, workers=2, inside=inside) as service:
+    with ExitStack() as stack:
+        folder = stack.enter_context(small_disk(tmp_path / "temporary", "32m"))
+        environment = LIMITS.environment() | {"TMPDIR": str(folder)}
+        service = stack.enter_context(attacked(large, tmp_path / "log", environment, workers=2))
         until(lambda: len(workers(service)) == 2, "both run")
-        yield service, outside(service, folder)
+        yield service, folder
 
 
 def workers(service: Attacked) -> set[int]:
@@ -217,16 +187,14 @@ def test_a_worker_that_dies_while_the_temporary_folder_is_full_takes_no_other_al
 
 
 def test_a_full_models_folder_changes_nothing(large: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "models"
-    folder.mkdir()
-    inside = namespace(folder, "64m")
-    copy = ["sh", "-c", 'cp -r "$0"/. "$1" && shift && exec "$@"', str(large), str(folder)]
     settings = LIMITS.environment() | {"ESPALIER_ADMIN_KEYS": KEY}
-    with attacked(folder, tmp_path / "log", settings, workers=2, inside=[*inside, *copy]) as service:
+    with small_disk(tmp_path / "models", "64m") as folder, ExitStack() as stack:
+        shutil.copytree(large, folder, dirs_exist_ok=True)
+        service = stack.enter_context(attacked(folder, tmp_path / "log", settings, workers=2))
         target = books(service.port)
         first, second = items(target)[:2]
         assert ask(target, removal(first)).status == 200
-        with full(outside(service, folder)):
+        with full(folder):
             answer = ask(target, removal(second))
             assert answer.status == 409, answer
             for _ in range(10):

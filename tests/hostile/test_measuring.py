@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,7 @@ from tests.hostile import measuring
 from tests.hostile.attacked import Attacked, attacked
 from tests.hostile.attacks import Attack, Seen, Target
 from tests.hostile.conftest import LIMITS, books
-from tests.hostile.livez import watched
 from tests.hostile.measuring import measure
-from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.hostile]
 
@@ -46,31 +43,3 @@ def test_an_attack_that_lasts_or_takes_too_much_is_stopped(service: Attacked, mo
     assert row["told"] == f"stopped; stopped: {row['stopped']}"
     assert row["stopped"].endswith(" s" if limit == "ATTACK_S" else " MB")
     assert "expected" in row["failed"]
-
-
-def test_memory_and_descriptors_are_those_of_all_processes(large: Path, tmp_path: Path) -> None:
-    patient = replace(LIMITS, head_timeout_s=60)  # else a slow machine closes the first connection before it accepts the last one
-    with attacked(large, tmp_path / "log", patient.environment(), workers=2) as service:
-        pids = service.processes()
-        assert pids[0] == service.process.pid
-        assert len(pids) >= 3
-        service.forget_peak()
-        assert 0.9 * service.rss_mb() <= service.peak_mb() <= 1.5 * service.rss_mb()
-        before = service.descriptors()
-        target = books(service.port)
-        try:
-            target.connect_many(10)
-            until(lambda: service.descriptors() == before + 10, "all are accepted")
-        finally:
-            target.close()
-        service.kill()
-        service.process.wait()
-        assert not service.alive()
-
-
-def test_livez_is_asked_on_new_and_on_kept_connections(service: Attacked) -> None:
-    with watched(service.port) as found:
-        assert found == []
-    assert found[0].failed == 0
-    assert found[0].requests >= 2
-    assert 0 < found[0].p99_ms <= found[0].max_ms < 5000

@@ -84,12 +84,6 @@ def test_every_request_is_sent_once_and_answers_find_their_requests() -> None:
     assert {answer.number: answer.status for answer in answered} == {i: 0 if i == 7 else 200 if i % 2 else 503 for i in range(40)}
 
 
-def test_lost_connections_are_made_anew() -> None:
-    with answering(lambda number, body: None if number % 3 == 0 else 200) as target:
-        answered = each_once(target.address, [REQUEST] * 30, 2)
-    assert statuses(answered) == {"0": 10, "200": 20}
-
-
 def test_a_service_that_goes_away_ends_a_loop() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]

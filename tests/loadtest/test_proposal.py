@@ -40,11 +40,3 @@ def test_the_proposed_beam_is_the_best_within_the_budget(points: list[Point], bu
             assert proposal.best in within
             assert all((point.recall or 0) <= (proposal.best.recall or 0) for point in within)
             assert proposal.best.recall is not None or proposal.best.beam_size == max(point.beam_size for point in within)
-
-
-@given(POINTS, st.floats(0.01, 120), st.floats(1, 10))
-def test_a_larger_budget_never_buys_less(points: list[Point], budget_ms: float, times: float) -> None:
-    for small, large in zip(propose(points, budget_ms), propose(points, budget_ms * times), strict=True):
-        if small.best is not None:
-            assert large.best is not None
-            assert (large.best.recall or 0) >= (small.best.recall or 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import runpy
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +16,6 @@ import yaml
 
 from service.settings import Settings
 from tests import ROOT
-from tests.stack.containers import Unavailable, compose_command, find_client
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
@@ -289,26 +287,3 @@ def test_what_is_mounted_is_there_and_read_only_and_named_volumes_are_declared()
         assert (ROOT / source).exists(), source
         assert mode == ["ro"], source
     assert {source for source, *_ in volumes if not source.startswith(".")} == set(yaml.safe_load(COMPOSE)["volumes"])
-
-
-def test_docker_compose_accepts_the_file_with_every_profile_and_override(tmp_path: Path) -> None:
-    if shutil.which("docker-compose"):
-        command = ["docker-compose"]
-    else:
-        try:
-            command = list(compose_command(find_client()))
-        except Unavailable as missing:
-            pytest.skip(str(missing))
-    files = [ROOT / "docker-compose.yml", *sorted((ROOT / "docker/offline").glob("*.yml"))]
-    names = {"STACK_CONFIG": "/a", "STACK_PROMETHEUS": "/b", "STACK_BASE_IMAGE": "base:1"}
-    environment = {name: value for name, value in os.environ.items() if name not in defaults()} | names
-    (tmp_path / "none.env").touch()
-    words = ["--env-file", str(tmp_path / "none.env"), *(word for path in files for word in ("-f", str(path)))]
-    run = subprocess.run(
-        [*command, *words, *(word for name in ("gpu", "load", "shards", "store", "train") for word in ("--profile", name)), "config"],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stderr
-    assert set(yaml.safe_load(run.stdout)["services"]) == set(SERVICES)

@@ -98,17 +98,13 @@ def pytest_in(folder: Path, test: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_ci_runs_what_came_too_late_again_and_counts_it(tmp_path: Path) -> None:
+def test_ci_runs_what_came_too_late_again_and_counts_it_and_no_wrong_answer(tmp_path: Path) -> None:
     for run in range(3):
         ran = pytest_in(tmp_path, LATE)
         assert "RERUN test_it.py::test_late" in ran.stdout, ran.stdout + ran.stderr
         assert ran.returncode == (run == 2), ran.stdout
     assert "RERUN TOO OFTEN test_it.py::test_late" in ran.stdout
     assert json.loads((tmp_path / "reruns.json").read_text()) == {"": [["test_it.py::test_late"]] * 3}
-
-
-@pytest.mark.slow
-def test_ci_does_not_run_a_wrong_answer_again(tmp_path: Path) -> None:
     ran = pytest_in(tmp_path, WRONG)
     assert ran.returncode == 1
     assert "1 failed" in ran.stdout

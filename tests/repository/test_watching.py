@@ -132,22 +132,6 @@ def test_every_panel_asks_for_what_is_exposed() -> None:
     assert label in known[series]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        "rate(espalier_request_total[5m])",
-        "sum by (modell) (espalier_queue_depth)",
-        'espalier_queue_depth{status="200"}',
-        "sum(espalier_request_seconds)",
-        "mad_over_time(espalier_queue_depth[1m])",
-        "espalier:queries:rate1m",
-    ],
-)
-def test_a_wrong_query_would_be_noticed(wrong: str) -> None:
-    with pytest.raises(AssertionError):
-        check(wrong, all_series())
-
-
 def test_every_metric_is_on_the_dashboard() -> None:
     records = {rule["record"]: rule["expr"] for rule in RECORDED}
     shown = {name for _, target in QUERIES for name, _ in series_of(target["expr"])}

@@ -84,11 +84,9 @@ def recorded(*counted: tuple[float, float]) -> History:
     ],
 )
 def test_a_rate_is_of_what_came_in_a_minute(counted: list[tuple[float, float]], rates: list[float | None]) -> None:
-    assert document(recorded(*counted))["series"]["requests_per_s"] == rates
-
-
-def test_an_increase_is_never_negative() -> None:
-    assert recorded((0, 100), (60, 40), (120, 100)).columns().increase("requests", 3600).tolist() == [0, 0, 60]
+    history = recorded(*counted)
+    assert document(history)["series"]["requests_per_s"] == rates
+    assert history.columns().increase("requests", 3600).min() >= 0
 
 
 @pytest.mark.parametrize(
@@ -230,10 +228,6 @@ def history_of(wrong: dict[str, float], minutes: int, slow: bool = False) -> His
     return history
 
 
-def test_nothing_fires_just_below_the_thresholds() -> None:
-    assert firing(history_of({}, 0)) == {}
-
-
 def test_nothing_fires_where_nothing_is_known() -> None:
     history = History()
     history.add(Totals(BEGIN, {}))
@@ -252,7 +246,7 @@ def test_each_alert_fires_after_its_time_and_not_before(condition: Any) -> None:
     assert begin < found["since"] <= BEGIN + (60 + minutes) * STEP_S - condition.for_s
     assert set(found) == {"name", "firing", "since", "value", "threshold", "what"}
     assert found["value"] is not None
-    assert condition.name not in firing(history_of(wrong, 0, slow))
+    assert firing(history_of(wrong, 0, slow)) == {}
     if condition.for_s > 60 and condition.name not in needed:
         assert condition.name not in firing(history_of(wrong, int(condition.for_s // 60), slow))
 
@@ -372,21 +366,11 @@ def rates(recorder: Recorder) -> list[float | None]:
     return found
 
 
-def test_one_worker_records_and_all_answer_alike(tmp_path: Path) -> None:
-    workers = Workers(tmp_path)
-    first, second = workers.recorder(), workers.recorder()
-    workers.pass_time(600, first, second)
-    assert rates(first) == rates(second)
-    assert len(rates(first)) == 1 + 600 // 60
-    assert [*dict.fromkeys(rates(first)[1:])] == [1.0]
-    first.close()
-    second.close()
-
-
 def test_another_worker_goes_on_where_the_recorder_ended(tmp_path: Path) -> None:
     workers = Workers(tmp_path)
     first, second = workers.recorder(), workers.recorder()
     workers.pass_time(600, first, second)
+    assert rates(first) == rates(second) == [None, *[1.0] * 10]
     first.close()  # the system closes what a killed process held
     workers.pass_time(600, second)
     third = workers.recorder()  # in the place of the first

@@ -197,14 +197,6 @@ def test_without_what_recall_was_at_export_it_says_what_it_is(tmp_path: Path) ->
         assert all(number is not None and 0 < number <= 1 for number in found)
 
 
-def test_a_model_of_vectors_is_probed_alike(tmp_path: Path) -> None:
-    with run(exported(tmp_path, np.random.default_rng(7), kind="vector").path.parents[1], Spoilt) as running:
-        probing = Probing(running)
-        probing.ask(ROUND)
-        assert probing.recall() == pytest.approx(probing.recall(metric="expected_recall"))
-        assert 0 < probing.recall()[5] < 1
-
-
 # -- versions come and go -------------------------------------------------------------------------------------------------
 
 

@@ -40,13 +40,6 @@ async def test_those_who_ask_at_the_same_time_get_the_same() -> None:
     assert await shared.get() == 2
 
 
-async def test_what_is_kept_is_made_once() -> None:
-    making = Making()
-    making.go.set()
-    shared = SingleFlight(making, keep=True)
-    assert [await shared.get() for _ in range(3)] == [1, 1, 1]
-
-
 @pytest.mark.parametrize("keep", [False, True])
 async def test_a_failure_is_everybodys_and_is_not_kept(keep: bool) -> None:
     making = Making()

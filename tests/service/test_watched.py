@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -61,22 +60,8 @@ def test_a_worker_that_comes_in_for_another_says_nothing_before_it_can_answer(mo
     assert 'espalier_model_default_version{model="books"} 0.0' in metrics.render().decode()
 
 
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[ModuleType | None], Metrics]]:
-    """Metrics of a machine with this driver of GPUs."""
-
-    def with_driver(nvml: ModuleType | None) -> Metrics:
-        monkeypatch.setitem(sys.modules, "pynvml", nvml)
-        process_usage._nvml.cache_clear()
-        metrics = Metrics()
-        metrics.watch_gpus(process_usage.gpu_memory)
-        return metrics
-
-    yield with_driver
-    process_usage._nvml.cache_clear()
-
-
-def test_gpu_memory_is_asked_for_at_each_scrape(driver: Callable[[ModuleType | None], Metrics]) -> None:
+def test_gpu_memory_is_asked_for_at_each_scrape(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Without the driver there is none of it, which the log says once."""
     used, nvml = {0: 3e9, 1: 5e9}, ModuleType("pynvml")
     vars(nvml).update(
         NVMLError=type("NVMLError", (Exception,), {}),
@@ -85,18 +70,15 @@ def test_gpu_memory_is_asked_for_at_each_scrape(driver: Callable[[ModuleType | N
         nvmlDeviceGetHandleByIndex=lambda index: index,
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=used[handle], total=80e9),
     )
-    metrics = driver(nvml)
-    assert sample(metrics.render().decode(), "espalier_gpu_memory_bytes", device=1) == 5e9
-    used[1] = 6e9
-    text = metrics.render().decode()
-    assert sample(text, "espalier_gpu_memory_bytes", device=1) == 6e9
-    assert sample(text, "espalier_gpu_memory_limit_bytes", device=0) == 8e10
-
-
-def test_without_the_driver_there_are_no_metrics_of_gpu_memory(
-    driver: Callable[[ModuleType | None], Metrics], caplog: pytest.LogCaptureFixture
-) -> None:
-    metrics = driver(None)
-    for _ in range(2):
-        assert "espalier_gpu_memory_bytes{" not in metrics.render().decode()
+    for driver in (nvml, None):
+        monkeypatch.setitem(sys.modules, "pynvml", driver)
+        process_usage._nvml.cache_clear()
+        metrics = Metrics()
+        metrics.watch_gpus(process_usage.gpu_memory)
+        for bytes_1 in (5e9, 6e9):
+            used[1] = bytes_1
+            text = metrics.render().decode()
+            assert sample(text, "espalier_gpu_memory_bytes", device=1) == (bytes_1 if driver else None)
+            assert sample(text, "espalier_gpu_memory_limit_bytes", device=0) == (8e10 if driver else None)
+    process_usage._nvml.cache_clear()
     assert len(caplog.records) == 1

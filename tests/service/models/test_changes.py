@@ -120,6 +120,7 @@ def test_another_default_does_not_wait_for_a_model_that_is_being_loaded(models: 
         running.run(running.registry.changes.load("books", 1))
         add_version(models, 1, name="films")
         running.run(scenario())
+        assert running.registry.choose("films", None).name == "films"
 
 
 async def test_a_change_goes_on_when_its_client_hangs_up(changing: Running, held: Held) -> None:
@@ -174,32 +175,6 @@ def test_a_folder_that_cannot_be_written_to_is_said(models: Path, monkeypatch: p
         with pytest.raises(Conflict, match="Read-only file system"):
             running.remove("item-1")
         assert running.registry.removed("books") == []
-
-
-def test_a_model_that_is_new_is_loaded_when_told(models: Path) -> None:
-    with run(models) as running:
-        add_version(models, 1, name="films")
-        running.run(running.registry.changes.load("films", 1))
-        assert running.registry.choose("films", None).name == "films"
-        add_version(models, 1, name="songs", damaged=True)
-        with pytest.raises(Conflict, match="songs/1"):
-            running.run(running.registry.changes.load("songs", 1))
-        assert running.registry.entry("songs").state == "failed"
-        assert running.registry.not_ready() == []
-
-
-def test_a_loader_whose_priority_cannot_be_lowered_loads_all_the_same(
-    models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(*arguments: Any) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr("service.models.loading.os.setpriority", refuse)
-    with run(models) as running:  # which waits until what should serve was tried
-        add_version(models, 2)
-        running.run(running.registry.changes.load("books", 2, default=True))
-        assert running.served() == 2
-    assert "cannot lower its priority (Operation not permitted)" in caplog.text
 
 
 def test_a_version_is_taken_apart_once_nobody_holds_it(models: Path) -> None:
