@@ -335,7 +335,8 @@ def _base_url(text: str) -> httpx.URL:
     url = httpx.URL(text)
     if url.userinfo:  # it would be sent in the place of the key, and printed with the address
         raise ValueError("base_url: got an address with a user or a password in it, expected http://host:port")
-    if url.scheme not in {"http", "https"} or not url.host:
+    labels = url.raw_host.removesuffix(b".").split(b".")
+    if url.scheme not in {"http", "https"} or not all(0 < len(label) < 64 for label in labels):  # longer ones cannot be looked up
         raise ValueError(f"base_url: got {text!r}, expected http://host:port or https://host")
     return url
 

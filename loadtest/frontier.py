@@ -5,9 +5,10 @@ Knows points and proposals. Does not know how they were measured.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loadtest.proposal import Point, Proposal
 
@@ -20,6 +21,12 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 MARKERS = "os^Dv<"
 WIDE = 8.0
 """From this ratio of the largest p99 to the smallest, the axis is logarithmic."""
+OFFSETS = tuple(
+    (radius * math.cos(math.radians(angle)), radius * math.sin(math.radians(angle)))
+    for radius in (11, 15, 20)
+    for angle in (90, 270, 45, 135, 315, 225, 0, 180)
+)
+"""Where a label may sit, in points from its point, best first."""
 
 
 def plot_frontier(points: Sequence[Point], proposals: Sequence[Proposal], title: str, files: Sequence[Path]) -> None:
@@ -62,11 +69,6 @@ def _draw(figure: Figure, axes: Axes, points: Sequence[Point], by_recall: bool, 
     _axes(axes, points, budgets_ms, by_recall)
     for budget_ms in budgets_ms:
         axes.axvline(budget_ms, color="0.45", linewidth=1.0, linestyle=":", zorder=1)
-        above = axes.get_xaxis_transform()
-        axes.annotate(_bought(proposals, budget_ms), (budget_ms, 1), xycoords=above, ha="center", va="bottom", fontsize=8.5)
-    for point in points:
-        at = (point.p99_ms, _height(point, by_recall))
-        axes.annotate(str(point.beam_size), at, (0, 6), textcoords="offset points", ha="center", fontsize=8, color=colour[point.m])
     counted = "open" if any(proposal.loop == "open" for proposal in proposals) else "closed"
     best = [proposal for proposal in proposals if proposal.loop == counted]
     for proposal in best:
@@ -78,6 +80,10 @@ def _draw(figure: Figure, axes: Axes, points: Sequence[Point], by_recall: bool, 
             title += "\nbeams that a p99 budget buys: under load / with one client"
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)
     figure.suptitle(title, fontsize=12)
+    figure.draw_without_rendering()  # texts can only be kept apart where they will be
+    _above(figure, axes, budgets_ms, proposals, colour)
+    figure.draw_without_rendering()
+    _label(figure, axes, points, by_recall, {proposal.best for proposal in best}, colour)
 
 
 def _height(point: Point, by_recall: bool) -> float:
@@ -101,10 +107,75 @@ def _axes(axes: Axes, points: Sequence[Point], budgets_ms: Sequence[float], by_r
     axes.grid(which="major", alpha=0.25)
 
 
-def _bought(proposals: Sequence[Proposal], budget_ms: float) -> str:
-    """The budget, and the beams that it buys at each m: under load / with one client."""
-    rows = [f"p99 ≤ {budget_ms:g} ms"]
-    for m in sorted({proposal.m for proposal in proposals}):
-        of_m = [proposal for proposal in proposals if (proposal.budget_ms, proposal.m) == (budget_ms, m)]
-        rows.append(f"@{m}: {' / '.join('none' if found.best is None else str(found.best.beam_size) for found in of_m)}")
-    return "\n".join(rows)
+def _above(figure: Figure, axes: Axes, budgets_ms: Sequence[float], proposals: Sequence[Proposal], colour: dict[int, str]) -> None:
+    """Above each budget's line: the budget, and the beams that it buys at each m, in the m's colour: under load / with one client.
+
+    Neighbours without room go higher.
+    """
+    height = 11.0 * (len(colour) + 1) + 4
+    ends: list[float] = []  # in points, of each tier of texts
+    for budget_ms in budgets_ms:
+        rows: list[tuple[str, str]] = []
+        for m in sorted(colour):
+            bought = {
+                p.loop: "none" if p.best is None else str(p.best.beam_size) for p in proposals if (p.budget_ms, p.m) == (budget_ms, m)
+            }
+            if bought:
+                rows.append((f"@{m}: {' / '.join(bought[loop] for loop in ('open', 'closed') if loop in bought)}", colour[m]))
+        rows.append((f"p99 ≤ {budget_ms:g} ms", "0.2"))
+        half = 2.9 * max(len(text) for text, _ in rows) + 3
+        x = axes.transData.transform((budget_ms, 1))[0] * 72 / figure.dpi
+        tier = next((i for i, end in enumerate(ends) if end < x - half), len(ends))
+        ends[tier : tier + 1] = [x + half]
+        for i, (text, shade) in enumerate(rows):
+            axes.annotate(
+                text,
+                (budget_ms, 1),
+                xycoords=axes.get_xaxis_transform(),
+                xytext=(0, 5 + 11 * i + height * tier),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8.5,
+                color=shade,
+                fontweight="bold" if i == len(rows) - 1 else "normal",
+            )
+
+
+def _label(figure: Figure, axes: Axes, points: Sequence[Point], by_recall: bool, ringed: set[Point | None], colour: dict[int, str]) -> None:
+    """The beam size beside each point: where it covers nothing, else not at all. Points under load come first."""
+    import numpy as np
+    from matplotlib.transforms import Bbox
+
+    scale = figure.dpi / 72
+    at = [axes.transData.transform((point.p99_ms, _height(point, by_recall))) for point in points]
+    radii = [(7 if point in ringed else 4) * scale for point in points]
+    taken = [Bbox.from_bounds(x - radius, y - radius, 2 * radius, 2 * radius) for (x, y), radius in zip(at, radii, strict=True)]
+    lines = [line.get_transform().transform(np.column_stack(line.get_data())) for line in axes.lines]
+    inside = axes.get_window_extent()
+    for point, (x, y) in sorted(zip(points, at, strict=True), key=lambda pair: (pair[0].loop != "open", -pair[0].beam_size)):
+        width, height = (5.2 * len(str(point.beam_size)) + 2) * scale, 9 * scale
+        for dx, dy in OFFSETS:
+            box = Bbox.from_bounds(x + dx * scale - width / 2, y + dy * scale - height / 2, width, height)
+            if any(box.overlaps(other) for other in taken) or any(_crosses(box, line) for line in lines):
+                continue
+            if not (inside.x0 < box.x0 and box.x1 < inside.x1 and inside.y0 < box.y0 and box.y1 < inside.y1):
+                continue
+            taken.append(box)
+            axes.annotate(
+                str(point.beam_size),
+                (point.p99_ms, _height(point, by_recall)),
+                xytext=(dx, dy),
+                textcoords="offset points",
+                ha="center",
+                va="center",
+                fontsize=8,
+                color=colour[point.m],
+            )
+            break
+
+
+def _crosses(box: Any, line: Any) -> bool:
+    """Whether a polyline (pixels, [P, 2]) runs through a box."""
+    from matplotlib.path import Path as Line
+
+    return len(line) > 1 and bool(Line(line).intersects_bbox(box, filled=False))

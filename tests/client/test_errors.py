@@ -54,7 +54,7 @@ def test_an_argument_that_cannot_be_meant_is_refused_by_name_and_not_sent(
     assert stub.requests == []
 
 
-ADDRESSES = ["localhost:8000", "ftp://host", "http://", ""]
+ADDRESSES = ["localhost:8000", "ftp://host", "http://", "", "http://a..b", f"http://{'x' * 64}.test"]
 
 
 @pytest.mark.parametrize(
