@@ -104,7 +104,8 @@ class Exact(LinearOptions):
 
 
 def exact(**other: Any) -> Exact:
-    return Exact(**({"negatives": "teacher", "threshold": 0.0, "prior": 0.0} | other))
+    made: dict[str, Any] = {"negatives": "teacher", "threshold": 0.0, "prior": 0.0}
+    return Exact(**(made | other))
 
 
 def solved(

@@ -175,7 +175,9 @@ class _Run:
         self._optimizer.step()
         if self.descent.max_norm is not None and isinstance(self.ranker.function, HighwayFunction):
             self.ranker.function.limit_norms(self.descent.max_norm)
-        _update_average(self.averaged.function, self.ranker.function, self._step_share)
+        with torch.no_grad():
+            for mean, new in zip(self.averaged.function.parameters(), self.ranker.function.parameters(), strict=True):
+                mean.lerp_(new, self._step_share)
         return loss_B.detach().sum()
 
     def _losses(self, rows_BN: Tensor, present_BN: Tensor, generator: torch.Generator) -> Tensor:
@@ -209,12 +211,6 @@ def _with_different_grades(train: RankingSet) -> NDArray[np.int64]:
     """Positions of the queries whose items have different grades; the others have no gradient."""
     begins = train.query_offset[:-1]
     return np.flatnonzero(np.maximum.reduceat(train.grades_R, begins) > np.minimum.reduceat(train.grades_R, begins))
-
-
-@torch.no_grad()
-def _update_average(averaged: nn.Module, function: nn.Module, share: float) -> None:
-    for mean, new in zip(averaged.parameters(), function.parameters(), strict=True):
-        mean.lerp_(new, share)
 
 
 def _ndcg(ranker: Ranker, valid: RankingSet, k: int) -> float:

@@ -161,7 +161,7 @@ class _Choice:
     """The gradient of a model of choice over all training queries, each divided by its items, ties in an order drawn for each tree."""
 
     def __init__(self, train: RankingSet, config: BoostingConfig) -> None:
-        self.loss = config.loss
+        self.loss: ChoiceModel = "elimination" if config.loss == "elimination" else "plackett-luce"
         self.rows_QN, self.present_QN = padded(train.query_offset, np.arange(len(train)))
         self.grades_QN = torch.from_numpy(train.grades_R)[self.rows_QN]
         self.items_Q = self.present_QN.sum(-1)
