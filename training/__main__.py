@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 try:
     import typer
@@ -22,10 +22,11 @@ from espalier.errors import EspalierError, InvalidConfig
 from training.versions import clear, new_version, only_run, work_folder
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `inspect` needs none
-    from espalier.search import Engine
-    from training import evaluate as measure
-    from training.specification.deep import DeepConfig
+    from training.evaluate import LabelledQueries
     from training.specification.linear import LinearConfig
+
+Model = Annotated[Path, typer.Option(help="models/NAME/VERSION")]
+NewVersion = Annotated[Path, typer.Option(help="models/NAME/VERSION, which must not exist yet")]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train, measure and inspect models.", pretty_exceptions_enable=False)
 log = logging.getLogger("training")
@@ -53,7 +54,7 @@ def new(
 @app.command()
 def fit(
     config: Annotated[Path, typer.Option(help="TOML file; `options` lists the keys")],
-    out: Annotated[Path, typer.Option(help="models/NAME/VERSION, which must not exist yet")],
+    out: NewVersion,
     data: Annotated[Path | None, typer.Option("--data", "--train", help="a log or a file of points to read instead")] = None,
     test: Annotated[Path | None, typer.Option(help="xr-linear: a file to measure on instead of the configured one")] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where to train")] = "auto",
@@ -75,23 +76,11 @@ def fit(
             f"no such option for kind {settings.kind!r}, only for xr-linear and xreg: data.split says what is held out of a log of users"
         )
         raise InvalidConfig("--test", str(test), expected)
-    _fit_deep(out, settings, data, device, resume, earlier)
-
-
-def _fit_deep(
-    out: Path,
-    settings: DeepConfig,
-    data: Path | None,
-    device: Literal["auto", "cpu", "cuda"],
-    resume: bool,
-    journal: Path | None = None,
-) -> None:
-    begin, name = time.perf_counter(), new_version(out)
+    begin, settings = time.perf_counter(), settings.model_copy(update={"name": new_version(out)})
     from training.deep.fit import pick_device
     from training.deep.run import fit_and_export
 
-    settings = settings.model_copy(update={"name": name})
-    bundle = fit_and_export(settings, data, out, pick_device(device), resume, journal)
+    bundle = fit_and_export(settings, data, out, pick_device(device), resume, earlier)
     if bundle is not None:
         _report(bundle, begin)
 
@@ -114,7 +103,7 @@ def _fit_linear(out: Path, settings: LinearConfig, device: str, resume: bool, jo
 @app.command()
 def import_pecos(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="an XR-Linear model as PECOS saves it")],
-    out: Annotated[Path, typer.Option(help="models/NAME/VERSION, which must not exist yet")],
+    out: NewVersion,
     items: Annotated[Path | None, typer.Option(help="Parquet with a column id, one row per label in their order")] = None,
 ) -> None:
     """Turn a PECOS XR-Linear model into a bundle that finds the same labels."""
@@ -263,7 +252,7 @@ def _tested(bundle: Bundle) -> str:
 
 @app.command()
 def evaluate(
-    model: Annotated[Path, typer.Option(help="models/NAME/VERSION")],
+    model: Model,
     data: Annotated[Path | None, typer.Option(help="the log: all its test users instead of the bundle's held-out queries")] = None,
     beam: Annotated[str, typer.Option(help="beam sizes, comma-separated")] = "50,100,200",
     m: Annotated[str, typer.Option(help="numbers of results, comma-separated")] = "10,50",
@@ -294,7 +283,11 @@ def evaluate(
     beams, ms = _numbers("--beam", beam), _numbers("--m", m)
     opened = open_engine(bundle, device, engine, precision=precision)
     stage = measure.second_stage(bundle, rerank, depth)
-    count, rows = _measured(bundle, opened, data, unseen, beams, ms, exclude_seen, batch, stage)
+    queries = _queries(bundle, data, unseen, exclude_seen)
+    count, rows = len(queries[0][1]), []
+    for among, labelled in queries:
+        measured = measure.measure(bundle, opened, labelled, beams, ms, batch, stage)
+        rows += [among | row for row in measured]
     name = f"{bundle.manifest.name} version {bundle.manifest.version}"
     notes = (
         [", unseen items alone relevant"] * unseen
@@ -323,41 +316,26 @@ def evaluate(
         plot_frontier(rows, f"{name}, {opened.name}", plot)
 
 
-def _measured(
-    bundle: Bundle,
-    engine: Engine,
-    data: Path | None,
-    unseen: bool,
-    beams: list[int],
-    ms: list[int],
-    exclude_seen: bool,
-    batch: int,
-    stage: measure.Rerank | None,
-) -> tuple[int, list[dict[str, Any]]]:
-    """The number of queries, those of a file or the bundle's own held-out ones, and the rows of `training.evaluate`.
+def _queries(bundle: Bundle, data: Path | None, unseen: bool, exclude_seen: bool) -> list[tuple[dict[str, str], LabelledQueries]]:
+    """The queries of a file, or the bundle's own held-out ones, beside what their rows say first.
 
     unseen  items alone count that no training user touched, ranked among all items and among each other
     """
     from espalier.masks.eligibility import node_mask
-    from training import evaluate as measure
+    from training.evaluate import held_out_pairs, labelled
     from training.held_out import held_out_log, labelled_queries, pairs_of_log
 
-    kind = bundle.manifest.query.kind
+    kind = bundle.manifest.query
     for option, given in (("--unseen", unseen), ("--exclude-seen", exclude_seen)):
-        if given and kind != "history":
-            raise InvalidConfig(option, True, f"a model of histories, not of {kind} queries")
+        if given and kind.kind != "history":
+            raise InvalidConfig(option, True, f"a model of histories, not of {kind.kind} queries")
     if unseen:
         log = held_out_log(bundle, data)
-        pairs, rows = log.of_unseen(), []
-        for among, mask in (("all", None), ("unseen", node_mask(bundle.tree, log.unseen_I))):
-            measured = measure.evaluate(bundle, engine, pairs, beams, ms, exclude_seen, batch, stage, mask)
-            rows += [{"among": among} | row for row in measured]
-        return len(pairs), rows
-    if kind == "history":
-        pairs = pairs_of_log(bundle, data) if data else measure.held_out_pairs(bundle)
-        return len(pairs), measure.evaluate(bundle, engine, pairs, beams, ms, exclude_seen, batch, stage)
-    queries = labelled_queries(bundle, data)
-    return len(queries), measure.measure(bundle, engine, queries, beams, ms, batch, stage)
+        masks = {"all": None, "unseen": node_mask(bundle.tree, log.unseen_I)}
+        return [({"among": among}, labelled(kind, log.of_unseen(), exclude_seen, mask)) for among, mask in masks.items()]
+    if kind.kind == "history":
+        return [({}, labelled(kind, pairs_of_log(bundle, data) if data else held_out_pairs(bundle), exclude_seen))]
+    return [({}, labelled_queries(bundle, data))]
 
 
 @app.command()
@@ -420,7 +398,7 @@ def set_default(
 
 
 @app.command()
-def inspect(model: Annotated[Path, typer.Option(help="models/NAME/VERSION")]) -> None:
+def inspect(model: Model) -> None:
     """Show a bundle: levels, branching, balance, sample paths."""
     from training.inspect import inspect as report
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from espalier.queries import HistoryKind, Kind, QueryBatch, VectorKind, pad_hist
 from espalier.rerank.ranker import Reranker
 from espalier.search import NO_ITEM, Engine, NodeMask, SearchParams
 from training.data.splits import EvaluationPair, without_seen
-from training.graded import Grades, graded_figures, print_graded
+from training.graded import Grades, graded_figures, grades_of, print_graded
 
 Int64 = NDArray[np.int64]
 MIN_STANDARD_ERRORS = 3.0
@@ -92,6 +92,19 @@ def held_out_pairs(bundle: Bundle) -> list[EvaluationPair]:
     return [EvaluationPair(i, row[row >= 0], rows) for i, (row, rows) in enumerate(zip(histories, held_out.relevant, strict=True))]
 
 
+def in_rows(pairs: Iterable[EvaluationPair], row_of: NDArray[np.int64]) -> list[EvaluationPair]:
+    """Queries of a log in a bundle's item rows (−1: it lacks the item), those that are left with something to ask by and to find."""
+    rows = ((pair, row_of[pair.history], row_of[pair.relevant]) for pair in pairs)
+    known = [replace(pair, history=history[history >= 0], relevant=relevant[relevant >= 0]) for pair, history, relevant in rows]
+    return [pair for pair in known if len(pair.relevant) and (len(pair.history) or pair.vector is not None)]
+
+
+def held_out_queries(bundle: Bundle) -> LabelledQueries:
+    """The bundle's own held-out queries of any kind, with the grades that it knows."""
+    held = read_heldout(bundle)
+    return LabelledQueries(held.queries, held.relevant, grades=grades_of(bundle, held.relevance))
+
+
 def with_recall(bundle: Bundle, engine: Engine, ms: Sequence[int]) -> pa.Table:
     """heldout.parquet with a column recall@m of each query at the default beam, nothing excluded; NaN where nothing is relevant.
 
@@ -118,22 +131,12 @@ def evaluate(
     ms: Sequence[int],
     exclude_seen: bool = False,
     batch: int = 1,
-    rerank: Rerank | None = None,
-    mask: NodeMask | None = None,
 ) -> list[dict[str, Any]]:
-    """Rows {"beam_size", "m", "batch", "precision", "recall", "f", "ndcg", "ms_per_query"}, means over queries.
-
-    Where items have grades, also "graded", see `graded_figures`.
-
-    Where a smaller beam was measured too, also "recall_against": {"beam_size", "difference", "standard_error"} of the recall minus that of
-    the smaller beam with the highest recall, paired by query.
+    """The rows of `measure`, for queries of histories or vectors.
 
     exclude_seen  the history's items are excluded from the search and from what is relevant; queries left with nothing relevant drop out
-    batch         queries in one engine call; ms_per_query is the engine's wall time over all calls ÷ queries
-    rerank        the second stage; rows have its "rerank_ms_per_query" too
-    mask          the items that the search is restricted to
     """
-    return measure(bundle, engine, labelled(bundle.manifest.query, pairs, exclude_seen, mask), beams, ms, batch, rerank)
+    return measure(bundle, engine, labelled(bundle.manifest.query, pairs, exclude_seen), beams, ms, batch)
 
 
 def labelled(kind: Kind, pairs: Sequence[EvaluationPair], exclude_seen: bool = False, mask: NodeMask | None = None) -> LabelledQueries:
@@ -158,7 +161,16 @@ def measure(
     batch: int = 1,
     rerank: Rerank | None = None,
 ) -> list[dict[str, Any]]:
-    """The rows of `evaluate`, for queries of any kind."""
+    """Rows {"beam_size", "m", "batch", "precision", "recall", "f", "ndcg", "ms_per_query"}, means over queries.
+
+    Where items have grades, also "graded", see `graded_figures`.
+
+    Where a smaller beam was measured too, also "recall_against": {"beam_size", "difference", "standard_error"} of the recall minus that of
+    the smaller beam with the highest recall, paired by query.
+
+    batch   queries in one engine call; ms_per_query is the engine's wall time over all calls ÷ queries
+    rerank  the second stage; rows have its "rerank_ms_per_query" too
+    """
     limits = bundle.manifest.search
     for name, values, limit in (("--beam", beams, limits.max_beam_size), ("--m", ms, limits.max_m)):
         for value in values:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,14 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.checks.heldout import read_heldout
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import VectorKind
-from training.data.interactions import read_interactions
-from training.data.splits import EvaluationPair, split_log
+from training.data.interactions import Interactions, read_interactions
+from training.data.splits import EvaluationPair, Split, split_log
 from training.data.user_item_matrix import events_of_items
-from training.evaluate import LabelledQueries, labelled
-from training.graded import grades_of
+from training.evaluate import LabelledQueries, held_out_queries, in_rows, labelled
 from training.specification.deep import DeepConfig
 from training.specification.models import config_of
 
@@ -62,10 +61,7 @@ def held_out_log(bundle: Bundle, file: Path | None = None) -> HeldOutLog:
         file = config.data.log
         if not file.exists():
             raise InvalidConfig("--data", None, f"the log, since {file}, which the model was trained on, is not there")
-    with tempfile.TemporaryDirectory() as work:
-        interactions = read_interactions(file, config.data.format, Path(work))
-        split = split_log(interactions, config.data.split, config.data.format, Path(work), seed=config.seed)
-        row_of = bundle.items.rows_of(interactions.item_ids.to_pylist())
+    with split_as_trained(bundle, file) as (interactions, split, row_of):
         pairs = in_rows(split.test, row_of)
         touched = row_of[events_of_items(split.lists, split.train) > 0]
     if interactions.fingerprint != bundle.manifest.data.get("sha256"):
@@ -75,18 +71,20 @@ def held_out_log(bundle: Bundle, file: Path | None = None) -> HeldOutLog:
     return HeldOutLog(pairs, unseen_I)
 
 
-def in_rows(pairs: Iterable[EvaluationPair], row_of: NDArray[np.int64]) -> list[EvaluationPair]:
-    """Queries of a log in a bundle's item rows (−1: it lacks the item), those that are left with something to ask by and to find."""
-    rows = ((pair, row_of[pair.history], row_of[pair.relevant]) for pair in pairs)
-    known = [replace(pair, history=history[history >= 0], relevant=relevant[relevant >= 0]) for pair, history, relevant in rows]
-    return [pair for pair in known if len(pair.relevant) and (len(pair.history) or pair.vector is not None)]
+@contextmanager
+def split_as_trained(bundle: Bundle, file: Path | None = None) -> Iterator[tuple[Interactions, Split, NDArray[np.int64]]]:
+    """A log, or that of the configuration, split as it was in training, and the bundle's row of each of its items, −1: it has none."""
+    config = config_of(bundle.manifest, DeepConfig)
+    with tempfile.TemporaryDirectory() as work:
+        interactions = read_interactions(file or config.data.log, config.data.format, Path(work))
+        split = split_log(interactions, config.data.split, config.data.format, Path(work), seed=config.seed)
+        yield interactions, split, bundle.items.rows_of(interactions.item_ids.to_pylist())
 
 
 def labelled_queries(bundle: Bundle, file: Path | None) -> LabelledQueries:
     """The queries of a file in the format of the bundle's training data, or the bundle's own held-out ones."""
     if file is None:
-        held = read_heldout(bundle)
-        return LabelledQueries(held.queries, held.relevant, grades=grades_of(bundle, held.relevance))
+        return held_out_queries(bundle)
     if isinstance(bundle.manifest.query, VectorKind):
         return labelled(bundle.manifest.query, pairs_of_log(bundle, file))
     from training.linear.prepare import read_queries

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 
 from espalier.bundle import Bundle
@@ -22,16 +25,10 @@ def inspect(bundle: Bundle, seed: int = 0) -> str:
     lines = [
         f"{manifest.name} version {manifest.version}: {manifest.algorithm}, created {manifest.created:%Y-%m-%d %H:%M}",
         f"tree: {tree.item_count} items, {tree.node_count} nodes, {tree.height + 1} levels",
-        *_forest(manifest),
-        f"query: {_query(manifest.query)}",
-        *_relevance(manifest),
-        *_live(manifest),
-        *_shard(manifest),
+        *_data(manifest),
         _scorer(manifest),
         f"rank(n) = {ranking.own}(n) + {ranking.gamma:g} · rank(parent); search defaults: beam {defaults.beam_size}, m {defaults.m}",
-        *_memory(manifest),
-        *_stacking(manifest),
-        *_ranker(manifest),
+        *_stages(manifest),
         "",
         f"{'level':>5} {'nodes':>9} {'children':>10} {'items below a node':>24}",
     ]
@@ -53,22 +50,21 @@ def inspect(bundle: Bundle, seed: int = 0) -> str:
     return "\n".join(lines)
 
 
-def _live(manifest: Manifest) -> list[str]:
-    live = manifest.live
-    if live is None:
-        return []
-    return [
-        f"live items: up to operation {live.through}, "
-        + ("trained" if live.folded_from is None else f"folded from version {live.folded_from}")
-    ]
-
-
-def _shard(manifest: Manifest) -> list[str]:
-    shard = manifest.shard
-    if shard is None:
-        return []
-    of = f"{shard.of} version {shard.version} ({shard.digest[:12]}…), of {shard.items} items"
-    return [f"shard {shard.index} of {shard.count} of {of}"]
+def _data(manifest: Manifest) -> Iterator[str]:
+    """The further trees of a forest, the queries, and what is said of relevance, live items and the shard."""
+    for number, other in enumerate(manifest.trees, start=2):
+        yield f"tree {number}: {other.tree.nodes} nodes, {other.tree.levels} levels, {other.scorer.weights:,} weights"
+    if manifest.trees:
+        yield f"an item's score is its mean over the {1 + len(manifest.trees)} trees; what follows is of the first"
+    yield f"query: {_query(manifest.query)}"
+    if (told := manifest.data.get(RELEVANCE)) is not None:
+        yield _relevance(told)
+    if (live := manifest.live) is not None:
+        made = "trained" if live.folded_from is None else f"folded from version {live.folded_from}"
+        yield f"live items: up to operation {live.through}, {made}"
+    if (shard := manifest.shard) is not None:
+        of = f"{shard.of} version {shard.version} ({shard.digest[:12]}…), of {shard.items} items"
+        yield f"shard {shard.index} of {shard.count} of {of}"
 
 
 def _query(kind: Kind) -> str:
@@ -87,50 +83,27 @@ def _scorer(manifest: Manifest) -> str:
     return f"scorer: node rows [{manifest.tree.nodes}, {scorer.node_dim}] {scorer.dtype}, state {scorer.state_dim}{encoder}"
 
 
-def _forest(manifest: Manifest) -> list[str]:
-    trees = [
-        f"tree {number}: {other.tree.nodes} nodes, {other.tree.levels} levels, {other.scorer.weights:,} weights"
-        for number, other in enumerate(manifest.trees, start=2)
-    ]
-    return [*trees, f"an item's score is its mean over the {1 + len(trees)} trees; what follows is of the first"] if trees else []
-
-
-def _relevance(manifest: Manifest) -> list[str]:
+def _relevance(told: Any) -> str:
     """The marginal distribution of relevance in the training labels, where it has degrees."""
-    told = manifest.data.get(RELEVANCE)
-    if told is None:
-        return []
     try:
         quantiles = ", ".join(f"{100 * float(share):g} % {value:.4g}" for share, value in told["quantiles"].items())
-        return [f"relevance: {told['labels']:,} training labels, mean {told['mean']:.4g}, scale {told['scale']:.4g}; quantiles {quantiles}"]
+        return f"relevance: {told['labels']:,} training labels, mean {told['mean']:.4g}, scale {told['scale']:.4g}; quantiles {quantiles}"
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         expected = "labels, mean, scale and quantiles"
         raise BundleCorrupt(f"data.{RELEVANCE} of the manifest is {str(told)[:80]}, expected {expected}") from error
 
 
-def _memory(manifest: Manifest) -> list[str]:
-    memory = manifest.memory
-    if memory is None:
-        return []
-    per_item = memory.entries / manifest.tree.items
-    entries = f"{memory.entries:,} entries, {per_item:.1f} an item; the last {memory.length} items of a history"
-    return [f"memory: key(n) = rank(n) + {memory.weight:g} · mem(n); {entries}"]
-
-
-def _stacking(manifest: Manifest) -> list[str]:
-    stacking = manifest.stacking
-    if stacking is None:
-        return []
-    gain = stacking.training.get("gain")
-    told = "" if gain is None else f"; gain of nDCG@5 and recall@10 when it was trained {gain!s:.20}"
-    return [f"stacking: a network orders the best {stacking.candidates} anew, {stacking.points:,} training points vote{told}"]
-
-
-def _ranker(manifest: Manifest) -> list[str]:
-    ranker = manifest.ranker
-    if ranker is None:
-        return []
-    return [f"ranker: of the best {ranker.depth}, at most {ranker.max_depth}, by {', '.join(ranker.features)}"]
+def _stages(manifest: Manifest) -> Iterator[str]:
+    """What orders items besides the scorer."""
+    if (memory := manifest.memory) is not None:
+        entries = f"{memory.entries:,} entries, {memory.entries / manifest.tree.items:.1f} an item"
+        yield f"memory: key(n) = rank(n) + {memory.weight:g} · mem(n); {entries}; the last {memory.length} items of a history"
+    if (stacking := manifest.stacking) is not None:
+        gain = stacking.training.get("gain")
+        told = "" if gain is None else f"; gain of nDCG@5 and recall@10 when it was trained {gain!s:.20}"
+        yield f"stacking: a network orders the best {stacking.candidates} anew, {stacking.points:,} training points vote{told}"
+    if (ranker := manifest.ranker) is not None:
+        yield f"ranker: of the best {ranker.depth}, at most {ranker.max_depth}, by {', '.join(ranker.features)}"
 
 
 def _some_items(bundle: Bundle, node: int, rng: np.random.Generator) -> list[int]:

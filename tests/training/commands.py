@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import training.__main__
+from espalier.bundle import Bundle
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,14 @@ def command(*arguments: object) -> Outcome:
     return Outcome(int(left.value.code or 0), out.getvalue(), err.getvalue())
 
 
+def trained(folder: Path, raw: dict[str, Any], model: str = "any/1", **options: Any) -> Bundle:
+    """The bundle that `fit` makes of a configuration, of a linear model unless it says otherwise, in folder/models/NAME/VERSION."""
+    config = written_toml(folder / f"{model.replace('/', '-')}.toml", {"kind": "xr-linear", "name": "any"} | raw)
+    given = {"data": None, "test": None, "device": "cpu", "resume": False} | options
+    training.__main__.fit(config=config, out=folder / "models" / model, **given)
+    return Bundle.open(folder / "models" / model)
+
+
 def written_toml(file: Path, raw: dict[str, Any]) -> Path:
     """A configuration as a file: a line a key, a table a section."""
     sections = {name: value for name, value in raw.items() if isinstance(value, dict)}
@@ -48,4 +57,6 @@ def written_toml(file: Path, raw: dict[str, Any]) -> Path:
 def as_toml(value: Any) -> str:
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {as_toml(inner)}" for key, inner in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(as_toml, value))}]"
     return json.dumps(value)

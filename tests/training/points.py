@@ -30,6 +30,13 @@ def random_points(rng: np.random.Generator, points: int, features: int, labels: 
     return LabelledPoints(unit(dense), csr_array((ones, flat, labels_from), shape=(points, labels)))
 
 
+def points_of_degrees(count: int) -> LabelledPoints:
+    """Points of 60 features whose 30 labels have degrees of relevance: each label its own, from 1 to 4."""
+    data = random_points(np.random.default_rng(1), count, 60, 30, density=0.02)
+    data.labels.data[:] = (1 + data.labels.indices % 4).astype(np.float32)
+    return data
+
+
 def as_xmc(data: LabelledPoints) -> str:
     """The text of an XMC file without weights of labels."""
     points, lines = data.points, [f"{len(data)} {data.points.shape[1]} {data.labels.shape[1]}"]

@@ -22,10 +22,10 @@ def item_frame(ids: Sequence[str]) -> pl.DataFrame:
 
 
 def write_shop(folder: Path, **sections: dict[str, Any]) -> Path:
-    """shop.toml, with items.parquet and log.csv beside it; `sections` adds keys to it."""
+    """shop.toml, with items.parquet and log.csv beside it; `sections` adds keys to it. A pair of the log was seen 1 to 4 times."""
     item_frame(IDS).write_parquet(folder / "items.parquet")
-    log = [(pattern.format(item.replace("-", " ")), item) for item in IDS for pattern in PATTERNS]
-    pl.DataFrame(log, schema=["query", "item"], orient="row").write_csv(folder / "log.csv")
+    log = [(pattern.format(item.replace("-", " ")), item, 1 + (7 * i) % 4) for item in IDS for i, pattern in enumerate(PATTERNS)]
+    pl.DataFrame(log, schema=["query", "item", "times"], orient="row").write_csv(folder / "log.csv")
     raw: dict[str, Any] = {
         "kind": "xr-linear",
         "name": "shop",

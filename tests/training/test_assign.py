@@ -27,8 +27,8 @@ from espalier.manifest import Ranking
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 from espalier.tree import Tree, complete_tree
+from tests.training.commands import trained
 from tests.training.points import as_xmc, random_points
-from training.__main__ import fit
 from training.assign import best_points, command
 from training.assign.best_points import BestPoints
 from training.assign.command import Assignment, assign
@@ -174,40 +174,36 @@ def test_blocks_come_to_the_same_as_one_however_few_items_are_merged_at_a_time(s
     assert best.done == 40
 
 
-def test_a_state_of_points_that_were_not_read_is_refused(tmp_path: Path) -> None:
-    best = BestPoints(np.array([3]), 2)
-    for done, point in ((-1, -1), (4, 4), (0, 1)):
-        np.savez(tmp_path / "state.npz", done=np.array(done), point=np.array([[point, -1]]), score=np.zeros((1, 2), np.float32))
-        with pytest.raises(InvalidConfig, match=f"expected points before {done}"):
-            best.read(tmp_path / "state.npz")
-    assert best.done == 0
-
-
-def test_the_state_is_kept_and_read_again(tmp_path: Any) -> None:
-    best = BestPoints(np.array([3, 7]), 2)
+def test_the_state_is_kept_and_read_again_and_a_wrong_one_is_refused(tmp_path: Path) -> None:
+    best, again, file = BestPoints(np.array([3, 7]), 2), BestPoints(np.array([3, 7]), 2), tmp_path / "state.npz"
     best.add(Pairs(np.array([3, 7, 7]), np.array([0, 1, 4]), np.array([0.5, 0.25, 0.75], np.float32)), 6)
-    best.write(tmp_path / "state.npz")
-    again = BestPoints(np.array([3, 7]), 2)
-    again.read(tmp_path / "state.npz")
+    best.write(file)
+    again.read(file)
     assert again.done == 6
     assert_array_equal(again.point_IK, [[0, -1], [4, 1]])
     assert_array_equal(again.score_IK, best.score_IK)
+    other = BestPoints(np.array([3]), 2)
     with pytest.raises(InvalidConfig, match=r"expected \[1, 2\] points and scores"):
-        BestPoints(np.array([3]), 2).read(tmp_path / "state.npz")
-    (tmp_path / "state.npz").write_bytes(b"damaged")
+        other.read(file)
+    for done, point in ((-1, -1), (4, 4), (0, 1)):
+        np.savez(file, done=np.array(done), point=np.array([[point, -1]]), score=np.zeros((1, 2), np.float32))
+        with pytest.raises(InvalidConfig, match=f"expected points before {done}"):
+            other.read(file)
+    file.write_bytes(b"damaged")
     with pytest.raises(InvalidConfig, match="expected a readable state"):
-        again.read(tmp_path / "state.npz")
+        other.read(file)
+    assert other.done == 0
 
 
 def test_memory_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(best_points, "MAX_PAIRS", 10)
     assert BestPoints(np.arange(5), 2).point_IK.shape == (5, 2)
-    with pytest.raises(
-        InvalidConfig, match=r"--per-item: got 3, expected at most 2 for 5 items and 1 trees: a --filter makes the items fewer"
+    for per_item, trees, most in (
+        (3, 1, "at most 2 for 5 items and 1 trees: a --filter makes"),
+        (2, 2, "at most 1 for 5 items and 2 trees"),
     ):
-        BestPoints(np.arange(5), 3)
-    with pytest.raises(InvalidConfig, match=r"--per-item: got 2, expected at most 1 for 5 items and 2 trees"):
-        BestPoints(np.arange(5), 2, trees=2)
+        with pytest.raises(InvalidConfig, match=f"--per-item: got {per_item}, expected {most}"):
+            BestPoints(np.arange(5), per_item, trees)
 
 
 # -- the command ------------------------------------------------------------------------------------------------------------
@@ -221,11 +217,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "points.txt").write_text(as_xmc(data))
     scipy.sparse.save_npz(folder / "points.npz", scipy.sparse.csr_matrix(data.points))
     pl.DataFrame({"id": [f"item-{i}" for i in range(30)], "parity": ["even", "odd"] * 15}).write_parquet(folder / "items.parquet")
-    (folder / "any.toml").write_text(
-        f'kind = "xreg"\nname = "any"\n[data]\nformat = "xmc"\ntrain = "{folder}/points.txt"\nitems = "{folder}/items.parquet"\n'
-        "[tree]\nmax_leaf = 4\n"
-    )
-    fit(config=folder / "any.toml", out=folder / "models" / "any" / "1", data=None, test=None, device="cpu", resume=False)
+    data_of_points = {"format": "xmc", "train": str(folder / "points.txt"), "items": str(folder / "items.parquet")}
+    trained(folder, {"kind": "xreg", "data": data_of_points, "tree": {"max_leaf": 4}})
     return folder
 
 
@@ -305,34 +298,27 @@ def test_a_full_disk_keeps_nothing_but_the_state(model: Path, tmp_path: Path, mo
     ("asked", "expected"),
     [
         ({"per_item": 0}, "--per-item: got 0, expected at least 1"),
-        ({"per_item": 1, "per_point": 0}, "--per-point: got 0"),
-        ({"per_item": 1, "factor": float("nan")}, "--factor: got nan"),
-        ({"per_item": 1, "filter": "odd"}, "--filter: got 'odd', expected JSON"),
-        ({"per_item": 1, "filter": "[1]"}, "--filter: .*an object"),
-        ({"per_item": 1, "filter": "[" * 100_000}, "--filter: .*expected JSON"),
-        ({"per_item": 1, "filter": '{"parity": ' + "9" * 5000 + "}"}, "--filter: .*expected JSON"),
-        ({"per_item": 1, "filter": '{"parity": ["none"]}'}, "conditions that some item meets"),
+        ({"per_point": 0}, "--per-point: got 0"),
+        ({"factor": float("nan")}, "--factor: got nan"),
+        ({"filter": "odd"}, "--filter: got 'odd', expected JSON"),
+        ({"filter": "[1]"}, "--filter: .*an object"),
+        ({"filter": "[" * 100_000}, "--filter: .*expected JSON"),
+        ({"filter": '{"parity": ' + "9" * 5000 + "}"}, "--filter: .*expected JSON"),
+        ({"filter": '{"parity": ["none"]}'}, "conditions that some item meets"),
+        ({"file": "other.txt"}, "got '59 features', expected 60, those of the model"),
+        ({"file": "short.txt"}, "got '1 points', expected 3, as its first line says"),
+        ({"file": "more.txt"}, "got 'more than 300 points', expected 300, as its first line says"),
+        ({"file": "none.txt"}, r"none\.txt"),
     ],
 )
 def test_what_cannot_be_is_refused(model: Path, asked: dict[str, Any], expected: str) -> None:
-    with pytest.raises(InvalidConfig, match=expected):
-        assigned(model, **asked)
-
-
-def test_a_file_of_other_points_is_refused(model: Path) -> None:
     (model / "other.txt").write_text("1 59 30\n0 1:1\n")
-    with pytest.raises(InvalidData, match="got '59 features', expected 60, those of the model"):
-        assigned(model, file="other.txt", per_item=1)
     (model / "short.txt").write_text("3 60 30\n0 1:1\n")
-    with pytest.raises(InvalidData, match="got '1 points', expected 3, as its first line says"):
-        assigned(model, file="short.txt", per_item=1)
     (model / "more.txt").write_text((model / "points.txt").read_text() + "0 1:1\n")
-    with pytest.raises(InvalidData, match="got 'more than 300 points', expected 300, as its first line says"):
-        assigned(model, file="more.txt", per_item=1)
+    with pytest.raises((InvalidConfig, InvalidData), match=expected):
+        assigned(model, **({"per_item": 1} | asked))
     with pytest.raises(InvalidConfig, match=r"--out: got .*, expected a file to write, not a folder or a device"):
         assign(Bundle.open(model / "models" / "any" / "1"), model / "points.txt", Assignment(per_item=1), model)
-    with pytest.raises(InvalidData, match=r"none\.txt"):
-        assigned(model, file="none.txt", per_item=1)
 
 
 # -- texts ------------------------------------------------------------------------------------------------------------------
@@ -343,12 +329,8 @@ def text_model(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """Of numbers, as texts: 007 and 7 are two words."""
     folder = tmp_path_factory.mktemp("numbers")
     (folder / "log.csv").write_text("query,item\n" + "".join(f"007 agent{i},bond\n7 dwarfs{i},seven\n" for i in range(8)))
-    (folder / "any.toml").write_text(
-        f'kind = "xreg"\nname = "any"\n[data]\nformat = "log"\ntrain = "{folder}/log.csv"\ntest_share = 0\n'
-        '[tree]\ncount = 1\n[[text]]\nunit = "word"\nn = 1\nmax_share = 1\n'
-    )
-    fit(config=folder / "any.toml", out=folder / "any" / "1", data=None, test=None, device="cpu", resume=False)
-    return Bundle.open(folder / "any" / "1")
+    raw = {"kind": "xreg", "data": {"format": "log", "train": str(folder / "log.csv"), "test_share": 0}, "tree": {"count": 1}}
+    return trained(folder, raw | {"text": [{"unit": "word", "n": 1, "max_share": 1}]})
 
 
 def test_texts_that_look_like_numbers_are_texts(text_model: Bundle, tmp_path: Path) -> None:
@@ -359,14 +341,15 @@ def test_texts_that_look_like_numbers_are_texts(text_model: Bundle, tmp_path: Pa
     assert len(set(expected.indices.tolist())) == 2
 
 
-@pytest.mark.parametrize("query", [[["a"], ["b"]], [{"a": 1}, {"a": 2}], [b"\xff", b"\xfe"]])
-def test_a_column_that_holds_no_texts_is_named(text_model: Bundle, tmp_path: Path, query: list[Any]) -> None:
-    pl.DataFrame({"query": query}).write_parquet(tmp_path / "t.parquet")
-    with pytest.raises(InvalidData, match=r"t\.parquet, query: got .*, expected a column of texts"):
-        assign(text_model, tmp_path / "t.parquet", Assignment(per_item=1), tmp_path / "pairs.parquet")
-
-
-def test_a_table_that_is_ragged_far_below_is_named(text_model: Bundle, tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("query\n" + "007\n" * 500_000 + "7,7\n")
-    with pytest.raises(InvalidData, match=r"t\.csv, query: got 'CSV parse error: Row #500002: Expected 1 columns"):
-        assign(text_model, tmp_path / "t.csv", Assignment(per_item=1), tmp_path / "pairs.parquet")
+@pytest.mark.parametrize("query", [[["a"], ["b"]], [{"a": 1}, {"a": 2}], [b"\xff", b"\xfe"], None])
+def test_a_column_that_holds_no_texts_and_a_table_that_is_ragged_far_below_are_named(
+    text_model: Bundle, tmp_path: Path, query: list[Any] | None
+) -> None:
+    file, found = tmp_path / "t.csv", "'CSV parse error: Row #500002: Expected 1 columns"
+    if query is None:
+        file.write_text("query\n" + "007\n" * 500_000 + "7,7\n")
+    else:
+        file, found = tmp_path / "t.parquet", ".*, expected a column of texts"
+        pl.DataFrame({"query": query}).write_parquet(file)
+    with pytest.raises(InvalidData, match=rf"{file.name}, query: got {found}"):
+        assign(text_model, file, Assignment(per_item=1), tmp_path / "pairs.parquet")

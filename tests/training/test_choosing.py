@@ -73,22 +73,16 @@ def falls_by(trial: dict[str, Any]) -> float:
     return float(np.mean([np.log(trial["at_beam"][name] / trial["at_wide_beam"][name]) for name in names]))
 
 
-def test_configured_numbers_are_kept() -> None:
-    data = clusters(600, 0.8)
-    known = LinearOptions(cost=2.0, gamma=0.4)
+def test_configured_numbers_are_kept_and_without_inner_nodes_there_is_no_gamma_to_try() -> None:
+    data, known = clusters(600, 0.8), LinearOptions(cost=2.0, gamma=0.4)
     assert choose(data, features, SHAPE, known, 2).options is known
     only_gamma = choose(data, features, SHAPE, LinearOptions(cost=2.0), 2)
+    flat = choose(data, features, Shape(4, 30), LinearOptions(), 2)
     assert only_gamma.options.cost == 2.0
-    assert only_gamma.report is not None
-    assert {trial["cost"] for trial in only_gamma.report["trials"]} == {2.0}
-    only_cost = choose(data, features, SHAPE, LinearOptions(gamma=0.4), 2)
-    assert only_cost.options.gamma == 0.4
-
-
-def test_without_inner_nodes_there_is_no_gamma_to_try() -> None:
-    found = choose(clusters(600, 0.8), features, Shape(4, 30), LinearOptions(), 2)
-    assert found.report is not None
-    assert {trial["gamma"] for trial in found.report["trials"]} == {1.0}
+    for found, name, values in ((only_gamma, "cost", {2.0}), (flat, "gamma", {1.0})):
+        assert found.report is not None
+        assert {trial[name] for trial in found.report["trials"]} == values
+    assert choose(data, features, SHAPE, LinearOptions(gamma=0.4), 2).options.gamma == 0.4
 
 
 def test_too_few_points_that_the_tree_has_not_seen_choose_nothing() -> None:

@@ -26,7 +26,8 @@ from espalier.rerank.features import CallerFeatures, RankFeatures
 from espalier.rerank.ranker import Reranker, verify_ranker
 from espalier.tree import complete_tree
 from tests.service.running import run
-from tests.training.commands import command
+from tests.training.commands import command, written_toml
+from tests.training.shop import write_shop
 from training.evaluate import LabelledQueries, Rerank, measure
 from training.inspect import inspect
 from training.rankers.candidates import retrieve
@@ -158,15 +159,16 @@ def test_options_come_from_a_file(tmp_path: Path) -> None:
     config = ranker_config(file, loss="plackett-luce", seed=4, kind=None)
     assert isinstance(config, HighwayConfig)
     assert (config.hidden, config.dropout, config.loss, config.seed) == (7, 0.25, "plackett-luce", 4)
-    for text, why in (
-        ("hiden = 7", "hiden: got 7, expected no such key"),
-        ('kind = "linear"\nhidden = 7', "hidden: got 7, expected no such key here: it is one of kind 'highway'"),
-        ("hidden = 0", "hidden: got 0, expected greater than or equal to 1"),
-        ("hidden = [", "TOML"),
-    ):
-        file.write_text(text)
-        with pytest.raises(InvalidConfig, match=why):
-            ranker_config(file, loss="plackett-luce")
+    file.write_text('kind = "linear"\nhidden = 7')
+    with pytest.raises(InvalidConfig, match="hidden: got 7, expected no such key here: it is one of kind 'highway'"):
+        ranker_config(file, loss="plackett-luce")
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Path:
+    file = tmp_path / "quick.toml"
+    file.write_text("max_epochs = 2\n")
+    return file
 
 
 @pytest.fixture
@@ -287,7 +289,7 @@ def test_wrong_judgements_are_named(bundle: Bundle, judged: Path, tmp_path: Path
         from_judgements(bundle, tmp_path / "lacking.parquet", 1)
 
 
-def test_from_a_log_of_histories(tmp_path: Path, said_by: Callable[..., tuple[int, str]]) -> None:
+def test_from_a_log_of_histories(tmp_path: Path, quick: Path, said_by: Callable[..., tuple[int, str]]) -> None:
     rng = np.random.default_rng(4)
     lines = ["user,item"]
     for user in range(120):
@@ -295,17 +297,19 @@ def test_from_a_log_of_histories(tmp_path: Path, said_by: Callable[..., tuple[in
         lines += [f"u{user},i{item * 4 + user % 4}" for item in (*items, *items[:3])]  # three are bought twice
     log = tmp_path / "log.csv"
     log.write_text("\n".join(lines) + "\n")
-    config = tmp_path / "model.toml"
-    config.write_text(
-        f'kind = "otm-robust"\nname = "any"\n[data]\nlog = "{log}"\n[instances]\nwindows = [8]\n[scorer]\nkind = "product"\nnode_dim = 8\n'
-        "[optimiser]\nsteps = 20\nbatch = 30\n[search]\nbeam_size = 48\nm = 10\nmax_beam_size = 64\nmax_m = 48\n"
-    )
+    raw = {
+        "kind": "otm-robust",
+        "name": "any",
+        "data": {"log": str(log)},
+        "instances": {"windows": [8]},
+        "scorer": {"kind": "product", "node_dim": 8},
+        "optimiser": {"steps": 20, "batch": 30},
+        "search": {"beam_size": 48, "m": 10, "max_beam_size": 64, "max_m": 48},
+    }
     model = tmp_path / "models" / "songs" / "1"
-    status, said = said_by("fit", "--config", config, "--out", model)
+    status, said = said_by("fit", "--config", written_toml(tmp_path / "model.toml", raw), "--out", model)
     assert status == 0, said
     out = model.parent / "2"
-    quick = tmp_path / "quick.toml"
-    quick.write_text("max_epochs = 2\n")
     common = ("fit-ranker", "--model", model, "--config", quick, "--depth", 30)
     status, said = said_by(*common, "--out", out)  # whose lists it learns from is not said
     assert status == 0, said
@@ -328,32 +332,19 @@ def test_from_a_log_of_histories(tmp_path: Path, said_by: Callable[..., tuple[in
     assert "the one that the model was trained on" in said
 
 
-def test_from_a_log_of_texts(tmp_path: Path, said_by: Callable[..., tuple[int, str]]) -> None:
-    things = [f"{colour} {thing}" for colour in ("red", "green", "blue") for thing in ("cup", "plate", "spoon", "fork", "knife", "pan")]
-    pl.DataFrame({"id": [name.replace(" ", "-") for name in things], "size": [float(i) for i in range(len(things))]}).write_parquet(
-        tmp_path / "items.parquet"
-    )
-    rows = [(f"{word}{name}", name.replace(" ", "-")) for name in things for word in ("", "buy ", "cheap ", "best ")]
-    pl.DataFrame(rows, schema=["query", "item"], orient="row").write_csv(tmp_path / "log.csv")
-    config = tmp_path / "texts.toml"
-    config.write_text(
-        f'kind = "xr-linear"\nname = "any"\n[data]\nformat = "log"\ntrain = "{tmp_path}/log.csv"\n'
-        f'items = "{tmp_path}/items.parquet"\n[tree]\nbranching = 3\nmax_leaf = 4\n[search]\nmax_m = 18\n'
-    )
-    model = tmp_path / "models" / "things" / "1"
-    status, said = said_by("fit", "--config", config, "--out", model)
+def test_from_a_log_of_texts(tmp_path: Path, quick: Path, said_by: Callable[..., tuple[int, str]]) -> None:
+    shop = tmp_path / "models" / "shop"
+    config = write_shop(tmp_path, data={"own_texts": []}, tree={"branching": 3, "max_leaf": 4}, search={"max_m": 18})
+    status, said = said_by("fit", "--config", config, "--out", shop / "1")
     assert status == 0, said
-    quick = tmp_path / "quick.toml"
-    quick.write_text("max_epochs = 2\n")
-    out = model.parent / "2"
-    status, said = said_by("fit-ranker", "--model", model, "--out", out, "--config", quick, "--depth", 12)
+    status, said = said_by("fit-ranker", "--model", shop / "1", "--out", shop / "2", "--config", quick, "--depth", 12)
     assert status == 0, said
     assert "training queries, which the model was trained on" in said
-    ranker = Bundle.open(out).manifest.ranker
+    ranker = Bundle.open(shop / "2").manifest.ranker
     assert ranker is not None
     assert ranker.training["users"] == "training"
-    assert ranker.features == (*RETRIEVAL, "attribute.size")
-    for option, value in (("--users", ["validation"]), ("--exclude-seen", [])):
-        status, said = said_by("fit-ranker", "--model", model, "--out", model.parent / "3", option, *value)
+    assert ranker.features == (*RETRIEVAL, "attribute.price")
+    for option in (("--users", "validation"), ("--exclude-seen",)):
+        status, said = said_by("fit-ranker", "--model", shop / "1", "--out", shop / "3", *option)
         assert status == 1
-        assert option in said
+        assert option[0] in said

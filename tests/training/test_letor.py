@@ -110,24 +110,19 @@ def test_a_subset_is_its_queries_in_the_order_asked_for() -> None:
             small().subset(np.array(wrong, np.int64))
 
 
-def test_a_split_leaves_every_query_on_one_side() -> None:
+def test_sets_are_put_end_to_end_and_split_by_query() -> None:
     many = concatenated([replace(small(), query_ids=(f"{i}q", f"{i}r", f"{i}s")) for i in range(10)])
+    assert many.query_offset[:7].tolist() == [0, 3, 4, 6, 9, 10, 12]
+    assert (many.query_ids or ())[:4] == ("0q", "0r", "0s", "1q")
     rest, part = many.split(0.2, 1)
     assert (len(rest), len(part)) == (24, 6)
     assert set(rest.query_ids or ()) | set(part.query_ids or ()) == set(many.query_ids or ())
     assert many.split(0.2, 1)[1].query_ids == part.query_ids != many.split(0.2, 2)[1].query_ids
     with pytest.raises(InvalidData, match="share"):
         small().split(0.01, 1)
-
-
-def test_sets_are_put_end_to_end() -> None:
-    first, second = small(), replace(small(), query_ids=("t", "u", "v"))
-    both = concatenated([first, second])
-    assert both.query_offset.tolist() == [0, 3, 4, 6, 9, 10, 12]
-    assert both.query_ids == ("q", "r", "s", "t", "u", "v")
-    assert concatenated([first, replace(second, query_ids=None)]).query_ids is None
+    assert concatenated([small(), replace(small(), query_ids=None)]).query_ids is None
     with pytest.raises(InvalidData, match="same features"):
-        concatenated([first, replace(second, feature_names=("x", "z"))])
+        concatenated([small(), replace(small(), feature_names=("x", "z"))])
 
 
 @pytest.mark.parametrize(

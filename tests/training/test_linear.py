@@ -1,4 +1,4 @@
-"""Linear node scorers: the tree over sparse labels, the solver, training by layers, the search over chunks."""
+"""Linear node scorers: features of labels and their tree, the solver, training by layers with either kind of targets, the search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
 
 from benchmarks.random_bundles import random_chunks, random_tree, sparse_rows
-from espalier.chunks import ARRAYS, Chunks
+from espalier.chunks import ARRAYS
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.errors import InvalidConfig, InvalidData, InvalidQuery
 from espalier.manifest import Ranking
@@ -25,34 +25,38 @@ from espalier.tree import Tree, complete_tree
 from tests.training.points import random_points, unit
 from training.data.csr import Csr, as_matrix, as_rows
 from training.data.xmc import LabelledPoints
-from training.linear import fit
 from training.linear.examples import Examples
 from training.linear.fit import fit_linear
-from training.linear.label_features import pifa
+from training.linear.label_features import mean_points, pifa, weighted_sums
 from training.linear.node_centroids import node_centroids
 from training.linear.solver import BLOCK, _logistic, train_children
 from training.specification.linear import LinearOptions
 from training.trees.hierarchical_kmeans import hierarchical_kmeans
 
+EVERY = np.arange(15, dtype=np.int32)
+"""The features of most points here."""
 
-def dense_of(rows: SparseRows) -> NDArray[np.float32]:
-    return as_matrix(rows).toarray()
+
+def with_degrees(seed: int, points: int = 80, labels: int = 8) -> LabelledPoints:
+    """Points whose labels have weights."""
+    rng = np.random.default_rng(seed)
+    data = random_points(rng, points, 15, labels)
+    data.labels.data[:] = rng.choice([0.5, 1.0, 2.5, 4.0], data.labels.nnz)
+    return data
 
 
 # -- labels and their tree ------------------------------------------------------------------------------------------------
 
 
-def test_pifa_is_the_normalised_sum_of_a_labels_points() -> None:
-    rng = np.random.default_rng(1)
-    data = random_points(rng, 40, 12, 6)
-    points, found = data.points.toarray(), pifa(data).toarray()
-    for label in range(6):
-        total = np.zeros(12)
-        for b in range(40):
-            own = data.labels_of(b)
-            if label in own:
-                total += points[b] / np.sqrt(len(own))
-        assert_allclose(found[label], total / max(float(np.linalg.norm(total)), 1e-12), atol=1e-6)
+def test_features_of_a_label_are_the_normalised_sum_of_its_points() -> None:
+    data = with_degrees(2, points=40)
+    points, relevance = 3 * data.points, data.labels.toarray()
+    is_own = relevance > 0
+    shares = is_own / np.sqrt(np.maximum(is_own.sum(1, keepdims=True), 1))
+    for features, weights, rows in ((pifa, shares, points), (weighted_sums, relevance, points), (mean_points, is_own, data.points)):
+        sums = weights.T @ rows.toarray()
+        lengths = np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-12)
+        assert_allclose(features(LabelledPoints(points, data.labels)).toarray(), sums / lengths, atol=1e-6)
 
 
 def test_a_tree_of_labels_is_balanced_and_keeps_like_labels_together() -> None:
@@ -60,17 +64,18 @@ def test_a_tree_of_labels_is_balanced_and_keeps_like_labels_together() -> None:
     centres = rng.normal(size=(8, 20))
     group = rng.permutation(np.repeat(np.arange(8), 25))
     labels = unit(centres[group] + 0.05 * rng.normal(size=(200, 20)))
-    tree = hierarchical_kmeans(labels, branching=4, max_leaf=25, seed=0)
+    tree, again, parallel, other = (
+        hierarchical_kmeans(labels, branching=4, max_leaf=25, seed=seed, threads=threads)
+        for seed, threads in ((0, 1), (0, 1), (0, 2), (1, 1))
+    )
     assert tree.max_children == (2, 4, 25)
     assert tree.item_count == 200
     clusters = tree.leaf_item.reshape(8, 25)
     purity = np.mean([np.bincount(group[cluster]).max() for cluster in clusters]) / 25
     assert purity > 0.8  # halving need not find eight groups, but must not mix them up
-    again = hierarchical_kmeans(labels, branching=4, max_leaf=25, seed=0)
     assert_array_equal(tree.leaf_item, again.leaf_item)
-    other = hierarchical_kmeans(labels, branching=4, max_leaf=25, seed=1)
+    assert_array_equal(tree.leaf_item, parallel.leaf_item)
     assert not np.array_equal(tree.leaf_item, other.leaf_item)
-    assert_array_equal(hierarchical_kmeans(labels, branching=4, max_leaf=25, seed=0, threads=2).leaf_item, tree.leaf_item)
     for options, message in (((1, 2), "branching: got 1, expected at least 2"), ((2, 1), "max_leaf: got 1, expected at least 2")):
         with pytest.raises(InvalidConfig, match=message):
             hierarchical_kmeans(labels, *options, 0)
@@ -81,8 +86,7 @@ def test_a_tree_of_labels_is_balanced_and_keeps_like_labels_together() -> None:
     [(10, 16, 10, (10,)), (11, 16, 10, (2, 6)), (1, 2, 2, (1,)), (33, 5, 4, (4, 4, 3)), (100, 128, 2, (64, 2)), (7, 2, 2, (2, 2, 2))],
 )
 def test_trees_of_any_size(count: int, branching: int, max_leaf: int, children: tuple[int, ...]) -> None:
-    rng = np.random.default_rng(3)
-    labels = csr_array(random_array((count, 8), density=0.4, rng=rng, dtype=np.float32))
+    labels = csr_array(random_array((count, 8), density=0.4, rng=np.random.default_rng(3), dtype=np.float32))
     tree = hierarchical_kmeans(labels, branching, max_leaf, seed=0)
     assert tree.max_children == children
     assert_array_equal(np.sort(tree.leaf_item), np.arange(count))
@@ -92,22 +96,23 @@ def test_trees_of_any_size(count: int, branching: int, max_leaf: int, children: 
 
 
 class Exact(LinearOptions):
-    """Trained to the minimum, with negatives from a beam of 1."""
+    """Trained to the minimum, with negatives from a narrow beam."""
 
-    beam_size: ClassVar[int] = 1
+    beam_size: ClassVar[int] = 3
     tolerance: ClassVar[float] = 1e-6
     passes: ClassVar[int] = 5000
 
 
-class OfBeam3(LinearOptions):
-    beam_size: ClassVar[int] = 3
+def exact(**other: Any) -> Exact:
+    made: dict[str, Any] = {"negatives": "teacher", "threshold": 0.0, "prior": 0.0}
+    return Exact(**(made | other))
 
 
 def solved(
     points: Csr, rows: NDArray[np.int64], positives: list[list[int]], children: int, **options: Any
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """float32[F, K] and float32[K], the weights and biases that training makes."""
-    made = Exact(**({"threshold": 0.0, "prior": 0.0} | options))
+    made = exact(**options)
     number_of = np.full(points.shape[1], -1, np.int32)
     positive_from = np.concatenate([[0], np.cumsum([len(own) for own in positives])])
     positive_child = np.array([child for own in positives for child in own], np.int32)
@@ -124,6 +129,17 @@ def solved(
     return dense, found.bias
 
 
+def optimum(loss: str, points_RF: NDArray[Any], is_positive_R: NDArray[Any], cost_R: NDArray[Any]) -> NDArray[np.float64]:
+    """float64[F + 1]: scikit-learn's weights of one child, the bias at the end, which is one more feature."""
+    if loss == "squared-hinge":
+        model: Any = LinearSVC(fit_intercept=False, tol=1e-8, max_iter=100_000, random_state=0)
+    else:
+        model = LogisticRegression(fit_intercept=False, tol=1e-10, max_iter=10_000)
+    dense = np.hstack([points_RF.astype(np.float64), np.ones((len(points_RF), 1))])
+    coefficients: NDArray[np.float64] = model.fit(dense, np.where(is_positive_R, 1, -1), sample_weight=cost_R).coef_[0]
+    return coefficients
+
+
 @pytest.mark.parametrize(
     ("loss", "cost"), [*(("squared-hinge", cost) for cost in (0.3, 1.0, 5.0)), *(("logistic", cost) for cost in (0.1, 1.0, 30.0))]
 )
@@ -133,14 +149,9 @@ def test_the_solver_finds_the_optimum_as_scikit_learn_does_one_child_at_a_time(l
     rows = np.sort(rng.permutation(60)[:45])
     positives = [data.labels_of(b).tolist() for b in rows]
     weights, biases = solved(data.points, rows, positives, 5, loss=loss, cost=cost)
-    dense = np.hstack([data.points.toarray()[rows].astype(np.float64), np.ones((45, 1))])  # the bias is one more feature
     for child in range(5):
-        target = np.array([1 if child in own else -1 for own in positives])
-        if loss == "logistic":
-            model: Any = LogisticRegression(C=cost, fit_intercept=False, tol=1e-10, max_iter=10_000)
-        else:
-            model = LinearSVC(C=cost, fit_intercept=False, loss="squared_hinge", tol=1e-8, max_iter=100_000, random_state=0)
-        assert_allclose(np.append(weights[:, child], biases[child]), model.fit(dense, target).coef_[0], atol=2e-3)
+        expected = optimum(loss, data.points.toarray()[rows], data.labels.toarray()[rows, child] > 0, np.full(45, cost))
+        assert_allclose(np.append(weights[:, child], biases[child]), expected, atol=2e-3)
 
 
 @given(
@@ -160,8 +171,7 @@ def test_a_logistic_step_is_the_root_of_its_equation(margin: float, square: floa
 
 
 def test_more_children_than_one_block_are_independent_of_each_other() -> None:
-    rng = np.random.default_rng(5)
-    data = random_points(rng, 50, 15, 3)
+    data = random_points(np.random.default_rng(5), 50, 15, 3)
     positives = [data.labels_of(b).tolist() for b in range(50)]
     few = solved(data.points, np.arange(50), positives, 3)[0]
     shifted = [[child + BLOCK + 5 for child in own] for own in positives]
@@ -170,12 +180,15 @@ def test_more_children_than_one_block_are_independent_of_each_other() -> None:
 
 
 def test_small_weights_are_left_out_and_a_node_without_points_has_none() -> None:
-    rng = np.random.default_rng(6)
-    data = random_points(rng, 50, 15, 3)
+    data = random_points(np.random.default_rng(6), 50, 15, 3)
     positives = [data.labels_of(b).tolist() for b in range(50)]
-    every, pruned = (solved(data.points, np.arange(50), positives, 3, threshold=least)[0] for least in (0.0, 0.2))
-    assert_array_equal(pruned, np.where(np.abs(every) >= 0.2, every, 0))
-    assert 0 < np.count_nonzero(pruned) < np.count_nonzero(every)
+    every, pruned, relative = (
+        solved(data.points, np.arange(50), positives, 3, **option)[0] for option in ({}, {"threshold": 0.2}, {"relative_threshold": 0.3})
+    )
+    sizes = np.abs(every)
+    for found, is_kept in ((pruned, sizes >= 0.2), (relative, sizes >= np.float32(0.3) * sizes.max(0))):
+        assert_array_equal(found, np.where(is_kept, every, 0))
+        assert 0 < np.count_nonzero(found) < np.count_nonzero(every)
     weights, bias = solved(data.points, np.empty(0, np.int64), [], 2)
     assert not weights.any()
     assert not bias.any()
@@ -184,83 +197,64 @@ def test_small_weights_are_left_out_and_a_node_without_points_has_none() -> None
 # -- training -------------------------------------------------------------------------------------------------------------
 
 
-def weights_of(chunks: Chunks, tree: Tree, p: int) -> NDArray[np.float32]:
-    """float32[F, children] of one inner node."""
-    dense = np.zeros((chunks.width, int(tree.first_child[p + 1] - tree.first_child[p])), np.float32)
-    for row in range(chunks.chunk_row[p], chunks.chunk_row[p + 1]):
-        own = slice(chunks.row_entry[row], chunks.row_entry[row + 1])
-        dense[chunks.row_feature[row], chunks.entry_child[own]] = chunks.entry_weight[own]
-    return dense
+def largest_below(tree: Tree, weight_BI: NDArray[Any]) -> NDArray[Any]:
+    """float[B, N]: the largest weight of each point's labels below a node, by the definition."""
+    largest = np.zeros((len(weight_BI), tree.node_count))
+    largest[:, tree.leaf_of_item] = weight_BI
+    for node in range(tree.leaf_offset - 1, -1, -1):
+        largest[:, node] = largest[:, tree.first_child[node] : tree.first_child[node + 1]].max(1)
+    return largest
 
 
-def expected_rows(data: LabelledPoints, tree: Tree, p: int) -> NDArray[np.int64]:
-    """The points with a label below an inner node."""
-    below = {p}
-    for _ in range(tree.height):
-        below |= {c for node in below for c in range(tree.first_child[node], tree.first_child[node + 1])}
-    labels = {int(tree.leaf_item[node - tree.leaf_offset]) for node in below if node >= tree.leaf_offset}
-    own = [set(data.labels_of(b)) for b in range(len(data))]
-    return np.array([b for b, some in enumerate(own) if some & labels], np.int64)
-
-
-@pytest.mark.parametrize("negatives", ["teacher", "both", "matcher"])
-def test_each_node_learns_from_the_points_that_come_there(negatives: Any) -> None:
-    rng = np.random.default_rng(7)
-    data = random_points(rng, 80, 20, 12)
-    tree = hierarchical_kmeans(pifa(data), 4, 3, 0)
-    options = Exact(negatives=negatives, threshold=0.0, prior=0)
+@pytest.mark.parametrize(("negatives", "gamma"), [("teacher", 1.0), ("both", 1.0), ("matcher", 1.0), ("matcher", 0.0)])
+def test_each_node_learns_from_the_points_that_come_there(negatives: Any, gamma: float) -> None:
+    """A beam of 3 keeps the whole first level and the best 3 nodes of the second, which are ranked as serving will rank them."""
+    data, tree = random_points(np.random.default_rng(9), 80, 15, 27), complete_tree(np.arange(27), 3)
+    options = exact(negatives=negatives, gamma=gamma)
+    assert options.ranking == Ranking(activation="l3-hinge", own="log_activation", gamma=gamma)
     chunks = fit_linear(data, tree, options)
     chunks.check(tree)
-    kept = ChunkSearch(tree, chunks, last=1).search(as_rows(data.points), BeamParams.uniform(len(data), 1, 1)).leaves_BM[:, 0]
+    has_label_BN = largest_below(tree, data.labels.toarray()) > 0
+    weights_NF = np.array([chunks.weights_of(tree, node, EVERY) for node in range(1, tree.node_count)])
+    own_BN = -(np.maximum(1 - (data.points.toarray() @ weights_NF.T + chunks.bias[1:]), 0) ** 3)
+    ranks_BN = own_BN[:, 3:12] + gamma * np.repeat(own_BN[:, :3], 3, axis=1)
+    kept_BN = has_label_BN if negatives == "teacher" else np.ones_like(has_label_BN)
+    kept_BN[:, 4:13] = has_label_BN[:, 4:13] if negatives != "matcher" else False
+    if negatives != "teacher":
+        np.put_along_axis(kept_BN, 4 + np.argsort(-ranks_BN, axis=1, kind="stable")[:, :3], True, axis=1)
+    kept_BN[:, 0] = has_label_BN[:, 0]
     for p in range(tree.leaf_offset):
-        rows = expected_rows(data, tree, p)
-        if p > 0 and negatives != "teacher":
-            by_beam = np.flatnonzero(kept == p)
-            rows = by_beam if negatives == "matcher" else np.union1d(rows, by_beam)
-        children = range(int(tree.first_child[p]), int(tree.first_child[p + 1]))
-        positives = [
-            [
-                k
-                for k, c in enumerate(children)
-                if b in (expected_rows(data, tree, c) if c < tree.leaf_offset else _with_label(data, tree, c))
-            ]
-            for b in rows
-        ]
-        weights, bias = solved(data.points, rows, positives, len(children))
-        assert_allclose(weights_of(chunks, tree, p), weights, atol=5e-3)
-        assert_allclose(chunks.bias[children.start : children.stop], bias, atol=5e-3)
+        rows, children = np.flatnonzero(kept_BN[:, p]), slice(int(tree.first_child[p]), int(tree.first_child[p + 1]))
+        positives = [np.flatnonzero(own).tolist() for own in has_label_BN[rows, children]]
+        weights, bias = solved(data.points, rows, positives, 3)
+        assert_allclose(weights_NF[children.start - 1 : children.stop - 1].T, weights, atol=5e-3)
+        assert_allclose(chunks.bias[children], bias, atol=5e-3)
 
 
-def _with_label(data: LabelledPoints, tree: Tree, leaf: int) -> NDArray[np.int64]:
-    label = tree.leaf_item[leaf - tree.leaf_offset]
-    return np.array([b for b in range(len(data)) if label in data.labels_of(b)], np.int64)
+def test_the_activation_is_that_of_the_loss_unless_it_is_said() -> None:
+    assert LinearOptions(loss="logistic", activation="l2-hinge").ranking.activation == "l2-hinge"
+    assert LinearOptions(loss="logistic").ranking.activation == "sigmoid"
 
 
 @pytest.mark.parametrize("loss", ["squared-hinge", "logistic"])
 def test_weights_are_drawn_to_the_centroids(loss: Any) -> None:
     """At the minimum of ½‖w − βz‖² + C Σ loss(y (w·x + b)) + ½ (b + β/2)², w − βz = −C Σ loss′(y (w·x + b)) y x."""
-    rng = np.random.default_rng(11)
-    data = random_points(rng, 80, 15, 4)
+    data = random_points(np.random.default_rng(11), 80, 15, 4)
     tree, centroids = complete_tree(np.arange(4), 2), pifa(data)
-    options = Exact(negatives="teacher", threshold=0.0, prior=0.7, cost=0.3, loss=loss)
-    chunks = fit_linear(data, tree, options, centroids=centroids)
-    points, every = data.points.toarray(), np.arange(15, dtype=np.int32)
-    below = {1: [0, 1], 2: [2, 3], 3: [0], 4: [1], 5: [2], 6: [3]}
-    for node, labels in below.items():
-        siblings = below[int(tree.parent[node])] if tree.parent[node] else [0, 1, 2, 3]
-        known = [b for b in range(80) if set(data.labels_of(b)) & set(siblings)]
-        y = np.array([1 if set(data.labels_of(b)) & set(labels) else -1 for b in known])
+    options = exact(prior=0.7, cost=0.3, loss=loss)
+    chunks, points = fit_linear(data, tree, options, centroids=centroids), data.points.toarray()
+    has_label_BN = largest_below(tree, data.labels.toarray()) > 0
+    for node, labels in {1: [0, 1], 2: [2, 3], 3: [0], 4: [1], 5: [2], 6: [3]}.items():
+        known = np.flatnonzero(has_label_BN[:, tree.parent[node]])
+        y = np.where(has_label_BN[known, node], 1, -1)
         largest = centroids.toarray()[labels].max(0)
-        weights, bias = chunks.weights_of(tree, node, every), chunks.bias[node]
+        weights, bias = chunks.weights_of(tree, node, EVERY), chunks.bias[node]
         margin = y * (points[known] @ weights + bias)
         fall = 2 * np.maximum(0, 1 - margin) if loss == "squared-hinge" else 1 / (1 + np.exp(margin))
         assert_allclose(weights - 0.7 * largest / np.linalg.norm(largest), 0.3 * (fall * y) @ points[known], atol=2e-3)
         assert bias + 0.35 == pytest.approx(0.3 * (fall * y).sum(), abs=2e-3)
     for name in ARRAYS:  # PIFA's are the default
         assert_array_equal(getattr(fit_linear(data, tree, options), name), getattr(chunks, name))
-    none = csr_array(np.zeros((80, 2), np.float32))
-    with pytest.raises(InvalidData, match=r"centroids: got '\[4, 15\]', expected \[2, 15\]"):
-        fit_linear(LabelledPoints(data.points, none), complete_tree(np.arange(2), 2), options, centroids=centroids)
 
 
 @pytest.mark.parametrize("empty_share", [0.0, 0.4])
@@ -290,7 +284,7 @@ def test_items_of_few_queries_stay_at_their_centroids_and_are_found_as_by_them()
     assert_allclose(chunks.bias[1:], -1.5)
     queries = sparse_rows(np.abs(rng.normal(size=(9, 30)))).normalised()
     found = ChunkSearch(tree, chunks).search(queries, BeamParams.uniform(9, 1, 10)).leaves_BM - 1
-    assert_array_equal(found, np.argsort(-dense_of(queries) @ points.toarray().T, axis=1)[:, :10])
+    assert_array_equal(found, np.argsort(-as_matrix(queries).toarray() @ points.toarray().T, axis=1)[:, :10])
     for few, trained in ((1, True), (1.1, False)):
         assert np.any(fit_linear(data, tree, LinearOptions(min_positives=few)).bias[1:] != -1.5) == trained
 
@@ -302,60 +296,14 @@ def test_items_of_few_queries_stay_at_their_centroids_and_are_found_as_by_them()
     assert np.all(bias[[1, 2, 5, 6]] != -1.5)
 
 
-@pytest.mark.parametrize("loss", ["squared-hinge", "logistic"])
-def test_threads_change_nothing_and_progress_is_reported(loss: Any) -> None:
-    rng = np.random.default_rng(8)
-    data = random_points(rng, 200, 30, 40)
-    tree = hierarchical_kmeans(pifa(data), 4, 5, 0)
-    trained: list[int] = []
-    one = fit_linear(data, tree, LinearOptions(loss=loss), progress=trained.append)
-    two = fit_linear(data, tree, LinearOptions(loss=loss), threads=2)
-    for name in ("chunk_row", "row_feature", "row_entry", "entry_child", "entry_weight", "bias"):
+def test_threads_change_nothing_progress_is_reported_and_a_damaged_level_of_a_killed_run_is_named(tmp_path: Path) -> None:
+    data = random_points(np.random.default_rng(8), 200, 30, 40)
+    tree, trained = hierarchical_kmeans(pifa(data), 4, 5, 0), list[int]()
+    one = fit_linear(data, tree, LinearOptions(), progress=trained.append, work=tmp_path)
+    two = fit_linear(data, tree, LinearOptions(), threads=2)
+    for name in ARRAYS:
         assert_array_equal(getattr(one, name), getattr(two, name))
     assert sum(trained) == tree.leaf_offset
-
-
-def learned_rows(data: LabelledPoints, tree: Tree, options: LinearOptions) -> tuple[Chunks, list[NDArray[np.int64]]]:
-    """Trained scorers, and the points that each inner node learned from."""
-    rows: list[NDArray[np.int64]] = []
-
-    def recorded(points: Csr, examples: Examples, *rest: Any) -> Any:
-        rows.append(examples.points)
-        return train_children(points, examples, *rest)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fit, "train_children", recorded)
-        return fit_linear(data, tree, options), rows
-
-
-def test_training_ranks_as_serving_will() -> None:
-    """With γ = 0 a beam of the whole first level keeps the best nodes of the second by their own activations."""
-    rng = np.random.default_rng(9)
-    data = random_points(rng, 80, 20, 27)
-    tree = complete_tree(np.arange(27), 3)
-    every, rows = np.arange(20, dtype=np.int32), {}
-    for gamma in (0.0, 1.0):
-        options = OfBeam3(negatives="matcher", gamma=gamma, threshold=0)
-        chunks, trained = learned_rows(data, tree, options)
-        assert options.ranking == Ranking(activation="l3-hinge", own="log_activation", gamma=gamma)
-        assert LinearOptions(loss="logistic", activation="l2-hinge").ranking.activation == "l2-hinge"
-        assert LinearOptions(loss="logistic").ranking.activation == "sigmoid"
-        nodes = [*tree.level(1), *tree.level(2)]
-        logits_BN = data.points.toarray() @ np.array([chunks.weights_of(tree, node, every) for node in nodes]).T + chunks.bias[nodes]
-        own_BN = -(np.maximum(1 - logits_BN, 0) ** 3)
-        ranks_BN = own_BN[:, 3:] + gamma * np.repeat(own_BN[:, :3], 3, axis=1)
-        kept_BK = np.argsort(-ranks_BN, axis=1, kind="stable")[:, :3]
-        for k in range(9):
-            assert_array_equal(trained[4 + k], np.flatnonzero((kept_BK == k).any(1)))
-        rows[gamma] = trained[4:]
-    assert any(len(one) != len(other) for one, other in zip(rows[0.0], rows[1.0], strict=True))
-
-
-def test_a_damaged_level_of_a_killed_run_is_named(tmp_path: Path) -> None:
-    rng = np.random.default_rng(8)
-    data = random_points(rng, 200, 30, 40)
-    tree = hierarchical_kmeans(pifa(data), 4, 5, 0)
-    fit_linear(data, tree, LinearOptions(), work=tmp_path)
     (tmp_path / "level-2.npz").write_bytes(b"damaged")
     with pytest.raises(InvalidConfig, match=r"--resume: got .*level-2.npz', expected a readable level"):
         fit_linear(data, tree, LinearOptions(), work=tmp_path)
@@ -363,34 +311,75 @@ def test_a_damaged_level_of_a_killed_run_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("loss", ["squared-hinge", "logistic"])
 def test_a_positive_costs_as_much_as_its_weight_says(loss: Any) -> None:
-    rng = np.random.default_rng(8)
-    data = random_points(rng, 60, 15, 4)
-    data.labels.data[:] = rng.choice([0.5, 1.0, 4.0], data.labels.nnz)
-    options = Exact(negatives="teacher", threshold=0.0, weighted=True, prior=0, loss=loss)
-    tree = complete_tree(np.arange(4), 4)
-    chunks = fit_linear(data, tree, options)
-    weight_BI = data.labels.toarray() / data.labels.data.mean()
+    data, tree = with_degrees(8, 60, 4), complete_tree(np.arange(4), 4)
+    chunks = fit_linear(data, tree, exact(weighted=True, loss=loss))
     known = np.flatnonzero(np.diff(data.labels.indptr))
-    points = np.hstack([data.points.toarray()[known], np.ones((len(known), 1))])
+    weight_BI = data.labels.toarray()[known] / data.labels.data.mean()
     for label in range(4):
-        cost = np.where(weight_BI[known, label] > 0, weight_BI[known, label], 1)
-        if loss == "squared-hinge":
-            model: Any = LinearSVC(fit_intercept=False, tol=1e-8, max_iter=100_000, random_state=0)
-        else:
-            model = LogisticRegression(fit_intercept=False, tol=1e-10, max_iter=10_000)
-        model.fit(points, np.where(weight_BI[known, label] > 0, 1, -1), sample_weight=cost)
-        assert_allclose(chunks.bias[1 + label], model.coef_[0, -1], atol=3e-3)
-        assert_allclose(chunks.weights_of(tree, 1 + label, np.arange(15, dtype=np.int32)), model.coef_[0, :-1], atol=3e-3)
+        is_own = weight_BI[:, label] > 0
+        expected = optimum(loss, data.points.toarray()[known], is_own, np.where(is_own, weight_BI[:, label], 1))
+        assert_allclose(np.append(chunks.weights_of(tree, 1 + label, EVERY), chunks.bias[1 + label]), expected, atol=3e-3)
 
 
-def test_labels_must_be_the_trees_and_no_more_than_a_chunk_can_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_and_centroids_must_be_the_trees_and_no_more_than_a_chunk_can_number(monkeypatch: pytest.MonkeyPatch) -> None:
     points, tree = csr_array(np.eye(3, dtype=np.float32)), complete_tree(np.arange(4), 2)
     for shape in ((3, 5), (2, 4)):
         with pytest.raises(InvalidData, match=rf"labels: got '\[{shape[0]}, {shape[1]}\]', expected \[3, 4\]: a row per point"):
             fit_linear(LabelledPoints(points, csr_array(np.zeros(shape, np.float32))), tree, LinearOptions())
+    data = LabelledPoints(points, csr_array(np.zeros((3, 4), np.float32)))
+    with pytest.raises(InvalidData, match=r"centroids: got '\[3, 3\]', expected \[4, 3\]"):
+        fit_linear(data, tree, LinearOptions(), centroids=points)
     monkeypatch.setattr("training.linear.fit.MAX_CHILDREN", 3)
     with pytest.raises(InvalidData, match="tree: got 'a node of 4 children', expected at most 3"):
-        fit_linear(LabelledPoints(points, csr_array(np.zeros((3, 4), np.float32))), complete_tree(np.arange(4), 4), LinearOptions())
+        fit_linear(data, complete_tree(np.arange(4), 4), LinearOptions())
+
+
+# -- XReg: targets and costs of relevance ---------------------------------------------------------------------------------
+
+
+def xreg(**other: Any) -> Exact:
+    return exact(**({"loss": "relevance", "cost": 2.0, "gamma": 1.0} | other))
+
+
+def test_each_edge_minimises_equation_5() -> None:
+    """A logistic regression, given each point twice: as a positive with the weight s z, as a negative with s (1 − z)."""
+    data, tree = with_degrees(1), complete_tree(np.arange(8), 2)
+    chunks = fit_linear(data, tree, xreg())
+    largest_BN = largest_below(tree, data.labels.toarray() / data.labels.data.max())
+    for parent in range(tree.leaf_offset):
+        known = np.flatnonzero(largest_BN[:, parent] > 0)
+        share = np.ones(len(known)) if parent == 0 else largest_BN[known, parent]
+        cost, twice = 2.0 * share * len(known) / share.sum(), np.vstack([data.points.toarray()[known]] * 2)
+        for child in range(int(tree.first_child[parent]), int(tree.first_child[parent + 1])):
+            target = largest_BN[known, child] / share
+            expected = optimum("logistic", twice, np.repeat([True, False], len(known)), np.append(cost * target, cost * (1 - target)))
+            assert_allclose(np.append(chunks.weights_of(tree, child, EVERY), chunks.bias[child]), expected, atol=3e-3)
+
+
+def test_without_evidence_an_estimate_is_the_base_rate_or_a_half() -> None:
+    """With a cost near 0 weights stay where they are regularised towards; the path's product is then the mean relevance over the points
+    that have a label, which are those that the root learns from."""
+    data = with_degrees(3)
+    data = data.take(np.flatnonzero(np.diff(data.labels.indptr)))
+    tree = complete_tree(np.arange(8), 2)
+    relevance_BI = data.labels.toarray() / data.labels.data.max()
+    rows = as_rows(data.points)
+    for intercept, expected in (("base-rate", relevance_BI.mean(0)), ("zero", np.full(8, 0.5**3))):
+        chosen = xreg(cost=1e-6, intercept=intercept)
+        found = ChunkSearch(tree, fit_linear(data, tree, chosen), chosen.ranking).search(rows, BeamParams.uniform(len(data), 8, 8))
+        for leaf, mean in zip(tree.leaf_of_item.tolist(), expected.tolist(), strict=True):
+            assert_allclose(np.exp(found.ranks_BM[found.leaves_BM == leaf]), mean, rtol=1e-3)
+
+
+def test_a_point_that_only_a_beam_brought_costs_as_much_as_the_mean_of_the_others() -> None:
+    positive_from, child = np.array([0, 2, 3, 3]), np.array([0, 1, 1], np.int32)
+    relevance = np.array([0.25, 0.5, 0.125], np.float32)
+    examples = Examples(np.arange(3), positive_from, child, np.ones(3, np.float32))
+    made, root = (examples.of_relevance(relevance, 10, of_root=of_root) for of_root in (False, True))
+    assert made.cost is not None
+    assert root.cost is not None
+    assert_allclose(made.cost, np.array([0.5, 0.125, 0.3125]) * 10 / 0.3125)
+    assert_allclose(root.cost, [10, 10, 10])
 
 
 # -- the search -----------------------------------------------------------------------------------------------------------
@@ -401,13 +390,14 @@ def test_queries_that_would_be_written_outside_are_refused() -> None:
     tree = random_tree(rng, 3, 3)
     search = ChunkSearch(tree, random_chunks(rng, tree, 30, integer=False))
     good = sparse_rows(np.eye(30)[:2])
-    for beam, m in ((0, 1), (1, -1)):
-        with pytest.raises(InvalidQuery, match=f"got {min(beam, m)}, expected at least 1"):
-            search.search(good, BeamParams.uniform(len(good), beam, m))
-    with pytest.raises(InvalidQuery, match="features: got 'rows of 31 features', expected rows of 30"):
-        search.search(sparse_rows(np.eye(31)[:2]), BeamParams.uniform(2, 1, 1))
-    for bad in (-1, 30):
-        rows = SparseRows(np.array([0, 1, 2]), np.array([3, bad], np.int32), np.ones(2, np.float32), 30)
-        with pytest.raises(InvalidQuery, match=f"features.indices: got {bad}, expected feature numbers from 0 to 29"):
-            search.search(rows, BeamParams.uniform(len(rows), 1, 1))
+    outside = [SparseRows(np.array([0, 1, 2]), np.array([3, bad], np.int32), np.ones(2, np.float32), 30) for bad in (-1, 30)]
+    for rows, beam, m, expected in (
+        (good, 0, 1, "got 0, expected at least 1"),
+        (good, 1, -1, "got -1, expected at least 1"),
+        (sparse_rows(np.eye(31)[:2]), 1, 1, "features: got 'rows of 31 features', expected rows of 30"),
+        (outside[0], 1, 1, "features.indices: got -1, expected feature numbers from 0 to 29"),
+        (outside[1], 1, 1, "features.indices: got 30, expected feature numbers from 0 to 29"),
+    ):
+        with pytest.raises(InvalidQuery, match=expected):
+            search.search(rows, BeamParams.uniform(2, beam, m))
     assert len(search.search(good.take(np.empty(0, np.int64)), BeamParams.uniform(0, 1, 1)).leaves_BM) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,13 @@ def source(tmp_path: Path) -> Bundle:
     return with_parts(bundle, tmp_path / "other" / "books" / "1", {}, parts)
 
 
-def write_bare(source: Bundle, folder: Path) -> Bundle:
-    return with_parts(source, folder, {}, {})
+def bare(source: Bundle) -> Callable[[Path], Bundle]:
+    return lambda folder: with_parts(source, folder, {}, {})
 
 
 def test_a_published_bundle_has_its_golden_answers_its_metrics_and_its_recall(source: Bundle, tmp_path: Path) -> None:
     path = tmp_path / "models" / "shop" / "3"
-    published = publish(path, lambda folder: write_bare(source, folder), answers, metrics, [2, 5])
+    published = publish(path, bare(source), answers, metrics, [2, 5])
     assert (published.manifest.name, published.manifest.version) == ("shop", 3)
     assert published.manifest.metrics == {"golden_overlap": 1.0, "engine": "compiled-cpu"}
     assert published.golden().column("item_rows").to_pylist() == answers(source).column("item_rows").to_pylist()
@@ -66,10 +67,12 @@ def test_a_memory_and_a_sequence_encoder_are_published_with_keys_among_the_golde
     rng = np.random.default_rng(8)
     tree = random_tree(rng, 3, 3)
     memory = random_memory(rng, tree.item_count, 3, integer=False)
-    bare = make_bundle(tmp_path / "bare", rng, tree, integer=False, name="books", memory=memory, encoder="sequence")
+    with_memory = make_bundle(tmp_path / "bare", rng, tree, integer=False, name="books", memory=memory, encoder="sequence")
     parts = {"heldout.parquet": source.heldout(), "golden.parquet": unanswered(source.heldout(), "history")}
-    published = publish(tmp_path / "models" / "shop" / "1", lambda folder: with_parts(bare, folder, {}, parts), answers, metrics, [2])
-    assert published.manifest.memory == bare.manifest.memory
+    published = publish(
+        tmp_path / "models" / "shop" / "1", lambda folder: with_parts(with_memory, folder, {}, parts), answers, metrics, [2]
+    )
+    assert published.manifest.memory == with_memory.manifest.memory
     assert published.graph_scorer.encoder == "sequence"
     assert published.memory is not None
     assert np.array_equal(published.memory.value, memory.value)
@@ -93,9 +96,9 @@ def test_a_bundle_whose_engine_fails_the_golden_queries_is_not_published(source:
 
     path = tmp_path / "models" / "shop" / "3"
     with pytest.raises(KeyboardInterrupt):
-        publish(path, lambda folder: write_bare(source, folder), answers, broken, [2])
+        publish(path, bare(source), answers, broken, [2])
     with pytest.raises(BundleCorrupt, match="golden query 0"):
-        publish(path, lambda folder: write_bare(source, folder), wrong_answers, metrics, [2])
+        publish(path, bare(source), wrong_answers, metrics, [2])
     assert list(path.parent.iterdir()) == []
 
 
@@ -110,8 +113,8 @@ def test_what_killed_runs_left_is_deleted_and_what_others_write_is_kept(source: 
 
     def other_run(folder: Path) -> Bundle:
         inside.extend(sorted(path.name for path in shop.glob(".publish-*")))
-        publish(shop / "2", lambda folder: write_bare(source, folder), answers)  # must not take this run's folder for one that was left
-        return write_bare(source, folder)
+        publish(shop / "2", bare(source), answers)  # must not take this run's folder for one that was left
+        return bare(source)(folder)
 
     with (locked / "lock").open("r+") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
@@ -121,43 +124,33 @@ def test_what_killed_runs_left_is_deleted_and_what_others_write_is_kept(source: 
     assert sorted(path.name for path in shop.iterdir()) == [locked.name, "1", "2"]
 
 
-def test_without_measurement_the_figures_of_the_bare_bundle_stay(source: Bundle, tmp_path: Path) -> None:
-    first = publish(tmp_path / "models" / "shop" / "1", lambda folder: write_bare(source, folder), answers, metrics, [2])
-    again = publish(tmp_path / "models" / "shop" / "2", lambda folder: write_bare(first, folder), Bundle.golden)
-    assert again.manifest.metrics == first.manifest.metrics
-    assert again.heldout().column_names == first.heldout().column_names
-
-
-def test_a_ranker_is_published_with_its_scores_of_the_golden_items(source: Bundle, tmp_path: Path) -> None:
+def test_a_ranker_is_published_with_its_scores_of_the_golden_items_and_the_figures_of_the_bare_bundle(
+    source: Bundle, tmp_path: Path
+) -> None:
+    models, graph = tmp_path / "models" / "shop", weighted_sum({"retrieval.rank": 1.0})
     info = RankerInfo(features=("retrieval.rank",), depth=2, max_depth=3)
-    graph = weighted_sum({"retrieval.rank": 1.0})
-    first = publish(tmp_path / "models" / "shop" / "1", lambda folder: write_bare(source, folder), answers, metrics, [2])
-    ranked = publish(
-        tmp_path / "models" / "shop" / "2", lambda folder: with_parts(first, folder, {"ranker": info}, {RANKER: graph}), Bundle.golden
-    )
+    first = publish(models / "1", bare(source), answers, metrics, [2])
+    ranked = publish(models / "2", lambda folder: with_parts(first, folder, {"ranker": info}, {RANKER: graph}), Bundle.golden)
     assert ranked.manifest.ranker == info
+    assert ranked.manifest.metrics == first.manifest.metrics
+    assert ranked.heldout().column_names == first.heldout().column_names
     golden = ranked.golden()
     for scores, ranks in zip(golden.column(GOLDEN_SCORES).to_pylist(), golden.column("ranks").to_pylist(), strict=True):
         np.testing.assert_allclose(scores, ranks, rtol=1e-6)
-
-
-def test_a_ranker_that_cannot_be_opened_is_not_published(source: Bundle, tmp_path: Path) -> None:
-    info = RankerInfo(features=("retrieval.rank", "retrieval.score"), depth=2, max_depth=3)
-    graph = weighted_sum({"retrieval.rank": 1.0})  # takes one feature, not two
-    path = tmp_path / "models" / "shop" / "2"
+    other = info.model_copy(update={"features": ("retrieval.rank", "retrieval.score")})  # the graph takes one feature, not two
     with pytest.raises(BundleCorrupt, match=r"ranker\.onnx"):
-        publish(path, lambda folder: with_parts(source, folder, {"ranker": info}, {RANKER: graph}), answers)
-    assert list(path.parent.iterdir()) == []
+        publish(models / "3", lambda folder: with_parts(source, folder, {"ranker": other}, {RANKER: graph}), answers)
+    assert not (models / "3").exists()
 
 
 def test_the_manifest_says_the_command_that_trained_it(source: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", [training.__main__.__file__, "fit", "--config", "my shop.toml"])
-    published = publish(tmp_path / "models" / "shop" / "1", lambda folder: write_bare(source, folder), answers, metrics, [2])
+    published = publish(tmp_path / "models" / "shop" / "1", bare(source), answers, metrics, [2])
     assert published.manifest.command == "python -m training fit --config 'my shop.toml'"
     monkeypatch.setattr("sys.argv", ["/usr/bin/pytest", "-q"])  # another program
-    again = publish(tmp_path / "models" / "shop" / "2", lambda folder: write_bare(published, folder), answers, metrics, [3])
+    again = publish(tmp_path / "models" / "shop" / "2", bare(published), answers, metrics, [3])
     assert again.manifest.command is None
     assert again.heldout().column_names == ["history", "relevant", "recall@3"], "those of the earlier model are replaced"
     with pytest.raises(BundleExists):
-        publish(published.path, lambda folder: write_bare(source, folder), answers, metrics, [2])
+        publish(published.path, bare(source), answers, metrics, [2])
     assert Bundle.open(published.path, verify=True).manifest == published.manifest

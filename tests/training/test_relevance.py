@@ -1,4 +1,4 @@
-"""Relevance of labels as data: how files say it, what is made of clicks, rare labels and thresholds, and what is refused."""
+"""Relevance of labels as data: what is made of clicks, rare labels and thresholds, and what is refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from training.data import query_logs
 from training.data.log_values import BadRows
 from training.data.query_logs import labelled
 from training.data.relevance import LabelRelevance, Smoothing, distribution, inverse_propensities, is_graded, scale_of
-from training.data.xmc import read_xmc
 from training.linear.prepare import read_points
 from training.specification.linear import RELEVANCE_OPTIONS, LogData, NpzData
 
@@ -32,47 +31,6 @@ def read_log(file: Path, query: str, item: str, numbers: dict[str, str], **form:
 def write(path: Path, text: str) -> Path:
     path.write_text(text)
     return path
-
-
-# -- files ----------------------------------------------------------------------------------------------------------------
-
-
-def test_labels_of_the_text_format_may_have_weights(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.txt", "4 5 3\n2:0.5,0:3 3:0.5 1:2\n 0:1e-1\n1:2\n1,0:0 4:1\n")
-    data = read_xmc(file)
-    assert_allclose(data.points.toarray(), np.array([[0, 2, 0, 0.5, 0], [0.1, 0, 0, 0, 0], [0, 0, 0, 0, 0], [0, 0, 0, 0, 1]]), rtol=1e-6)
-    assert_array_equal(data.labels.toarray(), [[3, 0, 0.5], [0, 0, 0], [0, 2, 0], [0, 1, 0]])
-    assert data.labels.nnz == 4, "what has the weight 0 is not relevant"
-    assert_array_equal(data.weights_of(0), [3, 0.5])
-
-
-def test_one_pair_at_the_beginning_of_a_line_is_a_feature_unless_said_otherwise(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.txt", "2 5 3\n2:0.5 3:0.5\n1:4 2:1\n")
-    assert read_xmc(file).labels.nnz == 0
-    assert_array_equal(read_xmc(file, label_weights=True).labels.toarray(), [[0, 0, 0.5], [0, 4, 0]])
-    several = write(tmp_path / "b.txt", "2 5 3\n2:0.5,1:1 3:0.5\n1:4 2:1\n")
-    assert_array_equal(read_xmc(several).labels.toarray(), [[0, 1, 0.5], [0, 4, 0]])
-
-
-@pytest.mark.parametrize(
-    ("first", "expected"),
-    [
-        ("0:-1,1:1", "line 2, label 0: got -1.0, expected 0, or a number from 1e-09 to 1e.09"),
-        ("0:1,1:nan", "line 2, label 1: got nan, expected 0, or"),
-        ("0:1,1:inf", "line 2, label 1: got inf, expected 0, or"),
-        ("0:1,1:1e10", "line 2, label 1: got 10000000000.0, expected 0, or"),
-        ("0:1,1:1e-10", "line 2, label 1: got 1e-10, expected 0, or"),
-        ("0:1,3:1", "line 2: got 3, expected labels from 0 to 2"),
-        ("0:1,-1:0", "line 2: got -1, expected labels from 0 to 2"),
-        ("0:1,:1", "line 2: got '0:1,:1', expected labels with commas between them"),
-        ("0:1,1:", "line 2: got '0:1,1:', expected labels with commas between them"),
-        ("0:1,1:x", "line 2: got '0:1,1:x', expected labels with commas between them"),
-        ("0:1,1:1,1:2", "line 2, label 1: got 2.0, expected one weight, and 1 came before"),
-    ],
-)
-def test_wrong_weights_say_where(tmp_path: Path, first: str, expected: str) -> None:
-    with pytest.raises(InvalidData, match=expected):
-        read_xmc(write(tmp_path / "a.txt", f"1 5 3\n{first} 1:1\n"))
 
 
 @pytest.mark.parametrize("weight", [-0.5, 1e10, 1e-10])
@@ -112,36 +70,40 @@ def test_rates_lie_between_the_pair_and_the_log(counts: list[tuple[int, float]],
     assert (rates[clicked] <= high[clicked] + 1e-9).all()
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("query,item\nq,x\n\n,y\n", 4),
-        ('\nquery,item\n"q\nq",x\nq,y\n\n,z\n', 7),
-        ("query,item\r\nq,x\r\n,y\r\n", 3),
-    ],
-)
-def test_a_row_without_a_query_has_the_line_of_an_editor(tmp_path: Path, text: str, line: int) -> None:
-    with pytest.raises(InvalidData, match=f"line {line}, column query: got None"):
-        read_log(write(tmp_path / "log.csv", text), "query", "item", {})
+WEIGHTS = r"expected 0, or a number from 1e-09 to 1e\+09 in column 'times'"
 
 
 @pytest.mark.parametrize(
-    ("row", "expected"),
+    ("text", "expected"),
     [
-        ("q,x,0,0", "line 3, column views: got '0', expected a number above 0"),
-        ("q,x,-1,0", "line 3, column views: got '-1', expected a number above 0"),
-        ("q,x,2,3", "line 3, column clicks: got '3', expected a number from 0 to that of the views"),
-        ("q,x,2,-1", "line 3, column clicks: got '-1', expected a number from 0 to"),
-        ("q,x,2,nan", "line 3, column clicks: got 'nan', expected a number from 0 to"),
-        ("q,x,many,1", "line 3, column views: got 'many', expected a number above 0"),
-        ("q,x,1e10,1", "line 3, column views: got '1e10', expected a number above 0, at most 1e.09"),
-        ("q,x,,1", "line 3, column views: got None, expected a number above 0"),
+        ("query,item\nq,x\n\n,y\n", "line 4, column query: got None"),
+        ('\nquery,item\n"q\nq",x\nq,y\n\n,z\n', "line 7, column query: got None"),
+        ("query,item\r\nq,x\r\n,y\r\n", "line 3, column query: got None, expected a text in column 'query'"),
+        ("query,item\nx,y\ny,\n", "line 3, column item: got None, expected an item id in column 'item'"),
+        ("query,bought\nx,y\n", r"column item: got 'item', expected one of \['query', 'bought'\]"),
+        *(
+            (f"query,item,times\nq,y,1\nq,x,{times}\n", f"line 3, column weight: got '{times}', {WEIGHTS}")
+            for times in ("-2", "nan", "many")
+        ),
+        *(
+            (f"query,item,views,clicks\nq,y,1,1\nq,x,{row}\n", f"line 3, column {expected}")
+            for row, expected in (
+                ("0,0", "views: got '0', expected a number above 0"),
+                ("-1,0", "views: got '-1', expected a number above 0"),
+                ("2,3", "clicks: got '3', expected a number from 0 to that of the views"),
+                ("2,-1", "clicks: got '-1', expected a number from 0 to"),
+                ("2,nan", "clicks: got 'nan', expected a number from 0 to"),
+                ("many,1", "views: got 'many', expected a number above 0"),
+                ("1e10,1", "views: got '1e10', expected a number above 0, at most 1e.09"),
+                (",1", "views: got None, expected a number above 0"),
+            )
+        ),
     ],
 )
-def test_wrong_counts_say_which_line(tmp_path: Path, row: str, expected: str) -> None:
-    file = write(tmp_path / "log.csv", f"query,item,views,clicks\nq,y,1,1\n{row}\n")
+def test_a_wrong_log_says_which_line_of_an_editor(tmp_path: Path, text: str, expected: str) -> None:
+    numbers = {"weight": "times"} if "times" in text else {"views": "views", "clicks": "clicks"} if "views" in text else {}
     with pytest.raises(InvalidData, match=expected):
-        read_log(file, "query", "item", {"views": "views", "clicks": "clicks"})
+        read_log(write(tmp_path / "log.csv", text), "query", "item", numbers)
 
 
 @pytest.mark.parametrize("mark", [";", "\t"])

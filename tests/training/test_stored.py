@@ -52,23 +52,21 @@ def test_an_error_is_one_line(books: Path) -> None:
     assert error.count("\n") == 1
 
 
-def test_what_is_no_bundle_is_refused(url: str, tmp_path: Path, books: Path) -> None:
-    with pytest.raises(BundleNotFound, match="no bundle and no folder of shards"):
-        publish(tmp_path / "nothing", None, url, default=False, again=False)
+def test_what_is_no_bundle_is_refused_and_makes_no_store(url: str, tmp_path: Path, books: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copy(books / "1" / "manifest.json", tmp_path / "elsewhere")
+    (books / "2" / "tree.safetensors").unlink()
+    for folder, message in (
+        (tmp_path / "nothing", "no bundle and no folder of shards"),
+        (tmp_path / "elsewhere", "expected models/NAME/VERSION"),
+        (books / "2", r"tree\.safetensors: missing"),
+    ):
+        with pytest.raises(BundleNotFound, match=message):
+            publish(folder, None, url, default=False, again=False)
     with pytest.raises(InvalidConfig, match="--version"):
         publish(books / "1", 1, url, default=False, again=False)
     with pytest.raises(InvalidConfig, match="--beside"):
         change_default(url, "books", None, [1])
-
-
-def test_what_cannot_be_published_makes_no_store(url: str, tmp_path: Path, books: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    shutil.copy(books / "1" / "manifest.json", tmp_path / "elsewhere")
-    with pytest.raises(BundleNotFound, match="expected models/NAME/VERSION"):
-        publish(tmp_path / "elsewhere", None, url, default=False, again=False)
-    (books / "1" / "tree.safetensors").unlink()
-    with pytest.raises(BundleNotFound, match=r"tree\.safetensors: missing"):
-        publish(books / "1", None, url, default=False, again=False)
     assert not (tmp_path / "store").exists()
 
 

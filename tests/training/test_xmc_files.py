@@ -15,8 +15,8 @@ from scipy.sparse import random_array
 from benchmarks.random_bundles import sparse_rows
 from espalier.errors import InvalidData, InvalidQuery
 from espalier.text.sparse_rows import SparseRows
-from tests.training.test_linear import dense_of
 from training.data import xmc
+from training.data.csr import as_matrix
 from training.data.xmc import LabelledPoints, read_xmc
 
 
@@ -27,9 +27,9 @@ def test_rows_are_taken_and_normalised() -> None:
     rows = sparse_rows(dense)
     rows.check()
     order = np.array([3, 3, 0, 19, 5])
-    assert_array_equal(dense_of(rows.take(order)), dense[order])
+    assert_array_equal(as_matrix(rows.take(order)).toarray(), dense[order])
     lengths = np.linalg.norm(dense, axis=1, keepdims=True)
-    assert_allclose(dense_of(rows.normalised()), dense / np.where(lengths > 0, lengths, 1), rtol=1e-6)
+    assert_allclose(as_matrix(rows.normalised()).toarray(), dense / np.where(lengths > 0, lengths, 1), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -63,25 +63,56 @@ def test_files_of_the_repository_are_read(tmp_path: Path) -> None:
         assert_array_equal(part.labels.toarray(), [[0, 1, 0], [1, 0, 1]])
 
 
+def test_labels_may_have_weights(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("4 5 3\n2:0.5,0:3 3:0.5 1:2\n 0:1e-1\n1:2\n1,0:0 4:1\n")
+    data = read_xmc(file)
+    assert_allclose(data.points.toarray(), np.array([[0, 2, 0, 0.5, 0], [0.1, 0, 0, 0, 0], [0, 0, 0, 0, 0], [0, 0, 0, 0, 1]]), rtol=1e-6)
+    assert_array_equal(data.labels.toarray(), [[3, 0, 0.5], [0, 0, 0], [0, 2, 0], [0, 1, 0]])
+    assert data.labels.nnz == 4, "what has the weight 0 is not relevant"
+    assert_array_equal(data.weights_of(0), [3, 0.5])
+    file.write_text("2 5 3\n2:0.5 3:0.5\n1:4 2:1\n")
+    assert read_xmc(file).labels.nnz == 0, "one pair at the beginning of a line is a feature unless said otherwise"
+    assert_array_equal(read_xmc(file, label_weights=True).labels.toarray(), [[0, 0, 0.5], [0, 4, 0]])
+    file.write_text("2 5 3\n2:0.5,1:1 3:0.5\n1:4 2:1\n")
+    assert_array_equal(read_xmc(file).labels.toarray(), [[0, 1, 0.5], [0, 4, 0]])
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("4 5\n", r"line 1: got '4 5', expected three numbers: points, features, labels"),
         ("2 5 3\n0 1:1\n", r"got '1 points', expected 2, as its first line says"),
-        ("1 5 3\n3 1:1\n", r"line 2: got 3, expected labels from 0 to 2"),
-        ("1 5 3\n0;1 1:1\n", r"line 2: got '0;1', expected labels with commas between them"),
         ("2 5 3\n0 1:1\n0 1:1 2:x\n", r"line 3: got '1:1 2:x', expected feature:value pairs"),
-        ("2 5 3\n0 1:1\n0 1:1 2\n", r"line 3: got '1:1 2', expected feature:value pairs"),
-        ("1 5 3\n0 1.5:1\n", r"line 2: got '1.5:1', expected feature:value pairs"),
-        ("1 5 3\n0 5:1\n", r"got 5, expected features from 0 to 4"),
-        ("1 5 3\n0 4294967297:1\n", r"got 4294967297, expected features from 0 to 4"),
-        ("1 5 3\n0 1:1 1:2\n", r"expected features each once in a point"),
-        ("1 5 3\n0 1:nan\n", r"expected features each once in a point, with finite values"),
-        ("1 5 3\n0 inf:1\n", r"got inf, expected features from 0 to 4"),
-        ("1 5 3\n0 1:1e300\n", r"expected features each once in a point, with finite values"),
         ("1 5 3\n0 1:1\n\n0 1:1\n", r"got 'more than 1 points', expected 1, as its first line says"),
         (f"{'1' * 5000} 5 3\n0 1:1\n", r"line 1: got '1111.*', expected three numbers: points, features, labels"),
         ("1 5 3000000000\n0 1:1\n", r"line 1: got 3000000000, expected at most 2147483647 features and labels"),
+        *(
+            (f"1 5 3\n{line}\n", expected)
+            for line, expected in (
+                ("3 1:1", "line 2: got 3, expected labels from 0 to 2"),
+                ("0;1 1:1", "line 2: got '0;1', expected labels with commas between them"),
+                ("0 1:1 2", "line 2: got '1:1 2', expected feature:value pairs"),
+                ("0 1.5:1", "line 2: got '1.5:1', expected feature:value pairs"),
+                ("0 5:1", "got 5, expected features from 0 to 4"),
+                ("0 4294967297:1", "got 4294967297, expected features from 0 to 4"),
+                ("0 1:1 1:2", "expected features each once in a point"),
+                ("0 1:nan", "expected features each once in a point, with finite values"),
+                ("0 inf:1", "got inf, expected features from 0 to 4"),
+                ("0 1:1e300", "expected features each once in a point, with finite values"),
+                ("0:-1,1:1 1:1", "line 2, label 0: got -1.0, expected 0, or a number from 1e-09 to 1e.09"),
+                ("0:1,1:nan 1:1", "line 2, label 1: got nan, expected 0, or"),
+                ("0:1,1:inf 1:1", "line 2, label 1: got inf, expected 0, or"),
+                ("0:1,1:1e10 1:1", "line 2, label 1: got 10000000000.0, expected 0, or"),
+                ("0:1,1:1e-10 1:1", "line 2, label 1: got 1e-10, expected 0, or"),
+                ("0:1,3:1 1:1", "line 2: got 3, expected labels from 0 to 2"),
+                ("0:1,-1:0 1:1", "line 2: got -1, expected labels from 0 to 2"),
+                ("0:1,:1 1:1", "line 2: got '0:1,:1', expected labels with commas between them"),
+                ("0:1,1: 1:1", "line 2: got '0:1,1:', expected labels with commas between them"),
+                ("0:1,1:x 1:1", "line 2: got '0:1,1:x', expected labels with commas between them"),
+                ("0:1,1:1,1:2 1:1", "line 2, label 1: got 2.0, expected one weight, and 1 came before"),
+            )
+        ),
     ],
 )
 def test_files_that_are_wrong_say_where(tmp_path: Path, text: str, expected: str) -> None:

@@ -185,21 +185,24 @@ def _measured(
 ) -> NDArray[np.float64]:
     """float64[beams, Q]: the means of `MEASURES`."""
     searched = ChunkSearch(tree, chunks, options.ranking.model_copy(update={"gamma": gamma}), threads=threads)
-    relevant = [held.labels_of(b) for b in range(len(held))]
-    found = []
+    points, found = as_rows(held.points), []
     try:
         for beam in beams:
-            params = BeamParams.uniform(len(held), beam, min(RESULTS, tree.item_count))
-            leaves_BM = searched.search(as_rows(held.points), params).leaves_BM
-            rows_BM = np.where(leaves_BM >= 0, tree.leaf_item[np.maximum(leaves_BM - tree.leaf_offset, 0)], NO_ITEM)
-            columns = (
-                ndcg_at_m(rows_BM, relevant, 5),
-                precision_recall_f(rows_BM, relevant, RESULTS)[1],
-            )
-            found.append([float(column_B.mean()) for column_B in columns])
+            leaves_BM = searched.search(points, BeamParams.uniform(len(held), beam, min(RESULTS, tree.item_count))).leaves_BM
+            found.append(measures_of(items_at(tree, leaves_BM), [held.labels_of(b) for b in range(len(held))]).mean(axis=1))
     finally:
         searched.close()
     return np.array(found)
+
+
+def items_at(tree: Tree, leaves_BM: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64[B, M]: the item rows of leaves, NO_ITEM where there is none."""
+    return np.where(leaves_BM >= 0, tree.leaf_item[np.maximum(leaves_BM - tree.leaf_offset, 0)], NO_ITEM)
+
+
+def measures_of(rows_BM: NDArray[np.int64], relevant: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+    """float64[Q, B]: `MEASURES` of what was found for points, best first."""
+    return np.stack([ndcg_at_m(rows_BM, relevant, 5), precision_recall_f(rows_BM, relevant, RESULTS)[1]])
 
 
 def _logs(figures: NDArray[np.float64]) -> NDArray[np.float64]:

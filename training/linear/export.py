@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.bundle_writer import LinearContent, write_bundle
@@ -40,15 +38,6 @@ from training.specification.linear import LinearConfig, LinearOptions
 log = logging.getLogger(__name__)
 
 REPORTED_M = (10, 50, 100)
-
-
-@dataclass(frozen=True, eq=False)
-class GoldenQueries:
-    """Queries that every engine must answer as the reference does, encoded and as clients write them, with their search parameters."""
-
-    queries: QueryBatch
-    written: pa.Array
-    params: SearchParams
 
 
 def export(
@@ -77,8 +66,19 @@ def export(
     content = LinearContent(*trees[0], prepared.items, golden, heldout, prepared.vectoriser, counts, trees[1:], *second)
     grades = Grades(relevance, scale_of(prepared.train.labels), prepared.relevance.inverse_propensity_I)
     labelled = LabelledQueries(queries, relevant, grades=grades)
-    metrics = {} if choice.report is None else {"validation": choice.report}
-    return publish_linear(path, draft, content, _golden(config, queries, written), labelled, metrics)
+    metrics: dict[str, Any] = {} if choice.report is None else {"validation": choice.report}
+    ms, count = reported_ms(REPORTED_M, draft.search.max_m), min(GOLDEN_QUERIES, len(queries))
+
+    def measured(bare: Bundle, engine: Engine) -> dict[str, Any]:
+        if not len(labelled):
+            return metrics
+        return metrics | {"test": {"raw": measure(bare, engine, labelled, [draft.search.beam_size], ms, batch=64)}}
+
+    def answered(bare: Bundle) -> pa.Table:
+        params = SearchParams(golden_beams(config.search.beam_size, count), np.full(count, config.search.m))
+        return golden_answers(bare, queries.take(np.arange(count)), written.slice(0, count), params)
+
+    return publish(path, lambda folder: write_bundle(folder, draft, content), answered, measured, ms)
 
 
 def _tail(config: LinearConfig, prepared: Prepared) -> Tail | None:
@@ -97,38 +97,6 @@ def _stored(chunks: Chunks, options: LinearOptions) -> Chunks:
     if found is None:
         log.warning("linear.weights: float16 cannot hold weights up to %g without loss, float32 is written", chunks.largest[0])
     return found or chunks
-
-
-def publish_linear(
-    path: Path,
-    draft: ManifestDraft,
-    content: LinearContent,
-    golden: GoldenQueries,
-    labelled: LabelledQueries,
-    metrics: dict[str, Any],
-) -> Bundle:
-    """Publish linear scorers, measured on labelled test queries; `metrics`: what the manifest says besides."""
-    ms = reported_ms(REPORTED_M, draft.search.max_m)
-
-    def measured(bare: Bundle, engine: Engine) -> dict[str, Any]:
-        if not len(labelled):
-            return metrics
-        return metrics | {"test": {"raw": measure(bare, engine, labelled, [draft.search.beam_size], ms, batch=64)}}
-
-    return publish(
-        path,
-        lambda folder: write_bundle(folder, draft, content),
-        lambda bare: golden_answers(bare, golden.queries, golden.written, golden.params),
-        measured,
-        ms,
-    )
-
-
-def _golden(config: LinearConfig, queries: QueryBatch, written: pa.Array) -> GoldenQueries:
-    """Test queries with the default beam and smaller ones."""
-    chosen: NDArray[np.int64] = np.arange(min(GOLDEN_QUERIES, len(queries)))
-    params = SearchParams(golden_beams(config.search.beam_size, len(chosen)), np.full(len(chosen), config.search.m))
-    return GoldenQueries(queries.take(chosen), written.take(pa.array(chosen)), params)
 
 
 def _draft(config: LinearConfig, ranking: Ranking, prepared: Prepared, path: Path) -> ManifestDraft:

@@ -23,6 +23,7 @@ from training.linear.export import export
 from training.linear.fit import fit_linear
 from training.linear.prepare import Prepared, label_features, prepare
 from training.linear.stacking import learn
+from training.linear.stacking_examples import Train
 from training.linear.stacking_tables import Weighing
 from training.live.taken_along import take_along
 from training.specification.linear import LinearConfig
@@ -46,39 +47,34 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
     shape = Shape(config.tree.branching, config.tree.leaf_of(*prepared.centroids.shape))
     choice = _choice(config, prepared, shape, threads, work / "chosen.json")
     log.info("C = %g, γ = %g, %.1f s after the start", choice.options.known_cost, choice.options.ranking.gamma, time.perf_counter() - begin)
-    trees = []
-    for place in range(config.tree.count):
-        seed = seed_of_tree(config.seed, place)
-        tree = hierarchical_kmeans(prepared.labels, shape.branching, shape.max_leaf, seed, threads)
-        log.info("tree of %d items over %d levels, %.1f s after the start", tree.item_count, tree.height, time.perf_counter() - begin)
-        with tqdm(total=tree.leaf_offset, desc="nodes", unit="node", disable=None) as bar:
-            kept = folder_of_tree(work, place)
-            chunks = fit_linear(prepared.train, tree, choice.options, threads, seed, bar.update, kept, prepared.centroids)
-        log.info("%d weights in %.1f MB, %.1f s", len(chunks.entry_weight), chunks.nbytes / 1e6, time.perf_counter() - begin)
-        trees.append(TreeChunks(tree, chunks))
-    stacking = _stacking(config, choice, prepared, shape, threads, work)
-    return export(config, choice, prepared, trees, out, stacking)
 
-
-def _stacking(config: LinearConfig, choice: Choice, prepared: Prepared, shape: Shape, threads: int, work: Path) -> Stacking | None:
-    """What orders the best candidates anew, learned from points that trees of the same kind did not see."""
-    if config.tail.form != "none":
-        return None
-
-    def train(part: LabelledPoints) -> list[TreeChunks]:
-        labels, centroids = label_features(part, prepared.own, config.linear)
+    def grown(points: LabelledPoints, labels: Csr, centroids: Csr, kept: Path | None = None) -> list[TreeChunks]:
         trees = []
         for place in range(config.tree.count):
             seed = seed_of_tree(config.seed, place)
             tree = hierarchical_kmeans(labels, shape.branching, shape.max_leaf, seed, threads)
-            trees.append(TreeChunks(tree, fit_linear(part, tree, choice.options, threads, seed, centroids=centroids)))
+            log.info("tree of %d items over %d levels, %.1f s after the start", tree.item_count, tree.height, time.perf_counter() - begin)
+            with tqdm(total=tree.leaf_offset, desc="nodes", unit="node", disable=None) as bar:
+                folder = None if kept is None else folder_of_tree(kept, place)
+                chunks = fit_linear(points, tree, choice.options, threads, seed, bar.update, folder, centroids)
+            log.info("%d weights in %.1f MB, %.1f s", len(chunks.entry_weight), chunks.nbytes / 1e6, time.perf_counter() - begin)
+            trees.append(TreeChunks(tree, chunks))
         return trees
 
+    def of_part(part: LabelledPoints) -> list[TreeChunks]:
+        return grown(part, *label_features(part, prepared.own, config.linear))
+
+    trees = grown(prepared.train, prepared.labels, prepared.centroids, work)
+    stacking = None if config.tail.form != "none" else _stacking(config, choice, prepared, of_part, work)
+    return export(config, choice, prepared, trees, out, stacking)
+
+
+def _stacking(config: LinearConfig, choice: Choice, prepared: Prepared, train: Train, work: Path) -> Stacking | None:
+    """What orders the best candidates anew, learned from points that trees of the same kind did not see."""
     inverse = prepared.relevance.inverse_propensity_I if config.relevance.source == "inverse-propensity" else None
-    weighing = Weighing.of(prepared.train.labels, inverse)
-    beam = config.search.beam_size
-    ranking = choice.options.ranking
-    return learn(prepared.train, weighing, train, ranking, config.stacking, beam, config.seed, work, prepared.unseen_B)
+    weighing, ranking = Weighing.of(prepared.train.labels, inverse), choice.options.ranking
+    beam_size = config.search.beam_size
+    return learn(prepared.train, weighing, train, ranking, config.stacking, beam_size, config.seed, work, prepared.unseen_B)
 
 
 def seed_of_tree(seed: int, place: int) -> int:

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidConfig
 from espalier.manifest import Ranking, StackingInfo
-from espalier.metrics import ndcg_at_m, precision_recall_f
 from espalier.stacking import Stacking, StackingNetwork
 from training.data.xmc import LabelledPoints
+from training.linear.choosing import MEASURES, RESULTS, measures_of
 from training.linear.stacking_examples import Examples, Train, examples_of
 from training.linear.stacking_network import fitted, logits
 from training.linear.stacking_tables import Weighing, tables_of
@@ -39,7 +39,6 @@ MOST_CANDIDATES = 1 << 23
 """Of all points held out: 0.5 GB of features. Of more than 419 candidates fewer points are held out."""
 ONE_FOLD = 1 << 23
 """Feature values of a set from which on one fold must do: each is a training."""
-RESULTS = 10
 
 
 def learn(
@@ -94,7 +93,7 @@ def learn(
     is_kept = options.model == "network" or report["gain"] > report["standard_error"]
     log.info(
         "stacking: nDCG@5 %.4f instead of %.4f, recall@10 %.4f instead of %.4f on %d points held out, gain %.4f, standard error %.4f: %s",
-        *(figure for name in ("ndcg@5", "recall@10") for figure in (report["stacked"][name], report["trees"][name])),
+        *(figure for name in MEASURES for figure in (report["stacked"][name], report["trees"][name])),
         *(report["held_out"], report["gain"], report["standard_error"], "kept" if is_kept else "left out"),
     )
     if not is_kept:
@@ -127,18 +126,14 @@ def gain_of(
     keys_BC[examples.rows < 0] = -np.inf
     stacked_BC = np.take_along_axis(examples.rows, np.argsort(-keys_BC, axis=1, kind="stable"), axis=1)
     relevant = [data.labels_of(point) for point in examples.points.tolist()]
-    figures = []
-    for rows_BC in (examples.rows, stacked_BC):
-        best_BM = rows_BC[:, :RESULTS]
-        figures.append((ndcg_at_m(best_BM, relevant, 5), precision_recall_f(best_BM, relevant, RESULTS)[1]))
-    gain_B = np.mean(figures[1], axis=0) - np.mean(figures[0], axis=0)
+    trees_QB, stacked_QB = (measures_of(rows_BC[:, :RESULTS], relevant) for rows_BC in (examples.rows, stacked_BC))
+    gain_B = (stacked_QB - trees_QB).mean(axis=0)
     error = float(gain_B.std(ddof=1) / np.sqrt(len(gain_B)))
-    names = ("ndcg@5", "recall@10")
-    measured = [{name: round(float(column_B.mean()), 4) for name, column_B in zip(names, own, strict=True)} for own in figures]
+    trees, stacked = (dict(zip(MEASURES, figures_QB.mean(axis=1).round(4).tolist(), strict=True)) for figures_QB in (trees_QB, stacked_QB))
     return {
         "held_out": len(gain_B),
-        "trees": measured[0],
-        "stacked": measured[1],
+        "trees": trees,
+        "stacked": stacked,
         "gain": round(float(gain_B.mean()), 5),
         "standard_error": round(error, 5),
     }

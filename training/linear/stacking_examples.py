@@ -23,6 +23,7 @@ from espalier.search import NO_ITEM
 from espalier.stacking import StackingTables
 from training.data.csr import Csr, as_rows
 from training.data.xmc import LabelledPoints
+from training.linear.choosing import items_at
 from training.linear.stacking_tables import Weighing, tables_of
 
 BLOCK = 1024
@@ -101,7 +102,7 @@ def _candidates(trees: Sequence[TreeChunks], searches: Sequence[ChunkSearch], po
     total: Any = csr_array((count, items))
     for (tree, _), search in zip(trees, searches, strict=True):
         found = search.search(as_rows(points), BeamParams.uniform(count, beam_size, wanted))
-        rows_BM = np.where(found.leaves_BM >= 0, tree.leaf_item[np.maximum(found.leaves_BM - tree.leaf_offset, 0)], NO_ITEM)
+        rows_BM = items_at(tree, found.leaves_BM)
         if len(trees) == 1:
             return Candidates(rows_BM, found.ranks_BM)
         real = rows_BM >= 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +37,7 @@ class JournalItems:
     def of(operations: Iterable[Operation], now: float) -> JournalItems:
         """What operations, ascending, say at a time: an item past its `valid_until` is gone."""
         last = {operation.id: operation for operation in operations}
-        put = {item_id: operation for item_id, operation in last.items() if not is_gone(operation, now)}
+        put = {item_id: operation for item_id, operation in last.items() if operation.kind == "put" and not operation.has_expired(now)}
         gone = {item_id: operation for item_id, operation in last.items() if item_id not in put}
         return JournalItems(max((operation.sequence for operation in last.values()), default=0), put, gone)
 
@@ -79,29 +79,15 @@ def journal_of(model: Path) -> Path:
     return model.absolute().parent / JOURNAL
 
 
-def is_gone(operation: Operation, now: float) -> bool:
-    """Whether an id is deleted or expired by its last operation."""
-    until = operation.body.valid_until
-    return operation.kind == "delete" or (until is not None and until <= now)
-
-
-def current_operations(journal: Journal, after: int) -> Iterator[list[Operation]]:
-    """The last operation of every id whose last one is after a sequence, ascending, some at a time; until nothing is left to read.
-
-    An id that is written meanwhile may come twice, its last operation last.
-    """
-    while page := journal.current(after, PAGE):
-        yield page
-        after = page[-1].sequence
-
-
 def read_items(file: Path, now: float | None = None) -> JournalItems | None:
     """What a journal says at a time (None: now); None where nothing was ever written. Raises JournalError and its kinds."""
     if not file.exists():
         return None
-    journal = Journal.open(file, "read")
+    journal, operations = Journal.open(file, "read"), list[Operation]()
     try:
-        found = JournalItems.of((one for page in current_operations(journal, 0) for one in page), time.time() if now is None else now)
+        while page := journal.current(operations[-1].sequence if operations else 0, PAGE):
+            operations += page  # an id that is written meanwhile may come twice, its last operation last
     finally:
         journal.close()
+    found = JournalItems.of(operations, time.time() if now is None else now)
     return found if found.through else None

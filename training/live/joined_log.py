@@ -25,7 +25,8 @@ from espalier.items import ItemTable
 from training.data.cut_lists import counts_by_user
 from training.data.grouping import user_chunks
 from training.data.interactions import Interactions
-from training.data.splits import EvaluationPair, Split
+from training.data.splits import Split
+from training.evaluate import in_rows
 from training.live.catalogue import JournalItems
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ def with_journal(split: Split, journal: JournalItems, work: Path) -> Split:
     lists, vectors = _events(new, journal, row_of, before)
     joined = _joined(before, pa.array(ids, pa.large_string()), row_I, lists, vectors, work)
     log.info("journal: %d items join the log's, %d leave; %d events train new items", len(new), int((row_I < 0).sum()), len(lists))
-    parts = [[pair for pair in map(_mapped(row_I), part) if pair is not None] for part in (split.validation, split.test)]
+    parts = [in_rows(part, row_I) for part in (split.validation, split.test)]
     has_events = np.flatnonzero(np.diff(joined.offset_U1))
     train = np.intersect1d(np.append(split.train, before.user_count + np.arange(len(lists))), has_events)
     if not len(train) or not parts[0]:
@@ -148,16 +149,3 @@ def _joined(
         category_of_item_I=categories,
         time_of_event_E=None,
     )
-
-
-class _mapped:
-    """Queries in the rows of the joined log; None where nothing is left to ask by or to find."""
-
-    def __init__(self, row_I: Int64) -> None:
-        self._row_I = row_I
-
-    def __call__(self, pair: EvaluationPair) -> EvaluationPair | None:
-        history, relevant = (rows[rows >= 0] for rows in (self._row_I[pair.history], self._row_I[pair.relevant]))
-        if not len(relevant) or (pair.vector is None and not len(history)):
-            return None
-        return replace(pair, history=history, relevant=relevant)

@@ -18,18 +18,15 @@ import pyarrow as pa
 from espalier.bundle import RANKER, Bundle
 from espalier.bundle_writer import GraphContent, LinearContent, with_parts, write_bundle
 from espalier.checks.golden import encode_table
-from espalier.checks.heldout import read_heldout
 from espalier.chunks import Chunks, TreeChunks
 from espalier.errors import InvalidConfig
 from espalier.live.fold import Folded, fold_draft, folded
 from espalier.live.state import LiveState
-from espalier.manifest import ManifestDraft
 from espalier.memory import MAX_ROW, MAX_VISITS, Memory
 from espalier.packed_chunks import rounded
 from espalier.search import Engine, SearchParams
-from training.evaluate import LabelledQueries, measure
+from training.evaluate import held_out_queries, measure
 from training.golden import golden_answers
-from training.graded import grades_of
 from training.live.catalogue import journal_of, read_items
 from training.live.replay import held_by, replayed
 from training.live.splitting import split_for_padding
@@ -65,27 +62,16 @@ def fold(model: Path, out: Path) -> Bundle:
 def publish_fold(bundle: Bundle, state: LiveState, out: Path) -> Bundle:
     """Write models/NAME/VERSION (`out`), the bundle with all items of a state in it, verified and measured on its held-out queries.
 
-    Raises BundleExists where `out` is taken, InvalidData where nothing would be left of the items.
+    Its ranker goes along. Raises BundleExists where `out` is taken, InvalidData where nothing would be left of the items.
     """
     content = fitted(bundle, folded(bundle, state.overlay(), state.table))
     draft = fold_draft(bundle, out, state.sequence)
     draft = draft.model_copy(update={"data": draft.data | {"items": len(content.items)}, "metrics": {}})
-    return publish_content(bundle, draft, content, out)
-
-
-def publish_content(bundle: Bundle, draft: ManifestDraft, content: GraphContent | LinearContent, out: Path) -> Bundle:
-    """Write models/NAME/VERSION (`out`), a bundle with other items, verified and measured on its held-out queries; its ranker goes along.
-
-    Raises BundleExists where `out` is taken.
-    """
     ms = reported_ms(MS, draft.search.max_m)
 
     def measured(bare: Bundle, engine: Engine) -> dict[str, Any]:
-        heldout = read_heldout(bare)
-        if not len(heldout.place_B):
-            return {}
-        labelled = LabelledQueries(heldout.queries, heldout.relevant, grades=grades_of(bare, heldout.relevance))
-        return {"test": {"raw": measure(bare, engine, labelled, [draft.search.beam_size], ms, batch=64)}}
+        queries = held_out_queries(bare)
+        return {"test": {"raw": measure(bare, engine, queries, [draft.search.beam_size], ms, batch=64)}} if len(queries) else {}
 
     def write(folder: Path) -> Bundle:
         if bundle.manifest.ranker is None:

@@ -6,8 +6,8 @@
 Plackett–Luce, also ListMLE, chooses the best item first, then the best of the rest (NCE Eq. 2; Xia et al. 2008). It is choice by
 elimination of −f in the reversed order, and computed as that.
 
-Knows scores in order and which places are padding. Does not know grades (`ties.py` puts items in order) nor rank functions. Value, gradient
-and curvature take one cumulative sum of exponentials forth and one back, in logs: linear in time and memory, finite for any finite
+Knows scores in order and which places are padding. Does not know grades (`ties.py` puts items in order) nor rank functions. Value and
+gradient take one cumulative sum of exponentials forth and one back, in logs: linear in time and memory, finite for any finite
 scores. The printed form of the gradient (after Eq. 5) has the sum at the wrong end; this one is its derivative.
 
 Legend: B queries, N places from best to worst.
@@ -36,15 +36,6 @@ def plackett_luce_loss(scores_BN: Tensor, present_BN: Tensor) -> Tensor:
     return elimination_loss(-scores_BN.flip(-1), present_BN.flip(-1))
 
 
-def elimination_gradient(scores_BN: Tensor, present_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """∂ℓ/∂f_k, [B, N], and c_k, [B, N], such that Σ_k c_k d_k² is never less than dᵀ(∂²ℓ/∂f²)d; both 0 at padding.
-
-    c_k = exp(−f_k) Σ_{i ≥ k} 1/Z_i. A stage's Hessian is diag(p) − p pᵀ with p its softmax, and diag(p) is above it in every direction.
-    """
-    curvature_BN = _curvature(*_log_sums(scores_BN, present_BN), present_BN)
-    return present_BN.to(scores_BN.dtype) - curvature_BN, curvature_BN
-
-
 class _Elimination(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores_BN: Tensor, present_BN: Tensor) -> Tensor:
@@ -55,16 +46,12 @@ class _Elimination(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         log_worth_BN, log_z_BN, present_BN = ctx.saved_tensors
-        gradient_BN = present_BN.to(log_z_BN.dtype) - _curvature(log_worth_BN, log_z_BN, present_BN)
-        return gradients[0].unsqueeze(-1) * gradient_BN, None
+        log_rate_BN = torch.where(present_BN, -log_z_BN, -torch.inf)
+        share_BN = (log_worth_BN + log_rate_BN.flip(-1).logcumsumexp(-1).flip(-1)).exp()
+        return gradients[0].unsqueeze(-1) * (present_BN.to(log_z_BN.dtype) - share_BN), None
 
 
 def _log_sums(scores_BN: Tensor, present_BN: Tensor) -> tuple[Tensor, Tensor]:
     """log exp(−f_k), −∞ at padding, and log Z_k; padding before the first item has a Z of 0."""
     log_worth_BN = torch.where(present_BN, -scores_BN, -torch.inf)
     return log_worth_BN, log_worth_BN.logcumsumexp(-1)
-
-
-def _curvature(log_worth_BN: Tensor, log_z_BN: Tensor, present_BN: Tensor) -> Tensor:
-    log_rate_BN = torch.where(present_BN, -log_z_BN, -torch.inf)
-    return (log_worth_BN + log_rate_BN.flip(-1).logcumsumexp(-1).flip(-1)).exp()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -50,7 +49,6 @@ class Descent:
     validate_at    k of the NDCG@k by which the epoch is chosen
     """
 
-    optimizer: Literal["adam", "sgd"] = "adam"
     batch_queries: int = 16
     max_norm: float | None = 1.0
     average: float = 0.0
@@ -144,7 +142,7 @@ class _Run:
         self.ranker = new_ranker(train, config).to(device)
         self.averaged = copy.deepcopy(self.ranker)
         self.rate = config.learning_rate
-        self._optimizer = _optimizer(self.ranker.function, descent, config.learning_rate)
+        self._optimizer = torch.optim.Adam(self.ranker.function.parameters(), lr=config.learning_rate)
         self._step_share = 1 / max(descent.average * -(-len(queries) // descent.batch_queries), 1.0)
         with torch.no_grad():
             self._inputs_RF = self.ranker.standardise(torch.from_numpy(train.features_RF).to(device))
@@ -177,7 +175,9 @@ class _Run:
         self._optimizer.step()
         if self.descent.max_norm is not None and isinstance(self.ranker.function, HighwayFunction):
             self.ranker.function.limit_norms(self.descent.max_norm)
-        _update_average(self.averaged.function, self.ranker.function, self._step_share)
+        with torch.no_grad():
+            for mean, new in zip(self.averaged.function.parameters(), self.ranker.function.parameters(), strict=True):
+                mean.lerp_(new, self._step_share)
         return loss_B.detach().sum()
 
     def _losses(self, rows_BN: Tensor, present_BN: Tensor, generator: torch.Generator) -> Tensor:
@@ -211,17 +211,6 @@ def _with_different_grades(train: RankingSet) -> NDArray[np.int64]:
     """Positions of the queries whose items have different grades; the others have no gradient."""
     begins = train.query_offset[:-1]
     return np.flatnonzero(np.maximum.reduceat(train.grades_R, begins) > np.minimum.reduceat(train.grades_R, begins))
-
-
-def _optimizer(function: nn.Module, descent: Descent, learning_rate: float) -> torch.optim.Optimizer:
-    kind = torch.optim.Adam if descent.optimizer == "adam" else torch.optim.SGD
-    return kind(function.parameters(), lr=learning_rate)
-
-
-@torch.no_grad()
-def _update_average(averaged: nn.Module, function: nn.Module, share: float) -> None:
-    for mean, new in zip(averaged.parameters(), function.parameters(), strict=True):
-        mean.lerp_(new, share)
 
 
 def _ndcg(ranker: Ranker, valid: RankingSet, k: int) -> float:

@@ -5,7 +5,6 @@ Knows the training configurations in bundles. Does not know what a model retriev
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -17,10 +16,10 @@ from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import HistoryKind, QueryBatch, TextKind, VectorKind
 from training.data.csr import as_rows
-from training.data.splits import EvaluationPair
+from training.data.splits import EvaluationPair, halves, whole_lists, without_seen
 from training.data.xmc import LabelledPoints
-from training.evaluate import labelled
-from training.held_out import in_rows
+from training.evaluate import in_rows, labelled
+from training.held_out import split_as_trained
 from training.rankers.graded_queries import GradedQueries, QuerySplit, equally_relevant
 from training.specification.deep import DeepConfig
 from training.specification.linear import LinearConfig
@@ -69,18 +68,11 @@ def from_log(bundle: Bundle, data: Path | None, users: Users, exclude_seen: bool
 
 
 def _from_lists(bundle: Bundle, data: Path | None, users: Users, exclude_seen: bool) -> QuerySplit:
-    from training.data.interactions import read_interactions
-    from training.data.splits import halves, split_log, whole_lists, without_seen
-
     config = config_of(bundle.manifest, DeepConfig)
-    with tempfile.TemporaryDirectory() as work:
-        interactions = read_interactions(data or config.data.log, config.data.format, Path(work))
+    with split_as_trained(bundle, data) as (interactions, split, row_of):
         if interactions.fingerprint != bundle.manifest.data.get("sha256"):
-            raise InvalidData(
-                str(data or config.data.log), "another log", "the one that the model was trained on: it says who is a test user"
-            )
-        split = split_log(interactions, config.data.split, config.data.format, Path(work), seed=config.seed)
-        row_of = bundle.items.rows_of(interactions.item_ids.to_pylist())
+            expected = "the one that the model was trained on: it says who is a test user"
+            raise InvalidData(str(data or config.data.log), "another log", expected)
 
         def asked(pairs: Sequence[EvaluationPair]) -> list[EvaluationPair]:
             found = in_rows(pairs, row_of)
@@ -99,11 +91,6 @@ def _from_lists(bundle: Bundle, data: Path | None, users: Users, exclude_seen: b
         order = np.random.default_rng(config.seed).permutation(len(valid))
         train, valid = [valid[i] for i in order[len(order) // 2 :]], [valid[i] for i in order[: len(order) // 2]]
     return QuerySplit(*(_of_pairs(bundle, part, exclude_seen) for part in (train, valid, test)))
-
-
-def _known(rows: Int64) -> Int64:
-    """The item rows without −1: the log has items that the bundle has no more, as they were deleted and folded."""
-    return rows[rows >= 0]
 
 
 def _of_pairs(bundle: Bundle, pairs: Sequence[EvaluationPair], exclude_seen: bool) -> GradedQueries:
@@ -125,7 +112,8 @@ def _from_points(bundle: Bundle, data: Path | None) -> QuerySplit:
     row_of = bundle.items.rows_of(prepared.items.column("id").to_pylist())
 
     def graded(points: LabelledPoints, rows: Int64) -> GradedQueries:
-        labels = [_known(row_of[points.labels_of(b)]) for b in rows.tolist()]
+        found = [row_of[points.labels_of(b)] for b in rows.tolist()]  # −1 for items that were deleted and folded
+        labels = [own[own >= 0] for own in found]
         kept = np.flatnonzero([len(own) > 0 for own in labels])
         queries = QueryBatch(bundle.manifest.query, as_rows(points.points[rows[kept]]))
         return equally_relevant(queries, [labels[k] for k in kept.tolist()])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 from torch import Tensor, nn
 
-from espalier.errors import InvalidConfig, InvalidData
+from espalier.errors import InvalidData
 from training.specification.ranker import Scaling
 
 QUANTILES = 16
@@ -41,8 +41,6 @@ class Standardise(nn.Module):
         super().__init__()
         if features_RF.ndim != 2 or 0 in features_RF.shape:
             raise InvalidData("features_RF", list(features_RF.shape), "at least one row and one feature")
-        if scaling not in ("z-score", "quantile"):
-            raise InvalidConfig("scaling", scaling, "z-score or quantile")
         absent_RF = np.isnan(features_RF)
         values_RF = features_RF.astype(np.float64)
         if scaling == "quantile":

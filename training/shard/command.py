@@ -7,19 +7,20 @@ killed leaves either nothing or some of the shards, which the next run completes
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import pyarrow as pa
 
 from espalier.bundle import Bundle, find_versions, versions_in
 from espalier.bundle_writer import make_folder
 from espalier.durable import flush
 from espalier.errors import BundleExists, InvalidConfig
-from espalier.manifest import ShardInfo
 from espalier.shards.cut import Cut
 from training.publish import publish, scratch
-from training.shard.golden import ShardGolden
-from training.shard.join import check_version_option, is_folder_of_shards, joined, shards_in
+from training.shard.golden import golden_of_shards
+from training.shard.join import is_folder_of_shards, joined, shards_in
 
 log = logging.getLogger(__name__)
 
@@ -31,17 +32,20 @@ def shard(model: Path, count: int, out: Path, version: int | None = None) -> lis
     Raises BundleExists where the folder has all of them, or the version in another layout, and InvalidConfig where the tree has not enough
     subtrees, `model` is no such thing or `out` no folder for shards alone.
     """
-    check_version_option(model, version)
-    with _folder(out), scratch(out) as folder, _whole(model, version, folder / "whole") as bundle:
-        cut, golden = Cut(bundle, count), ShardGolden(bundle)
-        missing, number = missing_shards(out, cut), cut.info(0).version
+    is_in_shards = is_folder_of_shards(model)
+    if version is not None and not is_in_shards:
+        raise InvalidConfig("--version", version, f"none: {model} is no folder of shards")
+    with _folder(out), scratch(out) as folder:
+        bundle = joined(shards_in(model, version), folder / "whole") if is_in_shards else Bundle.open(model)
+        cut = Cut(bundle, count)
+        missing, number, golden = missing_shards(out, cut), cut.info(0).version, golden_of_shards(bundle)
         for index in missing:
             _publish(cut, index, folder / "shards" / str(index) / str(number), golden)
         return put(folder / "shards", out, number, missing)
 
 
-def _publish(cut: Cut, index: int, path: Path, golden: ShardGolden) -> None:
-    found = publish(path, lambda bare: cut.write(bare, index), golden.answered)
+def _publish(cut: Cut, index: int, path: Path, golden: Callable[[Bundle], pa.Table]) -> None:
+    found = publish(path, lambda bare: cut.write(bare, index), golden)
     size = sum(info.size for info in found.manifest.files.values())
     log.info("shard %d of %d: %d items, %.1f MB", index, cut.count, found.manifest.tree.items, size / 1e6)
 
@@ -64,15 +68,6 @@ def _folder(out: Path) -> Iterator[None]:
             with suppress(OSError):  # it holds shards
                 out.rmdir()
         raise
-
-
-@contextmanager
-def _whole(model: Path, version: int | None, folder: Path) -> Iterator[Bundle]:
-    """The bundle to cut; shards are joined in `folder` first."""
-    if is_folder_of_shards(model):
-        yield joined(shards_in(model, version), folder)
-    else:
-        yield Bundle.open(model)
 
 
 def check_place(out: Path) -> None:
@@ -98,26 +93,23 @@ def missing_shards(out: Path, cut: Cut) -> list[int]:
     out  as `check_place` lets it pass
     Raises BundleExists where it has all of them, or this version in another layout.
     """
-    version, there = cut.info(0).version, set[int]()
+    whole, there = cut.info(0), set[int]()
     for name, versions in find_versions(out).items():
-        if version in versions:
-            path = out / name / str(version)
-            _check_same(path, Bundle.open(path, verify=False).manifest.shard, cut, int(name))
-            there.add(int(name))
+        if whole.version not in versions:
+            continue
+        path, index = out / name / str(whole.version), int(name)
+        found = Bundle.open(path, verify=False).manifest.shard
+        if index >= cut.count or found != cut.info(index):
+            what = "no shard" if found is None else f"shard {found.index} of {found.count} of {found.of} ({found.digest[:12]}…)"
+            raise BundleExists(
+                f"{path}: {what}, which is not of the layout in {cut.count} shards of {whole.of} version {whole.version} "
+                f"({whole.digest[:12]}…). Choose another folder, or delete the folders of this version in all shards"
+            )
+        there.add(index)
     missing = [index for index in range(cut.count) if index not in there]
     if not missing:
-        raise BundleExists(f"{out}: version {version} is there already, in {cut.count} shards")
+        raise BundleExists(f"{out}: version {whole.version} is there already, in {cut.count} shards")
     return missing
-
-
-def _check_same(path: Path, found: ShardInfo | None, cut: Cut, index: int) -> None:
-    if index >= cut.count or found != cut.info(index):
-        wanted = cut.info(0)
-        what = "no shard" if found is None else f"shard {found.index} of {found.count} of {found.of} ({found.digest[:12]}…)"
-        raise BundleExists(
-            f"{path}: {what}, which is not of the layout in {cut.count} shards of {wanted.of} version {wanted.version} "
-            f"({wanted.digest[:12]}…). Choose another folder, or delete the folders of this version in all shards"
-        )
 
 
 def put(hidden: Path, out: Path, version: int, indices: list[int]) -> list[Bundle]:

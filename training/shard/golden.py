@@ -5,8 +5,7 @@ Legend: B queries, L levels, S state.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
@@ -24,53 +23,34 @@ from espalier.search import SearchParams
 from training.golden import golden_answers
 
 
-@dataclass(frozen=True)
-class ShardGolden:
-    """The golden queries of a bundle as its shards are asked them. bundle: whole, or the only shard of one."""
+def golden_of_shards(bundle: Bundle) -> Callable[[Bundle], pa.Table]:
+    """Makes the golden table of a shard, with the reference engine's answers on it. bundle: whole, or the only shard of one.
 
-    bundle: Bundle
+    Its queries come with their states, where scorers are graphs, and with what a shard needs to read them.
+    """
+    golden, kind = bundle.golden(), bundle.manifest.query
+    queries = golden_queries(bundle, golden)
+    if not isinstance(queries, GivenQueries) and isinstance(bundle.manifest.scorer, GraphScorer):
+        queries = GivenQueries(queries.kind, queries.rows, encoded(bundle, queries))
+    params = SearchParams(np.asarray(golden.column("beam_size"), np.int64), np.asarray(golden.column("m"), np.int64))
 
-    def answered(self, shard: Bundle) -> pa.Table:
-        """The golden table of a shard, with the reference engine's answers on it."""
-        return self._readable(golden_answers(shard, self._queries, self._written, self._params))
-
-    def unanswered(self) -> pa.Table:
-        """The golden queries alone, as a shard has them."""
-        wanted = (self.bundle.manifest.query.kind, "beam_size", "m", HISTORY_ROWS, STATES)
-        return self._table.select([name for name in wanted if name in self._table.column_names])
-
-    def _readable(self, table: pa.Table) -> pa.Table:
-        """A golden table with the columns that let a shard read the queries, which only graphs need."""
-        queries = self._queries
+    def answered(shard: Bundle) -> pa.Table:
+        table = golden_answers(shard, queries, golden.column(kind.kind).combine_chunks(), params)
         if not isinstance(queries, GivenQueries) or queries.states_BLS is None:
             return table
-        if isinstance(self.bundle.manifest.query, HistoryKind):
-            rows = [row[row >= 0] for row in queries.array]
-            table = table.append_column(HISTORY_ROWS, pa.array(rows, pa.list_(pa.int64())))
+        if isinstance(kind, HistoryKind):
+            table = table.append_column(HISTORY_ROWS, pa.array([row[row >= 0] for row in queries.array], pa.list_(pa.int64())))
         flat = [states_LS.ravel() for states_LS in queries.states_BLS]
         return table.append_column(STATES, pa.array(flat, pa.list_(pa.float32())))
 
-    @cached_property
-    def _table(self) -> pa.Table:
-        return self.bundle.golden()
+    return answered
 
-    @property
-    def _written(self) -> pa.Array:
-        """The queries as clients write them."""
-        return self._table.column(self.bundle.manifest.query.kind).combine_chunks()
 
-    @cached_property
-    def _queries(self) -> QueryBatch:
-        """With their states, of scorers that are graphs."""
-        queries = golden_queries(self.bundle, self._table)
-        if isinstance(queries, GivenQueries) or not isinstance(self.bundle.manifest.scorer, GraphScorer):
-            return queries
-        return GivenQueries(queries.kind, queries.rows, encoded(self.bundle, queries))
-
-    @property
-    def _params(self) -> SearchParams:
-        beam_size_B, m_B = (np.asarray(self._table.column(name), np.int64) for name in ("beam_size", "m"))
-        return SearchParams(beam_size_B, m_B)
+def unanswered_golden(bundle: Bundle) -> pa.Table:
+    """The golden queries alone, as a shard has them."""
+    golden = bundle.golden()
+    wanted = (bundle.manifest.query.kind, "beam_size", "m", HISTORY_ROWS, STATES)
+    return golden.select([name for name in wanted if name in golden.column_names])
 
 
 def encoded(bundle: Bundle, queries: QueryBatch) -> NDArray[np.float32]:

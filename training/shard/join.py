@@ -10,12 +10,12 @@ import numpy as np
 
 from espalier.bundle import Bundle, find_versions, versions_in
 from espalier.bundle_writer import GraphContent, LinearContent, write_bundle
-from espalier.errors import BundleCorrupt, BundleNotFound, InvalidConfig
+from espalier.errors import BundleCorrupt, BundleNotFound
 from espalier.items import ItemTable
 from espalier.live.fold import content_of
 from espalier.manifest import ManifestDraft, ShardInfo
 from espalier.shard_parts import ShardParts
-from training.shard.golden import ShardGolden
+from training.shard.golden import unanswered_golden
 from training.shard.joined_tables import JoinedTree, joined_chunks, joined_memory, joined_tail
 
 
@@ -71,7 +71,7 @@ def joined(shards: Sequence[Bundle], folder: Path) -> Bundle:
     scratch.mkdir(parents=True)
     table = ItemTable.joined([shard.items for shard in shards], items)
     whole = ShardParts(np.arange(info.items), tuple(tree.node_N for tree in trees))
-    content = replace(content_of(first), items=table, golden=ShardGolden(first).unanswered(), shard=whole)
+    content = replace(content_of(first), items=table, golden=unanswered_golden(first), shard=whole)
     if isinstance(content, GraphContent):
         memories = [shard.memory for shard in shards if shard.memory is not None]
         memory = joined_memory(memories, items, scratch) if memories else None
@@ -94,9 +94,3 @@ def _joined_linear(content: LinearContent, shards: Sequence[Bundle], trees: Sequ
     tail = joined_tail(tails, trees[0].items) if tails else None
     first, *others = parts
     return replace(content, tree=first.tree, chunks=first.chunks, others=others, tail=tail)
-
-
-def check_version_option(model: Path, version: int | None) -> None:
-    """Raise InvalidConfig where a version is asked for of what is not a folder of shards."""
-    if version is not None and not is_folder_of_shards(model):
-        raise InvalidConfig("--version", version, f"none: {model} is no folder of shards")

@@ -24,7 +24,7 @@ from torch import Tensor
 from espalier.errors import InvalidConfig
 from espalier.metrics import ndcg
 from training.data.ranking_set import RankingSet
-from training.rankers.choice_models import elimination_gradient, elimination_loss, plackett_luce_loss
+from training.rankers.choice_models import elimination_loss, plackett_luce_loss
 from training.rankers.fit import padded
 from training.rankers.ties import random_order
 from training.specification.ranker import ChoiceModel
@@ -161,7 +161,7 @@ class _Choice:
     """The gradient of a model of choice over all training queries, each divided by its items, ties in an order drawn for each tree."""
 
     def __init__(self, train: RankingSet, config: BoostingConfig) -> None:
-        self.loss = config.loss
+        self.loss: ChoiceModel = "elimination" if config.loss == "elimination" else "plackett-luce"
         self.rows_QN, self.present_QN = padded(train.query_offset, np.arange(len(train)))
         self.grades_QN = torch.from_numpy(train.grades_R)[self.rows_QN]
         self.items_Q = self.present_QN.sum(-1)
@@ -179,17 +179,20 @@ class _Choice:
         self.stalled, self.before = loss >= self.before, loss
         order_QN = random_order(self.grades_QN, self.present_QN, self.generator)
         ordered_QN, present_QN = scores_QN.gather(-1, order_QN), self.present_QN.gather(-1, order_QN)
-        if self.loss == "elimination":
-            both = elimination_gradient(ordered_QN, present_QN)
-        else:
-            both = plackett_luce_gradient(ordered_QN, present_QN)
+        both = gradient_and_curvature(self.loss, ordered_QN, present_QN)
         gradient_R, curvature_R = (
             (part.new_zeros(part.shape).scatter(-1, order_QN, part) / self.items_Q[:, None])[self.present_QN].numpy() for part in both
         )
         return gradient_R, curvature_R
 
 
-def plackett_luce_gradient(scores_BN: Tensor, present_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """∂ℓ/∂f_k and a diagonal bound of the curvature, both [B, N], as `elimination_gradient` has them."""
-    gradient_BN, curvature_BN = elimination_gradient(-scores_BN.flip(-1), present_BN.flip(-1))
-    return -gradient_BN.flip(-1), curvature_BN.flip(-1)
+def gradient_and_curvature(loss: ChoiceModel, scores_BN: Tensor, present_BN: Tensor) -> tuple[Tensor, Tensor]:
+    """∂ℓ/∂f_k, [B, N], and c_k, [B, N], such that Σ_k c_k d_k² is never less than dᵀ(∂²ℓ/∂f²)d; both 0 at padding.
+
+    c_k is the sum of item k's shares p_k over the stages. A stage's Hessian is diag(p) − p pᵀ, and diag(p) is above it in every direction.
+    The gradient is 1 − c_k under choice by elimination and c_k − 1 under Plackett–Luce.
+    """
+    value = elimination_loss if loss == "elimination" else plackett_luce_loss
+    leaf_BN = scores_BN.detach().requires_grad_()
+    (gradient_BN,) = torch.autograd.grad(value(leaf_BN, present_BN).sum(), leaf_BN)
+    return gradient_BN, present_BN.to(scores_BN.dtype) + (-gradient_BN if loss == "elimination" else gradient_BN)

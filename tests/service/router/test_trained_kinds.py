@@ -17,9 +17,8 @@ from loadtest.queries import Query, held_out
 from tests.service.router.cluster import Cluster, cluster, shard_folders
 from tests.service.running import Running, bearer, ids, run
 from tests.training import content_logs, vector_logs
+from tests.training.points import npz_files, points_of_degrees
 from tests.training.test_stacking import parity
-from tests.training.test_stacking import written as written_points
-from tests.training.test_xreg import weighted
 from training.deep.run import fit_and_export as fit_deep
 from training.linear.run import fit_and_export as fit_linear
 from training.specification.linear import LinearConfig
@@ -50,15 +49,15 @@ def of_vectors(folder: Path) -> Raw:
 
 def of_points(folder: Path, kind: str = "xr-linear", trees: int = 1, **sections: Any) -> Raw:
     """A linear model of points that no line separates, so that `fit` takes stacking by itself: it has enough points."""
-    data = written_points(folder / "data", parity(2400), parity(300, seed=2))
+    data = npz_files(folder, train=parity(2400), test=parity(300, seed=2))
     raw: Raw = {"kind": kind, "data": data, "tree": {"branching": 2, "max_leaf": 4, "count": trees}, "search": dict(NARROW)}
     return raw | {"linear": {"cost": 1.0}} | sections
 
 
 def of_degrees(folder: Path, trees: int = 1, **sections: Any) -> Raw:
     """XReg, of labels with degrees of relevance."""
-    points = weighted(1, points=500)
-    data = written_points(folder / "data", points.take(np.arange(400)), points.take(np.arange(400, 500)))
+    points = points_of_degrees(500)
+    data = npz_files(folder, train=points.take(np.arange(400)), test=points.take(np.arange(400, 500)))
     return {"kind": "xreg", "data": data, "tree": {"max_leaf": 4, "count": trees}, "search": dict(NARROW)} | sections
 
 

@@ -12,6 +12,7 @@ from numpy.testing import assert_array_equal
 
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
+from espalier.manifest import LiveInfo
 from espalier.queries import FeaturesKind, HistoryKind, TextKind, encode_features, encode_histories, encode_texts
 from espalier.search import SearchParams
 from tests.training.commands import command, written_toml
@@ -109,18 +110,19 @@ def test_k_means_over_rows_knows_those_of_live_items(models: Path, tmp_path: Pat
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of texts over coloured things, with new and deleted ones in its journal."""
+    """A forest over texts of coloured things, with new and deleted ones in its journal, trained with them, and folded."""
     folder = tmp_path_factory.mktemp("shop")
-    config, out = write_shop(folder), folder / "models" / "shop"
+    config, out = write_shop(folder, tree={"count": 2}), folder / "models" / "shop"
     assert command("fit", "--config", config, "--out", out / "1").status == 0
     writer = JournalOf(Bundle.open(out / "1"))
     writer.put("purple-teapot", events=("purple teapot", "a purple teapot please"), fields={"title": "purple teapot"})
-    writer.put("golden-spoon", text="a golden spoon")
+    writer.put("golden-spoon", placed=False, text="a golden spoon")
     writer.put("red-goblet", fields={"title": "red goblet"})
     writer.put("blue-thing", like=("blue-lamp",))
     writer.put("red-lamp", placed=False, fields={"title": "crimson lamp"})
     writer.delete("black-chair")
     assert command("fit", "--config", config, "--out", out / "2", "--earlier", out / "1").status == 0
+    assert command("fold", "--model", out / "1", "--out", out / "3").status == 0
     return out
 
 
@@ -136,16 +138,31 @@ def test_a_linear_model_is_trained_with_live_items(shop: Path) -> None:
     assert live.through == 6
 
 
-@pytest.mark.parametrize(
-    ("text", "item"),
-    [("purple teapot", "purple-teapot"), ("golden spoon", "golden-spoon"), ("red goblet", "red-goblet"), ("blue lamp", "blue-thing")],
-)
-def test_live_items_of_a_linear_model_are_found_by_what_trained_them(shop: Path, text: str, item: str) -> None:
-    bundle = Bundle.open(shop / "2")
+def found_by(bundle: Bundle, text: str) -> list[str]:
     kind = bundle.manifest.query
     assert isinstance(kind, TextKind)
-    rows = open_engine(bundle, "cpu").search(encode_texts(kind, bundle.vectoriser, [text]), SearchParams.uniform(1, 10, 4)).item_rows_BM[0]
-    assert item in bundle.items.ids_of(rows[rows >= 0])
+    queries = encode_texts(kind, bundle.vectoriser, [text])
+    results = [open_engine(bundle, "cpu", engine).search(queries, SearchParams.uniform(1, 10, 4)) for engine in (None, "reference")]
+    assert_array_equal(results[0].item_rows_BM, results[1].item_rows_BM)
+    rows = results[0].item_rows_BM[0]
+    return bundle.items.ids_of(rows[rows >= 0])
+
+
+def test_live_items_of_a_linear_model_are_found_by_what_trained_them(shop: Path) -> None:
+    wanted = {"purple teapot": "purple-teapot", "golden spoon": "golden-spoon", "red goblet": "red-goblet", "blue lamp": "blue-thing"}
+    for text, item in wanted.items():
+        assert item in found_by(Bundle.open(shop / "2"), text)
+
+
+def test_a_fold_of_a_linear_model_holds_its_live_items_and_is_measured_as_it_was(shop: Path) -> None:
+    before, after = Bundle.open(shop / "1"), Bundle.open(shop / "3")
+    assert after.manifest.live == LiveInfo(through=6, folded_from=1)
+    assert (after.manifest.training, after.manifest.data["sha256"]) == (before.manifest.training, before.manifest.data["sha256"])
+    assert "golden-spoon" in found_by(after, "golden spoon"), "it had no place"
+    assert after.golden().column("text").equals(before.golden().column("text"))
+    recall = np.mean(after.heldout().column("recall@10").to_pylist())
+    assert after.manifest.metrics["test"]["raw"][0]["recall"] == pytest.approx(recall)
+    assert recall > np.mean(before.heldout().column("recall@10").to_pylist()) - 0.1
 
 
 def test_queries_of_a_ranker_have_the_rows_of_the_new_version(shop: Path) -> None:
