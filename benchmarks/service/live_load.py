@@ -10,7 +10,6 @@ A bulk is read by one worker on one core. Client and service share the machine.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -19,17 +18,16 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.report_file import SAMPLE, command_line, write_report
 from benchmarks.service.live_prober import Probed, Prober, items_of, lost_of
 from benchmarks.service.serving import get, serving
 from espalier.bundle import Bundle
-from espalier.hardware import hardware
 from espalier_client import Client, Put, RequestFailed
 from loadtest.loops import closed_loop, open_loop, percentiles_ms, request_bytes, statuses
 from loadtest.queries import held_out
@@ -42,9 +40,8 @@ KEY = "live-load-write-key"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.live_load", description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, help="write the measurements here")
-    parser.add_argument("--model", type=Path, default=Path("models/debian-depends/1"), help="a bundle (default %(default)s)")
+    parser = command_line(__doc__)
+    parser.add_argument("--model", type=Path, default=SAMPLE, help="a bundle (default: the sample)")
     parser.add_argument("--bulk", type=Path, nargs="*", help="bundles to put items into in bulk (default: the one of --model)")
     parser.add_argument("--puts", type=float, default=100.0, help="items put per second (default %(default)g)")
     parser.add_argument("--share", type=float, default=LOAD_SHARE, help="share of the capacity that is offered (default %(default)g)")
@@ -54,10 +51,9 @@ def main() -> None:
     options = parser.parse_args()
     found = measured(options.model, options.puts, options.seconds, options.rounds, options.share)
     found["bulk"] = [bulk(model, options.bulk_items) for model in ([options.model] if options.bulk is None else options.bulk)]
-    found |= {"hardware": hardware(), "date": datetime.now(UTC).date().isoformat(), "puts_per_s_offered": options.puts}
+    found["puts_per_s_offered"] = options.puts
     print(json.dumps(found, indent=1))
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    write_report(options.json, found)
 
 
 @contextmanager

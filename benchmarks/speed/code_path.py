@@ -10,7 +10,6 @@ these alone.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -28,6 +27,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from benchmarks.report_file import command_line
 from benchmarks.speed import request_walks
 
 ROOT = Path.cwd()
@@ -159,8 +159,7 @@ def _ask(url: str, rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Count, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the rows here")
+    parser = command_line(__doc__)
     parser.add_argument("--walks", action="store_true", help="walk through request_walks.py alone")
     chosen = parser.parse_args()
     sys.path.insert(0, str(ROOT))

@@ -16,8 +16,6 @@ Legend: B queries, D row, I items, M results.
 
 from __future__ import annotations
 
-import argparse
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,7 +26,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from benchmarks.papers.product_search.ann import AnnIndex, faiss_is_installed
-from benchmarks.report_file import write_report
+from benchmarks.report_file import SYNTHETIC, command_line, write_report
 from benchmarks.speed.ann_systems import System, index_system, leaf_encoder, leaf_rows, scan_system, timed, tree_system
 from benchmarks.synthetic import diffusion_bundle, diffusion_queries, synthetic_bundle
 from espalier.bundle import Bundle
@@ -162,8 +160,7 @@ def recall(system: System, queries: Sequence[NDArray[Any]], exact_BM: NDArray[np
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
+    parser = command_line(__doc__)
     parser.add_argument("--height", type=int, default=20, help="the tree has 2^height items")
     parser.add_argument("--beam", default="50,200,400")
     parser.add_argument("--batch", default="1")
@@ -172,9 +169,7 @@ def main() -> None:
     parser.add_argument("--m", type=int, default=10, help="product: results of a search")
     parser.add_argument("--index", type=Path, help="product: where the HNSW index is kept, which takes long to build")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument(
-        "--models", type=Path, default=Path(tempfile.gettempdir()) / "espalier-benchmarks", help="where the synthetic model is kept"
-    )
+    parser.add_argument("--models", type=Path, default=SYNTHETIC, help="where the synthetic model is kept")
     args = parser.parse_args()
     beams = [int(x) for x in args.beam.split(",")]
     if args.scorer == "product":

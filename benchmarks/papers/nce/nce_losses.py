@@ -11,7 +11,6 @@ Legend: B queries, N items of each.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.report_file import command_line
 from espalier.hardware import hardware
 from training.rankers.choice_models import elimination_loss, plackett_luce_loss
 from training.rankers.ties import tied_elimination_loss
@@ -102,10 +102,9 @@ def plot(rows: list[dict[str, Any]], file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)

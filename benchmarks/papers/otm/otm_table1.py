@@ -12,7 +12,6 @@ Legend: N instances, M leaves, I items, K beam.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from tqdm import tqdm
 
 from benchmarks.papers.otm.paper_plot import Cell, plot_beside_paper
 from benchmarks.papers.otm.regret import regret_at_m
-from benchmarks.report_file import write_report
+from benchmarks.report_file import command_line, write_report
 
 ITEMS, HEIGHT = 1000, 10
 GRID = 1 << 24
@@ -120,10 +119,9 @@ def plot(report: dict[str, Any], file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--runs", type=int, default=100, help="random trees and η (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="file for the rows")
     parser.add_argument("--plot", type=Path, help="file for the plot")
     options = parser.parse_args()
     report = {"runs": options.runs, "seed": options.seed, "rows": table(options.runs, options.seed)}

@@ -34,7 +34,7 @@ from tqdm import tqdm
 
 from benchmarks.papers.otm.paper_plot import Cell, plot_beside_paper
 from benchmarks.papers.otm.regret import regret_at_m
-from benchmarks.report_file import write_report
+from benchmarks.report_file import command_line, write_report
 
 ITEMS, HEIGHT, FEATURES, TRAIN, TEST = 1000, 10, 10, 10_000, 1_000
 LEAVES = 1 << HEIGHT
@@ -268,12 +268,11 @@ def plot(report: dict[str, Any], file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--seeds", type=int, default=5, help="random worlds (default %(default)s)")
     parser.add_argument("--b", type=float, default=-5.0, dest="bias", help="bias of η (default %(default)s)")
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="default %(default)s")
     parser.add_argument("--methods", default=",".join(METHODS), help="default %(default)s")
-    parser.add_argument("--json", type=Path, help="file for the rows")
     parser.add_argument("--plot", type=Path, help="file for the plot")
     options = parser.parse_args()
     report = measure(options)
