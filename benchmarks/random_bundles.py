@@ -189,9 +189,10 @@ def make_bundle(
     memory: Memory | None = None,
     encoder: Literal["levels", "sequence"] = "levels",
     dtype: Literal["float32", "float16", "int8"] = "float32",
+    rows: NDArray[np.float32] | None = None,
     **search: int,
 ) -> Bundle:
-    """A bundle with random node rows over items `item-0` …, with `columns` beside their titles, written under `folder`.
+    """A bundle with random node rows, or given ones, over items `item-0` …, with `columns` beside their titles, written under `folder`.
 
     kind    of queries; `product`: histories too, with an inner product as the scorer
     graphs  query.onnx and scorer.onnx in place of hand-made ones, with states of `state_dim`, a scorer of `form` and its `weights`
@@ -209,8 +210,7 @@ def make_bundle(
         query, scorer = product_graphs(rng, width, integer, step) if kind == "product" else linear_graphs(width)
     if encoder == "sequence" and graphs is None:
         query = sequence_query(rng, width, 6 if kind == "history" else width, tree.height + 1, length, integer, step)
-    shape = (tree.node_count, width)
-    rows = drawn(rng, shape, integer, step)
+    rows = drawn(rng, (tree.node_count, width), integer, step) if rows is None else rows
     ids = [f"item-{i}" for i in range(tree.item_count)]
     items = ItemTable.build(pa.table({"id": ids, "title": [f"Title {i}" for i in range(tree.item_count)], **(columns or {})}))
     vector = pa.array([[1.0] * width], pa.list_(pa.float32()))
