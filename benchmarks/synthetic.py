@@ -9,6 +9,7 @@ Legend: N nodes, D node row.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +50,15 @@ def synthetic_bundle(folder: Path, height: int, gamma: float = 0.0, seed: int = 
     length = sum(PAPER_WINDOWS)
     graphs = export_graphs(model, "history_nodes", torch.zeros((2, tree.height + 1, length), dtype=torch.int64))
     rows = model.node_rows.detach().numpy()
-    sizes = {"width": NODE_DIM, "length": length, "state_dim": HIDDEN[0], "beam_size": 200, "m": 200, "max_beam_size": 1000, "max_m": 1000}
+    sizes: dict[str, Any] = {
+        "width": NODE_DIM,
+        "length": length,
+        "state_dim": HIDDEN[0],
+        "beam_size": 200,
+        "m": 200,
+        "max_beam_size": 1000,
+        "max_m": 1000,
+    }
     return make_bundle(folder, rng, tree, gamma=gamma, name=name, rows=rows, graphs=graphs, form=scorer_form(model, graphs[1]), **sizes)
 
 
@@ -89,7 +98,7 @@ def diffusion_bundle(folder: Path, height: int, seed: int = 0, dim: int = VECTOR
     head = ProductHead(dim, dim + 1, None)
     graphs = export_graphs(NodeScorer(8, dim + 1, VectorEncoder(dim), head, 1.0), "vector", torch.zeros((2, dim)))
     rows = np.pad(rows_ND, ((0, 0), (0, 1)))  # a bias of 0
-    sizes = {"width": dim, "state_dim": dim + 1, "beam_size": 200, "m": 100, "max_beam_size": 1000, "max_m": 1000}
+    sizes: dict[str, Any] = {"width": dim, "state_dim": dim + 1, "beam_size": 200, "m": 100, "max_beam_size": 1000, "max_m": 1000}
     form, tree = InnerProductForm(), complete_tree(leaf_item, 2)
     return make_bundle(folder, rng, tree, "vector", name=name, rows=rows, graphs=graphs, form=form, columns=columns, **sizes)
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report_file import SAMPLE, command_line, write_report
-from benchmarks.service.live_prober import Probed, Prober, items_of, lost_of
+from benchmarks.service.live_prober import Probed, Prober, items_of, lost_of, percentile_ms
 from benchmarks.service.serving import get, serving
 from espalier.bundle import Bundle
 from espalier_client import Client, Put, RequestFailed
@@ -89,10 +89,7 @@ def measured(model: Path, puts_per_s: float, seconds: float, rounds: int, share:
         capacity = len([one for one in closed_loop(address, requests, CLIENTS, seconds / 2) if one.status == 200]) / (seconds / 2)
         offered = share * capacity
         asked = WORKERS * puts_per_s
-        without: list[dict[str, Any]] = []
-        beside: list[dict[str, Any]] = []
-        probed: list[Probed] = []
-        lost = 0
+        without, beside, probed, lost = list[dict[str, Any]](), list[dict[str, Any]](), list[Probed](), 0
         with (
             Prober(address, name, KEY, WORKERS, M) as prober,
             ProcessPoolExecutor(1, get_context("spawn")) as pool,  # so that the two loads do not share an interpreter
@@ -106,26 +103,24 @@ def measured(model: Path, puts_per_s: float, seconds: float, rounds: int, share:
                 lost += lost_of(address, name, KEY, probed[-1])
                 delete_all(writer, name, [item.id for item in items])
                 print(f"round {number + 1}: {beside[-1]['p99_ms']:.1f} ms p99 beside {without[-1]['p99_ms']:.1f} without", flush=True)
+    medians = {
+        "visible_p99_ms": [percentile_ms(one.visible_s, 99) for one in probed],
+        "visible_p50_ms": [percentile_ms(one.visible_s, 50) for one in probed],
+        "answered_p99_ms": [percentile_ms(one.answered_s, 99) for one in probed],
+        "puts_per_s": [one.per_s for one in probed],
+        **{f"retrieve_{name}": [one[name] for one in beside] for name in ("p99_ms", "p50_ms")},
+        **{f"retrieve_{name}_without": [one[name] for one in without] for name in ("p99_ms", "p50_ms")},
+    }
     return {
         "model": name,
         "capacity_per_s": capacity,
         "offered_per_s": offered,
-        "visible_p99_ms": median([one.percentile_ms(99) for one in probed]),
-        "visible_p50_ms": median([one.percentile_ms(50) for one in probed]),
-        "answered_p99_ms": median([one.answered_ms(99) for one in probed]),
-        "puts_per_s": median([one.per_s for one in probed]),
-        "retrieve_p99_ms": median([one["p99_ms"] for one in beside]),
-        "retrieve_p99_ms_without": median([one["p99_ms"] for one in without]),
-        "retrieve_p50_ms": median([one["p50_ms"] for one in beside]),
-        "retrieve_p50_ms_without": median([one["p50_ms"] for one in without]),
+        **{name: float(np.median(values)) for name, values in medians.items()},
         "lost": lost,
         "acknowledged": sum(len(one.sequences) for one in probed),
         "sequences_twice": sum(len(one.sequences) - len(set(one.sequences.values())) for one in probed),
-        "found_at_once": sum(one.found_at_once for one in probed),
-        "found_later": sum(one.found_later for one in probed),
+        **{name: sum(getattr(one, name) for one in probed) for name in ("found_at_once", "found_later", "invisible", "refused")},
         "visible_but_not_among_m": sum(one.seen for one in probed),
-        "invisible": sum(one.invisible for one in probed),
-        "refused": sum(one.refused for one in probed),
         "statuses": {"without": [one["statuses"] for one in without], "beside": [one["statuses"] for one in beside]},
         "put_statuses": [one.statuses for one in probed],
     }
@@ -171,10 +166,6 @@ def worker_cpu_s(port: int) -> float:
     time.sleep(1.1)
     lines = get(port, "/metrics")[1].decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("espalier_worker_cpu_seconds_total"))
-
-
-def median(values: Sequence[float]) -> float:
-    return float(np.median(values))
 
 
 if __name__ == "__main__":

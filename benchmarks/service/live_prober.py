@@ -76,11 +76,9 @@ class Probed:
     refused: int = 0
     per_s: float = 0.0
 
-    def percentile_ms(self, percent: float) -> float:
-        return float(np.percentile(self.visible_s, percent) * 1e3) if self.visible_s else float("nan")
 
-    def answered_ms(self, percent: float) -> float:
-        return float(np.percentile(self.answered_s, percent) * 1e3) if self.answered_s else float("nan")
+def percentile_ms(seconds: Sequence[float], percent: float) -> float:
+    return float(np.percentile(seconds, percent) * 1e3) if seconds else float("nan")
 
 
 class Prober:

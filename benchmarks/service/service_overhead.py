@@ -132,7 +132,7 @@ def serve(case: str, port: int) -> None:
     if case == "service":
         with tempfile.TemporaryDirectory() as folder:
             rng, tree = np.random.default_rng(0), complete_tree(np.arange(ITEMS), 2)
-            limits = {"beam_size": M, "m": M, "max_beam_size": ITEMS, "max_m": ITEMS}
+            limits: dict[str, Any] = {"beam_size": M, "m": M, "max_beam_size": ITEMS, "max_m": ITEMS}
             make_bundle(Path(folder), rng, tree, name="trivial", length=HISTORY, **limits)
             settings = Settings(models=Path(folder))
             Server(create_app(settings, EngineSource(_open_trivial)), settings).serve_on(listening)

@@ -31,27 +31,6 @@ def no_exports(monkeypatch: pytest.MonkeyPatch) -> None:
 KNOWN_AND_UNKNOWN = (("product", (8,)), ("attention", (8,)))
 
 
-def checks(rows: list[Row]) -> dict[tuple[str, str], set[bool | None]]:
-    """(scorer form, check) → what was found."""
-    found: dict[tuple[str, str], set[bool | None]] = {}
-    for row in rows:
-        found.setdefault((row["form"], row["check"]), set()).add(row["ok"])
-    return found
-
-
-CHECKS = ("integer", "replay")
-
-
-def test_nothing_is_wrong_with_onnx_and_where_it_has_no_cuda_a_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(correctness, "EXPORTED", KNOWN_AND_UNKNOWN)
-    rows = list(correctness.onnx_cuda(2, "cpu"))
-    forms = {(form, check): {True} for form in correctness.GRAPH_FORMS for check in (*CHECKS, "alone")}
-    assert checks(rows) == forms | {(form, "exported"): {True} for form, _ in KNOWN_AND_UNKNOWN}
-    assert {row["engine"] for row in rows} == {"onnx-cpu"}
-    (row,) = correctness.onnx_cuda(2)
-    assert (row["ok"], row["note"]) == (None, "not installed: ONNX Runtime here has no CUDA")
-
-
 # -- broken engines -------------------------------------------------------------------------------------------------------
 
 
