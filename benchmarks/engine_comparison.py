@@ -50,8 +50,10 @@ def wrong_beams(engine: Engine, bundle: Bundle, queries: QueryBatch, params: Sea
         for b in range(len(queries)):
             start = alone.tree.start_level(int(params.beam_size_B[b]))
             levels = {level.level: level for level in trace if level.level >= start}
-            if any((level.candidates_BC[b] >= 0).any() for level in trace if level.level < start):
+            if any(_has_something(level, b) for level in trace if level.level < start):
                 wrong.append(f"query {b}: the trace begins above level {start}, the first that its beam may cut")
+            if list(levels) != list(range(start, alone.tree.height + 1)):
+                wrong.append(f"query {b}: the trace has levels {list(levels)}, expected all from {start} to {alone.tree.height}")
             kept = {h: level.nodes_BK[b][level.nodes_BK[b] >= 0] for h, level in levels.items()}
             steps, worse = replayed(reference, queries, params, b, kept, rounding, place)
             wrong += worse
@@ -62,6 +64,12 @@ def wrong_beams(engine: Engine, bundle: Bundle, queries: QueryBatch, params: Sea
     if not np.array_equal(again.item_rows_BM, result.item_rows_BM):
         wrong.append("item_rows_BM: without a trace they are others than with one")
     return wrong
+
+
+def _has_something(level: LevelTrace, b: int) -> bool:
+    """Whether a level has candidates, nodes or ranks of query b."""
+    ranks = (level.ranks_BK[b], level.keys_BK[b], level.candidate_ranks_BC[b], level.candidate_keys_BC[b])
+    return bool((level.candidates_BC[b] >= 0).any() or (level.nodes_BK[b] >= 0).any() or any((own > -np.inf).any() for own in ranks))
 
 
 def wrong_alone(engine: Engine, queries: QueryBatch, params: SearchParams, count: int | None = None) -> list[str]:

@@ -22,7 +22,7 @@ from espalier.manifest import DenseLayer, InnerProductForm, ManifestDraft, MlpFo
 from espalier.masks.eligibility import forest_mask
 from espalier.memory import Memory
 from espalier.node_rows import stored_as
-from espalier.queries import FeaturesKind, HistoryKind, QueryBatch, TextKind, VectorKind, pad_histories
+from espalier.queries import FeaturesKind, HistoryKind, QueryBatch, QueryKind, TextKind, VectorKind, pad_histories
 from espalier.search import NodeMask
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import EMPTY_LEAF, Tree, tree_from_children
@@ -189,9 +189,10 @@ def make_bundle(
     memory: Memory | None = None,
     encoder: Literal["levels", "sequence"] = "levels",
     dtype: Literal["float32", "float16", "int8"] = "float32",
+    rows: NDArray[np.float32] | None = None,
     **search: int,
 ) -> Bundle:
-    """A bundle with random node rows over items `item-0` …, with `columns` beside their titles, written under `folder`.
+    """A bundle with random node rows, or given ones, over items `item-0` …, with `columns` beside their titles, written under `folder`.
 
     kind    of queries; `product`: histories too, with an inner product as the scorer
     graphs  query.onnx and scorer.onnx in place of hand-made ones, with states of `state_dim`, a scorer of `form` and its `weights`
@@ -209,21 +210,10 @@ def make_bundle(
         query, scorer = product_graphs(rng, width, integer, step) if kind == "product" else linear_graphs(width)
     if encoder == "sequence" and graphs is None:
         query = sequence_query(rng, width, 6 if kind == "history" else width, tree.height + 1, length, integer, step)
-    shape = (tree.node_count, width)
-    rows = drawn(rng, shape, integer, step)
-    ids = [f"item-{i}" for i in range(tree.item_count)]
-    items = ItemTable.build(pa.table({"id": ids, "title": [f"Title {i}" for i in range(tree.item_count)], **(columns or {})}))
+    rows = drawn(rng, (tree.node_count, width), integer, step) if rows is None else rows
     vector = pa.array([[1.0] * width], pa.list_(pa.float32()))
     example = vector if kind == "vector" else pa.array([["item-0"]], pa.list_(pa.string()))
-    draft = ManifestDraft(
-        name=name,
-        version=version,
-        algorithm="random",
-        created=datetime(2026, 1, 1, tzinfo=UTC),
-        query=query_kind,
-        ranking=Ranking(own=own, gamma=gamma),
-        search=SearchDefaults(**({"beam_size": 10, "m": 5, "max_beam_size": 64, "max_m": 100} | search)),
-    )
+    draft = _draft(name, version, query_kind, Ranking(own=own, gamma=gamma), search)
     content = GraphContent(
         tree=tree,
         stored_rows=stored_as(rows, dtype),
@@ -233,13 +223,24 @@ def make_bundle(
         state_dim=state_dim or (6 if kind == "history" else width),
         query_onnx=query,
         scorer_onnx=scorer,
-        items=items,
+        items=_items(tree, columns),
         golden=pa.table({query_kind.kind: example.slice(0, 0)} | {name: pa.array([], t) for name, t in columns_of_golden(memory).items()}),
         heldout=pa.table({query_kind.kind: example, "relevant": pa.array([["item-0"]])}),
         memory=memory,
         encoder=encoder,
     )
     return write_bundle(folder / name / str(version), draft, content)
+
+
+def _items(tree: Tree, columns: Mapping[str, Any] | None) -> ItemTable:
+    known = {"id": [f"item-{i}" for i in range(tree.item_count)], "title": [f"Title {i}" for i in range(tree.item_count)]}
+    return ItemTable.build(pa.table(known | dict(columns or {})))
+
+
+def _draft(name: str, version: int, query: QueryKind, ranking: Ranking, search: Mapping[str, int]) -> ManifestDraft:
+    limits = SearchDefaults(**{"beam_size": 10, "m": 5, "max_beam_size": 64, "max_m": 100, **search})
+    created = datetime(2026, 1, 1, tzinfo=UTC)
+    return ManifestDraft(name=name, version=version, algorithm="random", created=created, query=query, ranking=ranking, search=limits)
 
 
 def sparse_rows(dense_BF: NDArray[Any]) -> SparseRows:
@@ -292,21 +293,12 @@ def make_linear_bundle(
     others   a forest's other trees, over the same items
     heldout  instead of one query
     """
-    ids = [f"item-{i}" for i in range(tree.item_count)]
     features = pa.array([{"indices": [0], "values": [1.0]}], pa.struct({"indices": pa.list_(pa.int64()), "values": pa.list_(pa.float32())}))
-    draft = ManifestDraft(
-        name=name,
-        version=version,
-        algorithm="random",
-        created=datetime(2026, 1, 1, tzinfo=UTC),
-        query=FeaturesKind(width=width),
-        ranking=ranking,
-        search=SearchDefaults(**({"beam_size": 10, "m": 5, "max_beam_size": 64, "max_m": 100} | search)),
-    )
+    draft = _draft(name, version, FeaturesKind(width=width), ranking, search)
     content = LinearContent(
         tree=tree,
         chunks=random_chunks(rng, tree, width, integer, step),
-        items=ItemTable.build(pa.table({"id": ids, "title": [f"Title {i}" for i in range(tree.item_count)], **(columns or {})})),
+        items=_items(tree, columns),
         golden=pa.table({"features": features.slice(0, 0)} | {name: pa.array([], t) for name, t in GOLDEN_COLUMNS.items()}),
         heldout=pa.table({"features": features, "relevant": pa.array([["item-0"]])}) if heldout is None else heldout,
         others=[TreeChunks(other, random_chunks(rng, other, width, integer, step)) for other in others],

@@ -1,14 +1,27 @@
-"""The JSON file of a benchmark: when and on what it ran, then what it measured."""
+"""The command line of a benchmark and its JSON file: when and on what it ran, then what it measured."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from espalier.hardware import hardware
+
+SAMPLE = Path(__file__).parents[1] / "models" / "debian-depends" / "1"
+SYNTHETIC = Path(tempfile.gettempdir()) / "espalier-benchmarks"
+"""Where synthetic models are kept."""
+
+
+def command_line(document: str | None) -> argparse.ArgumentParser:
+    """A parser with the option --json. document: of the benchmark's module."""
+    parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="F", help="write the report here")
+    return parser
 
 
 def write_report(file: Path | None, measured: Mapping[str, Any], threads: str | None = None) -> None:

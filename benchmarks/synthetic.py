@@ -8,20 +8,17 @@ Legend: N nodes, D node row.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.random_bundles import make_bundle
 from espalier.bundle import Bundle
-from espalier.bundle_writer import GraphContent, write_bundle
-from espalier.checks.golden import GOLDEN_COLUMNS
-from espalier.items import ItemTable
-from espalier.manifest import InnerProductForm, ManifestDraft, Ranking, SearchDefaults
-from espalier.queries import HistoryKind, QueryBatch, VectorKind
+from espalier.manifest import InnerProductForm
+from espalier.queries import QueryBatch
 from espalier.tree import complete_tree
 from training.deep.export import scorer_form
 from training.deep.scorers.encoders import VectorEncoder, WindowEncoder
@@ -51,30 +48,18 @@ def synthetic_bundle(folder: Path, height: int, gamma: float = 0.0, seed: int = 
     tree = complete_tree(rng.permutation(1 << height), 2)
     model = NodeScorer(tree.node_count, NODE_DIM, WindowEncoder(PAPER_WINDOWS, NODE_DIM), MlpHead(10 * NODE_DIM, NODE_DIM, HIDDEN), 0.5)
     length = sum(PAPER_WINDOWS)
-    query, scorer = export_graphs(model, "history_nodes", torch.zeros((2, tree.height + 1, length), dtype=torch.int64))
-    strings = pa.list_(pa.string())
-    content = GraphContent(
-        tree=tree,
-        stored_rows=model.node_rows.detach().numpy(),
-        state_levels=tree.height + 1,
-        state_dim=HIDDEN[0],
-        query_onnx=query,
-        scorer_onnx=scorer,
-        form=scorer_form(model, scorer),
-        items=ItemTable.build(pa.table({"id": [str(i) for i in range(tree.item_count)]})),
-        golden=pa.table({"history": pa.array([], strings)} | {column: pa.array([], kind) for column, kind in GOLDEN_COLUMNS.items()}),
-        heldout=pa.table({"history": pa.array([[]], strings), "relevant": pa.array([["0"]], strings)}),
-    )
-    draft = ManifestDraft(
-        name=path.parent.name,
-        version=int(path.name),
-        algorithm="synthetic",
-        created=datetime.now(UTC),
-        query=HistoryKind(length=length),
-        ranking=Ranking(own="logit", gamma=gamma),
-        search=SearchDefaults(beam_size=200, m=200, max_beam_size=1000, max_m=1000),
-    )
-    return write_bundle(path, draft, content)
+    graphs = export_graphs(model, "history_nodes", torch.zeros((2, tree.height + 1, length), dtype=torch.int64))
+    rows = model.node_rows.detach().numpy()
+    sizes: dict[str, Any] = {
+        "width": NODE_DIM,
+        "length": length,
+        "state_dim": HIDDEN[0],
+        "beam_size": 200,
+        "m": 200,
+        "max_beam_size": 1000,
+        "max_m": 1000,
+    }
+    return make_bundle(folder, rng, tree, gamma=gamma, name=name, rows=rows, graphs=graphs, form=scorer_form(model, graphs[1]), **sizes)
 
 
 def diffused_rows(rng: np.random.Generator, height: int, dim: int) -> NDArray[np.float32]:
@@ -109,32 +94,13 @@ def diffusion_bundle(folder: Path, height: int, seed: int = 0, dim: int = VECTOR
     leaf_item = rng.permutation(items)
     clustered = np.empty(items)
     clustered[leaf_item] = np.repeat(rng.permutation(-(-items // CLUSTER)) * CLUSTER / items, CLUSTER)[:items]
-    columns = {"id": [str(i) for i in range(items)], "scattered": rng.random(items), "clustered": clustered}
+    columns = {"scattered": rng.random(items), "clustered": clustered}
     head = ProductHead(dim, dim + 1, None)
-    query, scorer = export_graphs(NodeScorer(8, dim + 1, VectorEncoder(dim), head, 1.0), "vector", torch.zeros((2, dim)))
-    example = pa.array([[0.0] * dim], pa.list_(pa.float32()))
-    content = GraphContent(
-        tree=complete_tree(leaf_item, 2),
-        stored_rows=np.pad(rows_ND, ((0, 0), (0, 1))),  # a bias of 0
-        state_levels=1,
-        state_dim=dim + 1,
-        query_onnx=query,
-        scorer_onnx=scorer,
-        form=InnerProductForm(),
-        items=ItemTable.build(pa.table(columns)),
-        golden=pa.table({"vector": example.slice(0, 0)} | {column: pa.array([], kind) for column, kind in GOLDEN_COLUMNS.items()}),
-        heldout=pa.table({"vector": example, "relevant": pa.array([["0"]])}),
-    )
-    draft = ManifestDraft(
-        name=name,
-        version=1,
-        algorithm="synthetic",
-        created=datetime.now(UTC),
-        query=VectorKind(width=dim),
-        ranking=Ranking(own="logit", gamma=0),
-        search=SearchDefaults(beam_size=200, m=100, max_beam_size=1000, max_m=1000),
-    )
-    return write_bundle(path, draft, content)
+    graphs = export_graphs(NodeScorer(8, dim + 1, VectorEncoder(dim), head, 1.0), "vector", torch.zeros((2, dim)))
+    rows = np.pad(rows_ND, ((0, 0), (0, 1)))  # a bias of 0
+    sizes: dict[str, Any] = {"width": dim, "state_dim": dim + 1, "beam_size": 200, "m": 100, "max_beam_size": 1000, "max_m": 1000}
+    form, tree = InnerProductForm(), complete_tree(leaf_item, 2)
+    return make_bundle(folder, rng, tree, "vector", name=name, rows=rows, graphs=graphs, form=form, columns=columns, **sizes)
 
 
 def diffusion_queries(bundle: Bundle, count: int) -> QueryBatch:

@@ -4,6 +4,7 @@ integer    weights are small whole numbers, every number is exact in every preci
 replay     real weights that every precision holds exactly: the reference rescores the beams that the engine kept
 alone      a query gets the same answer alone as in its batch
 exported   the graphs that training exports, by replay, within the engine's own rounding for the precision
+sanitized  memory accesses of the kernels
 large      2^16 items: the beam of all finds the best of all in float64, and lower precisions find what float32 finds
 
 Every case has mixed beams and m. Masks and exclusions, few and more than a cell holds, take turns. A new scorer form comes in by its name
@@ -15,19 +16,25 @@ Legend: B queries, E exclusions, M results.
 from __future__ import annotations
 
 import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
 
 from benchmarks.engine_comparison import differences, wrong_alone, wrong_beams
 from benchmarks.gpu.graph_models import model_of, scorer_of
-from benchmarks.gpu.lines import Row, reason
+from benchmarks.gpu.lines import Row, read, reason
 from benchmarks.gpu.search_speed import M, agreement, filled_cell
 from benchmarks.gpu.sparse_speed import AGREED, queries_of
 from benchmarks.gpu.sparse_speed import model_of as linear_model_of
@@ -167,6 +174,29 @@ def random_params(rng: Rng, tree: Tree, batch: int, case: int, most: int, others
     return params, f"batch {batch}{', masks' if masked else ''}{f', {width} exclusions' if width else ''}"
 
 
+class Drawn(NamedTuple):
+    """One random case. what: in words."""
+
+    rng: Rng
+    tree: Tree
+    gamma: float
+    own: Literal["logit", "log_activation"]
+    batch: int
+    params: SearchParams
+    what: str
+
+
+def drawn_case(case: int, shapes: Sequence[tuple[int, int]], device: Device, most: int, seed: int) -> Drawn:
+    """most: beams on the CPU are smaller."""
+    rng = np.random.default_rng((seed, case))
+    branching, height = shapes[case % len(shapes)]
+    ragged, gamma, own = bool(rng.integers(2)), float(rng.choice([0.0, 0.5, 1.0])), cast(Any, rng.choice(["logit", "log_activation"]))
+    tree = random_tree(rng, height, branching, ragged, float(rng.choice([0.0, 0.2, 0.9])))
+    batch = int(rng.choice(BATCHES[device]))
+    params, said = random_params(rng, tree, batch, case, 65 if device == "cuda" else most)
+    return Drawn(rng, tree, gamma, own, batch, params, f"{branching}^{height}{' ragged' if ragged else ''}, γ {gamma:g}, {own}, {said}")
+
+
 def graph_cases(
     name: str,
     opened: Open,
@@ -179,24 +209,17 @@ def graph_cases(
     seed: int,
 ) -> Iterator[Row]:
     """Case by case, all forms in turn. rounding: of ranks in float32."""
-    shapes, batches = SHAPES[device], BATCHES[device]
     for case, (form, kind) in itertools.product(range(cases), forms.items()):
-        rng = np.random.default_rng((seed, case))
-        branching, height = shapes[case % len(shapes)]
-        ragged, gamma, own = bool(rng.integers(2)), float(rng.choice([0.0, 0.5, 1.0])), cast(Any, rng.choice(["logit", "log_activation"]))
-        tree = random_tree(rng, height, branching, ragged, float(rng.choice([0.0, 0.2, 0.9])))
-        batch = int(rng.choice(batches))
-        params, said = random_params(rng, tree, batch, case, 65 if device == "cuda" else 6)
-        what = f"{branching}^{height}{' ragged' if ragged else ''}, γ {gamma:g}, {said}"
+        rng, tree, gamma, own, batch, params, what = drawn_case(case, SHAPES[device], device, 6, seed)
+        check = partial(checked, name, form, precision)
         with tempfile.TemporaryDirectory() as folder:
             whole = made(Path(folder), rng, tree, kind, True, gamma=gamma, name="whole")
-            queries = random_queries(rng, whole, batch)
-            yield checked(name, form, precision, "integer", what, partial(_integer, opened, whole, queries, params))
+            yield check("integer", what, partial(_integer, opened, whole, random_queries(rng, whole, batch), params))
             real = made(Path(folder), rng, tree, kind, False, gamma=gamma, own=own, name="real", step=STEP)
-            real_queries = random_queries(rng, real, batch, False)
-            yield checked(name, form, precision, "replay", f"{what}, {own}", partial(_replay, opened, real, real_queries, params, rounding))
+            queries = random_queries(rng, real, batch, False)
+            yield check("replay", what, partial(_replay, opened, real, queries, params, rounding))
             if alone:
-                yield checked(name, form, precision, "alone", what, partial(_alone, opened, real, real_queries, params))
+                yield check("alone", what, partial(_alone, opened, real, queries, params))
 
 
 def made(folder: Path, rng: Rng, tree: Tree, words: str, integer: bool, **given: Any) -> Bundle:
@@ -209,31 +232,24 @@ def made(folder: Path, rng: Rng, tree: Tree, words: str, integer: bool, **given:
 
 
 def linear_cases(name: str, opened: Open, precision: Precision, cases: int, device: Device, seed: int) -> Iterator[Row]:
-    shapes, batches = LINEAR_SHAPES[device], BATCHES[device]
+    check = partial(checked, name, "linear", precision)
     for case in range(cases):
-        rng = np.random.default_rng((seed, case))
-        branching, height = shapes[case % len(shapes)]
-        ragged, gamma, own = bool(rng.integers(2)), float(rng.choice([0.0, 0.5, 1.0])), cast(Any, rng.choice(["logit", "log_activation"]))
-        tree = random_tree(rng, height, branching, ragged, float(rng.choice([0.0, 0.2, 0.9])))
-        batch = int(rng.choice(batches))
+        rng, tree, gamma, own, batch, params, what = drawn_case(case, LINEAR_SHAPES[device], device, 9, seed)
         # With whole numbers the fourth power and the sigmoid would not stay exact.
         activation: Any = rng.choice(["l1-hinge", "l2-hinge", "l3-hinge"])
         real_activation: Any = rng.choice([activation, "sigmoid", "l4-hinge"])
         width = int(rng.choice([1, 20, 300]))
-        params, said = random_params(rng, tree, batch, case, 65 if device == "cuda" else 9)
-        what = f"{branching}^{height}{' ragged' if ragged else ''}, γ {gamma:g}, {own}, {width} features, {said}"
         used = 20 if own == "log_activation" else width  # so that cubes stay whole numbers of 24 bits
         with tempfile.TemporaryDirectory() as folder:
-            whole = make_linear_bundle(Path(folder), rng, tree, Ranking(activation=activation, own=own, gamma=gamma), True, "whole", used)
-            queries = random_queries(rng, whole, batch)
-            shown = f"{what}, {activation}"
-            yield checked(name, "linear", precision, "integer", shown, partial(_integer, opened, whole, queries, params))
+            ranking = Ranking(activation=activation, own=own, gamma=gamma)
+            whole = make_linear_bundle(Path(folder), rng, tree, ranking, True, "whole", used)
+            run = partial(_integer, opened, whole, random_queries(rng, whole, batch), params)
+            yield check("integer", f"{what}, {used} features, {activation}", run)
             ranking = Ranking(activation=real_activation, own=own, gamma=gamma)
             real = make_linear_bundle(Path(folder), rng, tree, ranking, False, "real", width, step=2.0**-8)
-            real_queries = random_queries(rng, real, batch, False)
-            shown = f"{what}, {real_activation}"
-            yield checked(name, "linear", precision, "replay", shown, partial(_replay, opened, real, real_queries, params, LINEAR_ROUNDING))
-            yield checked(name, "linear", precision, "alone", shown, partial(_alone, opened, real, real_queries, params))
+            queries, shown = random_queries(rng, real, batch, False), f"{what}, {width} features, {real_activation}"
+            yield check("replay", shown, partial(_replay, opened, real, queries, params, LINEAR_ROUNDING))
+            yield check("alone", shown, partial(_alone, opened, real, queries, params))
 
 
 def exported_cases(
@@ -325,3 +341,30 @@ def compared(precision: Precision, device: Device, levels: int, branching: int, 
         case = f"sparse-cuda linear {precision}, large: {bundle.tree.leaf_count} labels, beam {beam}, beside sparse-cpu"
         row: Row = {"case": case, "ok": share >= AGREED[precision], "share": round(share, 5), "ranks_within": float(away)}
         yield row | labels("sparse-cuda", "linear", precision, "large")
+
+
+def sanitized(seconds: float) -> Iterator[Row]:
+    """The memory accesses of our engines on few cases, under compute-sanitizer where it is installed."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None:
+        yield {"case": "compute-sanitizer", "ok": None, "note": "not installed"}
+        return
+    given = json.dumps({"precision": FLOAT32, "cases": 2, "large": False, "cuda_graphs": False})
+    # torch's own store of memory would hide what is accessed beyond an array's end.
+    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    for function in ("triton", "sparse_cuda"):
+        with tempfile.TemporaryDirectory() as folder:
+            rows, begin = Path(folder) / "rows.jsonl", time.monotonic()
+            stage = ["benchmarks.gpu.stage", str(rows), function, "benchmarks.gpu.correctness", function, given, str(seconds / 4), ""]
+            command = [tool, "--error-exitcode", "3", sys.executable, "-m", *stage]
+            row: Row = {"case": f"compute-sanitizer, {function}"}
+            try:
+                done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds / 2)
+            except subprocess.TimeoutExpired:
+                yield row | {"ok": None, "note": f"left out: {seconds / 2:.0f} s were over"}
+                continue
+            print(done.stdout[-4000:], done.stderr[-4000:], flush=True)
+            found = [line for line in done.stdout.splitlines() if "ERROR SUMMARY" in line or "Invalid" in line]
+            right = sum(line["ok"] is True for line in read(rows))
+            row |= {"ms": round((time.monotonic() - begin) * 1e3), "ok": done.returncode != 3 and right > 0, "cases": right}
+            yield row | {"note": "; ".join(found[:3])[:500]}

@@ -9,37 +9,13 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.gpu.lines import COLUMNS, END, Attempt, Row, latest, read
 from benchmarks.gpu.stages import CARD
 
 HIDDEN = {*COLUMNS, "engine", "form", "items", "beam_size", "batch", "precision", "masked", "check", "note", "tuning", "kernels"}
 """Keys that a stage's table does not show again under `more`."""
-
-
-class Target(NamedTuple):
-    """What a case must reach: at most `ms` for a search, or at least so many queries/s."""
-
-    what: str
-    stage: str
-    engine: str
-    beam_size: int
-    batch: int
-    ms: float | None = None
-    queries_per_s: float | None = None
-
-
-TARGETS = (
-    Target("one query, 2^20 items, 128–64–24", "search-2^20", "triton", 50, 1, ms=0.06),
-    Target("one query, 2^20 items, 128–64–24", "search-2^20", "triton", 200, 1, ms=0.07),
-    Target("one query, 2^20 items, 128–64–24", "search-2^20", "triton", 400, 1, ms=0.09),
-    Target("512 queries, 2^20 items, 128–64–24", "search-2^20", "triton", 400, 512, queries_per_s=1.2e6),
-    Target("one query, 2^20 labels", "sparse-2^20", "sparse-cuda", 10, 1, ms=0.089),
-    Target("one query, 2^20 labels", "sparse-2^20", "sparse-cuda", 50, 1, ms=0.109),
-    Target("one query, 2^20 labels", "sparse-2^20", "sparse-cuda", 200, 1, ms=0.188),
-    Target("512 queries, 2^20 labels", "sparse-2^20", "sparse-cuda", 10, 512, queries_per_s=3e6),
-)
 
 
 def rows_of(attempts: dict[str, Attempt]) -> list[Row]:
@@ -83,7 +59,7 @@ def markdown(report: Row, attempts: dict[str, Attempt], rows: Sequence[Row], dev
         parts.append(
             "## What is wrong\n\n" + _table(("stage", "case", "note"), [[row["stage"], row["case"], row.get("note")] for row in failed])
         )
-    parts += [_correctness(rows), _targets(rows)]
+    parts.append(_correctness(rows))
     for stage in attempts:
         own = [row for row in rows if row["stage"] == stage and row["case"] != END and "check" not in row]
         if own:
@@ -123,28 +99,6 @@ def _correctness(rows: Sequence[Row]) -> str:
         for key, count in counts.items()
     ]
     return "## Correctness\n\n" + _table(("engine", "scorer", "precision", *checks, "note"), found)
-
-
-def _targets(rows: Sequence[Row]) -> str:
-    found = []
-    for target in TARGETS:
-        best = [
-            row
-            for row in rows
-            if (row["stage"], row.get("engine"), row.get("beam_size"), row.get("batch"))
-            == (target.stage, target.engine, target.beam_size, target.batch)
-            and not row.get("masked")
-            and row["ms"] is not None
-            and (target.stage == "search-2^20" or row.get("items") == 1 << 20)
-        ]
-        if not best:
-            continue
-        row = min(best, key=lambda row: row["ms"])
-        target_text = f"≤ {target.ms:g} ms" if target.ms is not None else f"≥ {target.queries_per_s:,.0f} queries/s"
-        got = f"{row['ms']:g} ms" if target.ms is not None else f"{row['queries_per_s']:,.0f} queries/s"
-        reached = row["ms"] <= target.ms if target.ms is not None else row["queries_per_s"] >= (target.queries_per_s or 0)
-        found.append([f"{target.what}, beam {target.beam_size}", target_text, got, "yes" if reached else "no"])
-    return "## Targets\n\n" + _table(("what", "target", "measured", "reached"), found) if found else ""
 
 
 def _ok(row: Row) -> str | None:

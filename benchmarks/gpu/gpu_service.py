@@ -6,7 +6,6 @@ generator, fills the card to take the memory away, and asks the driver how much 
 
 from __future__ import annotations
 
-import http.client
 import importlib.util
 import json
 import tempfile
@@ -23,7 +22,7 @@ import torch
 from benchmarks.gpu.graph_models import FORMS, scorer_of
 from benchmarks.gpu.lines import Row
 from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_tree
-from benchmarks.service.serving import serving
+from benchmarks.service.serving import JSON, request, serving
 from espalier.engines.linear.chunk_search import L3_HINGE
 from espalier.engines.triton.graph_engine import device_bytes
 from espalier.tree import complete_tree
@@ -107,7 +106,7 @@ def _two_models(address: Address, of_items: bytes) -> Iterator[Row]:
     """Both models answer, by turns, each what it answers alone."""
     query = {"features": {"indices": [0, 3], "values": [1.0, 0.5]}}
     of_labels = request_bytes("/retrieve", {"model": LABELS_MODEL, "queries": [query], "m": 10})
-    alone = [_answer(address, request) for request in (of_items, of_labels)]
+    alone = [_answer(address, retrieval) for retrieval in (of_items, of_labels)]
     together = closed_loop(address, [of_items, of_labels], 8, 0.5)
     right = [_items(answer.body) == _items(alone[answer.number % 2].body) for answer in together if answer.status == 200]
     engines = [orjson.loads(answer.body).get("engine") for answer in alone if answer.status == 200]
@@ -186,7 +185,7 @@ def _reload(port: int, requests: list[bytes], device: Device) -> Iterator[Row]:
     yield row | {"used_mb": _mb(before), "with_both_mb": _mb(most), "after_mb": _mb(after), "kept_mb": _mb(kept)}
 
 
-def _no_memory(port: int, request: bytes, needed: int, device: Device) -> Iterator[Row]:
+def _no_memory(port: int, retrieval: bytes, needed: int, device: Device) -> Iterator[Row]:
     """A version that does not fit is an error that says so, one that runs out while it warms up is an error too; the other serves on."""
     if device == "cpu":
         yield {"case": "out of memory", "ok": None, "note": "needs a GPU"}
@@ -196,7 +195,7 @@ def _no_memory(port: int, request: bytes, needed: int, device: Device) -> Iterat
         ballast = torch.empty(max(1, torch.cuda.mem_get_info()[0] - left), dtype=torch.uint8, device="cuda")
         try:
             status, body = _admin(port, "load", 2)
-            served = _answer(("127.0.0.1", port), request).status
+            served = _answer(("127.0.0.1", port), retrieval).status
         finally:
             del ballast
             torch.cuda.empty_cache()
@@ -216,19 +215,13 @@ def _no_memory(port: int, request: bytes, needed: int, device: Device) -> Iterat
 
 def _admin(port: int, action: str, version: int) -> tuple[int, str]:
     """Status and body of an admin request for the model of items; `load` leaves the default as it is."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
-    try:
-        headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
-        body = {"version": version} | ({"default": False} if action == "load" else {})
-        connection.request("POST", f"/models/{ITEMS_MODEL}/{action}", json.dumps(body), headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode(errors="replace")
-    finally:
-        connection.close()
+    body = {"version": version} | ({"default": False} if action == "load" else {})
+    status, document = request(port, "POST", f"/models/{ITEMS_MODEL}/{action}", body, JSON | {"Authorization": f"Bearer {KEY}"})
+    return status, json.dumps(document)
 
 
-def _answer(address: Address, request: bytes) -> Answered:
-    return closed_loop(address, [request], 1, 0.01)[0]
+def _answer(address: Address, retrieval: bytes) -> Answered:
+    return closed_loop(address, [retrieval], 1, 0.01)[0]
 
 
 def _items(body: bytes) -> Any:

@@ -48,7 +48,7 @@ def _correctness(engine: str, function: str, given: Arguments, cases: int, tiny:
 
 PRECISIONS = ("float32", "float16", "bfloat16")
 STAGES: tuple[Stage, ...] = (
-    Stage(CARD, "benchmarks.gpu.card:card", ({}, 45), ({}, 15), ({}, 45)),
+    Stage(CARD, "benchmarks.gpu.timing:card", ({}, 45), ({}, 15), ({}, 45)),
     *(
         _correctness(f"triton-{precision}", "triton", {"precision": precision, "large": True}, 42, {"large": precision != "bfloat16"})
         for precision in PRECISIONS
@@ -58,7 +58,7 @@ STAGES: tuple[Stage, ...] = (
         for precision in PRECISIONS
     ),
     _correctness("onnx-cuda", "onnx_cuda", {}, 42, {}),
-    Stage("memory-accesses", "benchmarks.gpu.memory_accesses:sanitized", ({"seconds": 240}, 260), group="correctness"),
+    Stage("memory-accesses", "benchmarks.gpu.correctness:sanitized", ({"seconds": 240}, 260), group="correctness"),
     Stage(
         "correctness-catalogue",
         "benchmarks.gpu.catalogue_checks:catalogues",

@@ -16,8 +16,6 @@ rounds. The rules of widening:
 
 from __future__ import annotations
 
-import argparse
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,7 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.report_file import write_report
+from benchmarks.report_file import SYNTHETIC, command_line, write_report
 from benchmarks.synthetic import diffusion_bundle, diffusion_queries
 from espalier.bundle import Bundle
 from espalier.checks.golden import encode_table
@@ -134,14 +132,11 @@ def sections(bundle: Bundle) -> dict[str, Mapping[str, object]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
+    parser = command_line(__doc__)
     parser.add_argument("--height", type=int, default=20, help="the synthetic tree has 2^height items")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--debian", type=Path, default=Path("models/debian-depends/1"), help="the trained bundle")
-    parser.add_argument(
-        "--models", type=Path, default=Path(tempfile.gettempdir()) / "espalier-benchmarks", help="where the synthetic model is kept"
-    )
+    parser.add_argument("--models", type=Path, default=SYNTHETIC, help="where the synthetic model is kept")
     args = parser.parse_args()
     synthetic = diffusion_bundle(args.models, args.height)
     shares = {f"{column} {share:.1%}": {column: {"max": share}} for column in ("scattered", "clustered") for share in SHARES}

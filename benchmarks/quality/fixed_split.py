@@ -18,6 +18,7 @@ from pathlib import Path
 
 from benchmarks import real_logs
 from benchmarks.quality import leaderboard
+from benchmarks.report_file import command_line
 from espalier.errors import InvalidConfig
 from training.retrieval.task import Metric
 from training.specification.deep import DeepConfig
@@ -66,7 +67,7 @@ def benchmark(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder in which DIR/NAME holds a set")
     parser.add_argument("--set", metavar="NAME", help=", ".join(SETS))
     parser.add_argument("--train", type=Path, metavar="FILE", help="instead of a set: what is learned from")

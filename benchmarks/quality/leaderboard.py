@@ -41,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, help="at most so many steps of the recipe, for a quick look")
     parser.add_argument("--minutes", type=float, help="at most so many for choosing and training each method")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--json", type=Path, help="rows are written after every method; methods already there are not run again")
 
 
 def without_folders(config: DeepConfig) -> Row:

@@ -29,7 +29,7 @@ from benchmarks import real_logs
 from benchmarks.quality.leaderboard import main_of, without_folders
 from benchmarks.quality.live_quality import Measure, finder, put_placed, trained
 from benchmarks.quality.live_sets import histories_of
-from benchmarks.report_file import write_report
+from benchmarks.report_file import command_line, write_report
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import EspalierError
@@ -119,14 +119,13 @@ def benchmark(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     real_logs.add_arguments(parser)
     parser.add_argument("--events", type=int, nargs="+", default=[5, 64], help="of each item, at most; one run for each number")
     parser.add_argument("--share", type=float, default=0.02, help="of the catalogue that goes and comes in a round")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--models", type=Path, help="a folder that keeps the trained model, as for live_quality")
-    parser.add_argument("--json", type=Path, help="write the report here")
     main_of(benchmark, parser)
 
 

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from benchmarks import real_logs
 from benchmarks.quality.leaderboard import main_of, without_folders
 from benchmarks.quality.live_sets import HiddenItems, hide
-from benchmarks.report_file import write_report
+from benchmarks.report_file import command_line, write_report
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import EspalierError, InvalidData
@@ -252,7 +252,7 @@ def benchmark(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     real_logs.add_arguments(parser)
     parser.add_argument("--events", type=int, default=5, help="of each hidden item")
     parser.add_argument("--share", type=float, default=0.1, help="of the items that may be hidden")
@@ -261,7 +261,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="at most so many training steps")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--models", type=Path, help="a folder that keeps the trained models; those that are there are not trained again")
-    parser.add_argument("--json", type=Path, help="write the report here")
     main_of(benchmark, parser)
 
 

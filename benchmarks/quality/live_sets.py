@@ -85,14 +85,7 @@ class HiddenItems:
                 places = np.flatnonzero(lists.of(user) == item)
                 first = places[0] if lists.order == "none" else places[places > 0][0]
                 kept_E[lists.offset_U1[user] + first] = True
-        moved = replace(
-            lists,
-            item_ids=pa.array(self.ids, lists.item_ids.type),
-            offset_U1=np.concatenate([[0], np.cumsum(kept_E)])[lists.offset_U1],
-            item_of_event_E=self.new_row_I[lists.item_of_event_E[kept_E]].astype(np.int32),
-            category_of_item_I=None,
-            time_of_event_E=None,
-        )
+        moved = _with_events(lists, kept_E, self.new_row_I, pa.array(self.ids, lists.item_ids.type))
         return replace(split, lists=moved, validation=self.moved(split.validation), test=self.moved(split.test))
 
     def moved(self, pairs: Sequence[EvaluationPair]) -> list[EvaluationPair]:
@@ -134,7 +127,9 @@ def hide(config: DeepConfig, whole: Prepared, share: float, events: int, seed: i
 
 def _without(config: DeepConfig, whole: Prepared, is_hidden_I: NDArray[np.bool_], old_of_I: Int64) -> Prepared:
     split = whole.split
-    lists = without_items(split.lists, is_hidden_I, old_of_I)
+    kept_E, category_I = ~is_hidden_I[split.lists.item_of_event_E], split.lists.category_of_item_I
+    lists = _with_events(split.lists, kept_E, old_of_I, split.lists.item_ids.filter(pa.array(~is_hidden_I)))
+    lists = replace(lists, category_of_item_I=None if category_I is None else category_I[~is_hidden_I])
     left = np.diff(lists.offset_U1)[split.train] > 0
 
     def queries(pairs: Sequence[EvaluationPair]) -> list[EvaluationPair]:
@@ -151,16 +146,14 @@ def _without(config: DeepConfig, whole: Prepared, is_hidden_I: NDArray[np.bool_]
     return Prepared(shorter, items, None, item_content(items, config.content))
 
 
-def without_items(lists: Interactions, is_hidden_I: NDArray[np.bool_], old_of_I: Int64) -> Interactions:
-    """The lists without some items, which have no rows any more."""
-    kept_E = ~is_hidden_I[lists.item_of_event_E]
-    category_I = lists.category_of_item_I
+def _with_events(lists: Interactions, kept_E: NDArray[np.bool_], row_I: Int64, item_ids: pa.Array) -> Interactions:
+    """The lists with some events alone, of items in other rows, without what else is known of items and events."""
     return replace(
         lists,
-        item_ids=lists.item_ids.filter(pa.array(~is_hidden_I)),
+        item_ids=item_ids,
         offset_U1=np.concatenate([[0], np.cumsum(kept_E)])[lists.offset_U1],
-        item_of_event_E=old_of_I[lists.item_of_event_E[kept_E]].astype(np.int32),
-        category_of_item_I=None if category_I is None else category_I[~is_hidden_I],
+        item_of_event_E=row_I[lists.item_of_event_E[kept_E]].astype(np.int32),
+        category_of_item_I=None,
         time_of_event_E=None,
     )
 

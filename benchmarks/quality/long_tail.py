@@ -13,7 +13,6 @@ process of its own: users, pairs, CPU seconds, MiB at most), and `compare` (seco
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import subprocess
@@ -28,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.report_file import write_report
+from benchmarks.report_file import command_line, write_report
 from training.baselines.item_cf import GRID, fit_item_cf
 from training.data.interactions import Interactions, read_interactions
 from training.neighbours.cooccurrence import lists_of
@@ -127,13 +126,12 @@ def compared(config: Path, minutes: float, report: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--items", type=int, default=340_000)
     parser.add_argument("--minutes", type=float, default=5.0, help="of `compare`")
     parser.add_argument("--counting", action="store_true", help="only count, without `compare`")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--work", type=Path, metavar="DIR", help="folder for the log (default: a temporary one)")
-    parser.add_argument("--json", type=Path, metavar="F")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.work or Path(temporary)

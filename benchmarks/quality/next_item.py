@@ -17,6 +17,7 @@ import argparse
 
 from benchmarks import real_logs
 from benchmarks.quality import leaderboard
+from benchmarks.report_file import command_line
 from training.retrieval.task import Metric
 from training.specification.deep import DeepConfig
 from training.specification.models import deep_config
@@ -38,7 +39,7 @@ def benchmark(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     real_logs.add_arguments(parser)
     leaderboard.add_arguments(parser)
     leaderboard.main_of(benchmark, parser)

@@ -8,7 +8,6 @@ not widened: fit with `scorer.dtype = "float32"` to compare all three. γ, calib
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from benchmarks.report_file import write_report
+from benchmarks.report_file import command_line, write_report
 from espalier.bundle import Bundle
 from espalier.bundle_writer import GraphContent, write_bundle
 from espalier.engines import open_engine
@@ -63,11 +62,10 @@ def measure(bundle: Bundle, folder: Path, beam: int, ms: Sequence[int]) -> list[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--model", type=Path, action="append", required=True, help="folder of a version; may be repeated")
     parser.add_argument("--beam", type=int, default=400)
     parser.add_argument("--m", default="10,50")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     ms = [int(m) for m in args.m.split(",")]
     with threadpool_limits(1), tempfile.TemporaryDirectory() as folder:

@@ -11,7 +11,6 @@ Legend: B queries, M results.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.report_file import write_report
+from benchmarks.report_file import command_line, write_report
 from espalier.bundle import Bundle
 from espalier.checks.heldout import read_heldout
 from espalier.engines import open_engine
@@ -71,12 +70,11 @@ class ShardsTogether:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.shard_recall", description=__doc__.split("\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--model", type=Path, required=True, help="models/NAME/VERSION, a whole bundle with held-out queries")
     parser.add_argument("--shards", default="1,2,4", help="numbers of shards (default %(default)s)")
     parser.add_argument("--beam", default="50,200", help="beam sizes (default %(default)s)")
     parser.add_argument("--m", default="10,50", help="numbers of results (default %(default)s)")
-    parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args(arguments)
     bundle = Bundle.open(options.model)
     rows = [row for count in numbers(options.shards) for row in compared(bundle, count, numbers(options.beam), numbers(options.m))]

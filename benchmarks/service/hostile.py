@@ -9,18 +9,15 @@ asks /livez fifty times a second. tests/hostile/measuring.py says when a row is 
 
 from __future__ import annotations
 
-import argparse
-import json
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks.report_file import command_line, write_report
 from espalier.bundle import Bundle
-from espalier.hardware import hardware
 from tests import ROOT
 from tests.hostile.attacked import attacked
 from tests.hostile.attacks import ATTACKS, Attack, Limits, Target
@@ -33,8 +30,7 @@ STEPS = 20
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the attacks. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.hostile", description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, help="write the rows here; they are written after each attack")
+    parser = command_line(__doc__)
     parser.add_argument("--attacks", help=f"some of them, separated by commas: {', '.join(ATTACKS)}")
     parser.add_argument("--models", type=Path, help="folder with debian-depends (default: models, else one that is trained now)")
     options = parser.parse_args(arguments)
@@ -48,9 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in names:
             rows.append(attack_sample(ATTACKS[name], models, Path(temporary) / f"{name}.log"))
             print(line(rows[-1]), flush=True)
-            if options.json:
-                report = {"hardware": hardware(), "date": datetime.now(UTC).date().isoformat(), "settings": vars(Limits()), "rows": rows}
-                options.json.write_text(json.dumps(report, indent=2) + "\n")
+            write_report(options.json, {"settings": vars(Limits()), "rows": rows})
     return 0 if all(row["ok"] for row in rows) else 1
 
 

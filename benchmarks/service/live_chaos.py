@@ -2,183 +2,147 @@
 
     python -m benchmarks.live_chaos --kills 200 --json live_chaos.json
 
-Starts the service with two workers on a copy of the sample model. Each kill is a SIGKILL, of a worker or of the whole service. Then every
-item is asked for by GET and by retrieval, of all workers, and the journal is compared with what was acknowledged. Also: the time to replay
-many operations into a version, and what a full disk and a read-only folder do. Knows processes. live_clients.py knows what is asked.
+Starts the service with two workers on a copy of the sample model. Each kill is a SIGKILL, of a worker or of the whole service. Each client
+has ids of its own, and repeats an operation until it is answered, as a caller does. In the end every item is asked for by GET and by
+retrieval, of all workers, and all answers and the feed are judged as in live_history.py. Also: the time to replay many operations into a
+version, and what a full disk and a read-only folder do.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import random
 import shutil
-import signal
 import subprocess
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.service.live_clients import KEY, Client, found_by_evidence, judge, request
-from benchmarks.service.live_replay import replay_seconds
-from benchmarks.service.serving import READY_S, Process
-from espalier.bundle import Bundle, find_versions
+import numpy as np
 
-ROOT = Path(__file__).parents[2]
-SAMPLE = ROOT / "models" / "debian-depends"
-WORKERS = 2
-CLIENTS = 4
+from benchmarks.report_file import SAMPLE, command_line, write_report
+from benchmarks.service.history_judge import TRANSIENT, WRITES, WRITTEN, Event, judged
+from benchmarks.service.live_history import HEADERS, SECTION, Run, served_copy
+from benchmarks.service.serving import request, wait_for
+from espalier.bundle import Bundle
+from espalier.live.journal import Journal
+from espalier.live.operations import ItemBody, Operation
+from espalier.live.rows import LiveRow, Placement
+from service.live.replay import replay
+from service.models.loading import EngineSource, load_version
+from service.settings import Settings
+from service.watch.metrics import Metrics
+
+WORKERS, CLIENTS, ITEMS = 2, 4, 900
 BETWEEN_S = 0.5
 """Mean time from the first answer after a kill to the next kill."""
 WHOLE = 0.25
 """Share of kills that end the whole service."""
 DISK = "40m"
 ASKS = 4
-"""How often each item is asked for in the end, on connections of its own, so that both workers are asked."""
+"""How often an item is asked for while there is no room, on connections of its own, so that both workers are asked."""
+GROUP, EVENTS, LENGTH = 256, 5, 8
+"""Of the journal that is replayed: operations of a transaction, histories of an item, items of a history."""
 
 
-class Victim(Process):
-    """A service that is killed and started again, and whose workers are killed and stopped."""
+def chaos(folder: Path, kills: int, seed: int = 0) -> dict[str, Any]:
+    """Kill a service `kills` times while clients write.
 
-    def __init__(self, models: Path, log: Path, workers: int = WORKERS, settings: Mapping[str, str] | None = None) -> None:
-        usual = {"ESPALIER_MODELS": str(models), "ESPALIER_DEVICE": "cpu", "ESPALIER_WRITE_KEYS": KEY}
-        super().__init__(["service", "--workers", str(workers)], usual | dict(settings or {}), log)
-
-    def start(self) -> None:
-        """Start, and wait until it answers."""
-        super().start()
-        self.wait_until_ready()
-
-    def workers(self) -> list[int]:
-        """Its workers that can be killed."""
-        with suppress(OSError):
-            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-            return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
-        return []
-
-    def kill_worker(self, rng: random.Random) -> bool:
-        workers = self.workers()
-        if workers:
-            with suppress(ProcessLookupError):
-                os.kill(rng.choice(workers), signal.SIGKILL)
-        return bool(workers)
-
-    def stop_worker(self, rng: random.Random, stopped_s: float) -> None:
-        """Let a worker stand still for a time."""
-        worker = rng.choice(self.workers())
-        with suppress(ProcessLookupError):
-            os.kill(worker, signal.SIGSTOP)
-            try:
-                time.sleep(stopped_s)
-            finally:
-                os.kill(worker, signal.SIGCONT)
-
-
-@dataclass(frozen=True)
-class Chaos:
-    """See the module; durations in s.
-
-    full   puts for which there was no room where they belong (507)
-    found  share of items that are among 50 for a history that they were put with
+    repeated     writes that were not answered, or answered 429 or 503
+    full         puts for which there was no room where they belong (507)
+    lost, twice  what the judge of histories says: of operations that were not asked for or share a sequence; of all else
+    found        share of items that are among 50 for a history that they were put with
     """
-
-    kills: int
-    of_service: int
-    acknowledged: int
-    repeated: int
-    refused: int
-    full: int
-    lost: int
-    twice: int
-    found: float
-    seconds: float
-    notes: list[str]
-
-
-def chaos(folder: Path, kills: int, seed: int = 0, sample: Path = SAMPLE) -> Chaos:
-    """Kill a service `kills` times while clients write."""
-    models, rng, began = copied(sample, folder), random.Random(seed), time.perf_counter()
-    victim, of_service = Victim(models, folder / "service.log"), 0
-    histories = held_out(models / sample.name)
-    clients = [Client(f"c{number}", victim.port, sample.name, histories) for number in range(CLIENTS)]
-    threads = [threading.Thread(target=client.run, daemon=True) for client in clients]
+    run, rng, began, of_service = Run(folder, seed, WORKERS, ITEMS), random.Random(seed), time.perf_counter(), 0
     try:
-        victim.start()
-        for thread in threads:
-            thread.start()
-        for _ in range(kills):
-            _wait_for_answers(victim, clients)
-            time.sleep(rng.expovariate(1 / BETWEEN_S))
-            if rng.random() < WHOLE or not victim.kill_worker(rng):
-                of_service += 1
-                victim.kill()
-                victim.start()
-        _wait_for_answers(victim, clients)
-        for client in clients:
-            client.stop()
-        for thread in threads:
-            thread.join()
-        victim.wait_until_ready()
-        _wait_for_workers(victim)
-        found = judge(victim.port, sample.name, models / sample.name / "live.db", clients, ASKS)
-        share = found_by_evidence(victim.port, models / sample.name / "live.db", clients[0].expected)
+        run.start()
+        with ThreadPoolExecutor(CLIENTS + 1) as pool:
+            working = [pool.submit(run.follower)]
+            working += [pool.submit(_client, run, f"c{number}", run.items[number::CLIENTS]) for number in range(CLIENTS)]
+            try:
+                for _ in range(kills):
+                    _wait_for_write(run)
+                    time.sleep(rng.expovariate(1 / BETWEEN_S))
+                    if rng.random() < WHOLE or not run.victim.kill_worker(rng):
+                        of_service += 1
+                        run.victim.kill()
+                        run.start()
+                _wait_for_write(run)
+            finally:
+                run.over.set()
+        for one in working:
+            one.result()
+        run.agree(1)
+        share = _found_by_evidence(run)
     finally:
-        for client in clients:
-            client.stop()
-        victim.kill()
-    refused = [text for client in clients for text in client.refused]
-    return Chaos(
-        kills=kills,
-        of_service=of_service,
-        acknowledged=found.acknowledged,
-        repeated=sum(client.repeated for client in clients),
-        refused=len(refused),
-        full=sum(client.full for client in clients),
-        lost=found.lost,
-        twice=found.twice,
-        found=round(share, 3),
-        seconds=round(time.perf_counter() - began, 1),
-        notes=found.notes + refused[:5],
-    )
+        run.victim.kill()
+    writes = [event for event in run.events if event.kind in WRITES]
+    violations = judged(run.events, run.log, run.trained)
+    twice = [violation for violation in violations if violation.rule in ("sequence", "unasked")]
+    refused = [event for event in writes if 400 <= event.status < 500 and event.status not in (408, 429, 499)]
+    return {
+        "kills": kills,
+        "of_service": of_service,
+        "acknowledged": sum(event.is_acknowledged for event in writes),
+        "repeated": sum(event.status in TRANSIENT for event in writes),
+        "refused": len(refused),
+        "full": sum(event.status == 507 for event in writes),
+        "lost": len(violations) - len(twice),
+        "twice": len(twice),
+        "found": round(share, 3),
+        "seconds": round(time.perf_counter() - began, 1),
+        "notes": [*map(str, violations[:20]), *map(str, refused[:5])],
+    }
 
 
-def copied(sample: Path, folder: Path) -> Path:
-    """A models folder with a copy of a model."""
-    shutil.copytree(sample, folder / "models" / sample.name)
-    return folder / "models"
+def _client(run: Run, name: str, items: Sequence[str]) -> None:
+    """Put and delete some items until the run is over."""
+    rng = random.Random(name)
+    while not run.over.is_set():
+        item = rng.choice(items)
+        is_there = run.tags[item] is not None
+        wanted = Event("delete", item, 0, 0, 0, name)
+        if not is_there or rng.random() < 0.9:
+            body = _body(run, rng, f"t{next(run.numbers)}", not is_there or rng.random() < 0.5)
+            wanted = Event("put", item, 0, 0, 0, name, body=body)
+        status = 0
+        while status in TRANSIENT and not run.over.is_set():
+            status = run.write(wanted)
 
 
-def held_out(model: Path) -> list[list[str]]:
-    """Histories of the users that a model was evaluated on."""
-    version = max(find_versions(model.parent)[model.name])
-    bundle = Bundle.open(model / str(version), verify=False)
-    length = bundle.manifest.query.length if bundle.manifest.query.kind == "history" else 0
-    return [history for history in bundle.heldout().column("history").to_pylist() if 1 < len(history) <= length]
+def _body(run: Run, rng: random.Random, title: str, has_events: bool) -> dict[str, Any]:
+    body: dict[str, Any] = {"fields": {"title": title, "section": SECTION}}
+    if has_events:
+        history = rng.choice(run.histories)
+        body["events"] = [rng.sample(history, rng.randint(1, len(history))) for _ in range(rng.randint(1, 4))]
+    return body
 
 
-def _wait_for_answers(victim: Victim, clients: Sequence[Client]) -> None:
-    """Until an operation was answered; starts the service again where it has given up."""
-    before, give_up = sum(len(client.acknowledged) for client in clients), time.monotonic() + READY_S
-    while sum(len(client.acknowledged) for client in clients) == before:
-        if not victim.is_alive():
-            victim.start()
-        if time.monotonic() > give_up:
-            raise RuntimeError("no operation was answered")
-        time.sleep(0.01)
+def _wait_for_write(run: Run) -> None:
+    """Until another write was answered; starts the service again where it has given up."""
+    before = run.highest
+
+    def is_answered() -> bool:
+        if not run.victim.is_alive():
+            run.start()
+        return run.highest > before
+
+    wait_for(is_answered, "no operation was answered")
 
 
-def _wait_for_workers(victim: Victim) -> None:
-    """Until every worker is there; a killed one is replaced after a second or more."""
-    give_up = time.monotonic() + READY_S
-    while len(victim.workers()) < WORKERS and time.monotonic() < give_up:
-        time.sleep(0.1)
-    time.sleep(5.0)
+def _found_by_evidence(run: Run, most: int = 200) -> float:
+    """Share of items that are among 50 for the first of the histories that they were put with last."""
+    last = {event.id: event for event in run.events if event.kind in WRITES and event.status in WRITTEN}
+    evidence = {event.id: event.body["events"][0] for event in last.values() if "events" in event.body}
+    hits = 0
+    for item, history in (asked := list(evidence.items())[:most]):
+        status, answer = request(run.victim.port, "POST", "/retrieve", {"queries": [{"history": history}], "m": 50})
+        hits += status == 200 and any(entry["id"] == item for entry in answer["results"][0]["items"])
+    return hits / max(len(asked), 1)
 
 
 # -- no room, no right to write ---------------------------------------------------------------------------------------------
@@ -197,14 +161,11 @@ def disk(folder: Path, size: str = DISK) -> Iterator[Path]:
 
 def _remount(folder: Path, how: str) -> None:
     """Make a file system read-only (ro) or writable (rw), once nobody writes to it any more."""
-    give_up = time.monotonic() + READY_S
-    while subprocess.run(["mount", "-o", f"remount,{how}", str(folder)], capture_output=True).returncode:
-        if time.monotonic() > give_up:
-            raise RuntimeError(f"{folder} cannot be mounted {how}")
-        time.sleep(0.1)
+    command = ["mount", "-o", f"remount,{how}", str(folder)]
+    wait_for(lambda: subprocess.run(command, capture_output=True).returncode == 0, f"{folder} cannot be mounted {how}")
 
 
-def without_room(folder: Path, read_only: bool, sample: Path = SAMPLE) -> dict[str, Any]:
+def without_room(folder: Path, read_only: bool) -> dict[str, Any]:
     """What a service answers while its models folder is full or read-only, and after.
 
     first       status of a put before
@@ -213,34 +174,41 @@ def without_room(folder: Path, read_only: bool, sample: Path = SAMPLE) -> dict[s
     kept        whether the first item is found meanwhile
     after       status of a put when there is room again, and whether its item is found
     """
+    name = SAMPLE.parent.name
     with disk(folder / ("read-only" if read_only else "full")) as mounted:
-        models = copied(sample, mounted)
-        victim = Victim(models, folder / "service.log")
-        client = Client("c", victim.port, sample.name, held_out(models / sample.name))
+        _, victim = served_copy(mounted, WORKERS)
         filler = mounted / "filler"
 
-        def put(name: str) -> int:
-            return request(victim.port, "PUT", f"/models/{sample.name}/items/{name}", client.body(random.Random(name), name, True))[0]
+        def put(item: str) -> int:
+            body = {"fields": {"title": item, "section": SECTION}, "events": [history]}
+            return request(victim.port, "PUT", f"/models/{name}/items/{item}", body, HEADERS)[0]
 
-        def is_found(name: str) -> bool:
-            query = {"queries": [{"history": []}], "m": 5, "filter": {"title": [name]}}
-            status, answer = request(victim.port, "POST", "/retrieve", query)
-            return status == 200 and [entry["id"] for entry in answer["results"][0]["items"]] == [name]
+        def retrieved(**more: Any) -> tuple[int, Any]:
+            return request(victim.port, "POST", "/retrieve", {"queries": [{"history": []}], "m": 5} | more)
 
-        try:
+        def is_found(item: str) -> bool:
+            status, answer = retrieved(filter={"title": [item]})
+            return status == 200 and [entry["id"] for entry in answer["results"][0]["items"]] == [item]
+
+        def start() -> None:
             victim.start()
+            victim.wait_until_ready()
+
+        history = Bundle.open(SAMPLE, verify=False).heldout().column("history")[0].as_py()[-LENGTH:]
+        try:
+            start()
             first = put("first")
             if read_only:  # a folder with files that are written to cannot be made read-only
                 victim.kill()
                 _remount(mounted, "ro")
-                victim.start()
+                start()
             else:
                 with suppress(OSError), filler.open("wb", buffering=0) as stream:
                     while True:
                         stream.write(b"\0" * 4096)
             writes = {put(f"meanwhile-{number}") for number in range(100)}
             kept = all(is_found("first") for _ in range(ASKS))
-            retrievals = {request(victim.port, "POST", "/retrieve", {"queries": [{"history": []}]})[0] for _ in range(ASKS)}
+            retrievals = {retrieved()[0] for _ in range(ASKS)}
             if read_only:
                 _remount(mounted, "rw")
             else:
@@ -251,18 +219,60 @@ def without_room(folder: Path, read_only: bool, sample: Path = SAMPLE) -> dict[s
             victim.kill()
 
 
+# -- a replay ---------------------------------------------------------------------------------------------------------------
+
+
+def filled(file: Path, bundle: Bundle, operations: int) -> Journal:
+    """A journal with as many puts of different items, each with five histories, and its place and row under a random parent."""
+    journal, rng, numbers = Journal(file), random.Random(0), np.random.default_rng(0)
+    tree, width, version = bundle.tree, bundle.graph_scorer.node_dim, bundle.manifest.version
+    parents = tree.level(tree.height - 1)
+    slots = {parent: int(tree.first_child[parent + 1] - tree.first_child[parent]) for parent in parents}
+    ids = bundle.items.ids_of(np.arange(min(len(bundle.items), 5000)))
+    for begin in range(0, operations, GROUP):
+        with journal.writing() as transaction:
+            for number in range(begin, min(begin + GROUP, operations)):
+                body = ItemBody({"title": f"item {number}"}, events=tuple(rng.sample(ids, LENGTH) for _ in range(EVENTS)))
+                stored = transaction.append(Operation(0, f"new-{number}", "put", body))
+                parent = rng.choice(parents)
+                row = LiveRow(numbers.normal(size=width).astype(np.float32))
+                transaction.store_placements(version, {stored.sequence: [Placement(0, parent, slots[parent], row)]})
+                slots[parent] += 1
+    return journal
+
+
+def replay_seconds(folder: Path, operations: int) -> dict[str, float]:
+    """Seconds until a version that was just opened is up to date with a journal, of the processor alone too; of the file's check before."""
+    name = SAMPLE.parent.name
+    shutil.copytree(SAMPLE, folder / name / SAMPLE.name)
+    settings = Settings(models=folder, device="cpu")
+    loaded = load_version(settings, Metrics(), EngineSource(), name, int(SAMPLE.name), lambda _: None)
+    journal = filled(folder / name / "live.db", loaded.bundle, operations)
+    journal.close()
+    began = time.perf_counter()
+    journal.check()
+    checked, used = time.perf_counter(), time.process_time()
+    replay(loaded.live, journal)
+    ended, cpu_s = time.perf_counter(), time.process_time() - used
+    state = loaded.live.state
+    if state is None or state.live_items != operations or loaded.live.sequence != operations:
+        raise RuntimeError("the replay did not apply every operation")
+    size_mb = journal.file.stat().st_size / 1e6
+    journal.close()
+    return {"operations": operations, "check_s": checked - began, "replay_s": ended - checked, "cpu_s": cpu_s, "journal_mb": size_mb}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.live_chaos", description=__doc__.split("\n\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--operations", type=int, default=100_000, help="operations of the journal that is replayed")
-    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for part in ("chaos", "replay"):
             (folder / part).mkdir()
-        found: dict[str, Any] = asdict(chaos(folder / "chaos", given.kills, given.seed))
+        found = chaos(folder / "chaos", given.kills, given.seed)
         found["replay"] = {key: round(value, 2) for key, value in replay_seconds(folder / "replay", given.operations).items()}
         for what, read_only in (("disk_full", False), ("read_only", True)):
             try:
@@ -270,8 +280,7 @@ def main() -> None:
             except subprocess.CalledProcessError as error:
                 found[what] = f"not tried: nothing may be mounted here ({error.stderr!r})"
     print(json.dumps(found, indent=2))
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=2) + "\n")
+    write_report(given.json, found)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ saw is judged (history_judge.py). Everything random comes from the seed; how thr
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import itertools
 import json
@@ -27,21 +26,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from benchmarks.report_file import SAMPLE, command_line, write_report
 from benchmarks.service.history_judge import TRANSIENT, WRITTEN, Event, Logged, Violation, judged, state_of
-from benchmarks.service.live_chaos import SAMPLE, Victim, copied, held_out
-from benchmarks.service.live_clients import request
-from benchmarks.service.live_prober import connections_to, exchange
-from espalier.bundle import find_versions
-from espalier.hardware import hardware
+from benchmarks.service.serving import Process, connections_to, exchange, request
+from espalier.bundle import Bundle, find_versions
 
-ADMIN = "a-key-of-an-administrator"
+KEY = "a-key-of-an-administrator"
+HEADERS = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
 WORKERS, CLIENTS = 3, 6
 ROUND_S = 10.0
 QUIET_S = 1.0
@@ -63,19 +61,28 @@ FAILURES = ("kill", "kill", "stop", "stop", "restart", "restart")
 Ask = Callable[[str, str, Any, Mapping[str, str]], tuple[int, Any]]
 
 
+def served_copy(folder: Path, workers: int) -> tuple[Path, Process]:
+    """A models folder with a copy of the sample in a folder, and the service over it, not started yet."""
+    shutil.copytree(SAMPLE.parent, folder / "models" / SAMPLE.parent.name)
+    settings = {"ESPALIER_MODELS": str(folder / "models"), "ESPALIER_DEVICE": "cpu"}
+    settings |= {"ESPALIER_ADMIN_KEYS": KEY, "ESPALIER_WRITE_KEYS": "a-key-that-only-writes"}  # without which writing is off
+    return folder / "models", Process(["service", "--workers", str(workers)], settings, folder / "service.log")
+
+
 class Run:
     """A service, and what all threads know of it.
 
+    new          items that come and go
     events, log  what was asked and answered, what the feed has
     tags         the last sequence that was seen of an item; 0: as it was trained, None: there is none
     """
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        self.name, self.models = SAMPLE.name, copied(SAMPLE, folder)
-        self.victim = Victim(self.models, folder / "service.log", WORKERS, {"ESPALIER_ADMIN_KEYS": ADMIN})
-        self.histories = [history[-8:] for history in held_out(self.models / self.name)]
+    def __init__(self, folder: Path, seed: int, workers: int = WORKERS, new: int = NEW) -> None:
+        self.name, (self.models, self.victim), self._workers = SAMPLE.parent.name, served_copy(folder, workers), workers
+        heldout = Bundle.open(SAMPLE, verify=False).heldout()
+        self.histories = [history[-8:] for history in heldout.column("history").to_pylist() if len(history) > 1]
         self.trained = random.Random(seed).sample(sorted({item for history in self.histories for item in history}), OLD)
-        self.items = [*self.trained, *(f"new/{number}" for number in range(NEW))]
+        self.items = [*self.trained, *(f"new/{number}" for number in range(new))]
         self.tags: dict[str, int | None] = dict.fromkeys(self.items) | dict.fromkeys(self.trained, 0)
         self.events: list[Event] = []
         self.log: list[Logged] = []
@@ -88,11 +95,16 @@ class Run:
         self._seed, self._pages, self._versions = seed, 0, list[int]()
         self._hidden: list[str] = []
 
+    def start(self) -> None:
+        """Start the service and wait until it is ready."""
+        self.victim.start()
+        self.victim.wait_until_ready()
+
     def ask(
         self, kind: str, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None, via: Ask | None = None
     ) -> tuple[Event, Any]:
         """Its times and status, and the document. via: another connection than one of its own."""
-        known = {"Content-Type": "application/json", "Authorization": f"Bearer {ADMIN}"} | dict(headers or {})
+        known = HEADERS | dict(headers or {})
         sent = time.monotonic() - self.began
         timeout_s = CHANGE_S if kind in CHANGES else TIMEOUT_S
         of_its_own: Ask = partial(request, self.victim.port, timeout_s=timeout_s)
@@ -276,7 +288,7 @@ class Run:
                 self.kinds[failure] += failure == "restart" or bool(workers)
                 if failure == "restart":
                     self.victim.kill(rng.choice((signal.SIGKILL, signal.SIGTERM)))
-                    self.victim.start()
+                    self.start()
                 elif failure == "kill":
                     self.victim.kill_worker(rng)
                 elif workers:
@@ -306,7 +318,7 @@ class Run:
 
     def agree(self, number: int) -> None:
         """Ask every worker for every item of every version. Raises RuntimeError where they are not there."""
-        connections = self._workers()
+        connections = self._connections()
         time.sleep(QUIET_S)
         for _ in range(5):
             first, end, versions = len(self.events), self.pull(), self.served()
@@ -324,19 +336,16 @@ class Run:
         for connection in connections:
             connection.close()
 
-    def _workers(self) -> list[http.client.HTTPConnection]:
+    def _connections(self) -> list[http.client.HTTPConnection]:
         """A connection to each worker, once all are ready."""
         give_up = time.monotonic() + WAIT_S
-        while True:
-            try:
-                (found,) = connections_to(("127.0.0.1", self.victim.port), WORKERS, 1)
-                if all(exchange(connection, "GET", "/readyz", None, {})[0] == 200 for connection in found):
+        while time.monotonic() < give_up:
+            with suppress(OSError, http.client.HTTPException, RuntimeError):
+                (found,) = connections_to(("127.0.0.1", self.victim.port), self._workers, 1)
+                if all(exchange(connection, "GET", "/readyz")[0] == 200 for connection in found):
                     return found
-            except (OSError, http.client.HTTPException, RuntimeError):
-                pass
-            if time.monotonic() > give_up:
-                raise RuntimeError(f"{WORKERS} workers are not ready after {WAIT_S:g} s")
             time.sleep(PAUSE_S)
+        raise RuntimeError(f"{self._workers} workers are not ready after {WAIT_S:g} s")
 
 
 def live_history(folder: Path, seconds: float, seed: int) -> dict[str, Any]:
@@ -344,7 +353,7 @@ def live_history(folder: Path, seconds: float, seed: int) -> dict[str, Any]:
     run, violations, failure, number = Run(folder, seed), list[Violation](), "", 0
     try:
         run.publish_copy()
-        run.victim.start()
+        run.start()
         run._change("publish", 1, "load", default=False)
         run.began = time.monotonic()
         run.bulk([(item, {"fields": {"title": f"t-{item}", "section": SECTION}}) for item in run.trained], "setup")
@@ -393,17 +402,14 @@ def _history(run: Run, violation: Violation, most: int = 50) -> list[dict[str, A
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.live_history", description=__doc__.split("\n\n")[0])
+    parser = command_line(__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (default %(default)g)")
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default %(default)s)")
-    parser.add_argument("--json", type=Path, help="write the result here")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         row = live_history(Path(name), 60 * given.minutes, given.seed)
-    found = {"rows": [row], "hardware": hardware(), "date": datetime.now(UTC).date().isoformat()}
     print(json.dumps(row, indent=1))
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
+    write_report(given.json, {"rows": [row]})
     sys.exit(1 if row["violations"] else 0)
 
 

@@ -10,7 +10,6 @@ A bulk is read by one worker on one core. Client and service share the machine.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -19,17 +18,16 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.service.live_prober import Probed, Prober, items_of, lost_of
+from benchmarks.report_file import SAMPLE, command_line, write_report
+from benchmarks.service.live_prober import Probed, Prober, items_of, lost_of, percentile_ms
 from benchmarks.service.serving import get, serving
 from espalier.bundle import Bundle
-from espalier.hardware import hardware
 from espalier_client import Client, Put, RequestFailed
 from loadtest.loops import closed_loop, open_loop, percentiles_ms, request_bytes, statuses
 from loadtest.queries import held_out
@@ -42,9 +40,8 @@ KEY = "live-load-write-key"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.live_load", description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, help="write the measurements here")
-    parser.add_argument("--model", type=Path, default=Path("models/debian-depends/1"), help="a bundle (default %(default)s)")
+    parser = command_line(__doc__)
+    parser.add_argument("--model", type=Path, default=SAMPLE, help="a bundle (default: the sample)")
     parser.add_argument("--bulk", type=Path, nargs="*", help="bundles to put items into in bulk (default: the one of --model)")
     parser.add_argument("--puts", type=float, default=100.0, help="items put per second (default %(default)g)")
     parser.add_argument("--share", type=float, default=LOAD_SHARE, help="share of the capacity that is offered (default %(default)g)")
@@ -54,10 +51,9 @@ def main() -> None:
     options = parser.parse_args()
     found = measured(options.model, options.puts, options.seconds, options.rounds, options.share)
     found["bulk"] = [bulk(model, options.bulk_items) for model in ([options.model] if options.bulk is None else options.bulk)]
-    found |= {"hardware": hardware(), "date": datetime.now(UTC).date().isoformat(), "puts_per_s_offered": options.puts}
+    found["puts_per_s_offered"] = options.puts
     print(json.dumps(found, indent=1))
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    write_report(options.json, found)
 
 
 @contextmanager
@@ -93,10 +89,7 @@ def measured(model: Path, puts_per_s: float, seconds: float, rounds: int, share:
         capacity = len([one for one in closed_loop(address, requests, CLIENTS, seconds / 2) if one.status == 200]) / (seconds / 2)
         offered = share * capacity
         asked = WORKERS * puts_per_s
-        without: list[dict[str, Any]] = []
-        beside: list[dict[str, Any]] = []
-        probed: list[Probed] = []
-        lost = 0
+        without, beside, probed, lost = list[dict[str, Any]](), list[dict[str, Any]](), list[Probed](), 0
         with (
             Prober(address, name, KEY, WORKERS, M) as prober,
             ProcessPoolExecutor(1, get_context("spawn")) as pool,  # so that the two loads do not share an interpreter
@@ -110,26 +103,24 @@ def measured(model: Path, puts_per_s: float, seconds: float, rounds: int, share:
                 lost += lost_of(address, name, KEY, probed[-1])
                 delete_all(writer, name, [item.id for item in items])
                 print(f"round {number + 1}: {beside[-1]['p99_ms']:.1f} ms p99 beside {without[-1]['p99_ms']:.1f} without", flush=True)
+    medians = {
+        "visible_p99_ms": [percentile_ms(one.visible_s, 99) for one in probed],
+        "visible_p50_ms": [percentile_ms(one.visible_s, 50) for one in probed],
+        "answered_p99_ms": [percentile_ms(one.answered_s, 99) for one in probed],
+        "puts_per_s": [one.per_s for one in probed],
+        **{f"retrieve_{name}": [one[name] for one in beside] for name in ("p99_ms", "p50_ms")},
+        **{f"retrieve_{name}_without": [one[name] for one in without] for name in ("p99_ms", "p50_ms")},
+    }
     return {
         "model": name,
         "capacity_per_s": capacity,
         "offered_per_s": offered,
-        "visible_p99_ms": median([one.percentile_ms(99) for one in probed]),
-        "visible_p50_ms": median([one.percentile_ms(50) for one in probed]),
-        "answered_p99_ms": median([one.answered_ms(99) for one in probed]),
-        "puts_per_s": median([one.per_s for one in probed]),
-        "retrieve_p99_ms": median([one["p99_ms"] for one in beside]),
-        "retrieve_p99_ms_without": median([one["p99_ms"] for one in without]),
-        "retrieve_p50_ms": median([one["p50_ms"] for one in beside]),
-        "retrieve_p50_ms_without": median([one["p50_ms"] for one in without]),
+        **{name: float(np.median(values)) for name, values in medians.items()},
         "lost": lost,
         "acknowledged": sum(len(one.sequences) for one in probed),
         "sequences_twice": sum(len(one.sequences) - len(set(one.sequences.values())) for one in probed),
-        "found_at_once": sum(one.found_at_once for one in probed),
-        "found_later": sum(one.found_later for one in probed),
+        **{name: sum(getattr(one, name) for one in probed) for name in ("found_at_once", "found_later", "invisible", "refused")},
         "visible_but_not_among_m": sum(one.seen for one in probed),
-        "invisible": sum(one.invisible for one in probed),
-        "refused": sum(one.refused for one in probed),
         "statuses": {"without": [one["statuses"] for one in without], "beside": [one["statuses"] for one in beside]},
         "put_statuses": [one.statuses for one in probed],
     }
@@ -175,10 +166,6 @@ def worker_cpu_s(port: int) -> float:
     time.sleep(1.1)
     lines = get(port, "/metrics")[1].decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("espalier_worker_cpu_seconds_total"))
-
-
-def median(values: Sequence[float]) -> float:
-    return float(np.median(values))
 
 
 if __name__ == "__main__":

@@ -1,35 +1,30 @@
 """Puts items at a rate and asks each worker for each of them at once, over connections that are known to be that worker's.
 
-A worker is known by the ids that it gives to requests: the first digits are the same for all requests of a process. A retrieval that is
-refused (429) is sent again after PAUSE_S, as clients do, and its pause counts in the time until the item is visible. Retry-After is not
-followed: it is whole seconds, and one refusal would hide how soon the item is found.
+A retrieval that is refused (429) is sent again after PAUSE_S, as clients do, and its pause counts in the time until the item is visible.
+Retry-After is not followed: it is whole seconds, and one refusal would hide how soon the item is found.
 """
 
 from __future__ import annotations
 
 import http.client
-import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.service.serving import JSON, connections_to, exchange
 from loadtest.queries import Query
 from loadtest.writes import WRITTEN
 
-PROCESS_DIGITS = 12
-"""Of an X-Request-Id: which process gave it."""
 THREADS = 12
 PATIENCE_S = 2.0
 """How long an item is asked for again before it is explained."""
 PAUSE_S = 0.05
 """Between a retrieval that was refused and the next one: about the mean of the first random pause of `espalier_client`."""
-ATTEMPTS = 500
-"""Connections that are opened in search of every worker."""
 
 Event = list[str] | list[float] | dict[int, float] | str
 
@@ -81,11 +76,9 @@ class Probed:
     refused: int = 0
     per_s: float = 0.0
 
-    def percentile_ms(self, percent: float) -> float:
-        return float(np.percentile(self.visible_s, percent) * 1e3) if self.visible_s else float("nan")
 
-    def answered_ms(self, percent: float) -> float:
-        return float(np.percentile(self.answered_s, percent) * 1e3) if self.answered_s else float("nan")
+def percentile_ms(seconds: Sequence[float], percent: float) -> float:
+    return float(np.percentile(seconds, percent) * 1e3) if seconds else float("nan")
 
 
 class Prober:
@@ -93,7 +86,7 @@ class Prober:
 
     def __init__(self, address: tuple[str, int], model: str, key: str, workers: int, m: int) -> None:
         self._address, self._model, self._m = address, model, m
-        self._headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+        self._headers = JSON | {"Authorization": f"Bearer {key}"}
         self._readers = connections_to(address, workers, THREADS)
         self._lock = threading.Lock()
 
@@ -171,50 +164,16 @@ class Prober:
 
     def _finds(self, reader: http.client.HTTPConnection, item: Item) -> bool | None:
         """Whether an answer holds an item; None where there was no answer."""
-        status, answer = exchange(reader, "POST", "/retrieve", {"model": self._model, "queries": [item.query], "m": self._m}, JSON)
+        status, answer = exchange(reader, "POST", "/retrieve", {"model": self._model, "queries": [item.query], "m": self._m})
         return any(found["id"] == item.id for found in answer["results"][0]["items"]) if status == 200 else None
 
     def _is_unknown(self, reader: http.client.HTTPConnection, item: Item) -> bool:
         body = {"model": self._model, "queries": [item.query], "m": self._m, "explain_items": [item.id]}
         while True:
-            status, answer = exchange(reader, "POST", "/retrieve", body, JSON)
+            status, answer = exchange(reader, "POST", "/retrieve", body)
             if status == 200:
                 return bool(answer["results"][0]["explain"]["items"][0]["outcome"] in ("unknown", "deleted"))
             time.sleep(PAUSE_S)
-
-
-JSON = {"Content-Type": "application/json"}
-
-
-def exchange(
-    connection: http.client.HTTPConnection, method: str, path: str, body: object, headers: Mapping[str, str]
-) -> tuple[int, dict[str, Any]]:
-    """Status and document of one request."""
-    connection.request(method, path, None if body is None else json.dumps(body), dict(headers))
-    answer = connection.getresponse()
-    document: dict[str, Any] = json.loads(answer.read())
-    return answer.status, document
-
-
-def connections_to(address: tuple[str, int], workers: int, each: int) -> list[list[http.client.HTTPConnection]]:
-    """`each` lists with a connection to every worker. Raises RuntimeError where a worker is not found."""
-    found: dict[str, list[http.client.HTTPConnection]] = {}
-    for _ in range(ATTEMPTS):
-        connection = http.client.HTTPConnection(*address, timeout=30)
-        connection.request("GET", "/livez")
-        answer = connection.getresponse()
-        answer.read()
-        own = found.setdefault(answer.headers["X-Request-Id"][:PROCESS_DIGITS], [])
-        if len(own) < each:
-            own.append(connection)
-        else:
-            connection.close()
-        if len(found) == workers and all(len(own) == each for own in found.values()):
-            return [list(one) for one in zip(*found.values(), strict=True)]
-    for own in found.values():
-        for connection in own:
-            connection.close()
-    raise RuntimeError(f"after {ATTEMPTS} connections: {[len(own) for own in found.values()]} of {workers} workers, {each} each")
 
 
 def lost_of(address: tuple[str, int], model: str, key: str, probed: Probed) -> int:

@@ -11,25 +11,21 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
-import pyarrow as pa
 import uvicorn
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from benchmarks.report_file import write_report
+from benchmarks.random_bundles import make_bundle
+from benchmarks.report_file import command_line, write_report
 from benchmarks.service.serving import serving
 from espalier.bundle import Bundle
-from espalier.bundle_writer import GraphContent, write_bundle
 from espalier.engines.stages import ParentsFound
-from espalier.items import ItemTable
-from espalier.manifest import ManifestDraft, Ranking, SearchDefaults
-from espalier.queries import HistoryKind, QueryBatch
+from espalier.queries import QueryBatch
 from espalier.search import NO_CONTEXT, Engine, SearchContext, SearchParams, SearchResult
 from espalier.tree import complete_tree
 from loadtest.loops import closed_loop, percentiles_ms, request_bytes
@@ -73,8 +69,7 @@ class TrivialEngine:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.service_overhead", description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, help="write the measurements here")
+    parser = command_line(__doc__)
     parser.add_argument("--seconds", type=float, default=4.0, help="length of each measurement (default 4)")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each case, in turn; the medians count (default 3)")
     parser.add_argument("--serve", choices=CASES, help=argparse.SUPPRESS)
@@ -136,7 +131,9 @@ def serve(case: str, port: int) -> None:
     listening = listen("127.0.0.1", port)
     if case == "service":
         with tempfile.TemporaryDirectory() as folder:
-            _write_model(Path(folder))
+            rng, tree = np.random.default_rng(0), complete_tree(np.arange(ITEMS), 2)
+            limits: dict[str, Any] = {"beam_size": M, "m": M, "max_beam_size": ITEMS, "max_m": ITEMS}
+            make_bundle(Path(folder), rng, tree, name="trivial", length=HISTORY, **limits)
             settings = Settings(models=Path(folder))
             Server(create_app(settings, EngineSource(_open_trivial)), settings).serve_on(listening)
         return
@@ -156,26 +153,6 @@ def serve(case: str, port: int) -> None:
 
 def _open_trivial(bundle: Bundle, device: str, engine: str | None, threads: int, precision: str) -> Engine:
     return TrivialEngine()
-
-
-def _write_model(folder: Path) -> None:
-    ids = [f"item-{i}" for i in range(ITEMS)]
-    tree = complete_tree(np.arange(ITEMS), 2)
-    draft = ManifestDraft(
-        name="trivial",
-        version=1,
-        algorithm="none",
-        created=datetime.now(UTC),
-        query=HistoryKind(length=HISTORY),
-        ranking=Ranking(own="logit", gamma=0),
-        search=SearchDefaults(beam_size=M, m=M, max_beam_size=ITEMS, max_m=ITEMS),
-    )
-    history = pa.array([["item-0"]], pa.list_(pa.string()))
-    golden = pa.table({"history": history, "beam_size": [1], "m": [1], "item_rows": [[0]], "ranks": [[1.0]], "margin": [1.0]})
-    heldout = pa.table({"history": history, "relevant": [["item-0"]]})
-    items = ItemTable.build(pa.table({"id": ids}))
-    rows_ND = np.zeros((tree.node_count, 1), np.float32)
-    write_bundle(folder / "trivial" / "1", draft, GraphContent(tree, rows_ND, 1, 1, b"none", b"none", items, golden, heldout))
 
 
 def _constant_answer() -> dict[str, Any]:

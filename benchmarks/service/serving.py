@@ -1,22 +1,30 @@
-"""Servers under test in processes of their own, which can be killed, stopped and started again.
+"""Servers under test in processes of their own, which can be killed, stopped and started again, and single requests to them.
 
-Knows processes and ports. Does not know loads.
+Knows processes, ports and connections. Does not know loads.
 """
 
 from __future__ import annotations
 
 import http.client
+import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 READY_S = 300.0
+JSON = {"Content-Type": "application/json"}
+PROCESS_DIGITS = 12
+"""Of an X-Request-Id: which process gave it."""
+ATTEMPTS = 500
+"""Connections that are opened in search of every worker."""
 
 
 class Process:
@@ -82,6 +90,31 @@ class Process:
             except subprocess.TimeoutExpired:
                 self.kill()
 
+    def workers(self) -> list[int]:
+        """Its workers that can be killed."""
+        with suppress(OSError):
+            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+            return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        return []
+
+    def kill_worker(self, rng: random.Random) -> bool:
+        """Whether there was one."""
+        workers = self.workers()
+        if workers:
+            with suppress(ProcessLookupError):
+                os.kill(rng.choice(workers), signal.SIGKILL)
+        return bool(workers)
+
+    def stop_worker(self, rng: random.Random, stopped_s: float) -> None:
+        """Let a worker stand still for a time."""
+        worker = rng.choice(self.workers())
+        with suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGSTOP)
+            try:
+                time.sleep(stopped_s)
+            finally:
+                os.kill(worker, signal.SIGCONT)
+
     def metric(self, name: str, **labels: str) -> float:
         """The sum of the samples of a metric that have these labels."""
         total = 0.0
@@ -122,12 +155,63 @@ def free_port() -> int:
 
 def get(port: int, path: str) -> tuple[int, bytes]:
     """Status and body; status 0 where nobody listens, or the answer breaks off."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection, suppress(OSError, http.client.HTTPException):
         connection.request("GET", path)
         answer = connection.getresponse()
         return answer.status, answer.read()
-    except (OSError, http.client.HTTPException):
-        return 0, b""
-    finally:
-        connection.close()
+    return 0, b""
+
+
+def request(
+    port: int, method: str, path: str, body: Any = None, headers: Mapping[str, str] = JSON, timeout_s: float = READY_S
+) -> tuple[int, Any]:
+    """As `exchange`, on a connection of its own; status 0 where there was no whole answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+    with closing(connection), suppress(OSError, http.client.HTTPException, ValueError):
+        return exchange(connection, method, path, body, headers)
+    return 0, None
+
+
+def exchange(
+    connection: http.client.HTTPConnection, method: str, path: str, body: Any = None, headers: Mapping[str, str] = JSON
+) -> tuple[int, Any]:
+    """Status and document, of lines a list, of one request. body: JSON, or bytes."""
+    connection.request(method, path, body if body is None or isinstance(body, bytes) else json.dumps(body), dict(headers))
+    answer = connection.getresponse()
+    content, kind = answer.read(), str(answer.headers["content-type"])
+    if "ndjson" in kind:
+        return answer.status, [json.loads(line) for line in content.splitlines()]
+    return answer.status, json.loads(content) if "json" in kind else content.decode()
+
+
+def connections_to(address: tuple[str, int], workers: int, each: int) -> list[list[http.client.HTTPConnection]]:
+    """`each` lists with a connection to every worker. Raises RuntimeError where a worker is not found.
+
+    A worker is known by the ids that it gives to requests: the first digits are the same for all requests of a process.
+    """
+    found: dict[str, list[http.client.HTTPConnection]] = {}
+    for _ in range(ATTEMPTS):
+        connection = http.client.HTTPConnection(*address, timeout=30)
+        connection.request("GET", "/livez")
+        answer = connection.getresponse()
+        answer.read()
+        own = found.setdefault(answer.headers["X-Request-Id"][:PROCESS_DIGITS], [])
+        if len(own) < each:
+            own.append(connection)
+        else:
+            connection.close()
+        if len(found) == workers and all(len(own) == each for own in found.values()):
+            return [list(one) for one in zip(*found.values(), strict=True)]
+    for own in found.values():
+        for connection in own:
+            connection.close()
+    raise RuntimeError(f"after {ATTEMPTS} connections: {[len(own) for own in found.values()]} of {workers} workers, {each} each")
+
+
+def wait_for(condition: Callable[[], object], what: str, within_s: float = READY_S) -> None:
+    """Poll until it holds. Raises RuntimeError."""
+    give_up = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > give_up:
+            raise RuntimeError(f"after {within_s:g} s: {what}")
+        time.sleep(0.05)

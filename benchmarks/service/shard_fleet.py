@@ -1,27 +1,71 @@
 """A router and replicas of shards, each in a process of its own that can be killed, stopped and started again; and versions for them.
 
+One replica is known to the router by a proxy, which passes its answers on, late, or gives rubbish instead of them.
 Knows processes and folders of bundles. Does not know loads.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from aiohttp import ClientError, ClientSession, web
 
 from benchmarks.service.serving import Process
-from benchmarks.service.shard_proxy import Proxy
 from espalier.bundle import Bundle
 
 SHIFT = 0.05
 """By how much a version's scores are further than those of the version before, in log-odds, so that every answer tells its version."""
+Mood = Literal["well", "slow", "garbage"]
+LATE_S = 0.5
+"""How much later a slow replica answers."""
+RUBBISH = b"\x00rubbish" * 64
+HOP = frozenset({"connection", "content-length", "transfer-encoding", "keep-alive", "host"})
+"""Headers that belong to one connection."""
+
+
+class Proxy:
+    """In a thread of its own, on a free port. mood: how it treats searches from the next one on; other requests always pass."""
+
+    def __init__(self, target: str) -> None:
+        self.mood: Mood = "well"
+        self._target, self._port = target, Future[int]()
+        threading.Thread(target=asyncio.run, args=(self._serve(),), name="proxy", daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._port.result(10)}"
+
+    async def _serve(self) -> None:
+        async with ClientSession(auto_decompress=False) as session:
+            app = web.Application(client_max_size=1 << 30)
+            app.router.add_route("*", "/{path:.*}", partial(self._pass_on, session))
+            runner = web.AppRunner(app)
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            self._port.set_result(runner.addresses[0][1])
+            await asyncio.Event().wait()
+
+    async def _pass_on(self, session: ClientSession, request: web.Request) -> web.Response:
+        body, mood = await request.read(), self.mood if request.method == "POST" else "well"
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP}
+        try:
+            async with session.request(request.method, self._target + request.path_qs, data=body, headers=headers) as answer:
+                content, status, kind = await answer.read(), answer.status, answer.headers.get("Content-Type", "text/plain")
+        except ClientError:
+            return web.Response(status=502)
+        if mood == "slow":
+            await asyncio.sleep(LATE_S)
+        return web.Response(body=RUBBISH if mood == "garbage" else content, status=status, headers={"Content-Type": kind})
 
 
 class Running:
@@ -32,19 +76,11 @@ class Running:
 
     def __init__(self, models: Path, shards: int, replicas: int, logs: Path) -> None:
         usual = {"ESPALIER_DEVICE": "cpu", "ESPALIER_THREADS": "1", "ESPALIER_LOG_LEVEL": "WARNING", "ESPALIER_POLL_S": "0.5"}
-        self.replicas = [
-            [
-                Process(
-                    ["service"],
-                    usual | {"ESPALIER_MODELS": str(shards_folder(models)), "ESPALIER_SHARD": str(shard)},
-                    logs / f"shard-{shard}-{replica}.log",
-                )
-                for replica in range(replicas)
-            ]
-            for shard in range(shards)
-        ]
+        self.replicas: list[list[Process]] = []
+        for shard in range(shards):
+            own = usual | {"ESPALIER_MODELS": str(shards_folder(models)), "ESPALIER_SHARD": str(shard)}
+            self.replicas.append([Process(["service"], own, logs / f"shard-{shard}-{replica}.log") for replica in range(replicas)])
         self.proxy = Proxy(self.replicas[0][-1].url)
-        self.proxy.start()  # its port is known from then on
         addresses = [process.url for own in self.replicas for process in own if process is not self.replicas[0][-1]]
         router = ["service.router", "--shards", ",".join([*addresses, self.proxy.url])]
         self.router = Process(router, usual | {"ESPALIER_MODELS": str(models)}, logs / "router.log")
@@ -60,17 +96,20 @@ def running(models: Path, shards: int, replicas: int, logs: Path) -> Iterator[Ru
     fleet = Running(models, shards, replicas, logs)
     try:
         for own in zip(*fleet.replicas, strict=True):  # not all at once: each imports a lot
-            for process in own:
-                process.start()
-            for process in own:
-                process.wait_until_ready()
-        fleet.router.start()
-        fleet.router.wait_until_ready()
+            started(own)
+        started([fleet.router])
         yield fleet
     finally:
         for process in (fleet.router, *fleet.all):
             process.end()
-        fleet.proxy.stop()
+
+
+def started(processes: Sequence[Process]) -> None:
+    """Start some at once and wait until all are ready."""
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.wait_until_ready()
 
 
 def shards_folder(models: Path) -> Path:

@@ -9,7 +9,6 @@ due. Each phase is a load of its own, with one thing that happens to the fleet m
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
@@ -20,15 +19,15 @@ from datetime import UTC, datetime
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from benchmarks.service.serving import Process, get, serving
+from benchmarks.report_file import SAMPLE, command_line, write_report
+from benchmarks.service.serving import Process, get, serving, wait_for
 from benchmarks.service.shard_answers import Load, M, Seen, all_answered, is_mixed, kept, recall, requests_of, went_back
-from benchmarks.service.shard_fleet import Running, first_version, next_version, running
+from benchmarks.service.shard_fleet import Mood, Running, first_version, next_version, running, started
 from espalier.bundle import Bundle
-from espalier.hardware import hardware
 from loadtest.loops import Answered, closed_loop, each_once, open_loop, request_bytes
 from loadtest.queries import Query, held_out
 
@@ -36,6 +35,7 @@ LOAD_SHARE = 0.4
 CLIENTS = 8
 """Clients that ask as fast as they can, to find the capacity."""
 WAIT_S = 60.0
+OWN = "espalier_router_own_seconds"
 
 
 @dataclass(frozen=True)
@@ -51,29 +51,22 @@ QUICK, FULL = Plan(15, 6, 6), Plan(45, 20, 6)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.shards", description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, help="write the measurements here")
+    parser = command_line(__doc__)
     parser.add_argument("--quick", action="store_true", help="shorter phases and fewer rollouts: at most 15 minutes")
-    parser.add_argument("--model", type=Path, default=Path("models/debian-depends/1"), help="a bundle (default %(default)s)")
+    parser.add_argument("--model", type=Path, default=SAMPLE, help="a bundle (default: the sample)")
     parser.add_argument("--shards", type=int, default=4, help="how many to cut it into (default %(default)s)")
     parser.add_argument("--replicas", type=int, default=2, help="of each shard (default %(default)s)")
     parser.add_argument("--rollouts", type=int, help=f"new versions under load (default: {FULL.rollouts}, with --quick {QUICK.rollouts})")
     parser.add_argument("--rate", type=float, help=f"requests per second (default: {LOAD_SHARE:g} of what the router can answer)")
     options = parser.parse_args()
-    if options.replicas < 2:
-        parser.error("--replicas: expected at least 2, one of which can be killed")
-    if options.rollouts is not None and options.rollouts < 1:
-        parser.error("--rollouts: expected at least 1")
-    if options.shards < 2:
-        parser.error("--shards: expected at least 2, one of which can be killed")
     plan = QUICK if options.quick else FULL
     if options.rollouts is not None:
         plan = replace(plan, rollouts=options.rollouts)
-    found = measured(options.model, options.shards, options.replicas, options.rate, plan)
-    found |= {"hardware": hardware(), "date": datetime.now(UTC).date().isoformat(), "quick": options.quick}
+    if min(options.replicas, options.shards) < 2 or plan.rollouts < 1:
+        parser.error("expected --replicas and --shards of at least 2, one of which can be killed, and --rollouts of at least 1")
+    found = measured(options.model, options.shards, options.replicas, options.rate, plan) | {"quick": options.quick}
     print(json.dumps(found, indent=1))
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    write_report(options.json, found)
 
 
 def measured(model: Path, shards: int, replicas: int, rate: float | None, plan: Plan) -> dict[str, Any]:
@@ -83,7 +76,9 @@ def measured(model: Path, shards: int, replicas: int, rate: float | None, plan: 
         name = first_version(model, models, shards)
         queries = held_out(Bundle.open(models / name / "1", verify=False))
         said("bundle alone")
-        alone = answers_of_one(models, name, queries)
+        settings = {"ESPALIER_MODELS": str(models), "ESPALIER_DEVICE": "cpu", "ESPALIER_LOG_LEVEL": "WARNING"}
+        with serving(["service"], settings) as port:
+            alone = recall(("127.0.0.1", port), name, queries)
         said(f"{shards} shards × {replicas} replicas start")
         with running(models, shards, replicas, Path(folder)) as fleet, ProcessPoolExecutor(1, get_context("spawn")) as pool:
             return Measuring(fleet, pool, models, name, queries, rate, plan).all() | {
@@ -92,13 +87,6 @@ def measured(model: Path, shards: int, replicas: int, rate: float | None, plan: 
                 "replicas": replicas,
                 "recall_one": alone,
             }
-
-
-def answers_of_one(models: Path, name: str, queries: Sequence[Query]) -> float:
-    """R@M of the bundle's own service."""
-    settings = {"ESPALIER_MODELS": str(models), "ESPALIER_DEVICE": "cpu", "ESPALIER_LOG_LEVEL": "WARNING"}
-    with serving(["service"], settings) as port:
-        return recall(("127.0.0.1", port), name, queries)
 
 
 def said(text: str) -> None:
@@ -131,28 +119,30 @@ class Measuring:
         """Every phase, and the figures that are asked for."""
         fleet, plan = self._fleet, self._plan
         said(f"capacity {self._capacity:.0f}/s, {self._rate:.0f}/s are offered")
-        before = self._buckets("espalier_router_own_seconds")
+        before = self._buckets(OWN)
         closed_loop(self._address, self._requests, 1, plan.phase_s)
-        alone_p50_ms = quantile_ms(before, self._buckets("espalier_router_own_seconds"), 0.5)
+        alone_p50_ms = quantile_ms(before, self._buckets(OWN), 0.5)
         said(f"with one client at a time the router's own time is {alone_p50_ms:g} ms at p50")
         covered = recall(self._address, self._name, self._queries)
         self._first = {one.number: one.scores for one in all_answered(self._address, self._requests).seen}
-        before, hedged = self._buckets("espalier_router_own_seconds"), fleet.router.metric("espalier_router_hedges_total")
+        before, hedged = self._buckets(OWN), fleet.router.metric("espalier_router_hedges_total")
         healthy = self._phase("healthy")
-        own_p50_ms = quantile_ms(before, self._buckets("espalier_router_own_seconds"), 0.5)
+        own_p50_ms = quantile_ms(before, self._buckets(OWN), 0.5)
         hedges = fleet.router.metric("espalier_router_hedges_total") - hedged
         killed = self._phase("replica killed", fleet.replicas[1][0].kill)
-        again_s = self._again(fleet.replicas[1][0])
+        replicas = len(fleet.all)
+        _, again_s = self._back([fleet.replicas[1][0]], lambda: fleet.router.metric("espalier_router_replicas") >= replicas)
         shard = self._killed_shard()
         stopped = self._phase("replica stopped", fleet.replicas[0][0].stop)
         fleet.replicas[0][0].go_on()
-        moods: tuple[Literal["slow", "garbage"], ...] = ("slow", "garbage")
+        moods: tuple[Mood, ...] = ("slow", "garbage")
         for mood in moods:
             self._phase(f"replica {mood}", partial(setattr, fleet.proxy, "mood", mood))
             fleet.proxy.mood = "well"
             self._wait(self._is_whole)
         rolled = self._rollouts(plan.rollouts)
-        router = self._killed_router()
+        fleet.router.kill()
+        _, router_s = self._back([fleet.router], self._is_whole)
         return {
             "capacity_per_s": round(self._capacity, 1),
             "offered_per_s": round(self._rate, 1),
@@ -167,7 +157,7 @@ class Measuring:
             "rollouts": rolled["rollouts"],
             "mixed": rolled["mixed"],
             "rollout": rolled,
-            "killed_router": router,
+            "killed_router": {"back_s": router_s},
             "phases": self._phases,
         }
 
@@ -199,26 +189,17 @@ class Measuring:
         whole = {"model": self._name, "queries": [self._queries[0].body()], "m": M, "min_coverage": 1.0}
         figures["status_with_min_coverage_1"] = each_once(self._address, [request_bytes("/retrieve", whole)], 1)[0].status
         figures["replicas_metric"] = 0
-        began = time.monotonic()
-        for process in last:
-            process.start()
-        for process in last:
-            process.wait_until_ready()
-        ready_s = time.monotonic() - began
-        self._wait(self._is_whole)
-        figures["back_s"] = round(time.monotonic() - began, 2)
-        figures["replicas_ready_s"] = round(ready_s, 2)
-        said(f"shard is back after {figures['back_s']} s, of which its start took {ready_s:.1f} s")
+        figures["replicas_ready_s"], figures["back_s"] = self._back(last, self._is_whole)
+        said(f"shard is back after {figures['back_s']} s, of which its start took {figures['replicas_ready_s']} s")
         return figures
 
-    def _again(self, process: Process) -> float:
-        """Seconds until the router asks a replica again that was killed, from its start on."""
-        wanted = float(len(self._fleet.all))
+    def _back(self, killed: Sequence[Process], condition: Callable[[], bool]) -> tuple[float, float]:
+        """Start what was killed; seconds until it is ready, and until the router asks it again."""
         began = time.monotonic()
-        process.start()
-        process.wait_until_ready()
-        self._wait(lambda: self._fleet.router.metric("espalier_router_replicas") >= wanted)
-        return round(time.monotonic() - began, 2)
+        started(killed)
+        ready_s = time.monotonic() - began
+        self._wait(condition)
+        return round(ready_s, 2), round(time.monotonic() - began, 2)
 
     def _rollouts(self, count: int) -> dict[str, Any]:
         """New versions under load: none fails, none is mixed, none goes back."""
@@ -253,16 +234,6 @@ class Measuring:
             "seconds_max": round(max(seconds), 2),
         }
 
-    def _killed_router(self) -> dict[str, float]:
-        """Seconds without an answer when the router is killed and started again at once."""
-        router = self._fleet.router
-        router.kill()
-        began = time.monotonic()
-        router.start()
-        router.wait_until_ready()
-        self._wait(self._is_whole)
-        return {"back_s": round(time.monotonic() - began, 2)}
-
     # -- what the fleet says --------------------------------------------------------------------------------------------
 
     def _is_whole(self) -> bool:
@@ -280,11 +251,7 @@ class Measuring:
         return sorted((float(row.split('le="')[1].split('"')[0]), float(row.rpartition(" ")[2])) for row in rows)
 
     def _wait(self, condition: Callable[[], bool]) -> None:
-        give_up = time.monotonic() + WAIT_S
-        while not condition():
-            if time.monotonic() > give_up:
-                raise RuntimeError(f"it did not come to pass within {WAIT_S:g} s")
-            time.sleep(0.05)
+        wait_for(condition, "it did not come to pass", WAIT_S)
 
 
 def quantile_ms(before: Sequence[tuple[float, float]], after: Sequence[tuple[float, float]], quantile: float) -> float:

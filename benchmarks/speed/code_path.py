@@ -10,16 +10,13 @@ these alone.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
-import socket
 import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -28,6 +25,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from benchmarks.report_file import command_line
+from benchmarks.service.serving import free_port, get, request, wait_for
 from benchmarks.speed import request_walks
 
 ROOT = Path.cwd()
@@ -95,13 +94,12 @@ def write_data(folder: Path) -> None:
 
 def trainings(folder: Path) -> list[dict[str, Any]]:
     """Both kinds of models, trained twice: what is cached after the first time, compiled code say, does not count."""
-    global crossed
     from training.__main__ import main as train
 
     rows = []
     for name in ("planted", "shop"):
         for version in (1, 2):
-            crossed = set()
+            _record(found := set[tuple[str, str]]())
             out = folder / "models" / name / str(version)
             sys.argv = ["training", "fit", "--config", str(folder / f"{name}.toml"), "--out", str(out), "--device", "cpu"]
             try:
@@ -109,19 +107,17 @@ def trainings(folder: Path) -> list[dict[str, Any]]:
             except SystemExit as stop:
                 if stop.code:
                     raise
-            found, crossed = crossed, None
+            _record(None)
         rows.append(_counted(f"log → bundle, {name}", [found]))
     return rows
 
 
 def requests(folder: Path) -> list[dict[str, Any]]:
     """One warm request of each kind, to a service on a free port of this process's own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     os.chdir(folder)  # where the service looks for `models`
     rows: list[dict[str, Any]] = []
-    client = threading.Thread(target=_ask, args=(f"http://127.0.0.1:{port}", rows))
+    client = threading.Thread(target=_ask, args=(port, rows))
     client.start()
     from service.__main__ import main as serve
 
@@ -130,37 +126,28 @@ def requests(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _ask(url: str, rows: list[dict[str, Any]]) -> None:
-    global crossed
+def _ask(port: int, rows: list[dict[str, Any]]) -> None:
     try:
-        for _ in range(300):
-            try:
-                urllib.request.urlopen(f"{url}/readyz", timeout=5).close()
-                break
-            except OSError:
-                time.sleep(0.1)
+        wait_for(lambda: get(port, "/readyz")[0] == 200, "the service is not ready")
         for way, body in BODIES.items():
             rounds = []
-            for number in range(1 + REQUESTS):  # the first one warms up
+            for _ in range(1 + REQUESTS):
                 time.sleep(0.3)  # so that nothing of the request before is counted
-                crossed = set()
-                request = urllib.request.Request(f"{url}/retrieve", json.dumps(body).encode(), {"Content-Type": "application/json"})
-                with urllib.request.urlopen(request, timeout=10) as answer:
-                    if not json.load(answer)["results"][0]["items"]:
-                        raise RuntimeError(f"{way}: no item came back")
+                _record(found := set[tuple[str, str]]())
+                _, answer = request(port, "POST", "/retrieve", body)
+                if not answer["results"][0]["items"]:
+                    raise RuntimeError(f"{way}: no item came back")
                 time.sleep(0.05)
-                if number:
-                    rounds.append(crossed)
-                crossed = None
-            rows.append(_counted(way, rounds))
+                _record(None)
+                rounds.append(found)
+            rows.append(_counted(way, rounds[1:]))  # the first one warms up
     finally:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main() -> None:
     """Count, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the rows here")
+    parser = command_line(__doc__)
     parser.add_argument("--walks", action="store_true", help="walk through request_walks.py alone")
     chosen = parser.parse_args()
     sys.path.insert(0, str(ROOT))

@@ -11,33 +11,36 @@ An inner product instead, for noisy item vectors as queries: `compiled-cpu` at e
 finds .95 of what an exact search of them does, and that exact search (HNSW needs the extra `ann`). One query at a time, one thread; all
 take turns in every round. Recall is the share of the m best leaves by the scorer alone that came back.
 
-Legend: B queries, D row, I items, M results.
+Legend: B queries, D row, I items, M results; in timing X systems, P parts, R rounds, Q queries.
 """
 
 from __future__ import annotations
 
-import argparse
-import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
+from tqdm import tqdm
 
 from benchmarks.papers.product_search.ann import AnnIndex, faiss_is_installed
-from benchmarks.report_file import write_report
-from benchmarks.speed.ann_systems import System, index_system, leaf_encoder, leaf_rows, scan_system, timed, tree_system
+from benchmarks.report_file import SYNTHETIC, command_line, write_report
 from benchmarks.synthetic import diffusion_bundle, diffusion_queries, synthetic_bundle
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
+from espalier.engines.encode import Encoder
 from espalier.engines.graphs import load_graph
+from espalier.engines.pipeline import Pipeline
 from espalier.engines.runtime import ort
+from espalier.engines.stages import GivenQueries
 from espalier.masks.eligibility import excluded_nodes
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
+from training.retrieval.scores import best_of_all
 
 M = 200
 QUERIES = 64
@@ -48,6 +51,7 @@ EF_SEARCH = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 153
 MOST = 4096
 """efSearch where none of those is enough."""
 Row = dict[str, Any]
+Array = NDArray[Any]
 
 
 class LevelLoop:
@@ -130,6 +134,85 @@ def run(bundle: Bundle, beams: list[int], batches: list[int], rounds: int) -> li
     return rows
 
 
+# -- an inner product -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class System:
+    """One of those that are compared.
+
+    knob    the beam or efSearch; None where there is none
+    encode  a query → what its search takes
+    search  what `encode` made of a query → int64[1, ≤ M] item rows, best first, NO_ITEM at the end
+    """
+
+    name: str
+    knob: int | None
+    encode: Callable[[Array], Any]
+    search: Callable[[Any], NDArray[np.int64]]
+
+    def find(self, query: Array) -> NDArray[np.int64]:
+        return self.search(self.encode(query))
+
+
+def timed(systems: Sequence[System], queries: Sequence[Array], rounds: int) -> list[dict[str, float]]:
+    """{"ms_per_query", "encode_ms", "search_ms"} of each system: the mean over queries of each one's median over rounds.
+
+    One query at a time; all systems take turns in every round.
+    """
+    ms_XPRQ = np.zeros((len(systems), 2, rounds, len(queries)))
+    for round_number in tqdm(range(rounds), desc="time", unit="round", disable=None):
+        for system, ms_PRQ in zip(systems, ms_XPRQ, strict=True):
+            system.find(queries[0])  # pays for the turned knob and for what others left in the processor's cache
+            for query_number, query in enumerate(queries):
+                begin = time.perf_counter()
+                encoded = system.encode(query)
+                between = time.perf_counter()
+                system.search(encoded)
+                ms_PRQ[:, round_number, query_number] = (between - begin) * 1e3, (time.perf_counter() - between) * 1e3
+    return [_milliseconds(ms_PRQ) for ms_PRQ in ms_XPRQ]
+
+
+def _milliseconds(ms_PRQ: NDArray[np.float64]) -> dict[str, float]:
+    whole, encode, search = (round(float(np.median(part_RQ, axis=0).mean()), 4) for part_RQ in (ms_PRQ.sum(0), *ms_PRQ))
+    return {"ms_per_query": whole, "encode_ms": encode, "search_ms": search}
+
+
+def tree_system(engine: Pipeline, beam: int, m: int) -> System:
+    encoder = Encoder(engine.bundle, elsewhere=False)
+
+    def encode(query: Array) -> tuple[QueryBatch, SearchParams]:
+        queries, params = QueryBatch(engine.bundle.manifest.query, query[None]), SearchParams.uniform(1, beam, m)
+        states_BLS = encoder.of(queries, params.beam_size_B, False, None, None).states_BLS
+        return GivenQueries(queries.kind, queries.rows, states_BLS), params
+
+    return System(engine.name, beam, encode, lambda made: engine.search(*made).item_rows_BM)
+
+
+def leaf_encoder(bundle: Bundle) -> Callable[[Array], NDArray[np.float32]]:
+    """Makes the states of a query on the leaf level, float32[1, S]."""
+    encoder = Encoder(bundle, elsewhere=False)
+    return lambda query: encoder.leaf_states(QueryBatch(bundle.manifest.query, query[None]), None)
+
+
+def leaf_rows(bundle: Bundle) -> NDArray[np.float32]:
+    """float32[I, D]: the row of each item's leaf."""
+    return np.ascontiguousarray(bundle.node_rows_ND[bundle.tree.leaf_of_item], np.float32)
+
+
+def scan_system(name: str, encode: Callable[[Array], NDArray[np.float32]], item_rows_ID: NDArray[np.float32], m: int) -> System:
+    """All inner products by one product of a matrix and a vector, then the best by compiled code."""
+
+    def search(state_1D: Array) -> NDArray[np.int64]:
+        return best_of_all(lambda part: state_1D @ item_rows_ID.T, len(item_rows_ID), list(state_1D), m, exclude_seen=False)
+
+    return System(name, None, encode, search)
+
+
+def index_system(name: str, encode: Callable[[Array], NDArray[np.float32]], index: AnnIndex, effort: int, m: int) -> System:
+    return System(name, effort, encode, lambda state_1D: index.search(state_1D, m, effort))
+
+
 def run_product(bundle: Bundle, beams: Sequence[int], m: int, rounds: int, index_file: Path | None = None) -> list[Row]:
     """Rows {"engine", "items", "knob", "m", "recall", "ms_per_query", "encode_ms", "search_ms"}; the knob is the beam or efSearch."""
     with threadpool_limits(1):
@@ -162,8 +245,7 @@ def recall(system: System, queries: Sequence[NDArray[Any]], exact_BM: NDArray[np
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
+    parser = command_line(__doc__)
     parser.add_argument("--height", type=int, default=20, help="the tree has 2^height items")
     parser.add_argument("--beam", default="50,200,400")
     parser.add_argument("--batch", default="1")
@@ -172,9 +254,7 @@ def main() -> None:
     parser.add_argument("--m", type=int, default=10, help="product: results of a search")
     parser.add_argument("--index", type=Path, help="product: where the HNSW index is kept, which takes long to build")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument(
-        "--models", type=Path, default=Path(tempfile.gettempdir()) / "espalier-benchmarks", help="where the synthetic model is kept"
-    )
+    parser.add_argument("--models", type=Path, default=SYNTHETIC, help="where the synthetic model is kept")
     args = parser.parse_args()
     beams = [int(x) for x in args.beam.split(",")]
     if args.scorer == "product":

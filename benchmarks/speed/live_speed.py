@@ -15,8 +15,6 @@ A row is {"engine", "model", "items", "parents", "beam_size", "m", "batch", "wha
 
 from __future__ import annotations
 
-import argparse
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +24,7 @@ import numpy as np
 
 from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_queries
 from benchmarks.random_live import random_row
-from benchmarks.report_file import write_report
+from benchmarks.report_file import SYNTHETIC, command_line, write_report
 from benchmarks.service.live_prober import items_of
 from benchmarks.synthetic import synthetic_bundle
 from espalier.bundle import Bundle
@@ -169,8 +167,7 @@ def run_sample(model: Path, live: list[int], rounds: int) -> list[dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
+    parser = command_line(__doc__)
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--live", default="10000,65536", help="live items")
     parser.add_argument("--model", type=Path, default=Path("models/debian-depends/1"), help="the sample (default %(default)s)")
@@ -179,9 +176,7 @@ def main() -> None:
     parser.add_argument("--beam", type=int, default=200)
     parser.add_argument("--m", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument(
-        "--models", type=Path, default=Path(tempfile.gettempdir()) / "espalier-benchmarks", help="where the synthetic models are kept"
-    )
+    parser.add_argument("--models", type=Path, default=SYNTHETIC, help="where the synthetic models are kept")
     args = parser.parse_args()
     live = [int(count) for count in args.live.split(",")]
     rows = run(args.models, args.engines.split(",") if args.engines else [], live, args.height, args.beam, args.m, args.rounds)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import t
 
-from benchmarks.report_file import write_report
+from benchmarks.report_file import command_line, write_report
 
 Key = tuple[str, ...]
 
@@ -60,13 +60,12 @@ def compared(before: list[float], after: list[float]) -> dict[str, Any]:
 
 def main() -> None:
     """Run both sides in turn, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--before", type=Path, required=True, help="the other checkout")
     parser.add_argument("--pairs", type=int, default=10, help="at least 2")
     parser.add_argument("--by", default="beam_size,batch", help="the fields that name a row")
     parser.add_argument("--without", default="", metavar="FIELD=VALUE", help="rows that do not count")
     parser.add_argument("--figure", default="ms_per_query")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("command", nargs="+", help="the benchmark's name and options, after --")
     chosen = parser.parse_args()
     sides = {"before": chosen.before.resolve(), "after": Path.cwd()}

@@ -9,18 +9,16 @@ have a gradient in a step; and the most memory so far, so each size of a compari
 
 from __future__ import annotations
 
-import argparse
 import resource
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
 from benchmarks.papers.otm.training_speed import EVENTS, synthetic
-from benchmarks.report_file import write_report
+from benchmarks.report_file import command_line, write_report
 from training.deep.first_model import build_model
 from training.deep.fit import steps_of
 from training.deep.row_adam import RowAdam
@@ -102,13 +100,12 @@ def measure(config: DeepConfig, items: int, steps: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--items", default="10000,100000,1000000", help="sizes of catalogues")
     parser.add_argument("--kind", default="otm-sequence")
     parser.add_argument("--node-dim", type=int, default=256)
     parser.add_argument("--places", type=int, default=4096, help="of a batch of otm-sequence")
     parser.add_argument("--steps", type=int, default=8, help="that are timed")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     config = configured(args.kind, args.node_dim, args.places, WARM_STEPS + args.steps)

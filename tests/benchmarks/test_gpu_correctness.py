@@ -15,9 +15,7 @@ if importlib.util.find_spec("triton") is None:  # there are no wheels of it outs
 
 from benchmarks.gpu import correctness
 from benchmarks.gpu.lines import Row
-from espalier.engines.onnx import engine as onnx_graph
-from espalier.engines.onnx.engine import OnnxSearch
-from espalier.engines.stages import Leaves, TreeQuery
+from espalier.engines.stages import TreeQuery
 from espalier.engines.triton.graph_engine import TritonSearch
 from espalier.engines.triton.linear_engine import SparseCudaSearch
 
@@ -31,27 +29,6 @@ def no_exports(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 KNOWN_AND_UNKNOWN = (("product", (8,)), ("attention", (8,)))
-
-
-def checks(rows: list[Row]) -> dict[tuple[str, str], set[bool | None]]:
-    """(scorer form, check) → what was found."""
-    found: dict[tuple[str, str], set[bool | None]] = {}
-    for row in rows:
-        found.setdefault((row["form"], row["check"]), set()).add(row["ok"])
-    return found
-
-
-CHECKS = ("integer", "replay")
-
-
-def test_nothing_is_wrong_with_onnx_and_where_it_has_no_cuda_a_row_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(correctness, "EXPORTED", KNOWN_AND_UNKNOWN)
-    rows = list(correctness.onnx_cuda(2, "cpu"))
-    forms = {(form, check): {True} for form in correctness.GRAPH_FORMS for check in (*CHECKS, "alone")}
-    assert checks(rows) == forms | {(form, "exported"): {True} for form, _ in KNOWN_AND_UNKNOWN}
-    assert {row["engine"] for row in rows} == {"onnx-cpu"}
-    (row,) = correctness.onnx_cuda(2)
-    assert (row["ok"], row["note"]) == (None, "not installed: ONNX Runtime here has no CUDA")
 
 
 # -- broken engines -------------------------------------------------------------------------------------------------------
@@ -81,16 +58,6 @@ def test_narrower_beams_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "candidates kept, expected" in found["replay"]
     monkeypatch.setattr(correctness, "SparseCudaSearch", narrower(SparseCudaSearch))
     assert {"integer", "replay"} <= set(wrong(correctness.sparse_cuda("float32", 4, False, "cpu")))
-
-
-def test_answers_that_depend_on_the_batch_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Uneven(OnnxSearch):
-        def search(self, query: TreeQuery) -> Leaves:
-            leaves = super().search(query)
-            return leaves._replace(ranks_BTM=leaves.ranks_BTM + np.float32(len(query) - 1) / 64)
-
-    monkeypatch.setattr(onnx_graph, "OnnxSearch", Uneven)
-    assert "differs between alone and in a batch of 2" in wrong(correctness.onnx_cuda(6, "cpu"))["alone"]
 
 
 def test_kernels_that_fail_are_no_reason_for_another_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,18 +13,12 @@ if importlib.util.find_spec("triton") is None:  # there are no wheels of it outs
     pytest.skip("triton is not installed", allow_module_level=True)
 
 from benchmarks.gpu import profiling, search_speed, sparse_speed, timing
-from benchmarks.gpu.card import card
-from benchmarks.gpu.graph_models import FORMS, TorchSearch, items_of, model_of
+from benchmarks.gpu.graph_models import TorchSearch
 from benchmarks.gpu.profiling import Span, profile, summary
-from benchmarks.gpu.search_speed import agreement, filled_cell
+from benchmarks.gpu.timing import card
 from benchmarks.gpu.training_steps import training
-from espalier.engines.pipeline import Pipeline
 from espalier.engines.stages import Leaves, TreeQuery
-from espalier.engines.triton.cells import FixedShapes
-from espalier.engines.triton.graph_engine import TritonSearch
 from espalier.engines.triton.linear_engine import SparseCudaSearch
-from espalier.queries import QueryBatch
-from espalier.search import SearchParams
 
 pytestmark = pytest.mark.slow
 
@@ -40,20 +34,6 @@ def one_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (search_speed, profiling, sparse_speed):
         monkeypatch.setattr(module, "milliseconds", once)
     monkeypatch.setattr(timing, "ROUNDS", 1)
-
-
-@pytest.mark.parametrize(("form", "beam"), [("mlp", 10), ("product", 10), ("product", 1)])
-def test_the_search_in_torch_finds_what_the_engine_finds(form: str, beam: int) -> None:
-    bundle = model_of(7, form)
-    engine = TritonSearch(bundle, "cpu", "float16", FixedShapes(batches=(2,), m_sizes=(64,)))
-    queries = QueryBatch(bundle.manifest.query, np.random.default_rng(1).integers(0, 128, (2, 69)))
-    found_BM = Pipeline(bundle, engine).search(queries, SearchParams.uniform(2, beam, 10)).item_rows_BM
-    _, state_BLS = filled_cell(engine, 2, beam, 10)
-    by_torch = TorchSearch(engine, form, state_BLS, 1 if FORMS[form].gamma else bundle.tree.start_level(1 << (beam.bit_length() - 1)))
-    assert agreement(found_BM, items_of(bundle.tree, by_torch.search(beam, min(10, 2 * beam)))) >= 0.8
-    every_BM = items_of(bundle.tree, by_torch.exhaustive(20))
-    assert every_BM.shape == (2, 20)
-    assert len(np.unique(every_BM[0])) == 20
 
 
 def test_an_engine_that_finds_other_items_than_torch_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

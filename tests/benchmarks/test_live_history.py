@@ -1,4 +1,4 @@
-"""The judge of histories sees each thing that may not be; a short run of the real service."""
+"""The judge of histories sees each thing that may not be; short runs of the real service."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.service.history_judge import Event, Logged, State, judged
+from benchmarks.service.live_chaos import chaos, replay_seconds
 from benchmarks.service.live_history import live_history
 
 TRAINED = ("old",)
@@ -215,6 +216,15 @@ def test_workers_that_disagree_are_reported() -> None:
     assert rules(unsure, logged(FIRST, SECOND)) == set()
     assert rules([*unsure, replace(right, shown={})], logged(FIRST, SECOND)) == {"disagree"}
     assert rules([FIRST, SECOND, replace(right, status=503, shown=None)], logged(FIRST, SECOND)) == {"disagree"}
+
+
+@pytest.mark.slow
+def test_a_service_whose_workers_are_killed_loses_nothing_and_applies_nothing_twice(tmp_path: Path) -> None:
+    found = chaos(tmp_path, kills=4)
+    assert found["acknowledged"] > 20
+    assert (found["lost"], found["twice"], found["refused"], found["notes"]) == (0, 0, 0, [])
+    assert 0.3 < found["found"] <= 1
+    assert replay_seconds(tmp_path / "replay", 300)["operations"] == 300
 
 
 @pytest.mark.slow

@@ -6,11 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmarks.quality.live_quality import Measure
 from benchmarks.quality.live_sets import HiddenItems, hide
 from espalier.items import ItemTable
 from tests.training.logs import log_of, split_of
-from training.data.splits import EvaluationPair
 from training.deep.prepare import Prepared
 from training.specification.models import deep_config
 
@@ -44,19 +42,3 @@ def test_events_are_what_training_users_had_before(hidden: HiddenItems) -> None:
             items = hidden.whole.split.lists.of(user).tolist()
             before = [other for other in items[: items.index(item)] if other not in hidden.hidden_n]
             assert hidden.old.items.ids_of(event) == hidden.whole.items.ids_of(np.array(before))
-
-
-def test_neighbours_see_the_same_events_and_no_others(hidden: HiddenItems) -> None:
-    lists = hidden.with_events().lists
-    count = np.bincount(lists.item_of_event_E, minlength=ITEMS)
-    assert count[len(hidden.old.items) :].tolist() == [3, 3, 3]
-    assert lists.item_ids.to_pylist() == hidden.ids
-
-
-def test_recall_is_of_the_wanted_items_alone() -> None:
-    pairs = [EvaluationPair(0, np.array([0]), np.array([1, 3])), EvaluationPair(1, np.array([0]), np.array([1]))]
-    measure = Measure(pairs, 3, exclude_seen=False)
-    found_BM = np.array([[3, 2], [1, 2]])
-    is_new_I = np.arange(4) >= 3
-    assert measure.recall(found_BM, is_new_I, 2) == (1.0, 1)
-    assert measure.recall(found_BM, ~is_new_I, 2) == (0.5, 2)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,20 +24,6 @@ def test_every_item_has_an_event_and_one_user_a_long_list() -> None:
     assert 2 * 20_000 < sum(lengths) <= 3 * 20_000
 
 
-def test_popularity_has_a_long_tail_and_users_have_favourites() -> None:
-    lists = long_tail.long_tail(ITEMS)[1:]
-    events_I = np.sort(np.bincount(np.concatenate(lists), minlength=ITEMS))[::-1]
-    assert events_I[: ITEMS // 10].sum() > 0.3 * events_I.sum()
-    assert np.median(events_I) <= 2
-    item_E = np.concatenate([rows for rows in lists if len(rows) > 50])
-    assert np.mean(np.diff(item_E) < 20) > 0.5, "neighbouring rows are of a cluster"
-
-
-def test_a_seed_is_a_log() -> None:
-    first, again, other = (long_tail.long_tail(500, seed) for seed in (1, 1, 2))
-    assert [rows.tolist() for rows in first] == [rows.tolist() for rows in again] != [rows.tolist() for rows in other]
-
-
 def test_all_users_count(tmp_path: Path) -> None:
     lists = long_tail.long_tail(ITEMS)
     config = long_tail.write_log(lists, tmp_path)
@@ -49,24 +33,6 @@ def test_all_users_count(tmp_path: Path) -> None:
         assert (found["method"], found["users"], found["pairs"]) == (method, len(lists), pairs)
         assert found["cpu_seconds"] >= 0
         assert found["most_mib"] > 50
-
-
-def test_of_a_comparison_rows_what_was_not_judged_and_the_verdict_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [{"method": "popularity", "figures": {"recall@10": {"mean": 0.1, "se": 0.01}}, "validation": 0.1}]
-    told = {"rows": rows, "not_judged": [{"method": "ease", "reason": "862 GiB"}], "verdict": ["one.", "two."], "fits": []}
-    asked: list[list[str]] = []
-
-    def compare(command: list[str], check: bool) -> None:
-        asked.append(command[1:])
-        (tmp_path / "report.json").write_text(json.dumps(told))
-
-    monkeypatch.setattr(subprocess, "run", compare)
-    found: dict[str, Any] = long_tail.compared(tmp_path / "config.toml", 0.5, tmp_path / "report.json")
-    assert found.pop("seconds") >= 0
-    kept = [{name: rows[0][name] for name in ("method", "figures")}]
-    assert found == {"minutes": 0.5, "rows": kept, "not_judged": told["not_judged"], "verdict": ["one.", "two."]}
-    assert asked[0][:5] == ["-m", "training", "compare", "--config", str(tmp_path / "config.toml")]
-    assert asked[0][5:7] == ["--minutes", "0.5"]
 
 
 @pytest.mark.slow

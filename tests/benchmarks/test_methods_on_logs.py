@@ -92,21 +92,6 @@ def test_next_item_has_a_row_for_each_method_seed_and_beam(log: list[str], run: 
     assert [row for row in report["differences"] if (row["first"], row["second"], row["metric"]) == ("neighbours", "recipe", "ndcg@10")]
 
 
-def test_next_item_leaves_the_last_two_items_out_of_what_is_learned(log: list[str], monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-    tasks: list[Task] = []
-
-    def asked(task: Task) -> Fitted:
-        tasks.append(task)
-        return METHODS["popularity"](task)
-
-    monkeypatch.setattr(leaderboard, "METHODS", {"asked": asked} | METHODS)
-    run(next_item, *log, "--methods", "asked", "--minutes", "2")
-    task = tasks[0]
-    assert (str(task.metric), task.exclude_seen, task.seconds) == ("recall@10", True, 120)
-    for pair in task.split.test:
-        assert pair.history[:-1].tolist() == task.split.lists.of(pair.user).tolist()
-
-
 def test_a_fixed_split_is_two_files_of_users(tmp_path: Path, run: Run) -> None:
     rng = np.random.default_rng(2)
     lists = [[f"i{item * 5 + user % 5}" for item in rng.permutation(30)[:9]] for user in range(USERS)]

@@ -10,14 +10,9 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.quality import shard_recall
-from benchmarks.random_bundles import random_queries
 from espalier.bundle import Bundle
 from espalier.bundle_writer import with_parts
-from espalier.engines.pipeline import Pipeline
-from espalier.search import SearchParams
-from tests.espalier.shards.merging import answers_of, merged
 from tests.training.shard.test_shard import made
-from training.shard.command import shard
 
 
 def with_heldout(folder: Path, kind: str) -> Bundle:
@@ -26,16 +21,6 @@ def with_heldout(folder: Path, kind: str) -> Bundle:
     ids = [bundle.items.ids_of(rng.integers(0, bundle.tree.item_count, 3)) for _ in range(6)]
     heldout = pa.table({bundle.manifest.query.kind: bundle.golden().column(bundle.manifest.query.kind), "relevant": ids})
     return with_parts(bundle, folder / "heldout" / "1", {}, {"heldout.parquet": heldout})
-
-
-@pytest.mark.parametrize("kind", ["product memory", "vector", "linear", "forest float16"])
-def test_shards_together_answer_as_the_reference_merges_them(tmp_path: Path, kind: str) -> None:
-    bundle = made(tmp_path, kind)
-    shards = shard(bundle.path, 2, tmp_path / "shards")
-    queries, params = random_queries(np.random.default_rng(1), bundle, 5, integer=False), SearchParams.uniform(5, 2, 4)
-    found = answers_of(bundle, Pipeline(bundle, shard_recall.ShardsTogether(bundle, shards)), queries, params)
-    expected = merged(bundle, shards, queries, params)
-    assert [[row for row, _, _ in answer] for answer in found] == [[row for row, _, _ in answer] for answer in expected]
 
 
 def test_it_reports_recall_by_shards_and_beams_and_passes_where_nothing_is_lost(tmp_path: Path) -> None:

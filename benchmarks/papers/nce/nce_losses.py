@@ -1,6 +1,6 @@
 """What a loss with its gradient costs by the length of the list: elimination in linear time, and written down as Eq. 5 in quadratic time.
 
-    python -m benchmarks.nce_losses --json F --plot F.png [--device cuda]
+    python -m benchmarks.nce_losses --json F [--device cuda]
 
 One thread. Each cell is a batch of queries with 10,000 items in all, float32. The figure is the fastest of some rounds in which all losses
 take turns, as what else a machine does only adds to a time. The naive loss masks a matrix of N × N and reduces it, as it would be written
@@ -11,18 +11,15 @@ Legend: B queries, N items of each.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from espalier.hardware import hardware
+from benchmarks.report_file import command_line, write_report
 from training.rankers.choice_models import elimination_loss, plackett_luce_loss
 from training.rankers.ties import tied_elimination_loss
 
@@ -81,41 +78,15 @@ def measure(rounds: int, device: torch.device) -> list[dict[str, Any]]:
     return rows
 
 
-def plot(rows: list[dict[str, Any]], file: Path) -> None:
-    """Queries per second, and nanoseconds per item, against length."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    for name in LOSSES:
-        own = [row for row in rows if name in row]
-        for axes, key in zip(panels, ("queries_per_s", "ns_per_item"), strict=True):
-            axes.loglog([row["items"] for row in own], [row[name][key] for row in own], "o-", label=name)
-    for axes, title in zip(panels, ("queries per second, loss and gradient", "nanoseconds per item"), strict=True):
-        axes.set(xlabel="items of a query", title=title)
-        axes.grid(alpha=0.3)
-    panels[0].legend()
-    figure.savefig(file, dpi=120)
-    pyplot.close(figure)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     device = torch.device(options.device)
     rows = measure(options.rounds, device)
-    if options.json is not None:
-        where = torch.cuda.get_device_name(device) if device.type == "cuda" else hardware()
-        options.json.write_text(json.dumps({"hardware": where, "date": datetime.now(UTC).date().isoformat(), "rows": rows}) + "\n")
-    if options.plot is not None:
-        plot(rows, options.plot)
+    write_report(options.json, {"rows": rows}, torch.cuda.get_device_name(device) if device.type == "cuda" else None)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Legend: Q test queries.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,35 +79,6 @@ def paired(first_Q: NDArray[np.float64], second_Q: NDArray[np.float64]) -> dict[
         "p_t": round(float(stats.ttest_rel(first_Q, second_Q).pvalue), 4),
         "p_wilcoxon": round(float(stats.wilcoxon(difference_Q).pvalue), 4),
     }
-
-
-def plot(report: dict[str, Any], file: Path) -> None:
-    """ERR and NDCG@5 of every method with standard errors, the two losses in two colours."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    means = report["summary"]["means"]
-    functions = list(dict.fromkeys(name.split(", ")[0] for name in means))
-    figure, panels = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    for axes, (key, title) in zip(panels, (("err", "ERR"), ("ndcg5", "NDCG@5")), strict=True):
-        for name, values in means.items():
-            function, loss = name.split(", ")
-            shift = {"plackett-luce": -0.12, "elimination": 0.12}.get(loss, 0.0)
-            colour = {"plackett-luce": "tab:blue", "elimination": "tab:orange"}.get(loss, "tab:gray")
-            mean, error = values[key]
-            label = {"plackett-luce": "Plackett–Luce", "elimination": "elimination"}.get(loss)
-            axes.errorbar(functions.index(function) + shift, mean, error, fmt="o", capsize=3, color=colour, label=label)
-        axes.set_xticks(range(len(functions)), functions, rotation=15)
-        axes.set(title=title)
-        axes.grid(alpha=0.3)
-    handles = {label: handle for handle, label in zip(*panels[0].get_legend_handles_labels(), strict=True)}
-    if handles:
-        panels[0].legend(handles.values(), handles.keys())
-    figure.suptitle(f"{report['set']}: means over test queries ± standard error")
-    figure.savefig(file, dpi=120)
-    pyplot.close(figure)
 
 
 def markdown(report: dict[str, Any]) -> str:

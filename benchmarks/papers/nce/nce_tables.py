@@ -1,6 +1,6 @@
 """Table 1 and Figure 3 of NCE on public sets: rank functions and losses beside each other, and LambdaMART.
 
-    python -m benchmarks.nce_tables --data DIR --set l2r-mq2007-agg --json F --plot F.png
+    python -m benchmarks.nce_tables --data DIR --set l2r-mq2007-agg --json F
     python -m benchmarks.nce_tables --data DIR --set l2r-lightgbm-example --seeds 5 --functions linear,highway --json F
 
 Sets: `l2r-mq2007-agg` (LETOR 4.0, S1.txt.gz … S5.txt.gz; fold k trains on three parts, chooses on the fourth, is measured on the fifth),
@@ -15,7 +15,6 @@ differences on the same queries (two-sided t test and Wilcoxon's signed-rank tes
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import time
@@ -30,9 +29,10 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.papers.nce.boosting import BoostingConfig, fit_boosted_trees
-from benchmarks.papers.nce.nce_summary import FIGURES, METHODS, Row, markdown, plot, summary
+from benchmarks.papers.nce.nce_summary import FIGURES, METHODS, Row, markdown, summary
 from benchmarks.papers.nce.rank_metrics import average_precision, expected_reciprocal_rank
 from benchmarks.papers.nce.rank_svm import fit_rank_svm
+from benchmarks.report_file import command_line
 from espalier.errors import InvalidData
 from espalier.hardware import hardware
 from espalier.metrics import ndcg
@@ -188,19 +188,15 @@ def measure(name: str, folder: Path, functions: Sequence[str], seeds: int, file:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--set", required=True, choices=SETS)
     parser.add_argument("--functions", default=",".join(dict.fromkeys(function for function, _ in METHODS)))
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     report = measure(options.set, options.data / options.set, options.functions.split(","), options.seeds, options.json)
     print(markdown(report))
-    if options.plot is not None:
-        plot(report, options.plot)
 
 
 if __name__ == "__main__":

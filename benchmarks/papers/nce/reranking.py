@@ -17,7 +17,6 @@ report: paired t-test over test queries of elimination against each other system
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import tempfile
 import time
@@ -29,7 +28,7 @@ from numpy.typing import NDArray
 from scipy.stats import ttest_rel
 
 from benchmarks.papers.nce.boosting import BoostedTrees, BoostingConfig, fit_boosted_trees
-from benchmarks.report_file import write_report
+from benchmarks.report_file import command_line, write_report
 from espalier.bundle import Bundle
 from espalier.bundle_writer import with_ranker
 from espalier.engines import open_engine
@@ -134,14 +133,13 @@ def measured(bundle: Bundle, data: Path | None, users: Users, exclude_seen: bool
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--data", type=Path, help="the log, where it is no longer at the configured place")
     parser.add_argument("--users", choices=("training", "validation"), default="training")
     parser.add_argument("--exclude-seen", action="store_true")
     parser.add_argument("--depth", type=int, default=200)
     parser.add_argument("--queries", type=int, default=20_000)
-    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     bundle = Bundle.open(given.model)
     found = measured(bundle, given.data, given.users, given.exclude_seen, given.depth, given.queries)

@@ -14,7 +14,6 @@ Legend: E pairs of an instance and one of its targets, n_h nodes of level h.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import real_logs
-from benchmarks.report_file import write_report
+from benchmarks.report_file import command_line, write_report
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree
@@ -133,10 +132,9 @@ def plot(studies: Sequence[dict[str, Any]], file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     real_logs.add_arguments(parser)
     parser.add_argument("--model", type=Path, nargs="+", help="bundles whose trees are used, one for each set, in the same order")
-    parser.add_argument("--json", type=Path, help="file for the numbers")
     parser.add_argument("--plot", type=Path, help="file for the plot")
     options = parser.parse_args()
     logs = real_logs.load_all(options)

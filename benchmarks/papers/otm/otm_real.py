@@ -45,6 +45,7 @@ import torch
 from benchmarks import real_logs
 from benchmarks.papers.otm.otm_real_report import MS, Row, markdown, measured, plot_curves, print_rows, recall_change
 from benchmarks.papers.otm.otm_real_trees import TREES, Run, is_tree, method_config, tree_rows
+from benchmarks.report_file import command_line
 from espalier.errors import EspalierError, InvalidConfig
 from espalier.hardware import hardware
 from training.baselines.fusion import fuse
@@ -150,7 +151,7 @@ def _beams(text: str) -> list[int]:
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     real_logs.add_arguments(parser)
     parser.add_argument("--methods", default="otm-robust,tdm,item-cf", help=f"some of {', '.join(METHODS)}")
     parser.add_argument("--seeds", type=int, default=1, help="seeds 1 … N")
@@ -159,7 +160,6 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--minutes", type=float, help="at most so many for choosing and training each method but the papers' trees")
     parser.add_argument("--export", type=Path, metavar="DIR", help="write the tree methods' bundles to DIR/SET-METHOD/SEED")
-    parser.add_argument("--json", type=Path, help="rows are written after every method; methods already there are not run again")
     parser.add_argument("--plot", type=Path, help="recall over the serving beam (PNG or SVG)")
     parser.add_argument(
         "--markdown", type=Path, help="a table, means over seeds; `change` is that of recall@200 against the best smaller beam"

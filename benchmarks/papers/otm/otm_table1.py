@@ -1,6 +1,6 @@
 """Table 1 of OTM (Zhuo et al. 2020): labels that say "something relevant below" cost regret under beam search, however much data there is.
 
-    python -m benchmarks.otm_table1 --runs 100 --json otm_table1.json --plot otm_table1.png
+    python -m benchmarks.otm_table1 --runs 100 --json otm_table1.json
 
 No queries: item j is relevant with probability η_j ~ U[0, 1], independently. A node's score is an estimate of p(z_n = 1), z_n = 1 where any
 item below is relevant (OTM Eq. 1): the mean over N instances, or exactly for N = ∞. Beam search with k then misses items of large η. Two
@@ -12,18 +12,15 @@ Legend: N instances, M leaves, I items, K beam.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from benchmarks.papers.otm.paper_plot import Cell, plot_beside_paper
 from benchmarks.papers.otm.regret import regret_at_m
-from benchmarks.report_file import write_report
+from benchmarks.report_file import command_line, write_report
 
 ITEMS, HEIGHT = 1000, 10
 GRID = 1 << 24
@@ -108,29 +105,14 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
         print(f"{row['N']:>12} {row['k']:4d} {paper:>7} {row['ours']:8.4f} {error:>8}")
 
 
-def plot(report: dict[str, Any], file: Path) -> None:
-    """A panel for every N: regret at each k, ours ± standard error beside the paper's."""
-    names = {"inf float32": "N = ∞ in float32", "inf": "N = ∞ in exact order", "max": "largest η below"}
-    panels: dict[str, list[Cell]] = {}
-    for row in report["rows"]:
-        name = names.get(row["N"], f"N = {row['N']}")
-        panels.setdefault(name, []).append(Cell(str(row["k"]), row["ours"], row["standard_error"], row["paper"]))
-    title = f"OTM Table 1, {report['runs']} runs: the cost of labels that say “relevant below”"
-    plot_beside_paper(panels, title, "k", "regret at m = k", file)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--runs", type=int, default=100, help="random trees and η (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="file for the rows")
-    parser.add_argument("--plot", type=Path, help="file for the plot")
     options = parser.parse_args()
     report = {"runs": options.runs, "seed": options.seed, "rows": table(options.runs, options.seed)}
     print_table(report["rows"])
     write_report(options.json, report)
-    if options.plot is not None:
-        plot(report, options.plot)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Table 2 of OTM (Zhuo et al. 2020, with its supplement's A.2): regret under beam search of five ways to train the same linear tree model.
 
-    python -m benchmarks.otm_table2 --seeds 5 --json otm_table2.json --plot otm_table2.png
+    python -m benchmarks.otm_table2 --seeds 5 --json otm_table2.json
 
 Data: x ~ N(0, I_d), w_j ~ N(0, I_d), η_j(x) = σ(w_j · x + b), y_j ~ Bernoulli(η_j(x)); 1,000 items on random leaves of a complete binary
 tree of 1,024 (an empty leaf has η = 0). Every node scores linearly, g(x, n) = θ_n · x + b_n. What differs is the nodes that a level trains
@@ -23,7 +23,6 @@ import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,9 +31,8 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 from tqdm import tqdm
 
-from benchmarks.papers.otm.paper_plot import Cell, plot_beside_paper
 from benchmarks.papers.otm.regret import regret_at_m
-from benchmarks.report_file import write_report
+from benchmarks.report_file import command_line, write_report
 
 ITEMS, HEIGHT, FEATURES, TRAIN, TEST = 1000, 10, 10, 10_000, 1_000
 LEAVES = 1 << HEIGHT
@@ -256,25 +254,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {"b": options.bias, "seconds": seconds, "rows": summary(runs, options.bias), "runs": runs}
 
 
-def plot(report: dict[str, Any], file: Path) -> None:
-    """A panel for every m: regret of each method but the oracle, ours ± standard deviation over seeds beside the paper's."""
-    panels: dict[str, list[Cell]] = {}
-    for row in report["rows"]:
-        if row["method"] != "oracle":
-            panels.setdefault(f"m = {row['m']}", []).append(Cell(row["method"], row["mean"], row["sd"], row["paper"]))
-    seeds = len({row["seed"] for row in report["runs"]})
-    title = f"OTM Table 2, b = {report['b']:g}, {seeds} seeds: training objectives of one linear tree model"
-    plot_beside_paper(panels, title, "", "regret at m", file)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--seeds", type=int, default=5, help="random worlds (default %(default)s)")
     parser.add_argument("--b", type=float, default=-5.0, dest="bias", help="bias of η (default %(default)s)")
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="default %(default)s")
     parser.add_argument("--methods", default=",".join(METHODS), help="default %(default)s")
-    parser.add_argument("--json", type=Path, help="file for the rows")
-    parser.add_argument("--plot", type=Path, help="file for the plot")
     options = parser.parse_args()
     report = measure(options)
     print(f"{'method':>14} {'m':>4} {'paper':>7} {'mean':>8} {'sd':>7}")
@@ -283,8 +268,6 @@ def main() -> None:
         print(f"{row['method']:>14} {row['m']:4d} {paper:>7} {row['mean']:8.4f} {sd:>7}")
     print(f"{report['seconds']:.0f} s")
     write_report(options.json, report)
-    if options.plot is not None:
-        plot(report, options.plot)
 
 
 if __name__ == "__main__":

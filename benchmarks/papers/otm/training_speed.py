@@ -34,6 +34,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import real_logs
+from benchmarks.report_file import command_line
 from espalier.hardware import hardware
 from espalier.items import ItemTable
 from training.data.interactions import Interactions
@@ -165,7 +166,7 @@ def memory_mib(device: torch.device) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     real_logs.add_arguments(parser)
     parser.add_argument("--items", type=int, help="a synthetic log of so many items instead of a real one")
     parser.add_argument("--users", type=int, default=200_000, help="users of the synthetic log")
@@ -175,7 +176,6 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=3, help="steps of a method in a round")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     device = pick_device(args.device)
     torch.set_num_threads(args.threads)

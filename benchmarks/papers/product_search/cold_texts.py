@@ -19,7 +19,6 @@ hidden items among all that were returned. `seconds` is the time from the old bu
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -35,7 +34,7 @@ from scipy.sparse import csr_array, vstack
 from benchmarks.papers.product_search.text_report import best
 from benchmarks.papers.product_search.text_sets import SETS, dependencies, read_frame
 from benchmarks.quality.live_quality import put_placed
-from benchmarks.report_file import write_report
+from benchmarks.report_file import command_line, write_report
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import InvalidData
@@ -199,9 +198,8 @@ def report(folder_of_sets: Path, folder: Path) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--texts", type=Path, required=True, metavar="DIR", help=f"the folder that holds {FILE}")
-    parser.add_argument("--json", type=Path, help="write the report here")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         write_report(options.json, report(options.texts, Path(folder)))

@@ -13,7 +13,6 @@ rows are not made again.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from benchmarks.papers.product_search.text_linear import BEAMS, PUBLISHED, TEXTS
 from benchmarks.papers.product_search.text_report import Report, Trained, row_of
 from benchmarks.papers.product_search.text_sets import SETS, Fold, Task, fold_of, pairs_of, read_set
 from benchmarks.papers.product_search.text_sweeps import plot, sweep_beam, sweep_threshold
+from benchmarks.report_file import command_line
 from espalier.errors import EspalierError
 from training.specification.linear import LinearTree
 
@@ -90,14 +90,13 @@ def warm_up(work: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--data", type=Path, help="the folder that holds the sets")
     parser.add_argument("--set", choices=SETS)
     parser.add_argument("--systems", help="some of xr-linear, bm25, centroid, neighbours, dssm, one-versus-all; all by default")
     parser.add_argument("--sweep", choices=("beam", "threshold"))
     parser.add_argument("--dssm-cpu-s", type=float, default=240, help="CPU seconds that DSSM may train, of each fold")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()), help="where models lie meanwhile")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     if args.data is None or args.set is None:

@@ -42,7 +42,7 @@ from benchmarks.papers.product_search.xrlinear_choose import choose
 from benchmarks.papers.product_search.xrlinear_ours import OURS, STEPS, saved
 from benchmarks.papers.xreg.xmc_quality import quality
 from benchmarks.papers.xreg.xmc_sets import read_set
-from benchmarks.report_file import write_report
+from benchmarks.report_file import command_line, write_report
 from espalier.errors import EspalierError
 from training.data.xmc import LabelledPoints
 
@@ -144,7 +144,7 @@ def _step(folder: Path, system: str, step: str, beams: Sequence[int], peer_pytho
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--set", default="eurlex-4k")
     parser.add_argument("--peers", default=",".join(PEERS))
@@ -152,7 +152,6 @@ def main() -> None:
     parser.add_argument("--beam", default="1,10,50,200")
     parser.add_argument("--work", type=Path, help="where trained models are kept, a folder for each set; by default nowhere")
     parser.add_argument("--choose", action="store_true")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--run", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     beams = [int(beam) for beam in args.beam.split(",")]

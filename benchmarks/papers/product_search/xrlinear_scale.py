@@ -9,7 +9,6 @@ its label's 12, and 8 common ones by Zipf's law. Training has one query per labe
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -26,7 +25,7 @@ import scipy.sparse
 from scipy.sparse import csr_array
 from tqdm import tqdm
 
-from benchmarks.report_file import write_report
+from benchmarks.report_file import command_line, write_report
 from espalier.bundle import Bundle
 from espalier.bundle_writer import LinearContent, write_bundle
 from espalier.checks.golden import GOLDEN_COLUMNS
@@ -229,11 +228,10 @@ def bundle_of(folder: Path, tree: Tree, chunks: Chunks, options: LinearOptions) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--labels", type=int, default=1 << 20)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--peer-python")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.labels < 4096:
         parser.error(f"--labels: got {args.labels}, expected at least 4096")

@@ -41,6 +41,7 @@ import numpy as np
 from scipy.sparse import csr_matrix, save_npz, vstack
 
 from benchmarks.papers.xreg.labelwise_sets import read_weighted
+from benchmarks.report_file import command_line
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import EspalierError
@@ -188,10 +189,9 @@ def run(model: Path, file: Path, rule: Rule, threads: int) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--data", type=Path, help="the folder that holds the set")
     parser.add_argument("--set", default="ml-1m")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--per-item", type=int, help="points of a label; by default as many as there are")
     parser.add_argument("--m", type=int, help="items of a point; by default as many as there are")
     parser.add_argument("--beam", type=int, default=10)

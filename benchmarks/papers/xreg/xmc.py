@@ -35,6 +35,7 @@ from benchmarks.papers.xreg.xmc_baselines import BASELINES, BASELINES_OF_RELEVAN
 from benchmarks.papers.xreg.xmc_figures import Found, figures_of
 from benchmarks.papers.xreg.xmc_sets import read_set
 from benchmarks.papers.xreg.xmc_systems import MODELS, OF_RELEVANCE, configuration, name_of
+from benchmarks.report_file import command_line
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.errors import EspalierError
@@ -168,12 +169,11 @@ def _searched(bundle: Bundle, queries: QueryBatch, folder: Path, beams: Sequence
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--data", type=Path, help="the folder that holds the set")
     parser.add_argument("--set", default="eurlex-4k")
     parser.add_argument("--systems", default="espalier,ova,parabel,all-zero")
     parser.add_argument("--beam", default="10,50")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--run", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     beams = [int(beam) for beam in args.beam.split(",")]
