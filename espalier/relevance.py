@@ -1,7 +1,7 @@
 """How relevant items are to queries, true or predicted, with an entry only where it is not 0.
 
 Knows sparse rows and their transposes. Does not know where relevance comes from (training/data/relevance.py) or how predictions are judged
-(regression_metrics.py, weighted_metrics.py). Raw arrays instead of scipy.sparse, since predictions have an order within a row and the
+(weighted_metrics.py). Raw arrays instead of scipy.sparse, since predictions have an order within a row and the
 library does without scipy.
 
 Legend: B queries (or points), I items (or labels), E entries, M results.

@@ -22,6 +22,7 @@ from espalier.bundle import Bundle
 from espalier.engines.encode import check_queries
 from espalier.engines.graphs import read_graph
 from espalier.engines.reference_stacking import stacked
+from espalier.engines.results import from_start_level
 from espalier.engines.stages import GivenQueries
 from espalier.errors import BundleCorrupt
 from espalier.manifest import Activation, LinearScorer, Ranking
@@ -32,7 +33,6 @@ from espalier.scores import finish, log_scores
 from espalier.search import NO_CONTEXT, NO_ITEM, LevelTrace, NodeMask, SearchContext, SearchParams, SearchResult
 from espalier.tail import FARTHEST, FLOOR, Tail
 from espalier.text.sparse_rows import SparseRows
-from espalier.trace import from_start_level
 
 
 @dataclass(frozen=True)

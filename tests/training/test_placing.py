@@ -39,7 +39,7 @@ from espalier.search import NO_ITEM, SearchParams, SearchResult
 from espalier.tree import complete_tree
 from loadtest.queries import held_out
 from service.models.probe import Replay
-from tests.espalier.test_tail import with_tail
+from tests.espalier.second_stages import with_tail
 from tests.service.running import run
 from tests.training.commands import command
 from tests.training.placed_items import of_features, put_and_fold

@@ -42,8 +42,7 @@ from espalier.node_rows import rows_of
 from espalier.packed_chunks import rounded
 from espalier.search import NodeMask, SearchParams
 from espalier.tree import EMPTY_LEAF, Tree
-from tests.espalier.test_stacking import with_stacking
-from tests.espalier.test_tail import with_tail
+from tests.espalier.second_stages import with_stacking, with_tail
 
 PATHS = Ranking(own="log_activation", gamma=1.0)
 Leaf = tuple[int, int]

@@ -21,8 +21,7 @@ from espalier.manifest import Ranking
 from espalier.masks.eligibility import bundle_alone
 from espalier.search import Engine, SearchParams
 from tests.espalier.live.test_oracle import BATCH, check, fold_of, params_of, queries_of
-from tests.espalier.test_stacking import with_stacking
-from tests.espalier.test_tail import with_tail
+from tests.espalier.second_stages import with_stacking, with_tail
 
 
 def some_forest(folder: Path, seed: int, height: int = 3) -> Bundle:

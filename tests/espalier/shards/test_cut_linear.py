@@ -25,10 +25,9 @@ from espalier.packed_chunks import rounded
 from espalier.search import SearchParams
 from espalier.shards.cut import Cut
 from tests.espalier.bundle.parts import draft_of
+from tests.espalier.second_stages import F, random_tail, with_stacking
 from tests.espalier.shards.merging import answers_of, merged
 from tests.espalier.shards.test_cut_graphs import cut, drawn_cut
-from tests.espalier.test_stacking import with_stacking
-from tests.espalier.test_tail import F, random_tail
 
 NUMBER = itertools.count()
 shapes = st.fixed_dictionaries(
