@@ -40,6 +40,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import BundleCorrupt
 from espalier.manifest import StackingInfo
+from espalier.text.sparse_rows import ascends_in_rows, rises
 
 FEATURES = (
     "score.log",
@@ -198,13 +199,11 @@ class Stacking:
 def _check_rows(name: str, begin: NDArray[np.int64], rows: int, column: NDArray[Any], value: NDArray[Any], width: int, most: int) -> None:
     """Raise BundleCorrupt unless entries are sparse rows with ascending columns below `width`, at most so many in a row."""
     entries = len(column)
-    if len(begin) != rows + 1 or begin[0] != 0 or begin[-1] != entries or np.any(begin[1:] < begin[:-1]) or len(value) != entries:
+    if not rises(begin, rows, entries) or len(value) != entries:
         raise BundleCorrupt(f"stacking: {name}_begin has {len(begin)} entries, expected {rows + 1} from 0 to {entries} that never decrease")
     if entries and (column.min() < 0 or column.max() >= width):
         raise BundleCorrupt(f"stacking: {name} has numbers outside 0 … {width - 1}")
-    descends = column[1:] <= column[:-1]
-    descends[begin[(begin > 0) & (begin < entries)] - 1] = False
-    if descends.any():
+    if not ascends_in_rows(column, begin):
         raise BundleCorrupt(f"stacking: {name} is not strictly ascending within a row")
     longest = int(np.diff(begin).max(initial=0))
     if longest > most:

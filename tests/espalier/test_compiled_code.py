@@ -383,8 +383,8 @@ def test_all_compiled_functions_of_the_project_are_compiled_so() -> None:
 
 
 def run_tests(files: Sequence[str], *options: str, **environment: str) -> None:
-    """Tests of the project, in a process of their own."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *options, *files]
+    """Tests of the project, in a process of their own, with few examples of each property: they are to reach all code, not all values."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--hypothesis-profile", "quick", *options, *files]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" in done.stdout

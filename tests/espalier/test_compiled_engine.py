@@ -136,6 +136,9 @@ def test_float16_is_widened_exactly() -> None:
 def test_rows_are_read_where_the_bundle_maps_them(tmp_path: Path) -> None:
     for dtype in ("float32", "float16", "int8"):
         bundle = small(tmp_path / dtype, dtype=dtype)
+        rows = Bundle.open(bundle.path).stored_rows
+        assert isinstance(rows.base, np.memmap)
+        assert (rows.flags.writeable, rows.flags.owndata) == (False, False)
         assert np.shares_memory(DenseSearch.of(bundle)._rows_ND, bundle.stored_rows)
 
 

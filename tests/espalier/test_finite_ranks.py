@@ -8,7 +8,6 @@ included. Queries of many numbers overflow in an order of each engine's own: of 
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +24,6 @@ from espalier.bundle import Bundle
 from espalier.chunks import LARGEST_RANK, Chunks
 from espalier.engines import open_engine
 from espalier.engines.best_nodes import best_positions
-from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.engines.onnx.engine import OnnxSearch
 from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine
@@ -34,7 +32,7 @@ from espalier.manifest import Activation, InnerProductForm, Ranking
 from espalier.queries import QueryBatch, VectorKind
 from espalier.search import Engine, SearchParams, SearchResult
 from espalier.text.sparse_rows import SparseRows
-from espalier.tree import complete_tree, tree_from_children
+from espalier.tree import complete_tree
 from tests.espalier.test_signature import assert_same
 from tests.service.running import problem, run
 
@@ -258,27 +256,6 @@ def test_the_selection_is_a_stable_sorts_first(wanted: int) -> None:
         assert np.all(positions[min(wanted, 20) :] == -7)
         if not np.isnan(keys).any():
             assert positions[:count].tolist() == np.sort(np.argsort(-keys, kind="stable")[:wanted]).tolist()
-
-
-@pytest.mark.parametrize("activation", ["sigmoid", "l1-hinge", "l2-hinge", "l3-hinge", "l4-hinge", None])
-@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0])
-def test_products_that_cancel_to_no_number_are_no_candidates(activation: Activation | None, gamma: float) -> None:
-    """Two values of 3e38 with weights of ±2: ∞ − ∞ at every second node, a number at the others, which are all that is found."""
-    ranking = Ranking(own="logit" if activation is None else "log_activation", activation=activation or "sigmoid", gamma=gamma)
-    tree = tree_from_children([[6]], np.arange(6))
-    entries = [(child, weight) for weight in (2, -2) for child in (0, 2, 4)]
-    chunks = Chunks(
-        np.array([0, 2]), np.array([0, 1], np.int32), np.array([0, 3, 6]), np.array([child for child, _ in entries], np.uint16),
-        np.array([weight for _, weight in entries], np.float32), np.arange(7, dtype=np.float32), 2,
-    )  # fmt: skip
-    search = ChunkSearch(tree, chunks, ranking)
-    queries = SparseRows(np.array([0, 2]), np.array([0, 1], np.int32), np.full(2, 3e38, np.float32), 2)
-    found = search.search(queries, BeamParams.uniform(1, 2, 2))
-    assert set(found.leaves_BM[0].tolist()) <= {2, 4, 6}  # nodes: leaf c is node c + 1
-    assert np.isfinite(found.ranks_BM).all()
-    assert (found.leaves_BM[0] >= 0).all()
-    again = search.search(replace(queries, values=np.ones(2, np.float32)), BeamParams.uniform(1, 2, 6))
-    assert sorted(again.leaves_BM[0].tolist()) == [1, 2, 3, 4, 5, 6], "nothing of a search is left for the next"
 
 
 # -- refused queries ------------------------------------------------------------------------------------------------------

@@ -354,6 +354,8 @@ def test_features_say_what_they_are_named() -> None:
     assert_allclose(found["beside.share"], [1, 0.625, 0], rtol=1e-3)
     assert_allclose(found["score.log"], np.log([0.5, 0.4, 1e-6]), rtol=1e-3)
     assert_allclose(found["score.logit"][:2], [0, np.log(0.4 / 0.6)], atol=1e-9)
+    assert_allclose(found["score.below"], np.log([1, 0.8, 2e-6]), rtol=1e-3)
+    assert_allclose(found["score.best"], np.log(0.5))
     assert_allclose(found["score.sum"], 0.9 + 1e-6, rtol=1e-3)
     assert_allclose(found["item.count"], np.log([2, 3, 1]), rtol=1e-3)
     assert_allclose(found["query.length"], np.log(3))

@@ -154,7 +154,7 @@ def exact_dot() -> Iterator[None]:
 
 
 @each_family
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_it_equals_the_reference_exactly_with_integer_weights(
     tmp_path_factory: pytest.TempPathFactory, family: Family, data: st.DataObject
@@ -170,7 +170,7 @@ def test_it_equals_the_reference_exactly_with_integer_weights(
 
 @pytest.mark.usefixtures("exact_dot")
 @each_family
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_kept_beams_are_the_best_with_real_weights_and_answers_those_of_any_batch(
     tmp_path_factory: pytest.TempPathFactory, family: Family, data: st.DataObject

@@ -654,29 +654,3 @@ def test_a_memory_has_limits(within: Memory, beyond: Memory, items: int, said: s
     within.check(items)
     with pytest.raises(BundleCorrupt, match=said):
         beyond.check(items)
-
-
-# -- maps and copies ------------------------------------------------------------------------------------------------------
-
-
-def test_node_rows_are_mapped_not_read(original: Bundle) -> None:
-    rows = Bundle.open(original.path).stored_rows
-    assert isinstance(rows.base, np.memmap)
-    assert Path(str(rows.base.filename)) == original.path / "nodes.safetensors"
-    assert not rows.flags.writeable
-    assert not rows.flags.owndata
-
-
-def test_a_shard_says_of_which_bundle_it_holds_which_items_and_nodes(made: dict[str, Bundle]) -> None:
-    opened = Bundle.open(made["shard"].path)
-    info = opened.manifest.shard
-    assert opened.shard is not None
-    assert info is not None
-    assert opened.shard.items.tolist() == [2 * i for i in range(opened.tree.item_count)]
-    assert [nodes.tolist() for nodes in opened.shard.nodes] == [[2 * n for n in range(opened.tree.node_count)]]
-    assert (info.of, info.index, info.count) == ("whole", 0, 2)
-    assert opened.manifest.history_items == 2 * opened.tree.item_count
-    whole = made["graphs"]
-    assert whole.shard is None
-    assert whole.manifest.history_items == whole.tree.item_count
-    assert '"shard"' not in (whole.path / "manifest.json").read_text()
