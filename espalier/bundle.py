@@ -46,6 +46,8 @@ searches; `bundle_writer.py` writes them.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -159,13 +161,11 @@ class Bundle:
             return self.alone[0].tree
         file = self.path / (FOREST_PARTS[self.place - 1][0] if self.place else TREE)
         arrays = map_safetensors(file)
-        try:
+        with _naming(file):
             tree = Tree(np.array(arrays["level_offset"]), np.array(arrays["first_child"]), np.array(arrays["leaf_item"]))
-        except (KeyError, InvalidTree) as error:
-            raise BundleCorrupt(f"{file}: {error}") from error
-        if TreeInfo.of(tree) != self.manifest.tree:
-            raise BundleCorrupt(f"{file}: the tree is not the one that the manifest describes")
-        return tree
+            if TreeInfo.of(tree) != self.manifest.tree:
+                raise BundleCorrupt("the tree is not the one that the manifest describes")
+            return tree
 
     @property
     def graph_scorer(self) -> GraphScorer:
@@ -210,7 +210,7 @@ class Bundle:
         if not isinstance(scorer, LinearScorer):
             raise BundleCorrupt(f"{self.path}: {scorer.kind} scorers, expected linear ones")
         arrays = read_safetensors(file)
-        try:
+        with _naming(file):
             if scorer.dtype == "float16":
                 chunks = unpacked(arrays, scorer.features)
             elif arrays.keys() == CHUNK_ARRAYS.keys():
@@ -218,9 +218,7 @@ class Bundle:
             else:
                 raise BundleCorrupt(f"arrays {sorted(arrays)}, expected {sorted(CHUNK_ARRAYS)}")
             chunks.check(self.tree)
-        except BundleCorrupt as error:
-            raise BundleCorrupt(f"{file}: {error}") from error
-        return chunks
+            return chunks
 
     @cached_property
     def memory(self) -> Memory | None:
@@ -228,10 +226,8 @@ class Bundle:
         info, file = self.manifest.memory, self.path / MEMORY
         if info is None:
             return None
-        try:
+        with _naming(file):
             return Memory.of_arrays(read_safetensors(file), info, self.manifest.tree.items, self.manifest.history_items)
-        except BundleCorrupt as error:
-            raise BundleCorrupt(f"{file}: {error}") from error
 
     @cached_property
     def shard(self) -> ShardParts | None:
@@ -239,10 +235,8 @@ class Bundle:
         info, file = self.manifest.shard, self.path / SHARD
         if info is None:
             return None
-        try:
+        with _naming(file):
             return ShardParts.of_arrays(read_safetensors(file), info, [alone.manifest.tree for alone in self.alone])
-        except BundleCorrupt as error:
-            raise BundleCorrupt(f"{file}: {error}") from error
 
     @cached_property
     def tail(self) -> Tail | None:
@@ -250,10 +244,8 @@ class Bundle:
         info, scorer, file = self.manifest.tail, self.manifest.scorer, self.path / TAIL
         if info is None or not isinstance(scorer, LinearScorer):
             return None
-        try:
+        with _naming(file):
             return Tail.of_arrays(read_safetensors(file), info, self.manifest.tree.items, scorer.features)
-        except BundleCorrupt as error:
-            raise BundleCorrupt(f"{file}: {error}") from error
 
     @cached_property
     def stacking(self) -> Stacking | None:
@@ -261,10 +253,8 @@ class Bundle:
         info, scorer, file = self.manifest.stacking, self.manifest.scorer, self.path / STACKING
         if info is None or not isinstance(scorer, LinearScorer):
             return None
-        try:
+        with _naming(file):
             return Stacking.of_arrays(read_safetensors(file), info, self.manifest.tree.items, scorer.features)
-        except BundleCorrupt as error:
-            raise BundleCorrupt(f"{file}: {error}") from error
 
     @cached_property
     def vectoriser(self) -> Vectoriser:
@@ -297,10 +287,8 @@ class Bundle:
         file = self.path / LABEL_COUNTS
         if LABEL_COUNTS not in self.manifest.files:
             return None
-        try:
+        with _naming(file):
             return LabelCounts.of_arrays(map_safetensors(file), self.manifest.tree.items)
-        except BundleCorrupt as error:
-            raise BundleCorrupt(f"{file}: {error}") from error
 
     def graph(self, name: str) -> bytes:
         """The bytes of query.onnx, scorer.onnx or ranker.onnx."""
@@ -311,6 +299,15 @@ class Bundle:
 
     def heldout(self) -> pa.Table:
         return read_parquet(self.path / "heldout.parquet")
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """What is wrong with the content of a file is said with its name."""
+    try:
+        yield
+    except (BundleCorrupt, InvalidTree, KeyError) as error:
+        raise BundleCorrupt(f"{file}: {error}") from error
 
 
 def parts_of(manifest: Manifest) -> tuple[str, ...]:

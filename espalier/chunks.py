@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import BundleCorrupt, InvalidQuery
 from espalier.manifest import Ranking
-from espalier.text.sparse_rows import SparseRows
+from espalier.text.sparse_rows import SparseRows, ascends_in_rows, rises
 from espalier.tree import Tree
 
 MAX_CHILDREN = 1 << 16
@@ -74,7 +74,7 @@ class Chunks:
             ("row_entry", len(self.row_feature) + 1, len(self.entry_child)),
         ):
             array = getattr(self, name)
-            if len(array) != count or array[0] != 0 or array[-1] != end or np.any(array[1:] < array[:-1]):  # differences could wrap
+            if not rises(array, count - 1, end):
                 raise BundleCorrupt(f"chunks: {name} has {len(array)} entries, expected {count} from 0 to {end} that never decrease")
         if len(self.entry_weight) != len(self.entry_child) or len(self.bias) != tree.node_count:
             raise BundleCorrupt(
@@ -83,18 +83,13 @@ class Chunks:
             )
         if len(self.row_feature) and (self.row_feature.min() < 0 or self.row_feature.max() >= self.width):
             raise BundleCorrupt(f"chunks: row_feature has feature numbers outside 0 … {self.width - 1}")
-        rows = np.diff(self.chunk_row)
-        node_of_row = np.repeat(np.arange(inner), rows)
-        same = node_of_row[1:] == node_of_row[:-1]
-        if np.any(same & (np.diff(self.row_feature) <= 0)):
+        if not ascends_in_rows(self.row_feature, self.chunk_row):
             raise BundleCorrupt("chunks: row_feature is not strictly ascending within a node")
+        node_of_row = np.repeat(np.arange(inner), np.diff(self.chunk_row))
         children = np.diff(tree.first_child)[np.repeat(node_of_row, np.diff(self.row_entry))]
         if np.any(self.entry_child >= children):
             raise BundleCorrupt("chunks: entry_child has numbers of children that a node does not have")
-        descends = self.entry_child[1:] <= self.entry_child[:-1]
-        begins = self.row_entry[(self.row_entry > 0) & (self.row_entry < len(self.entry_child))]
-        descends[begins - 1] = False
-        if descends.any():
+        if not ascends_in_rows(self.entry_child, self.row_entry):
             raise BundleCorrupt("chunks: entry_child is not strictly ascending within a row")
         if not np.isfinite(self.largest).all():
             raise BundleCorrupt("chunks: weights and biases must be finite")

@@ -354,19 +354,28 @@ class Manifest(ManifestDraft):
         return self.tree.items if self.shard is None else self.shard.items
 
     @model_validator(mode="after")
-    def _shard_fits(self) -> Manifest:
+    def _parts_fit(self) -> Manifest:
+        self._shard_fits()
+        self._history_parts_fit()
+        self._states_fit()
+        self._stacking_fits()
+        self._kinds_fit()
+        self._trees_fit()
+        self._content_fits()
+        self._ranker_fits()
+        return self
+
+    def _shard_fits(self) -> None:
         if self.shard is None:
-            return self
+            return
         for name in ("ranker", "content", "stacking", "live"):
             if getattr(self, name) is not None:
                 raise ValueError(f"a shard has no {name}: it belongs to the whole bundle")
         if self.tree.items > self.shard.items or self.tree.nodes > self.shard.nodes:
             held, whole = f"{self.tree.items} items on {self.tree.nodes} nodes", f"{self.shard.items} on {self.shard.nodes}"
             raise ValueError(f"a shard of {held} cannot be part of {whole}")
-        return self
 
-    @model_validator(mode="after")
-    def _history_parts_fit(self) -> Manifest:
+    def _history_parts_fit(self) -> None:
         history = self.query if isinstance(self.query, HistoryKind) else None
         if self.memory is not None:
             if history is None or not isinstance(self.scorer, GraphScorer):
@@ -378,26 +387,20 @@ class Manifest(ManifestDraft):
                 raise ValueError(f"a sequence encoder cannot read {self.query.kind} queries")
             if self.scorer.state_levels != self.tree.levels:
                 raise ValueError(f"a sequence encoder has {self.tree.levels} states, one for each level, got {self.scorer.state_levels}")
-        return self
 
-    @model_validator(mode="after")
-    def _states_fit(self) -> Manifest:
+    def _states_fit(self) -> None:
         if isinstance(self.scorer, GraphScorer) and self.scorer.state_levels not in (1, self.tree.levels):
             raise ValueError(f"scorer.state_levels: expected 1, or {self.tree.levels}, the tree's levels, got {self.scorer.state_levels}")
-        return self
 
-    @model_validator(mode="after")
-    def _stacking_fits(self) -> Manifest:
+    def _stacking_fits(self) -> None:
         if self.stacking is None:
-            return self
+            return
         if not isinstance(self.scorer, LinearScorer) or self.ranking.own != "log_activation":
             raise ValueError(f"stacking orders candidates by scores of linear scorers, got {self.scorer.kind} with {self.ranking.own}")
         if self.tail is not None:
             raise ValueError("stacking and a tail both order candidates, expected one of them")
-        return self
 
-    @model_validator(mode="after")
-    def _kinds_fit(self) -> Manifest:
+    def _kinds_fit(self) -> None:
         linear, sparse = isinstance(self.scorer, LinearScorer), isinstance(self.query, FeaturesKind | TextKind)
         if linear != sparse:
             raise ValueError(f"{self.scorer.kind} scorers cannot answer {self.query.kind} queries")
@@ -409,14 +412,12 @@ class Manifest(ManifestDraft):
             raise ValueError(f"scorers of {self.scorer.features} features cannot answer queries of {self.query.width}")
         if not linear and self.ranking.activation != "sigmoid":
             raise ValueError(f"graphs have logits for the sigmoid, not for {self.ranking.activation}")
-        return self
 
-    @model_validator(mode="after")
-    def _trees_fit(self) -> Manifest:
+    def _trees_fit(self) -> None:
         if self.tail is not None and not self.trees:
             raise ValueError("a tail enters the scores of a forest, got one tree")
         if not self.trees:
-            return self
+            return
         if not isinstance(self.scorer, LinearScorer):
             raise ValueError(f"a forest has linear scorers, got {self.scorer.kind}")
         for number, other in enumerate(self.trees, start=2):
@@ -424,21 +425,15 @@ class Manifest(ManifestDraft):
                 raise ValueError(f"tree {number} holds {other.tree.items} items, the first one {self.tree.items}")
             if other.scorer.features != self.scorer.features:
                 raise ValueError(f"tree {number} has scorers of {other.scorer.features} features, the first one of {self.scorer.features}")
-        return self
 
-    @model_validator(mode="after")
-    def _content_fits(self) -> Manifest:
-        if self.content is None:
-            return self
-        if not isinstance(self.scorer, GraphScorer) or not isinstance(self.query, HistoryKind):
+    def _content_fits(self) -> None:
+        if self.content is not None and not (isinstance(self.scorer, GraphScorer) and isinstance(self.query, HistoryKind)):
             raise ValueError(f"content enters rows of graphs over histories, got {self.scorer.kind} scorers of {self.query.kind} queries")
-        return self
 
-    @model_validator(mode="after")
-    def _ranker_fits(self) -> Manifest:
+    def _ranker_fits(self) -> None:
         ranker = self.ranker
         if ranker is None:
-            return self
+            return
         if ranker.max_depth > self.search.max_m:
             raise ValueError(f"a ranker of {ranker.max_depth} candidates cannot follow a search that gives at most {self.search.max_m}")
         for name in ranker.features:
@@ -446,4 +441,3 @@ class Manifest(ManifestDraft):
                 raise ValueError(f"a ranker cannot have the feature {name} of {self.query.kind} queries")
             if needs_node_rows(name) and isinstance(self.scorer, LinearScorer):
                 raise ValueError(f"a ranker cannot have the feature {name} where scorers are linear: they have no node rows")
-        return self

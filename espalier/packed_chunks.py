@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from espalier.chunks import Chunks
 from espalier.errors import BundleCorrupt
+from espalier.text.sparse_rows import rises
 
 Array = NDArray[Any]
 NARROW = (np.uint8, np.uint16, np.int32)
@@ -81,13 +82,7 @@ def unpacked(arrays: Mapping[str, Array], width: int) -> Chunks:
             expected = " or ".join(str(np.dtype(dtype)) for dtype in dtypes)
             raise BundleCorrupt(f"chunks: {name} is {array.dtype}{list(array.shape)}, expected one-dimensional {expected}")
     chunk_row, gaps, counts = arrays["chunk_row"], arrays["row_gap"], arrays["row_count"]
-    if (
-        len(gaps) != len(counts)
-        or not len(chunk_row)
-        or chunk_row[0] != 0
-        or chunk_row[-1] != len(gaps)
-        or np.any(chunk_row[1:] < chunk_row[:-1])
-    ):
+    if len(gaps) != len(counts) or not len(chunk_row) or not rises(chunk_row, len(chunk_row) - 1, len(gaps)):
         raise BundleCorrupt(f"chunks: chunk_row of {len(gaps)} gaps and {len(counts)} counts does not rise from 0 to their number")
     if len(gaps) and (gaps.min() < 0 or counts.min() < 0):
         raise BundleCorrupt("chunks: row_gap or row_count has numbers below 0")

@@ -1,7 +1,7 @@
 """How relevant items are to queries, true or predicted, with an entry only where it is not 0.
 
 Knows sparse rows and their transposes. Does not know where relevance comes from (training/data/relevance.py) or how predictions are judged
-(regression_metrics.py, weighted_metrics.py). Raw arrays instead of scipy.sparse, since predictions have an order within a row and the
+(weighted_metrics.py). Raw arrays instead of scipy.sparse, since predictions have an order within a row and the
 library does without scipy.
 
 Legend: B queries (or points), I items (or labels), E entries, M results.
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 from espalier.search import NO_ITEM
-from espalier.text.sparse_rows import SparseRows
+from espalier.text.sparse_rows import SparseRows, rises
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
@@ -42,9 +42,7 @@ class Relevance:
 
     def __post_init__(self) -> None:
         entries = len(self.column_E)
-        offset_B = self.offset_B  # differences could wrap
-        ascending = len(offset_B) >= 1 and offset_B[0] == 0 and not (offset_B[1:] < offset_B[:-1]).any()
-        if not ascending or self.offset_B[-1] != entries or self.value_E.shape != (entries,):
+        if len(self.offset_B) < 1 or not rises(self.offset_B, len(self), entries) or self.value_E.shape != (entries,):
             raise InvalidData("offset_B", self.offset_B[:8].tolist(), f"ascending from 0 to {entries}, the number of columns and of values")
         if entries and not (self.column_E.min() >= 0 and self.column_E.max() < self.width):
             bad = int(self.column_E.max()) if self.column_E.max() >= self.width else int(self.column_E.min())

@@ -246,13 +246,13 @@ class Engine(Protocol):
         ...
 
     def warm_up(self) -> None:
-        """Build and run what the first queries would otherwise wait for."""
-        ...
+        """Build and run what the first queries would otherwise wait for. By default nothing, as in the next two."""
+        return
 
     def prepare(self, params: SearchParams) -> None:
         """Build what a search with such parameters needs and `warm_up` left out (a trace, say), from any thread, beside searches."""
-        ...
+        return
 
     def close(self) -> None:
         """Free what the engine holds, a little at a time, so that other engines of the process are not held up. No search after it."""
-        ...
+        return

@@ -33,13 +33,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import BundleCorrupt
 from espalier.manifest import StackingInfo
+from espalier.text.sparse_rows import ascends_in_rows, rises
 
 FEATURES = (
     "score.log",
@@ -67,39 +68,35 @@ MOST_POINTS, MOST_LABELS, MOST_BESIDE, MOST_UNITS = 1 << 16, 1 << 12, 64, 256
 LOWEST = float(np.finfo(np.float32).min)
 FARTHEST = 6.0
 """Standardised features are cut off there."""
-TABLES: dict[str, type[np.generic]] = {"posting_begin": np.int64, "posting_point": np.uint16, "label_begin": np.int64, "label": np.int32}
-TABLES |= {"beside_begin": np.int64, "beside": np.int32, "feature_weight": np.float32, "posting_value": np.float16}
-TABLES |= dict.fromkeys(("label_value", "beside_share", "log_count", "log_weight"), np.float32)
 NETWORK = ("mean", "scale", "weight_1", "bias_1", "weight_2", "bias_2", "weight_3", "bias_3")
 
 
-@dataclass(frozen=True, eq=False)
-class StackingTables:
-    """What features of candidates are made of.
+class StackingTables(NamedTuple):
+    """What features of candidates are made of; compiled code reads it as it is, with float16 as `stored_numbers` has it.
 
-    feature_weight  float32[F], ≥ 0: the idf of features
     posting_begin   int64[F + 1]   where the postings of each feature begin
     posting_point   uint16[E]      a point that has the feature, ascending within a feature
-    posting_value   float16[E]     the point's value of it, in rows of length 1
     label_begin     int64[P + 1]   where the labels of each point begin
     label           int32          an item of the point
-    label_value     float32        its relevance, in (0, 1]
     beside_begin    int64[I + 1]   where the items beside each item begin
     beside          int32          an item that points with it have too
-    beside_share    float32        what share of them, in (0, 1]
+    feature_weight  float32[F], ≥ 0: the idf of features
+    posting_value   float16[E]     the point's value of a feature, in rows of length 1
+    label_value     float32        an item's relevance to a point, in (0, 1]
+    beside_share    float32        what share of an item's points have the one beside it, in (0, 1]
     log_count       float32[I], ≥ 0
     log_weight      float32[I], ≤ 0
     """
 
-    feature_weight: NDArray[np.float32]
     posting_begin: NDArray[np.int64]
     posting_point: NDArray[np.uint16]
-    posting_value: NDArray[np.float16]
     label_begin: NDArray[np.int64]
     label: NDArray[np.int32]
-    label_value: NDArray[np.float32]
     beside_begin: NDArray[np.int64]
     beside: NDArray[np.int32]
+    feature_weight: NDArray[np.float32]
+    posting_value: NDArray[np.float16]
+    label_value: NDArray[np.float32]
     beside_share: NDArray[np.float32]
     log_count: NDArray[np.float32]
     log_weight: NDArray[np.float32]
@@ -130,6 +127,11 @@ class StackingTables:
                 raise BundleCorrupt(f"stacking: {name} has numbers outside 0 … 1")
         if self.feature_weight.min(initial=0) < 0 or self.log_count.min(initial=0) < 0 or self.log_weight.max(initial=0) > 0:
             raise BundleCorrupt("stacking: expected feature_weight and log_count of at least 0, and log_weight of at most 0")
+
+
+TABLES: dict[str, type[np.generic]] = dict.fromkeys(StackingTables._fields, np.float32) | {"posting_value": np.float16}
+TABLES |= {"posting_begin": np.int64, "posting_point": np.uint16, "label_begin": np.int64, "label": np.int32}
+TABLES |= {"beside_begin": np.int64, "beside": np.int32}
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,13 +199,11 @@ class Stacking:
 def _check_rows(name: str, begin: NDArray[np.int64], rows: int, column: NDArray[Any], value: NDArray[Any], width: int, most: int) -> None:
     """Raise BundleCorrupt unless entries are sparse rows with ascending columns below `width`, at most so many in a row."""
     entries = len(column)
-    if len(begin) != rows + 1 or begin[0] != 0 or begin[-1] != entries or np.any(begin[1:] < begin[:-1]) or len(value) != entries:
+    if not rises(begin, rows, entries) or len(value) != entries:
         raise BundleCorrupt(f"stacking: {name}_begin has {len(begin)} entries, expected {rows + 1} from 0 to {entries} that never decrease")
     if entries and (column.min() < 0 or column.max() >= width):
         raise BundleCorrupt(f"stacking: {name} has numbers outside 0 … {width - 1}")
-    descends = column[1:] <= column[:-1]
-    descends[begin[(begin > 0) & (begin < entries)] - 1] = False
-    if descends.any():
+    if not ascends_in_rows(column, begin):
         raise BundleCorrupt(f"stacking: {name} is not strictly ascending within a row")
     longest = int(np.diff(begin).max(initial=0))
     if longest > most:

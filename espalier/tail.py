@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import BundleCorrupt
 from espalier.manifest import TailInfo
+from espalier.text.sparse_rows import ascends_in_rows, rises
 
 FLOOR = 1e-6
 """Of a product: an item that shares nothing with the query comes last, and still comes."""
@@ -51,15 +52,13 @@ class Tail:
             if array.ndim != 1 or array.dtype != dtype:
                 raise BundleCorrupt(f"tail: {name} is {array.dtype}{list(array.shape)}, expected one-dimensional {np.dtype(dtype)}")
         begin, entries = self.row_begin, len(self.feature)
-        if len(begin) != items + 1 or begin[0] != 0 or begin[-1] != entries or np.any(begin[1:] < begin[:-1]):
+        if not rises(begin, items, entries):
             raise BundleCorrupt(f"tail: row_begin has {len(begin)} entries, expected {items + 1} from 0 to {entries} that never decrease")
         if entries != self.info.entries or len(self.value) != entries:
             raise BundleCorrupt(f"tail: {entries} features and {len(self.value)} values, the manifest says {self.info.entries}")
         if entries and (self.feature.min() < 0 or self.feature.max() >= self.width):
             raise BundleCorrupt(f"tail: feature has numbers outside 0 … {self.width - 1}")
-        descends = self.feature[1:] <= self.feature[:-1]
-        descends[begin[(begin > 0) & (begin < entries)] - 1] = False
-        if descends.any():
+        if not ascends_in_rows(self.feature, begin):
             raise BundleCorrupt("tail: feature is not strictly ascending within a row")
         if not np.isfinite(self.value).all() or np.abs(self.square_I - 1)[np.diff(begin) > 0].max(initial=0) > 1e-3:
             raise BundleCorrupt("tail: rows must have the length 1, or no entry")

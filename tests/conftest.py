@@ -19,6 +19,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 settings.register_profile("fast", deadline=None, print_blob=True, max_examples=25)
 settings.register_profile("thorough", settings.get_profile("fast"), max_examples=200)
+settings.register_profile("quick", settings.get_profile("fast"), max_examples=8)
 settings.load_profile("fast")
 
 

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.checks.heldout import RELEVANCE
 from espalier.errors import BundleCorrupt
-from espalier.regression_metrics import RankedErrors
 from espalier.relevance import Relevance
-from espalier.weighted_metrics import almost_zero, auprc, propensity_scored, tau_at_k, wn_at_k, wp_at_k
+from espalier.weighted_metrics import RankedErrors, almost_zero, auprc, propensity_scored, tau_at_k, wn_at_k, wp_at_k
 from training.data.relevance import inverse_propensities
 from training.specification.linear import RELEVANCE_OPTIONS
 

@@ -40,10 +40,10 @@ class GoldenAnswers(NamedTuple):
         """Of a search that found these, with at least so many places for each query."""
         count_B = np.array([len(rows) for rows in self.rows], np.int64)
         shape = len(self.rows), max(int(count_B.max(initial=0)), least)
-        rows_BM, ranks_BM = np.full(shape, NO_ITEM, np.int64), np.full(shape, -np.inf, np.float32)
-        for b, (rows, ranks) in enumerate(zip(self.rows, self.ranks, strict=True)):
-            rows_BM[b, : len(rows)], ranks_BM[b, : len(rows)] = rows, ranks
-        return finish(ranking, count_B, count_B, rows_BM, ranks_BM, None)
+        rows_BM, ranks_BM, keys_BM = np.full(shape, NO_ITEM, np.int64), *np.full((2, *shape), -np.inf, np.float32)
+        for b, (rows, ranks, keys) in enumerate(zip(*self, strict=True)):
+            rows_BM[b, : len(rows)], ranks_BM[b, : len(rows)], keys_BM[b, : len(rows)] = rows, ranks, keys
+        return finish(ranking, count_B, count_B, rows_BM, ranks_BM, None, keys_BM=keys_BM)
 
 
 def check_same(
@@ -56,12 +56,7 @@ def check_same(
         raise BundleCorrupt(f"{bundle.path}: golden query {other[0]} gave other items on {source} than when the model was trained")
     overlap = _mean_overlap(bundle, source, overlap_B, MIN_MEAN_OVERLAP)
     for b, (rows, ranks, keys) in enumerate(zip(*expected, strict=True)):
-        got_rows, tolerance = result.item_rows_BM[b], 2 * rounding
-        fault = (
-            _rank_fault("rank", rows, ranks, got_rows, result.ranks_BM[b], tolerance)
-            or _rank_fault("key", rows, keys, got_rows, result.keys_BM[b], tolerance)
-            or _order_fault(rows, keys, got_rows, tolerance)
-        )
+        fault = _length_fault(rows, ranks, keys) or _fault(rows, ranks, keys, result, b, 2 * rounding)
         if fault:
             raise BundleCorrupt(f"{bundle.path}: golden query {b} on {source}: {fault}")
     return overlap
@@ -72,18 +67,10 @@ def check_shards(bundle: Bundle, source: str, expected: GoldenAnswers, result: S
     tolerance, is_forest = 2 * rounding, bool(bundle.manifest.trees)
     overlap_B = np.empty(len(expected.rows))
     for b, (rows, ranks, keys) in enumerate(zip(*expected, strict=True)):
-        got_rows, got_ranks, got_keys = result.item_rows_BM[b], result.ranks_BM[b], result.keys_BM[b]
-        fault = _length_fault("rank", rows, ranks) or _length_fault("key", rows, keys)
-        if not is_forest:
-            fault = (
-                fault
-                or _rank_fault("rank", rows, ranks, got_rows, got_ranks, tolerance)
-                or _rank_fault("key", rows, keys, got_rows, got_keys, tolerance)
-                or _order_fault(rows, keys, got_rows, tolerance)
-            )
+        fault = _length_fault(rows, ranks, keys) or ("" if is_forest else _fault(rows, ranks, keys, result, b, tolerance))
         if fault:
             raise BundleCorrupt(f"{bundle.path}: golden query {b} on {source}: {fault}")
-        overlap_B[b] = _kept(rows, keys, got_rows, got_keys, tolerance)
+        overlap_B[b] = _kept(rows, keys, result.item_rows_BM[b], result.keys_BM[b], tolerance)
     return _mean_overlap(bundle, source, overlap_B, MIN_SHARDED_OVERLAP)
 
 
@@ -95,10 +82,24 @@ def _mean_overlap(bundle: Bundle, source: str, overlap_B: NDArray[np.float64], l
     return overlap
 
 
-def _length_fault(name: str, expected: NDArray[np.int64], expected_ranks: NDArray[np.float32]) -> str:
-    """Which numbers are not stored, or are too many; empty where every item has one."""
-    is_right = len(expected_ranks) == len(expected)
-    return "" if is_right else f"{len(expected_ranks)} {name}s are stored for {len(expected)} items"
+def _length_fault(rows: NDArray[np.int64], ranks: NDArray[np.float32], keys: NDArray[np.float32]) -> str:
+    """Which numbers are not stored, or are too many; empty where every item has one of both."""
+    for name, numbers in (("rank", ranks), ("key", keys)):
+        if len(numbers) != len(rows):
+            return f"{len(numbers)} {name}s are stored for {len(rows)} items"
+    return ""
+
+
+def _fault(
+    rows: NDArray[np.int64], ranks: NDArray[np.float32], keys: NDArray[np.float32], result: SearchResult, b: int, tolerance: float
+) -> str:
+    """What is wrong with the ranks, keys and order of the items that were expected and came; empty where nothing is."""
+    got_rows = result.item_rows_BM[b]
+    return (
+        _rank_fault("rank", rows, ranks, got_rows, result.ranks_BM[b], tolerance)
+        or _rank_fault("key", rows, keys, got_rows, result.keys_BM[b], tolerance)
+        or _order_fault(rows, keys, got_rows, tolerance)
+    )
 
 
 def _rank_fault(
@@ -110,8 +111,6 @@ def _rank_fault(
     tolerance: float,
 ) -> str:
     """What is wrong with the ranks, or keys, of the items that were expected and came; empty where nothing is."""
-    if fault := _length_fault(name, expected, expected_ranks):
-        return fault
     rows, place, got_place = np.intersect1d(expected, got, return_indices=True)
     stored, computed = expected_ranks[place].astype(np.float64), got_ranks[got_place].astype(np.float64)
     tolerance *= _scale(stored)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Opener = Callable[[Bundle, int, Precision], "TreeSearch"]
-"""Bundle, threads and precision → what searches its trees. Raises DeviceUnavailable or UnsupportedGraph."""
-
 
 @dataclass(frozen=True)
 class EngineEntry:
@@ -34,14 +31,12 @@ class EngineEntry:
     device      where it runs
     scorers     the kinds of scorers that it searches (`scorer.kind` of a manifest)
     precisions  what it can compute in
-    open        opens a bundle
     libraries   what must be installed for it besides the requirements of espalier
     chosen      False: only by its name
     """
 
     device: Literal["cpu", "cuda"]
     scorers: tuple[Literal["graphs", "linear"], ...]
-    open: Opener
     precisions: tuple[Precision, ...] = ("float32",)
     libraries: tuple[str, ...] = ()
     chosen: bool = True
@@ -52,57 +47,43 @@ class EngineEntry:
         return f"{' and '.join(missing)} not installed (extra `gpu`)" if missing else ""
 
 
-def _triton(bundle: Bundle, threads: int, precision: Precision) -> TreeSearch:
-    from espalier.engines.triton.graph_engine import TritonSearch
+def _opened(engine: str, bundle: Bundle, threads: int, precision: Precision) -> TreeSearch:
+    """What searches a bundle's trees. Raises DeviceUnavailable or UnsupportedGraph."""
+    match engine:
+        case "triton":
+            from espalier.engines.triton.graph_engine import TritonSearch
 
-    return TritonSearch(bundle, precision=precision)
+            return TritonSearch(bundle, precision=precision)
+        case "sparse-cuda":
+            from espalier.engines.triton.linear_engine import SparseCudaSearch
 
+            return SparseCudaSearch(bundle, precision=precision)
+        case "compiled-cpu":
+            from espalier.engines.compiled.engine import DenseSearch
 
-def _sparse_cuda(bundle: Bundle, threads: int, precision: Precision) -> TreeSearch:
-    from espalier.engines.triton.linear_engine import SparseCudaSearch
+            return DenseSearch.of(bundle, threads)
+        case "sparse-cpu":
+            from espalier.engines.linear.engine import SparseSearch
 
-    return SparseCudaSearch(bundle, precision=precision)
+            return SparseSearch(bundle, threads)
+        case "reference":
+            from espalier.engines.reference_search import ReferenceSearch
 
-
-def _onnx_cuda(bundle: Bundle, threads: int, precision: Precision) -> TreeSearch:
+            return ReferenceSearch(bundle)
     from espalier.engines.onnx.engine import OnnxSearch
 
-    return OnnxSearch(bundle, "cuda", threads)
-
-
-def _compiled_cpu(bundle: Bundle, threads: int, precision: Precision) -> TreeSearch:
-    from espalier.engines.compiled.engine import DenseSearch
-
-    return DenseSearch.of(bundle, threads)
-
-
-def _onnx_cpu(bundle: Bundle, threads: int, precision: Precision) -> TreeSearch:
-    from espalier.engines.onnx.engine import OnnxSearch
-
-    return OnnxSearch(bundle, "cpu", threads)
-
-
-def _sparse_cpu(bundle: Bundle, threads: int, precision: Precision) -> TreeSearch:
-    from espalier.engines.linear.engine import SparseSearch
-
-    return SparseSearch(bundle, threads)
-
-
-def _reference(bundle: Bundle, threads: int, precision: Precision) -> TreeSearch:
-    from espalier.engines.reference_search import ReferenceSearch
-
-    return ReferenceSearch(bundle)
+    return OnnxSearch(bundle, ENGINES[engine].device, threads)
 
 
 _ALL_PRECISIONS: tuple[Precision, ...] = ("float32", "float16", "bfloat16")
 ENGINES: Mapping[str, EngineEntry] = {
-    "triton": EngineEntry("cuda", ("graphs",), _triton, _ALL_PRECISIONS, ("torch", "triton")),
-    "onnx-cuda": EngineEntry("cuda", ("graphs",), _onnx_cuda),
-    "sparse-cuda": EngineEntry("cuda", ("linear",), _sparse_cuda, _ALL_PRECISIONS, ("torch", "triton")),
-    "compiled-cpu": EngineEntry("cpu", ("graphs",), _compiled_cpu),
-    "onnx-cpu": EngineEntry("cpu", ("graphs",), _onnx_cpu),
-    "sparse-cpu": EngineEntry("cpu", ("linear",), _sparse_cpu),
-    "reference": EngineEntry("cpu", ("graphs", "linear"), _reference, chosen=False),
+    "triton": EngineEntry("cuda", ("graphs",), _ALL_PRECISIONS, ("torch", "triton")),
+    "onnx-cuda": EngineEntry("cuda", ("graphs",)),
+    "sparse-cuda": EngineEntry("cuda", ("linear",), _ALL_PRECISIONS, ("torch", "triton")),
+    "compiled-cpu": EngineEntry("cpu", ("graphs",)),
+    "onnx-cpu": EngineEntry("cpu", ("graphs",)),
+    "sparse-cpu": EngineEntry("cpu", ("linear",)),
+    "reference": EngineEntry("cpu", ("graphs", "linear"), chosen=False),
 }
 """By name. The first that fits a bundle and a device is chosen."""
 
@@ -150,7 +131,7 @@ def open_engine(
         if not reason:
             _check_precision(bundle, candidate, precision)
             try:
-                opened = Pipeline(bundle, entry.open(bundle, threads, precision))
+                opened = Pipeline(bundle, _opened(candidate, bundle, threads, precision))
             except UnsupportedGraph as error:
                 reason = str(error)
             except DeviceUnavailable as error:

@@ -24,7 +24,7 @@ from espalier.engines.encode import Encoder, check_queries
 from espalier.engines.forest_mean import BLOCK, ForestMean, LiveLists, LiveRows, most_leaves
 from espalier.engines.overflow_lists import BestLeaves, OverflowLists
 from espalier.engines.reorder import STRETCH, Stacker
-from espalier.engines.results import joined, joined_frontiers
+from espalier.engines.results import from_start_level, joined, joined_frontiers
 from espalier.engines.stages import Frontier, GivenQueries, Leaves, ParentsFound, ShardResult, TreeQuery, TreeSearch
 from espalier.live.eligible import eligible_with_live_items
 from espalier.live.overlay import Overlay
@@ -34,7 +34,6 @@ from espalier.queries import QueryBatch, VectorKind
 from espalier.read_only import read_only
 from espalier.scores import finish
 from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResult
-from espalier.trace import from_start_level
 
 MESSAGE = 64
 """Queries that shards are asked at a time: golden queries come all at once."""

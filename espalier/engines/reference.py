@@ -22,6 +22,7 @@ from espalier.bundle import Bundle
 from espalier.engines.encode import check_queries
 from espalier.engines.graphs import read_graph
 from espalier.engines.reference_stacking import stacked
+from espalier.engines.results import from_start_level
 from espalier.engines.stages import GivenQueries
 from espalier.errors import BundleCorrupt
 from espalier.manifest import Activation, LinearScorer, Ranking
@@ -29,10 +30,9 @@ from espalier.masks.eligibility import every_item
 from espalier.memory_lists import MemoryLists
 from espalier.queries import HistoryKind, QueryBatch, VectorKind
 from espalier.scores import finish, log_scores
-from espalier.search import NO_CONTEXT, NO_ITEM, LevelTrace, NodeMask, SearchContext, SearchParams, SearchResult
+from espalier.search import NO_CONTEXT, NO_ITEM, Engine, LevelTrace, NodeMask, SearchContext, SearchParams, SearchResult
 from espalier.tail import FARTHEST, FLOOR, Tail
 from espalier.text.sparse_rows import SparseRows
-from espalier.trace import from_start_level
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Found:
     before: Found | None = None
 
 
-class ReferenceEngine:
+class ReferenceEngine(Engine):
     """See the module. `rounding` is what the other engines may differ from it by; its own is float32's."""
 
     name = "reference"
@@ -84,15 +84,6 @@ class ReferenceEngine:
         self._rows_ND = np.asarray(bundle.node_rows_ND, np.float32)
         self._query = ReferenceEvaluator(read_graph("query.onnx", bundle.graph("query.onnx")))
         self._scorer = ReferenceEvaluator(read_graph("scorer.onnx", bundle.graph("scorer.onnx")))
-
-    def warm_up(self) -> None:
-        """Nothing to build."""
-
-    def prepare(self, params: SearchParams) -> None:
-        """Nothing to build."""
-
-    def close(self) -> None:
-        """Nothing to free."""
 
     def search(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
         """See `Engine`; it takes no live items."""

@@ -10,33 +10,22 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.engines.reference import ReferenceEngine, Step, stacked_rows, traced
-from espalier.engines.stages import Frontier, Leaves, TreeQuery
+from espalier.engines.stages import Frontier, Leaves, TreeQuery, TreeSearch
 from espalier.manifest import GraphScorer
 from espalier.masks.eligibility import EligibleNodes
-from espalier.search import SearchParams
 from espalier.tree import Tree
 
 
-class ReferenceSearch:
+class ReferenceSearch(TreeSearch):
     """See the module."""
 
     name = ReferenceEngine.name
     rounding = ReferenceEngine.rounding
-    merges = False
 
     def __init__(self, bundle: Bundle) -> None:
         self._engine = ReferenceEngine(bundle)
         self._trees = [alone.tree for alone in bundle.alone]
         self._has_states = self.encodes = isinstance(bundle.manifest.scorer, GraphScorer)
-
-    def warm_up(self) -> None:
-        """Nothing to build."""
-
-    def prepare(self, params: SearchParams) -> None:
-        """Nothing to build."""
-
-    def close(self) -> None:
-        """Nothing to free."""
 
     def search(self, query: TreeQuery) -> Leaves:
         """See `TreeSearch`."""

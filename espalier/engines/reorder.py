@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.engines.stacked_keys import Scratch, StackingArrays, network_arrays, stack
+from espalier.engines.stacked_keys import Scratch, network_arrays, stack, table_arrays
 from espalier.queries import QueryBatch
 from espalier.scores import scores_of_ranks
 from espalier.search import NO_ITEM, SearchResult
@@ -30,7 +30,7 @@ class Stacker:
 
     def __init__(self, bundle: Bundle, stacking: Stacking) -> None:
         self._info, self._ranking, self._items = stacking.info, bundle.manifest.result_ranking, bundle.manifest.tree.items
-        self._tables, self._network = StackingArrays.of(stacking.tables), network_arrays(stacking)
+        self._tables, self._network = table_arrays(stacking.tables), network_arrays(stacking)
         items, points = self._items, stacking.tables.points
         self._scratch = ThreadScratch(lambda handles: Scratch.of(items + handles, points))
 

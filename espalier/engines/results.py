@@ -1,4 +1,4 @@
-"""Results of several calls as one, and a part of one.
+"""Results of several calls as one, a part of one, and which levels a trace has.
 
 Legend: B queries, M results, K beam.
 """
@@ -13,9 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.engines.stages import Frontier, ParentsFound, ShardResult
-from espalier.search import NO_ITEM, Coverage, SearchResult
+from espalier.search import NO_ITEM, Coverage, LevelTrace, SearchResult
+from espalier.tree import Tree
 
 Array = NDArray[Any]
+
+
+OF_ITEMS = {"item_rows_BM": NO_ITEM, "scores_BM": 0, "ranks_BM": -np.inf, "keys_BM": -np.inf}
+"""The arrays [B, M] of a result, and their padding."""
 
 
 def joined(results: Sequence[SearchResult]) -> SearchResult:
@@ -23,13 +28,11 @@ def joined(results: Sequence[SearchResult]) -> SearchResult:
     if len(results) == 1:
         return results[0]
     finite = [result.finite_B for result in results if result.finite_B is not None]
+    arrays: dict[str, Any] = {name: _stacked([getattr(one, name) for one in results], padding) for name, padding in OF_ITEMS.items()}
     result = SearchResult(
-        _stacked([result.item_rows_BM for result in results], NO_ITEM),
-        _stacked([result.scores_BM for result in results], 0),
-        _stacked([result.ranks_BM for result in results], -np.inf),
-        _stacked([result.keys_BM for result in results], -np.inf),
-        np.concatenate([result.count_B for result in results]),
-        np.concatenate([result.complete_B for result in results]),
+        **arrays,
+        count_B=np.concatenate([result.count_B for result in results]),
+        complete_B=np.concatenate([result.complete_B for result in results]),
         finite_B=np.concatenate(finite) if finite else None,
         coverage=Coverage.joined([result.coverage for result in results]),
     )
@@ -48,13 +51,11 @@ def joined_parents(parts: Sequence[ParentsFound]) -> ParentsFound:
 
 def between(result: SearchResult, begin: int, end: int, m: int) -> SearchResult:
     """The best m of consecutive queries, without traces."""
+    arrays: dict[str, Any] = {name: getattr(result, name)[begin:end, :m] for name in OF_ITEMS}
     part = SearchResult(
-        result.item_rows_BM[begin:end, :m],
-        result.scores_BM[begin:end, :m],
-        result.ranks_BM[begin:end, :m],
-        result.keys_BM[begin:end, :m],
-        result.count_B[begin:end],
-        result.complete_B[begin:end],
+        **arrays,
+        count_B=result.count_B[begin:end],
+        complete_B=result.complete_B[begin:end],
         finite_B=None if result.finite_B is None else result.finite_B[begin:end],
         coverage=result.coverage and replace(result.coverage, answered_BS=result.coverage.answered_BS[begin:end]),
     )
@@ -89,3 +90,19 @@ def _stacked(arrays: Sequence[Array], filler: float) -> Array:
         stacked[begin : begin + len(array), : array.shape[1]] = array
         begin += len(array)
     return stacked
+
+
+def from_start_level(tree: Tree, beam_size_B: NDArray[np.int64], levels: Sequence[LevelTrace]) -> tuple[LevelTrace, ...]:
+    """The levels of a trace, the same on every engine: from each query's start level to H. A level above a query's is empty for it."""
+    start_B = np.array([tree.start_level(size) for size in beam_size_B.tolist()], np.int64)
+    return tuple(_without(level, start_B > level.level) for level in levels if np.any(start_B <= level.level))
+
+
+def _without(level: LevelTrace, above_B: NDArray[np.bool_]) -> LevelTrace:
+    if not above_B.any():
+        return level
+    emptied = {}
+    for name in ("nodes_BK", "ranks_BK", "keys_BK", "candidates_BC", "candidate_ranks_BC", "candidate_keys_BC"):
+        array = getattr(level, name)
+        emptied[name] = np.where(above_B[:, None], array.dtype.type(NO_ITEM if array.dtype == np.int64 else -np.inf), array)
+    return replace(level, **emptied)

@@ -14,7 +14,7 @@ from espalier.compiled_code import compiled
 from espalier.engines.best_nodes import best_first, best_positions
 from espalier.engines.stored_numbers import number, stored
 from espalier.read_only import read_only
-from espalier.stacking import BESIDE_OF, FARTHEST, FEATURES, FLOOR, LOWEST, NEAREST, NETWORK, TABLES, VOTES, Stacking, StackingTables
+from espalier.stacking import BESIDE_OF, FARTHEST, FEATURES, FLOOR, LOWEST, NEAREST, NETWORK, VOTES, Stacking, StackingTables
 
 Array = NDArray[Any]
 KNOWN = len(FEATURES)
@@ -22,27 +22,6 @@ LOG_FLOOR = float(np.log(FLOOR))
 SCORE, COUNT, VOTE, NEAR, BESIDE, LENGTH = map(FEATURES.index, ("score.log", "item.count", "vote.5", "near.1", "beside", "query.length"))
 """The columns where groups of features begin."""
 (FEW, STEEP), (SOME, BENT), (_, _) = VOTES
-
-
-class StackingArrays(NamedTuple):
-    """Tables as compiled code reads them, in the order of TABLES."""
-
-    posting_begin: Array
-    posting_point: Array
-    label_begin: Array
-    label: Array
-    beside_begin: Array
-    beside: Array
-    feature_weight: Array
-    posting_value: Array
-    label_value: Array
-    beside_share: Array
-    log_count: Array
-    log_weight: Array
-
-    @staticmethod
-    def of(tables: StackingTables) -> StackingArrays:
-        return StackingArrays(*read_only(*(stored(np.ascontiguousarray(getattr(tables, name))) for name in TABLES)))
 
 
 class Scratch(NamedTuple):
@@ -56,6 +35,11 @@ class Scratch(NamedTuple):
     @staticmethod
     def of(items: int, points: int) -> Scratch:
         return Scratch(np.full(items, -1, np.int32), np.empty(points), np.empty(points, np.float32), np.empty(points, np.int32))
+
+
+def table_arrays(tables: StackingTables) -> StackingTables:
+    """Tables as compiled code reads them."""
+    return StackingTables(*read_only(*(stored(np.ascontiguousarray(table)) for table in tables)))
 
 
 def network_arrays(stacking: Stacking) -> tuple[Array, ...]:

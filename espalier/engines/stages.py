@@ -172,8 +172,8 @@ class TreeSearch(Protocol):
     merges   whether it asks shards, and its leaves are the best of theirs: of a forest one list, of the means over its trees
     """
 
-    encodes: bool
-    merges: bool
+    encodes: bool = False
+    merges: bool = False
 
     @property
     def name(self) -> str:
@@ -190,16 +190,16 @@ class TreeSearch(Protocol):
         ...
 
     def warm_up(self) -> None:
-        """Build what searches need beyond what the pipeline's own first searches do."""
-        ...
+        """Build what searches need beyond what the pipeline's own first searches do. By default there is nothing to build."""
+        return
 
     def prepare(self, params: SearchParams) -> None:
-        """See `Engine`."""
-        ...
+        """See `Engine`. By default there is nothing to build."""
+        return
 
     def close(self) -> None:
-        """See `Engine`."""
-        ...
+        """See `Engine`. By default all goes with the object."""
+        return
 
 
 @runtime_checkable

@@ -122,8 +122,7 @@ def folded_stacking(stacking: Stacking, rows: FoldedRows) -> Stacking:
     none = np.zeros(len(rows.new))
     return replace(
         stacking,
-        tables=replace(
-            tables,
+        tables=tables._replace(
             label_begin=label[0],
             label=rows.row_I[tables.label[label[1]]].astype(np.int32),
             label_value=tables.label_value[label[1]],

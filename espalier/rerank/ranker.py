@@ -19,11 +19,11 @@ from onnx.reference import ReferenceEvaluator
 
 from espalier.bundle import RANKER, Bundle
 from espalier.checks.golden import encode_table, golden_ranks
+from espalier.checks.golden_answers import GoldenAnswers
 from espalier.engines.graphs import read_graph
 from espalier.errors import BundleCorrupt
 from espalier.queries import QueryBatch
 from espalier.rerank.features import NO_CALLER_FEATURES, CallerFeatures, LiveCandidates, RankFeatures
-from espalier.scores import scores_of_ranks
 from espalier.search import SearchResult
 
 log = logging.getLogger(__name__)
@@ -167,16 +167,8 @@ def verify_ranker(bundle: Bundle, reranker: Reranker, golden: pa.Table | None = 
 
 def golden_result(bundle: Bundle, golden: pa.Table) -> SearchResult:
     """The expected results of the golden queries, as a search would give them."""
-    rows = [np.asarray(row, np.int64) for row in golden.column("item_rows").to_pylist()]
-    ranks, keys = ([np.asarray(row, np.float32) for row in column] for column in golden_ranks(golden))
-    count_B = np.array([len(row) for row in rows], np.int64)
-    shape = len(rows), int(count_B.max(initial=0))
-    rows_BM = np.full(shape, -1, np.int64)
-    ranks_BM, keys_BM = np.full(shape, -np.inf, np.float32), np.full(shape, -np.inf, np.float32)
-    for b, count in enumerate(count_B.tolist()):
-        rows_BM[b, :count], ranks_BM[b, :count], keys_BM[b, :count] = rows[b], ranks[b], keys[b]
-    scores_BM = scores_of_ranks(bundle.manifest.result_ranking, keys_BM)
-    return SearchResult(rows_BM, scores_BM, ranks_BM, keys_BM, count_B, np.ones(len(rows), np.bool_))
+    found = GoldenAnswers.of(golden.column("item_rows").to_pylist(), *golden_ranks(golden))
+    return found.as_result(bundle.manifest.result_ranking, 0)
 
 
 def _check_graph(bundle: Bundle, session: Any, width: int) -> None:

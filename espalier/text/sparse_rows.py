@@ -23,6 +23,19 @@ MAX_FEATURES = 1 << 26
 """The most features that sparse vectors and texts may have: training and searches keep arrays of a number for each, one a thread."""
 
 
+def rises(begin: NDArray[Any], rows: int, entries: int) -> bool:
+    """Whether so many rows of so many entries in all can begin there."""
+    ends = len(begin) == rows + 1 and begin[0] == 0 and begin[-1] == entries
+    return bool(ends and not np.any(begin[1:] < begin[:-1]))  # differences could wrap
+
+
+def ascends_in_rows(column: NDArray[Any], begin: NDArray[np.int64]) -> bool:
+    """Whether the entries of each row are in ascending order, none twice."""
+    falls = column[1:] <= column[:-1]
+    falls[begin[(begin > 0) & (begin < len(column))] - 1] = False
+    return not falls.any()
+
+
 @dataclass(frozen=True, eq=False)
 class SparseRows:
     """B rows of `width` features.
@@ -42,8 +55,7 @@ class SparseRows:
             array = getattr(self, name)
             if array.ndim != 1 or array.dtype != dtype:
                 raise InvalidQuery(f"features.{name}", f"{array.dtype}{list(array.shape)}", f"a one-dimensional {np.dtype(dtype)} array")
-        rows, entries = self.indptr, len(self.indices)
-        if len(rows) < 1 or rows[0] != 0 or np.any(rows[1:] < rows[:-1]) or rows[-1] != entries:  # differences could wrap
+        if len(self.indptr) < 1 or not rises(self.indptr, len(self), len(self.indices)):
             raise InvalidQuery("features.indptr", self.indptr.tolist()[:8], f"from 0 to {len(self.indices)}, never decreasing")
         if len(self.values) != len(self.indices):
             raise InvalidQuery("features.values", f"{len(self.values)} numbers", f"{len(self.indices)}, one per index")

@@ -16,9 +16,8 @@ from espalier.live.fold import content_of
 from espalier.manifest import Ranking
 from espalier.packed_chunks import rounded
 from tests.espalier.bundle.parts import draft_of
+from tests.espalier.second_stages import F, random_stacking, random_tail
 from tests.espalier.test_signature import KINDS
-from tests.espalier.test_stacking import random_stacking
-from tests.espalier.test_tail import F, random_tail
 
 TREES: dict[str, st.SearchStrategy[Any]] = {
     "seed": st.integers(0, 2**32 - 1),

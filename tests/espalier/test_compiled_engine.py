@@ -1,10 +1,14 @@
-"""`compiled-cpu`: which bundles it takes, rows of float16, threads, and that a warm one compiles nothing.
+"""What runs a bundle's graphs on a CPU: which scorers are compiled and which are left to ONNX Runtime, how histories are encoded, rows as
+they are stored, threads, and MLPs in compiled code.
 
-MLPs in compiled code are here, too. That it searches as the reference does is in test_signature.py and test_finite_ranks.py.
+That engines search as the reference does is in test_signature.py and test_finite_ranks.py.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -19,7 +23,7 @@ from hypothesis import strategies as st
 from numba import njit
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from benchmarks.random_bundles import (
     graph_model,
@@ -34,17 +38,18 @@ from benchmarks.random_bundles import (
 from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.engines import open_engine
-from espalier.engines.compiled.beam import search_queries
 from espalier.engines.compiled.engine import DenseSearch
 from espalier.engines.compiled.mlp import packed
+from espalier.engines.encoder import own_length, places
 from espalier.engines.overflow_graph import leaf_logits
 from espalier.engines.reference import ReferenceEngine
-from espalier.engines.scorer_weights import Layer, ScorerWeights
+from espalier.engines.scorer_weights import Layer, ScorerWeights, verified_weights
 from espalier.engines.stored_numbers import number
-from espalier.errors import BundleCorrupt, DeviceUnavailable
-from espalier.manifest import InnerProductForm
+from espalier.errors import BundleCorrupt, DeviceUnavailable, UnsupportedGraph
+from espalier.manifest import DenseLayer, InnerProductForm, MlpForm, ScorerForm
 from espalier.read_only import read_only
 from espalier.search import SearchParams
+from tests import ROOT
 from tests.espalier.bundle.parts import content_of, draft_of
 from tests.espalier.test_signature import assert_same
 
@@ -54,8 +59,12 @@ def small(folder: Path, kind: Literal["history", "product", "vector"] = "product
     return make_bundle(folder, rng, random_tree(rng, 5, 3, empty_share=0.1), kind, name=f"{kind}-{seed}", **options)
 
 
+def left_to_onnx(bundle: Bundle) -> bool:
+    return open_engine(bundle, "cpu").name == "onnx-cpu"
+
+
 @pytest.mark.parametrize("kind", ["product", "vector", "history"])
-def test_products_and_mlps_are_compiled(
+def test_products_and_mlps_are_compiled_and_undeclared_scorers_left_to_onnx_runtime(
     tmp_path: Path, kind: Literal["history", "product", "vector"], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -63,15 +72,15 @@ def test_products_and_mlps_are_compiled(
     assert open_engine(bundle, "cpu").name == "compiled-cpu"
     assert open_engine(bundle, "cpu", "onnx-cpu").name == "onnx-cpu"
     assert "there is a GPU" not in caplog.text
+    undeclared = declaring(bundle, form=None)
+    assert left_to_onnx(undeclared)
+    with pytest.raises(DeviceUnavailable, match=f"compiled-cpu cannot run {kind}-1 version 1: the manifest declares no form"):
+        open_engine(undeclared, engine="compiled-cpu")
 
 
-def test_scorers_of_no_declared_form_are_left_to_onnx_runtime(tmp_path: Path) -> None:
-    bundle = small(tmp_path, "history")
-    manifest = bundle.manifest.model_copy(update={"scorer": bundle.graph_scorer.model_copy(update={"form": None})})
-    bundle = replace(bundle, manifest=manifest)
-    assert open_engine(bundle, "cpu").name == "onnx-cpu"
-    with pytest.raises(DeviceUnavailable, match="compiled-cpu cannot run history-1 version 1: the manifest declares no form"):
-        open_engine(bundle, engine="compiled-cpu")
+def declaring(bundle: Bundle, **changed: Any) -> Bundle:
+    """A bundle whose manifest says something else of its scorer."""
+    return replace(bundle, manifest=bundle.manifest.model_copy(update={"scorer": bundle.graph_scorer.model_copy(update=changed)}))
 
 
 def test_a_scorer_that_is_not_the_declared_inner_product_is_left_to_onnx_runtime(tmp_path: Path) -> None:
@@ -83,7 +92,7 @@ def test_a_scorer_that_is_not_the_declared_inner_product_is_left_to_onnx_runtime
     ]
     twice = graph_model(nodes, ["query_state", "node_rows"], "logits", {"two": np.array([2])}, 4)
     bundle = small(tmp_path, "vector", graphs=(linear_graphs(4)[0], twice), form=InnerProductForm())
-    assert open_engine(bundle, "cpu").name == "onnx-cpu"
+    assert left_to_onnx(bundle)
 
 
 def test_a_state_narrower_than_a_node_row_is_refused(tmp_path: Path) -> None:
@@ -127,6 +136,9 @@ def test_float16_is_widened_exactly() -> None:
 def test_rows_are_read_where_the_bundle_maps_them(tmp_path: Path) -> None:
     for dtype in ("float32", "float16", "int8"):
         bundle = small(tmp_path / dtype, dtype=dtype)
+        rows = Bundle.open(bundle.path).stored_rows
+        assert isinstance(rows.base, np.memmap)
+        assert (rows.flags.writeable, rows.flags.owndata) == (False, False)
         assert np.shares_memory(DenseSearch.of(bundle)._rows_ND, bundle.stored_rows)
 
 
@@ -162,10 +174,8 @@ def test_an_encoder_that_does_more_than_look_narrow_rows_up_gets_wider_ones(tmp_
 
 
 def test_states_of_another_shape_than_declared_are_refused(tmp_path: Path) -> None:
-    bundle = small(tmp_path)
-    manifest = bundle.manifest.model_copy(update={"scorer": bundle.graph_scorer.model_copy(update={"state_levels": 1})})
     with pytest.raises(BundleCorrupt, match=r"query.onnx: a query's states are \[6, 4\], the manifest says \[1, 4\]"):
-        open_engine(replace(bundle, manifest=manifest), engine="compiled-cpu")
+        open_engine(declaring(small(tmp_path), state_levels=1), engine="compiled-cpu")
 
 
 def test_an_encoder_of_vectors_that_was_exported_with_a_few_node_rows_is_taken(tmp_path: Path) -> None:
@@ -184,22 +194,6 @@ def test_an_encoder_that_cannot_be_run_is_refused_with_the_reason(tmp_path: Path
     bundle = small(tmp_path, "vector", graphs=(query, linear_graphs(4)[1]), form=InnerProductForm())
     with pytest.raises(DeviceUnavailable, match="compiled-cpu cannot run vector-1 version 1: ONNX Runtime cannot run"):
         open_engine(bundle, engine="compiled-cpu")
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
-def test_a_warm_engine_compiles_nothing(tmp_path: Path, dtype: Literal["float32", "float16", "int8"]) -> None:
-    bundle = small(tmp_path, dtype=dtype)
-    engine, rng = open_engine(bundle, engine="compiled-cpu"), np.random.default_rng(2)
-    engine.warm_up()
-    compiled_for = len(search_queries.signatures)
-    for exclude_BE in (None, rng.integers(0, bundle.tree.item_count, (8, 3))):
-        for mask_B in (None, random_masks(rng, bundle.tree, 8, 0.5)):
-            for trace in (False, True):
-                params = SearchParams(rng.integers(1, 65, 8), rng.integers(1, 50, 8), exclude_BE, trace, mask_B)
-                engine.prepare(params)
-                engine.search(random_queries(rng, bundle, 8), params)
-    assert len(search_queries.signatures) == compiled_for
-    engine.close()
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -257,6 +251,8 @@ def test_logits_of_a_compiled_mlp_are_those_of_its_weights(seed: int, widths: li
     states_BS: Any = rng.integers(-2, 3, (len(counts), widths[1])) if integer else rng.standard_normal((len(counts), widths[1]))
     rows_PD, states_BS, place_X = rows_PD.astype(np.float32), states_BS.astype(np.float32), rng.permutation(total)
     found_C = logits_of(scorer, counts, rows_PD, place_X, states_BS)
+    last = logits_of(scorer, [counts[-1]], rows_PD, place_X[total - counts[-1] :], states_BS[-1:])
+    assert_array_equal(last, found_C[total - counts[-1] :])  # whichever rows stand beside a row
     rows_CD = rows_PD[place_X]
     expected_C = scorer.logits(np.repeat(states_BS, counts, axis=0), rows_CD[:, None])[:, 0]
     if integer:
@@ -283,13 +279,118 @@ def test_a_row_that_overflows_in_a_compiled_mlp_leaves_the_others_alone() -> Non
     assert_array_equal(np.delete(after_C, 2), np.delete(before_C, 2))
 
 
-@given(st.integers(1, 9))
-def test_a_compiled_mlp_scores_a_row_the_same_whichever_rows_stand_beside_it(count: int) -> None:
-    rng = np.random.default_rng(4)
-    scorer, rows_PD, states_BS = (
-        random_scorer(rng, [13, 30, 11], False),
-        rng.standard_normal((9, 13), np.float32),
-        np.ones((1, 30), np.float32),
+# -- declared forms of scorers: what the manifest says is compared with what the graph computes -------------------------
+
+
+def scorer_graph(*nodes: onnx.NodeProto, width: int = 4, **constants: NDArray[Any]) -> onnx.ModelProto:
+    def info(name: str, shape: list[int | str]) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+
+    graph = helper.make_graph(
+        list(nodes),
+        "graph",
+        [info("query_state", ["B", width]), info("node_rows", ["B", "C", 4])],
+        [info("logits", ["B", "C"])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
-    whole_C = logits_of(scorer, [9], rows_PD, np.arange(9), states_BS)
-    assert_array_equal(logits_of(scorer, [count], rows_PD, np.arange(9)[-count:], states_BS), whole_C[-count:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+PRODUCT = [
+    helper.make_node("Unsqueeze", ["query_state", "two"], ["column"]),
+    helper.make_node("MatMul", ["rows", "column"], ["product"]),
+    helper.make_node("Squeeze", ["product", "two"], ["logits"]),
+]
+PRODUCT_OF_ROWS = [helper.make_node("Identity", ["node_rows"], ["rows"]), *PRODUCT]
+
+
+def test_what_a_graph_seems_to_say_is_compared_with_what_it_computes() -> None:
+    """Slopes by candidate, in a layer as wide as there are candidates, look like slopes by channel."""
+    nodes = [
+        helper.make_node("MatMul", ["node_rows", "w"], ["product"]),
+        helper.make_node("Unsqueeze", ["query_state", "one"], ["state"]),
+        helper.make_node("Add", ["product", "state"], ["sum"]),
+        helper.make_node("PRelu", ["sum", "slope"], ["hidden"]),
+        helper.make_node("MatMul", ["hidden", "v"], ["column"]),
+        helper.make_node("Squeeze", ["column", "two"], ["logits"]),
+    ]
+    weights: dict[str, Any] = {"w": np.eye(4, 5), "v": np.ones((5, 1)), "slope": np.linspace(0, 1, 5)}
+    weights = {name: array.astype(np.float32) for name, array in weights.items()} | {"one": np.array([1]), "two": np.array([2])}
+    form = MlpForm(layers=(DenseLayer(weight="w", slope="slope"),), out=DenseLayer(weight="v"))
+    assert verified_weights(scorer_graph(*nodes, width=5, **weights), form, 5, 4).layers[0].slope.tolist() == [0, 0.25, 0.5, 0.75, 1]
+    weights["slope"] = weights["slope"][:, None]
+    with pytest.raises(UnsupportedGraph, match=r"computes something else than the mlp"):
+        verified_weights(scorer_graph(*nodes, width=5, **weights), form, 5, 4)
+    weights["v"] = weights["v"][:4]
+    with pytest.raises(UnsupportedGraph, match=r"cannot be run"):
+        verified_weights(scorer_graph(*nodes, width=5, **weights), form, 5, 4)
+
+
+def mlp(*layers: DenseLayer, out: str = "out") -> MlpForm:
+    return MlpForm(layers=layers, out=DenseLayer(weight=out))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "form", "reason"),
+    [
+        ([helper.make_node("Sigmoid", ["node_rows"], ["rows"]), *PRODUCT], InnerProductForm(), "something else than the inner-product"),
+        ([helper.make_node("MatMul", ["node_rows", "w"], ["rows"]), *PRODUCT], mlp(DenseLayer(weight="w", slope=0)), "else than the mlp"),
+        (PRODUCT_OF_ROWS, mlp(DenseLayer(weight="u", slope=0)), "names 'u', which is no initialiser"),
+        (PRODUCT_OF_ROWS, mlp(DenseLayer(weight="w")), "each hidden layer has an activation"),
+        (PRODUCT_OF_ROWS, mlp(DenseLayer(weight="one", slope=0)), r"one is float32\[1\], expected a matrix"),
+        (PRODUCT_OF_ROWS, mlp(DenseLayer(weight="w", slope=0, bias="two_biases")), "two_biases has 2 numbers, expected 1 or 4"),
+        (PRODUCT_OF_ROWS, mlp(DenseLayer(weight="w", slope=0), out="w"), "the output layer has 4 outputs, expected 1"),
+        (PRODUCT_OF_ROWS, mlp(DenseLayer(weight="wide", slope=0)), "takes states of 5 numbers, not of 4"),
+    ],
+)
+def test_a_wrong_declaration_of_a_scorer_is_refused(nodes: list[onnx.NodeProto], form: ScorerForm, reason: str) -> None:
+    floats = {"w": np.eye(4), "wide": np.eye(5), "out": np.ones((4, 1)), "two_biases": np.zeros(2)}
+    constants: dict[str, Any] = {name: array.astype(np.float32) for name, array in floats.items()}
+    with pytest.raises(UnsupportedGraph, match=reason):
+        verified_weights(scorer_graph(*nodes, one=np.array([1]), two=np.array([2]), **constants), form, 4, 4)
+
+
+# -- at how many places histories are read ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("items", "length", "read"),
+    [(0, 6, 1), (1, 6, 1), (2, 6, 2), (3, 6, 4), (4, 6, 4), (5, 6, 6), (6, 6, 6), (64, 100, 64), (65, 100, 100), (1, 1, 1), (0, 1, 1)],
+)
+def test_a_history_is_read_at_the_power_of_two_that_holds_it_and_at_most_at_its_length(items: int, length: int, read: int) -> None:
+    history_T = np.full(length, -1)
+    history_T[length - items :] = np.arange(items)
+    assert places(history_T) == read
+    history_T[length - items + 1 :] = -1  # padding behind and between items is read
+    assert places(history_T) == read
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "is_own"),
+    [
+        ("history_leaves", ["B", "T"], True),
+        ("history_leaves", [None, None], True),
+        ("history_leaves", ["B", 6], False),
+        ("history_leaves", None, False),
+        ("history_nodes", ["B", "L", "T"], True),
+        ("history_nodes", ["B", "L", 6], False),
+        ("vector", ["B", "F"], False),
+    ],
+)
+def test_only_histories_whose_length_is_no_number_are_cut(name: str, shape: list[str | int | None] | None, is_own: bool) -> None:
+    rows = helper.make_tensor_value_info("node_rows", onnx.TensorProto.FLOAT, ["N", 4])
+    query = helper.make_tensor_value_info(name, onnx.TensorProto.INT64, shape)
+    graph = helper.make_graph([], "query", [rows, query], [])
+    assert own_length(helper.make_model(graph)) is is_own
+
+
+# -- ONNX Runtime as engines start it -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_search_writes_nothing_below_the_home_folder(models: Path, tmp_path: Path) -> None:
+    """ONNX Runtime's telemetry would write a device id there, and what it has seen."""
+    code = "import sys, pathlib, espalier as e; e.open_engine(e.Bundle.open(pathlib.Path(sys.argv[1])), 'cpu').warm_up()"
+    environment = {name: text for name, text in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"} | {"HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code, str(models / "books" / "1")], cwd=ROOT, env=environment, check=True)
+    assert list(tmp_path.rglob("*")) == []

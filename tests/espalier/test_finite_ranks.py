@@ -8,8 +8,6 @@ included. Queries of many numbers overflow in an order of each engine's own: of 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,11 +21,9 @@ from onnx import helper
 
 from benchmarks.random_bundles import graph_model, linear_graphs, make_bundle, make_linear_bundle, random_tree, sparse_rows
 from espalier.bundle import Bundle
-from espalier.bundle_writer import LinearContent, write_bundle
 from espalier.chunks import LARGEST_RANK, Chunks
 from espalier.engines import open_engine
 from espalier.engines.best_nodes import best_positions
-from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.engines.onnx.engine import OnnxSearch
 from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine
@@ -36,65 +32,37 @@ from espalier.manifest import Activation, InnerProductForm, Ranking
 from espalier.queries import QueryBatch, VectorKind
 from espalier.search import Engine, SearchParams, SearchResult
 from espalier.text.sparse_rows import SparseRows
-from espalier.tree import complete_tree, tree_from_children
-from tests.espalier.bundle.parts import content_of, draft_of
+from espalier.tree import complete_tree
 from tests.espalier.test_signature import assert_same
 from tests.service.running import problem, run
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
 LARGEST = float(np.finfo(np.float32).max)
 WITHOUT_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 """A smaller seed is no simpler case."""
-needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+ON_GPU = [pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"), pytest.mark.slow]
+GRAPH_ENGINES = ["compiled-cpu", "onnx-cpu", "onnx-batched", pytest.param("triton", marks=ON_GPU)]
+LINEAR_ENGINES = ["sparse-cpu", pytest.param("sparse-cuda", marks=ON_GPU)]
+OF_LINEAR_SCORERS = ("sparse-cpu", "sparse-cuda")
 
 
-def triton(bundle: Bundle) -> Engine:
-    from espalier.engines.triton.cells import FixedShapes, Tuning
-    from espalier.engines.triton.graph_engine import TritonSearch
+def opened(bundle: Bundle, name: str) -> Engine:
+    if name in ("triton", "sparse-cuda"):
+        from tests.espalier.test_gpu_engines import GRAPHS, LINEAR
 
-    shapes = FixedShapes(batches=(2, 4), m_sizes=(8, 64), excluded=16)
-    return Pipeline(bundle, TritonSearch(bundle, "cpu", "float32", shapes, Tuning(tile=16)))
-
-
-def sparse_cuda(bundle: Bundle) -> Engine:
-    from espalier.engines.triton.cells import FixedShapes
-    from espalier.engines.triton.linear_engine import SparseCudaSearch
-
-    shapes = FixedShapes(batches=(1, 4), m_sizes=(8, 64), excluded=16)
-    return Pipeline(bundle, SparseCudaSearch(bundle, "cpu", "float32", shapes))
+        return (GRAPHS if name == "triton" else LINEAR).opened(bundle)
+    if name == "onnx-batched":  # as CUDA runs it: several queries a call
+        search = OnnxSearch(bundle, "cpu")
+        search.together = 3
+        return Pipeline(bundle, search)
+    return ReferenceEngine(bundle) if name == "reference" else open_engine(bundle, engine=name)
 
 
-def compiled_cpu(bundle: Bundle) -> Engine:
-    return open_engine(bundle, engine="compiled-cpu")
-
-
-def sparse_cpu(bundle: Bundle) -> Engine:
-    return open_engine(bundle, engine="sparse-cpu")
-
-
-def onnx_cpu(bundle: Bundle) -> Engine:
-    return open_engine(bundle, engine="onnx-cpu")
-
-
-def onnx_batched(bundle: Bundle) -> Engine:
-    """As CUDA runs it: several queries a call."""
-    search = OnnxSearch(bundle, "cpu")
-    search.together = 3
-    return Pipeline(bundle, search)
-
-
-Open = Callable[[Bundle], Engine]
-GRAPH_ENGINES = [compiled_cpu, onnx_cpu, onnx_batched, pytest.param(triton, marks=[needs_triton, pytest.mark.slow])]
-LINEAR_ENGINES = [sparse_cpu, pytest.param(sparse_cuda, marks=[needs_triton, pytest.mark.slow])]
-OF_LINEAR_SCORERS = (sparse_cpu, sparse_cuda)
-
-
-def random_bundle(rng: np.random.Generator, folder: Path, opened: Open, ranking: Ranking, shape: tuple[int, int] = (4, 3)) -> Bundle:
+def random_bundle(rng: np.random.Generator, folder: Path, name: str, ranking: Ranking, shape: tuple[int, int] = (4, 3)) -> Bundle:
     """One that the engine takes: of vectors, or of features."""
-    tree, name = random_tree(rng, *shape, ragged=bool(rng.random() < 0.5), empty_share=0.1), f"m{rng.integers(1 << 60)}"
-    if opened in OF_LINEAR_SCORERS:
-        return make_linear_bundle(folder, rng, tree, ranking, name=name, width=6)
-    return make_bundle(folder, rng, tree, "vector", ranking.gamma, ranking.own, name=name)
+    tree = random_tree(rng, *shape, ragged=bool(rng.random() < 0.5), empty_share=0.1)
+    if name in OF_LINEAR_SCORERS:
+        return make_linear_bundle(folder, rng, tree, ranking, width=6)
+    return make_bundle(folder, rng, tree, "vector", ranking.gamma, ranking.own)
 
 
 def queries_of(bundle: Bundle, dense_BF: NDArray[np.float32]) -> QueryBatch:
@@ -139,74 +107,43 @@ def assert_sound(result: SearchResult, params: SearchParams, items: int) -> None
 # -- every engine ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("opened", [*GRAPH_ENGINES, *LINEAR_ENGINES])
+@pytest.mark.parametrize("name", [*GRAPH_ENGINES, *LINEAR_ENGINES])
 @settings(max_examples=6, phases=WITHOUT_SHRINKING)
 @given(seed=st.integers(0, 2**32 - 1), gamma=st.sampled_from([0.0, 0.5, 1.0]))
 def test_queries_of_one_number_of_any_size_are_searched_as_the_reference_does(
-    tmp_path_factory: pytest.TempPathFactory, opened: Open, seed: int, gamma: float
+    tmp_path_factory: pytest.TempPathFactory, name: str, seed: int, gamma: float
 ) -> None:
     rng = np.random.default_rng(seed)
-    bundle = random_bundle(rng, tmp_path_factory.mktemp("models"), opened, Ranking(own="logit", gamma=gamma))
-    dense_BF = one_number(rng, 4, 6 if opened in OF_LINEAR_SCORERS else 4)
+    bundle = random_bundle(rng, tmp_path_factory.mktemp("models"), name, Ranking(own="logit", gamma=gamma))
+    dense_BF = one_number(rng, 4, 6 if name in OF_LINEAR_SCORERS else 4)
     queries, params = queries_of(bundle, dense_BF), SearchParams(2 ** rng.integers(0, 5, 4), rng.integers(1, 60, 4))  # ends of buckets
-    expected, got = ReferenceEngine(bundle).search(queries, params), answer(opened(bundle), queries, params)
+    expected, got = ReferenceEngine(bundle).search(queries, params), answer(opened(bundle, name), queries, params)
     assert_same(got, expected)
     assert_sound(got, params, bundle.tree.item_count)
     if expected.finite_B is not None and got.finite_B is not None:
         assert not np.any(got.finite_B & ~expected.finite_B)
         overflow_B = np.abs(dense_BF).max(1) > LARGEST / 2  # rows have entries up to 2
         assert np.all(got.finite_B | overflow_B)  # engines may also score nodes that are not eligible, which the reference does not
-    assert (got.finite_B is None) == (expected.finite_B is None) == (opened in OF_LINEAR_SCORERS)
+    assert (got.finite_B is None) == (expected.finite_B is None) == (name in OF_LINEAR_SCORERS)
 
 
-def ones_on_a_path(folder: Path, linear: bool) -> Bundle:
-    """Weights of 1 at nodes 1 and 3, which has item 0; of 0 elsewhere. γ = 1."""
-    tree, rng = tree_from_children([[2], [2, 2]], np.arange(4)), np.random.default_rng(1)
-    if not linear:
-        bundle = make_bundle(folder, rng, tree, "vector", 1.0, width=1)
-        rows_ND = np.array([[0], [1], [0], [1], [0], [1], [0]], np.float32)
-        return write_bundle(folder / "tiny" / "2", draft_of(bundle), content_of(bundle, stored_rows=rows_ND))
-    bundle = make_linear_bundle(folder, rng, tree, Ranking(own="logit", gamma=1), width=1)
-    chunks = Chunks(
-        np.array([0, 1, 2, 2]), np.zeros(2, np.int32), np.array([0, 1, 2]), np.zeros(2, np.uint16), np.ones(2, np.float32),
-        np.zeros(7, np.float32), 1,
-    )  # fmt: skip
-    content = LinearContent(tree, chunks, bundle.items, bundle.golden(), bundle.heldout())
-    return write_bundle(folder / "linear" / "2", draft_of(bundle), content)
-
-
-@pytest.mark.parametrize("opened", [ReferenceEngine, *GRAPH_ENGINES, *LINEAR_ENGINES])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_ranks_that_add_up_past_float32_find_nothing(tmp_path: Path, opened: Open, sign: int) -> None:
-    """Each logit is finite; their sum along a path of ones is not, and along the path of zeros it is 0."""
-    for linear in (False, True) if opened is ReferenceEngine else (opened in OF_LINEAR_SCORERS,):
-        bundle = ones_on_a_path(tmp_path / str(linear), linear)
-        queries = queries_of(bundle, np.array([[sign * LARGEST]], np.float32))
-        result = answer(opened(bundle), queries, SearchParams.uniform(1, 1 if sign > 0 else 4, 4))
-        # With a beam of 1 the path of the one is taken, which has item 0 and, beside it, item 1 of rank LARGEST.
-        lowest = [2, 3, 1] if linear else [3, 1, 2]
-        assert result.item_rows_BM[0, : result.count_B[0]].tolist() == ([1] if sign > 0 else lowest)
-        assert linear or (result.finite_B is not None and result.finite_B.all())
-        assert_sound(result, SearchParams.uniform(1, 4, 4), 4)
-
-
-@pytest.mark.parametrize("opened", GRAPH_ENGINES)
+@pytest.mark.parametrize("name", GRAPH_ENGINES)
 @settings(max_examples=6, phases=WITHOUT_SHRINKING)
 @given(seed=st.integers(0, 2**32 - 1), gamma=st.sampled_from([0.0, 1.0]), own=st.sampled_from(["logit", "log_activation"]))
 def test_answers_to_any_vector_are_sound(
-    tmp_path_factory: pytest.TempPathFactory, opened: Open, seed: int, gamma: float, own: Literal["logit", "log_activation"]
+    tmp_path_factory: pytest.TempPathFactory, name: str, seed: int, gamma: float, own: Literal["logit", "log_activation"]
 ) -> None:
     rng = np.random.default_rng(seed)
-    bundle = random_bundle(rng, tmp_path_factory.mktemp("models"), opened, Ranking(own=own, gamma=gamma))
+    bundle = random_bundle(rng, tmp_path_factory.mktemp("models"), name, Ranking(own=own, gamma=gamma))
     queries, params = QueryBatch(bundle.manifest.query, any_floats(rng, (4, 4))), SearchParams(np.full(4, 3), np.full(4, 9), trace=True)
-    result = answer(opened(bundle), queries, params)
+    result = answer(opened(bundle, name), queries, params)
     assert_sound(result, params, bundle.tree.item_count)
     for level in result.trace or ():
         assert np.isfinite(level.candidate_ranks_BC[level.candidates_BC >= 0]).all()
         assert np.isfinite(level.ranks_BK[level.nodes_BK >= 0]).all()
 
 
-@pytest.mark.parametrize("opened", LINEAR_ENGINES)
+@pytest.mark.parametrize("name", LINEAR_ENGINES)
 @settings(max_examples=6, phases=WITHOUT_SHRINKING)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -216,21 +153,21 @@ def test_answers_to_any_vector_are_sound(
 )
 def test_answers_to_any_features_are_sound_and_right_where_the_query_is_not_refused(
     tmp_path_factory: pytest.TempPathFactory,
-    opened: Open,
+    name: str,
     seed: int,
     gamma: float,
     own: Literal["logit", "log_activation"],
     activation: Activation,
 ) -> None:
     rng, ranking = np.random.default_rng(seed), Ranking(own=own, activation=activation, gamma=gamma)
-    bundle = random_bundle(rng, tmp_path_factory.mktemp("models"), opened, ranking, (3, 4))
+    bundle = random_bundle(rng, tmp_path_factory.mktemp("models"), name, ranking, (3, 4))
     tree = bundle.tree
     scale = np.float32(10.0) ** rng.choice([-42, -3, 0, 2, 38])
     with np.errstate(over="ignore"):  # 4 · 10³⁸ is no float32
         dense_BF = np.where(rng.random((4, 6)) < 0.5, any_floats(rng, (4, 6)), rng.normal(size=(4, 6)) * scale).astype(np.float32)
     queries = queries_of(bundle, np.where(np.isfinite(dense_BF), dense_BF, np.float32(LARGEST)))
     whole = SearchParams.uniform(4, tree.node_count, tree.item_count)
-    result, expected = answer(opened(bundle), queries, whole), ReferenceEngine(bundle).search(queries, whole)
+    result, expected = answer(opened(bundle, name), queries, whole), ReferenceEngine(bundle).search(queries, whole)
     assert_sound(result, whole, tree.item_count)
     weight, bias = bundle.chunks.largest
     for b in range(4):
@@ -253,13 +190,13 @@ def refused(bundle: Bundle, queries: QueryBatch) -> bool:
     return False
 
 
-@pytest.mark.parametrize("opened", [ReferenceEngine, *GRAPH_ENGINES])
-def test_a_state_that_is_not_finite_finds_nothing_and_says_so(tmp_path: Path, opened: Open) -> None:
+@pytest.mark.parametrize("name", ["reference", *GRAPH_ENGINES])
+def test_a_state_that_is_not_finite_finds_nothing_and_says_so(tmp_path: Path, name: str) -> None:
     """A query encoder that divides a vector by its length makes 0 / 0 of an empty one; the other queries of the call do not notice."""
     bundle = unit_vectors(tmp_path)
     vectors_BF = np.array([[1, 2, 3, 4], [0, 0, 0, 0], [4, 3, 2, 1]], np.float32)
     queries, params = QueryBatch(bundle.manifest.query, vectors_BF), SearchParams.uniform(3, 4, 5)
-    engine = opened(bundle)
+    engine = opened(bundle, name)
     result = answer(engine, queries, params)
     assert result.finite_B is not None
     assert result.finite_B.tolist() == [True, False, True]
@@ -285,20 +222,20 @@ def unit_vectors(folder: Path) -> Bundle:
     )
 
 
-@pytest.mark.parametrize("opened", [ReferenceEngine, *GRAPH_ENGINES, *LINEAR_ENGINES])
+@pytest.mark.parametrize("name", ["reference", *GRAPH_ENGINES, *LINEAR_ENGINES])
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
-def test_engines_refuse_queries_that_hold_no_number(tmp_path: Path, opened: Open, wrong: float) -> None:
+def test_engines_refuse_queries_that_hold_no_number(tmp_path: Path, name: str, wrong: float) -> None:
     rng = np.random.default_rng(3)
     params = SearchParams.uniform(1, 4, 5)
-    if opened not in OF_LINEAR_SCORERS:
+    if name not in OF_LINEAR_SCORERS:
         queries = QueryBatch(VectorKind(width=4), np.array([[1, wrong, 0, 0]], np.float32))
         with pytest.raises(InvalidQuery, match=rf"vector: got {wrong}, expected finite numbers"):
-            opened(unit_vectors(tmp_path)).search(queries, params)
-    if opened in (ReferenceEngine, *OF_LINEAR_SCORERS):
+            opened(unit_vectors(tmp_path), name).search(queries, params)
+    if name in ("reference", *OF_LINEAR_SCORERS):
         linear = make_linear_bundle(tmp_path, rng, random_tree(rng, 2, 4), Ranking(own="logit", gamma=1))
         rows = SparseRows(np.array([0, 2]), np.array([1, 4], np.int32), np.array([1, wrong], np.float32), 20)
         with pytest.raises(InvalidQuery, match=rf"features\.values: got {wrong}, expected finite numbers"):
-            opened(linear).search(QueryBatch(linear.manifest.query, rows), params)
+            opened(linear, name).search(QueryBatch(linear.manifest.query, rows), params)
 
 
 # -- the compiled search --------------------------------------------------------------------------------------------------
@@ -319,27 +256,6 @@ def test_the_selection_is_a_stable_sorts_first(wanted: int) -> None:
         assert np.all(positions[min(wanted, 20) :] == -7)
         if not np.isnan(keys).any():
             assert positions[:count].tolist() == np.sort(np.argsort(-keys, kind="stable")[:wanted]).tolist()
-
-
-@pytest.mark.parametrize("activation", ["sigmoid", "l1-hinge", "l2-hinge", "l3-hinge", "l4-hinge", None])
-@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0])
-def test_products_that_cancel_to_no_number_are_no_candidates(activation: Activation | None, gamma: float) -> None:
-    """Two values of 3e38 with weights of ±2: ∞ − ∞ at every second node, a number at the others, which are all that is found."""
-    ranking = Ranking(own="logit" if activation is None else "log_activation", activation=activation or "sigmoid", gamma=gamma)
-    tree = tree_from_children([[6]], np.arange(6))
-    entries = [(child, weight) for weight in (2, -2) for child in (0, 2, 4)]
-    chunks = Chunks(
-        np.array([0, 2]), np.array([0, 1], np.int32), np.array([0, 3, 6]), np.array([child for child, _ in entries], np.uint16),
-        np.array([weight for _, weight in entries], np.float32), np.arange(7, dtype=np.float32), 2,
-    )  # fmt: skip
-    search = ChunkSearch(tree, chunks, ranking)
-    queries = SparseRows(np.array([0, 2]), np.array([0, 1], np.int32), np.full(2, 3e38, np.float32), 2)
-    found = search.search(queries, BeamParams.uniform(1, 2, 2))
-    assert set(found.leaves_BM[0].tolist()) <= {2, 4, 6}  # nodes: leaf c is node c + 1
-    assert np.isfinite(found.ranks_BM).all()
-    assert (found.leaves_BM[0] >= 0).all()
-    again = search.search(replace(queries, values=np.ones(2, np.float32)), BeamParams.uniform(1, 2, 6))
-    assert sorted(again.leaves_BM[0].tolist()) == [1, 2, 3, 4, 5, 6], "nothing of a search is left for the next"
 
 
 # -- refused queries ------------------------------------------------------------------------------------------------------

@@ -1,11 +1,12 @@
-"""Forests: items rank by the mean of their scores in all trees; bundles of several trees are written, read and checked.
+"""Forests: items rank by the mean of their scores in all trees, and by a tail; stacking orders the best anew. Bundles of several trees are
+written, read and checked.
 
-That engines search them as the reference does is in test_sparse_engine.py.
+That engines search them as the reference does is in test_signature.py, too.
 """
 
 from __future__ import annotations
 
-import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,38 +18,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from benchmarks.random_bundles import make_linear_bundle, random_chunks, random_masks, random_queries, random_tree, tree_over
+from benchmarks.papers.xreg.xmc import relevance_of
+from benchmarks.random_bundles import make_linear_bundle, random_chunks, random_queries, random_tree, tree_over
 from espalier.bundle import Bundle
-from espalier.bundle_writer import LinearContent, with_parts, write_bundle
+from espalier.bundle_writer import with_parts
 from espalier.checks.golden import verify_golden
 from espalier.chunks import TreeChunks
-from espalier.engines import open_engine, pipeline
-from espalier.engines.linear.chunk_search import L3_HINGE
-from espalier.engines.pipeline import Pipeline
-from espalier.engines.reference import ReferenceEngine
-from espalier.engines.stages import Leaves, TreeQuery
+from espalier.engines import open_engine
+from espalier.engines.reference import ReferenceEngine, log_near
+from espalier.engines.reference_stacking import candidate_features
 from espalier.errors import BundleCorrupt, InvalidQuery
-from espalier.manifest import MAX_TREES, Calibration, Manifest, ManifestDraft, Ranking
+from espalier.manifest import MAX_TREES, Calibration, Manifest, Ranking
 from espalier.masks.eligibility import forest_mask, node_mask
 from espalier.queries import QueryBatch
 from espalier.scores import log_scores, scores_of_ranks
-from espalier.search import NO_ITEM, SearchParams
+from espalier.search import NO_ITEM, SearchContext, SearchParams, SearchResult
+from espalier.stacking import FEATURES, Stacking, StackingTables
+from espalier.tail import FLOOR
 from espalier.text.sparse_rows import SparseRows
-from espalier.tree import Tree, tree_from_children
-from tests.espalier.linear_shapes import draw_linear, linear_shapes
-from tests.espalier.test_signature import (
-    assert_same,
-)
+from tests.espalier.second_stages import POINTS, SIGMOID, F, Form, random_stacking, random_tail, rewritten, with_stacking, with_tail
+from tests.espalier.test_signature import L3_HINGE, assert_alone_as_together, assert_same, draw_linear, linear_shapes
 from training.golden import golden_answers
+from training.inspect import inspect
 from training.linear.prepare import written_features
 
-SIGMOID = Ranking(own="log_activation", gamma=1)
-
 shapes = linear_shapes(trees=st.integers(2, 4))
-
-
-def open_sparse_cpu(bundle: Bundle, threads: int = 1) -> Pipeline:
-    return open_engine(bundle, "cpu", threads=threads)
 
 
 def some_forest(folder: Path, trees: int = 3, ranking: Ranking = SIGMOID) -> Bundle:
@@ -61,7 +55,7 @@ def some_forest(folder: Path, trees: int = 3, ranking: Ranking = SIGMOID) -> Bun
 @given(shape=shapes, m=st.integers(1, 30))
 def test_a_shorter_answer_begins_the_longer_one(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], m: int) -> None:
     bundle, queries, params = draw_linear(tmp_path_factory.mktemp("models"), shape, integer=True)
-    engine = open_sparse_cpu(bundle)
+    engine = open_engine(bundle, "cpu")
     short, long = (engine.search(queries, replace(params, m_B=np.full(len(queries), wanted))) for wanted in (m, 5 * m))
     for name in ("item_rows_BM", "ranks_BM", "scores_BM"):
         assert_array_equal(getattr(short, name), getattr(long, name)[:, :m])
@@ -72,7 +66,7 @@ def test_a_score_is_the_mean_over_the_trees_and_0_where_a_tree_did_not_score_the
     bundle = some_forest(tmp_path, ranking=ranking)
     queries = random_queries(np.random.default_rng(1), bundle, 4)
     params = SearchParams.uniform(4, 2, 100)
-    alone = [open_sparse_cpu(tree).search(queries, params) for tree in bundle.alone]
+    alone = [open_engine(tree, "cpu").search(queries, params) for tree in bundle.alone]
     together = open_engine(bundle, "cpu").search(queries, params)
     for b in range(4):
         mean: dict[int, float] = {}
@@ -97,19 +91,20 @@ def test_items_of_equal_scores_come_by_item_row(tmp_path: Path) -> None:
     level = [TreeChunks(tree, replace(chunks, bias=np.zeros_like(chunks.bias))) for tree, chunks in bundle.trees]
     heights = {tree.height for tree in trees}
     assert heights == {trees[0].height}
-    even = write_bundle(tmp_path / "linear" / "2", _draft(bundle), _content(bundle, level))
-    result = open_sparse_cpu(even).search(silent, SearchParams.uniform(1, 9, 9))
+    even = rewritten(bundle, tmp_path / "linear" / "2", level)
+    result = open_engine(even, "cpu").search(silent, SearchParams.uniform(1, 9, 9))
     assert result.item_rows_BM[0].tolist() == list(range(9))
     assert_same(result, ReferenceEngine(even).search(silent, SearchParams.uniform(1, 9, 9)))
 
 
 def test_scores_too_small_for_floats_keep_their_order(tmp_path: Path) -> None:
     """Hinges of large negative products: scores of e^−1000 are 0, and their ranks are not."""
-    bundle = some_forest(tmp_path, ranking=Ranking(activation="l3-hinge", own="log_activation", gamma=1))
+    bundle = some_forest(tmp_path, ranking=L3_HINGE)
     queries = random_queries(np.random.default_rng(2), bundle, 3)
     queries = QueryBatch(queries.kind, replace(queries.features, values=queries.features.values * np.float32(60)))
-    engine, params = open_sparse_cpu(bundle), SearchParams.uniform(3, 30, 200)
+    engine, params = open_engine(bundle, "cpu"), SearchParams.uniform(3, 30, 200)
     result = engine.search(queries, params)
+    assert engine.search(queries.take(np.empty(0, np.int64)), SearchParams.uniform(0, 1, 1)).item_rows_BM.shape[0] == 0
     assert np.any(result.ranks_BM[result.item_rows_BM >= 0] < -1000)
     expected = ReferenceEngine(bundle).search(queries, params)
     assert_allclose(result.ranks_BM, expected.ranks_BM, rtol=1e-4)
@@ -121,13 +116,11 @@ def test_items_whose_means_are_nearly_equal_are_told_apart(tmp_path: Path, m: in
     """Whatever an item's best tree says, it may be the second best by its mean, or tie with it: none that can be may be left out."""
     rng = np.random.default_rng(8)
     trees = [tree_over(rng, 60, 4) for _ in range(3)]
-    bundle = make_linear_bundle(
-        tmp_path, rng, trees[0], Ranking(activation="l3-hinge", own="log_activation", gamma=0), True, others=trees[1:]
-    )
-    queries = random_queries(rng, bundle, 200, True)
+    bundle = make_linear_bundle(tmp_path, rng, trees[0], L3_HINGE.model_copy(update={"gamma": 0}), others=trees[1:])
+    queries = random_queries(rng, bundle, 200)
     scaled = QueryBatch(queries.kind, replace(queries.features, values=queries.features.values / np.float32(8)))
     params = SearchParams.uniform(200, 60, m)
-    result = open_sparse_cpu(bundle).search(scaled, params)
+    result = open_engine(bundle, "cpu").search(scaled, params)
     assert_same(result, ReferenceEngine(bundle).search(scaled, params))
     tied = sum(
         len(set(ranks)) < len(ranks)
@@ -149,87 +142,14 @@ def test_logs_of_scores_are_those_of_the_scores() -> None:
         assert far[1] == -np.inf
 
 
-def test_a_large_call_is_searched_in_blocks_and_answers_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_query_that_cannot_be_searched_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
     bundle = some_forest(tmp_path)
-    rng = np.random.default_rng(7)
-    queries = random_queries(rng, bundle, 23)
-    masks = random_masks(rng, bundle.tree, 23, 0.5, [tree for tree, _ in bundle.trees[1:]])
-    params = SearchParams(rng.integers(1, 20, 23), rng.integers(1, 20, 23), mask_B=masks)
-    engine = open_sparse_cpu(bundle)
-    whole = engine.search(queries, params)
-    monkeypatch.setattr(pipeline, "BLOCK", 500)
-    sizes: list[int] = []
-    search = engine.tree_search.search
-
-    def counted(query: TreeQuery) -> Leaves:
-        sizes.append(len(query))
-        return search(query)
-
-    monkeypatch.setattr(engine.tree_search, "search", counted)
-    assert_same(engine.search(queries, params), whole)
-    assert len(sizes) > 3
-    assert sum(sizes) == 23
-
-
-def test_no_queries_bring_no_answers(tmp_path: Path) -> None:
-    bundle = some_forest(tmp_path)
-    queries = random_queries(np.random.default_rng(1), bundle, 3).take(np.empty(0, np.int64))
-    assert open_sparse_cpu(bundle).search(queries, SearchParams.uniform(0, 1, 1)).item_rows_BM.shape[0] == 0
-
-
-def full_tree(rng: np.random.Generator, items: int, clusters: int) -> Tree:
-    """A tree without empty leaves, whose clusters differ in size by at most one."""
-    sizes = [len(part) for part in np.array_split(np.arange(items), clusters)]
-    return tree_from_children([[clusters], sizes], rng.permutation(items))
-
-
-@pytest.mark.parametrize("integer", [True, False])
-def test_a_single_query_answers_as_in_a_batch(tmp_path: Path, integer: bool) -> None:
-    rng = np.random.default_rng(11)
-    trees = [full_tree(rng, 300, clusters) for clusters in (3, 7, 40)]
-    ranking = Ranking(activation="l3-hinge", own="log_activation", gamma=0.5)
-    bundle = make_linear_bundle(tmp_path, rng, trees[0], ranking, integer, width=300, others=trees[1:])
-    engine, queries = open_sparse_cpu(bundle), random_queries(rng, bundle, 40, integer)
-    for beam, m in ((1, 1), (4, 10), (300, 50), (4, 10)):
-        params = SearchParams.uniform(1, beam, m)
-        together = engine.search(queries, SearchParams.uniform(40, beam, m))
-        for b in range(40):
-            alone, query = engine.search(queries.take(np.array([b])), params), queries.take(np.array([b]))
-            for name in ("item_rows_BM", "ranks_BM", "scores_BM", "count_B", "complete_B"):
-                assert_array_equal(getattr(alone, name)[0], getattr(together, name)[b])
-            if integer:
-                assert_same(alone, ReferenceEngine(bundle).search(query, params))
-
-
-def test_a_single_query_with_a_filter_exclusions_or_a_trace_finds_what_the_reference_finds(tmp_path: Path) -> None:
-    rng = np.random.default_rng(12)
-    trees = [full_tree(rng, 60, 4 + place) for place in range(2)]
-    bundle = make_linear_bundle(tmp_path, rng, trees[0], L3_HINGE, True, others=trees[1:])
-    engine, query = open_sparse_cpu(bundle), random_queries(rng, bundle, 1)
-    eligible_I = np.arange(60) % 3 == 0
-    excluded = np.arange(20)[None]
-    for params in (
-        SearchParams.uniform(1, 3, 60, mask=forest_mask(trees, eligible_I)),
-        SearchParams.uniform(1, 3, 60, excluded),
-        SearchParams.uniform(1, 3, 60, trace=True),
-    ):
-        assert_same(engine.search(query, params), ReferenceEngine(bundle).search(query, params))
-
-
-def test_a_single_query_that_cannot_be_searched_is_refused(tmp_path: Path) -> None:
-    rng = np.random.default_rng(13)
-    trees = [full_tree(rng, 60, 4 + place) for place in range(2)]
-    bundle = make_linear_bundle(tmp_path, rng, trees[0], L3_HINGE, True, others=trees[1:])
-    engine, query = open_sparse_cpu(bundle), random_queries(rng, bundle, 1)
+    engine, query = open_engine(bundle, "cpu"), random_queries(np.random.default_rng(1), bundle, 1)
     params = SearchParams.uniform(1, 3, 5)
     expected = engine.search(query, params)
-    rows = SparseRows(np.array([0, 2]), np.array([3, 5], np.int32), np.ones(2, np.float32), query.features.width)
-    for wrong, why in (
-        (replace(rows, values=np.array([1, np.nan], np.float32)), "features.values: got nan, expected finite numbers"),
-        (replace(rows, indices=np.array([3, 20], np.int32)), "features.indices: got 20, expected feature numbers from 0 to 19"),
-    ):
-        with pytest.raises(InvalidQuery, match=why):
-            engine.search(QueryBatch(query.kind, wrong), params)
+    wrong = SparseRows(np.array([0, 2]), np.array([3, 20], np.int32), np.ones(2, np.float32), query.features.width)
+    with pytest.raises(InvalidQuery, match=r"features\.indices: got 20, expected feature numbers from 0 to 19"):
+        engine.search(QueryBatch(query.kind, wrong), params)
     with pytest.raises(InvalidQuery, match="beam_size_B"):
         engine.search(query, SearchParams.uniform(1, 0, 5))
     assert_same(engine.search(query, params), expected)
@@ -238,7 +158,7 @@ def test_a_single_query_that_cannot_be_searched_is_refused(tmp_path: Path) -> No
 def test_a_mask_must_be_of_every_tree(tmp_path: Path) -> None:
     bundle = some_forest(tmp_path)
     eligible_I = np.arange(bundle.tree.item_count) % 2 == 0
-    queries, engine = random_queries(np.random.default_rng(1), bundle, 1), open_sparse_cpu(bundle)
+    queries, engine = random_queries(np.random.default_rng(1), bundle, 1), open_engine(bundle, "cpu")
     for mask in (node_mask(bundle.tree, eligible_I), forest_mask([tree for tree, _ in bundle.trees[:2]], eligible_I)):
         with pytest.raises(InvalidQuery, match=r"mask_B: got 'a mask of \d trees', expected a mask of at least \d, as the forest has"):
             engine.search(queries, SearchParams.uniform(1, 5, 5, mask=mask))
@@ -252,79 +172,22 @@ def test_a_mask_must_be_of_every_tree(tmp_path: Path) -> None:
     }
 
 
-def test_a_bundle_of_one_tree_is_written_as_before(tmp_path: Path) -> None:
-    rng = np.random.default_rng(5)
-    bundle = make_linear_bundle(tmp_path, rng, random_tree(rng, 2, 4), SIGMOID)
-    assert "trees" not in json.loads((bundle.path / "manifest.json").read_text())
-    assert not list(bundle.path.glob("*-2.safetensors"))
-    assert bundle.alone == (bundle,)
-    assert bundle.trees == ((bundle.tree, bundle.chunks),)
-
-
-def test_another_version_of_a_forest_has_all_its_trees(tmp_path: Path) -> None:
-    bundle = some_forest(tmp_path)
-    copied = with_parts(bundle, tmp_path / "linear" / "2", {}, {})
-    again = Bundle.open(copied.path)
-    assert again.manifest.trees == bundle.manifest.trees
-    for (tree, chunks), (mine, own) in zip(bundle.trees, again.trees, strict=True):
-        assert_array_equal(tree.leaf_item, mine.leaf_item)
-        assert_array_equal(chunks.entry_weight, own.entry_weight)
-    assert len({file.name for file in copied.path.glob("tree*")}) == 3
-
-
-def _draft(bundle: Bundle) -> ManifestDraft:
-    return ManifestDraft(**{name: getattr(bundle.manifest, name) for name in ManifestDraft.model_fields})
-
-
-def _content(bundle: Bundle, trees: list[TreeChunks]) -> LinearContent:
-    first, *others = trees
-    return LinearContent(*first, bundle.items, bundle.golden(), bundle.heldout(), others=others)
-
-
-def test_a_forest_has_at_most_so_many_trees(tmp_path: Path) -> None:
-    bundle = some_forest(tmp_path, 2)
-    one = bundle.trees[1]
-    full = write_bundle(tmp_path / "linear" / "2", _draft(bundle), _content(bundle, [bundle.trees[0], *[one] * (MAX_TREES - 1)]))
-    assert len(full.trees) == MAX_TREES
-    with pytest.raises(BundleCorrupt, match=f"a forest of {MAX_TREES + 1} trees: at most {MAX_TREES}"):
-        write_bundle(tmp_path / "linear" / "3", _draft(bundle), _content(bundle, [bundle.trees[0], *[one] * MAX_TREES]))
-    raw = full.manifest.model_dump()
+def test_trees_that_do_not_fit_or_are_too_many_are_refused_with_the_reason(tmp_path: Path) -> None:
+    bundle, rng = some_forest(tmp_path), np.random.default_rng(1)
+    items, full = bundle.tree.item_count, [bundle.trees[0], *[bundle.trees[1]] * (MAX_TREES - 1)]
+    fewer, features = tree_over(rng, items - 1, 4), tree_over(rng, items, 4)
+    for version, trees, said in (
+        (2, [*full, full[1]], f"a forest of {MAX_TREES + 1} trees: at most {MAX_TREES}"),
+        (3, [*full[:2], TreeChunks(fewer, random_chunks(rng, fewer, 20))], rf"tree 3 holds {items - 1} items, the first one {items}"),
+        (4, [*full[:2], TreeChunks(features, random_chunks(rng, features, 21))], "tree 3 has scorers of 21 features, the first one of 20"),
+    ):
+        with pytest.raises((BundleCorrupt, ValueError), match=said):
+            rewritten(bundle, tmp_path / "linear" / str(version), trees)
+    largest = rewritten(bundle, tmp_path / "linear" / "5", full)
+    assert len(largest.trees) == MAX_TREES
+    raw = largest.manifest.model_dump()
     with pytest.raises(ValueError, match="at most 15 items"):
         Manifest.model_validate(raw | {"trees": [*raw["trees"], raw["trees"][0]]})
-
-
-def test_trees_that_do_not_fit_are_refused_with_the_reason(tmp_path: Path) -> None:
-    bundle, rng = some_forest(tmp_path), np.random.default_rng(1)
-
-    def with_other(tree: Tree, width: int = 20) -> list[TreeChunks]:
-        return [*bundle.trees[:2], TreeChunks(tree, random_chunks(rng, tree, width))]
-
-    fewer, features = tree_over(rng, bundle.tree.item_count - 1, 4), tree_over(rng, bundle.tree.item_count, 4)
-    with pytest.raises(ValueError, match=rf"tree 3 holds {fewer.item_count} items, the first one {bundle.tree.item_count}"):
-        write_bundle(tmp_path / "linear" / "2", _draft(bundle), _content(bundle, with_other(fewer)))
-    with pytest.raises(ValueError, match="tree 3 has scorers of 21 features, the first one of 20"):
-        write_bundle(tmp_path / "linear" / "2", _draft(bundle), _content(bundle, with_other(features, 21)))
-
-
-def test_a_strangers_damaged_tree_is_refused_and_named(tmp_path: Path) -> None:
-    bundle = some_forest(tmp_path)
-    for name, other in (("tree-3.safetensors", "tree-2.safetensors"), ("chunks-2.safetensors", "chunks.safetensors")):
-        whole = (bundle.path / name).read_bytes()
-        (bundle.path / name).write_bytes((bundle.path / other).read_bytes())
-        with pytest.raises(BundleCorrupt, match=name):
-            Bundle.open(bundle.path)
-        damaged = Bundle(bundle.path, bundle.manifest)
-        with pytest.raises(BundleCorrupt, match=rf"{name}: "):
-            damaged.trees  # noqa: B018
-        (bundle.path / name).write_bytes(whole)
-    (bundle.path / "chunks-3.safetensors").unlink()
-    with pytest.raises(Exception, match=r"chunks-3.safetensors: missing"):
-        Bundle.open(bundle.path)
-    raw = json.loads((bundle.path / "manifest.json").read_text())
-    del raw["files"]["tree-2.safetensors"]
-    (bundle.path / "manifest.json").write_text(json.dumps(raw))
-    with pytest.raises(BundleCorrupt, match=r"does not list tree-2.safetensors"):
-        Bundle.open(bundle.path)
 
 
 def test_the_margin_of_a_golden_query_is_the_smallest_of_all_trees_and_of_the_last_cut(tmp_path: Path) -> None:
@@ -345,9 +208,241 @@ def test_the_margin_of_a_golden_query_is_the_smallest_of_all_trees_and_of_the_la
         of_trees.add(min(gaps)[1])
     assert len(of_trees) > 2, "cuts of several trees should be the closest ones"
     verified = with_parts(bundle, tmp_path / "linear" / "2", {}, {"golden.parquet": table})
-    assert verify_golden(verified, open_sparse_cpu(verified)) == 1
+    assert verify_golden(verified, open_engine(verified, "cpu")) == 1
     ranks = table.column("ranks").to_pylist()
     ranks[0][0] += 0.1
     damaged = table.set_column(table.column_names.index("ranks"), "ranks", pa.array(ranks, pa.list_(pa.float32())))
     with pytest.raises(BundleCorrupt, match="golden query 0 on sparse-cpu: item row"):
-        verify_golden(verified, open_sparse_cpu(verified), damaged)
+        verify_golden(verified, open_engine(verified, "cpu"), damaged)
+
+
+# -- tails --------------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 1000), st.sampled_from(["product", "gaussian"]), st.sampled_from([0.1, 0.5, 0.95]), st.integers(2, 3), st.booleans())
+def test_engines_rank_with_the_tail_as_its_formula_says(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, form: Form, alpha: float, trees: int, full: bool
+) -> None:
+    bundle, plain = with_tail(tmp_path_factory.mktemp("models"), seed, form, alpha, trees, full)
+    rng = np.random.default_rng(seed)
+    queries, items = random_queries(rng, bundle, 9, integer=False), bundle.manifest.tree.items
+    params = SearchParams(rng.integers(1, 9, 9), rng.integers(1, items + 3, 9))
+    found, of_reference = (engine.search(queries, params) for engine in (open_engine(bundle, "cpu"), ReferenceEngine(bundle)))
+    everything = open_engine(plain, "cpu").search(queries, SearchParams(params.beam_size_B, np.full(9, items)))
+    rows_IF = np.zeros((items, F))
+    tail = bundle.tail
+    assert tail is not None
+    rows_IF[np.repeat(np.arange(items), np.diff(tail.row_begin)), tail.feature] = tail.value
+    for b in range(9):
+        own = slice(queries.features.indptr[b], queries.features.indptr[b + 1])
+        query_F = np.zeros(F)
+        query_F[queries.features.indices[own]] = queries.features.values[own]
+        near_I = np.maximum(rows_IF @ query_F, FLOOR) if form == "product" else 1 / (1 + np.exp(1.5 * ((query_F - rows_IF) ** 2).sum(1)))
+        came = everything.item_rows_BM[b, : everything.count_B[b]]
+        ranks = alpha * everything.ranks_BM[b, : len(came)] + (1 - alpha) * np.log(near_I[came])
+        expected = np.sort(ranks)[::-1][: params.m_B[b]]
+        for result in (found, of_reference):
+            rows = result.item_rows_BM[b, : result.count_B[b]]
+            assert_allclose(result.ranks_BM[b, : len(rows)], expected, atol=1e-4)
+            order = np.argsort(came)
+            assert_allclose(ranks[order][np.searchsorted(came[order], rows)], result.ranks_BM[b, : len(rows)], atol=1e-4)
+            assert (result.item_rows_BM[b, len(rows) :] == NO_ITEM).all()
+            assert_allclose(result.scores_BM[b, : len(rows)], np.exp(np.minimum(expected, 0)), rtol=1e-3)
+    assert_alone_as_together(open_engine(bundle, "cpu"), queries, params)
+
+
+@pytest.mark.parametrize("form", ["product", "gaussian"])
+def test_an_items_part_is_what_the_reference_adds(form: Form) -> None:
+    rng = np.random.default_rng(2)
+    tail, query_F = random_tail(rng, 20, form, 0.3), rng.normal(size=F) * (rng.random(F) < 0.6)
+    features = np.flatnonzero(query_F).astype(np.int32)
+    for item in range(20):
+        part = tail.part(features, query_F[features].astype(np.float32), item)
+        assert part == pytest.approx(0.7 * log_near(tail, query_F, item), abs=1e-6)
+
+
+# -- stacking -----------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 1000), st.integers(1, 3), st.sampled_from([1, 4, 60]))
+def test_engines_order_candidates_as_the_reference(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, trees: int, candidates: int
+) -> None:
+    bundle, plain = with_stacking(tmp_path_factory.mktemp("models"), seed, candidates, trees)
+    rng = np.random.default_rng(seed)
+    queries, items = random_queries(rng, bundle, 9, integer=False), bundle.manifest.tree.items
+    exclude_BE = rng.integers(NO_ITEM, items, (9, 2))
+    params = SearchParams(rng.integers(1, 9, 9), rng.integers(1, items + 3, 9), exclude_BE)
+    engine = open_engine(bundle, "cpu")
+    found, expected = engine.search(queries, params), ReferenceEngine(bundle).search(queries, params)
+    assert engine.name == "sparse-cpu"
+    assert engine.rounding == pytest.approx(20 * open_engine(plain, "cpu").rounding)
+    assert_array_equal(found.count_B, expected.count_B)
+    assert_array_equal(found.complete_B, expected.complete_B)
+    assert_allclose(found.keys_BM, expected.keys_BM, atol=engine.rounding)
+    came = open_engine(plain, "cpu").search(queries, SearchParams(params.beam_size_B, np.full(9, items), exclude_BE))
+    for b in range(9):
+        rows = found.item_rows_BM[b, : found.count_B[b]]
+        assert (np.diff(found.keys_BM[b, : len(rows)]) <= 0).all()
+        assert not set(rows.tolist()) & set(exclude_BE[b].tolist())
+        best = came.item_rows_BM[b, : min(candidates, came.count_B[b])]
+        assert set(rows[:candidates].tolist()) <= set(best.tolist())
+        assert_array_equal(rows[candidates:], came.item_rows_BM[b, candidates : len(rows)])  # what comes later keeps its order
+        assert_allclose(found.scores_BM[b, : len(rows)], np.exp(found.keys_BM[b, : len(rows)].astype(np.float64)), rtol=1e-5, atol=1e-37)
+    assert_alone_as_together(engine, queries, params)
+
+
+@pytest.mark.parametrize("trees", [1, 3])
+def test_who_wants_no_stacking_gets_the_order_of_the_trees(tmp_path: Path, trees: int) -> None:
+    bundle, plain = with_stacking(tmp_path, 7, trees=trees)
+    queries = random_queries(np.random.default_rng(1), bundle, 20, integer=False)
+    params, expected = SearchParams.uniform(20, 3, 9), open_engine(plain, "cpu").search(queries, SearchParams.uniform(20, 3, 9))
+    for engine in (open_engine(bundle, "cpu"), open_engine(bundle, engine="reference")):
+        found, stacked = engine.candidates(queries, params), engine.search(queries, params)
+        assert_array_equal(found.item_rows_BM, expected.item_rows_BM)
+        assert_allclose(found.scores_BM, expected.scores_BM, rtol=1e-5)
+        assert (found.item_rows_BM != stacked.item_rows_BM).any()
+
+
+def test_keys_weigh_items(tmp_path: Path) -> None:
+    """Power 0 orders by the probability alone; estimates of relevance do not depend on it."""
+    answers = []
+    for power in (0.0, 1.0):
+        bundle, _ = with_stacking(tmp_path / f"{power}", 3, power=power)
+        queries = random_queries(np.random.default_rng(1), bundle, 5, integer=False)
+        answers.append((bundle, open_engine(bundle, "cpu").search(queries, SearchParams.uniform(5, 9, 6))))
+    (bundle, probable), (_, relevant) = answers
+    stacking = bundle.stacking
+    assert stacking is not None
+    for b in range(5):
+        rows = np.sort(probable.item_rows_BM[b])
+        assert_array_equal(rows, np.sort(relevant.item_rows_BM[b]))
+        by_row = [found.scores_BM[b][np.argsort(found.item_rows_BM[b])] for _, found in answers]
+        assert_allclose(relevance_of(stacking, rows, by_row[0]), by_row[1], rtol=1e-4)
+    assert (probable.scores_BM.sum() - relevant.scores_BM.sum()) > 0
+
+
+def test_features_say_what_they_are_named() -> None:
+    """One query, three points, four items: computed by hand."""
+    begin = np.array([0, 2, 3, 3], np.int64)
+    tables = StackingTables(
+        feature_weight=np.array([1, 2, 1], np.float32),
+        posting_begin=begin,
+        posting_point=np.array([0, 1, 1], np.uint16),
+        posting_value=np.array([1.0, 0.6, 0.8], np.float16),
+        label_begin=np.array([0, 1, 3, 3], np.int64),
+        label=np.array([0, 0, 2], np.int32),
+        label_value=np.array([1, 0.5, 1], np.float32),
+        beside_begin=np.array([0, 1, 1, 2, 2], np.int64),
+        beside=np.array([2, 0], np.int32),
+        beside_share=np.array([0.5, 0.25], np.float32),
+        log_count=np.log1p(np.array([2, 0, 1, 0])).astype(np.float32),
+        log_weight=np.zeros(4, np.float32),
+    )
+    tables.check(4, 3)
+    rows, scores = np.array([2, 0, 1]), np.array([0.5, 0.4, 1e-9])
+    found_CX = candidate_features(tables, np.array([0, 1], np.int32), np.array([3, 2], np.float32), rows, np.log(scores))
+    found = dict(zip(FEATURES, found_CX.T, strict=True))
+    cosines = np.array([3 / 5, (3 * 0.6 + 4 * 0.8) / 5])  # of points 0 and 1; point 2 shares nothing
+    share = cosines / cosines[1]
+    for name, power in (("vote.5", 8), ("vote.20", 4), ("vote.100", 1)):
+        weights = share**power
+        assert_allclose(found[name], [weights[1] / weights.sum(), (weights[0] + 0.5 * weights[1]) / weights.sum(), 0], rtol=1e-3)
+    assert_allclose(found["near.1"], cosines[1], rtol=1e-3)
+    assert_allclose(found["near.20"], 0)
+    assert_allclose(found["beside"], [0.4 * 0.5, 0.5 * 0.25, 0], rtol=1e-3)
+    assert_allclose(found["beside.share"], [1, 0.625, 0], rtol=1e-3)
+    assert_allclose(found["score.log"], np.log([0.5, 0.4, 1e-6]), rtol=1e-3)
+    assert_allclose(found["score.logit"][:2], [0, np.log(0.4 / 0.6)], atol=1e-9)
+    assert_allclose(found["score.below"], np.log([1, 0.8, 2e-6]), rtol=1e-3)
+    assert_allclose(found["score.best"], np.log(0.5))
+    assert_allclose(found["score.sum"], 0.9 + 1e-6, rtol=1e-3)
+    assert_allclose(found["item.count"], np.log([2, 3, 1]), rtol=1e-3)
+    assert_allclose(found["query.length"], np.log(3))
+
+
+def test_no_more_candidates_are_asked_for_than_there_are_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, _ = with_stacking(tmp_path, 7, candidates=1000)
+    engine, items, asked = open_engine(bundle, "cpu"), bundle.manifest.tree.items, list[int]()
+    candidates = engine.candidates
+
+    def noted(queries: QueryBatch, params: SearchParams, context: SearchContext) -> SearchResult:
+        asked.extend(params.m_B.tolist())
+        return candidates(queries, params, context)
+
+    monkeypatch.setattr(engine, "candidates", noted)
+    queries = random_queries(np.random.default_rng(1), bundle, 2, integer=False)
+    engine.search(queries, SearchParams(np.array([3, 3]), np.array([2, items + 5])))
+    assert asked == [items, items + 5]
+
+
+def test_threads_share_what_stacking_writes_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With trees that give all threads their answer at once."""
+    bundle, _ = with_stacking(tmp_path, 7, candidates=20)
+    engine, params = open_engine(bundle, "cpu"), SearchParams.uniform(2000, 9, 20)
+    batch = random_queries(np.random.default_rng(1), bundle, 2000, integer=False)
+    expected, ready = engine.search(batch, params), engine.candidates(batch, params)  # 20 results: as many as candidates
+    monkeypatch.setattr(engine, "candidates", lambda *_: ready)
+    with ThreadPoolExecutor(4) as threads:
+        for own in threads.map(lambda _: engine.search(batch, params), range(8)):
+            assert_array_equal(own.item_rows_BM, expected.item_rows_BM)
+            assert_array_equal(own.keys_BM, expected.keys_BM)
+
+
+def test_tables_have_limits_and_the_manifest_says_how_many_points_vote(monkeypatch: pytest.MonkeyPatch) -> None:
+    stacking = random_stacking(np.random.default_rng(0), 9, 4)
+    for limit in ("MOST_POINTS", "MOST_LABELS", "MOST_BESIDE", "MOST_UNITS"):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"espalier.stacking.{limit}", 1)
+            with pytest.raises(BundleCorrupt, match=r"at most 1 expected|0 … 1 expected"):
+                stacking.check(9, F)
+    stacking.check(9, F)
+    with pytest.raises(BundleCorrupt, match=f"{POINTS} points, the manifest says 3"):
+        Stacking.of_arrays(stacking.arrays(), stacking.info.model_copy(update={"points": 3}), 9, F)
+
+
+@pytest.mark.parametrize("huge", ["weight_3", "log_weight"])
+def test_keys_are_finite_whatever_the_network_says(tmp_path: Path, huge: str) -> None:
+    """Numbers that float32 cannot hold as a key: the items come, with its lowest number."""
+    bundle, _ = with_stacking(tmp_path, 4)
+    stacking = bundle.stacking
+    assert stacking is not None
+    lowest = np.finfo(np.float32).min
+    network = {name: np.abs(getattr(stacking.network, name)) * np.float32(1e30) for name in ("weight_1", "weight_2", "weight_3")}
+    tables = stacking.tables._replace(log_weight=np.full_like(stacking.tables.log_weight, lowest if huge == "log_weight" else 0))
+    hostile = replace(stacking, tables=tables, network=replace(stacking.network, **network | {"weight_3": -network["weight_3"]}))
+    hostile.check(bundle.manifest.tree.items, F)
+    object.__setattr__(bundle, "stacking", hostile)
+    queries, params = random_queries(np.random.default_rng(1), bundle, 5, integer=False), SearchParams.uniform(5, 9, 20)
+    found, expected = open_engine(bundle, "cpu").search(queries, params), ReferenceEngine(bundle).search(queries, params)
+    assert_array_equal(found.item_rows_BM, expected.item_rows_BM)
+    assert_array_equal(found.keys_BM, expected.keys_BM)
+    assert (found.keys_BM[found.item_rows_BM >= 0] == lowest).any()
+    assert np.isfinite(found.keys_BM[found.item_rows_BM >= 0]).all()
+
+
+def test_a_margin_knows_the_cut_at_the_candidates(tmp_path: Path) -> None:
+    """Another engine may take the next item as a candidate where the trees' ranks of both are nearly equal."""
+    bundle, plain = with_stacking(tmp_path, 7, candidates=3)
+    queries, params = random_queries(np.random.default_rng(1), bundle, 8, integer=False), SearchParams.uniform(8, 100, 5)
+    ranks_BM = ReferenceEngine(plain).search(queries, params).ranks_BM
+    margins = golden_answers(bundle, queries, pa.nulls(8), params).column("margin").to_numpy()
+    keys = [ReferenceEngine(bundle).found(queries, params, b).keys for b in range(8)]
+    assert_array_equal(margins, np.minimum(ranks_BM[:, 2] - ranks_BM[:, 3], [own[4] - own[5] for own in keys]))
+
+
+def test_a_manifest_says_nothing_of_what_its_bundle_lacks(tmp_path: Path) -> None:
+    """One tree is written as before there were forests."""
+    (stacked, plain), (tailed, forest) = with_stacking(tmp_path / "a", 3), with_tail(tmp_path / "b", 3)
+    assert (plain.stacking, forest.tail) == (None, None)
+    said, of_forest = ((bundle.path / "manifest.json").read_text() for bundle in (plain, forest))
+    assert not [name for name in ("trees", "tail", "stacking") if f'"{name}"' in said]
+    assert '"trees"' in of_forest
+    assert '"tail"' not in of_forest
+    assert not list(plain.path.glob("*-2.safetensors"))
+    assert plain.alone == (plain,)
+    assert plain.trees == ((plain.tree, plain.chunks),)
+    assert tailed.manifest.tail is not None
+    assert [alone.manifest.tail for alone in tailed.alone] == [None, None]
+    assert f"stacking: a network orders the best 6 anew, {POINTS} training points vote" in inspect(stacked)
+    assert "stacking" not in inspect(plain)

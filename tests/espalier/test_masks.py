@@ -29,7 +29,7 @@ from espalier.items import ItemTable
 from espalier.masks import filters as filters_module
 from espalier.masks.eligibility import NO_NODE, every_item, excluded_nodes, forest_mask, node_mask, widened_beam
 from espalier.masks.filters import ENTRY_BYTES, Filter, ItemFilters
-from espalier.search import NO_ITEM, NodeMask
+from espalier.search import NodeMask
 from espalier.tree import EMPTY_LEAF, Tree, complete_tree
 
 trees = st.builds(
@@ -57,16 +57,10 @@ def items_of_nodes(tree: Tree) -> list[set[int]]:
 @given(tree=trees, seed=seeds, share=st.sampled_from([0.0, 0.02, 0.5, 1.0]))
 def test_a_mask_opens_the_nodes_above_eligible_items(tree: Tree, seed: int, share: float) -> None:
     eligible_I = np.random.default_rng(seed).random(tree.item_count) < share
-    mask, eligible = node_mask(tree, eligible_I), set(np.flatnonzero(eligible_I).tolist())
-    assert mask.eligible_N.tolist() == [bool(items & eligible) for items in items_of_nodes(tree)]
-    assert mask.items == len(eligible)
-
-
-@given(tree=trees)
-def test_without_a_filter_only_nodes_above_nothing_but_empty_leaves_are_shut(tree: Tree) -> None:
-    mask = every_item(tree)
-    assert_array_equal(mask.eligible_N, node_mask(tree, np.ones(tree.item_count, np.bool_)).eligible_N)
-    assert mask.items == tree.item_count
+    every = set(range(tree.item_count))
+    for mask, eligible in ((node_mask(tree, eligible_I), set(np.flatnonzero(eligible_I).tolist())), (every_item(tree), every)):
+        assert mask.eligible_N.tolist() == [bool(items & eligible) for items in items_of_nodes(tree)]
+        assert mask.items == len(eligible)
 
 
 @pytest.mark.parametrize("eligible_I", [np.ones(7, np.bool_), np.ones(8, np.int64), np.ones((8, 1), np.bool_)])
@@ -89,28 +83,6 @@ def test_the_closed_nodes_are_those_of_the_definition(tree: Tree, seed: int, sha
         assert [node for node in found.leaves_BX[b].tolist() if node != NO_NODE] == [node for node in closed if node >= tree.leaf_offset]
         assert [node for node in found.inner_BX[b].tolist() if node != NO_NODE] == [node for node in closed if node < tree.leaf_offset]
         assert found.count_B[b] == len(excluded)
-
-
-@given(seed=seeds, batch=st.integers(2, 5), masked=st.booleans())
-def test_one_query_does_not_close_nodes_of_another(seed: int, batch: int, masked: bool) -> None:
-    rng = np.random.default_rng(seed)
-    tree = random_tree(rng, 3, 3, empty_share=0.2)
-    exclude_BE = rng.integers(-1, tree.item_count, (batch, 6))
-    mask_B = random_masks(rng, tree, batch, 0.5) if masked else None
-    together = excluded_nodes(tree, exclude_BE, mask_B)
-    for b in range(batch):
-        alone, taken = excluded_nodes(tree, exclude_BE[b : b + 1], mask_B and mask_B[b : b + 1]), together.take(np.array([b]))
-        for part in ("leaves_BX", "inner_BX"):
-            one, other = getattr(alone, part)[0], getattr(taken, part)[0]
-            assert_array_equal(one[one != NO_NODE], other[other != NO_NODE])
-        assert_array_equal(alone.count_B, taken.count_B)
-
-
-def test_nothing_excluded_closes_nothing() -> None:
-    found = excluded_nodes(complete_tree(np.arange(8), 2), np.full((3, 2), NO_ITEM))
-    assert_array_equal(found.leaves_BX, np.full((3, 1), NO_NODE))
-    assert_array_equal(found.inner_BX, np.full((3, 1), NO_NODE))
-    assert_array_equal(found.count_B, [0, 0, 0])
 
 
 def test_a_beam_widens_with_the_root_of_what_a_filter_leaves() -> None:
@@ -317,27 +289,23 @@ def begun(builds: Builds, filters: ItemFilters, parsed: Filter) -> Iterator[tupl
         yield pool, building, go
 
 
-def test_threads_that_ask_for_one_filter_build_it_once(builds: Builds) -> None:
-    filters = shop()
-    parsed = filters.parse({"section": ["games"]}, {})
-    with begun(builds, filters, parsed) as (pool, first, go):
-        second = pool.submit(filters.mask, parsed)
-        assert not wait([second], 0.05).done, "it did not wait for the build that was under way"
-        go.set()
-        assert first.result(10) is second.result(10)
-    assert builds.count == 1
-
-
-def test_a_build_that_fails_is_told_and_tried_again(builds: Builds) -> None:
+def test_threads_that_ask_for_one_filter_build_it_once_and_a_build_that_fails_is_tried_again(builds: Builds) -> None:
     filters = shop()
     parsed = filters.parse({"section": ["games"]}, {})
     builds.failure = MemoryError("no room")
     with pytest.raises(MemoryError, match="no room"):
         filters.mask(parsed)
+    builds.started.clear()
+    with begun(builds, filters, parsed) as (pool, first, go):
+        second = pool.submit(filters.mask, parsed)
+        assert not wait([second], 0.05).done, "it did not wait for the build that was under way"
+        go.set()
+        assert first.result(10) is second.result(10)
+    assert builds.count == 2
     assert items_of(filters.mask(parsed)) == ["a", "c"]
 
 
-def test_the_least_recently_used_masks_are_dropped_beyond_the_bound(builds: Builds) -> None:
+def test_the_least_recently_used_masks_are_dropped_beyond_the_bound_and_a_larger_one_is_not_kept(builds: Builds) -> None:
     names = ["games", "math", "other"]
     small = shop()
     cost = small.mask(small.parse({"section": names[:1]}, {})).eligible_N.nbytes + sys.getsizeof("other") + ENTRY_BYTES
@@ -345,35 +313,27 @@ def test_the_least_recently_used_masks_are_dropped_beyond_the_bound(builds: Buil
     games, maths, others = (filters.parse({"section": [name]}, {}) for name in names)
     for parsed in (games, maths, games, others):
         filters.mask(parsed)
-    assert filters.cached(games) is not None
-    assert filters.cached(maths) is None
-    assert filters.cached(others) is not None
-
-
-def test_a_mask_larger_than_the_bound_is_returned_and_not_kept(builds: Builds) -> None:
-    filters = shop(max_bytes=3)
-    parsed = filters.parse({"section": ["games"]}, {})
-    assert items_of(filters.mask(parsed)) == items_of(filters.mask(parsed)) == ["a", "c"]
-    assert filters.cached(parsed) is None
-    assert builds.count == 2
+    assert [filters.cached(parsed) is not None for parsed in (games, maths, others)] == [True, False, True]
+    before, tiny = builds.count, shop(max_bytes=3)
+    assert items_of(tiny.mask(games)) == items_of(tiny.mask(games)) == ["a", "c"]
+    assert tiny.cached(games) is None
+    assert builds.count == before + 2
 
 
 def test_removed_items_pass_no_filter_until_the_next_set() -> None:
+    """Only items of the catalogue can be removed."""
     filters = shop()
     parsed, rows = filters.parse({"section": ["games"]}, {}), np.arange(4)
-    assert filters.standing is None
-    assert items_of(filters.mask(parsed)) == ["a", "c"]
-    filters.set_removed(np.array([0, 1, 0]))
-    assert items_of(filters.mask(parsed)) == ["c"]
-    assert items_of(filters.standing) == ["c", "d"]
-    assert items_of(filters.mask(Filter())) == ["c", "d"]
-    assert_array_equal(filters.is_removed(rows), [True, True, False, False])
-    assert_array_equal(filters.matches(parsed, rows), [True, False, True, False])  # by the filter alone
-    filters.set_removed(np.array([2]))
-    assert items_of(filters.mask(parsed)) == ["a"]
-    filters.set_removed(np.empty(0, np.int64))
-    assert items_of(filters.mask(parsed)) == ["a", "c"]
-    assert filters.standing is None
+    for row in (-1, 4):
+        with pytest.raises(InvalidQuery, match=f"removed: got {row}, expected item rows from 0 to 3"):
+            filters.set_removed(np.array([1, row]))
+    for removed, passing, standing in (([], "ac", None), ([0, 1, 0], "c", "cd"), ([2], "a", "abd"), ([], "ac", None)):
+        filters.set_removed(np.array(removed, np.int64))
+        assert items_of(filters.mask(parsed)) == list(passing)
+        assert (None if filters.standing is None else items_of(filters.standing)) == (standing and list(standing))
+        assert items_of(filters.mask(Filter())) == list(standing or "abcd")
+        assert np.flatnonzero(filters.is_removed(rows)).tolist() == sorted(set(removed))
+        assert_array_equal(filters.matches(parsed, rows), [True, False, True, False])  # by the filter alone
 
 
 def test_a_mask_that_was_begun_before_a_removal_is_not_kept(builds: Builds) -> None:
@@ -386,14 +346,6 @@ def test_a_mask_that_was_begun_before_a_removal_is_not_kept(builds: Builds) -> N
         assert items_of(before.result(10)) == ["a", "c"]
     assert items_of(after) == ["c"]
     assert filters.cached(parsed) is after
-
-
-@pytest.mark.parametrize("row", [-1, 4])
-def test_only_items_of_the_catalogue_can_be_removed(row: int) -> None:
-    filters = shop()
-    with pytest.raises(InvalidQuery, match=f"removed: got {row}, expected item rows from 0 to 3"):
-        filters.set_removed(np.array([1, row]))
-    assert filters.standing is None
 
 
 # -- ids, which a filter on `id` looks up -------------------------------------------------------------------------------

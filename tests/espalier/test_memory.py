@@ -1,6 +1,7 @@
-"""A memory: what it gives for a history, and how the reference and the ONNX engine rank with it, beyond the signature test.
+"""A memory: what it gives for a history, and how the reference and the ONNX engine rank with it, beyond the signature test. Its live
+entries are lists that are appended and closed: what a snapshot shows never changes, whatever is written meanwhile.
 
-What its files must say is in bundle/test_arrays.py.
+What its files must say is in bundle/test_damage.py.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from benchmarks.random_bundles import graph_model, linear_graphs, make_bundle, random_masks, random_memory, random_queries, random_tree
-from espalier.bundle import GRAPH_PARTS, MEMORY, Bundle
+from espalier import entry_lists
+from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.checks.golden import verify_golden
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
-from espalier.entry_lists import EntryArrays, EntryLists
+from espalier.entry_lists import EntryArrays, EntryLists, entries_of, entries_under, open_entries, with_room
 from espalier.errors import BundleCorrupt
 from espalier.masks.eligibility import eligible_nodes
 from espalier.memory import Memory
@@ -111,20 +113,6 @@ def test_beams_are_cut_by_key_and_rank_alone_goes_down(tmp_path: Path) -> None:
     assert excluded.item_rows_BM.tolist() == [[0, 1], [0, 1]]  # what nobody may see lifts nothing
 
 
-def test_a_memory_that_is_written_comes_back(tmp_path: Path) -> None:
-    bundle = Bundle.open(remembering(tmp_path).path)
-    info = bundle.manifest.memory
-    assert info is not None
-    assert bundle.memory is not None
-    assert (info.weight, info.length, info.entries, info.search) == (0.5, 4, len(bundle.memory.item), "pushed")
-    again = write_bundle(tmp_path / "tiny" / "2", draft_of(bundle), content_of(bundle, memory=bundle.memory))
-    assert again.memory is not None
-    for name, array in bundle.memory.arrays().items():
-        assert_array_equal(again.memory.arrays()[name], array)
-    assert sorted(again.manifest.files) == sorted([*GRAPH_PARTS, MEMORY])
-    assert f"memory: key(n) = rank(n) + 0.5 · mem(n); {info.entries} entries" in inspect(bundle)
-
-
 def test_golden_queries_of_a_memory_compare_keys(tmp_path: Path) -> None:
     bundle = remembering(tmp_path)
     kind = bundle.manifest.query
@@ -132,6 +120,8 @@ def test_golden_queries_of_a_memory_compare_keys(tmp_path: Path) -> None:
     queries = random_queries(np.random.default_rng(2), bundle, 6)
     ids = [bundle.items.ids_of(history_T[history_T >= 0]) for history_T in queries.array]
     golden = golden_answers(bundle, queries, ids, SearchParams.uniform(6, 4, 5))
+    assert bundle.manifest.memory is not None
+    assert f"memory: key(n) = rank(n) + 0.5 · mem(n); {bundle.manifest.memory.entries} entries" in inspect(bundle)
     reference = ReferenceEngine(bundle)
     assert verify_golden(bundle, reference, golden) == 1
     with pytest.raises(BundleCorrupt, match="keys"):
@@ -192,24 +182,6 @@ def test_live_leaves_have_the_same_sums(more_sources: int) -> None:
 # -- the ONNX engine ---------------------------------------------------------------------------------------------------
 
 
-def with_sequences(folder: Path) -> Bundle:
-    rng = np.random.default_rng(3)
-    tree = random_tree(rng, 5, 2, empty_share=0.1)
-    return make_bundle(folder, rng, tree, gamma=0.5, memory=random_memory(rng, tree.item_count, 4), encoder="sequence")
-
-
-@pytest.mark.parametrize("name", ["onnx-cpu", "compiled-cpu"])
-def test_nothing_of_a_call_is_left_in_the_next(tmp_path: Path, name: str) -> None:
-    bundle, rng = with_sequences(tmp_path), np.random.default_rng(5)
-    engine, reference = open_engine(bundle, engine=name), ReferenceEngine(bundle)
-    for _ in range(12):
-        batch = int(rng.integers(1, 5))
-        queries = random_queries(rng, bundle, batch)
-        exclude_BE = rng.integers(-1, bundle.tree.item_count, (batch, 3)) if rng.random() < 0.5 else None
-        params = SearchParams.uniform(batch, 4, 5, exclude_BE)
-        assert_same(engine.search(queries, params), reference.search(queries, params))
-
-
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("beam", [1, 4])
 @pytest.mark.parametrize("inner", [False, True])
@@ -248,19 +220,115 @@ def test_a_sequence_encoder_that_takes_something_else_is_refused(tmp_path: Path)
         open_engine(wrong, "cpu")
 
 
-def test_a_trace_has_the_keys(tmp_path: Path) -> None:
-    bundle = with_sequences(tmp_path)
-    queries, params = random_queries(np.random.default_rng(1), bundle, 2), replace(SearchParams.uniform(2, 4, 5), trace=True)
-    expected, got = ReferenceEngine(bundle).search(queries, params), open_engine(bundle, "cpu").search(queries, params)
-    assert expected.trace is not None
-    assert got.trace is not None
-    assert any(np.any(level.keys_BK > level.ranks_BK) for level in got.trace)
-    for level, same in zip(got.trace, expected.trace, strict=True):
-        assert level.level == same.level
-        for b in range(2):
-            assert key_of(level.nodes_BK[b], level.keys_BK[b]) == key_of(same.nodes_BK[b], same.keys_BK[b])
-            assert key_of(level.candidates_BC[b], level.candidate_keys_BC[b]) == key_of(same.candidates_BC[b], same.candidate_keys_BC[b])
+# -- lists of entries ---------------------------------------------------------------------------------------------------
 
 
-def key_of(nodes: NDArray[np.int64], keys: NDArray[np.float32]) -> dict[int, float]:
-    return {int(node): float(key) for node, key in zip(nodes, keys, strict=True) if node >= 0}
+VALUE = 6
+"""The first column that is no key, where there is a second one."""
+
+
+def under(keys: list[int], entries: EntryArrays) -> list[tuple[int, int]]:
+    """(the place of a key, a value) of the entries of some keys."""
+    entry_C, of_C = entries_under(*read_only(np.array(keys, np.int64)), entries)
+    return [(place, int(entries.rows[entry, VALUE])) for entry, place in zip(entry_C.tolist(), of_C.tolist(), strict=True)]
+
+
+def of_others(others: list[int], entries: EntryArrays) -> list[int]:
+    """The value of the entry of each second key; 0 where there is none."""
+    return [int(entries.rows[entry, VALUE]) if entry else 0 for entry in entries_of(*read_only(np.array(others)), entries).tolist()]
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), max_size=40),
+    block=st.sampled_from([1, 2, 4]),
+    first=st.sampled_from([2, 256]),
+)
+def test_every_snapshot_stays_as_lists_would_have_been(steps: list[tuple[int, bool, bool]], block: int, first: int) -> None:
+    """Each step closes the oldest entry of a key or appends one; now and then those that are closed are dropped. Arrays grow on the way."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entry_lists, "FIRST", first)
+        lists = EntryLists(5, 1, 1, block=block)
+    expected: list[list[int]] = [[] for _ in range(4)]
+    number: dict[int, int] = {}  # value → entry
+    snapshots = []
+    for moment, (key, closes, drops) in enumerate(steps, start=1):
+        if closes and expected[key]:
+            lists.close(number.pop(expected[key].pop(0)), moment)
+        else:
+            free = min({*range(41)} - {value % 64 for values in expected for value in values})  # a second key that is not in use
+            expected[key].append(64 * moment + free)
+            number[expected[key][-1]] = lists.add(moment, (key, 0, free, 0, expected[key][-1]))
+        if drops:
+            place = {entry: new for new, entry in enumerate(lists.drop_closed().tolist())}
+            number = {value: place[entry] for value, entry in number.items()}
+            assert lists.closed == 0
+        snapshots.append((lists.snapshot(moment), [(key, value) for key in range(4) for value in expected[key]], sorted(number.values())))
+    for entries, wanted, numbers in snapshots:
+        assert not entries.rows.flags.writeable
+        assert under([0, 1, 2, 3, 99], entries) == wanted
+        assert open_entries(entries).tolist() == numbers
+        by_other = {value % 64: value for _, value in wanted}
+        assert of_others([-1, *range(42), 10**6], entries) == [by_other.get(other, 0) for other in (-1, *range(42), 10**6)]
+
+
+def test_snapshots_copy_nothing_and_show_the_keys_in_the_order_asked() -> None:
+    lists = EntryLists(5, 4, 9)
+    for key, value in [(2, 20), (1, 10), (2, 21), (2, 22)]:
+        lists.add(1, (key, 0, value, 0, value))
+    entries = lists.snapshot(1)
+    assert under([2, 0, 1], entries) == [(0, 20), (0, 21), (0, 22), (2, 10)]
+    assert under([], entries) == []
+    assert entries.length[:4].tolist() == [0, 1, 3, 0]
+    assert lists.snapshot(2).rows is entries.rows
+
+
+def test_a_snapshot_of_full_arrays_is_not_led_past_their_end() -> None:
+    """The first entry of a key that had none lies in the arrays that replaced those of the snapshot."""
+    lists = EntryLists(5, 4, 600)
+    for number in range(1, entry_lists.FIRST):
+        lists.add(1, (1, 0, number, 0, 7))
+    full = lists.snapshot(1)
+    assert lists.used == len(full.rows)
+    late = lists.add(2, (3, 0, 500, 0, 8))
+    assert late == len(full.rows)
+    assert (full.first[3], full.by_other[500]) == (0, 0)
+    assert under([3], full) == []
+    assert of_others([500, 1], full) == [0, 7]
+    assert of_others([500, 1], lists.snapshot(2)) == [8, 7]
+
+
+def test_a_larger_array_begins_with_what_there_was() -> None:
+    array = np.array([[1, 2], [3, 4]])
+    assert with_room(array, 2) is array
+    assert_array_equal(with_room(array, 3), [[1, 2], [3, 4], [0, 0], [0, 0]])
+    assert len(with_room(array, 9)) == 9
+
+
+def test_entries_of_a_key_are_side_by_side_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry_lists, "LARGEST_BLOCK", 4)
+    lists = EntryLists(3, 2, block=2)
+    numbers: dict[int, list[int]] = {0: [], 1: []}
+    for _ in range(6):
+        for key in (0, 1):
+            numbers[key].append(lists.add(1, (key, 0, 0)))
+    assert numbers == {0: [1, 2, 5, 6, 9, 10], 1: [3, 4, 7, 8, 13, 14]}
+    assert lists.used == 17  # the third blocks have room for as many entries as there were, which is the most that a block has
+    assert entries_under(*read_only(np.array([1])), lists.snapshot(1))[0].tolist() == numbers[1]
+
+
+def test_arrays_are_worn_when_a_quarter_is_closed_or_half_is_not_in_order() -> None:
+    lists = EntryLists(3, 1)
+    numbers = [lists.add(1, (0, 0, 0)) for _ in range(11)]
+    assert [lists.is_worn(spare) for spare in (4, 5)] == [True, False]  # 12 are used, of which one was in order
+    for entry in numbers[:8]:
+        lists.close(entry, 2)
+    assert [lists.is_worn(5), lists.closed] == [False, 8]
+    lists.close(numbers[8], 2)
+    assert lists.is_worn(5)
+    lists.drop_closed()
+    assert [lists.used, lists.is_worn(0)] == [3, False]
+    for _ in range(3):
+        lists.add(3, (0, 0, 0))
+    assert not lists.is_worn(0)
+    lists.add(3, (0, 0, 0))
+    assert lists.is_worn(0)

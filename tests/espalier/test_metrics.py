@@ -1,8 +1,12 @@
-"""The metrics of the papers: of sets, of rankings and of graded relevance, against hand-computed values, plain loops and dense matrices."""
+"""The metrics of the papers, of sets, of rankings and of graded relevance, against hand-computed values, plain loops and dense matrices.
+And what a rank becomes in the answer: a score in [0, 1] that keeps the order.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +18,13 @@ from numpy.typing import NDArray
 from benchmarks.papers.nce.rank_metrics import average_precision, expected_reciprocal_rank
 from benchmarks.papers.otm.regret import regret_at_m
 from espalier.errors import InvalidData
+from espalier.manifest import MAX_KNOTS, Calibration, Ranking
 from espalier.metrics import ndcg, ndcg_at_m, precision_recall_f
-from espalier.regression_metrics import RankedErrors
 from espalier.relevance import Relevance
+from espalier.scores import bent, scores_of_ranks
 from espalier.search import NO_ITEM
-from espalier.weighted_metrics import almost_zero, auprc, propensity_scored, tau_at_k, wn_at_k, wp_at_k
+from espalier.weighted_metrics import RankedErrors, almost_zero, auprc, propensity_scored, tau_at_k, wn_at_k, wp_at_k
+from training.deep.calibration import TAIL, calibrate, piecewise
 
 
 def rows(*lists: list[int]) -> np.ndarray:
@@ -28,9 +34,6 @@ def rows(*lists: list[int]) -> np.ndarray:
 def test_a_missing_item_does_not_hit_the_last_item_of_the_query_before() -> None:
     precision, _, _ = precision_recall_f(rows([0, 1], [-1, -1]), [np.array([1]), np.array([0])], 2)
     assert_array_equal(precision, [0.5, 0])
-
-
-def test_no_queries_give_no_values() -> None:
     assert [len(values) for values in precision_recall_f(np.zeros((0, 3), np.int64), [], 3)] == [0, 0, 0]
 
 
@@ -79,22 +82,15 @@ def test_ndcg_at_m_counts_what_was_not_retrieved(seed: int, m: int) -> None:
         assert found == pytest.approx(gain / best)
 
 
-def test_regret_is_what_is_missing_of_the_best_m() -> None:
-    eta = np.array([[0.1, 0.9, 0.5, 0.3], [0.1, 0.9, 0.5, 0.3]])
-    assert_allclose(regret_at_m(eta, rows([2, 1], [0, -1]), 2), [0, (0.9 + 0.5 - 0.1) / 2])
-
-
-def test_regret_with_more_places_than_items_counts_the_items_there_are() -> None:
-    assert_allclose(regret_at_m(np.array([[0.25, 0.5]]), rows([0, -1, -1, -1]), 4), [0.5 / 4])
-
-
-@given(st.integers(0, 2**32 - 1), st.integers(1, 30))
-def test_regret_is_never_negative_and_zero_for_the_best_items_in_any_order(seed: int, m: int) -> None:
+@given(st.integers(0, 2**32 - 1), st.integers(1, 30), st.integers(0, 4))
+def test_regret_is_what_is_missing_of_the_best_m(seed: int, m: int, missing: int) -> None:
+    """With more places than items, of the items that there are, still divided by m; in any order."""
     rng = np.random.default_rng(seed)
-    eta = rng.random((3, 20))
-    assert (regret_at_m(eta, np.stack([rng.permutation(20) for _ in range(3)]), m) >= 0).all()
-    best = np.argsort(-eta, axis=1)[:, :m]
-    assert_allclose(regret_at_m(eta, best[:, ::-1].copy(), m), 0, atol=1e-15)
+    eta, found = rng.random((3, 20)), np.stack([rng.permutation(20) for _ in range(3)])
+    found[:, 20 - missing :] = NO_ITEM
+    for b, regret in enumerate(regret_at_m(eta, found, m)):
+        got = sum(eta[b, row] for row in found[b, :m] if row >= 0)
+        assert regret == pytest.approx((sum(sorted(eta[b])[::-1][:m]) - got) / m, abs=1e-12)
 
 
 def test_regret_refuses_items_outside_the_catalogue() -> None:
@@ -110,58 +106,41 @@ GRADES = np.array([0.0, 1, 2, 0, 0, 3])
 OFFSET = np.array([0, 3, 5, 6])
 
 
-def test_ndcg_has_the_gains_and_discounts_of_the_paper() -> None:
-    dcg = 1 / np.log2(2) + 3 / np.log2(3)
-    ideal = 3 / np.log2(2) + 1 / np.log2(3)
-    assert_allclose(ndcg(SCORES, GRADES, OFFSET), [dcg / ideal, 0, 1])
-    assert_allclose(ndcg(SCORES, GRADES, OFFSET, 1), [1 / 3, 0, 1])
-
-
-def test_queries_without_a_relevant_item_count_0() -> None:
-    for values in (
-        ndcg(SCORES, GRADES, OFFSET, 2),
-        average_precision(SCORES, GRADES, OFFSET),
-        expected_reciprocal_rank(SCORES, GRADES, OFFSET, 4),
-    ):
-        assert values[1] == 0
-        assert min(values[0], values[-1]) > 0
-
-
-def test_equal_scores_keep_the_order_of_the_rows() -> None:
-    scores, offset = np.ones(3), np.array([0, 3])
-    assert_allclose(ndcg(scores, np.array([1.0, 0, 0]), offset), [1])
-    assert_allclose(average_precision(scores, np.array([0.0, 0, 1]), offset), [1 / 3])
-
-
-@given(st.lists(st.lists(st.tuples(st.integers(0, 4), st.integers(-3, 3)), min_size=1, max_size=8), min_size=1, max_size=5))
-def test_ranking_metrics_are_those_of_plain_loops(queries: list[list[tuple[int, int]]]) -> None:
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 4), st.integers(-3, 3)), min_size=1, max_size=8), min_size=1, max_size=5),
+    st.sampled_from([None, 1, 3]),
+)
+def test_ranking_metrics_are_those_of_plain_loops(queries: list[list[tuple[int, int]]], k: int | None) -> None:
+    """Equal scores keep the order of the rows; a query without a relevant item counts 0."""
     scores = np.array([float(score) for query in queries for _, score in query])
     grades = np.array([float(grade) for query in queries for grade, _ in query])
     offset = np.concatenate([[0], np.cumsum([len(query) for query in queries])])
     for place, query in enumerate(queries):
         ranked = [grade for grade, _ in sorted(query, key=lambda pair: -pair[1])]
-        dcg, best = (sum((2**r - 1) / np.log2(i + 2) for i, r in enumerate(order[:3])) for order in (ranked, sorted(ranked)[::-1]))
+        dcg, best = (sum((2**r - 1) / np.log2(i + 2) for i, r in enumerate(order[:k])) for order in (ranked, sorted(ranked)[::-1]))
         err, reading = 0.0, 1.0
         for i, r in enumerate(ranked):
             err += reading * (2**r - 1) / 16 / (i + 1)
             reading *= 1 - (2**r - 1) / 16
         hits = [sum(r > 0 for r in ranked[: i + 1]) / (i + 1) for i, r in enumerate(ranked) if r > 0]
-        assert_allclose(ndcg(scores, grades, offset, 3)[place], dcg / best if best else 0, atol=1e-12)
+        assert_allclose(ndcg(scores, grades, offset, k)[place], dcg / best if best else 0, atol=1e-12)
         assert_allclose(expected_reciprocal_rank(scores, grades, offset, 4)[place], err, atol=1e-12)
         assert_allclose(average_precision(scores, grades, offset)[place], np.mean(hits) if hits else 0, atol=1e-12)
 
 
-def test_rankings_that_do_not_fit_are_named() -> None:
-    with pytest.raises(InvalidData, match="scores_R"):
-        ndcg(SCORES[:5], GRADES, OFFSET)
-    with pytest.raises(InvalidData, match="query_offset"):
-        ndcg(SCORES, GRADES, np.array([0, 3, 3, 6]))
-    with pytest.raises(InvalidData, match="NaN"):
-        average_precision(np.full(6, np.nan), GRADES, OFFSET)
-    with pytest.raises(InvalidData, match="max_grade"):
-        expected_reciprocal_rank(SCORES, GRADES, OFFSET, 2)
-    with pytest.raises(InvalidData, match="k"):
-        ndcg(SCORES, GRADES, OFFSET, 0)
+@pytest.mark.parametrize(
+    ("refused", "said"),
+    [
+        (lambda: ndcg(SCORES[:5], GRADES, OFFSET), "scores_R"),
+        (lambda: ndcg(SCORES, GRADES, np.array([0, 3, 3, 6])), "query_offset"),
+        (lambda: ndcg(SCORES, GRADES, OFFSET, 0), "k"),
+        (lambda: average_precision(np.full(6, np.nan), GRADES, OFFSET), "NaN"),
+        (lambda: expected_reciprocal_rank(SCORES, GRADES, OFFSET, 2), "max_grade"),
+    ],
+)
+def test_rankings_that_do_not_fit_are_named(refused: Callable[[], object], said: str) -> None:
+    with pytest.raises(InvalidData, match=said):
+        refused()
 
 
 # -- graded relevance --------------------------------------------------------------------------------------------------
@@ -201,36 +180,14 @@ def places(predicted: Dense, row: int) -> list[int]:
 
 
 @given(seeds, st.integers(1, 10))
-def test_errors_are_the_k_largest_of_all_labels(seed: int, k: int) -> None:
+def test_errors_are_the_k_largest_of_all_labels_and_released_ones_those_of_the_k_best_predictions(seed: int, k: int) -> None:
     y, p = random_pair(seed)
-    errors = np.sort(np.abs(p - y), axis=1)[:, ::-1][:, :k]
-    assert_allclose(RankedErrors.of(sparse(y), best_first(p)).xmad(k), errors.sum(axis=1) / k, atol=1e-12)
-    assert_allclose(RankedErrors.of(sparse(y), best_first(p)).xrmse(k), np.sqrt((errors**2).sum(axis=1) / k), atol=1e-12)
-
-
-@given(seeds, st.integers(1, 10))
-def test_released_errors_are_those_of_the_k_best_predictions(seed: int, k: int) -> None:
-    y, p = random_pair(seed)
-    errors = [[abs(p[b, label] - y[b, label]) for label in places(p, b)[:k]] for b in range(len(y))]
-    found = RankedErrors.of(sparse(y), best_first(p), "predicted")
-    assert_allclose(RankedErrors.of(sparse(y), best_first(p), "predicted").xmad(k), [sum(row) / k for row in errors], atol=1e-12)
-    assert_allclose(found.xrmse(k), [math.sqrt(sum(e * e for e in row) / k) for row in errors], atol=1e-12)
-
-
-@given(seeds, st.integers(1, 5))
-def test_the_errors_bound_the_ranking_error(seed: int, k: int) -> None:
-    """XReg Lemma A.1: 0 ≤ ½ · max(ranking error@k, regression error@k) ≤ XMAD@2k ≤ XRMSE@2k, for every point."""
-    y, p = random_pair(seed)
-    k = min(k, y.shape[1])
-    errors = RankedErrors.of(sparse(y), best_first(p))
-    xmad_B, xrmse_B = errors.xmad(2 * k), errors.xrmse(2 * k)
-    for b in range(len(y)):
-        by_y, by_p = np.argsort(-y[b], kind="stable")[:k], np.argsort(-p[b], kind="stable")[:k]
-        ranking = (y[b, by_y].sum() - y[b, by_p].sum()) / k
-        regression = np.abs(p[b] - y[b])[by_p].sum() / k
-        assert ranking >= -1e-12
-        assert max(ranking, regression) / 2 <= xmad_B[b] + 1e-12
-        assert xmad_B[b] <= xrmse_B[b] + 1e-12
+    largest = [sorted(row, reverse=True)[:k] for row in np.abs(p - y).tolist()]
+    best = [[abs(p[b, label] - y[b, label]) for label in places(p, b)[:k]] for b in range(len(y))]
+    true, found = sparse(y), best_first(p)
+    for ranked, errors in ((RankedErrors.of(true, found), largest), (RankedErrors.of(true, found, "predicted"), best)):
+        assert_allclose(ranked.xmad(k), [sum(row) / k for row in errors], atol=1e-12)
+        assert_allclose(ranked.xrmse(k), [math.sqrt(sum(e * e for e in row) / k) for row in errors], atol=1e-12)
 
 
 @given(seeds, st.integers(1, 10))
@@ -297,36 +254,48 @@ def test_xreg_zero_ranks_as_well_and_filters_worse() -> None:
     assert auprc(true, corrupted) == 1 / 2, "the best of both points are tied"
 
 
-def test_the_order_of_the_search_stands_where_scores_are_equal() -> None:
+def test_the_order_of_the_search_stands_where_scores_are_equal_and_a_score_of_0_is_no_better_than_none() -> None:
     found = Relevance.of_predictions(np.array([[2, 0]]), np.ones((1, 2), np.float32), 3)
     assert wp_at_k(sparse(np.array([[0.0, 0.0, 1.0]])), found, 1) == 1
     assert wp_at_k(sparse(np.array([[1.0, 0.0, 0.0]])), found, 1) == 0
+    true, scored_0 = sparse(np.array([[1.0, 0.0]])), Relevance.of_predictions(np.array([[0]]), np.zeros((1, 1), np.float32), 2)
+    assert auprc(true, scored_0) == auprc(true, sparse(np.zeros((1, 2)))) == 1 / 2
 
 
-def test_nothing_relevant_and_nothing_found() -> None:
+def test_nothing_relevant_and_nothing_found_and_an_entry_of_0_is_not_relevant() -> None:
+    """Neither to propensities nor to Tau."""
     nothing = sparse(np.zeros((2, 3)))
     assert (wp_at_k(nothing, nothing, 1), tau_at_k(nothing, nothing, 1), auprc(nothing, nothing)) == (0, 1, 0)
     assert_array_equal(RankedErrors.of(nothing, nothing).xmad(2), [0, 0])
+    true = Relevance.of_lists([np.array([0, 1])], [np.array([1.0, 0.0])], 2)
+    found = Relevance.of_predictions(np.array([[1, 0]]), np.array([[0.9, 0.1]], np.float32), 2)
+    assert wp_at_k(propensity_scored(true, np.array([2.0, 5.0])), found, 1) == 0
+    assert tau_at_k(true, found, 1) == 0
 
 
-def test_what_cannot_be_compared_is_refused() -> None:
-    some, other = sparse(np.ones((2, 3))), sparse(np.ones((2, 4)))
-    with pytest.raises(InvalidData, match=r"predicted: got '\[2, 4\]', expected \[2, 3\], the shape of the true ones"):
-        wp_at_k(some, other, 1)
-    with pytest.raises(InvalidData, match="k: got 0, expected at least 1"):
-        RankedErrors.of(some, some).xmad(0)
-    with pytest.raises(InvalidData, match=r"true: got -1.0, expected relevances of at least 0"):
-        RankedErrors.of(some.times(-1.0), some)
-    with pytest.raises(InvalidData, match=r"inverse_propensity_I: got \[2\], expected \[3\], one for each label"):
-        propensity_scored(some, np.ones(2))
-    with pytest.raises(InvalidData, match="value_E: got nan, expected finite numbers"):
-        some.times(math.nan)
-    with pytest.raises(InvalidData, match="column_E, row 0: got 1, expected each column at most once in a row"):
-        Relevance.of_predictions(np.array([[1, 1]]), np.ones((1, 2), np.float32), 3)
-    with pytest.raises(InvalidData, match="column_E: got 3, expected columns from 0 to 2"):
-        Relevance.of_predictions(np.array([[1, 3]]), np.ones((1, 2), np.float32), 3)
-    with pytest.raises(InvalidData, match=r"scores_BM: got \[1, 1\], expected \[1, 2\], a score for each place"):
-        Relevance.of_predictions(np.array([[1, 3]]), np.ones((1, 1), np.float32), 3)
+SOME = sparse(np.ones((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("refused", "said"),
+    [
+        (lambda: wp_at_k(SOME, sparse(np.ones((2, 4))), 1), r"predicted: got '\[2, 4\]', expected \[2, 3\], the shape of the true ones"),
+        (lambda: RankedErrors.of(SOME, SOME).xmad(0), "k: got 0, expected at least 1"),
+        (lambda: RankedErrors.of(SOME.times(-1.0), SOME), r"true: got -1.0, expected relevances of at least 0"),
+        (lambda: propensity_scored(SOME, np.ones(2)), r"inverse_propensity_I: got \[2\], expected \[3\], one for each label"),
+        (lambda: SOME.times(math.nan), "value_E: got nan, expected finite numbers"),
+        (lambda: predicted([[1, 1]], 2), "column_E, row 0: got 1, expected each column at most once in a row"),
+        (lambda: predicted([[1, 3]], 2), "column_E: got 3, expected columns from 0 to 2"),
+        (lambda: predicted([[1, 3]], 1), r"scores_BM: got \[1, 1\], expected \[1, 2\], a score for each place"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(refused: Callable[[], object], said: str) -> None:
+    with pytest.raises(InvalidData, match=said):
+        refused()
+
+
+def predicted(rows: list[list[int]], scores: int) -> Relevance:
+    return Relevance.of_predictions(np.array(rows), np.ones((1, scores), np.float32), 3)
 
 
 def test_a_large_matrix_is_never_made_dense() -> None:
@@ -338,15 +307,146 @@ def test_a_large_matrix_is_never_made_dense() -> None:
     assert tau_at_k(true.transposed(), true, 5) == 1
 
 
-def test_a_score_of_0_is_no_better_than_none() -> None:
-    true = sparse(np.array([[1.0, 0.0]]))
-    scored_0 = Relevance.of_predictions(np.array([[0]]), np.zeros((1, 1), np.float32), 2)
-    assert auprc(true, scored_0) == auprc(true, sparse(np.zeros((1, 2)))) == 1 / 2
+# -- scores -------------------------------------------------------------------------------------------------------------
 
 
-def test_an_entry_of_0_is_not_relevant() -> None:
-    """Neither to propensities nor to Tau."""
-    true = Relevance.of_lists([np.array([0, 1])], [np.array([1.0, 0.0])], 2)
-    found = Relevance.of_predictions(np.array([[1, 0]]), np.array([[0.9, 0.1]], np.float32), 2)
-    assert wp_at_k(propensity_scored(true, np.array([2.0, 5.0])), found, 1) == 0
-    assert tau_at_k(true, found, 1) == 0
+NODE = Ranking(own="logit", gamma=0)
+PATH = Ranking(own="log_activation", gamma=1)
+DISCOUNTED = Ranking(own="logit", gamma=0.5, calibration=Calibration(slope=2, intercept=-1))
+BENT = Ranking(own="logit", gamma=0.5, calibration=Calibration(slope=2, intercept=1, knots=((-2, -3), (0, -1), (10, 1))))
+STEEP = Ranking(own="logit", gamma=0.5, calibration=Calibration(slope=1, intercept=0, knots=((0, -3e38), (1e-40, 3e38))))
+
+
+def scores(ranking: Ranking, *ranks: float) -> list[float]:
+    return list(map(float, scores_of_ranks(ranking, np.array(ranks, np.float32))))
+
+
+def test_each_family_has_its_own_meaning_of_a_score() -> None:
+    assert_allclose(scores(NODE, 0, np.log(3)), [0.5, 0.75], rtol=1e-6)
+    assert_allclose(scores(PATH, 0, np.log(0.25)), [1, 0.25], rtol=1e-6)
+    assert_allclose(scores(DISCOUNTED, 0.5, (1 + np.log(3)) / 2), [0.5, 0.75], rtol=1e-6)
+
+
+@pytest.mark.parametrize("ranking", [NODE, PATH, DISCOUNTED, BENT, STEEP])
+def test_scores_lie_in_0_to_1_keep_the_order_and_are_0_where_there_is_no_item(ranking: Ranking) -> None:
+    ranks = np.array([-np.inf, -1e30, -300, -5, -1, -1e-3, 0, 4, 300, 1e30], np.float32)
+    with np.errstate(all="raise", under="ignore"):
+        found = scores_of_ranks(ranking, ranks)
+    assert found.dtype == np.float32
+    assert found[0] == 0
+    assert np.all((found >= 0) & (found <= 1))
+    assert np.all(np.diff(found) >= 0)
+
+
+def test_between_knots_scores_are_linear_in_the_log_odds_and_beyond_them_they_go_on() -> None:
+    keys = {-4.0: -5.0, -2.0: -3.0, -1.0: -2.0, 0.0: -1.0, 5.0: 0.0, 10.0: 1.0, 20.0: 3.0}
+    log_odds = 2 * np.array([*keys.values()]) + 1
+    assert_allclose(scores(BENT, *keys), 1 / (1 + np.exp(-log_odds)), rtol=1e-6)
+
+
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(2, MAX_KNOTS), steep=st.sampled_from([1e-30, 1.0, 1e30]))
+def test_scores_never_fall_as_keys_rise_across_knots_too(seed: int, count: int, steep: float) -> None:
+    rng = np.random.default_rng(seed)
+    knot_K, value_K = (np.cumsum(rng.random(count) + 1e-3) - rng.random() * count for _ in range(2))
+    knots = tuple(zip((knot_K * steep).tolist(), value_K.tolist(), strict=True))
+    ranking = Ranking(own="logit", gamma=0, calibration=Calibration(slope=1, intercept=0, knots=knots))
+    near = np.concatenate([np.nextafter(np.float32(knot_K * steep), np.float32(side)) for side in (-np.inf, np.inf)])
+    keys = np.sort(np.concatenate([near, (rng.normal(size=99) * count * steep).astype(np.float32)]))
+    found = scores_of_ranks(ranking, keys)
+    assert np.all(np.diff(found) >= 0)
+    assert found[0] < found[-1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_end_of_a_piece_is_not_above_the_next_one(seed: int) -> None:
+    """A key just below a knot, which rounding takes for the knot itself; numbers of all sizes, whose differences are not exact."""
+    rng = np.random.default_rng(seed)
+    knot_K, value_K = (np.sort(rng.choice([-1, 1], MAX_KNOTS) * 10 ** rng.uniform(-9, 3, MAX_KNOTS)) for _ in range(2))
+    calibration = Calibration(slope=1, intercept=0, knots=tuple(zip(knot_K.tolist(), value_K.tolist(), strict=True)))
+    assert np.all(bent(calibration, np.nextafter(knot_K, -np.inf))[:-1] <= value_K[:-1])
+    assert_array_equal(bent(calibration, knot_K)[:-1], value_K[:-1])
+
+
+def planted(slope: float, intercept: float) -> tuple[Any, Any, Any]:
+    """Ranks, and items that are relevant with probability sigmoid(slope · rank + intercept)."""
+    rng = np.random.default_rng(0)
+    ranks_BM = np.sort(rng.normal(size=(400, 50)).astype(np.float32))[:, ::-1]
+    rows_BM = np.tile(np.arange(50), (400, 1))
+    hit_BM = rng.random((400, 50)) < 1 / (1 + np.exp(-(slope * ranks_BM + intercept)))
+    return rows_BM, ranks_BM, [np.flatnonzero(hits) for hits in hit_BM]
+
+
+@pytest.mark.parametrize(("slope", "intercept"), [(1.5, -2.0), (0.5, 1.0)])
+def test_the_calibration_finds_how_likely_a_rank_is_relevant(slope: float, intercept: float) -> None:
+    """Places without an item do not count."""
+    rows_BM, ranks_BM, relevant = planted(slope, intercept)
+    found = calibrate(rows_BM, ranks_BM, relevant)
+    assert found.slope == pytest.approx(slope, abs=0.1)
+    assert found.intercept == pytest.approx(intercept, abs=0.1)
+    padded_rows = np.pad(rows_BM, ((0, 0), (0, 30)), constant_values=-1)
+    assert calibrate(padded_rows, np.pad(ranks_BM, ((0, 0), (0, 30)), constant_values=-np.inf), relevant) == found
+
+
+def test_a_calibration_never_turns_the_order_round_and_needs_hits_and_misses() -> None:
+    assert calibrate(*planted(-2.0, 0.0)).slope > 0
+    rows_BM, ranks_BM, _ = planted(1.0, 0.0)
+    for relevant in (np.empty(0, np.int64), np.arange(50)):
+        plain = calibrate(rows_BM, ranks_BM, [relevant] * len(rows_BM))
+        assert (plain.slope, plain.intercept) == (1, 0)
+
+
+# -- keys with a memory ---------------------------------------------------------------------------------------------------
+
+
+def heavy_tailed(queries: int = 600, most: float = 0.4) -> tuple[Any, Any, Any, Any]:
+    """Keys of which a tenth is far larger than the rest; items are relevant with at most a probability of `most`, which comes last."""
+    rng = np.random.default_rng(1)
+    shape = queries, 50
+    wide_BM = rng.normal(size=shape) + np.where(rng.random(shape) < 0.1, 5 * rng.pareto(1.2, shape), 0)
+    keys_BM = np.sort(wide_BM.astype(np.float32))[:, ::-1]
+    probability_BM = most / (1 + np.exp(2 - keys_BM.astype(np.float64)))
+    hit_BM = rng.random(shape) < probability_BM
+    return np.tile(np.arange(50), (queries, 1)), keys_BM, [np.flatnonzero(hits) for hits in hit_BM], probability_BM
+
+
+def test_piecewise_scores_of_a_heavy_tail_are_how_often_items_are_relevant() -> None:
+    rows_BM, keys_BM, relevant, probability_BM = heavy_tailed()
+    error = {}
+    for bends in (False, True):
+        found = calibrate(rows_BM, keys_BM, relevant, heavy_tailed=bends)
+        scores_BM = scores_of_ranks(Ranking(own="logit", gamma=0, calibration=found), keys_BM)
+        top_BM = keys_BM > np.quantile(keys_BM, 0.99)
+        error[bends] = abs(float(scores_BM[top_BM].mean() - probability_BM[top_BM].mean()))
+    assert error[False] > 0.2
+    assert error[True] < 0.05
+
+
+def test_knots_ascend_are_few_and_end_at_the_largest_key() -> None:
+    rows_BM, keys_BM, relevant, _ = heavy_tailed()
+    found = calibrate(rows_BM, keys_BM, relevant, heavy_tailed=True)
+    keys, values = np.array(found.knots).T
+    assert 3 <= len(keys) <= MAX_KNOTS
+    assert (found.slope, found.intercept) == (1, 0)
+    assert np.all(np.diff(keys) > 0)
+    assert np.all(np.diff(values) > 0)
+    assert keys[-1] == keys_BM.max()
+    assert values[-1] - values[-2] <= TAIL + 1e-12
+
+
+def test_a_memory_with_few_hits_or_whose_keys_say_nothing_keeps_the_logistic_function() -> None:
+    rows_BM, keys_BM, relevant, _ = heavy_tailed()
+    few = calibrate(rows_BM[:3], keys_BM[:3], relevant[:3], heavy_tailed=True)
+    assert few == calibrate(rows_BM[:3], keys_BM[:3], relevant[:3])
+    falling = calibrate(*planted(-2.0, 0.0), heavy_tailed=True)
+    assert falling.knots == ()
+    assert falling.slope > 0
+
+
+def test_bins_of_equal_keys_have_no_empty_one() -> None:
+    """All keys are one of two, so that edges of bins coincide, and one lies at the smallest key."""
+    rng = np.random.default_rng(2)
+    keys_R = np.repeat([1.0, 4.0], 500)
+    hits_R = rng.random(1000) < np.where(keys_R == 1, 0.3, 0.6)
+    (low, _), (high, value) = piecewise(keys_R, hits_R)
+    assert (low, high) == (1, 4)
+    assert 1 / (1 + np.exp(-value)) == pytest.approx(hits_R[keys_R == 4].mean(), abs=0.01)

@@ -1,4 +1,6 @@
-"""Linear scorers in float16: what is stored is what every engine searches, in less than half of the bytes."""
+"""Node rows and linear scorers as they are stored: int8 with exponents, float16 in less than half of the bytes. Nothing is rounded twice,
+and what is stored is what every engine searches.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,22 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from safetensors.numpy import load_file
 
-from benchmarks.random_bundles import make_linear_bundle, random_chunks, random_queries, random_tree, tree_over
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_chunks, random_queries, random_tree, tree_over
 from espalier.bundle import Bundle
-from espalier.bundle_writer import LinearContent, write_bundle
+from espalier.bundle_files import write_safetensors
 from espalier.chunks import ARRAYS, Chunks, TreeChunks
 from espalier.engines import open_engine
 from espalier.engines.linear import feature_tables
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.triton.chunk_tiles import ChunkTiles, TileSizes, laid_out
-from espalier.manifest import ManifestDraft, Ranking
+from espalier.errors import BundleCorrupt
+from espalier.manifest import Ranking
+from espalier.node_rows import HIGHEST, LARGEST_CODE, LOWEST, PackedRows, stored_as, width_of
+from espalier.node_rows import rounded as rounded_rows
 from espalier.packed_chunks import packed, rounded, unpacked, widened
 from espalier.search import SearchParams
 from espalier.tree import tree_from_children
+from tests.espalier.second_stages import rewritten
 from tests.espalier.test_signature import assert_same
 
 HINGE = Ranking(activation="l3-hinge", own="log_activation", gamma=0.5)
@@ -40,10 +46,7 @@ def stored_in_float16(folder: Path, others: int = 0, integer: bool = False, bran
     tree = random_tree(rng, 2, branching, empty_share=0.1)
     more = [tree_over(rng, tree.item_count, 3) for _ in range(others)]
     plain = make_linear_bundle(folder, rng, tree, HINGE, integer, others=more)
-    draft = ManifestDraft(**{name: getattr(plain.manifest, name) for name in ManifestDraft.model_fields})
-    first, *rest = [TreeChunks(own, in_float16(chunks)) for own, chunks in plain.trees]
-    content = LinearContent(*first, plain.items, plain.golden(), plain.heldout(), others=rest)
-    return write_bundle(folder / "linear" / "2", draft, content)
+    return rewritten(plain, folder / "linear" / "2", [TreeChunks(own, in_float16(chunks)) for own, chunks in plain.trees])
 
 
 @given(seed=st.integers(0, 2**32 - 1), shape=st.sampled_from([(2, 4), (3, 3), (300, 1)]), width=st.sampled_from([1, 30, 700]))
@@ -117,3 +120,63 @@ def test_weights_that_float16_cannot_hold_stay_float32() -> None:
     for factor in (1e6, 1e-7):
         assert rounded(replace(chunks, entry_weight=chunks.entry_weight * np.float32(factor))) is None
     assert rounded(chunks) is not None
+
+
+# -- node rows ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(-30, 8))
+def test_int8_is_off_by_half_a_step_at_most_and_rounds_to_itself(seed: int, size: int) -> None:
+    rows_ND = np.ldexp(np.random.default_rng(seed).normal(size=(7, 5)), size).astype(np.float32)
+    stored_NE = stored_as(rows_ND, "int8")
+    found_ND = np.asarray(PackedRows(stored_NE), np.float32)
+    step_N = 2.0 ** np.maximum(np.ceil(np.log2(np.abs(rows_ND).max(1) / LARGEST_CODE)), LOWEST)
+    assert np.all(np.abs(found_ND - rows_ND) <= step_N[:, None] / 2)
+    assert_array_equal(np.asarray(PackedRows(stored_as(found_ND, "int8")), np.float32), found_ND)
+    assert_array_equal(found_ND.astype(np.float16).astype(np.float32), found_ND)
+
+
+def test_the_largest_code_and_the_exponents_at_both_ends() -> None:
+    largest = LARGEST_CODE * 2.0**HIGHEST
+    rows_ND = np.array([[largest, 0], [127, -127], [127.001, 0], [2.0**LOWEST, -(2.0**LOWEST) / 3], [0, 0]])
+    stored_NE = stored_as(rows_ND, "int8")
+    assert stored_NE.tolist() == [[127, 0, HIGHEST], [127, -127, 0], [64, 0, 1], [1, 0, LOWEST], [0, 0, 0]]
+    assert (width_of(stored_NE), width_of(rows_ND)) == (2, 2)
+
+
+@pytest.mark.parametrize(("dtype", "too_large"), [("int8", LARGEST_CODE * 2.0**HIGHEST * 1.001), ("float16", 65_520.0), ("int8", np.nan)])
+def test_what_cannot_be_held_is_refused(dtype: str, too_large: float) -> None:
+    with pytest.raises(FloatingPointError, match=f"node rows are not finite in {dtype}"):
+        stored_as(np.array([[0, too_large]]), dtype)
+
+
+def test_rows_are_read_by_any_index() -> None:
+    rows_ND = np.random.default_rng(1).normal(size=(9, 4)).astype(np.float32)
+    packed, all_ND = PackedRows(stored_as(rows_ND, "int8")), rounded_rows(rows_ND, "int8")
+    assert (packed.shape, len(packed), str(packed.dtype)) == ((9, 4), 9, "float16")
+    for nodes in (3, slice(2, 5), np.array([8, 0, 8]), np.array([[1, 2], [3, 4]]), slice(0, 0)):
+        assert_array_equal(packed[nodes], all_ND[nodes])
+    with pytest.raises(IndexError, match="by nodes alone"):
+        _ = packed[3, :-1]
+
+
+def test_every_code_of_every_exponent_is_a_float16() -> None:
+    codes, exponents = np.meshgrid(np.arange(-128, 128), np.arange(LOWEST, HIGHEST + 1))
+    found_ND = PackedRows(np.stack([codes.ravel(), exponents.ravel()], 1).astype(np.int8))[:]
+    assert_array_equal(found_ND[:, 0].astype(np.float64), (codes * 2.0**exponents).ravel())
+
+
+@pytest.mark.parametrize("exponent", [LOWEST - 1, HIGHEST + 1])
+def test_an_exponent_that_float16_does_not_hold_is_a_damaged_bundle(tmp_path: Path, exponent: int) -> None:
+    rng = np.random.default_rng(1)
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 2, 3), dtype="int8")
+    stored = np.array(bundle.stored_rows)
+    for changed, is_right in ((min(max(exponent, LOWEST), HIGHEST), True), (exponent, False)):
+        stored[-1, -1] = changed
+        write_safetensors(bundle.path / "nodes.safetensors", {"node_rows": stored})
+        opened = Bundle(bundle.path, bundle.manifest)
+        if is_right:
+            assert opened.stored_rows[-1, -1] == changed
+        else:
+            with pytest.raises(BundleCorrupt, match=r"nodes\.safetensors: node_rows: expected exponents from -24 to 8"):
+                _ = opened.stored_rows

@@ -1,6 +1,13 @@
-"""Queries become arrays: the newest known items on the right, padding in front, and errors that name the field."""
+"""Queries become arrays: the newest known items on the right, padding in front, and errors that name the field, in plain words.
+
+And the example with which the library begins.
+"""
 
 from __future__ import annotations
+
+import doctest
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -8,9 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
-from pydantic import ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from espalier.errors import InvalidQuery
+import espalier
+from espalier.errors import InvalidQuery, expectation
 from espalier.items import ItemTable
 from espalier.queries import (
     PADDING,
@@ -19,12 +27,14 @@ from espalier.queries import (
     QueryBatch,
     TextKind,
     VectorKind,
+    encode_features,
     encode_histories,
     encode_vectors,
     pad_histories,
 )
 from espalier.text.blocks import TextBlock
 from espalier.text.sparse_rows import MAX_FEATURES
+from tests import ROOT
 
 IDS = ["apple", "pear", "né", "梨"]
 
@@ -52,10 +62,12 @@ def test_unknown_ids_are_skipped_and_reported_as_minus_one(histories: list[list[
     assert_array_equal(batch.array, pad_histories(HistoryKind(length=3), rows).array)
 
 
-def test_vectors_become_32_bit_rows() -> None:
-    batch = encode_vectors(VectorKind(width=2), [[1, 2.5], [-3.0, 1e-3]])
+def test_vectors_become_32_bit_rows_up_to_the_largest_numbers() -> None:
+    largest = float(np.finfo(np.float32).max)
+    batch = encode_vectors(VectorKind(width=2), [[1, 2.5], [-3.0, 1e-3], [largest, -largest]])
     assert batch.array.dtype == np.float32
-    assert_array_equal(batch.array, np.array([[1, 2.5], [-3, 1e-3]], np.float32))
+    assert_array_equal(batch.array, np.array([[1, 2.5], [-3, 1e-3], [largest, -largest]], np.float32))
+    assert batch.take(np.array([2, 0])).array[:, 0].tolist() == [largest, 1]
     assert encode_vectors(VectorKind(width=2), []).array.shape == (0, 2)
 
 
@@ -74,11 +86,6 @@ def test_a_bad_vector_is_named_with_its_place_and_value(vector: list[float], mes
     with pytest.raises(InvalidQuery, match=message) as caught:
         encode_vectors(VectorKind(width=2), [[0.0, 0.0], vector])
     assert caught.value.field == "queries[1].vector"
-
-
-def test_the_largest_32_bit_numbers_are_no_error() -> None:
-    largest = float(np.finfo(np.float32).max)
-    assert_array_equal(encode_vectors(VectorKind(width=2), [[largest, -largest]]).array, np.array([[largest, -largest]], np.float32))
 
 
 @pytest.mark.parametrize(
@@ -108,6 +115,61 @@ def test_features_are_at_most_so_many_that_an_array_of_them_fits_into_memory() -
         TextBlock(unit="word", n=1, unknown=MAX_FEATURES + 1)
 
 
-def test_taking_some_queries_keeps_their_order() -> None:
-    batch = pad_histories(HistoryKind(length=1), [np.array([i]) for i in range(4)])
-    assert batch.take(np.array([2, 0])).array.tolist() == [[2], [0]]
+def test_features_are_checked_and_sorted() -> None:
+    kind = FeaturesKind(width=5)
+    rows = encode_features(kind, [([3, 0], [1.0, 2.0]), ([], [])]).features
+    assert (rows.indptr.tolist(), rows.indices.tolist(), rows.values.tolist()) == ([0, 2, 2], [0, 3], [2.0, 1.0])
+    unit = encode_features(FeaturesKind(width=5, unit=True), [([3, 0], [3.0, 4.0]), ([], [])]).features
+    assert_array_equal(unit.values, np.array([0.8, 0.6], np.float32))
+    for indices, values, message in (
+        ([1, 2], [1.0], r"queries\[0\].features.values: got '1 numbers', expected 2, one for each index"),
+        ([1, 5], [1.0, 1.0], r"queries\[0\].features.indices: got 5, expected feature numbers from 0 to 4"),
+        ([-1, 2], [1.0, 1.0], r"queries\[0\].features.indices: got -1, expected feature numbers from 0 to 4"),
+        ([1, 10**30], [1.0, 1.0], r"queries\[0\].features.indices: got 1000000000000000000000000000000, expected feature numbers from 0"),
+        ([-(10**30), 2], [1.0, 1.0], r"queries\[0\].features.indices: got -1000000000000000000000000000000, expected feature numbers"),
+        ([2, 2], [1.0, 1.0], r"queries\[0\].features.indices: got 2, expected each feature number once"),
+        ([1, 2], [1.0, 1e39], r"queries\[0\].features.values: got 1e\+39, expected finite 32-bit numbers"),
+    ):
+        with pytest.raises(InvalidQuery, match=message):
+            encode_features(kind, [(indices, values)])
+
+
+# -- what pydantic refused, in plain words, which go after “expected” ---------------------------------------------------
+
+
+def _refuse(_: str) -> str:
+    raise ValueError("expected a colour")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        (int, "many", "a valid integer"),
+        (int, 1.5, "a valid integer"),
+        (int, "9" * 5000, "an integer of fewer digits"),
+        (float, "many", "a valid number"),
+        (bool, "perhaps", "true or false"),
+        (bool, [], "true or false"),
+        (Path, 5, "a path"),
+        (Literal["a", "b", "c"], "d", "'a', 'b' or 'c'"),
+        (Annotated[int, Field(ge=1)], 0, "greater than or equal to 1"),
+        (Annotated[list[int], Field(min_length=1)], [], "at least 1 value"),
+        (Annotated[dict[str, int], Field(max_length=0)], {"a": 1}, "at most 0 values"),
+        (Annotated[str, Field(min_length=2)], "a", "at least 2 characters"),
+        (Annotated[str, Field(max_length=1)], "ab", "at most 1 character"),
+        (Annotated[str, Field(pattern="^a+$")], "b", "text of the form ^a+$"),
+        (Annotated[str, AfterValidator(_refuse)], "a", "a colour"),
+    ],
+)
+def test_it_is_said_in_plain_words(kind: Any, value: object, expected: str) -> None:
+    with pytest.raises(ValidationError) as error:
+        TypeAdapter(kind).validate_python(value)
+    assert expectation(error.value.errors()[0]) == expected
+
+
+# -- the example --------------------------------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_library_finds_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert doctest.testmod(espalier, raise_on_error=True) == (0, 4)

@@ -19,10 +19,6 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 from pydantic import ValidationError
-from safetensors.numpy import load_file, save_file
-from scipy.sparse import csr_array
-from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
-from sklearn.preprocessing import normalize
 
 from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQuery
 from espalier.text import ngrams
@@ -108,10 +104,6 @@ def assert_rows_are(rows: SparseRows, expected: Sequence[dict[int, float]]) -> N
     assert_allclose(rows.values, [weight for row in expected for weight in row.values()], rtol=1e-6)
 
 
-def dense_of(rows: SparseRows) -> NDArray[np.float32]:
-    return csr_array((rows.values, rows.indices, rows.indptr), shape=(len(rows), rows.width)).toarray()
-
-
 def names_of(vectoriser: Vectoriser) -> list[str]:
     return vectoriser.features_of(range(vectoriser.width))
 
@@ -176,17 +168,8 @@ def test_what_a_word_is(text: str, words: list[str]) -> None:
 
 
 def test_blocks_have_limits() -> None:
-    wrong: list[dict[str, Any]] = [
-        {"n": 0},
-        {"n": 9},
-        {"unit": "line"},
-        {"max_share": 0},
-        {"max_share": 1.1},
-        {"min_count": 0},
-        {"unknown": -1},
-        {"nn": 2},
-    ]
-    for limits in (*wrong, {"unknown": MAX_FEATURES + 1}):
+    wrong: list[dict[str, Any]] = [{"n": 0}, {"n": 9}, {"unit": "line"}, {"max_share": 0}, {"max_share": 1.1}, {"min_count": 0}]
+    for limits in (*wrong, {"unknown": -1}, {"nn": 2}, {"unknown": MAX_FEATURES + 1}):
         with pytest.raises(ValidationError, match=next(iter(limits))):
             TextBlock.model_validate({"unit": "word", "n": 2, **limits})
 
@@ -234,25 +217,19 @@ def test_every_letter_of_unicode_is_classed_by_its_name() -> None:
     assert unlike <= set("〆〇〡〢〣〤〥〦〧〨〩〱〲〳〴〵〼〻")  # Han and kana by another name
 
 
-def test_many_texts_at_once_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_texts_at_once_are_taken_in_parts_and_arrays_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     texts = ["".join(rng.choice(list("abcé \U0001d400"), size)) for size in rng.integers(0, 60, 200)]
     vectoriser = Vectoriser.fit(texts, USUAL)
     rows = vectoriser.transform(texts)
     monkeypatch.setattr(text_module, "CHUNK", 50)
-    again = Vectoriser.fit(texts, USUAL)
+    again = Vectoriser.from_arrays(USUAL, Vectoriser.fit(texts, USUAL).arrays())
+    assert names_of(again) == names_of(vectoriser)
     for name, array in vectoriser.arrays().items():
         assert_array_equal(again.arrays()[name], array)
     parts = again.transform(texts)
     for name in ("indptr", "indices", "values"):
         assert_array_equal(getattr(parts, name), getattr(rows, name))
-
-
-def test_texts_without_a_feature_give_empty_rows() -> None:
-    vectoriser = Vectoriser.fit(PRODUCTS, [TextBlock(unit="word", n=1, unknown=0)])
-    assert_array_equal(vectoriser.transform(["", "?!", "unheard", "\udfff"]).indptr, [0, 0, 0, 0, 0])
-    assert len(vectoriser.transform([])) == 0
-    assert vectoriser.transform([]).width == vectoriser.width
 
 
 def test_threads_do_not_disturb_each_other() -> None:
@@ -276,31 +253,6 @@ def test_threads_do_not_disturb_each_other() -> None:
         assert list(pool.map(run, [np.arange(400), np.arange(400)[::-1]])) == [0, 0]
 
 
-# -- scikit-learn ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("unit", "n"), [("word", 1), ("word", 2), ("word", 3), ("char", 1), ("char", 2), ("char", 3), ("char", 5)])
-def test_weights_are_scikit_learns(unit: str, n: int) -> None:
-    """Its idf set to ours, which it does not have; its words are ours where single blanks are between them."""
-    rng = np.random.default_rng(n)
-    texts = [" ".join("".join(rng.choice(list("abcde"), rng.integers(1, 6))) for _ in range(rng.integers(0, 12))) for _ in range(60)]
-    block = TextBlock.model_validate({"unit": unit, "n": n, "max_share": 1, "unknown": 0})
-    ours = Vectoriser.fit(texts, [block])
-    how: dict[str, Any] = {"ngram_range": (n, n), **({"token_pattern": r"\w+"} if unit == "word" else {"analyzer": "char_wb"})}
-    theirs = TfidfVectorizer(**how, norm="l2", dtype=np.float64).fit(texts)
-    df = (CountVectorizer(**how, vocabulary=theirs.vocabulary_).transform(texts) > 0).sum(0)
-    theirs.idf_ = np.maximum(np.log(60 / (np.asarray(df)[0] + 1)), 0)
-    columns = [theirs.vocabulary_[gram] for gram in gram_texts(ours)]
-    assert len(columns) == len(theirs.vocabulary_)
-    assert_allclose(dense_of(ours.transform(texts)), theirs.transform(texts).toarray()[:, columns], rtol=1e-6, atol=1e-7)
-
-
-def test_blocks_are_concatenated_as_scikit_learn_would() -> None:
-    alone = [dense_of(Vectoriser.fit(PRODUCTS, [block]).transform(PRODUCTS)) for block in USUAL]
-    together = dense_of(Vectoriser.fit(PRODUCTS, USUAL).transform(PRODUCTS))
-    assert_allclose(together, normalize(np.hstack(alone)), rtol=1e-6)
-
-
 def gram_texts(vectoriser: Vectoriser) -> list[str]:
     arrays = vectoriser.arrays()
     begins, text = arrays["text_from"].tolist(), arrays["text"].tobytes()
@@ -316,11 +268,9 @@ def vocabulary(texts: Sequence[str], **limits: Any) -> list[str]:
 
 
 def test_features_are_numbered_by_falling_frequency_then_by_the_string() -> None:
+    """However late strings differ."""
     texts = ["b c é a \U0001d7d8x", "b c zz \u5b57", "b \U00010400"]
     assert vocabulary(texts) == ["b", "c", "0x", "a", "e", "zz", "字", "\U00010428"]
-
-
-def test_ties_are_told_apart_however_late_strings_differ() -> None:
     long = "stainless" * 5
     texts = [f"{long}b {long}a {long} stainles stainless stainlesr {long}ab"]
     assert vocabulary(texts) == sorted(texts[0].split())
@@ -332,24 +282,20 @@ def test_max_share_is_reached_but_not_passed(share: float, kept: list[str]) -> N
     assert [word for word in vocabulary(texts, max_share=share) if word in "xy"] == kept
 
 
-def test_no_vocabulary_may_be_empty_but_one() -> None:
+def test_what_cannot_be_fitted_is_refused() -> None:
+    """One vocabulary may be empty, not all."""
     vectoriser = Vectoriser.fit(["tea", "cup", "pot"], [WORDS_2, WORDS_1, TextBlock(unit="word", n=3, unknown=0)])
     assert names_of(vectoriser) == ["⟨unknown 2 words⟩", "cup", "pot", "tea", "⟨unknown word⟩"]
-    with pytest.raises(InvalidData, match="3 texts without an n-gram"):
-        Vectoriser.fit(["tea", "cup", "pot"], [WORDS_2])
-
-
-def test_what_cannot_be_fitted_is_refused() -> None:
-    with pytest.raises(InvalidData, match="at least one document"):
-        Vectoriser.fit([], USUAL)
-    with pytest.raises(InvalidData, match="n-gram"):
-        Vectoriser.fit(["", "…"], USUAL)
-    with pytest.raises(InvalidConfig, match="at least one"):
-        Vectoriser.fit(PRODUCTS, [])
-    with pytest.raises(InvalidConfig, match="each unit and n once"):
-        Vectoriser.fit(PRODUCTS, [WORDS_1, TextBlock(unit="word", n=1, max_features=3)])
-    with pytest.raises(InvalidConfig, match="at most 67108864"):
-        Vectoriser.fit(PRODUCTS, [TextBlock(unit="word", n=1, unknown=MAX_FEATURES)])
+    for texts, blocks, error, said in (
+        (["tea", "cup", "pot"], [WORDS_2], InvalidData, "3 texts without an n-gram"),
+        ([], USUAL, InvalidData, "at least one document"),
+        (["", "…"], USUAL, InvalidData, "n-gram"),
+        (PRODUCTS, [], InvalidConfig, "at least one"),
+        (PRODUCTS, [WORDS_1, TextBlock(unit="word", n=1, max_features=3)], InvalidConfig, "each unit and n once"),
+        (PRODUCTS, [TextBlock(unit="word", n=1, unknown=MAX_FEATURES)], InvalidConfig, "at most 67108864"),
+    ):
+        with pytest.raises(error, match=said):
+            Vectoriser.fit(texts, blocks)
 
 
 def test_a_hash_of_two_ngrams_is_noticed() -> None:
@@ -404,17 +350,6 @@ def test_features_have_names_for_people() -> None:
 
 
 # -- arrays ---------------------------------------------------------------------------------------------------------------
-
-
-def test_arrays_come_back_from_a_file(tmp_path: Any) -> None:
-    vectoriser = Vectoriser.fit(PRODUCTS, USUAL)
-    save_file(vectoriser.arrays(), tmp_path / "text.safetensors")
-    again = Vectoriser.from_arrays(USUAL, load_file(tmp_path / "text.safetensors"))
-    assert again.width == vectoriser.width
-    assert names_of(again) == names_of(vectoriser)
-    first, second = vectoriser.transform(PRODUCTS), again.transform(PRODUCTS)
-    assert_array_equal(first.indices, second.indices)
-    assert_array_equal(first.values, second.values)
 
 
 def test_writable_read_only_and_unaligned_arrays_compile_one_function() -> None:
@@ -475,16 +410,18 @@ def test_damaged_arrays_are_refused(damage: str) -> None:
         Vectoriser.from_arrays(USUAL, arrays)
 
 
-def test_arrays_of_other_blocks_are_refused() -> None:
-    arrays = Vectoriser.fit(PRODUCTS, USUAL).arrays()
-    with pytest.raises(BundleCorrupt, match="at least one, and each unit and n once"):
-        Vectoriser.from_arrays([WORDS_1, WORDS_1, CHARS_3], arrays)
-    with pytest.raises(BundleCorrupt, match="at least one"):
-        Vectoriser.from_arrays([], arrays)
-    with pytest.raises(BundleCorrupt, match="expected at most 2"):
-        Vectoriser.from_arrays([TextBlock(unit="word", n=1, max_features=2), WORDS_2, CHARS_3], arrays)
-    with pytest.raises(BundleCorrupt, match="one per feature"):
-        Vectoriser.from_arrays([TextBlock(unit="word", n=1, unknown=2), WORDS_2, CHARS_3], arrays)
+@pytest.mark.parametrize(
+    ("blocks", "said"),
+    [
+        ([WORDS_1, WORDS_1, CHARS_3], "at least one, and each unit and n once"),
+        ([], "at least one"),
+        ([TextBlock(unit="word", n=1, max_features=2), WORDS_2, CHARS_3], "expected at most 2"),
+        ([TextBlock(unit="word", n=1, unknown=2), WORDS_2, CHARS_3], "one per feature"),
+    ],
+)
+def test_arrays_of_other_blocks_are_refused(blocks: list[TextBlock], said: str) -> None:
+    with pytest.raises(BundleCorrupt, match=said):
+        Vectoriser.from_arrays(blocks, Vectoriser.fit(PRODUCTS, USUAL).arrays())
 
 
 def test_text_that_is_no_utf8_is_found_when_it_is_shown() -> None:

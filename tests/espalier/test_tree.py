@@ -50,42 +50,26 @@ def children_of(shape: tuple[Counts, list[int]]) -> list[list[int]]:
 
 
 @given(drawn())
-def test_a_tree_from_child_counts_has_those_children(shape: tuple[Counts, list[int]]) -> None:
+def test_a_tree_from_child_counts_is_what_counting_says(shape: tuple[Counts, list[int]]) -> None:
+    """Children, parents, levels, leaves, and the items below each node."""
     tree, children = build(shape), children_of(shape)
     assert tree.node_count == len(children)
     assert [list(range(tree.first_child[n], tree.first_child[n + 1])) for n in range(tree.node_count)] == children
-    assert [tree.level_size(h) for h in range(tree.height + 1)] == [1, *(sum(level) for level in shape[0])]
-    assert [node for h in range(tree.height + 1) for node in tree.level(h)] == list(range(tree.node_count))
-    assert tree.height == len(shape[0])
-    assert (tree.leaf_count, tree.leaf_offset) == (len(shape[1]), len(children) - len(shape[1]))
-
-
-@given(drawn())
-def test_the_parent_of_a_node_is_the_one_that_has_it_as_a_child(shape: tuple[Counts, list[int]]) -> None:
-    parent = [-1] * len(children_of(shape))
-    for node, below in enumerate(children_of(shape)):
-        for child in below:
-            parent[child] = node
-    assert_array_equal(build(shape).parent, parent)
-
-
-@given(drawn())
-def test_items_below_counts_the_items_of_a_subtree_and_not_its_empty_leaves(shape: tuple[Counts, list[int]]) -> None:
-    tree, children = build(shape), children_of(shape)
-    below = [0] * len(children)
+    parent, below = [-1] * len(children), [0] * len(children)
     for node in reversed(range(len(children))):
+        for child in children[node]:
+            parent[child] = node
         below[node] = sum(below[child] for child in children[node])
         if node >= tree.leaf_offset:
             below[node] = int(shape[1][node - tree.leaf_offset] != EMPTY_LEAF)
+    assert_array_equal(tree.parent, parent)
     assert_array_equal(tree.items_below, below)
-    assert tree.item_count == below[0]
-
-
-@given(drawn())
-def test_an_item_is_found_in_its_leaf(shape: tuple[Counts, list[int]]) -> None:
-    tree = build(shape)
-    expected = [tree.leaf_offset + shape[1].index(item) for item in range(tree.item_count)]
-    assert_array_equal(tree.leaf_of_item, expected)
+    assert [tree.level_size(h) for h in range(tree.height + 1)] == [1, *(sum(level) for level in shape[0])]
+    assert [node for h in range(tree.height + 1) for node in tree.level(h)] == list(range(tree.node_count))
+    assert [tree.is_uniform(h) for h in range(tree.height)] == [len(set(level)) == 1 for level in shape[0]]
+    assert tree.max_children == tuple(max(level) for level in shape[0])
+    assert (tree.leaf_count, tree.leaf_offset) == (len(shape[1]), len(children) - len(shape[1]))
+    assert tree.leaf_of_item.tolist() == [tree.leaf_offset + shape[1].index(item) for item in range(below[0])]
 
 
 @given(drawn(), st.data())
@@ -108,13 +92,6 @@ def test_the_start_level_is_the_first_that_a_beam_cannot_hold(shape: tuple[Count
     sizes = [sum(level) for level in shape[0]]
     too_large = [h for h, size in enumerate(sizes, start=1) if size > beam]
     assert build(shape).start_level(beam) == min([*too_large, len(sizes)])
-
-
-@given(drawn())
-def test_a_level_is_uniform_when_its_nodes_have_equally_many_children(shape: tuple[Counts, list[int]]) -> None:
-    tree = build(shape)
-    assert [tree.is_uniform(h) for h in range(tree.height)] == [len(set(level)) == 1 for level in shape[0]]
-    assert tree.max_children == tuple(max(level) for level in shape[0])
 
 
 @given(st.sampled_from([(2, 1), (2, 5), (3, 3), (7, 2)]), st.integers(0, 2**32 - 1))

@@ -28,7 +28,7 @@ from service.live.live_version import LiveVersion
 from service.live.replay import replay
 from service.live.slots import Slots
 from service.live.views import LiveView
-from tests.espalier.test_tail import with_tail
+from tests.espalier.second_stages import with_tail
 from tests.service.live_running import Nearest, models, open_reference
 
 __all__ = ["models"]

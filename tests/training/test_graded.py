@@ -26,11 +26,10 @@ from espalier.bundle_writer import with_parts
 from espalier.checks.heldout import read_heldout
 from espalier.errors import BundleCorrupt, InvalidConfig
 from espalier.queries import QueryBatch
-from espalier.regression_metrics import RankedErrors
 from espalier.relevance import Relevance
 from espalier.search import NO_ITEM, SearchParams, SearchResult
 from espalier.tree import complete_tree
-from espalier.weighted_metrics import wp_at_k
+from espalier.weighted_metrics import RankedErrors, wp_at_k
 from tests.training.commands import command, trained
 from training import evaluate as evaluate_module
 from training.__main__ import fit

@@ -8,7 +8,7 @@ Legend: B points, I items, C candidates, X features of candidates.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from scipy.sparse import csr_array
 
 from espalier.chunks import TreeChunks
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
-from espalier.engines.stacked_keys import KNOWN, Scratch, StackingArrays, candidate_features
+from espalier.engines.stacked_keys import KNOWN, Scratch, candidate_features, table_arrays
 from espalier.manifest import Ranking
 from espalier.search import NO_ITEM
 from espalier.stacking import StackingTables
@@ -75,7 +75,7 @@ def examples_of(
     found = candidates_of(train(part), ranking, queries.points, depth, beam_size)
     tables = tables_of(part, weighing, points, seed)
     log_count = np.log1p(np.expm1(tables.log_count.astype(np.float64)) * len(data) / len(part)).astype(np.float32)
-    features = features_of(replace(tables, log_count=log_count), found, queries.points)
+    features = features_of(tables._replace(log_count=log_count), found, queries.points)
     targets = weighing.targets(queries.labels)
     rows_BC = found.rows_BC
     point_BC = np.broadcast_to(np.arange(len(held))[:, None], rows_BC.shape)
@@ -120,7 +120,7 @@ def _candidates(trees: Sequence[TreeChunks], searches: Sequence[ChunkSearch], po
 
 def features_of(tables: StackingTables, found: Candidates, points: Csr) -> NDArray[np.float32]:
     """float32[B, C, X]: as the service computes them."""
-    arrays, scratch = StackingArrays.of(tables), Scratch.of(len(tables.log_count), tables.points)
+    arrays, scratch = table_arrays(tables), Scratch.of(len(tables.log_count), tables.points)
     rows, out = as_rows(points), np.zeros((*found.rows_BC.shape, KNOWN), np.float32)
     wide_CX = np.empty((found.rows_BC.shape[1], KNOWN))
     for b in range(len(out)):

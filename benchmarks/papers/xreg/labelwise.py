@@ -47,10 +47,9 @@ from espalier.engines import open_engine
 from espalier.errors import EspalierError
 from espalier.hardware import hardware
 from espalier.queries import QueryBatch
-from espalier.regression_metrics import RankedErrors
 from espalier.relevance import Relevance
 from espalier.search import SearchParams
-from espalier.weighted_metrics import wp_at_k
+from espalier.weighted_metrics import RankedErrors, wp_at_k
 from training.assign.best_points import BestPoints
 from training.assign.command import Assignment, Rule, assign, block_limit, scored_trees
 from training.assign.labelwise import Labelwise

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from benchmarks.papers.xreg.xmc_quality import quality
 from espalier.label_counts import LabelCounts
-from espalier.regression_metrics import RankedErrors
 from espalier.relevance import Relevance
-from espalier.weighted_metrics import almost_zero, auprc, tau_at_k
+from espalier.weighted_metrics import RankedErrors, almost_zero, auprc, tau_at_k
 from training.data.csr import as_rows
 from training.data.relevance import inverse_propensities
 from training.data.xmc import LabelledPoints

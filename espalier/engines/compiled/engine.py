@@ -19,10 +19,10 @@ from espalier.bundle import Bundle
 from espalier.engines.compiled.beam import search_queries
 from espalier.engines.compiled.mlp import packed
 from espalier.engines.scorer_weights import ScorerWeights, scorer_weights
-from espalier.engines.stages import Frontier, Leaves, TreeQuery
+from espalier.engines.stages import Frontier, Leaves, TreeQuery, TreeSearch
 from espalier.engines.stored_numbers import stored
 from espalier.read_only import read_only
-from espalier.search import LevelTrace, SearchParams
+from espalier.search import LevelTrace
 from espalier.tree import Tree
 
 Array = NDArray[Any]
@@ -38,7 +38,7 @@ NO_FRONTIER = np.empty((0, 0), np.int64), np.empty((0, 0), np.float32)
 NO_MEMORY: tuple[Any, ...] = np.float32(0), *read_only(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
 
 
-class DenseSearch:
+class DenseSearch(TreeSearch):
     """See the module. Any number of threads may search.
 
     rows_ND      as a bundle stores them; they may be mapped
@@ -50,7 +50,6 @@ class DenseSearch:
 
     name = "compiled-cpu"
     rounding = 1e-3
-    encodes = merges = False
 
     def __init__(
         self, tree: Tree, rows_ND: Array, scorer: ScorerWeights, gamma: float, log_sigmoid: bool, key_weight: float = 0.0, threads: int = 1
@@ -74,12 +73,6 @@ class DenseSearch:
         ranking, key_weight = bundle.manifest.ranking, 0.0 if bundle.memory is None else bundle.memory.key_weight
         scorer, log_sigmoid = scorer_weights(bundle), ranking.own == "log_activation"
         return cls(bundle.tree, bundle.stored_rows, scorer, ranking.gamma, log_sigmoid, key_weight, threads)
-
-    def warm_up(self) -> None:
-        """Nothing to build: filters, exclusions and traces need no other code."""
-
-    def prepare(self, params: SearchParams) -> None:
-        """Nothing to build."""
 
     def close(self) -> None:
         """End its threads. The rows go with the engine."""

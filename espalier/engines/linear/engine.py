@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch, Found, TracedLevel
-from espalier.engines.stages import Frontier, Leaves, TreeQuery
+from espalier.engines.stages import Frontier, Leaves, TreeQuery, TreeSearch
 from espalier.masks.eligibility import EligibleNodes
 from espalier.read_only import read_only
-from espalier.search import LevelTrace, NodeMask, SearchParams
+from espalier.search import LevelTrace, NodeMask
 
 Array = NDArray[Any]
 Int64 = NDArray[np.int64]
@@ -25,14 +25,13 @@ EVERY_LEAF, ONE_QUERY = read_only(np.zeros(1, np.int64), np.zeros(1, np.int64))
 """The m of one query that wants all leaves that are scored, and the position of a single one."""
 
 
-class SparseSearch:
+class SparseSearch(TreeSearch):
     """See the module. `rounding` bounds the difference of ranks whose float32 sums have another order, for logits of a few units. One
     search at a time.
     """
 
     name = "sparse-cpu"
     rounding = 1e-4
-    encodes = merges = False
 
     def __init__(self, bundle: Bundle, threads: int = 1) -> None:
         self._trees = [tree for tree, _ in bundle.trees]
@@ -41,12 +40,6 @@ class SparseSearch:
         self._item_N = nodes if len(self._searches) == len(nodes) else [np.concatenate(nodes)]
         every_N = np.concatenate([tree.items_below > 0 for tree in self._trees])
         self._every_N = None if every_N.all() else every_N
-
-    def warm_up(self) -> None:
-        """Nothing to build."""
-
-    def prepare(self, params: SearchParams) -> None:
-        """Nothing to build: a trace needs no other code."""
 
     def close(self) -> None:
         """End its threads."""

@@ -19,9 +19,9 @@ from espalier.bundle import Bundle
 from espalier.engines.encoder import free_inputs
 from espalier.engines.graphs import fuse_state, load_graph
 from espalier.engines.runtime import ort, session_options
-from espalier.engines.stages import Frontier, Leaves, TreeQuery
+from espalier.engines.stages import Frontier, Leaves, TreeQuery, TreeSearch
 from espalier.errors import DeviceUnavailable
-from espalier.search import LevelTrace, SearchParams
+from espalier.search import LevelTrace
 
 log = logging.getLogger(__name__)
 Array = NDArray[Any]
@@ -53,7 +53,7 @@ class _Level(NamedTuple):
     kept_K: Int64
 
 
-class OnnxSearch:
+class OnnxSearch(TreeSearch):
     """See the module. Any number of threads may search.
 
     device    "cpu" or "cuda"
@@ -62,8 +62,8 @@ class OnnxSearch:
     Raises DeviceUnavailable where there is no GPU.
     """
 
+    name = "onnx-cpu"
     rounding = 1e-3
-    encodes = merges = False
 
     def __init__(self, bundle: Bundle, device: Literal["cpu", "cuda"], threads: int = 1) -> None:
         if device == "cuda" and not cuda_available():
@@ -82,15 +82,6 @@ class OnnxSearch:
         if device == "cuda":
             providers.insert(0, ("CUDAExecutionProvider", {"use_tf32": "0"}))
         self._session = ort.InferenceSession(model.SerializeToString(), session_options(threads), providers=providers)
-
-    def warm_up(self) -> None:
-        """Nothing to build."""
-
-    def prepare(self, params: SearchParams) -> None:
-        """Nothing to build."""
-
-    def close(self) -> None:
-        """The session goes with the engine."""
 
     def search(self, query: TreeQuery) -> Leaves:
         """See `TreeSearch`."""

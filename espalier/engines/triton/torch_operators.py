@@ -187,19 +187,8 @@ def constant_of(attributes: dict[str, Any]) -> NDArray[Any]:
 
 
 DTYPES = {onnx.TensorProto.FLOAT: torch.float32, onnx.TensorProto.INT64: torch.int64, onnx.TensorProto.BOOL: torch.bool}
-HOST_INPUTS: dict[str, tuple[int, ...]] = {
-    "Slice": (1, 2, 3, 4),
-    "Reshape": (1,),
-    "Expand": (1,),
-    "Unsqueeze": (1,),
-    "Squeeze": (1,),
-    "ReduceSum": (1,),
-    "ReduceL2": (1,),
-    "ReduceMax": (1,),
-    "ReduceMean": (1,),
-    "CumSum": (1,),
-    "Split": (1,),
-}
+_OF_SHAPES = ("Reshape", "Expand", "Unsqueeze", "Squeeze", "ReduceSum", "ReduceL2", "ReduceMax", "ReduceMean", "CumSum", "Split")
+HOST_INPUTS: dict[str, tuple[int, ...]] = dict.fromkeys(_OF_SHAPES, (1,)) | {"Slice": (1, 2, 3, 4)}
 """Which inputs of an operator are shapes or axes."""
 
 OPERATORS: dict[str, Operator] = {

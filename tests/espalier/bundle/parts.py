@@ -21,9 +21,8 @@ from espalier.manifest import GraphScorer, ManifestDraft, Ranking, ShardInfo
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
 from espalier.shard_parts import ShardParts
+from tests.espalier.second_stages import with_stacking, with_tail
 from tests.espalier.test_packed_chunks import stored_in_float16
-from tests.espalier.test_stacking import with_stacking
-from tests.espalier.test_tail import with_tail
 
 
 def content_of(bundle: Bundle, **changed: Any) -> GraphContent:

@@ -52,6 +52,7 @@ def test_an_item_has_what_it_shares_with_others() -> None:
     assert_allclose(rows[:, 1], (np.array([10, 20, 30, 20, 20]) - 20) / np.sqrt(50), rtol=1e-6)
     assert_allclose(np.linalg.norm(rows[:, 2:5], axis=1), [1, 1, 0, 0, 1], rtol=1e-6)
     assert_allclose(np.linalg.norm(rows[:, 5:], axis=1), [1, 1, 1, 0, 1], rtol=1e-6)
+    assert np.count_nonzero(dense(content, [{"brand": "acme"}])[0, 2:5]) == 1  # a string's whole value, besides its words
     likeness = rows[:, 2:] @ rows[:, 2:].T
     assert likeness[0, 1] > likeness[0, 2] > 0 == likeness[1, 2]
 

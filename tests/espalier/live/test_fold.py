@@ -27,7 +27,7 @@ from espalier.live.state import Change, LiveState
 from espalier.memory import Memory
 from espalier.search import SearchParams
 from tests.espalier.drawn_bundles import drawn_bundle, rewritten
-from tests.espalier.test_stacking import with_stacking
+from tests.espalier.second_stages import with_stacking
 
 
 @pytest.fixture

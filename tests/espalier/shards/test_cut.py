@@ -29,8 +29,8 @@ from espalier.search import SearchParams
 from espalier.shards.cut import Cut
 from tests.espalier import drawn_bundles
 from tests.espalier.drawn_bundles import drawn_bundle, rewritten
+from tests.espalier.second_stages import with_stacking
 from tests.espalier.shards.merging import answers_of, merged, with_states
-from tests.espalier.test_stacking import with_stacking
 
 SHAPE = {"seed": 1, "branching_height": (4, 3), "ragged": True, "empty_share": 0.0, "gamma": 1.0, "dtype": "float32"}
 SHAPES = st.one_of(drawn_bundles.graphs, drawn_bundles.linear.filter(lambda shape: "stacking" not in shape["kind"]))

@@ -30,7 +30,7 @@ from service.router.config import RouterConfig
 from service.router.fleet import Fleet
 from service.router.metrics import RouterMetrics
 from service.watch.metrics import Metrics
-from tests.espalier.test_stacking import with_stacking
+from tests.espalier.second_stages import with_stacking
 from tests.service.router.cluster import PATIENCE_S, LocalTransport, serve_shards
 from tests.service.shards.cutting import KINDS, cut, whole_bundle
 

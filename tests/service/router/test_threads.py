@@ -21,8 +21,7 @@ from espalier.live.state import LiveState
 from espalier.manifest import Ranking
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams, SearchResult
-from tests.espalier.test_stacking import with_stacking
-from tests.espalier.test_tail import with_tail
+from tests.espalier.second_stages import with_stacking, with_tail
 from tests.service.router.test_engines import params_of, queries_of, sharded
 from tests.service.shards.cutting import LIMITS
 
