@@ -20,7 +20,7 @@ from service.http.api_keys import Access
 from service.http.console_routes import facets, health, heldout, samples, tree_node, tree_path
 from service.http.dependencies import Name, as_json, describe, info_of, service_of
 from service.http.direct import FRONTIER, ITEMS, RETRIEVE, SEARCH, STREAM
-from service.http.documentation import NEEDS_KEY, SCHEMA_OF
+from service.http.documentation import ACCESS, NEEDS_KEY, SCHEMA_OF
 from service.http.frontier_route import FrontierRequest
 from service.http.item_bodies import ItemId
 from service.http.item_schemas import MAX_SOURCE_VERSION, ChangesAnswer, ItemOutcome, LiveItem, PutRequest
@@ -100,8 +100,8 @@ def _built() -> Sequence[BaseRoute]:
 
 
 def _more_of(route: _Route) -> dict[str, Any]:
-    """What is documented of a route that its function does not say: that it needs a key, and a body that is no class."""
-    more: dict[str, Any] = {"security": NEEDS_KEY} if route.access else {}
+    """What is documented of a route that its function does not say: which key it needs, and a body that is no class."""
+    more: dict[str, Any] = {"security": NEEDS_KEY, ACCESS: route.access} if route.access else {}
     for answer, content in ((_ANSWERED_LINES, _LINES), (_ANSWERED_SEARCH, _MESSAGE)):
         if route.answer is answer:
             more["requestBody"] = {"content": content, "required": True}

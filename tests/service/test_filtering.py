@@ -122,14 +122,6 @@ def test_a_filter_that_leaves_few_items_widens_the_beam(shelf: Running) -> None:
     assert set(ids(shelf.retrieve(**body, beam_size=20)["results"][0])) == set(few)
 
 
-def test_equal_filters_share_one_mask(shelf: Running) -> None:
-    filters = shelf.app.state.service.registry.choose("books", None).filters
-    shelf.retrieve(queries=[{"history": []}], filter={"section": ["math", "games"], "price": {"max": 7}})
-    same = filters.parse({"price": {"max": 7.0}, "section": ["games", "math", "games"]}, {})
-    assert filters.cached(same) is not None
-    assert filters.cached(filters.parse({"price": [7777]}, {})) is None
-
-
 # -- explanations ---------------------------------------------------------------------------------------------------------
 
 

@@ -200,12 +200,6 @@ def test_a_score_that_is_not_finite_is_none_and_comes_after_those_that_are(plain
     assert np.array_equal(reranked.score_BM[0], [20, 10, 0, np.nan], equal_nan=True)
 
 
-def test_nothing_found_is_nothing_ranked(ranked: Bundle) -> None:
-    reranked = Reranker(ranked).rerank(histories(ranked, [], [1]), result_of([[], []], width=3), 3)
-    assert reranked.place_BM.tolist() == [[0, 1, 2]] * 2
-    assert np.isnan(reranked.score_BM).all()
-
-
 @given(seed=st.integers(0, 2**32 - 1))
 def test_a_query_is_ranked_alike_in_any_batch(plain: Bundle, seed: int) -> None:
     rng = np.random.default_rng(seed)
