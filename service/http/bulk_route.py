@@ -18,8 +18,8 @@ from starlette.types import Receive, Scope, Send
 from espalier.errors import EspalierError
 from espalier.items import MAX_ID_BYTES
 from service.errors import BodyTooLarge, Busy, QueueFull, SlowBody
-from service.http.api_keys import Keys
 from service.http.connection import CONNECTION
+from service.http.dependencies import Service
 from service.http.direct import item_path
 from service.http.item_bodies import ItemReader
 from service.http.live_routes import WriteRoute, status_of
@@ -27,11 +27,8 @@ from service.http.memory_budget import Budget, Held
 from service.http.middleware import RequestInfo, problem_of
 from service.http.request_bodies import LINES_TYPES, check_type, parsed, read_lines
 from service.http.retrieve_route import read_and_write, send_body, until_hung_up
-from service.live.catalogue_types import Catalogue, Catalogues, Delete, Outcome, Put
-from service.models.registry import Registry
-from service.settings import Settings
-from service.watch.audit import Audit, origin
-from service.watch.metrics import Metrics
+from service.live.catalogue_types import Catalogue, Delete, Outcome, Put
+from service.watch.audit import origin
 
 GROUP_LINES = 256
 """Most lines of one commit. As many wait for it, and no more are read."""
@@ -59,11 +56,9 @@ class Line(NamedTuple):
 class BulkRoute(WriteRoute):
     """See the file's docstring. At most `max_bulk` requests are read at a time."""
 
-    def __init__(
-        self, settings: Settings, registry: Registry, keys: Keys, metrics: Metrics, catalogues: Catalogues | None, audit: Audit
-    ) -> None:
-        super().__init__(settings, registry, keys, metrics, catalogues)
-        self.audit, self._slots = audit, Budget(settings.max_bulk, 0)
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.audit, self._slots = service.audit, Budget(self.settings.max_bulk, 0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         info: RequestInfo = scope[RequestInfo.KEY]

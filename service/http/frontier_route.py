@@ -27,17 +27,15 @@ from espalier.metrics import precision_recall_f
 from espalier.search import SearchParams
 from service.batching.priority import Priority
 from service.errors import Conflict, NotReady, QueueFull
-from service.http.api_keys import Keys
+from service.http.dependencies import Service
 from service.http.direct import model_of
 from service.http.memory_budget import Budget, Held
 from service.http.middleware import RequestInfo, problem_of
 from service.http.request_bodies import JSON_TYPES, check_type, parsed, read_body
 from service.http.retrieve_route import read_and_write, send_body, until_hung_up
 from service.models.loading import LoadedModel
-from service.models.registry import Registry
 from service.problems import validated
 from service.retrieval.schemas import StrictBody
-from service.settings import Settings
 
 MAX_BEAMS = 32
 MAX_QUERIES = 1000
@@ -64,9 +62,9 @@ class FrontierRoute:
     bodies  the memory that the requests share
     """
 
-    def __init__(self, settings: Settings, registry: Registry, keys: Keys) -> None:
-        self.settings, self.registry, self.keys = settings, registry, keys
-        self.bodies = Budget(settings.max_body_bytes, 0)
+    def __init__(self, service: Service) -> None:
+        self.settings, self.registry, self.keys = service.settings, service.registry, service.keys
+        self.bodies = Budget(self.settings.max_body_bytes, 0)
         self._slots = Budget(1, 0)
         self._held_out: WeakKeyDictionary[LoadedModel, tuple[int, HeldOut]] = WeakKeyDictionary()
 

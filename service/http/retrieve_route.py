@@ -19,21 +19,16 @@ from starlette.types import Message, Receive, Scope, Send
 
 from service.batching.priority import Priority, Turns, priority_of
 from service.errors import Behind, ClientGone, DeadlinePassed, QueueFull, Uncovered
-from service.http.api_keys import Keys
 from service.http.connection import CONNECTION
+from service.http.dependencies import Service
 from service.http.memory_budget import Budget, Held
 from service.http.middleware import RequestInfo
 from service.http.request_bodies import JSON_TYPES, check_type, parsed, read_body
-from service.live.catalogue_types import Catalogues
 from service.models.loading import LoadedModel
-from service.models.registry import Registry
 from service.problems import validated
 from service.retrieval.request import CheckedRequest, check
 from service.retrieval.retrieve import Retrieved, retrieve
 from service.retrieval.schemas import RetrieveRequest
-from service.settings import Settings
-from service.watch.metrics import Metrics
-from service.watch.query_samples import Asked
 from service.watch.tracing import trace_id
 
 log = logging.getLogger(__name__)
@@ -63,13 +58,11 @@ def origin_of(info: RequestInfo) -> tuple[tuple[str, str], ...]:
 class RetrievalRoute:
     """What both retrieval routes need, and the memory that the requests of one route share."""
 
-    def __init__(
-        self, settings: Settings, registry: Registry, keys: Keys, metrics: Metrics, catalogues: Catalogues | None, asked: Asked
-    ) -> None:
-        self.asked = asked
-        self.settings, self.registry, self.keys, self.metrics, self.catalogues = settings, registry, keys, metrics, catalogues
-        self.bodies = Budget(max(BODIES_BYTES, settings.max_body_bytes), FREE_BYTES)
-        self.answers = Budget(ANSWERS * settings.max_answer_values, FREE_VALUES)
+    def __init__(self, service: Service) -> None:
+        self.settings, self.registry, self.keys, self.metrics = service.settings, service.registry, service.keys, service.metrics
+        self.catalogues, self.asked = service.catalogues, service.asked
+        self.bodies = Budget(max(BODIES_BYTES, self.settings.max_body_bytes), FREE_BYTES)
+        self.answers = Budget(ANSWERS * self.settings.max_answer_values, FREE_VALUES)
 
     def check(self, request: RetrieveRequest, info: RequestInfo) -> CheckedRequest:
         """Find the model of a request, note it in `info`, and check the request against it. Raises what `choose` and `check` raise."""
@@ -114,11 +107,9 @@ class RetrievalRoute:
 class RetrieveRoute(RetrievalRoute):
     """POST /retrieve. Answers of background requests share a memory of their own, so that customers' never lack room for them."""
 
-    def __init__(
-        self, settings: Settings, registry: Registry, keys: Keys, metrics: Metrics, catalogues: Catalogues | None, asked: Asked
-    ) -> None:
-        super().__init__(settings, registry, keys, metrics, catalogues, asked)
-        self.background_answers = Budget(settings.max_answer_values, FREE_VALUES)
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.background_answers = Budget(self.settings.max_answer_values, FREE_VALUES)
         self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -43,6 +43,7 @@ from service.http.schemas import (
     Samples,
 )
 from service.http.shard_routes import Shards, search_shard, shards
+from service.retrieval.completion import completions
 from service.retrieval.schemas import RetrieveRequest, RetrieveResponse
 from service.watch.metrics import CONTENT_TYPE
 
@@ -234,7 +235,8 @@ async def complete_items(
     service = service_of(request)
     model = service.registry.choose(name, None)
     live = None if model.live.state is None else model.live.state.table
-    return as_json({"items": await service.completer.complete(model.bundle.items, prefix, limit, live)})
+    found = await service.completions.run(lambda check: completions(model.bundle.items, live, prefix, limit, check))
+    return as_json({"items": found})
 
 
 def put_item(name: Name, item_id: ItemId, body: PutRequest, if_match: ItemIfMatch = None, if_none_match: ItemIfNoneMatch = None) -> None:

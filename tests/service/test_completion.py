@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -13,8 +14,7 @@ import pytest
 from espalier.items import ItemTable
 from service.errors import DeadlinePassed, QueueFull
 from service.retrieval import completion, scans
-from service.retrieval.completion import Completer
-from service.retrieval.scans import MAX_SCANS, MAX_WAITING
+from service.retrieval.scans import MAX_SCANS, MAX_WAITING, Scans
 from tests.service.own_time import pass_time, settled
 from tests.service.running import Running
 
@@ -24,14 +24,24 @@ def items() -> ItemTable:
     return ItemTable.build(pa.table({"id": [f"item-{i}" for i in range(40)], "title": [f"Title {i}" for i in range(40)]}))
 
 
+class Completer:
+    """Completions of one process."""
+
+    def __init__(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.scans = Scans("completions", timeout_s, clock)
+
+    async def complete(self, items: ItemTable, prefix: str, limit: int) -> list[completion.Completion]:
+        return await self.scans.run(lambda check: completion.completions(items, None, prefix, limit, check))
+
+
 class Held:
     """Scans that begin and do not end before `go`; how many ran at once."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go, self.began = threading.Event(), threading.Semaphore(0)
         self.running = self.most = self.total = 0
-        self._counting, self._scan = threading.Lock(), completion._scan
-        monkeypatch.setattr(completion, "_scan", self._held)
+        self._counting, self._scan = threading.Lock(), completion.completions
+        monkeypatch.setattr(completion, "completions", self._held)
 
     def _held(self, *arguments: Any) -> Any:
         with self._counting:
