@@ -95,7 +95,7 @@ class _Bulk:
         self._arriving, self._memory = Held(route.bodies), Held(route.bodies)
         self._queue: asyncio.Queue[Line | None] = asyncio.Queue(GROUP_LINES)
         self.statuses: Counter[int] = Counter()
-        self._committing: asyncio.Task[Sequence[Outcome | EspalierError]] | None = None
+        self._committing: asyncio.Future[Sequence[Outcome | EspalierError]] | None = None
 
     async def read(self, receive: Receive) -> None:
         """Parse each line as it arrives, then watch for a client that hangs up. Only ends by an exception."""
@@ -174,15 +174,12 @@ class _Bulk:
         outcomes: Sequence[Outcome | EspalierError] = ()
         if operations:
             try:
-                self._committing = asyncio.create_task(self._commit(operations))
+                self._committing = asyncio.ensure_future(self._catalogue.bulk(operations))
                 outcomes = await asyncio.shield(self._committing)
             except EspalierError as error:
                 outcomes = [error] * len(operations)
         found = iter(outcomes)
         return [self._answer(line, line.what if isinstance(line.what, Exception) else next(found)) for line in lines]
-
-    async def _commit(self, operations: Sequence[Put | Delete]) -> Sequence[Outcome | EspalierError]:
-        return await self._catalogue.bulk(operations)
 
     def _answer(self, line: Line, outcome: Outcome | Exception) -> bytes:
         if isinstance(outcome, Outcome):

@@ -82,7 +82,7 @@ class FrontierRoute:
                 raise QueueFull("A frontier is being measured already.", 1)
             held_out = await self._queries_of(model, request.queries)
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
-            writing = _Lines(self, scope, info, request, m, model, held_out, slot).write(send)
+            writing = self._write(scope, send, request, m, model, held_out, slot)
             del model, held_out  # an exception holds this frame, which would hold the version
             await read_and_write(until_hung_up(receive), writing, info)
 
@@ -94,47 +94,30 @@ class FrontierRoute:
             raise Conflict(f"Version {model.version} of {model.name!r} has no held-out queries.")
         return known[1]
 
-
-class _Lines:
-    """The lines of one answer. slot: given back as soon as all is measured, since its client may ask again at the last line."""
-
-    def __init__(
-        self,
-        route: FrontierRoute,
-        scope: Scope,
-        info: RequestInfo,
-        request: FrontierRequest,
-        m: int,
-        model: LoadedModel,
-        held_out: HeldOut,
-        slot: Held,
+    async def _write(
+        self, scope: Scope, send: Send, request: FrontierRequest, m: int, model: LoadedModel, held_out: HeldOut, slot: Held
     ) -> None:
-        self._route, self._scope, self._info, self._slot = route, scope, info, slot
-        self._request, self._m, self._model, self._held_out = request, m, model, held_out
+        """A line for each beam; a problem document where one cannot be measured, and then no more.
 
-    async def write(self, send: Send) -> None:
-        """A line for each beam; a problem document where one cannot be measured, and then no more."""
-        for count, beam_size in enumerate(self._request.beam_size, 1):
-            line, failed = await self._line(beam_size)
-            if failed or count == len(self._request.beam_size):
-                self._slot.give(1)
-            if not await send_body(send, self._scope, line, self._route.settings.write_timeout_s, more=True):
+        slot  given back as soon as all is measured, since the client may ask again at the last line
+        """
+        for count, beam_size in enumerate(request.beam_size, 1):
+            failed = False
+            try:
+                line = orjson.dumps(asdict(await measure(model, held_out, beam_size, m, partial(self._serves, model))))
+            except Exception as error:
+                line, failed = orjson.dumps(problem_of(error, scope[RequestInfo.KEY])[0]), True
+            if failed or count == len(request.beam_size):
+                slot.give(1)
+            if not await send_body(send, scope, line + b"\n", self.settings.write_timeout_s, more=True):
                 return
             if failed:
                 break
         await send({"type": "http.response.body", "body": b""})
 
-    async def _line(self, beam_size: int) -> tuple[bytes, bool]:
-        """The line of a beam, and whether it is a problem document."""
-        try:
-            point = await measure(self._model, self._held_out, beam_size, self._m, self._serves)
-        except Exception as error:
-            return orjson.dumps(problem_of(error, self._info)[0]) + b"\n", True
-        return orjson.dumps(asdict(point)) + b"\n", False
-
-    def _serves(self) -> bool:
-        entry = self._route.registry.entries.get(self._model.name)
-        return entry is not None and entry.ready.get(self._model.version) is self._model
+    def _serves(self, model: LoadedModel) -> bool:
+        entry = self.registry.entries.get(model.name)
+        return entry is not None and entry.ready.get(model.version) is model
 
 
 def _checked_m(request: FrontierRequest, model: LoadedModel) -> int:
@@ -171,7 +154,7 @@ class Point:
 async def measure(model: LoadedModel, held_out: HeldOut, beam_size: int, m: int, serves: Callable[[], bool]) -> Point:
     """Search all of `held_out` with one beam. The search of each query waits until the engine has nothing else to do.
 
-    serves  whether the version still does; it must not be kept for this
+    serves  whether the version still does
     Raises NotReady, EngineFailed.
     """
     batcher, batch = model.batcher, model.batcher.limits.background_batch

@@ -32,6 +32,8 @@ def shared(models: Path) -> Iterator[Running]:
 
 
 def test_one_query(shared: Running) -> None:
+    default = shared.retrieve(queries=[{"history": []}])["results"][0]
+    assert (len(default["items"]), default["beam_size"]) == (LIMITS["m"], LIMITS["beam_size"])
     answer = shared.retrieve(queries=[{"history": ["item-3", "item-5"]}], m=3, beam_size=10)
     assert (answer["model"], answer["version"], answer["engine"]) == ("books", 1, "fake")
     assert answer["results"] == [
@@ -51,11 +53,6 @@ def test_one_query(shared: Running) -> None:
     queries, params = shared.engines["books"].calls[-1]
     assert queries.array.tolist() == [[-1, -1, -1, 3, 5]]
     assert (params.beam_size_B.tolist(), params.m_B.tolist(), params.exclude_BE) == ([10], [3], None)
-
-
-def test_defaults_are_the_models(shared: Running) -> None:
-    result = shared.retrieve(queries=[{"history": []}])["results"][0]
-    assert (len(result["items"]), result["beam_size"]) == (LIMITS["m"], LIMITS["beam_size"])
 
 
 def test_many_queries_each_with_its_own_exclusions(shared: Running) -> None:
