@@ -26,7 +26,6 @@ from service.lifecycle import lifespan
 from service.live.catalogue_types import Catalogues
 from service.models.loading import EngineSource
 from service.models.registry import Registry
-from service.retrieval.completion import Completer
 from service.retrieval.scans import Scans
 from service.settings import Settings
 from service.watch.audit import Audit
@@ -40,8 +39,6 @@ from service.watch.unknown_ids import UnknownIds
 DESCRIPTION = """Candidate retrieval from trained trees: `POST /retrieve` answers with the top m items of each query and the
 milliseconds it took. `GET /models` says which models there are and what they take."""
 
-DIRECT = "retrieve", "stream", "item", "bulk", "frontier", "search"
-"""The routes that do not go through the framework."""
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """The service has metrics of its own; the framework's cost time in every request and would read the environment."""
 
@@ -73,24 +70,22 @@ def create_app(
     catalogues = registry.catalogues if catalogues is None else catalogues
     tracer = Tracer(settings.otlp_endpoint) if settings.otlp_endpoint else None
     timeout_s = settings.timeout_ms / 1e3
-    completer, scans = Completer(timeout_s), Scans("scans", timeout_s)
+    completions, scans = Scans("completions", timeout_s), Scans("scans", timeout_s)
     exposition = SingleFlight(metrics.render)
     asked = Asked(UnknownIds(), QuerySamples(settings.sample_queries))
     recorder = Recorder(metrics.samples, lambda: [*registry.entries], asked.unknown, settings.run_folder)
-    parts = settings, metrics, registry, keys, audit, completer, scans, exposition, asked, recorder
-    app.state.service = Service(*parts, catalogues, tracer)
-    shared = settings, registry, keys, metrics, catalogues
-    single, stream, item, bulk = RetrieveRoute(*shared, asked), StreamRoute(*shared, asked), ItemRoute(*shared), BulkRoute(*shared, audit)
-    frontier = FrontierRoute(settings, registry, keys)
-    search = SearchRoute(settings, registry, keys)
-    routes = single, stream, item, bulk, frontier, search
-    app.state.bodies = dict(zip(DIRECT, (route.bodies for route in routes), strict=True))
-    app.state.budgets = (*app.state.bodies.values(), single.answers, single.background_answers, stream.answers, search.answers)
-    direct = {("POST", RETRIEVE): Direct(single), ("POST", STREAM): Direct(stream, streams=True)}
-    direct |= {(method, ITEM): Direct(item) for method in ("DELETE", "GET", "PUT")}
-    direct[("POST", ITEMS)] = Direct(bulk, streams=True)
-    direct[("POST", FRONTIER)] = Direct(frontier)
-    direct[("POST", SEARCH)] = Direct(search, max_body_bytes=settings.max_search_bytes)
+    parts = settings, metrics, registry, keys, audit, completions, scans, exposition, asked, recorder
+    app.state.service = service = Service(*parts, catalogues, tracer)
+    single, stream, item, bulk = RetrieveRoute(service), StreamRoute(service), ItemRoute(service), BulkRoute(service)
+    frontier, search = FrontierRoute(service), SearchRoute(service)
+    app.state.bodies = {"item": item.bodies, "bulk": bulk.bodies}
+    bodies = [route.bodies for route in (single, stream, item, bulk, frontier, search)]
+    app.state.budgets = (*bodies, single.answers, single.background_answers, stream.answers, search.answers)
+    direct = {("POST", RETRIEVE): Direct(single, RETRIEVE), ("POST", STREAM): Direct(stream, STREAM, streams=True)}
+    direct |= {(method, ITEM): Direct(item, ITEM) for method in ("DELETE", "GET", "PUT")}
+    direct[("POST", ITEMS)] = Direct(bulk, ITEMS, streams=True)
+    direct[("POST", FRONTIER)] = Direct(frontier, FRONTIER)
+    direct[("POST", SEARCH)] = Direct(search, SEARCH, max_body_bytes=settings.max_search_bytes)
     app.state.lines = Ration(write_left_out)
     app.add_middleware(Edge, DirectRoutes(direct), keys, audit, metrics, settings, app.state.lines, tracer)
     if settings.cors_origins:

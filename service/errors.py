@@ -11,7 +11,7 @@
         ├── SlowBody              408   the body did not arrive in time
         ├── Conflict              409   the models' state does not allow the change
         │   ├── BeingChanged      409   another change of the model is under way; Retry-After says when to try again
-    │   ├── IsShard           409   the model holds a part of a catalogue; its router answers
+        │   ├── IsShard           409   the model holds a part of a catalogue; its router answers
         │   └── Follows           409   this host follows another one's live catalogue, which takes the writes
         ├── UnknownMasks          409   a router names masks that this shard does not hold; it sends them again
         ├── ChangesGone           410   operations that old are not kept any more
@@ -33,6 +33,7 @@
         ├── DeadlinePassed        504   the answer would have been too late
         └── CatalogueFull         507   the live catalogue has no room; deletes are still taken
 
+After SlowBody, BodyTooLarge and Busy the connection ends, because the rest of the body is not read.
 espalier.errors.InvalidInput is 422 and lists {field, value, expected}. Any other exception is 500 without internals; the log has them.
 """
 
@@ -69,52 +70,36 @@ class Denied(ServiceError):
 
 
 class Unauthorized(Denied):
-    """No key, or an unknown one."""
-
     status = 401
     headers = (("WWW-Authenticate", "Bearer"),)
 
 
 class Forbidden(Denied):
-    """The key's role does not allow the route, or the route is off."""
-
     status = 403
 
 
 class ModelNotFound(ServiceError):
-    """No such model, or the version is not loaded."""
-
     status = 404
 
 
 class ItemNotFound(ServiceError):
-    """No such item, or it was deleted."""
-
     status = 404
 
 
 class NodeNotFound(ServiceError):
-    """The tree has no such node."""
-
     status = 404
 
 
 class SlowBody(ServiceError):
-    """The body did not arrive in time. Its rest is not read, so the connection ends."""
-
     status = 408
     headers = (("Connection", "close"),)
 
 
 class Conflict(ServiceError):
-    """The state of the models does not allow the change."""
-
     status = 409
 
 
 class BeingChanged(Conflict):
-    """Another change of the model is under way."""
-
     headers = (("Retry-After", "1"),)
 
 
@@ -140,14 +125,10 @@ class UnknownMasks(ServiceError):
 
 
 class NotServed(ServiceError):
-    """A query of a router is for a shard, a version or a layout that this process does not serve, or no longer."""
-
     status = 410
 
 
 class ChangesGone(ServiceError):
-    """Operations after the given sequence are not kept any more: a follower must begin anew from a copy."""
-
     status = 410
 
 
@@ -162,21 +143,15 @@ class PreconditionFailed(ServiceError):
 
 
 class BodyTooLarge(ServiceError):
-    """The request body is over the limit. Its rest is not read, so the connection ends."""
-
     status = 413
     headers = (("Connection", "close"),)
 
 
 class NotJson(ServiceError):
-    """The content type is not JSON's."""
-
     status = 415
 
 
 class Encoded(ServiceError):
-    """The body is compressed; the header of the answer says what is taken."""
-
     status = 415
     headers = (("Accept-Encoding", "identity"),)
 
@@ -202,20 +177,14 @@ class QueueFull(ServiceError):
 
 
 class ClientGone(ServiceError):
-    """The client hung up before the answer."""
-
     status = 499
 
 
 class EngineFailed(ServiceError):
-    """The engine raised; every query of that call fails."""
-
     status = 500
 
 
 class NotReady(ServiceError):
-    """The model is not ready, or the service is shutting down."""
-
     status = 503
     headers = (("Retry-After", "1"),)
 
@@ -225,22 +194,16 @@ class ShardsMissing(NotReady):
 
 
 class Uncovered(ServiceError):
-    """Fewer shards answered than `min_coverage` asks for, or none."""
-
     status = 503
     headers = (("Retry-After", "1"),)
 
 
 class Busy(ServiceError):
-    """The memory that large requests share is in use. The rest of the body is not read, so the connection ends."""
-
     status = 503
     headers = (("Retry-After", "1"), ("Connection", "close"))
 
 
 class NotWritable(ServiceError):
-    """The live catalogue takes no writes now; retrieval goes on. The text has the reason."""
-
     status = 503
     headers = (("Retry-After", "1"),)
 
@@ -257,12 +220,8 @@ class Behind(ServiceError):
 
 
 class DeadlinePassed(ServiceError):
-    """`timeout_ms` passed before the answer was ready."""
-
     status = 504
 
 
 class CatalogueFull(ServiceError):
-    """The live catalogue has no room for another item; deletes are still taken."""
-
     status = 507

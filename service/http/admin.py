@@ -36,24 +36,18 @@ async def load(request: Request, name: Name, body: LoadRequest) -> Response:
 
     A version that fails to load changes nothing.
     """
-    service = service_of(request)
-    change = service.registry.changes.load(name, body.version, body.default)
-    await _audited(request, "load", name, change, _versions, version=body.version)
-    return as_json(describe(service.registry.entry(name), service))
+    changes = service_of(request).registry.changes
+    return await _changed(request, "load", name, body.version, changes.load(name, body.version, body.default))
 
 
 async def unload(request: Request, name: Name, body: VersionRequest) -> Response:
     """Drop a version that is not the default, once the requests that it has accepted are answered."""
-    service = service_of(request)
-    await _audited(request, "unload", name, service.registry.changes.unload(name, body.version), _versions, version=body.version)
-    return as_json(describe(service.registry.entry(name), service))
+    return await _changed(request, "unload", name, body.version, service_of(request).registry.changes.unload(name, body.version))
 
 
 async def set_default(request: Request, name: Name, body: VersionRequest) -> Response:
     """Make a version the default, after loading it where needed: pin a version, or roll back."""
-    service = service_of(request)
-    await _audited(request, "default", name, service.registry.changes.set_default(name, body.version), _versions, version=body.version)
-    return as_json(describe(service.registry.entry(name), service))
+    return await _changed(request, "default", name, body.version, service_of(request).registry.changes.set_default(name, body.version))
 
 
 async def set_removed(
@@ -136,6 +130,15 @@ async def _audited(
     info = info_of(request)
     by = origin(request.scope, info.request_id.decode(), info.key)
     return await service_of(request).audit.change(action, name, by, change, described, **what)
+
+
+async def _changed(
+    request: Request, action: str, name: str, version: int, change: Coroutine[Any, Any, tuple[ServedVersions, ServedVersions]]
+) -> Response:
+    """Make a change of versions, and describe the model after it."""
+    await _audited(request, action, name, change, _versions, version=version)
+    service = service_of(request)
+    return as_json(describe(service.registry.entry(name), service))
 
 
 def _versions(change: tuple[ServedVersions, ServedVersions]) -> BeforeAfter:

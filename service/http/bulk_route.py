@@ -6,7 +6,6 @@ An ASGI application of its own, because it reads and writes at the same time. Kn
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -19,23 +18,17 @@ from starlette.types import Receive, Scope, Send
 from espalier.errors import EspalierError
 from espalier.items import MAX_ID_BYTES
 from service.errors import BodyTooLarge, Busy, QueueFull, SlowBody
-from service.http.api_keys import Keys
 from service.http.connection import CONNECTION
+from service.http.dependencies import Service
 from service.http.direct import item_path
 from service.http.item_bodies import ItemReader
 from service.http.live_routes import WriteRoute, status_of
 from service.http.memory_budget import Budget, Held
-from service.http.middleware import RequestInfo, log_failure
+from service.http.middleware import RequestInfo, problem_of
 from service.http.request_bodies import LINES_TYPES, check_type, parsed, read_lines
-from service.http.retrieve_route import send_body
-from service.live.catalogue_types import Catalogue, Catalogues, Delete, Outcome, Put
-from service.models.registry import Registry
-from service.problems import document_of, internal_problem
-from service.settings import Settings
-from service.watch.audit import Audit, origin
-from service.watch.metrics import Metrics
-
-log = logging.getLogger(__name__)
+from service.http.retrieve_route import read_and_write, send_body, until_hung_up
+from service.live.catalogue_types import Catalogue, Delete, Outcome, Put
+from service.watch.audit import origin
 
 GROUP_LINES = 256
 """Most lines of one commit. As many wait for it, and no more are read."""
@@ -63,11 +56,9 @@ class Line(NamedTuple):
 class BulkRoute(WriteRoute):
     """See the file's docstring. At most `max_bulk` requests are read at a time."""
 
-    def __init__(
-        self, settings: Settings, registry: Registry, keys: Keys, metrics: Metrics, catalogues: Catalogues | None, audit: Audit
-    ) -> None:
-        super().__init__(settings, registry, keys, metrics, catalogues)
-        self.audit, self._slots = audit, Budget(settings.max_bulk, 0)
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.audit, self._slots = service.audit, Budget(self.settings.max_bulk, 0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         info: RequestInfo = scope[RequestInfo.KEY]
@@ -83,22 +74,12 @@ class BulkRoute(WriteRoute):
 
     async def _answer(self, bulk: _Bulk, info: RequestInfo, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
-        reading, writing = asyncio.create_task(bulk.read(receive)), asyncio.create_task(bulk.write(send))
         try:
-            await asyncio.wait((reading, writing), return_when=asyncio.FIRST_COMPLETED)
+            await read_and_write(bulk.read(receive), bulk.write(send), info)
         finally:
-            reading.cancel()
-            writing.cancel()
-            await asyncio.gather(reading, writing, return_exceptions=True)
-            failure = _failure(writing) or _failure(reading)
             await bulk.committed()
             bulk.close()
             self.audit.bulk(info.model, origin(bulk.scope, info.request_id.decode(), info.key), bulk.statuses)
-        del reading, writing  # their exceptions hold this frame
-        if isinstance(failure, ClientDisconnect):
-            log.debug("request %s: the client hung up inside its bulk", info.request_id.decode())
-        elif failure is not None:
-            raise failure
 
 
 class _Bulk:
@@ -114,7 +95,7 @@ class _Bulk:
         self._arriving, self._memory = Held(route.bodies), Held(route.bodies)
         self._queue: asyncio.Queue[Line | None] = asyncio.Queue(GROUP_LINES)
         self.statuses: Counter[int] = Counter()
-        self._committing: asyncio.Task[Sequence[Outcome | EspalierError]] | None = None
+        self._committing: asyncio.Future[Sequence[Outcome | EspalierError]] | None = None
 
     async def read(self, receive: Receive) -> None:
         """Parse each line as it arrives, then watch for a client that hangs up. Only ends by an exception."""
@@ -129,9 +110,7 @@ class _Bulk:
         except (SlowBody, Busy) as error:
             await self._queue.put(Line(None, error, 0, time.perf_counter()))
         await self._queue.put(None)
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        raise ClientDisconnect
+        await until_hung_up(receive)
 
     async def write(self, send: Send) -> None:
         """Commit the lines in groups and send what became of them, as long as the client takes it."""
@@ -195,15 +174,12 @@ class _Bulk:
         outcomes: Sequence[Outcome | EspalierError] = ()
         if operations:
             try:
-                self._committing = asyncio.create_task(self._commit(operations))
+                self._committing = asyncio.ensure_future(self._catalogue.bulk(operations))
                 outcomes = await asyncio.shield(self._committing)
             except EspalierError as error:
                 outcomes = [error] * len(operations)
         found = iter(outcomes)
         return [self._answer(line, line.what if isinstance(line.what, Exception) else next(found)) for line in lines]
-
-    async def _commit(self, operations: Sequence[Put | Delete]) -> Sequence[Outcome | EspalierError]:
-        return await self._catalogue.bulk(operations)
 
     def _answer(self, line: Line, outcome: Outcome | Exception) -> bytes:
         if isinstance(outcome, Outcome):
@@ -212,16 +188,10 @@ class _Bulk:
                 answer["unknown"] = outcome.unknown
             self._route.visible(self._info.model, outcome, line.began)
         else:
-            answer = {"id": line.id} | self._problem(outcome)
+            answer = {"id": line.id} | problem_of(outcome, self._info)[0]
             self._route.refused(self._info.model, answer["status"])
         self.statuses[answer["status"]] += 1
         return orjson.dumps(answer, option=orjson.OPT_APPEND_NEWLINE)
-
-    def _problem(self, error: Exception) -> dict[str, Any]:
-        described = document_of(error)
-        if described is None:
-            log_failure(self._info)
-        return described[0] if described else internal_problem()
 
     def _gone(self) -> bool:
         return CONNECTION in self.scope and self.scope[CONNECTION].gone
@@ -235,7 +205,3 @@ def _id_of(content: bytes) -> str | None:
         return None
     item_id = found.get("id") if isinstance(found, dict) else None
     return item_id if isinstance(item_id, str) and len(item_id) <= MAX_ID_BYTES else None
-
-
-def _failure(task: asyncio.Task[None]) -> BaseException | None:
-    return None if task.cancelled() else task.exception()

@@ -16,7 +16,6 @@ from service.http.single_flight import SingleFlight
 from service.live.catalogue_types import Catalogues
 from service.models.registry import Registry
 from service.models.registry_entry import Entry
-from service.retrieval.completion import Completer
 from service.retrieval.scans import Scans
 from service.retrieval.typical_values import TypicalValues
 from service.settings import Settings
@@ -40,7 +39,7 @@ class Service:
     registry: Registry
     keys: Keys
     audit: Audit
-    completer: Completer
+    completions: Scans
     scans: Scans
     exposition: SingleFlight[bytes]
     asked: Asked

@@ -21,24 +21,17 @@ _ITEMS = re.compile(r"/models/([^/]+)/items(?:/(.+))?", re.DOTALL)
 
 
 class Direct(NamedTuple):
-    """An application of a route.
+    """An application.
 
+    route           by which its requests are logged
     streams         whether its body may have any size, because it is read in parts
     max_body_bytes  largest body, where it is not that of all routes
     """
 
     application: ASGIApp
+    route: str
     streams: bool = False
     max_body_bytes: int | None = None
-
-
-class Found(NamedTuple):
-    """The application of a request and its route, by which it is logged."""
-
-    application: ASGIApp
-    streams: bool
-    route: str
-    max_body_bytes: int | None
 
 
 class DirectRoutes:
@@ -47,7 +40,7 @@ class DirectRoutes:
     def __init__(self, routes: Mapping[tuple[str, str], Direct]) -> None:
         self._routes = routes
 
-    def find(self, scope: Scope) -> Found | None:
+    def find(self, scope: Scope) -> Direct | None:
         """The application of a request, None where it is the framework's."""
         path: str = scope["path"]
         if path.startswith("/models/"):
@@ -58,8 +51,7 @@ class DirectRoutes:
                 path = FRONTIER
             else:
                 return None
-        direct = self._routes.get((scope["method"], path))
-        return None if direct is None else Found(direct.application, direct.streams, path, direct.max_body_bytes)
+        return self._routes.get((scope["method"], path))
 
 
 def model_of(scope: Scope) -> str:

@@ -28,8 +28,8 @@ from service.http.api_keys import Keys
 from service.http.single_flight import SingleFlight
 
 TITLE = "Espalier"
-PUBLIC, OPEN = (["retrieval"], ["models"]), (["quality"], ["shards"])
-"""Tags of the routes that need no key where there are no retrieval keys, and where there are no keys at all."""
+ACCESS = "x-access"
+"""Where the framework's description says which key an operation needs; it is left out of the answer."""
 OPENAPI, DOCS, STATIC = "/openapi.json", "/docs", "/static-offline-docs"
 NEEDS_KEY: Sequence[Mapping[str, Sequence[str]]] = [{"HTTPBearer": []}]
 _KEYS = {"HTTPBearer": {"type": "http", "description": "An API key; needed where the service has some.", "scheme": "bearer"}}
@@ -88,8 +88,8 @@ def as_answered(document: dict[str, Any], answers: Sequence[type[BaseModel]], ke
             documented = operation["responses"]
             if "HTTPValidationError" in str(documented.get("422")):
                 del documented["422"]
-            tags = operation.get("tags")
-            if (keys.public and tags in PUBLIC) or (keys.open and tags in OPEN):
+            access = operation.pop(ACCESS, None)
+            if (keys.public and access == "retrieve") or (keys.open and access in ("private", "internal")):
                 operation.pop("security", None)
                 for status in ("401", "403"):
                     documented.pop(status, None)

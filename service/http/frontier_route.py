@@ -9,16 +9,16 @@ Legend: B queries, M results.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Annotated
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
+from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
 from espalier.checks.heldout import HeldOut, read_heldout
@@ -27,19 +27,15 @@ from espalier.metrics import precision_recall_f
 from espalier.search import SearchParams
 from service.batching.priority import Priority
 from service.errors import Conflict, NotReady, QueueFull
-from service.http.api_keys import Keys
+from service.http.dependencies import Service
 from service.http.direct import model_of
 from service.http.memory_budget import Budget, Held
-from service.http.middleware import RequestInfo, log_failure
+from service.http.middleware import RequestInfo, problem_of
 from service.http.request_bodies import JSON_TYPES, check_type, parsed, read_body
-from service.http.retrieve_route import send_body
+from service.http.retrieve_route import read_and_write, send_body, until_hung_up
 from service.models.loading import LoadedModel
-from service.models.registry import Registry
-from service.problems import document_of, internal_problem, invalid_body
+from service.problems import validated
 from service.retrieval.schemas import StrictBody
-from service.settings import Settings
-
-log = logging.getLogger(__name__)
 
 MAX_BEAMS = 32
 MAX_QUERIES = 1000
@@ -66,9 +62,9 @@ class FrontierRoute:
     bodies  the memory that the requests share
     """
 
-    def __init__(self, settings: Settings, registry: Registry, keys: Keys) -> None:
-        self.settings, self.registry, self.keys = settings, registry, keys
-        self.bodies = Budget(settings.max_body_bytes, 0)
+    def __init__(self, service: Service) -> None:
+        self.settings, self.registry, self.keys = service.settings, service.registry, service.keys
+        self.bodies = Budget(self.settings.max_body_bytes, 0)
         self._slots = Budget(1, 0)
         self._held_out: WeakKeyDictionary[LoadedModel, tuple[int, HeldOut]] = WeakKeyDictionary()
 
@@ -77,7 +73,7 @@ class FrontierRoute:
         info.key = self.keys.check("private", info.authorization)
         check_type(info.content_type, JSON_TYPES)
         with Held(self.bodies) as memory:
-            request = await parsed(await read_body(receive, self.settings.body_timeout_s, memory), _parse)
+            request = await parsed(await read_body(receive, self.settings.body_timeout_s, memory), partial(validated, FrontierRequest))
         model = self.registry.choose_whole(model_of(scope), request.version)
         info.model, info.version = model.name, model.version
         m = _checked_m(request, model)
@@ -85,7 +81,10 @@ class FrontierRoute:
             if not slot.take(1):
                 raise QueueFull("A frontier is being measured already.", 1)
             held_out = await self._queries_of(model, request.queries)
-            await self._answer(_Lines(self, scope, info, request, m, model, held_out, slot), receive, send)
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
+            writing = self._write(scope, send, request, m, model, held_out, slot)
+            del model, held_out  # an exception holds this frame, which would hold the version
+            await read_and_write(until_hung_up(receive), writing, info)
 
     async def _queries_of(self, model: LoadedModel, most: int) -> HeldOut:
         known = self._held_out.get(model)
@@ -95,72 +94,30 @@ class FrontierRoute:
             raise Conflict(f"Version {model.version} of {model.name!r} has no held-out queries.")
         return known[1]
 
-    async def _answer(self, lines: _Lines, receive: Receive, send: Send) -> None:
-        """Write the lines, unless the client goes before their end."""
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
-        writing, gone = asyncio.create_task(lines.write(send)), asyncio.create_task(_disconnected(receive))
-        try:
-            await asyncio.wait((writing, gone), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            writing.cancel()
-            gone.cancel()
-            await asyncio.gather(writing, gone, return_exceptions=True)
-            failure = None if writing.cancelled() else writing.exception()
-        del writing, gone, lines  # its exception holds this frame, which would hold the version
-        if failure is not None:
-            raise failure
-
-
-class _Lines:
-    """The lines of one answer. slot: given back as soon as all is measured, since its client may ask again at the last line."""
-
-    def __init__(
-        self,
-        route: FrontierRoute,
-        scope: Scope,
-        info: RequestInfo,
-        request: FrontierRequest,
-        m: int,
-        model: LoadedModel,
-        held_out: HeldOut,
-        slot: Held,
+    async def _write(
+        self, scope: Scope, send: Send, request: FrontierRequest, m: int, model: LoadedModel, held_out: HeldOut, slot: Held
     ) -> None:
-        self._route, self._scope, self._info, self._slot = route, scope, info, slot
-        self._request, self._m, self._model, self._held_out = request, m, model, held_out
+        """A line for each beam; a problem document where one cannot be measured, and then no more.
 
-    async def write(self, send: Send) -> None:
-        """A line for each beam; a problem document where one cannot be measured, and then no more."""
-        for count, beam_size in enumerate(self._request.beam_size, 1):
-            line, failed = await self._line(beam_size)
-            if failed or count == len(self._request.beam_size):
-                self._slot.give(1)
-            if not await send_body(send, self._scope, line, self._route.settings.write_timeout_s, more=True):
+        slot  given back as soon as all is measured, since the client may ask again at the last line
+        """
+        for count, beam_size in enumerate(request.beam_size, 1):
+            failed = False
+            try:
+                line = orjson.dumps(asdict(await measure(model, held_out, beam_size, m, partial(self._serves, model))))
+            except Exception as error:
+                line, failed = orjson.dumps(problem_of(error, scope[RequestInfo.KEY])[0]), True
+            if failed or count == len(request.beam_size):
+                slot.give(1)
+            if not await send_body(send, scope, line + b"\n", self.settings.write_timeout_s, more=True):
                 return
             if failed:
                 break
         await send({"type": "http.response.body", "body": b""})
 
-    async def _line(self, beam_size: int) -> tuple[bytes, bool]:
-        """The line of a beam, and whether it is a problem document."""
-        try:
-            point = await measure(self._model, self._held_out, beam_size, self._m, self._serves)
-        except Exception as error:
-            described = document_of(error)
-            if described is None:
-                log_failure(self._info)
-            return orjson.dumps(described[0] if described else internal_problem()) + b"\n", True
-        return orjson.dumps(asdict(point)) + b"\n", False
-
-    def _serves(self) -> bool:
-        entry = self._route.registry.entries.get(self._model.name)
-        return entry is not None and entry.ready.get(self._model.version) is self._model
-
-
-def _parse(content: bytes) -> FrontierRequest:
-    try:
-        return FrontierRequest.model_validate_json(content)
-    except ValidationError as error:
-        raise invalid_body(error, FrontierRequest) from error
+    def _serves(self, model: LoadedModel) -> bool:
+        entry = self.registry.entries.get(model.name)
+        return entry is not None and entry.ready.get(model.version) is model
 
 
 def _checked_m(request: FrontierRequest, model: LoadedModel) -> int:
@@ -173,12 +130,6 @@ def _checked_m(request: FrontierRequest, model: LoadedModel) -> int:
     if m > search.max_m:
         raise InvalidQuery("m", m, f"at most {search.max_m}")
     return m
-
-
-async def _disconnected(receive: Receive) -> None:
-    """Return when the client has gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 @dataclass(frozen=True)
@@ -203,7 +154,7 @@ class Point:
 async def measure(model: LoadedModel, held_out: HeldOut, beam_size: int, m: int, serves: Callable[[], bool]) -> Point:
     """Search all of `held_out` with one beam. The search of each query waits until the engine has nothing else to do.
 
-    serves  whether the version still does; it must not be kept for this
+    serves  whether the version still does
     Raises NotReady, EngineFailed.
     """
     batcher, batch = model.batcher, model.batcher.limits.background_batch

@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 from urllib.parse import unquote_to_bytes
 
 import numpy as np
 import orjson
 from fastapi import Path
-from pydantic import BaseModel, ValidationError
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.types import Scope
 
@@ -25,7 +24,7 @@ from espalier.queries import FeaturesKind, HistoryKind, Kind, TextKind, VectorKi
 from service.http.item_schemas import A_TIME, BulkLine, ItemRequest, Text, Vector
 from service.live.catalogue_types import Delete, Put
 from service.models.removals import check_id
-from service.problems import invalid_body
+from service.problems import validated
 from service.retrieval.schemas import Features, Ids
 from service.settings import Settings
 
@@ -36,8 +35,6 @@ INTEGERS = range(-(1 << 63), 1 << 63)
 YEAR_10000 = 253_402_300_800.0
 """In Unix time, s: later ones cannot be written as text."""
 VALUES = "a string, a number, a boolean, null, or a list of strings"
-
-Request = TypeVar("Request", bound=BaseModel)
 
 _PUTS: Mapping[type[Kind], type[ItemRequest[Any]]] = {
     HistoryKind: ItemRequest[Ids],
@@ -63,11 +60,11 @@ class ItemReader:
 
     def put(self, item_id: str, content: bytes) -> Put:
         """A body of PUT /models/{name}/items/{id}."""
-        return self._checked(item_id, _validated(self._put, content))
+        return self._checked(item_id, validated(self._put, content))
 
     def line(self, content: bytes) -> Put | Delete:
         """A line of POST /models/{name}/items."""
-        line = _validated(self._line, content)
+        line = validated(self._line, content)
         check_id(line.id, "id")
         if not line.delete:
             return self._checked(line.id, line)
@@ -146,13 +143,6 @@ def written(body: ItemBody, source_version: int | None) -> dict[str, Any]:
 
 def written_time(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z")
-
-
-def _validated(kind: type[Request], content: bytes) -> Request:
-    try:
-        return kind.model_validate_json(content)
-    except ValidationError as error:
-        raise invalid_body(error, kind) from error
 
 
 def _check_fields(fields: Mapping[str, Any]) -> None:

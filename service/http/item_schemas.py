@@ -97,7 +97,19 @@ class ItemOutcome(BaseModel):
     unknown: list[str] = Field(description="Ids of the evidence that the catalogue does not have; they were skipped.")
 
 
-class LiveItem(BaseModel):
+class Known(BaseModel):
+    """What is known of an item, in the form of a PUT; the rest is left out."""
+
+    fields: dict[str, Any] | None = None
+    text: str | None = None
+    like: list[str] | None = None
+    events: list[Event] | None = None
+    users: list[str] | None = None
+    source_version: int | None = None
+    valid_until: str | None = None
+
+
+class LiveItem(Known):
     """An item of the catalogue: trained, live, or both."""
 
     id: str
@@ -105,29 +117,15 @@ class LiveItem(BaseModel):
     live: bool = Field(description="Whether an operation put it.")
     at: str | None = Field(description="When its last operation was committed.")
     placed: Placement | None
-    fields: dict[str, Any] | None = None
-    text: str | None = None
-    like: list[str] | None = None
-    events: list[Event] | None = None
-    users: list[str] | None = None
-    source_version: int | None = None
-    valid_until: str | None = None
 
 
-class Change(BaseModel):
+class Change(Known):
     """An operation. It holds all that is known of its item, so it needs none before it."""
 
     sequence: int
     id: str
     kind: Literal["put", "delete"]
     at: str = Field(description="When it was committed.")
-    fields: dict[str, Any] | None = None
-    text: str | None = None
-    like: list[str] | None = None
-    events: list[Event] | None = None
-    users: list[str] | None = None
-    source_version: int | None = None
-    valid_until: str | None = None
 
 
 class ChangesAnswer(BaseModel):

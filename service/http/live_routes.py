@@ -19,8 +19,7 @@ from espalier.errors import InvalidInput
 from espalier.live.operations import Operation
 from service.entity_tags import Condition, matches
 from service.errors import NotReady, QueueFull
-from service.http.api_keys import Keys
-from service.http.dependencies import Name, service_of
+from service.http.dependencies import Name, Service, service_of
 from service.http.direct import item_path
 from service.http.item_bodies import ItemReader, check_path_id, written, written_time
 from service.http.item_schemas import MAX_SOURCE_VERSION
@@ -29,11 +28,8 @@ from service.http.middleware import RequestInfo
 from service.http.request_bodies import JSON_TYPES, check_type, parsed, read_body
 from service.http.retrieve_route import BODIES_BYTES, FREE_BYTES, send_body
 from service.live.catalogue_types import Catalogue, Catalogues, Delete, Outcome, Placed, StoredItem, tag_of
-from service.models.registry import Registry
 from service.problems import document_of
-from service.settings import Settings
 from service.watch.live_metrics import REFUSED, LiveMetrics
-from service.watch.metrics import Metrics
 
 MAX_CHANGES = 1000
 """Most operations in one answer of the feed."""
@@ -46,10 +42,10 @@ CHANGES_STEP = 32
 class WriteRoute:
     """What both routes that write need. bodies: the memory that their requests share."""
 
-    def __init__(self, settings: Settings, registry: Registry, keys: Keys, metrics: Metrics, catalogues: Catalogues | None) -> None:
-        self.settings, self.registry, self.keys, self.catalogues = settings, registry, keys, catalogues
-        self.bodies = Budget(max(BODIES_BYTES, settings.max_body_bytes), FREE_BYTES)
-        self._metrics, self._live_metrics = metrics, dict[str, LiveMetrics]()
+    def __init__(self, service: Service) -> None:
+        self.settings, self.registry, self.keys, self.catalogues = service.settings, service.registry, service.keys, service.catalogues
+        self.bodies = Budget(max(BODIES_BYTES, self.settings.max_body_bytes), FREE_BYTES)
+        self._metrics, self._live_metrics = service.metrics, dict[str, LiveMetrics]()
 
     def reader(self, model: str) -> ItemReader:
         """How requests of a model are read, by its default version. Raises ModelNotFound, NotReady."""

@@ -179,22 +179,15 @@ class Edge:
             if status and isinstance(error, ClientGone):  # it does not take its answer; the connection has been cut off
                 status = error.status
             else:
-                document, headers = self._problem(error, scope, info)
+                if isinstance(error, Denied):
+                    self.audit.denied(scope, info.request_id.decode(), error)
+                document, headers = problem_of(error, info)
                 if status:  # an answer has begun; the server can only cut it off
                     raise
                 await send_problem(send_marked, document, headers)
         finally:
             if direct is not None and status:
                 self._account(scope["method"], direct.route, info, status)
-
-    def _problem(self, error: Exception, scope: Scope, info: RequestInfo) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-        """The problem document of an error and its headers. Denied requests and unexpected exceptions are logged."""
-        if isinstance(error, Denied):
-            self.audit.denied(scope, info.request_id.decode(), error)
-        described = document_of(error)
-        if described is None:
-            log_failure(info)
-        return described or (internal_problem(), {})
 
     async def _checked(self, scope: Scope, info: RequestInfo, receive: Receive) -> Receive:
         """Read the body of an admin request before the framework does: only with a key, in time, of the right size, type and form."""
@@ -256,6 +249,10 @@ def _write(fields: Mapping[str, object]) -> None:
     requests_log.info("%s", text, extra={"fields": fields})
 
 
-def log_failure(info: RequestInfo) -> None:
-    """Log the exception that is being handled, with the request's id."""
-    log.exception("request %s failed", info.request_id.decode(), extra={"fields": {"request_id": info.request_id.decode()}})
+def problem_of(error: Exception, info: RequestInfo) -> tuple[dict[str, Any], Mapping[str, str]]:
+    """The problem document of the exception that is being handled, and its headers; one that was not expected is logged."""
+    described = document_of(error)
+    if described is None:
+        request_id = info.request_id.decode()
+        log.exception("request %s failed", request_id, extra={"fields": {"request_id": request_id}})
+    return described or (internal_problem(), {})

@@ -7,30 +7,31 @@ With `Espalier-Priority: background` a request waits behind all others (priority
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
+from collections.abc import Collection, Coroutine
+from functools import partial
 from types import TracebackType
+from typing import Any
 
-from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from service.batching.priority import Priority, Turns, priority_of
 from service.errors import Behind, ClientGone, DeadlinePassed, QueueFull, Uncovered
-from service.http.api_keys import Keys
 from service.http.connection import CONNECTION
+from service.http.dependencies import Service
 from service.http.memory_budget import Budget, Held
 from service.http.middleware import RequestInfo
 from service.http.request_bodies import JSON_TYPES, check_type, parsed, read_body
-from service.live.catalogue_types import Catalogues
 from service.models.loading import LoadedModel
-from service.models.registry import Registry
-from service.problems import invalid_body
+from service.problems import validated
 from service.retrieval.request import CheckedRequest, check
 from service.retrieval.retrieve import Retrieved, retrieve
 from service.retrieval.schemas import RetrieveRequest
-from service.settings import Settings
-from service.watch.metrics import Metrics
-from service.watch.query_samples import Asked
 from service.watch.tracing import trace_id
+
+log = logging.getLogger(__name__)
 
 WATCH_AFTER_S = 0.002
 """A request that waits for longer than this is watched for a client that hangs up. Watching costs as much as parsing the body."""
@@ -57,13 +58,11 @@ def origin_of(info: RequestInfo) -> tuple[tuple[str, str], ...]:
 class RetrievalRoute:
     """What both retrieval routes need, and the memory that the requests of one route share."""
 
-    def __init__(
-        self, settings: Settings, registry: Registry, keys: Keys, metrics: Metrics, catalogues: Catalogues | None, asked: Asked
-    ) -> None:
-        self.asked = asked
-        self.settings, self.registry, self.keys, self.metrics, self.catalogues = settings, registry, keys, metrics, catalogues
-        self.bodies = Budget(max(BODIES_BYTES, settings.max_body_bytes), FREE_BYTES)
-        self.answers = Budget(ANSWERS * settings.max_answer_values, FREE_VALUES)
+    def __init__(self, service: Service) -> None:
+        self.settings, self.registry, self.keys, self.metrics = service.settings, service.registry, service.keys, service.metrics
+        self.catalogues, self.asked = service.catalogues, service.asked
+        self.bodies = Budget(max(BODIES_BYTES, self.settings.max_body_bytes), FREE_BYTES)
+        self.answers = Budget(ANSWERS * self.settings.max_answer_values, FREE_VALUES)
 
     def check(self, request: RetrieveRequest, info: RequestInfo) -> CheckedRequest:
         """Find the model of a request, note it in `info`, and check the request against it. Raises what `choose` and `check` raise."""
@@ -108,11 +107,9 @@ class RetrievalRoute:
 class RetrieveRoute(RetrievalRoute):
     """POST /retrieve. Answers of background requests share a memory of their own, so that customers' never lack room for them."""
 
-    def __init__(
-        self, settings: Settings, registry: Registry, keys: Keys, metrics: Metrics, catalogues: Catalogues | None, asked: Asked
-    ) -> None:
-        super().__init__(settings, registry, keys, metrics, catalogues, asked)
-        self.background_answers = Budget(settings.max_answer_values, FREE_VALUES)
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.background_answers = Budget(self.settings.max_answer_values, FREE_VALUES)
         self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,7 +123,7 @@ class RetrieveRoute(RetrievalRoute):
         with Held(self.bodies) as body_memory, Held(answers) as answer_memory:  # a parsed body is larger than the body
             whole = CONNECTION in scope and scope[CONNECTION].complete
             body = await read_body(receive, None if whole else self.settings.body_timeout_s, body_memory)
-            request = await parsed(body, parse)
+            request = await parsed(body, partial(validated, RetrieveRequest))
             async with WhileConnected(receive):
                 checked = self.check(request, info)
                 if not answer_memory.take(checked.answer_values):
@@ -163,17 +160,6 @@ class RetrieveRoute(RetrievalRoute):
             raise
 
 
-def parse(content: bytes) -> RetrieveRequest:
-    """A body as a request. Raises InvalidRequest.
-
-    Straight from the bytes: that refuses what JSON refuses, names the field of a NaN, and takes a third of parsing first.
-    """
-    try:
-        return RetrieveRequest.model_validate_json(content)
-    except ValidationError as error:
-        raise invalid_body(error, RetrieveRequest) from error
-
-
 async def send_body(send: Send, scope: Scope, body: bytes, timeout_s: float, more: bool = False) -> bool:
     """Send a body, or with `more` a part of one, as fast as the client takes it.
 
@@ -197,6 +183,36 @@ async def send_body(send: Send, scope: Scope, body: bytes, timeout_s: float, mor
             scope[CONNECTION].cut_off()
         return False
     return True
+
+
+async def read_and_write(
+    read: Coroutine[Any, Any, None], write: Coroutine[Any, Any, None], info: RequestInfo, tasks: Collection[asyncio.Future[Any]] = ()
+) -> None:
+    """Both sides of an answer in lines, until `write` ends or `read` fails; else `read` goes on. Raises what one of them raises.
+
+    A client that hangs up (ClientDisconnect) is no failure. tasks: what they have begun, and what ends with them.
+    """
+    sides = asyncio.create_task(write), asyncio.create_task(read)
+    try:
+        await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        under_way = (*sides, *tasks)
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+        failure = next((error for side in sides if not side.cancelled() and (error := side.exception()) is not None), None)
+        del sides, under_way, task  # their exceptions hold this frame
+    if isinstance(failure, ClientDisconnect):
+        log.debug("request %s: the client hung up inside its stream", info.request_id.decode())
+    elif failure is not None:
+        raise failure
+
+
+async def until_hung_up(receive: Receive) -> None:
+    """Raise ClientDisconnect when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    raise ClientDisconnect
 
 
 class WhileConnected:

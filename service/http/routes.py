@@ -20,7 +20,7 @@ from service.http.api_keys import Access
 from service.http.console_routes import facets, health, heldout, samples, tree_node, tree_path
 from service.http.dependencies import Name, as_json, describe, info_of, service_of
 from service.http.direct import FRONTIER, ITEMS, RETRIEVE, SEARCH, STREAM
-from service.http.documentation import NEEDS_KEY, SCHEMA_OF
+from service.http.documentation import ACCESS, NEEDS_KEY, SCHEMA_OF
 from service.http.frontier_route import FrontierRequest
 from service.http.item_bodies import ItemId
 from service.http.item_schemas import MAX_SOURCE_VERSION, ChangesAnswer, ItemOutcome, LiveItem, PutRequest
@@ -43,6 +43,7 @@ from service.http.schemas import (
     Samples,
 )
 from service.http.shard_routes import Shards, search_shard, shards
+from service.retrieval.completion import completions
 from service.retrieval.schemas import RetrieveRequest, RetrieveResponse
 from service.watch.metrics import CONTENT_TYPE
 
@@ -100,8 +101,8 @@ def _built() -> Sequence[BaseRoute]:
 
 
 def _more_of(route: _Route) -> dict[str, Any]:
-    """What is documented of a route that its function does not say: that it needs a key, and a body that is no class."""
-    more: dict[str, Any] = {"security": NEEDS_KEY} if route.access else {}
+    """What is documented of a route that its function does not say: which key it needs, and a body that is no class."""
+    more: dict[str, Any] = {"security": NEEDS_KEY, ACCESS: route.access} if route.access else {}
     for answer, content in ((_ANSWERED_LINES, _LINES), (_ANSWERED_SEARCH, _MESSAGE)):
         if route.answer is answer:
             more["requestBody"] = {"content": content, "required": True}
@@ -234,7 +235,8 @@ async def complete_items(
     service = service_of(request)
     model = service.registry.choose(name, None)
     live = None if model.live.state is None else model.live.state.table
-    return as_json({"items": await service.completer.complete(model.bundle.items, prefix, limit, live)})
+    found = await service.completions.run(lambda check: completions(model.bundle.items, live, prefix, limit, check))
+    return as_json({"items": found})
 
 
 def put_item(name: Name, item_id: ItemId, body: PutRequest, if_match: ItemIfMatch = None, if_none_match: ItemIfNoneMatch = None) -> None:

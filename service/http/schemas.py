@@ -85,14 +85,17 @@ class RemovedRequest(StrictBody):
 Behind = Annotated[list[int], Field(description="Process ids of the workers that do not answer by this list yet; without any, 200.")]
 
 
-class Removed(BaseModel):
-    removed: int = Field(description="Items that are excluded now.")
-    unknown: list[str] = Field(description="Ids that the default version's catalogue does not have; they are kept.")
-    behind: Behind
+class Tagged(BaseModel):
     etag: str = Field(description="Entity tag of the list, as in the header ETag, which a proxy may change; for If-Match.")
 
 
-class RemovedId(BaseModel):
+class Removed(Tagged):
+    removed: int = Field(description="Items that are excluded now.")
+    unknown: list[str] = Field(description="Ids that the default version's catalogue does not have; they are kept.")
+    behind: Behind
+
+
+class RemovedId(Tagged):
     """The state of one item after the request."""
 
     id: str
@@ -101,12 +104,10 @@ class RemovedId(BaseModel):
     known: bool = Field(description="Whether the default version's catalogue has it; an id that it lacks is kept.")
     total: int = Field(description="Ids that are on the model's list now.")
     behind: Behind
-    etag: str = Field(description="Entity tag of the list, as in the header ETag, which a proxy may change; for If-Match.")
 
 
-class RemovedIds(BaseModel):
+class RemovedIds(Tagged):
     ids: list[str]
-    etag: str = Field(description="Entity tag of the list, as in the header ETag, which a proxy may change; for If-Match.")
 
 
 class Completion(BaseModel):

@@ -14,15 +14,12 @@ from starlette.types import Receive, Scope, Send
 
 from espalier.shards.messages import MEDIA_TYPE
 from service.errors import ClientGone, QueueFull, UnknownMasks
-from service.http.api_keys import Keys
 from service.http.connection import CONNECTION
-from service.http.dependencies import as_json, service_of
+from service.http.dependencies import Service, as_json, service_of
 from service.http.memory_budget import Budget, Held
 from service.http.middleware import RequestInfo
 from service.http.request_bodies import check_type, read_body
 from service.http.retrieve_route import BODIES_BYTES, FREE_BYTES, WhileConnected, send_body
-from service.models.registry import Registry
-from service.settings import Settings
 from service.shards.search import search
 
 ANSWER_BYTES = 64 << 20
@@ -32,10 +29,10 @@ ANSWER_BYTES = 64 << 20
 class SearchRoute:
     """POST /internal/search. bodies, answers: the memory that its requests share."""
 
-    def __init__(self, settings: Settings, registry: Registry, keys: Keys) -> None:
-        self.settings, self.registry, self.keys = settings, registry, keys
-        self.bodies = Budget(max(BODIES_BYTES, 4 * settings.max_search_bytes), FREE_BYTES)
-        self.answers = Budget(max(ANSWER_BYTES, 32 * settings.max_search_values), FREE_BYTES)
+    def __init__(self, service: Service) -> None:
+        self.settings, self.registry, self.keys = service.settings, service.registry, service.keys
+        self.bodies = Budget(max(BODIES_BYTES, 4 * self.settings.max_search_bytes), FREE_BYTES)
+        self.answers = Budget(max(ANSWER_BYTES, 32 * self.settings.max_search_values), FREE_BYTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         info: RequestInfo = scope[RequestInfo.KEY]

@@ -6,9 +6,8 @@ An ASGI application of its own, because it reads and writes at the same time. ro
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from typing import Any
+from functools import partial
 
 import orjson
 from starlette.requests import ClientDisconnect
@@ -18,13 +17,12 @@ from service.batching.priority import Priority
 from service.errors import Busy, ClientGone, QueueFull, ServiceError, SlowBody
 from service.http.connection import CONNECTION
 from service.http.memory_budget import Held
-from service.http.middleware import RequestInfo, log_failure
+from service.http.middleware import RequestInfo, problem_of
 from service.http.request_bodies import LINES_TYPES, check_type, parsed, read_lines
-from service.http.retrieve_route import RetrievalRoute, parse, send_body
-from service.problems import document_of, internal_problem
+from service.http.retrieve_route import RetrievalRoute, read_and_write, send_body, until_hung_up
+from service.problems import validated
 from service.retrieval.request import CheckedRequest
-
-log = logging.getLogger(__name__)
+from service.retrieval.schemas import RetrieveRequest
 
 
 class StreamRoute(RetrievalRoute):
@@ -41,18 +39,9 @@ class StreamRoute(RetrievalRoute):
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
         with Held(self.bodies) as arriving, Held(self.bodies) as line_memory, Held(self.answers) as answer_memory:
             lines = _Lines(self, info, scope, arriving, line_memory, answer_memory)
-            reader = asyncio.create_task(lines.read(receive))
-            writer = asyncio.create_task(lines.write(send))
-            try:
-                await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                await _cancel(reader, writer, *lines.tasks)
-                failure = _failure(writer) or _failure(reader)  # the reader only ends by an exception
-            del reader, writer, lines  # their exceptions hold this frame
-        if isinstance(failure, ClientDisconnect):
-            log.debug("request %s: the client hung up inside its stream", info.request_id.decode())
-        elif failure is not None:
-            raise failure
+            read, write, tasks = lines.read(receive), lines.write(send), lines.tasks
+            del lines  # an exception holds this frame
+            await read_and_write(read, write, info, tasks)
 
 
 class _Lines:
@@ -79,9 +68,7 @@ class _Lines:
         except (SlowBody, Busy) as error:
             await self._begin(error)
         await self._queue.put(None)
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        raise ClientDisconnect
+        await until_hung_up(receive)
 
     async def write(self, send: Send) -> None:
         """Send the answers in the order of the lines, as long as the client takes them."""
@@ -103,7 +90,7 @@ class _Lines:
         else:
             try:
                 size = await self._take(self._line_memory, len(line), self._settings.max_body_bytes)
-                checked = self._route.check(await parsed(line, parse), info)
+                checked = self._route.check(await parsed(line, partial(validated, RetrieveRequest)), info)
                 values = await self._take(self._answer_memory, checked.answer_values, self._settings.max_answer_values)
                 task = asyncio.create_task(self._answer(checked, info))
             except ClientDisconnect:
@@ -133,7 +120,7 @@ class _Lines:
             status = ClientGone.status
             raise
         except Exception as error:
-            document = _problem(error, info)
+            document, _ = problem_of(error, info)
             status = document["status"]
             return orjson.dumps(document)
         finally:
@@ -141,26 +128,8 @@ class _Lines:
 
     def _refuse(self, error: Exception, info: RequestInfo) -> asyncio.Future[bytes]:
         """The problem document of a line that could not be answered at all."""
-        document = _problem(error, info)
+        document, _ = problem_of(error, info)
         self._route.metrics.request(info.model, document["status"], None)
         refused: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         refused.set_result(orjson.dumps(document))
         return refused
-
-
-def _problem(error: Exception, info: RequestInfo) -> dict[str, Any]:
-    described = document_of(error)
-    if described is None:
-        log_failure(info)
-    return described[0] if described else internal_problem()
-
-
-async def _cancel(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel tasks, and wait until they have ended."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _failure(task: asyncio.Task[None]) -> BaseException | None:
-    return None if task.cancelled() else task.exception()

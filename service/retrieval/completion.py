@@ -5,15 +5,14 @@ Knows item tables. Does not know how scans are bounded (scans.py), nor HTTP.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from espalier.items import ItemTable
 from espalier.live.items import LiveItem, LiveItems
-from service.retrieval.scans import Check, Scans
+from service.retrieval.scans import Check
 
 SCANNED_ROWS = 1 << 16
 """Rows that are scanned between two checks of the number of results and the deadline."""
@@ -23,25 +22,11 @@ LIVE_ENTRIES = 1 << 12
 Completion = dict[str, str | None]
 
 
-class Completer:
-    """The completions of one process.
+def completions(items: ItemTable, live: LiveItems | None, prefix: str, limit: int, check: Check) -> list[Completion]:
+    """The first `limit` items whose id or title starts with `prefix`, in any case. Raises DeadlinePassed.
 
-    timeout_s  from the request to its answer, the wait included
-    clock      in seconds; tests bring their own
+    live  what was put and deleted since training; live items come last
     """
-
-    def __init__(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._scans = Scans("completions", timeout_s, clock)
-
-    async def complete(self, items: ItemTable, prefix: str, limit: int, live: LiveItems | None = None) -> list[Completion]:
-        """The first `limit` items whose id or title starts with `prefix`, in any case. Raises QueueFull, DeadlinePassed.
-
-        live  what was put and deleted since training; live items come last
-        """
-        return await self._scans.run(lambda check: _scan(items, live, prefix, limit, check))
-
-
-def _scan(items: ItemTable, live: LiveItems | None, prefix: str, limit: int, check: Check) -> list[Completion]:
     found: list[Completion] = []
     for id_name, title in _slices(items):
         matches = pc.starts_with(id_name, prefix, ignore_case=True)

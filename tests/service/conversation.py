@@ -59,6 +59,11 @@ class Conversation:
         status: int = (await self._got.get())["status"]
         return status
 
+    @property
+    def silent(self) -> bool:
+        """Whether nothing more of the answer has come."""
+        return self._got.empty()
+
     async def ended(self) -> None:
         """The answer has been sent to its end."""
         while self._got.empty():

@@ -156,6 +156,7 @@ def test_requests_are_logged_with_what_an_operator_asks(models: Path, caplog: py
 
 @pytest.mark.parametrize(("wanted", "logged"), [("none", []), ("failed", [500]), ("all", [200, 422, 500])])
 def test_which_requests_are_logged_is_a_setting(models: Path, caplog: pytest.LogCaptureFixture, wanted: str, logged: list[int]) -> None:
+    """A failure has a line of its own, with the exception."""
     caplog.set_level(logging.INFO)
     with run(models, log_requests=wanted) as running:
         running.retrieve(queries=[COLD])
@@ -164,16 +165,10 @@ def test_which_requests_are_logged_is_a_setting(models: Path, caplog: pytest.Log
         running.client.post("/retrieve", json={"model": "books", "queries": [COLD]})
     found = [int(re.findall(r"status=(\d+)", record.getMessage())[0]) for record in caplog.records if record.name == "service.requests"]
     assert found == logged
-
-
-def test_a_log_line_of_json_holds_the_exception() -> None:
-    try:
-        raise ValueError("what happened")
-    except ValueError:
-        record = logging.getLogger("x").makeRecord("x", logging.ERROR, "f", 1, "it failed: %s", ("here",), __import__("sys").exc_info())
-    told = json.loads(JsonFormatter().format(record))
-    assert (told["level"], told["logger"], told["message"]) == ("ERROR", "x", "it failed: here")
-    assert "what happened" in told["exception"]
+    (failure,) = [orjson.loads(JsonFormatter().format(record)) for record in caplog.records if record.levelno == logging.ERROR]
+    assert (failure["level"], failure["logger"]) == ("ERROR", "service.batching.batcher")
+    assert failure["message"] == "an engine call of 1 requests failed"
+    assert "RuntimeError: no" in failure["exception"]
 
 
 class Collector(HTTPServer):

@@ -146,16 +146,3 @@ async def test_background_requests_over_the_limit_are_429_and_customers_are_answ
     running.engines["books"].go.set()
     assert {answer.status_code for answer in await asyncio.gather(customer, *run, *wait)} == {200}
     assert 'espalier_shed_total{model="books"} 0.0' in (await http.get("/metrics")).text
-
-
-@pytest.mark.settings(timeout_ms=20_000)
-async def test_a_background_client_that_hangs_up_leaves_its_turn(running: Running) -> None:
-    engine = running.engines["books"]
-    run, wait = await flooded(running)
-    for task in wait:
-        task.cancel()
-    await asyncio.wait(wait)
-    engine.go.set()
-    assert (await running.client.http.post("/retrieve", json=BODY, headers=BEHIND)).status_code == 200
-    assert {answer.status_code for answer in await asyncio.gather(*run)} == {200}
-    assert sum(len(batch) for batch, _ in engine.calls) == RUNNING + 1

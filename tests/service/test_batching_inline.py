@@ -16,7 +16,7 @@ from espalier.search import NO_CONTEXT, Engine, SearchContext, SearchParams, Sea
 from service.batching.admission import OVERLOAD_S
 from service.batching.batcher import INLINE_VALUES, Batcher
 from service.batching.priority import Priority
-from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
+from service.errors import DeadlinePassed, EngineFailed, QueueFull
 from service.models.loading import limits_of
 from service.settings import Settings
 from tests.service.fake_engine import FakeEngine
@@ -64,12 +64,6 @@ async def test_a_query_is_searched_inline_once_its_beam_is_known_to_be_short(new
     assert answer.result.item_rows_BM.tolist() == [[0, 1, 2, 3, 4]]
     assert (answer.batch, answer.beam_size, answer.degraded) == (1, 5, False)
     assert answer.engine_s == pytest.approx(takes_s)
-
-
-async def test_nothing_is_searched_inline_unless_the_limits_say_so(new_batcher: NewBatcher) -> None:
-    engine, batcher = await seen(new_batcher, inline_s=0.0)
-    await ask(batcher, 1)
-    assert engine.inline == [False, False]
 
 
 async def test_another_power_of_two_of_the_beam_must_be_seen_first(new_batcher: NewBatcher) -> None:
@@ -192,21 +186,6 @@ async def test_an_engine_that_fails_inline_serves_on(new_batcher: NewBatcher) ->
         await ask(batcher, 1)
     assert (await ask(batcher, 2)).batch == 1
     assert engine.inline == [False, True, True]
-
-
-async def test_a_deadline_that_has_passed_is_refused_inline_too(new_batcher: NewBatcher) -> None:
-    engine, batcher = await seen(new_batcher)
-    with pytest.raises(DeadlinePassed, match="before the search began"):
-        await ask(batcher, 1, deadline=asyncio.get_running_loop().time())
-    assert engine.inline == [False]
-
-
-async def test_a_draining_batcher_refuses(new_batcher: NewBatcher) -> None:
-    engine, batcher = await seen(new_batcher)
-    assert await batcher.drain(10)
-    with pytest.raises(NotReady):
-        await ask(batcher, 1)
-    assert engine.inline == [False]
 
 
 async def test_a_search_of_the_event_loop_is_waited_for_before_the_engine_may_close(new_batcher: NewBatcher) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -13,8 +14,7 @@ import pytest
 from espalier.items import ItemTable
 from service.errors import DeadlinePassed, QueueFull
 from service.retrieval import completion, scans
-from service.retrieval.completion import Completer
-from service.retrieval.scans import MAX_SCANS, MAX_WAITING
+from service.retrieval.scans import MAX_SCANS, MAX_WAITING, Scans
 from tests.service.own_time import pass_time, settled
 from tests.service.running import Running
 
@@ -24,14 +24,24 @@ def items() -> ItemTable:
     return ItemTable.build(pa.table({"id": [f"item-{i}" for i in range(40)], "title": [f"Title {i}" for i in range(40)]}))
 
 
+class Completer:
+    """Completions of one process."""
+
+    def __init__(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.scans = Scans("completions", timeout_s, clock)
+
+    async def complete(self, items: ItemTable, prefix: str, limit: int) -> list[completion.Completion]:
+        return await self.scans.run(lambda check: completion.completions(items, None, prefix, limit, check))
+
+
 class Held:
     """Scans that begin and do not end before `go`; how many ran at once."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go, self.began = threading.Event(), threading.Semaphore(0)
         self.running = self.most = self.total = 0
-        self._counting, self._scan = threading.Lock(), completion._scan
-        monkeypatch.setattr(completion, "_scan", self._held)
+        self._counting, self._scan = threading.Lock(), completion.completions
+        monkeypatch.setattr(completion, "completions", self._held)
 
     def _held(self, *arguments: Any) -> Any:
         with self._counting:
@@ -116,17 +126,6 @@ async def test_a_scan_ends_at_its_deadline(items: ItemTable, monkeypatch: pytest
     assert len(looked) == 3  # the request, and two of four slices
     found = await Completer(2.0, clock).complete(items, "item-1", 2)
     assert found == [{"id": "item-1", "title": "Title 1"}, {"id": "item-10", "title": "Title 10"}]
-
-
-@pytest.mark.settings(timeout_ms=20_000)
-async def test_a_completion_has_the_deadline_of_requests(running: Running, held: Held) -> None:
-    flood = [asyncio.create_task(running.client.http.get("/models/books/items?prefix=x")) for _ in range(MAX_SCANS + 1)]
-    await begun(held)
-    await pass_time(20)
-    done, _ = await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED)
-    assert [task.result().status_code for task in done] == [504]
-    held.go.set()
-    await asyncio.gather(*flood)
 
 
 SCANNED = ["items?prefix=x", "facets?column=title", "tree/0", "tree?item=item-1", "heldout"]

@@ -1,9 +1,11 @@
-"""What holds for every route of docs/openapi.json: keys, names, parameters, bodies, HEAD and Allow."""
+"""What holds for every route of docs/openapi.json: keys, names, parameters, bodies, HEAD and Allow; and addresses that are none."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import logging
+import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,7 @@ from starlette.routing import Route
 
 from tests import ROOT
 from tests.service.fake_catalogue import FakeCatalogue, FakeCatalogues
-from tests.service.running import Json, Running, bearer, problem, run, small_model
+from tests.service.running import Json, Running, bearer, counted, problem, run, small_model
 
 KEYS = {"retrieve": "retrieve-key-0001", "write": "write-key-00000001", "admin": "admin-key-00000001", "internal": "internal-key-0001"}
 ACCESS: dict[str, Sequence[str]] = {
@@ -309,3 +311,55 @@ def test_head_is_answered_as_get_without_the_body(guarded: Running) -> None:
         assert get.content, path
         names = {"content-type", "content-length", "etag", "www-authenticate"} - ({"content-length"} if path == "/metrics" else set())
         assert {n: head.headers.get(n) for n in names} == {n: get.headers.get(n) for n in names}, path
+
+
+def test_head_of_readyz_says_when_the_service_is_not_ready(running: Running) -> None:
+    running.app.state.service.registry.leaving = True
+    answer = running.client.request("HEAD", "/readyz")
+    assert (answer.status_code, answer.content) == (503, b"")
+
+
+# -- other addresses ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE"])
+def test_an_address_that_is_not_there_leads_nowhere(guarded: Running, method: str) -> None:
+    """Least of all to where the Host header points."""
+    slashes = ["/models/", "/livez/", "/retrieve/", "/docs/", "/models/books/", "/models/books/tree/", "//evil.example/models/"]
+    others = ["/models/books/tree/0/1", "/console", "/console/", "/console/nothing.js", "/nothing"]
+    for path in (*slashes, *others):
+        host = {"Host": "evil.example", "X-Forwarded-Host": "evil.example"}
+        answer = guarded.client.request(method, f"http://test{path}", headers=host)
+        assert (answer.status_code, "location" in answer.headers, "evil" in answer.text) == (404, False, False), path
+        assert method == "HEAD" or problem(answer)["status"] == 404
+
+
+def test_what_is_not_there_leaves_no_trace(guarded: Running, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither a line nor a series nor a byte of an unread body for each of a flood of addresses."""
+    caplog.set_level(logging.DEBUG, "service")
+    client, before = guarded.client, counted(guarded).keys()
+    for i in range(20):
+        assert client.get(f"/nothing/{i}").status_code == 404
+        assert client.request("PATCH", f"/models/model-{i}/removed/{i}").status_code == 405
+        assert client.post(f"/models/model-{i}", content=b"x" * 10).status_code == 405
+        for path in (f"/models/model-{i}", f"/models/model-{i}/items"):
+            assert client.get(path, headers=bearer(KEYS["admin"])).status_code == 404
+    assert counted(guarded).keys() == before
+    assert [record.name for record in caplog.records if record.name.startswith("service")] == []
+
+
+def test_the_documentation_page_brings_all_that_it_needs(guarded: Running) -> None:
+    """From the service itself, where no CDN can be reached; and it runs its own scripts alone, in no frame."""
+    page = guarded.client.get("/docs")
+    assert "https://" not in page.text
+    named = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert len(named) >= 3
+    for address in (*named, "/openapi.json"):
+        assert address.startswith("/"), address
+        answer = guarded.client.get(address)
+        assert (answer.status_code, answer.headers["x-content-type-options"]) == (200, "nosniff")
+    policy = page.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self' 'sha256-")
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert page.headers["x-content-type-options"] == "nosniff"

@@ -79,12 +79,6 @@ def test_exactly_the_eligible_items_come_back_when_the_beam_holds_them(
     assert sorted([item["score"] for item in result["items"]], reverse=True) == [item["score"] for item in result["items"]]
 
 
-def test_a_beam_of_m_is_enough_for_m_items(shelf: Running) -> None:
-    for beam_size in (1, 5, 20):
-        result = shelf.retrieve(queries=[{"history": []}], m=beam_size, beam_size=beam_size, filter={"price": {"max": 25}})["results"][0]
-        assert (len(result["items"]), result["complete"]) == (beam_size, True)
-
-
 def test_mixed_filters_in_one_batch_give_what_each_would_get_alone(shelf: Running) -> None:
     """Concurrent requests with different beams, m and filters share engine calls."""
     bodies: list[Json] = [
@@ -120,14 +114,6 @@ def test_a_filter_that_leaves_few_items_widens_the_beam(shelf: Running) -> None:
     assert used(5, filter={}) == 5
     assert used(1, filter={"section": ["nowhere"]}) == 1
     assert set(ids(shelf.retrieve(**body, beam_size=20)["results"][0])) == set(few)
-
-
-def test_equal_filters_share_one_mask(shelf: Running) -> None:
-    filters = shelf.app.state.service.registry.choose("books", None).filters
-    shelf.retrieve(queries=[{"history": []}], filter={"section": ["math", "games"], "price": {"max": 7}})
-    same = filters.parse({"price": {"max": 7.0}, "section": ["games", "math", "games"]}, {})
-    assert filters.cached(same) is not None
-    assert filters.cached(filters.parse({"price": [7777]}, {})) is None
 
 
 # -- explanations ---------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pytest
-from starlette.types import Message, Send
+from starlette.types import Message
 
 from benchmarks.random_bundles import make_bundle
 from espalier.bundle_writer import write_bundle
@@ -25,6 +25,7 @@ from espalier.metrics import precision_recall_f
 from espalier.search import SearchParams
 from espalier.tree import complete_tree
 from service.http.frontier_route import MAX_BEAMS, MAX_QUERIES, interval
+from tests.service.conversation import Conversation
 from tests.service.damaged_models import content_of, draft_of
 from tests.service.exported_models import HELD_OUT, exported
 from tests.service.running import Json, Running, problem, run
@@ -121,34 +122,24 @@ def test_a_version_that_is_not_there_is_404_and_one_without_held_out_queries_409
         assert problem(ask(running, beam_size=[4]))["status"] == 409
 
 
-async def begun(app: Any, body: Json, to: Send | None = None) -> tuple[asyncio.Task[None], asyncio.Event, list[Message]]:
-    """A request whose client goes when the event is set, and what it has been sent, unless that is sent `to` somebody else."""
-    gone, sent, asked = asyncio.Event(), list[Message](), [orjson.dumps(body)]
-
-    async def receive() -> Message:
-        if asked:
-            return {"type": "http.request", "body": asked.pop(), "more_body": False}
-        await gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    headers = [(b"content-type", b"application/json")]
-    scope = {"type": "http", "method": "POST", "path": PATH, "raw_path": PATH.encode(), "query_string": b"", "headers": headers}
-    return asyncio.create_task(app(scope, receive, to or send)), gone, sent
+def begun(running: Running, kind: type[Conversation] = Conversation, **body: Any) -> Conversation:
+    """A request whose client stays until it leaves."""
+    talk = kind(running, PATH, {"Content-Type": "application/json"})
+    talk.say(orjson.dumps(body), more=False)
+    return talk
 
 
 async def test_one_is_measured_at_a_time_and_ends_when_its_client_goes(running: Running) -> None:
     engine, http = running.engines["books"], running.client.http
     engine.go.clear()
-    task, gone, sent = await begun(running.app, {"beam_size": [4, 5, 6]})
+    talk = begun(running, beam_size=[4, 5, 6])
     assert await asyncio.to_thread(engine.started.wait, 10)
     others = await asyncio.gather(*(http.post(PATH, json={"beam_size": [4]}) for _ in range(10)))
     assert [(answer.status_code, answer.headers["retry-after"]) for answer in others] == [(429, "1")] * 10
-    gone.set()
-    await task
-    assert [message["type"] for message in sent] == ["http.response.start"]
+    await talk.leave()
+    await talk.task
+    assert await talk.head() == 200
+    assert talk.silent
     engine.go.set()
     assert len(lines(await http.post(PATH, json={"beam_size": [4], "queries": 3}))) == 1
     assert sum(len(batch) for batch, _ in engine.calls) == 1 + 3  # the rest of the first is not searched
@@ -156,17 +147,20 @@ async def test_one_is_measured_at_a_time_and_ends_when_its_client_goes(running: 
 
 async def test_the_next_one_may_come_with_the_last_line(running: Running) -> None:
     body: Json = {"beam_size": [4, 5], "queries": 3}
-    sent: list[Message] = []
     next_ones: list[int] = []
 
-    async def send(message: Message) -> None:
-        sent.append(message)
-        if len(sent) == 3:  # the head, and two lines
-            next_ones.append((await running.client.http.post(PATH, json=body)).status_code)
+    class AsksAgain(Conversation):
+        sent = 0
 
-    task, _, _ = await begun(running.app, body, send)
-    await task
-    assert (len(sent), next_ones) == (4, [200])
+        async def _send(self, message: Message) -> None:
+            self.sent += 1
+            if self.sent == 3:  # the head, and two lines
+                next_ones.append((await running.client.http.post(PATH, json=body)).status_code)
+            await super()._send(message)
+
+    talk = begun(running, AsksAgain, **body)
+    await talk.task
+    assert next_ones == [200]
 
 
 async def test_customers_overtake_it_and_are_not_counted_with_it(running: Running) -> None:
@@ -180,7 +174,7 @@ async def test_customers_overtake_it_and_are_not_counted_with_it(running: Runnin
     engine.go.clear()
     first = customer(7)
     assert await asyncio.to_thread(engine.started.wait, 10)
-    task, _, _ = await begun(running.app, {"beam_size": [4]})
+    talk = begun(running, beam_size=[4])
     while not batcher._background:  # its first query waits
         await asyncio.sleep(0)
     second = customer(9)
@@ -188,7 +182,7 @@ async def test_customers_overtake_it_and_are_not_counted_with_it(running: Runnin
         await asyncio.sleep(0)
     engine.go.set()
     assert [(await answer).status_code for answer in (first, second)] == [200, 200]
-    await task
+    await talk.task
     assert [params.beam_size_B.tolist() for _, params in engine.calls] == [[7], [9]] + [[4]] * HELD_OUT
     text = (await http.get("/metrics")).text
     assert 'espalier_queries_total{model="books"} 2.0' in text
@@ -207,15 +201,15 @@ async def test_a_version_that_is_dropped_is_measured_no_longer_and_not_kept(runn
     engine.go.clear()
     gc.disable()
     try:
-        task, _, sent = await begun(running.app, {"beam_size": [4, 5]})
+        talk = begun(running, beam_size=[4, 5])
         assert await asyncio.to_thread(engine.started.wait, 10)
         kept, entry.ready = weakref.ref(entry.ready[1]), {}
         loaded, entry.loaded = entry.loaded, None
         engine.go.set()
-        await task
-        assert orjson.loads(sent[1]["body"])["status"] == 503
+        await talk.task
+        assert [line["status"] async for line in talk.answers()] == [503]
         assert kept() is loaded
-        del loaded, sent, task
+        del loaded, talk
         assert kept() is None
     finally:
         gc.enable()

@@ -95,12 +95,6 @@ def query(**fields: object) -> Query:
     return Query.model_validate(fields)
 
 
-@pytest.mark.settings(admin_keys=ADMIN)
-def test_nothing_is_kept_unless_a_setting_says_so(running: Running) -> None:
-    running.retrieve(queries=[{"history": ["item-1"]}])
-    assert running.client.get("/models/books/samples", headers=bearer(ADMIN)).json() == {"queries": [], "most": 0}
-
-
 @pytest.mark.settings(admin_keys=ADMIN, sample_queries=2)
 def test_the_newest_queries_of_customers_are_kept(running: Running) -> None:
     def body(*items: str) -> Json:

@@ -34,6 +34,7 @@ from service.settings import Settings
 from tests import ROOT
 from tests.service.fake_catalogue import FakeCatalogue, FakeCatalogues
 from tests.service.running import Client, Json, Running, run
+from tests.service.test_contract import ACCESS
 
 GOLDEN = ROOT / "docs" / "openapi.json"
 ADMIN, WRITE = "openapi-admin-key", "openapi-write-key"
@@ -44,8 +45,7 @@ ANSWERS = [
     response_schema_conformance,
     response_headers_conformance,
 ]
-STREAMS = [("post", "/retrieve/stream"), ("post", "/models/{name}/items")]
-OTHER_TYPES = [*STREAMS, ("post", "/internal/search")]
+OTHER_TYPES = [("post", "/retrieve/stream"), ("post", "/models/{name}/items"), ("post", "/internal/search")]
 """No media type that schemas describe; they have tests of their own."""
 PROPERTY = settings(max_examples=12, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 
@@ -65,19 +65,12 @@ def test_the_golden_document_is_the_services(tmp_path: Path) -> None:
 
 
 def test_a_key_is_documented_where_one_is_asked_for(tmp_path: Path) -> None:
-    def asking(found: Json) -> set[str]:
-        operations = {f"{method} {path}": one for path, methods in found["paths"].items() for method, one in methods.items()}
-        asking = {name for name, one in operations.items() if "security" in one}
-        assert asking == {name for name, one in operations.items() if "401" in one["responses"]}
-        return asking
-
-    with_keys, without = asking(document(tmp_path / "with")), asking(document(tmp_path / "without", retrieve_keys=()))
-    assert {"post /retrieve", "get /models", "put /models/{name}/removed"} <= with_keys
-    assert "get /readyz" not in with_keys
-    writes = {f"{method} /models/{{name}}/items/{{id}}" for method in ("put", "get", "delete")} | {"post /models/{name}/items"}
-    admin = {name for name in with_keys if name.endswith(("load", "unload", "default", "removed", "removed/{id}", "changes"))}
-    assert len(admin) == 8
-    assert without == writes | admin  # shards too are open without any key
+    for keys, open_to_all in ((("openapi-retrieve-key",), {""}), ((), {"", "retrieve", "private", "internal"})):
+        paths = document(tmp_path / str(len(keys)), keys)["paths"]
+        operations = {f"{method} {path}": one for path, methods in paths.items() for method, one in methods.items()}
+        needed = {name for access, names in ACCESS.items() if access not in open_to_all for name in names}
+        assert {name for name, one in operations.items() if "security" in one} == needed
+        assert {name for name, one in operations.items() if "401" in one["responses"]} == needed
 
 
 @pytest.fixture(scope="module")
@@ -119,19 +112,6 @@ def test_whatever_follows_from_the_document_gets_a_documented_answer(running: Ru
         case.validate_response(answer, checks=ANSWERS if too_large else [*ANSWERS, negative_data_rejection])
 
     holds()
-
-
-@PROPERTY
-@given(
-    lines=st.lists(st.one_of(st.binary(max_size=50), st.sampled_from([b'{"queries": [{"history": []}]}', b'{"queries": [{}]}', b"[[[["])))
-)
-def test_whatever_is_streamed_gets_one_line_for_each(running: Running, lines: list[bytes]) -> None:
-    lines = [line.replace(b"\n", b"") for line in lines]
-    answer = running.client.post("/retrieve/stream", content=b"\n".join(lines), headers={"Content-Type": "application/x-ndjson"})
-    assert answer.status_code == 200
-    found = [json.loads(line) for line in answer.content.splitlines()]
-    assert len(found) == len([line for line in lines if line.strip()])
-    assert all("results" in one or one["status"] == 422 for one in found)
 
 
 def send(case: schemathesis.Case[Any], client: Client) -> Any:

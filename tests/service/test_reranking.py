@@ -97,14 +97,6 @@ def features(bundle: Bundle, names: tuple[str, ...], history: list[int], rows: l
     return dict(zip(names, columns.T.tolist(), strict=True))
 
 
-def test_places_ranks_and_scores(plain: Bundle) -> None:
-    assert features(plain, RETRIEVAL, [], [4, 9]) == {
-        "retrieval.position": [1, 2],
-        "retrieval.rank": [-1, -2],
-        "retrieval.score": [1, 0.5],
-    }
-
-
 def test_cosines_to_the_history(plain: Bundle) -> None:
     history, rows = [1, 2, 3, 4], [8, 1]
     leaves = plain.node_rows_ND[plain.tree.leaf_of_item]
@@ -130,6 +122,7 @@ NAN = float("nan")
 @pytest.mark.parametrize(
     ("history", "rows", "sent", "expected"),
     [
+        ([], [4, 9], None, {"retrieval.position": [1, 2], "retrieval.rank": [-1, -2], "retrieval.score": [1, 0.5]}),
         ([6, 7, 6, 8], [6, 8], None, {"history.seen": [1, 0]}),  # an item seen twice was seen last
         ([], [6, 8], None, {"history.length": [0, 0]} | {name: [NAN, NAN] for name in HISTORY if name != "history.length"}),
         ([], [2, 3], None, {"attribute.year": [1992, NAN], "attribute.free": [1, 0], "attribute.price": [0.5, 0.75]}),
@@ -171,17 +164,15 @@ def ranked(plain: Bundle) -> Bundle:
     return add_ranker(plain, {"attribute.year": 1.0, "retrieval.position": 0.25, "item.price": -100.0, "query.late": 1.0})
 
 
-def test_the_order_is_the_rankers(ranked: Bundle) -> None:
-    reranked = Reranker(ranked).rerank(histories(ranked, []), result_of([[4, 9, 2, 8]]), 4)
-    assert reranked.place_BM.tolist() == [[1, 3, 0, 2]]
-    assert reranked.score_BM[0].tolist() == [1999.5, 1999.0, 1994.25, 1992.75]
-    assert reranked.of(np.array([[4, 9, 2, 8]])).tolist() == [[9, 8, 4, 2]]
-
-
-def test_what_lies_past_the_depth_stays(ranked: Bundle) -> None:
-    reranked = Reranker(ranked).rerank(histories(ranked, []), result_of([[4, 9, 2, 8]]), 2)
-    assert reranked.place_BM.tolist() == [[1, 0, 2, 3]]
-    assert np.isnan(reranked.score_BM[0]).tolist() == [False, False, True, True]
+@pytest.mark.parametrize(
+    ("depth", "places", "scores"), [(4, [1, 3, 0, 2], [1999.5, 1999, 1994.25, 1992.75]), (2, [1, 0, 2, 3], [1999.5, 1994.25])]
+)
+def test_the_order_is_the_rankers_as_far_as_the_depth(ranked: Bundle, depth: int, places: list[int], scores: list[float]) -> None:
+    reranked = Reranker(ranked).rerank(histories(ranked, []), result_of([[4, 9, 2, 8]]), depth)
+    assert reranked.place_BM.tolist() == [places]
+    assert reranked.score_BM[0, :depth].tolist() == scores
+    assert np.isnan(reranked.score_BM[0, depth:]).all()
+    assert reranked.of(np.array([[4, 9, 2, 8]])).tolist() == [np.array([4, 9, 2, 8])[places].tolist()]
 
 
 def test_equal_scores_keep_their_order(plain: Bundle) -> None:
@@ -198,12 +189,6 @@ def test_a_score_that_is_not_finite_is_none_and_comes_after_those_that_are(plain
     reranked = Reranker(bundle).rerank(histories(bundle, []), result_of([[4, 9, 2, 8]]), 4, sent)
     assert reranked.of(np.array([[4, 9, 2, 8]])).tolist() == [[2, 9, 8, 4]]
     assert np.array_equal(reranked.score_BM[0], [20, 10, 0, np.nan], equal_nan=True)
-
-
-def test_nothing_found_is_nothing_ranked(ranked: Bundle) -> None:
-    reranked = Reranker(ranked).rerank(histories(ranked, [], [1]), result_of([[], []], width=3), 3)
-    assert reranked.place_BM.tolist() == [[0, 1, 2]] * 2
-    assert np.isnan(reranked.score_BM).all()
 
 
 @given(seed=st.integers(0, 2**32 - 1))
@@ -331,8 +316,9 @@ def served(plain: Bundle, ranked: Bundle, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_the_answer_in_the_rankers_order(served: Running) -> None:
-    answer = served.retrieve(queries=[{"history": []}], m=3, beam_size=20, rerank=True)
+    answer = served.retrieve(queries=[{"history": []}], m=3, beam_size=20, rerank=True, fields=["year"])
     items = answer["results"][0]["items"]
+    assert [item["fields"]["year"] for item in items] == [1997, 1996, 1995]
     assert ids(answer["results"][0]) == ["item-7", "item-6", "item-5"]  # of the best 8; item-3 has no year
     assert [item["rerank_score"] for item in items] == [1999.0, 1997.75, 1996.5]
     assert [item["score"] for item in items] == pytest.approx([1 / 8, 1 / 7, 1 / 6])
@@ -340,25 +326,24 @@ def test_the_answer_in_the_rankers_order(served: Running) -> None:
     assert served.engines["books"].calls[-1][1].m_B.tolist() == [8]
 
 
-def test_depth_is_the_callers(served: Running) -> None:
-    result = served.retrieve(queries=[{"history": []}], m=4, beam_size=20, rerank={"depth": 2})["results"][0]
-    assert ids(result) == ["item-1", "item-0", "item-2", "item-3"]
-    assert [item["rerank_score"] for item in result["items"]][2:] == [None, None]
+ALL_BUT_FOUR: Json = {"queries": [{"history": [], "exclude": [f"item-{i}" for i in range(28)]}]}
 
 
-def test_complete_speaks_of_m(served: Running) -> None:
-    queries = [{"history": [], "exclude": [f"item-{i}" for i in range(28)]}]
-    result = served.retrieve(queries=queries, m=4, beam_size=20, rerank=True)["results"][0]
-    assert (ids(result), result["complete"]) == (["item-31", "item-30", "item-29", "item-28"], True)
-    result = served.retrieve(queries=[{"history": []}], m=5, beam_size=5, rerank=True)["results"][0]
-    assert (len(result["items"]), result["complete"]) == (5, True)
-    result = served.retrieve(queries=[{"history": []}], m=6, beam_size=5, rerank=True)["results"][0]
-    assert (len(result["items"]), result["complete"]) == (5, False)
-
-
-def test_min_score_is_retrievals_and_comes_first(served: Running) -> None:
-    result = served.retrieve(queries=[{"history": []}], m=4, beam_size=20, rerank=True, min_score=0.3)["results"][0]
-    assert ids(result) == ["item-2", "item-1", "item-0"]
+@pytest.mark.parametrize(
+    ("body", "found", "complete"),
+    [
+        ({"m": 4, "rerank": {"depth": 2}}, [1, 0, 2, 3], True),
+        ({"m": 4, "min_score": 0.3}, [2, 1, 0], True),  # of retrieval, and it comes first
+        (ALL_BUT_FOUR | {"m": 4}, [31, 30, 29, 28], True),
+        ({"m": 5, "beam_size": 5}, [4, 2, 1, 0, 3], True),
+        ({"m": 6, "beam_size": 5}, [4, 2, 1, 0, 3], False),  # it speaks of m
+    ],
+)
+def test_depth_m_and_min_score_decide_what_comes_back(served: Running, body: Json, found: list[int], complete: bool) -> None:
+    result = served.retrieve(**{"queries": [{"history": []}], "beam_size": 20, "rerank": True} | body)["results"][0]
+    assert (ids(result), result["complete"]) == ([f"item-{i}" for i in found], complete)
+    scored = [item["rerank_score"] is not None for item in result["items"]]
+    assert scored == [place < body.get("rerank", {"depth": 8})["depth"] for place in range(len(found))]
 
 
 def test_features_that_callers_send(served: Running) -> None:
@@ -370,11 +355,6 @@ def test_features_that_callers_send(served: Running) -> None:
     assert ids(first) == ["item-5", "item-4", "item-2", "item-1", "item-0", "item-6", "item-7", "item-3"]
     assert first["unknown"] == ["gone"]
     assert second["items"][0]["rerank_score"] == 1999 + 5
-
-
-def test_fields_follow_their_items(served: Running) -> None:
-    result = served.retrieve(queries=[{"history": []}], m=2, beam_size=20, rerank=True, fields=["year"])["results"][0]
-    assert [(item["id"], item["fields"]["year"]) for item in result["items"]] == [("item-7", 1997), ("item-6", 1996)]
 
 
 def test_explain_says_what_moved(served: Running, plain: Bundle, ranked: Bundle) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import orjson
 import pytest
 
@@ -33,6 +32,8 @@ def shared(models: Path) -> Iterator[Running]:
 
 
 def test_one_query(shared: Running) -> None:
+    default = shared.retrieve(queries=[{"history": []}])["results"][0]
+    assert (len(default["items"]), default["beam_size"]) == (LIMITS["m"], LIMITS["beam_size"])
     answer = shared.retrieve(queries=[{"history": ["item-3", "item-5"]}], m=3, beam_size=10)
     assert (answer["model"], answer["version"], answer["engine"]) == ("books", 1, "fake")
     assert answer["results"] == [
@@ -52,11 +53,6 @@ def test_one_query(shared: Running) -> None:
     queries, params = shared.engines["books"].calls[-1]
     assert queries.array.tolist() == [[-1, -1, -1, 3, 5]]
     assert (params.beam_size_B.tolist(), params.m_B.tolist(), params.exclude_BE) == ([10], [3], None)
-
-
-def test_defaults_are_the_models(shared: Running) -> None:
-    result = shared.retrieve(queries=[{"history": []}])["results"][0]
-    assert (len(result["items"]), result["beam_size"]) == (LIMITS["m"], LIMITS["beam_size"])
 
 
 def test_many_queries_each_with_its_own_exclusions(shared: Running) -> None:
@@ -202,27 +198,6 @@ def test_a_model_or_version_that_is_not_there_is_404(shared: Running, body: Json
     assert named in problem(answer)["detail"]
 
 
-async def test_concurrent_requests_share_one_engine_call(running: Running) -> None:
-    engine, batcher = running.engines["books"], running.app.state.service.registry.choose("books", None).batcher
-    engine.go.clear()
-
-    def post(number: int, m: int) -> asyncio.Task[httpx.Response]:
-        body = {"model": "books", "queries": [{"history": [f"item-{number}"]}], "m": m, "beam_size": m + number}
-        return asyncio.create_task(running.client.http.post("/retrieve", json=body))
-
-    first = post(0, 1)
-    assert await asyncio.to_thread(engine.started.wait, 10)
-    others = [post(number, number + 1) for number in range(1, 4)]
-    while batcher.depth < 3:
-        await asyncio.sleep(0)
-    engine.go.set()
-    answers = [answer.json() for answer in await asyncio.gather(first, *others)]
-    assert [answer["timing"]["batch"] for answer in answers] == [1, 3, 3, 3]
-    assert [len(answer["results"][0]["items"]) for answer in answers] == [1, 2, 3, 4]
-    assert [answer["results"][0]["beam_size"] for answer in answers] == [1, 3, 5, 7]
-    assert len(engine.calls) == 2
-
-
 async def test_a_client_that_hangs_up_while_it_waits_never_reaches_the_engine(running: Running) -> None:
     engine = running.engines["books"]
     batcher = running.app.state.service.registry.choose("books", None).batcher
@@ -284,11 +259,6 @@ def test_request_ids_are_kept_when_sane_and_made_otherwise(shared: Running) -> N
         assert given(strange) not in ("", strange)
     made = [shared.client.get("/nowhere").headers["x-request-id"] for _ in range(2)]
     assert made[0] != made[1]
-
-
-def test_server_timing_names_the_stages(shared: Running) -> None:
-    header = shared.client.post("/retrieve", json={"model": "books", "queries": [COLD]}).headers["server-timing"]
-    assert [part.split(";")[0] for part in header.split(", ")] == ["queue", "encode", "search", "serialise", "total"]
 
 
 def test_the_service_is_live_before_it_is_ready(models: Path) -> None:

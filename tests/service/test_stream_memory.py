@@ -63,7 +63,7 @@ def test_a_stream_that_waits_for_room_ends_when_its_client_leaves(
     service: Listening, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(memory_budget, "RECHECK_S", 0.01)
-    caplog.set_level(logging.DEBUG, "service.http.stream_route")
+    caplog.set_level(logging.DEBUG, "service.http.retrieve_route")
     answers = direct(service, "/retrieve/stream").answers
     with Held(answers) as others:
         assert others.take(answers.left + FREE_VALUES)

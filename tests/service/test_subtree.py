@@ -207,6 +207,7 @@ def test_every_tree_of_a_forest_is_shown(tmp_path: Path) -> None:
             assert set(range(tree.node_count)) <= set(agree(running, fields, tree=place))
             assert path(running, "new", tree=place)[-1] == tree.node_count
             assert node(running, 0, tree=place)["item_count"] == 40
+        assert running.client.get("/models/books/facets?column=tags").json()["values"] == [{"value": "a", "count": 39}]
         for address in (f"tree/0?tree={trees}", f"tree?item=new&tree={trees}"):
             wrong = refused(running, address)
             assert (wrong["status"], wrong["errors"][0]["field"]) == (422, "tree")
@@ -294,5 +295,5 @@ def test_an_item_that_is_not_there_is_404(books: Running, item: str) -> None:
 
 @pytest.mark.settings(timeout_ms=1e-6)
 def test_a_scan_that_takes_longer_than_a_request_may_is_504(running: Running) -> None:
-    for address in ("tree/0", "facets?column=colour"):
+    for address in ("tree/0", "facets?column=colour", "items?prefix=x"):
         assert refused(running, address)["status"] == 504
