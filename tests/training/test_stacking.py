@@ -21,7 +21,7 @@ from espalier.engines import open_engine
 from espalier.errors import InvalidConfig
 from espalier.queries import QueryBatch
 from espalier.search import SearchParams
-from espalier.stacking import FEATURES, NETWORK, TABLES, StackingNetwork
+from espalier.stacking import FARTHEST, FEATURES, NETWORK, TABLES, StackingNetwork
 from tests.service.running import run
 from tests.training.points import npz_files, unit
 from training.data.csr import as_rows
@@ -30,7 +30,7 @@ from training.linear import stacking, stacking_examples, stacking_network, stack
 from training.linear.run import fit_and_export
 from training.linear.stacking import folds, gain_of, learn
 from training.linear.stacking_examples import Examples, candidates_of, examples_of
-from training.linear.stacking_network import NETWORKS
+from training.linear.stacking_network import NETWORKS, logits
 from training.linear.stacking_network import fitted as fitted_network
 from training.linear.stacking_tables import Weighing, tables_of
 from training.specification.linear import LinearConfig, StackingOptions
@@ -215,6 +215,17 @@ def test_gain_is_that_of_the_order_that_is_served() -> None:
     assert first["gain"] == 0
     assert second["trees"]["ndcg@5"] == 0.75  # the item is the third, and the first
     assert second["stacked"] == {"ndcg@5": 1, "recall@10": 1}
+
+
+def test_logits_are_those_of_two_hidden_layers() -> None:
+    rng = np.random.default_rng(3)
+    shapes = [(KNOWN,), (KNOWN,), (KNOWN, 4), (4,), (4, 3), (3,), (3,), (1,)]
+    arrays = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    features = rng.normal(size=(5, 2, KNOWN)).astype(np.float32)
+    mean, scale, weight_1, bias_1, weight_2, bias_2, weight_3, bias_3 = arrays
+    hidden = np.maximum(np.clip((features - mean) * scale, -FARTHEST, FARTHEST) @ weight_1 + bias_1, 0)
+    expected = np.maximum(hidden @ weight_2 + bias_2, 0) @ weight_3 + bias_3
+    assert_allclose(logits(StackingNetwork(*arrays), features), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_tables_hold_points_and_what_goes_together(monkeypatch: pytest.MonkeyPatch) -> None:
