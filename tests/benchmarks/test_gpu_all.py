@@ -167,7 +167,7 @@ def test_all_stages_together_end_in_time(mode: Any, minutes: int) -> None:
     assert sum(limits_s) <= 60 * minutes
     assert len({stage.name for stage in STAGES}) == len(STAGES)
     sharing = {stage.function.split(":")[0].split(".")[-1] for stage in STAGES if stage.group}
-    assert sharing == {"correctness", "catalogue_checks", "memory_accesses"}
+    assert sharing == {"correctness", "catalogue_checks"}
 
 
 def test_carried_wheels_are_of_the_tested_versions() -> None:

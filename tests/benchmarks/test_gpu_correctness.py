@@ -57,7 +57,7 @@ def test_narrower_beams_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"integer", "replay"} <= set(found)
     assert "candidates kept, expected" in found["replay"]
     monkeypatch.setattr(correctness, "SparseCudaSearch", narrower(SparseCudaSearch))
-    assert {"integer", "replay"} <= set(wrong(correctness.sparse_cuda("float32", 4, False, "cpu")))
+    assert {"integer", "replay"} <= set(wrong(correctness.sparse_cuda("float32", 4, False, "cpu", seed=2)))
 
 
 def test_kernels_that_fail_are_no_reason_for_another_engine(monkeypatch: pytest.MonkeyPatch) -> None:
