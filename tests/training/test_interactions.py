@@ -288,18 +288,6 @@ def test_bad_text_is_refused_with_file_line_column_and_value(
     assert (error.value.field, error.value.value) == (field, value)
 
 
-@pytest.mark.parametrize("wrong", ["u,b,x", "u,b"])
-def test_the_line_of_a_bad_value_is_that_of_an_editor(tmp_path: Path, wrong: str) -> None:
-    """Empty lines and line ends in quotes count, too, zipped or not."""
-    text = f'user,item,time\n\nu,"a\nb",1\r\n\nu,"say ""a""",1\n\n{wrong}\nu,c,2\n'
-    path = write(tmp_path, "log", text)
-    with gzip.open(tmp_path / "log.gz", "wt", newline="") as file:
-        file.write(text)
-    for each in (path, tmp_path / "log.gz"):
-        with pytest.raises(InvalidData, match=f"^{each.name}: line 8"):
-            read(each, **TIMED)
-
-
 def test_files_that_are_not_what_they_should_be_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidData, match="a file that exists"):
         read(tmp_path / "missing")
