@@ -13,8 +13,8 @@ from tests import ROOT
 from training.specification.deep import SequenceConfig
 from training.specification.linear import LinearConfig
 from training.specification.models import SPECIFICATION, deep_config, read_config, read_deep_config, window_config
+from training.specification.networks import MlpScorer, ProductScorer
 from training.specification.ranker import ranker_config
-from training.specification.scorers import MlpScorer, ProductScorer
 from training.specification.splits import DateSplit
 
 CONFIGS = ROOT / "training" / "configs"

@@ -26,7 +26,7 @@ from training.deep.jtm_samples import Samples, draw_samples
 from training.deep.scorers.model import NodeScorer, new_scorer
 from training.deep.topology import Topology
 from training.specification.log_format import Order
-from training.specification.scorers import ProductScorer
+from training.specification.networks import ProductScorer
 from training.trees.balanced import balanced_tree
 
 Rng = np.random.Generator

@@ -18,8 +18,8 @@ from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
 from tests.training.logs import log_of
 from training.data import grouping, splits
+from training.data.cut_lists import moment_of
 from training.data.interactions import Interactions, read_interactions
-from training.data.moments import moment_of
 from training.data.splits import EvaluationPair, Split, halves, split_log, without_seen
 from training.deep.run import fit_and_export
 from training.evaluate import held_out_pairs
