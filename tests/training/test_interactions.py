@@ -41,8 +41,8 @@ def write(folder: Path, name: str, content: str) -> Path:
     return path
 
 
-TIMED = {"timestamp": "time", "order": "timestamp"}
-TIMED_BY_POSITION = {"user": 0, "item": 1, "timestamp": 2, "order": "timestamp"}
+TIMED: dict[str, Any] = {"timestamp": "time", "order": "timestamp"}
+TIMED_BY_POSITION: dict[str, Any] = {"user": 0, "item": 1, "timestamp": 2, "order": "timestamp"}
 
 
 @pytest.mark.parametrize("columns", [TIMED, TIMED_BY_POSITION, TIMED_BY_POSITION | {"header": False}])

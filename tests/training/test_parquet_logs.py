@@ -23,7 +23,7 @@ from training.data.parquet_logs import is_parquet
 from training.data.vocabulary import Vocabulary
 from training.specification.log_format import LOG_FORMAT
 
-TIMED = {"timestamp": "time", "order": "timestamp"}
+TIMED: dict[str, Any] = {"timestamp": "time", "order": "timestamp"}
 
 
 def write(file: Path, row_group_size: int = 1 << 20, **columns: Any) -> Path:
@@ -168,7 +168,7 @@ def test_the_fingerprint_of_a_folder_follows_names_and_contents(tmp_path: Path) 
 def test_a_folder_is_read_as_the_same_log_in_text(
     tmp_path: Path, events: list[tuple[int, int, int]], cuts: list[int], timed: bool, unique: bool, chunk: int
 ) -> None:
-    options = (TIMED if timed else {}) | {"unique": unique}
+    options: dict[str, Any] = (TIMED if timed else {}) | {"unique": unique}
     text = tmp_path / "log.csv"
     text.write_text("user,item,time\n" + "".join(f"{u},{i},{t}\n" for u, i, t in events))
     folder = tmp_path / "log"
