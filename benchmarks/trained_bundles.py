@@ -15,8 +15,7 @@ from training.deep.export import scorer_form
 from training.deep.scorers.heads import ProductHead
 from training.deep.scorers.model import NodeScorer, export_graphs, new_scorer, sequence_parts
 from training.deep.scorers.sequence import SequenceQuery
-from training.specification.scorers import SCORER
-from training.specification.sequence import SequenceScorer
+from training.specification.networks import SCORER, SequenceScorer
 
 
 def trained_kind(folder: Path, kind: str, hidden: tuple[int, ...], rows: np.random.Generator, name: str = "trained") -> Bundle:

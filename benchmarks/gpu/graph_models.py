@@ -26,7 +26,7 @@ from espalier.tree import Tree, complete_tree
 from training.deep.export import scorer_form
 from training.deep.scorers.model import NodeScorer, export_graphs, new_scorer
 from training.specification.deep import PAPER_WINDOWS
-from training.specification.scorers import MlpScorer, ProductScorer, Scorer
+from training.specification.networks import MlpScorer, ProductScorer, Scorer
 
 BLOCK = 1 << 16
 """Node rows that are drawn from one seed."""

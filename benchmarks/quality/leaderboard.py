@@ -22,8 +22,20 @@ from training.baselines.fusion import fuse
 from training.baselines.methods import METHODS
 from training.compare.contest import RECIPE, Contest, attempted, checked_names, in_order
 from training.compare.figures import Figures
-from training.compare.outcome import differences, fit_of, measured_at_beams, queries_of, row_of
-from training.compare.report import Key, Report, continued, queries_file, read_figures, save, save_figures
+from training.compare.report import (
+    Key,
+    Report,
+    continued,
+    differences,
+    fit_of,
+    measured_at_beams,
+    queries_file,
+    queries_of,
+    read_figures,
+    row_of,
+    save,
+    save_figures,
+)
 from training.deep.prepare import prepare
 from training.retrieval.task import Metric
 from training.specification.deep import DeepConfig

@@ -28,7 +28,7 @@ from espalier.errors import InvalidConfig
 from tests.pictures import Pictures
 from training.specification.deep import RobustObjective
 from training.specification.models import read_deep_config
-from training.specification.scorers import MlpScorer, ProductScorer
+from training.specification.networks import MlpScorer, ProductScorer
 from training.trees.balanced import random_tree
 
 

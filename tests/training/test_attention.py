@@ -19,7 +19,7 @@ from training.deep.export import check_parity, scorer_form
 from training.deep.scorers import attention
 from training.deep.scorers.attention import AttentionHead
 from training.deep.scorers.model import NodeScorer, export_graphs, new_scorer
-from training.specification.scorers import SCORER
+from training.specification.networks import SCORER
 
 WINDOWS = (3, 2, 1)
 DIM, NODES = 4, 20

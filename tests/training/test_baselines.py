@@ -50,11 +50,6 @@ LISTS = [[0, 1, 1], [1, 2], [1, 2, 3], [3]]
 """Users of item: 0 → {0}, 1 → {0 1 2}, 2 → {1 2}, 3 → {2 3}."""
 
 
-def test_the_matrix_is_binary_and_holds_the_given_users_in_their_order() -> None:
-    matrix = user_item_matrix(log_of([[0, 1, 1], [2], [3, 0]]), np.array([2, 0]))
-    assert matrix.toarray().tolist() == [[1, 0, 0, 1], [1, 1, 0, 0]]
-
-
 def test_popularity_counts_users_not_events_and_breaks_ties_by_row() -> None:
     assert fit_popularity(log_of([[2, 2, 2, 1], [3, 1], [3]], items=5), np.arange(3)).best_I.tolist() == [1, 3, 2, 0, 4]
 
@@ -72,13 +67,6 @@ def test_item_cf_keeps_the_best_neighbours_and_the_lower_row_of_equals() -> None
     assert kept.item_N.tolist() == [3, 1, 2, 0, 1, 0, 0, 1]
     assert kept.offset_I1.tolist() == [0, 2, 4, 6, 8]
     assert_array_equal(dense(fit_item_cf(log, np.arange(2), 3).limited(2).neighbours), dense(kept))
-
-
-def test_what_neighbours_leave_empty_is_filled_with_popular_items() -> None:
-    item_cf = fit_item_cf(log_of(LISTS, items=6), np.arange(4), 10)
-    histories = [np.array([0]), np.array([5]), np.array([], np.int64)]
-    assert item_cf.rank(histories, 4, exclude_seen=False).tolist() == [[1, 2, 3, 0], [1, 2, 3, 0], [1, 2, 3, 0]]
-    assert item_cf.rank(histories, 6, exclude_seen=True).tolist() == [[1, 2, 3, 4, 5, -1], [1, 2, 3, 0, 4, -1], [1, 2, 3, 0, 4, 5]]
 
 
 @given(seed=st.integers(0, 2**32 - 1), neighbours=st.integers(1, 12), block=st.integers(1, 15), exclude_seen=st.booleans())
@@ -118,19 +106,6 @@ def test_tuning_takes_the_best_figure_and_the_smaller_of_equals(monkeypatch: pyt
     ended = METHODS["item-cf"](task_of(log, list(range(6)), [6], m=2, seconds=0.0))
     assert ended.options == {"neighbours": 1}
     assert ended.ended == "the search ended at its deadline after 1 of 3 trials"
-
-
-def test_bad_arguments_are_refused_by_name() -> None:
-    log, users = log_of(LISTS), np.arange(4)
-    for refused, field in (
-        (lambda: fit_item_cf(log, users, 0), "neighbours"),
-        (lambda: fit_item_cf(log, users, 1).limited(0), "neighbours"),
-        (lambda: fit_item_cf(log, users, 1).rank([], 0, exclude_seen=False), "m"),
-        (lambda: fit_popularity(log, users).rank([], 0, exclude_seen=False), "m"),
-    ):
-        with pytest.raises(InvalidConfig) as error:
-            refused()
-        assert error.value.field == field
 
 
 def small(config: Any, **limits: Any) -> Any:
@@ -326,12 +301,6 @@ def test_items_are_alike_by_the_words_and_attributes_that_they_share() -> None:
     assert not vectors[3:].any()  # an attribute `shoe` is not the word
 
 
-def test_rarer_words_weigh_more() -> None:
-    vectors = item_vectors(table(title=["common rare", "common", "common", "common", "rare"])).toarray()
-    likeness = vectors @ vectors.T
-    assert likeness[0, 4] > likeness[0, 1] > 0
-
-
 def test_answers_are_those_of_the_formula() -> None:
     vectors = item_vectors(table(title=["a b", "a c", "b c", "c", "d d", "d", "e", "a"]))
     fitted = Content(vectors, vectors.T.tocsr(), fading(0.5, 2), np.arange(8))
@@ -355,11 +324,6 @@ def test_an_item_without_events_comes_back() -> None:
     assert task.measured(fitted.rank, task.validation_pairs()) == max(trial.figure for trial in fitted.trials) == 1
     assert fitted.bytes > 0
     assert content(task).options == fitted.options
-
-
-def test_lists_without_an_order_have_no_recency() -> None:
-    task = task_of(log_of([[0, 1], [1, 2], [2, 0]], order="none"), [0], [1, 2])
-    assert content(replace(task, items=table(title=["a", "a", "a"]))).options == {"recency": 1.0}
 
 
 @pytest.mark.parametrize("columns", [{}, {"price": [1.0, 2.0, 3.0]}, {"title": ["one", "two", None]}])

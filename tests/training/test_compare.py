@@ -21,10 +21,9 @@ from training.compare import command, contest, figures, recipe
 from training.compare.command import show
 from training.compare.compare import Asked, compare
 from training.compare.figures import Figures, answered, figures_of, paired
-from training.compare.outcome import queries_of
 from training.compare.plan import USED
 from training.compare.plot import plot_rows
-from training.compare.report import Key, continued, queries_file, read_figures, save_figures
+from training.compare.report import Key, continued, queries_file, queries_of, read_figures, save_figures
 from training.data.splits import EvaluationPair
 from training.deep.prepare import prepare
 from training.neighbours.fit import neighbours

@@ -27,7 +27,6 @@ from tests.training.commands import command, written_toml
 from training.data.splits import without_seen
 from training.deep.earlier import EarlierModel, as_earlier, grow, likelihood_of, load_scorer
 from training.deep.first_model import build_model
-from training.deep.fit import fit
 from training.deep.jtm import Matching, learn_tree
 from training.deep.jtm_samples import draw_samples
 from training.deep.prepare import Prepared, build_tree, prepare
@@ -127,16 +126,6 @@ def test_training_starts_with_the_tree_and_the_weights_of_the_bundle(bundle: Bun
     assert state.keys() == weights.keys()
     for name, tensor in state.items():
         assert_array_equal(tensor.numpy(), weights[name], err_msg=name)
-
-
-@pytest.mark.parametrize("kind", ["tdm", "plt", "otm"])
-def test_a_few_steps_of_any_objective_keep_what_the_earlier_model_knew(bundle: Bundle, log: Path, tmp_path: Path, kind: str) -> None:
-    few: dict[str, Any] = {"kind": kind, "optimiser": {"steps": 5, "learning_rate": 1e-3}, "search": {"gamma": "auto"}}
-    few |= {"objective": {"beam_size": 10, "random_nodes": 10}} if kind == "otm" else {}
-    config = going_on(bundle, log, **few)
-    prepared, earlier = opened(config, tmp_path)
-    model = fit(config, prepared, earlier.tree, CPU, tmp_path, False)
-    assert recall(config, prepared, Topology(earlier.tree, CPU), model) > 0.7
 
 
 def test_a_bundle_without_weights_cannot_be_trained_on(bundle: Bundle, log: Path, tmp_path: Path) -> None:

@@ -16,10 +16,9 @@ from tests.training.logs import log_of
 from tests.training.tasks import task_of
 from training.baselines import ease as module
 from training.baselines.ease import START, answering, ease, invert, refuse_too_many, weights
-from training.baselines.memory import available_bytes
 from training.data.interactions import Interactions
 from training.data.user_item_matrix import user_item_matrix
-from training.retrieval.needs import LEAST_S
+from training.retrieval.needs import LEAST_S, available_bytes
 from training.retrieval.tuning import Options
 
 

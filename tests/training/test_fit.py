@@ -32,17 +32,16 @@ from tests.training.planted import CLUSTERS, SIZE, planted_log, settings
 from training.baselines.popularity import fit_popularity
 from training.data.splits import without_seen
 from training.deep.beam import search_states, sorted_excluded_nodes
-from training.deep.compiled_search import compiled_search
 from training.deep.export import check_parity, export
 from training.deep.first_model import build_model
 from training.deep.fit import fit
 from training.deep.prepare import Prepared, build_tree, prepare
-from training.deep.scorers.lookup import lookup
 from training.deep.scorers.model import NodeScorer, export_graphs
+from training.deep.scorers.row_table import lookup
 from training.deep.topology import Topology
-from training.deep.validation import encoded, search_encoded, search_pairs
+from training.deep.validation import compiled_search, encoded, search_encoded, search_pairs
 from training.retrieval.task import Deadline
-from training.specification.deep import DeepConfig, TdmObjective, WindowConfig
+from training.specification.deep import DeepConfig, TdmObjective
 from training.specification.models import deep_config
 
 CPU = torch.device("cpu")
@@ -187,18 +186,18 @@ def test_the_weights_of_the_best_validation_are_kept_and_patience_ends_the_run_f
     recalls = iter([0.2, 0.5, 0.4, 0.5, 0.3, 0.9])
     seen: list[dict[str, Any]] = []
     steps: list[int] = []
-    step_of = fit_module.train_step
+    make = fit_module.InstanceSteps.make
 
     def scripted(config: DeepConfig, topology: Topology, model: NodeScorer, pairs: object) -> float:
         seen.append({name: tensor.numpy().copy() for name, tensor in model.state_dict().items()})
         return next(recalls)
 
-    def noted(*arguments: Any) -> torch.Tensor:
-        steps.append(arguments[5])
-        return step_of(*arguments)
+    def noted(own: fit_module.InstanceSteps, step: int) -> torch.Tensor:
+        steps.append(step)
+        return make(own, step)
 
     monkeypatch.setattr(fit_module, "validation_recall", scripted)
-    monkeypatch.setattr(fit_module, "train_step", noted)
+    monkeypatch.setattr(fit_module.InstanceSteps, "make", noted)
     optimiser = short.config.optimiser.model_dump() | {"validate_every": 4, "patience": 3}
     run = changed(short, optimiser=optimiser)
     kept = weights(run.fit(tmp_path / "work"))
@@ -269,14 +268,14 @@ def test_a_checkpoint_of_another_tree_or_log_is_refused_and_one_that_was_cut_off
 def test_validated_weights_are_averages_over_steps(short: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every five steps, from those of step 5 on: m ← d · m + (1 − d) · w, d = 1 − 5 / average, or less at first: (1 + i) / (10 + i)."""
     path: list[Any] = []
-    step_of = fit_module.train_step
+    make = fit_module.InstanceSteps.make
 
-    def noted(config: WindowConfig, model: NodeScorer, *rest: Any) -> torch.Tensor:
-        loss = step_of(config, model, *rest)
-        path.append(model.node_rows.detach().numpy().astype(np.float64))
+    def noted(own: fit_module.InstanceSteps, step: int) -> torch.Tensor:
+        loss = make(own, step)
+        path.append(own.model.node_rows.detach().numpy().astype(np.float64))
         return loss
 
-    monkeypatch.setattr(fit_module, "train_step", noted)
+    monkeypatch.setattr(fit_module.InstanceSteps, "make", noted)
     optimiser = short.config.optimiser.model_dump() | {"steps": 25, "validate_every": 25, "average": 7}
     kept = weights(changed(short, optimiser=optimiser).fit(tmp_path / "work"))
     expected = path[4]

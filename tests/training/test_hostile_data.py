@@ -15,8 +15,8 @@ from scipy.sparse import csc_array, csr_array, save_npz
 from espalier.errors import EspalierError, InvalidData
 from espalier.text.sparse_rows import MAX_FEATURES
 from training import __main__ as commands
+from training.data.csr import read_by_columns, read_by_rows
 from training.data.log_values import BadRows
-from training.data.matrix_files import read_by_columns, read_by_rows
 from training.data.query_logs import read_log
 from training.linear import prepare as preparing
 from training.linear.prepare import prepare

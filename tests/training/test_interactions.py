@@ -16,21 +16,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from espalier.errors import InvalidConfig, InvalidData
+from tests.training.text_logs import lists, read
 from training.data import grouping
 from training.data import interactions as module
-from training.data.interactions import Interactions, read_interactions
-from training.specification.log_format import LOG_FORMAT, CsvFormat, ListsFormat
+from training.data.interactions import read_interactions
+from training.specification.log_format import LOG_FORMAT, ListsFormat
 
 EVENTS = [("u2", "b", 30), ("u1", "c", 10), ("u2", "a", 20), ("u1", "a", 5), ("u2", "c", 20), ("u2", "b", 40)]
 """User, item, time: u1 = a c by time; u2 = a c b b by time (a before c: the tie keeps file order)."""
 
 BY_TIME = {"u1": ["a", "c"], "u2": ["a", "c", "b", "b"]}
 BY_FILE = {"u1": ["c", "a"], "u2": ["b", "a", "c", "b"]}
-
-
-def lists(log: Interactions) -> dict[str, list[str]]:
-    items = log.item_ids.to_pylist()
-    return {name: [items[row] for row in log.of(user)] for user, name in enumerate(log.user_ids.to_pylist())}
 
 
 def text(separator: str, header: bool = True) -> str:
@@ -45,12 +41,8 @@ def write(folder: Path, name: str, content: str) -> Path:
     return path
 
 
-def read(path: Path, **options: Any) -> Interactions:
-    return read_interactions(path, LOG_FORMAT.checked({"min_user_events": 1, **options}), path.parent / "work")
-
-
-TIMED = {"timestamp": "time", "order": "timestamp"}
-TIMED_BY_POSITION = {"user": 0, "item": 1, "timestamp": 2, "order": "timestamp"}
+TIMED: dict[str, Any] = {"timestamp": "time", "order": "timestamp"}
+TIMED_BY_POSITION: dict[str, Any] = {"user": 0, "item": 1, "timestamp": 2, "order": "timestamp"}
 
 
 @pytest.mark.parametrize("columns", [TIMED, TIMED_BY_POSITION, TIMED_BY_POSITION | {"header": False}])
@@ -185,10 +177,8 @@ def test_times_with_and_without_a_zone_are_refused_in_one_log_of_any_blocks(
 def test_quoted_fields_may_hold_the_separator_and_line_ends_unless_quotes_are_plain_characters(tmp_path: Path) -> None:
     assert lists(read(write(tmp_path, "log", 'user,item\n"u, 1","a\nb"\n'))) == {"u, 1": ["a\nb"]}
     assert lists(read(write(tmp_path, "log", 'user\titem\nu\t5" disc\n'), separator="\t", quote="")) == {"u": ['5" disc']}
-
-
-def test_ten_events_are_asked_of_a_user_by_default() -> None:
-    assert (CsvFormat().min_user_events, CsvFormat().min_item_events) == (10, 1)
+    odd = write(tmp_path, "log", 'user,item,title\nu,a,5" disk\nu,b,"two\nlines"\n')
+    assert lists(read(odd)) == {"u": ["a", "b"]}, "an odd quote inside a field is a character"
 
 
 def test_the_first_category_of_an_item_counts_and_an_empty_one_and_that_of_no_kept_item_is_none(tmp_path: Path) -> None:
@@ -277,13 +267,6 @@ def test_tiny_blocks_equal_one_block_and_a_plain_reading(
         ("u,a\n", {"header": False, "user": 0, "item": 2}, "log: column item", "2", r"one of \[0, 1\]"),
         ("user::thing\nu::a\n", {"separator": "::"}, "log: column item", "'item'", r"one of \['user', 'thing'\]"),
         ("user,item,time\nu,a,1\nu,b,soon\n", TIMED, "log: line 3, column timestamp", "'soon'", "an integer in column 'time'"),
-        (
-            "user,item,time\nu,a,1.5\n",
-            TIMED,
-            "log: line 2, column timestamp",
-            "'1.5'",
-            "an integer, or data.format.timestamp_type = .float., in column",
-        ),
         ("user,item,time\nu,a,nan\n", TIMED | {"timestamp_type": "float"}, "log: line 2, column timestamp", "'nan'", "a finite number"),
         ("user,item,time\nu,a,\n", TIMED | {"timestamp_type": "datetime"}, "log: line 2, column timestamp", "''", "ISO 8601"),
         ("user,item\nu,a\n,b\n", {}, "log: line 3, column user", "''", "an id in column 'user'"),
@@ -305,30 +288,6 @@ def test_bad_text_is_refused_with_file_line_column_and_value(
     assert (error.value.field, error.value.value) == (field, value)
 
 
-@pytest.mark.parametrize("wrong", ["u,b,x", "u,b"])
-def test_the_line_of_a_bad_value_is_that_of_an_editor(tmp_path: Path, wrong: str) -> None:
-    """Empty lines and line ends in quotes count, too, zipped or not."""
-    text = f'user,item,time\n\nu,"a\nb",1\r\n\nu,"say ""a""",1\n\n{wrong}\nu,c,2\n'
-    path = write(tmp_path, "log", text)
-    with gzip.open(tmp_path / "log.gz", "wt", newline="") as file:
-        file.write(text)
-    for each in (path, tmp_path / "log.gz"):
-        with pytest.raises(InvalidData, match=f"^{each.name}: line 8"):
-            read(each, **TIMED)
-
-
-@pytest.mark.parametrize("value", ["2025-05-01T07:45:00Z", "2025-05-01 07:45:00"])
-def test_a_time_where_a_number_is_expected_names_the_option(tmp_path: Path, value: str) -> None:
-    with pytest.raises(InvalidData, match=r'expected an integer, or data.format.timestamp_type = "datetime" for dates and times as ISO'):
-        read(write(tmp_path, "log", f"user,item,time\nu,a,{value}\n"), **TIMED)
-
-
-def test_a_log_with_a_timestamp_column_is_read_in_its_order(tmp_path: Path) -> None:
-    found = read(write(tmp_path, "log", "user,item,time\nu,b,2\nu,a,1\nu,c,3\n"), timestamp="time")
-    assert found.order == "timestamp"
-    assert [found.item_ids[row].as_py() for row in found.of(0).tolist()] == ["a", "b", "c"]
-
-
 def test_files_that_are_not_what_they_should_be_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidData, match="a file that exists"):
         read(tmp_path / "missing")
@@ -345,7 +304,6 @@ def test_files_that_are_not_what_they_should_be_are_refused(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"colour": "red"}, "colour"),
         ({"user": "item"}, "different columns"),
         ({"user": 0}, "all by name or all by position"),
         ({"header": False}, r"expected columns by position \(0, 1, …\) where there is no header, not \['user', 'item'\]$"),
@@ -353,9 +311,13 @@ def test_files_that_are_not_what_they_should_be_are_refused(tmp_path: Path) -> N
         ({"order": "timestamp"}, "expected a timestamp column, since"),
         ({"timestamp": "time", "order": "file"}, "expected order 'timestamp', since"),
         ({"separator": "\n"}, "separator"),
-        ({"format": "lists", "order": "timestamp"}, "order: got 'timestamp', expected 'file' or 'none'"),
         ({"format": "lists", "timestamp": "time"}, "timestamp: .* expected no such key here: it is one of format 'csv'"),
-        ({"min_user_events": 0}, "min_user_events"),
+        *(({"encoding": name}, "encoding: got .*, expected a text encoding that Python knows") for name in ("klingon", "hex", "utf\0")),
+        ({"quote": "é"}, "a quote of one ASCII character"),
+        ({"quote": "\n"}, "a quote of one ASCII character"),
+        ({"quote": "'", "separator": "'"}, "a separator without line end, quote"),
+        ({"quote": ","}, "another quote than ',', which separates fields by default, or a separator beside it"),
+        ({"quote": "\t"}, "another quote than '.t', which separates fields by default"),
     ],
 )
 def test_a_format_that_contradicts_itself_is_refused(options: dict[str, Any], message: str) -> None:

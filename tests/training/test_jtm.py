@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 from torch import Tensor
 
 from benchmarks.random_bundles import random_tree
@@ -27,7 +26,7 @@ from training.deep.jtm_samples import Samples, draw_samples
 from training.deep.scorers.model import NodeScorer, new_scorer
 from training.deep.topology import Topology
 from training.specification.log_format import Order
-from training.specification.scorers import ProductScorer
+from training.specification.networks import ProductScorer
 from training.trees.balanced import balanced_tree
 
 Rng = np.random.Generator
@@ -107,19 +106,6 @@ def test_weights_of_a_gap_are_the_sums_over_samples_and_levels(seed: int, scale:
         nodes = np.arange(first, stop)
         rows = log_p_SN[samples.target_S == item]
         assert_allclose(weight_IC[item, : len(nodes)], (rows[:, nodes] + rows[:, tree.parent[nodes]]).sum(0), rtol=1e-4, atol=1e-4)
-
-
-@given(seed=st.integers(0, 1 << 30))
-def test_the_ranks_of_a_softmax_rise_as_its_log_likelihood_does(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    tree = random_tree(rng, 4, 3)
-    model, samples = random_model(rng, tree), random_samples(rng, tree.item_count, 40)
-    learned = learn_tree(model, tree, samples, gap=2, gamma=0.5, likelihood="softmax")
-    log_p_SN = log_p(model, tree, samples, 0.5, "softmax")
-    for h in range(1, tree.height + 1):
-        log_p_SN[:, tree.level(h)] -= logsumexp(log_p_SN[:, tree.level(h)], axis=1, keepdims=True)
-    before, after = (along_paths(log_p_SN, tree, place.leaf_of_item, samples) for place in (tree, learned.tree))
-    assert learned.after - learned.before == pytest.approx(after - before, rel=1e-3, abs=1e-3)
 
 
 class Planted(torch.nn.Module):

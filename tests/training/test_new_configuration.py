@@ -1,11 +1,13 @@
-"""`python -m training new`: what a log looks like is found in it, said, and written as a configuration that trains."""
+"""`python -m training new`: what a log looks like is found in it, said, and written as a configuration that reads it and trains."""
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import tomllib
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,15 @@ import pytest
 
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
+from tests.training import text_logs
 from tests.training.commands import command
+from tests.training.text_logs import EXPECTED, MOMENT, lists, read
+from training.data.item_tables import item_table
+from training.data.log_values import BadRows
+from training.data.query_logs import read_log
 from training.new_configuration import write_configuration
+from training.specification.linear import LogData
+from training.specification.log_format import TextTable
 from training.specification.models import SPECIFICATION
 
 USERS, EVENTS, ITEMS = 40, 12, 30
@@ -39,10 +48,6 @@ def text(separator: str, events: Rows, header: str | None, time: Callable[[int],
     return "\n".join(([] if header is None else [header]) + lines) + "\n"
 
 
-def iso(at: int) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat()
-
-
 def written(log: Path, kind: str | None = None, **given: str) -> dict[str, Any]:
     """The configuration for a log, as it stands in the file."""
     roles = dict.fromkeys(("user", "item", "time", "query")) | given
@@ -50,42 +55,6 @@ def written(log: Path, kind: str | None = None, **given: str) -> dict[str, Any]:
     raw = tomllib.loads(file.read_text())
     SPECIFICATION.checked(raw)
     return raw
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "form"),
-    [
-        (
-            "clicks.csv",
-            text(",", rows(), "user_id,movieId,rating,timestamp"),
-            {"separator": ",", "header": True, "user": "user_id", "item": "movieId", "timestamp": "timestamp", "timestamp_type": "seconds"},
-        ),
-        (
-            "clicks.tsv",
-            text("\t", rows(), "Visitor\tProduct ID\trating\tbegin", iso),
-            {"separator": "\t", "user": "Visitor", "item": "Product ID", "timestamp": "begin", "timestamp_type": "datetime"},
-        ),
-        (
-            "clicks.txt",
-            text(";", rows(), "session;sku;rating;ts", lambda at: at + 0.5),
-            {"separator": ";", "user": "session", "item": "sku", "timestamp": "ts", "timestamp_type": "seconds"},
-        ),
-        (
-            "ratings.dat",
-            text("::", rows(), None),
-            {"separator": "::", "header": False, "user": 0, "item": 1, "timestamp": 3, "timestamp_type": "seconds"},
-        ),
-    ],
-)
-def test_a_table_is_known_by_its_separator_its_first_line_and_its_values(
-    tmp_path: Path, name: str, content: str, form: dict[str, object]
-) -> None:
-    (tmp_path / name).write_text(content)
-    raw = written(tmp_path / name)
-    assert raw["kind"] == "otm-sequence"
-    assert form.items() <= raw["data"]["format"].items()
-    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(content.encode()))
-    assert written(tmp_path / f"{name}.gz")["data"]["format"] == raw["data"]["format"]
 
 
 def test_a_user_a_line_are_lists(tmp_path: Path) -> None:
@@ -115,20 +84,14 @@ def test_parquet_has_names_and_types(tmp_path: Path, folder: bool) -> None:
     assert "timestamp" not in written(log, time="file")["data"]["format"]
 
 
-def test_texts_that_lead_to_items_are_learned_by_xr_linear(tmp_path: Path) -> None:
-    log = tmp_path / "searches.csv"
-    log.write_text("query,product\n" + "".join(f'"find {item}, please",{item}\n' for _, item, _ in rows()))
+@pytest.mark.parametrize("name", ["searches.csv", "searches.txt", "searches", "searches.log.gz"])
+def test_texts_that_lead_to_items_are_learned_by_xr_linear_whatever_the_name_of_their_log(tmp_path: Path, name: str) -> None:
+    log, content = tmp_path / name, ("query,product\n" + "".join(f'"find {item}, please",{item}\n' for _, item, _ in rows())).encode()
+    log.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     raw = written(log)
     assert (raw["kind"], raw["name"]) == ("xr-linear", "searches")
     assert raw["data"] == {"format": "log", "train": str(log), "query": "query", "item": "product"}
     assert written(log, kind="xreg")["kind"] == "xreg"
-
-
-@pytest.mark.parametrize("name", ["searches.txt", "searches", "searches.log.gz"])
-def test_a_log_of_texts_may_have_any_name(tmp_path: Path, name: str) -> None:
-    content = ("query,item\n" + "".join(f"find {item},{item}\n" for _, item, _ in rows())).encode()
-    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    assert written(tmp_path / name)["data"] == {"format": "log", "train": str(tmp_path / name), "query": "query", "item": "item"}
 
 
 def test_a_log_of_texts_keeps_its_separator_and_columns_that_are_not_used_are_named(tmp_path: Path) -> None:
@@ -264,6 +227,181 @@ def test_a_file_that_is_there_is_only_written_over_by_force(tmp_path: Path, monk
     assert command("new", "My clicks.csv", "--kind", "otm", "--force").status == 0
     assert 'kind = "otm"\n' in Path("my-clicks.toml").read_text()
     assert {path.name for path in tmp_path.iterdir()} == {"My clicks.csv", "my-clicks.toml"}
+
+
+# -- logs as they come out of other systems -----------------------------------------------------------------------------------
+
+
+def quoted() -> str:
+    file = io.StringIO()
+    writer = csv.writer(file, quoting=csv.QUOTE_ALL)
+    writer.writerow(["user", "item", "title", "timestamp"])
+    writer.writerows((user, item, f'The "best", part\nof {item}', at) for user, item, at in text_logs.ROWS)
+    return file.getvalue()
+
+
+def zoned(at: int) -> str:
+    return datetime.fromtimestamp(at, timezone(timedelta(hours=2))).isoformat()
+
+
+AWKWARD: dict[str, tuple[bytes, dict[str, Any], str]] = {
+    "a latin-1 CSV with semicolons and decimal commas": (
+        text_logs.text("user_id;item_id;Bewertung;Name", lambda user, item, at: f"{user};{item};{at % 5},5;Käse").encode("latin-1"),
+        {"encoding": "latin-1", "separator": ";", "decimal": ",", "user": "user_id", "item": "item_id"},
+        "# - decimal commas: by the values of column 'Bewertung'",
+    ),
+    "a UTF-16 TSV of a spreadsheet": (
+        text_logs.text(
+            "User\tItem\tTime", lambda *row: f"{row[0]}\t{row[1]}\t{datetime.fromtimestamp(row[2], UTC):%Y-%m-%d %H:%M:%S}", "\r\n"
+        ).encode("utf-16"),
+        {"encoding": "utf-16", "separator": "\t", "user": "User", "timestamp": "Time", "timestamp_type": "datetime"},
+        "# - encoding utf-16, by the bytes of the file",
+    ),
+    "ISO times with a zone": (
+        text_logs.text("user,item,begin", lambda user, item, at: f"{user},{item},{zoned(at)}").encode(),
+        {"timestamp": "begin", "timestamp_type": "datetime"},
+        "# - times: ISO 8601, by the values",
+    ),
+    "milliseconds": (
+        text_logs.text("user,item,ts", lambda user, item, at: f"{user},{item},{at * 1000 + 7}").encode(),
+        {"timestamp": "ts", "timestamp_type": "milliseconds"},
+        "# - times: milliseconds since 1970, by the values",
+    ),
+    "a header in another order and case": (
+        text_logs.text("Item;USER;Timestamp", lambda user, item, at: f"{item};{user};{at}").encode(),
+        {"separator": ";", "user": "USER", "item": "Item", "timestamp": "Timestamp", "timestamp_type": "seconds"},
+        "# - times: seconds since 1970",
+    ),
+    "a mark, quotes, separators and line ends in them": (
+        quoted().encode("utf-8-sig"),
+        {"user": "user", "timestamp": "timestamp", "timestamp_type": "seconds"},
+        "# - not used: column 'title'",
+    ),
+    "single quotes": (
+        text_logs.text("'user','item','title'", lambda user, item, at: f"'{user}','{item}','a, b'").encode(),
+        {"quote": "'", "user": "user", "item": "item"},
+        "# - quotes around fields: ', since fields fit so",
+    ),
+    "single quotes around every field, none with a separator": (
+        text_logs.text("'user','item'", lambda user, item, at: f"'{user}','{item}'").encode(),
+        {"quote": "'", "user": "user", "item": "item"},
+        "# - quotes around fields: ', since fields fit so",
+    ),
+    "single quotes below a header without, one doubled": (
+        text_logs.text("user,item,title", lambda user, item, at: f"{user},'{item}','it''s'").encode(),
+        {"quote": "'", "user": "user", "item": "item"},
+        "# - quotes around fields: ', since fields fit so",
+    ),
+    "apostrophes that are no quotes": (
+        text_logs.text("user,item,title", lambda user, item, at: f"{user},{item},'Til There Was You").encode(),
+        {"user": "user", "item": "item"},
+        "# - not used: column 'title'",
+    ),
+    "times of which some are unknown": (
+        text_logs.text("user,item,time", lambda user, item, at: f"{user},{item},{0 if at == MOMENT else at * 1000}").encode(),
+        {"timestamp": "time", "timestamp_type": "milliseconds"},
+        "# - times: milliseconds since 1970, by the values",
+    ),
+    "UTF-32 with a mark": (
+        text_logs.text("user,item,time", lambda *row: f"{row[0]},{row[1]},{row[2]}").encode("utf-32"),
+        {"encoding": "utf-32", "timestamp": "time", "timestamp_type": "seconds"},
+        "# - encoding utf-32, by the bytes of the file",
+    ),
+    "names of other words, and fractions of seconds": (
+        text_logs.text("session;sku;rating;ts", lambda user, item, at: f"{user};{item};4.5;{at + 0.5}").encode(),
+        {"separator": ";", "user": "session", "item": "sku", "timestamp": "ts", "timestamp_type": "seconds"},
+        "# - times: seconds since 1970",
+    ),
+    "columns that no line names": (
+        "".join(f"{user}::{item}::4.5::{at}\n" for user, item, at in text_logs.ROWS).encode(),
+        {"separator": "::", "header": False, "user": 0, "item": 1, "timestamp": 3, "timestamp_type": "seconds"},
+        "# - user: column 0, by its position, since no line names the columns",
+    ),
+    "quotes that are plain characters": (
+        text_logs.text("user\titem\ttitle", lambda user, item, at: f"{user}\t{item}\t{'' if at % 2 else chr(34)}x").encode(),
+        {"quote": "", "user": "user", "item": "item"},
+        "# - quotes around fields: none, since fields fit so",
+    ),
+}
+
+
+def new(log: Path) -> tuple[dict[str, Any], str]:
+    """The configuration that `new` writes, and the file's text."""
+    return written(log), log.with_name("new.toml").read_text()
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+@pytest.mark.parametrize("zipped", [False, True])
+def test_new_finds_out_what_a_log_looks_like_and_the_log_is_read_so(tmp_path: Path, name: str, zipped: bool) -> None:
+    content, form, said = AWKWARD[name]
+    log = tmp_path / ("log.csv.gz" if zipped else "log.csv")
+    log.write_bytes(gzip.compress(content) if zipped else content)
+    raw, written = new(log)
+    found = raw["data"]["format"]
+    assert form.items() <= found.items()
+    assert said in written
+    assert not {"encoding", "quote", "decimal", "bad_rows"} & (found.keys() - form.keys()), "defaults are not written"
+    assert lists(read(log, **found)) == EXPECTED
+
+
+def broken(every: int, rows: int = 200) -> bytes:
+    """One row in `every` is broken, in four ways."""
+    wrong = [b"u1,i3", b"u1,,1700000000", b"u1,i3,soon", b"u1,\xe9,1700000000"]
+    lines = [f"u{row % 9},é{row % 5},{MOMENT + row}".encode() for row in range(rows)]
+    for place, row in enumerate(range(every - 1, rows, every)):
+        lines[row] = wrong[place % 4]
+    return b"user,item,timestamp\n" + b"\n".join(lines) + b"\n"
+
+
+def test_new_leaves_out_the_rows_of_a_damaged_log_and_counts_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "log.csv").write_bytes(broken(50))
+    raw, written = new(tmp_path / "log.csv")
+    assert raw["data"]["format"]["bad_rows"] == "skip"
+    counts = "wrong number of fields: 1, not utf-8: 1, no item: 1, unreadable timestamp: 1"
+    assert f"# - rows that cannot be read are left out, {counts}; without data.format.bad_rows the first one ends" in written
+    assert f"4 rows were left out: {counts}; 196 rows were read" in caplog.messages
+
+
+@pytest.mark.parametrize(("every", "is_read"), [(20, True), (18, False)])
+def test_a_log_with_more_than_a_twentieth_of_broken_rows_is_refused_by_new(tmp_path: Path, every: int, is_read: bool) -> None:
+    (tmp_path / "log.csv").write_bytes(broken(every))
+    if is_read:
+        assert new(tmp_path / "log.csv")[0]["data"]["format"]["bad_rows"] == "skip"
+    else:
+        with pytest.raises(InvalidData, match=r"log\.csv: line 19"):
+            new(tmp_path / "log.csv")
+
+
+def test_a_log_of_texts_has_the_same_options(tmp_path: Path) -> None:
+    log = tmp_path / "searches.csv"
+    log.write_bytes(
+        "".join(["query;item;Wert\n", *(f"größe {item};{item};0,5\n" for _, item, _ in text_logs.ROWS), ";x;1\n"]).encode("cp1252")
+    )
+    raw, _ = new(log)
+    form = {"encoding": "latin-1", "separator": ";", "decimal": ",", "bad_rows": "skip"}
+    assert raw["data"] == {"format": "log", "train": str(log), "query": "query", "item": "item"} | form
+    data = LogData.model_validate(raw["data"] | {"weight": "WERT"})
+    bad_rows = BadRows("skip", "data")
+    frame = read_log(log, "query", "item", data.numbers, data, bad_rows)
+    assert (frame["query"][0], set(frame["weight"]), dict(bad_rows.counts)) == ("größe i0", {0.5}, {"wrong query": 1})
+    log.write_text("query,item,weight\na,x,1\nb,y,many\n,z,1\na,x\n")
+    data = LogData(format="log", train=log, weight="weight", bad_rows="skip")
+    bad_rows = BadRows("skip", "data")
+    with pytest.raises(InvalidData, match=r"data.bad_rows: got '3 of 4 rows left out"):
+        read_log(log, "query", "item", data.numbers, data, bad_rows)
+
+
+def test_an_item_table_has_the_same_options(tmp_path: Path) -> None:
+    file = tmp_path / "items.csv"
+    file.write_bytes("Titel;ID;Preis\nKäse;1;2,5\nBrot;2;3\nleer\nMüsli;4;1,25\n".encode("latin-1"))
+    ids = pa.array(["1", "2", "4"])
+    with pytest.raises(
+        InvalidData, match=r"items.csv: line 4: got 'leer', expected 3 fields, not 1; data\.items_format\.bad_rows = .skip."
+    ):
+        item_table(file, ids, TextTable(encoding="latin-1", separator=";"))
+    table = item_table(file, ids, TextTable(encoding="latin-1", separator=";", decimal=",", bad_rows="skip")).to_table()
+    assert table.column("id").to_pylist() == ["1", "2", "4"]
+    assert (table.column("Titel").to_pylist(), table.column("Preis").to_pylist()) == (["Käse", "Brot", "Müsli"], [2.5, 3.0, 1.25])
 
 
 @pytest.mark.slow

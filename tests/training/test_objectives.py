@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -23,9 +23,8 @@ from torch import Tensor
 
 import training.deep.objectives.otm as otm_module
 import training.deep.objectives.tdm as tdm_module
-from benchmarks.papers.otm.regret import regret_at_m
 from benchmarks.random_bundles import Rng, random_tree
-from espalier.tree import EMPTY_LEAF, Tree, complete_tree
+from espalier.tree import Tree, complete_tree
 from training.deep.beam import search_states
 from training.deep.objectives.levels import DENSE, draw_items, draw_nodes, drawn_sets
 from training.deep.objectives.otm import otm_loss, otm_no_bs_loss, otm_no_optest_loss, pseudo_targets
@@ -144,17 +143,6 @@ def followed(tree: Tree, logits: list[float], beam_size: int, gamma: float, whol
     return levels
 
 
-Terms = list[tuple[int, int, int]]
-"""(query, node, label) of every term of a loss, repeats as often as they count."""
-
-
-def cross_entropy(terms: Terms, logits_BN: Tensor, batch: int) -> Tensor:
-    """Σ z·log(1+e^{−g}) + (1−z)·log(1+e^{g}) over the terms, ÷ instances; in double precision."""
-    wide_BN = logits_BN.double()
-    losses = [torch.log1p(torch.exp(-wide_BN[b, n] if label else wide_BN[b, n])) for b, n, label in terms]
-    return torch.stack([wide_BN.sum() * 0, *losses]).sum() / batch
-
-
 # -- topology -----------------------------------------------------------------------------------------------------------
 
 
@@ -237,28 +225,69 @@ def test_pseudo_targets_equal_the_expansion_of_the_whole_tree(shape: Shape, inte
 Loss = Callable[[NodeScorer, Topology, Tensor, Tensor, Any, torch.Generator], Tensor]
 
 
-def check_loss(
-    loss: Loss, model: NodeScorer, tree: Tree, query: Tensor, target_BP: Tensor, config: Objective, terms: Callable[[Tensor], Terms]
-) -> None:
-    """The value and every gradient equal those of the terms, whose nodes and labels are plain numbers."""
-    generator = torch.Generator().manual_seed(1)
-    got = loss(model, Topology(tree, CPU), query, target_BP, config, generator)
-    got.backward()
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+class Asked(NamedTuple):
+    """A query: its targets, the logits of all nodes, and the nodes that were drawn for it on each level."""
+
+    tree: Tree
+    leaves: set[int]
+    logits: list[float]
+    drawn: dict[int, list[int]]
+
+    def of_targets(self) -> list[int]:
+        return marked(self.tree, self.leaves)
+
+    def of_best_children(self) -> list[int]:
+        return expanded(self.tree, self.leaves, self.logits)
+
+
+Terms = Callable[[Asked], list[tuple[int, int]]]
+"""(node, label) of every term of a query's loss, repeats as often as they count."""
+
+
+def value_and_gradients(loss: Tensor, model: NodeScorer) -> tuple[float, dict[str, Tensor | None]]:
     model.zero_grad(set_to_none=True)
+    loss.backward()
+    return loss.item(), {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def assert_alike(got: tuple[float, dict[str, Tensor | None]], expected: tuple[float, dict[str, Tensor | None]]) -> None:
+    assert_allclose(got[0], expected[0], rtol=1e-4, atol=1e-5)
+    for name, gradient in expected[1].items():
+        found = got[1][name]
+        assert (found is None) == (gradient is None), name
+        if found is not None and gradient is not None:
+            assert_allclose(found, gradient, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def problem(shape: Shape) -> tuple[Tree, Tensor, NodeScorer, Tensor]:
+    """A tree, targets, and one of the two models with its queries."""
+    rng, tree = tree_of(shape)
+    target_BP = targets_of(rng, tree, shape)
+    make = linear_model if rng.random() < 0.5 else history_model
+    return tree, target_BP, *make(rng, tree, shape["batch"])
+
+
+def check_loss(loss: Loss, shape: Shape, config: Objective, terms: Terms, first_targets: int | None = None) -> None:
+    """The value and every gradient are those of Σ z·log(1+e^{−g}) + (1−z)·log(1+e^{g}) over the terms, ÷ instances."""
+    tree, target_BP, model, query = problem(shape)
+    drawn: dict[int, list[list[int]]] = {}
+
+    def noted(topology: Topology, h: int, batch: int, count: int, generator: torch.Generator) -> Tensor:
+        nodes_BC = draw_nodes(topology, h, batch, count, generator)
+        drawn[h] = nodes_BC.tolist()
+        return nodes_BC
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (otm_module, tdm_module):
+            patch.setattr(module, "draw_nodes", noted)
+        got = value_and_gradients(loss(model, Topology(tree, CPU), query, target_BP, config, torch.Generator().manual_seed(1)), model)
     logits_BN = all_logits(model, tree, query)
-    expected = cross_entropy(terms(logits_BN.detach()), logits_BN, len(target_BP))
-    expected.backward()
-    assert_allclose(got.item(), expected.item(), rtol=1e-4)
-    for name, parameter in model.named_parameters():
-        gradient = gradients[name]
-        assert (gradient is None) == (parameter.grad is None), name
-        if gradient is not None and parameter.grad is not None:
-            assert_allclose(gradient, parameter.grad, rtol=1e-3, atol=1e-4, err_msg=name)
-
-
-def some_model(rng: Rng, tree: Tree, batch: int) -> tuple[NodeScorer, Tensor]:
-    return linear_model(rng, tree, batch) if rng.random() < 0.5 else history_model(rng, tree, batch)
+    wide_BN, losses = logits_BN.double(), []
+    for b, logits in enumerate(logits_BN.tolist()):
+        asked = Asked(tree, leaves_of(tree, target_BP[:, :first_targets], b), logits, {h: nodes[b] for h, nodes in drawn.items()})
+        losses += [torch.log1p(torch.exp(-wide_BN[b, n] if label else wide_BN[b, n])) for n, label in terms(asked)]
+    expected = torch.stack([wide_BN.sum() * 0, *losses]).sum() / len(target_BP)
+    assert_alike(got, value_and_gradients(expected, model))
 
 
 @pytest.mark.parametrize("optimal", [True, False])
@@ -267,116 +296,62 @@ def test_otm_is_the_cross_entropy_of_the_beams_candidates_with_pseudo_targets_or
     optimal: bool, shape: Shape, beam_size: int, gamma: float
 ) -> None:
     """Eq. 16; labels and beam are constants, so gradients flow through the candidates' logits only."""
-    rng, tree = tree_of(shape)
-    target_BP = targets_of(rng, tree, shape)
-    model, query = some_model(rng, tree, shape["batch"])
 
-    def terms(logits_BN: Tensor) -> Terms:
-        found: Terms = []
-        for b, logits in enumerate(logits_BN.tolist()):
-            leaves = leaves_of(tree, target_BP, b)
-            z = expanded(tree, leaves, logits) if optimal else marked(tree, leaves)
-            found += [(b, node, z[node]) for level in followed(tree, logits, beam_size, gamma) for node in level]
-        return found
+    def terms(asked: Asked) -> list[tuple[int, int]]:
+        z = asked.of_best_children() if optimal else asked.of_targets()
+        return [(node, z[node]) for level in followed(asked.tree, asked.logits, beam_size, gamma) for node in level]
 
-    loss = otm_loss if optimal else otm_no_optest_loss
-    check_loss(loss, model, tree, query, target_BP, OtmObjective(beam_size=beam_size, gamma=gamma), terms)
+    check_loss(otm_loss if optimal else otm_no_optest_loss, shape, OtmObjective(beam_size=beam_size, gamma=gamma), terms)
 
 
 @given(shapes, st.integers(1, 5), st.integers(1, 6))
 def test_otm_counts_random_nodes_with_their_pseudo_targets(shape: Shape, beam_size: int, random_nodes: int) -> None:
-    rng, tree = tree_of(shape | {"ragged": False})
-    target_BP = targets_of(rng, tree, shape)
-    model, query = some_model(rng, tree, shape["batch"])
-    drawn: dict[int, list[list[int]]] = {}
-
-    def record(topology: Topology, h: int, batch: int, count: int, generator: torch.Generator) -> Tensor:
-        assert count == random_nodes
-        nodes_BC = draw_nodes(topology, h, batch, count, generator)
-        drawn[h] = nodes_BC.tolist()
-        return nodes_BC
-
-    def terms(logits_BN: Tensor) -> Terms:
-        found: Terms = []
-        for b, logits in enumerate(logits_BN.tolist()):
-            z = expanded(tree, leaves_of(tree, target_BP, b), logits)
-            for h, level in enumerate(followed(tree, logits, beam_size, 0), start=1):
-                unpruned = h == 1 or beam_size >= tree.level_size(h - 1)  # then the whole level is there already
-                extra = [] if unpruned else [node for node in drawn[h][b] if tree.items_below[node]]
-                found += [(b, node, z[node]) for node in [*level, *extra]]
+    def terms(asked: Asked) -> list[tuple[int, int]]:
+        z, tree, found = asked.of_best_children(), asked.tree, []
+        for h, level in enumerate(followed(tree, asked.logits, beam_size, 0), start=1):
+            unpruned = h == 1 or beam_size >= tree.level_size(h - 1)  # then the whole level is there already
+            extra = [] if unpruned else [node for node in asked.drawn[h] if tree.items_below[node]]
+            assert unpruned or len(asked.drawn[h]) == min(random_nodes, tree.level_size(h))
+            found += [(node, z[node]) for node in [*level, *extra]]
         return found
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(otm_module, "draw_nodes", record)
-        config = OtmObjective(beam_size=beam_size, random_nodes=random_nodes)
-        check_loss(otm_loss, model, tree, query, target_BP, config, terms)
+    check_loss(otm_loss, shape | {"ragged": False}, OtmObjective(beam_size=beam_size, random_nodes=random_nodes), terms)
 
 
 @given(shapes, st.integers(1, 40), st.sampled_from([0.3, 1.0]))
 def test_tdm_is_the_cross_entropy_of_ancestors_and_drawn_negatives(shape: Shape, negatives: int, decay: float) -> None:
-    rng, tree = tree_of(shape)
-    target_BP = targets_of(rng, tree, shape)
-    model, query = some_model(rng, tree, shape["batch"])
-    config = TdmObjective(negatives=negatives, negative_decay=decay)
-    drawn: dict[int, list[list[int]]] = {}
-
-    def record(topology: Topology, h: int, batch: int, count: int, generator: torch.Generator) -> Tensor:
-        assert count == max(8, round(negatives * decay ** (tree.height - h)))
-        nodes_BC = draw_nodes(topology, h, batch, count, generator)
-        drawn[h] = nodes_BC.tolist()
-        return nodes_BC
-
-    def terms(_: Tensor) -> Terms:
-        found: Terms = []
-        for b in range(len(target_BP)):
-            z = marked(tree, leaves_of(tree, target_BP, b))
-            for h in range(1, tree.height + 1):
-                found += [(b, node, 1) for node in tree.level(h) if z[node]]
-                found += [(b, node, 0) for node in drawn[h][b] if not z[node]]
+    def terms(asked: Asked) -> list[tuple[int, int]]:
+        z, tree, found = asked.of_targets(), asked.tree, []
+        for h in range(1, tree.height + 1):
+            count = max(8, round(negatives * decay ** (tree.height - h)))
+            assert len(asked.drawn[h]) == min(count, tree.level_size(h))
+            found += [(node, 1) for node in tree.level(h) if z[node]]
+            found += [(node, 0) for node in asked.drawn[h] if not z[node]]
         return found
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tdm_module, "draw_nodes", record)
-        check_loss(tdm_loss, model, tree, query, target_BP, config, terms)
+    check_loss(tdm_loss, shape, TdmObjective(negatives=negatives, negative_decay=decay), terms)
 
 
-@pytest.mark.parametrize(("loss", "targets"), [(plt_loss, None), (hsm_loss, 1)])
+@pytest.mark.parametrize(("loss", "first_targets"), [(plt_loss, None), (hsm_loss, 1)])
 @given(shape=shapes)
 def test_plt_is_the_cross_entropy_of_the_children_of_positives_and_hsm_that_of_the_first_target(
-    loss: Loss, targets: int | None, shape: Shape
+    loss: Loss, first_targets: int | None, shape: Shape
 ) -> None:
-    rng, tree = tree_of(shape)
-    target_BP = targets_of(rng, tree, shape)
-    target_BP[0, 0] = 0  # at least one term
-    model, query = some_model(rng, tree, shape["batch"])
+    def terms(asked: Asked) -> list[tuple[int, int]]:
+        z = asked.of_targets()
+        return [(child, z[child]) for node in range(asked.tree.leaf_offset) if z[node] for child in children_of(asked.tree, node)]
 
-    def terms(_: Tensor) -> Terms:
-        found: Terms = []
-        for b in range(len(target_BP)):
-            z = marked(tree, leaves_of(tree, target_BP[:, :targets], b))
-            found += [(b, child, z[child]) for node in range(tree.leaf_offset) if z[node] for child in children_of(tree, node)]
-        return found
-
-    check_loss(loss, model, tree, query, target_BP, PathObjective(), terms)
+    check_loss(loss, shape, PathObjective(), terms, first_targets)
 
 
 @given(shapes, st.integers(1, 6))
 def test_otm_without_beam_search_labels_random_nodes_with_pseudo_targets(shape: Shape, beam_size: int) -> None:
-    rng, tree = tree_of(shape)
-    target_BP = targets_of(rng, tree, shape)
-    model, query = some_model(rng, tree, shape["batch"])
-    config = SampledObjective(beam_size=beam_size)
+    def terms(asked: Asked) -> list[tuple[int, int]]:
+        z, tree = asked.of_best_children(), asked.tree
+        assert all(len(nodes) == min(2 * beam_size, tree.level_size(h)) for h, nodes in asked.drawn.items())
+        return [(node, z[node]) for nodes in asked.drawn.values() for node in nodes if tree.items_below[node]]
 
-    def terms(logits_BN: Tensor) -> Terms:
-        generator, found = torch.Generator().manual_seed(1), []
-        for h in range(1, tree.height + 1):
-            nodes_BC = draw_nodes(Topology(tree, CPU), h, shape["batch"], 2 * beam_size, generator).tolist()
-            for b, logits in enumerate(logits_BN.tolist()):
-                z = expanded(tree, leaves_of(tree, target_BP, b), logits)
-                found += [(b, node, z[node]) for node in nodes_BC[b] if tree.items_below[node]]
-        return found
-
-    check_loss(otm_no_bs_loss, model, tree, query, target_BP, config, terms)
+    check_loss(otm_no_bs_loss, shape, SampledObjective(beam_size=beam_size), terms)
 
 
 @given(shapes, st.integers(1, 12), st.sampled_from([0.0, 0.7]), st.integers(1, 6), st.integers(0, 4))
@@ -384,19 +359,14 @@ def test_otm_robust_is_the_softmax_of_levels_whose_unvisited_rest_is_estimated(
     shape: Shape, beam_size: int, gamma: float, random_nodes: int, whole: int
 ) -> None:
     """Equal to the docstring's formula, node by node; visited nodes count once, a random one as often as its odds demand."""
-    rng, tree = tree_of(shape)
-    target_BP = targets_of(rng, tree, shape)
-    model, query = some_model(rng, tree, shape["batch"])
+    tree, target_BP, model, query = problem(shape)
     config = RobustObjective(beam_size=beam_size, gamma=gamma, random_nodes=random_nodes, level_decay=0.8)
     topology = Topology(tree, CPU)
     whole = min(whole, tree.height) if isinstance(model.head, ProductHead) else 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("training.deep.objectives.otm_robust.last_whole_level", lambda *_: whole)
-        got = otm_robust_loss(model, topology, query, target_BP, config, torch.Generator().manual_seed(1))
-    got.backward()
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    model.zero_grad(set_to_none=True)
-
+        loss = otm_robust_loss(model, topology, query, target_BP, config, torch.Generator().manual_seed(1))
+    got = value_and_gradients(loss, model)
     drawn_BR = draw_items(topology, shape["batch"], random_nodes, torch.Generator().manual_seed(1)).tolist()
     logits_BN = all_logits(model, tree, query).double()
     losses = []
@@ -415,12 +385,7 @@ def test_otm_robust_is_the_softmax_of_levels_whose_unvisited_rest_is_estimated(
             weight = 0.8 ** (tree.height - h) / len(hits) if hits else 0
             losses += [(torch.stack(terms).sum().log() - rank[node]) * weight for node in hits]
     expected = torch.stack([logits_BN.sum() * 0, *losses]).sum() / shape["batch"]
-    assert_allclose(got.item(), expected.item(), rtol=1e-4, atol=1e-5)
-    expected.backward()
-    for name, parameter in model.named_parameters():
-        gradient = gradients[name]
-        if gradient is not None and parameter.grad is not None:
-            assert_allclose(gradient, parameter.grad, rtol=1e-3, atol=1e-4, err_msg=name)
+    assert_alike(got, value_and_gradients(expected, model))
 
 
 def test_levels_are_scored_whole_up_to_a_multiple_of_what_an_instance_would_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -463,32 +428,6 @@ def scored_by_hand(scores_BN: NDArray[Any]) -> tuple[NodeScorer, Tensor]:
     model = NodeScorer(nodes, batch + 1, VectorEncoder(batch), ProductHead(batch, batch + 1, None), 1.0)
     model.node_rows.data = torch.from_numpy(np.concatenate([scores_BN.T, np.zeros((nodes, 1))], 1).astype(np.float32))
     return model, torch.eye(batch)
-
-
-def bottom_up(tree: Tree, eta_BI: NDArray[Any], combine: Callable[..., Any], empty: float) -> NDArray[Any]:
-    """[B, N]: a leaf has its item's η, an empty one `empty`, an inner node what `combine` makes of its children."""
-    score_BN = np.full((len(eta_BI), tree.node_count), empty)
-    held = tree.leaf_item != EMPTY_LEAF
-    score_BN[:, tree.leaf_offset :][:, held] = eta_BI[:, tree.leaf_item[held]]
-    for node in reversed(range(tree.leaf_offset)):
-        score_BN[:, node] = combine(score_BN[:, tree.first_child[node] : tree.first_child[node + 1]], axis=1)
-    return score_BN
-
-
-def regrets(tree: Tree, eta_BI: NDArray[Any], scores_BN: NDArray[Any], k: int) -> NDArray[np.float64]:
-    model, query = scored_by_hand(scores_BN)
-    rows_BM, _ = search_states(model, Topology(tree, CPU), model.state(query), k, k, 0.0)
-    return regret_at_m(eta_BI, rows_BM.numpy(), k)
-
-
-@given(shapes)
-def test_the_best_target_below_as_the_score_of_a_node_has_no_regret(shape: Shape) -> None:
-    """Proposition 1 (Eq. 9), for every k = m."""
-    rng, tree = tree_of(shape)
-    eta_BI = rng.random((shape["batch"], tree.item_count), np.float32).astype(np.float64)
-    scores_BN = bottom_up(tree, eta_BI, np.max, -1.0)
-    for k in sorted({1, 2, 3, 5, 8, tree.item_count, *rng.integers(1, tree.item_count + 1, 3).tolist()}):
-        assert regrets(tree, eta_BI, scores_BN, k).max() < 1e-12
 
 
 def test_the_training_beam_takes_the_lower_node_of_a_tie() -> None:

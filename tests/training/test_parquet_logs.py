@@ -16,28 +16,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from espalier.errors import InvalidData
+from tests.training.text_logs import lists, read
 from training.data import grouping
-from training.data.interactions import Interactions, read_interactions
+from training.data.interactions import read_interactions
 from training.data.parquet_logs import is_parquet
 from training.data.vocabulary import Vocabulary
 from training.specification.log_format import LOG_FORMAT
 
-TIMED = {"timestamp": "time", "order": "timestamp"}
+TIMED: dict[str, Any] = {"timestamp": "time", "order": "timestamp"}
 
 
 def write(file: Path, row_group_size: int = 1 << 20, **columns: Any) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns), file, row_group_size=row_group_size)
     return file
-
-
-def read(path: Path, **options: Any) -> Interactions:
-    return read_interactions(path, LOG_FORMAT.checked({"min_user_events": 1, **options}), path.parent / "work")
-
-
-def lists(log: Interactions) -> dict[str, list[str]]:
-    items = log.item_ids.to_pylist()
-    return {name: [items[row] for row in log.of(user)] for user, name in enumerate(log.user_ids.to_pylist())}
 
 
 def refused(path: Path, **options: Any) -> InvalidData:
@@ -63,11 +55,6 @@ def test_parquet_is_known_by_its_first_bytes_whatever_the_format_says_of_text(tm
     if name.endswith(".gz"):
         (tmp_path / name).write_bytes(gzip.compress((tmp_path / name).read_bytes()))
     assert lists(read(tmp_path / name, separator="\t", **TIMED)) == {"u": ["a"]}
-
-
-def test_a_name_of_parquet_is_refused_where_the_file_is_text(tmp_path: Path) -> None:
-    (tmp_path / "log.parquet").write_text("user,item\nu,a\n")
-    assert "a Parquet file" in str(refused(tmp_path / "log.parquet"))
 
 
 def test_a_column_may_be_in_the_path(tmp_path: Path) -> None:
@@ -181,7 +168,7 @@ def test_the_fingerprint_of_a_folder_follows_names_and_contents(tmp_path: Path) 
 def test_a_folder_is_read_as_the_same_log_in_text(
     tmp_path: Path, events: list[tuple[int, int, int]], cuts: list[int], timed: bool, unique: bool, chunk: int
 ) -> None:
-    options = (TIMED if timed else {}) | {"unique": unique}
+    options: dict[str, Any] = (TIMED if timed else {}) | {"unique": unique}
     text = tmp_path / "log.csv"
     text.write_text("user,item,time\n" + "".join(f"{u},{i},{t}\n" for u, i, t in events))
     folder = tmp_path / "log"
@@ -240,15 +227,6 @@ def test_times_with_a_zone_are_read_from_texts_of_every_type(tmp_path: Path, kin
     times = pa.array(["2024-01-02T00:00:00Z", "2024-01-01T00:00:00Z"]).cast(kind)
     write(tmp_path / "log.parquet", user=["u", "u"], item=["late", "early"], time=times)
     assert lists(read(tmp_path / "log.parquet", **TIMED, timestamp_type="datetime")) == {"u": ["early", "late"]}
-
-
-def test_a_file_whose_texts_have_a_zone_where_those_of_the_first_have_none_is_named(tmp_path: Path) -> None:
-    write(tmp_path / "log" / "a", user=pa.array([], pa.string()), item=pa.array([], pa.string()), time=pa.array([], pa.string()))
-    write(tmp_path / "log" / "b", user=["u", "u"], item=["a", "b"], time=["2024-01-02", "2024-01-03T00:00:00"])
-    write(tmp_path / "log" / "c", user=["u", "u"], item=["c", "d"], time=["2024-01-01", "2024-01-01T00:00:00Z"])
-    error = refused(tmp_path / "log", timestamp_type="datetime", **TIMED)
-    assert error.field == "log/c: row group 1, row 2, column timestamp"
-    assert "without a zone, as the log's first" in str(error)
 
 
 def test_text_that_begins_as_parquet_does_is_text(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from numpy.testing import assert_allclose
 from torch import Tensor, nn
 
-from training.deep.averaging import AVERAGE_EVERY, averaged_over, share_kept
+from training.deep.optimiser import AVERAGE_EVERY, averaged_over, share_kept
 from training.deep.row_adam import RowAdam
 from training.deep.scorers.row_table import RowTable
 

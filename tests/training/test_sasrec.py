@@ -23,8 +23,7 @@ from training.baselines import sasrec
 from training.baselines.methods import METHODS
 from training.baselines.popularity import fit_popularity
 from training.baselines.sasrec import fit_sasrec, grid
-from training.baselines.sasrec_model import SasRecConfig
-from training.baselines.sasrec_training import Training, start_table
+from training.baselines.sasrec_model import SasRecConfig, Training, start_table
 from training.data.splits import EvaluationPair, Split
 from training.deep.scorers.transformer import Dropout, SequenceEncoder
 from training.deep.sequence import blocked_softmax

@@ -28,8 +28,7 @@ from training.deep.sequence.level_softmax import level_softmax_loss
 from training.deep.sequence.places import _drawn, trained_places
 from training.deep.sequence.rules import dropout_of, epochs_of, nearness_of, steps_of
 from training.deep.topology import Topology
-from training.specification.scorers import ProductScorer
-from training.specification.sequence import SequenceScorer
+from training.specification.networks import ProductScorer, SequenceScorer
 from training.trees.balanced import random_tree
 
 ITEMS, WIDTH = 21, 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,27 +17,22 @@ from espalier.engines import open_engine
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
-from espalier.tree import Tree
 from tests.training.content_logs import KINDS, SIZE, write_log
+from tests.training.runs import Begun, begun, weights
 from training.data.csr import as_matrix
 from training.data.interactions import Interactions
 from training.data.user_item_matrix import events_of_items
-from training.deep.first_model import build_model, popularity_biases
-from training.deep.fit import fit, steps_of
-from training.deep.prepare import Prepared, build_tree, prepare
+from training.deep.first_model import popularity_biases
 from training.deep.run import fit_and_export
-from training.deep.scorers.lookup import lookup
-from training.deep.scorers.model import NodeScorer
+from training.deep.scorers.row_table import lookup
 from training.deep.scorers.sequence import SequenceQuery
 from training.deep.sequence.batches import SequenceBatch
 from training.deep.sequence.places import Places, trained_places
-from training.deep.sequence.rules import with_rules
 from training.deep.sequence.steps import SequenceSteps
-from training.deep.topology import Topology
 from training.deep.validation import search_pairs, validation_pairs
 from training.evaluate import evaluate
 from training.held_out import held_out_log
-from training.specification.deep import DeepConfig, SequenceConfig
+from training.specification.deep import DeepConfig
 from training.specification.models import config_of, deep_config
 
 CPU = torch.device("cpu")
@@ -80,13 +75,6 @@ def settings(log: Path, **sections: dict[str, Any]) -> dict[str, Any]:
     return plain | {name: plain.get(name, {}) | section for name, section in sections.items()}
 
 
-def ready(raw: dict[str, Any], work: Path) -> tuple[DeepConfig, Prepared]:
-    work.mkdir(exist_ok=True)
-    config = deep_config(raw)
-    prepared = prepare(config, None, work)
-    return with_rules(config, prepared), prepared
-
-
 @pytest.fixture(scope="module")
 def bundle(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     trained = fit_and_export(deep_config(settings(log)), None, tmp_path_factory.mktemp("models") / "planted" / "1", CPU, resume=False)
@@ -122,27 +110,21 @@ def test_the_bundle_says_what_it_reads_and_a_query_without_history_has_an_answer
 
 
 def test_every_part_of_a_row_starts_from_the_same_embeddings_and_the_popularity_of_what_is_below(log: Path, tmp_path: Path) -> None:
-    config, prepared = ready(settings(log, scorer={"init": "embeddings", "node_dim": 16}), tmp_path / "log")
-    tree = build_tree(config, prepared)
-    model = build_model(config, tree, prepared)
-    assert isinstance(model.encoder, SequenceQuery)
-    first, second = (model.node_rows.detach()[:, part.columns] for part in model.encoder.each)
+    run = begun(settings(log, scorer={"init": "embeddings", "node_dim": 16}), tmp_path / "log")
+    assert isinstance(run.model.encoder, SequenceQuery)
+    first, second = (run.model.node_rows.detach()[:, part.columns] for part in run.model.encoder.each)
     assert first.shape[1] == 8
     assert_array_equal(first, second)
     assert first[:, :-1].abs().max() > 0
-    events_I = events_of_items(prepared.interactions, prepared.split.train)
-    assert_allclose(first[:, -1], popularity_biases(tree, events_I, config.objective.gamma), rtol=1e-6)
+    events_I = events_of_items(run.prepared.interactions, run.prepared.split.train)
+    assert_allclose(first[:, -1], popularity_biases(run.tree, events_I, run.config.objective.gamma), rtol=1e-6)
 
 
 # -- a run is a function of its configuration -----------------------------------------------------------------------------
 
 
-def weights(model: torch.nn.Module) -> dict[str, np.ndarray]:
-    return {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
-
-
 def test_length_and_places_come_from_the_log_unless_they_are_configured(log: Path, tmp_path: Path) -> None:
-    config, _ = ready(settings(log, scorer={"length": "auto", "dropout": "auto"}, optimiser={"places": "auto"}), tmp_path / "log")
+    config = begun(settings(log, scorer={"length": "auto", "dropout": "auto"}, optimiser={"places": "auto"}), tmp_path / "log").config
     assert (config.history_length, config.optimiser.model_dump()["places"]) == (50, 1024)
     assert config.scorer.model_dump()["dropout"] == 0.5, "some 40 events an item"
     with pytest.raises(InvalidConfig, match=r"scorer\.length"):
@@ -150,9 +132,8 @@ def test_length_and_places_come_from_the_log_unless_they_are_configured(log: Pat
 
 
 def test_a_loss_that_is_not_finite_ends_training_with_advice(log: Path, tmp_path: Path) -> None:
-    config, prepared = ready(settings(log, optimiser={"learning_rate": 1e30, "warm_steps": 0}), tmp_path / "log")
     with pytest.raises(FloatingPointError, match=r"lower optimiser\.learning_rate"):
-        fit(config, prepared, build_tree(config, prepared), CPU, tmp_path, resume=False)
+        begun(settings(log, optimiser={"learning_rate": 1e30, "warm_steps": 0}), tmp_path / "log").fit(tmp_path)
 
 
 # -- rules and earlier models ---------------------------------------------------------------------------------------------
@@ -162,14 +143,14 @@ def test_a_loss_that_is_not_finite_ends_training_with_advice(log: Path, tmp_path
 def test_training_goes_on_from_a_bundle(log: Path, bundle: Bundle, tmp_path: Path, tree: str) -> None:
     raw = settings(log, tree={"kind": tree, "branching": 3}, scorer={"init": "earlier"}, optimiser={"steps": 1, "learning_rate": 1e-9})
     raw["earlier_model"] = str(bundle.path)
-    config, prepared = ready(raw, tmp_path / "log")
-    made = build_tree(config, prepared)
-    model = fit(config, prepared, made, CPU, tmp_path, resume=False)
+    run = begun(raw, tmp_path / "log")
+    model = run.fit(tmp_path)
     before = bundle.weights()
     assert before.keys() == {name for name, _ in model.named_parameters()} - {"node_rows"}
     for name, array in before.items():
         assert_allclose(weights(model)[name], array, atol=1e-6, err_msg=name)
-    recall_rows, _ = search_pairs(config, Topology(made, CPU), model, validation_pairs(config, prepared, 50), 0.5, "logit", 10, 5)
+    pairs = validation_pairs(run.config, run.prepared, 50)
+    recall_rows, _ = search_pairs(run.config, run.topology, model, pairs, 0.5, "logit", 10, 5)
     assert (recall_rows >= 0).all()
 
 
@@ -190,7 +171,7 @@ def test_an_earlier_model_of_another_scorer_is_refused(
     if scorer["kind"] == "product":
         raw |= {"kind": "otm-robust", "objective": {}, "optimiser": {}}
     with pytest.raises(InvalidConfig, match=re.escape(message)):
-        ready(raw, tmp_path / "log")
+        begun(raw, tmp_path / "log")
 
 
 @pytest.mark.parametrize(("users", "items"), [(20, 1), (3, 5)])
@@ -199,17 +180,13 @@ def test_a_log_in_which_users_have_nothing_in_common_is_refused(tmp_path: Path, 
     file = tmp_path / "log.csv"
     file.write_text("user,item\n" + "".join(f"u{user},i{place % items}\n" for user in range(users) for place in range(6)))
     split = {"kind": "users", "test_share": 0.34, "validation_share": 0.34}
-    config = deep_config(settings(file, data={"format": {"min_user_events": 1}, "split": split}))
-    prepared = prepare(config, None, tmp_path)
+    run = begun(settings(file, data={"format": {"min_user_events": 1}, "split": split}), tmp_path)
     with pytest.raises(InvalidData, match=rf"'\d+ training users and {items} items', expected at least 2 of each"):
-        build_tree(config, prepared)
+        _ = run.tree
 
 
 def test_a_steps_targets_are_drawn_as_the_configuration_says(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, prepared = ready(settings(log, instances={"targets": 3, "nearness": 2.5, "cold_share": 0.1}), tmp_path / "log")
-    assert isinstance(config, SequenceConfig)
-    tree = build_tree(config, prepared)
-    topology = Topology(tree, CPU)
+    run = begun(settings(log, instances={"targets": 3, "nearness": 2.5, "cold_share": 0.1}), tmp_path / "log")
     asked: list[tuple[Any, ...]] = []
 
     def recorded(lists: Interactions, batch: SequenceBatch, *options: Any) -> Places:
@@ -217,7 +194,7 @@ def test_a_steps_targets_are_drawn_as_the_configuration_says(log: Path, tmp_path
         return trained_places(lists, batch, *options)
 
     monkeypatch.setattr("training.deep.sequence.steps.trained_places", recorded)
-    SequenceSteps(config, build_model(config, tree, prepared), topology, prepared, bfloat16=False).make(0)
+    run.steps.make(0)
     assert asked == [(3, 2.5, 0.1)]
 
 
@@ -241,30 +218,6 @@ def content_raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
 
 
-def ready_with_content(content_raw: dict[str, Any], work: Path, **sections: dict[str, Any]) -> tuple[DeepConfig, Prepared]:
-    work.mkdir(exist_ok=True)
-    config = deep_config(content_raw | {name: content_raw.get(name, {}) | section for name, section in sections.items()})
-    prepared = prepare(config, None, work)
-    return with_rules(config, prepared), prepared
-
-
-class Begun(NamedTuple):
-    """A run before its first step."""
-
-    config: DeepConfig
-    prepared: Prepared
-    tree: Tree
-    model: NodeScorer
-    steps: Any
-
-
-def begun(raw: dict[str, Any], work: Path, **sections: dict[str, Any]) -> Begun:
-    config, prepared = ready_with_content(raw, work, **sections)
-    tree = build_tree(config, prepared)
-    model = build_model(config, tree, prepared)
-    return Begun(config, prepared, tree, model, steps_of(config, model, Topology(tree, CPU), prepared))
-
-
 @pytest.fixture(scope="module")
 def with_content(content_raw: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     trained = fit_and_export(deep_config(content_raw), None, tmp_path_factory.mktemp("models") / "with" / "1", CPU, resume=False)
@@ -272,17 +225,17 @@ def with_content(content_raw: dict[str, Any], tmp_path_factory: pytest.TempPathF
     return trained
 
 
-def content_rows_of(model: NodeScorer, prepared: Prepared) -> np.ndarray:
+def content_rows_of(run: Begun) -> np.ndarray:
     """float64[I, D]: c · W."""
-    assert model.content_table is not None
-    assert prepared.content is not None
-    return np.asarray(as_matrix(prepared.content.rows).toarray() @ model.content_table.detach().numpy())
+    assert run.model.content_table is not None
+    assert run.prepared.content is not None
+    return np.asarray(as_matrix(run.prepared.content.rows).toarray() @ run.model.content_table.detach().numpy())
 
 
-def rows_of_items_in(model: NodeScorer, tree: Tree) -> np.ndarray:
+def rows_of_items_in(run: Begun) -> np.ndarray:
     """float32[I, D]: what lookups in training find."""
     with torch.no_grad():
-        return lookup(torch.from_numpy(tree.leaf_of_item), model.table).numpy()
+        return lookup(torch.from_numpy(run.tree.leaf_of_item), run.model.table).numpy()
 
 
 # -- what is learned and served -------------------------------------------------------------------------------------------
@@ -309,12 +262,12 @@ def test_the_bundle_gives_the_rows_of_unseen_items_to_both_readers(with_content:
 def test_an_untouched_item_starts_at_its_contents_row_with_a_bias_in_the_range_of_items_like_it(
     content_raw: dict[str, Any], tmp_path: Path
 ) -> None:
-    _config, prepared, tree, model, _steps = begun(content_raw, tmp_path / "log")
-    rows_ID = rows_of_items_in(model, tree)
-    unseen_I = ~prepared.seen_I
-    assert_allclose(rows_ID[unseen_I], content_rows_of(model, prepared)[unseen_I], rtol=1e-4, atol=1e-5)
-    assert isinstance(model.encoder, SequenceQuery)
-    for part in model.encoder.each:
+    run = begun(content_raw, tmp_path / "log")
+    rows_ID = rows_of_items_in(run)
+    unseen_I = ~run.prepared.seen_I
+    assert_allclose(rows_ID[unseen_I], content_rows_of(run)[unseen_I], rtol=1e-4, atol=1e-5)
+    assert isinstance(run.model.encoder, SequenceQuery)
+    for part in run.model.encoder.each:
         bias_I = rows_ID[:, part.columns.stop - 1]
         low, high = bias_I[~unseen_I].min(), bias_I[~unseen_I].max()
         assert low <= bias_I[unseen_I].min() <= bias_I[unseen_I].max() <= high
@@ -327,31 +280,32 @@ def test_an_untouched_item_starts_at_its_contents_row_with_a_bias_in_the_range_o
 def test_the_rows_of_untouched_items_follow_their_content_at_every_update(
     content_raw: dict[str, Any], tmp_path: Path, decay: float
 ) -> None:
-    _config, prepared, tree, model, steps = begun(content_raw, tmp_path / "log", optimiser={"weight_decay": decay})
-    unseen = np.flatnonzero(~prepared.seen_I)
-    before_ID = content_rows_of(model, prepared)
+    run = begun(content_raw, tmp_path / "log", optimiser={"weight_decay": decay})
+    unseen = np.flatnonzero(~run.prepared.seen_I)
+    before_ID = content_rows_of(run)
     for step in range(12):
-        steps.make(step)
-        rows_ID = rows_of_items_in(model, tree)
-        assert_allclose(rows_ID[unseen], content_rows_of(model, prepared)[unseen], rtol=1e-4, atol=1e-5)
-    assert np.abs(content_rows_of(model, prepared) - before_ID)[unseen].max(1).min() > 1e-3
+        run.steps.make(step)
+        rows_ID = rows_of_items_in(run)
+        assert_allclose(rows_ID[unseen], content_rows_of(run)[unseen], rtol=1e-4, atol=1e-5)
+    assert np.abs(content_rows_of(run) - before_ID)[unseen].max(1).min() > 1e-3
 
 
 def test_weight_decay_shrinks_what_an_item_has_of_its_own(content_raw: dict[str, Any], tmp_path: Path) -> None:
     """Seen in items without their own part in a step: nothing else moves it in the first update."""
-    config, prepared, tree, model, steps = begun(content_raw, tmp_path / "log", optimiser={"weight_decay": 10.0, "warm_steps": 0})
-    leaf_I = torch.from_numpy(tree.leaf_of_item)
-    before_ID = model.node_rows.detach()[leaf_I]
+    run = begun(content_raw, tmp_path / "log", optimiser={"weight_decay": 10.0, "warm_steps": 0})
+    steps = run.steps  # from here on node rows are what items have of their own
+    leaf_I = torch.from_numpy(run.tree.leaf_of_item)
+    before_ID = run.model.node_rows.detach()[leaf_I]
     steps.make(0)
     steps.optimiser.refresh()
-    after_ID = model.node_rows.detach()[leaf_I]
-    shrunk_ID = (1 - config.optimiser.learning_rate * 10) * before_ID
-    shrunk_I = np.isclose(after_ID, shrunk_ID, rtol=1e-6, atol=0).all(1) & prepared.seen_I
-    draw_I = torch.rand(len(leaf_I), generator=torch.Generator().manual_seed(config.seed * 1_000_003)).numpy()
-    dropped_I = (draw_I < config.content.drop) & prepared.seen_I
-    assert 0 < dropped_I.sum() < prepared.seen_I.sum()
+    after_ID = run.model.node_rows.detach()[leaf_I]
+    shrunk_ID = (1 - run.config.optimiser.learning_rate * 10) * before_ID
+    shrunk_I = np.isclose(after_ID, shrunk_ID, rtol=1e-6, atol=0).all(1) & run.prepared.seen_I
+    draw_I = torch.rand(len(leaf_I), generator=torch.Generator().manual_seed(run.config.seed * 1_000_003)).numpy()
+    dropped_I = (draw_I < run.config.content.drop) & run.prepared.seen_I
+    assert 0 < dropped_I.sum() < run.prepared.seen_I.sum()
     assert shrunk_I[dropped_I].all()
-    assert not shrunk_I[~dropped_I & prepared.seen_I].all()
+    assert not shrunk_I[~dropped_I & run.prepared.seen_I].all()
 
 
 @pytest.mark.parametrize("content", [True, False])
@@ -363,43 +317,42 @@ def test_untouched_items_are_negatives_only_of_models_without_content(
         "objective": {"whole": whole, "negatives": 4000},
         "content": {"columns": "auto" if content else []},
     }
-    _, prepared, tree, _, steps = begun(content_raw, tmp_path / "log", **sections)
-    assert isinstance(steps, SequenceSteps)
-    target = int(np.flatnonzero(prepared.seen_I)[0])
-    leaves = steps.columns.levels(torch.tensor([[target]]), torch.Generator().manual_seed(1))[-1]
+    run = begun(content_raw, tmp_path / "log", **sections)
+    assert isinstance(run.steps, SequenceSteps)
+    target = int(np.flatnonzero(run.prepared.seen_I)[0])
+    leaves = run.steps.columns.levels(torch.tensor([[target]]), torch.Generator().manual_seed(1))[-1]
     column_S = leaves.nodes_M if leaves.column_S is None else leaves.nodes_M[leaves.column_S]
-    counted = set(tree.leaf_item[column_S[torch.isfinite(leaves.offset_S)].numpy() - tree.leaf_offset].tolist())
-    assert counted == set(np.flatnonzero(prepared.seen_I).tolist() if content else range(KINDS * SIZE))
+    counted = set(run.tree.leaf_item[column_S[torch.isfinite(leaves.offset_S)].numpy() - run.tree.leaf_offset].tolist())
+    assert counted == set(np.flatnonzero(run.prepared.seen_I).tolist() if content else range(KINDS * SIZE))
 
 
 def test_a_step_counts_the_gradient_of_the_content_table_in_its_norm(
     content_raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _config, _prepared, _tree, model, steps = begun(content_raw, tmp_path / "log")
-    model.node_rows.data *= 20  # so that the gradient is large
+    run = begun(content_raw, tmp_path / "log")
+    run.model.node_rows.data *= 20  # so that the gradient is large
     of_rows: list[torch.Tensor] = []
 
     def noted(places_R: torch.Tensor, gradient_RD: torch.Tensor, rate: float) -> None:
         of_rows.append(gradient_RD)
 
-    monkeypatch.setattr(steps.optimiser._rows, "step", noted)
-    steps.make(0)
-    assert model.content_table is not None
-    assert model.content_table.grad is not None
-    gradients = [*of_rows, *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
+    monkeypatch.setattr(run.steps.optimiser._rows, "step", noted)
+    run.steps.make(0)
+    assert run.model.content_table is not None
+    assert run.model.content_table.grad is not None
+    gradients = [*of_rows, *(parameter.grad for parameter in run.model.parameters() if parameter.grad is not None)]
     assert float(torch.stack([gradient.norm() for gradient in gradients]).norm()) == pytest.approx(1, rel=1e-3)
 
 
 def test_training_goes_on_from_a_bundle_with_content(content_raw: dict[str, Any], with_content: Bundle, tmp_path: Path) -> None:
     """Its rows are where it starts; a new W is fitted to those of touched items."""
     earlier = content_raw | {"earlier_model": str(with_content.path)}
-    config, prepared = ready_with_content(earlier, tmp_path / "log", tree={"kind": "earlier"}, scorer={"init": "earlier"})
-    tree = build_tree(config, prepared)
-    rows_ID = build_model(config, tree, prepared).node_rows.detach().numpy()[tree.leaf_of_item]
+    run = begun(earlier, tmp_path / "log", tree={"kind": "earlier"}, scorer={"init": "earlier"})
+    rows_ID = run.model.node_rows.detach().numpy()[run.tree.leaf_of_item]
     before_ID = with_content.node_rows_ND[
-        with_content.tree.leaf_of_item[with_content.items.rows_of(prepared.items.column("id").to_pylist())]
+        with_content.tree.leaf_of_item[with_content.items.rows_of(run.prepared.items.column("id").to_pylist())]
     ]
-    seen_I = prepared.seen_I
+    seen_I = run.prepared.seen_I
     assert_allclose(rows_ID[seen_I], before_ID[seen_I], atol=1e-6)
     error, size = (np.square(part[~seen_I]).mean() for part in (rows_ID - before_ID, before_ID))
     assert error < 0.5 * size

@@ -17,14 +17,11 @@ from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import Engine, SearchParams
-from training.deep.first_model import INVERSE_TEMPERATURE, build_model
-from training.deep.prepare import build_tree, prepare
+from tests.training.runs import begun
+from training.deep.first_model import INVERSE_TEMPERATURE
 from training.deep.run import fit_and_export
 from training.deep.scorers.sequence import SequenceQuery
 from training.deep.scorers.window_states import WindowStates
-from training.deep.sequence.rules import with_rules
-from training.deep.sequence.steps import SequenceSteps
-from training.deep.topology import Topology
 from training.specification.deep import SequenceConfig
 from training.specification.models import deep_config
 
@@ -59,29 +56,21 @@ def bundle(raw: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Bun
 
 
 def test_the_history_of_a_set_is_one_window_and_its_targets_are_all_alike(raw: dict[str, Any], tmp_path: Path) -> None:
-    config = deep_config(raw)
-    prepared = prepare(config, None, tmp_path)
-    ruled = with_rules(config, prepared)
-    assert isinstance(ruled, SequenceConfig)
-    assert ruled.nearness == 0
-    encoder = build_model(ruled, build_tree(ruled, prepared), prepared).encoder
-    assert isinstance(encoder, SequenceQuery)
-    (part,) = encoder.each
+    run = begun(raw, tmp_path)
+    assert isinstance(run.config, SequenceConfig)
+    assert run.config.nearness == 0
+    assert isinstance(run.model.encoder, SequenceQuery)
+    (part,) = run.model.encoder.each
     assert isinstance(part.reader, WindowStates)
-    assert part.reader.windows == (ruled.history_length,)
+    assert part.reader.windows == (run.config.history_length,)
 
 
 def test_a_step_learns_items_of_the_same_list_in_any_order(raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = deep_config(raw)
-    prepared = prepare(config, None, tmp_path)
-    ruled = with_rules(config, prepared)
-    assert isinstance(ruled, SequenceConfig)
-    tree = build_tree(ruled, prepared)
-    steps = SequenceSteps(ruled, build_model(ruled, tree, prepared), Topology(tree, CPU), prepared, bfloat16=False)
-    group_I = np.array([int(item[1:]) // SIZE for item in prepared.interactions.item_ids.to_pylist()])
+    run = begun(raw, tmp_path)
+    group_I = np.array([int(item[1:]) // SIZE for item in run.prepared.interactions.item_ids.to_pylist()])
     ascending = []
     for _ in range(3):
-        batch = next(steps.batches)
+        batch = next(run.steps.batches)
         place = batch.target_BT >= 0
         assert_array_equal(group_I[batch.history_BT[place]], group_I[batch.target_BT[place]])
         ascending.append((batch.history_BT[place] < batch.target_BT[place]).mean())
@@ -89,12 +78,9 @@ def test_a_step_learns_items_of_the_same_list_in_any_order(raw: dict[str, Any], 
 
 
 def test_a_model_begins_as_the_search_for_items_near_the_mean_of_a_history(raw: dict[str, Any], tmp_path: Path) -> None:
-    config = deep_config(raw)
-    prepared = prepare(config, None, tmp_path)
-    ruled = with_rules(config, prepared)
-    tree = build_tree(ruled, prepared)
-    model = build_model(ruled, tree, prepared)
-    group_I = np.array([int(item[1:]) // SIZE for item in prepared.interactions.item_ids.to_pylist()])
+    run = begun(raw, tmp_path)
+    tree, model = run.tree, run.model
+    group_I = np.array([int(item[1:]) // SIZE for item in run.prepared.interactions.item_ids.to_pylist()])
     for group in range(GROUPS):
         items = np.flatnonzero(group_I == group)
         leaves = torch.from_numpy(tree.leaf_of_item[items[:3]])
@@ -102,7 +88,7 @@ def test_a_model_begins_as_the_search_for_items_near_the_mean_of_a_history(raw: 
             state_D = model.state(leaves[None])[0, -1, :-1]
             rows_nD = model.node_rows[tree.leaf_offset :, :-1]
             mean_D = model.node_rows[leaves, :-1].mean(0)
-            torch.testing.assert_close(state_D, mean_D * INVERSE_TEMPERATURE / (ruled.scorer.init_std**2 * 15), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(state_D, mean_D * INVERSE_TEMPERATURE / (run.config.scorer.init_std**2 * 15), rtol=1e-4, atol=1e-4)
             nearest = torch.argsort(rows_nD @ state_D, descending=True)[:SIZE].numpy()
         assert set(tree.leaf_item[nearest].tolist()) == set(items.tolist())
 

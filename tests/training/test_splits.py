@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow.csv as pa_csv
-import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given
@@ -20,8 +18,8 @@ from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
 from tests.training.logs import log_of
 from training.data import grouping, splits
+from training.data.cut_lists import moment_of
 from training.data.interactions import Interactions, read_interactions
-from training.data.moments import moment_of
 from training.data.splits import EvaluationPair, Split, halves, split_log, without_seen
 from training.deep.run import fit_and_export
 from training.evaluate import held_out_pairs
@@ -345,29 +343,3 @@ def test_what_a_killed_run_was_writing_goes_when_it_goes_on(tmp_path: Path, kind
     whole, unfinished = end_at(trained, resume=False), end_at(place, resume=False)
     assert not unfinished <= whole
     assert end_at(trained, resume=True) == whole
-
-
-def recalls(bundle: Bundle) -> list[tuple[str, int, float, float]]:
-    tested = bundle.manifest.metrics["test"]
-    return [(key, row["m"], row["recall"], row["precision"]) for key, rows in tested.items() for row in rows]
-
-
-@pytest.mark.parametrize("kind", ["users", "date"])
-def test_a_log_in_parquet_gives_the_model_and_the_figures_of_the_same_log_in_text(
-    trained_under: Trained, tmp_path: Path, kind: str
-) -> None:
-    config, text, first = trained_under(kind)
-    rows, folder = pa_csv.read_csv(text), tmp_path / "log"
-    for number, start in enumerate(range(0, len(rows), 171)):
-        file = folder / f"day={number}" / "part.parquet"
-        file.parent.mkdir(parents=True)
-        pq.write_table(rows.slice(start, 171), file, row_group_size=50)
-    other = fit_and_export(config, folder, tmp_path / "parquet/1", CPU, resume=False)
-    assert other is not None
-    assert_array_equal(first.node_rows_ND, other.node_rows_ND)
-    assert_array_equal(first.tree.leaf_item, other.tree.leaf_item)
-    assert first.heldout().equals(other.heldout())
-    assert recalls(first) == recalls(other)
-    assert recalls(first)
-    measured = [[(pair.history.tolist(), pair.relevant.tolist()) for pair in pairs_of_log(first, log)] for log in (text, folder)]
-    assert measured[0] == measured[1]

@@ -11,12 +11,12 @@ import torch
 from espalier.manifest import Ranking
 from espalier.node_rows import rounded
 from tests.training.planted import planted_log, settings
-from training.deep import stored_rows as module
+from training.deep import export as module
+from training.deep.export import store_rows
 from training.deep.first_model import build_model
 from training.deep.prepare import build_tree, prepare
 from training.deep.ranking import Figures, Searches
 from training.deep.scorers.model import NodeScorer
-from training.deep.stored_rows import store_rows
 from training.deep.topology import Topology
 from training.specification.models import deep_config
 

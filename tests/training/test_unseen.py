@@ -35,16 +35,14 @@ from tests.espalier.bundle.parts import model_with
 from tests.training.commands import command
 from tests.training.content_logs import KINDS, SIZE, write_log
 from training.data.csr import as_matrix
-from training.deep.averaging import share_kept
-from training.deep.content_ridge import PENALTY, predicted, ridge
+from training.deep.content_rows import PENALTY, add_content, content_graph, predicted, ridge
 from training.deep.content_rows import ContentRows as TrainedRows
-from training.deep.content_rows import add_content, content_graph
-from training.deep.optimiser import Optimiser
-from training.deep.scorers.lookup import lookup
+from training.deep.optimiser import Optimiser, share_kept
 from training.deep.scorers.model import NodeScorer, new_scorer
+from training.deep.scorers.row_table import lookup
 from training.deep.topology import Topology
 from training.held_out import held_out_log
-from training.specification.scorers import ProductScorer
+from training.specification.networks import ProductScorer
 
 
 @pytest.fixture(scope="module")

@@ -26,11 +26,10 @@ from scipy import sparse
 from scipy.linalg import lapack
 
 from espalier.errors import InvalidConfig, InvalidData
-from training.baselines.memory import available_bytes
 from training.data.interactions import Interactions
 from training.data.user_item_matrix import latest_items, user_item_matrix
 from training.neighbours.fit import fading
-from training.retrieval.needs import LEAST_S, Needs
+from training.retrieval.needs import LEAST_S, Needs, available_bytes
 from training.retrieval.scores import best_then_popular, by_popularity
 from training.retrieval.task import Fitted, Task
 from training.retrieval.tuning import Option, Options, Remembered, search

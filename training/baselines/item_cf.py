@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
-from espalier.errors import InvalidConfig
 from training.data.interactions import Interactions
 from training.neighbours.cooccurrence import LONGEST, Counts, counted, lists_of
 from training.neighbours.neighbour_lists import NeighbourLists
@@ -40,8 +39,6 @@ class ItemCf:
 
     def limited(self, most: int) -> ItemCf:
         """The same with at most so many neighbours an item."""
-        if most < 1:
-            raise InvalidConfig("neighbours", most, "at least 1")
         return ItemCf(self.neighbours.limited(most))
 
     def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
@@ -54,8 +51,6 @@ class ItemCf:
 
 def fit_item_cf(interactions: Interactions, users: Int64, neighbours: int) -> ItemCf:
     """From `users` only (pass training users): the best `neighbours` of each item, itself left out."""
-    if neighbours < 1:
-        raise InvalidConfig("neighbours", neighbours, "at least 1")
     lists = lists_of(interactions, users, distinct=True)
     counts = counted(lists, np.ones(LONGEST), damping=0.5)
     score_N = np.empty(len(counts.item_N), np.float32)

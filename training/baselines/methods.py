@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
-from typing import cast
+from typing import Any
 
-from training.retrieval.needs import Estimate, Needs, by_parts
-from training.retrieval.task import Fitted, Method, Task
-
-
-def _at(module: str, function: str) -> Method:
-    def method(task: Task) -> Fitted:
-        return cast(Method, getattr(import_module(f"training.{module}"), function))(task)
-
-    return method
+from training.retrieval.needs import Estimate, by_parts
+from training.retrieval.task import Method, Task
 
 
-def _needs_at(module: str, function: str = "needs") -> Estimate:
-    def estimate(task: Task) -> Needs:
-        return cast(Estimate, getattr(import_module(f"training.{module}"), function))(task)
+def _at(module: str, function: str, **given: str) -> Callable[[Task], Any]:
+    """A function of a module, which is imported when it is called."""
 
-    return estimate
+    def of(task: Task) -> Any:
+        return getattr(import_module(f"training.{module}"), function)(task, **given)
+
+    return of
 
 
 FOR_VECTORS = ("popularity", "item-means")
@@ -36,20 +32,20 @@ METHODS: dict[str, Method] = {
     "item-means": _at("baselines.item_means", "item_means"),
     "product-dnn": _at("baselines.product_dnn", "product_dnn"),
     "sasrec": _at("baselines.sasrec", "sasrec"),
-    "sasrec-full": _at("baselines.sasrec", "sasrec_full"),
-    "sasrec-sampled": _at("baselines.sasrec", "sasrec_sampled"),
+    "sasrec-full": _at("baselines.sasrec", "sasrec", loss="full"),
+    "sasrec-sampled": _at("baselines.sasrec", "sasrec", loss="sampled"),
 }
 
 NEEDS: dict[str, Estimate] = {
     "popularity": by_parts(METHODS["popularity"], trials=1),
     "item-cf": by_parts(METHODS["item-cf"], trials=3),
     "neighbours": by_parts(METHODS["neighbours"], trials=40),
-    "ease": _needs_at("baselines.ease"),
+    "ease": _at("baselines.ease", "needs"),
     "ials": by_parts(METHODS["ials"], once=8, trials=100),  # its shortest fit is one iteration of eight
     "content": by_parts(METHODS["content"], trials=5),
     "item-means": by_parts(METHODS["item-means"], trials=10),
-    "product-dnn": _needs_at("baselines.product_dnn"),
-    "sasrec": _needs_at("baselines.sasrec"),
-    "sasrec-full": _needs_at("baselines.sasrec", "needs_full"),
-    "sasrec-sampled": _needs_at("baselines.sasrec", "needs_sampled"),
+    "product-dnn": _at("baselines.product_dnn", "needs"),
+    "sasrec": _at("baselines.sasrec", "needs"),
+    "sasrec-full": _at("baselines.sasrec", "needs", loss="full"),
+    "sasrec-sampled": _at("baselines.sasrec", "needs", loss="sampled"),
 }

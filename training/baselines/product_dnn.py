@@ -33,9 +33,9 @@ from training.baselines.sampled_softmax import Proposal, full_softmax_loss, samp
 from training.data.interactions import Interactions
 from training.data.splits import EvaluationPair, Split, without_seen
 from training.data.user_item_matrix import events_of_items
-from training.deep.averaging import AVERAGE_EVERY, averaged_over
 from training.deep.fit import computes_in_bfloat16
 from training.deep.instances import InstanceSource
+from training.deep.optimiser import AVERAGE_EVERY, averaged_over
 from training.deep.scorers.encoders import WindowEncoder
 from training.deep.scorers.heads import dropped
 from training.retrieval.needs import Needs, of_steps, seconds_each

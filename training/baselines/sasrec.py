@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from espalier.errors import InvalidConfig, InvalidData
-from training.baselines.sasrec_model import SasRec, SasRecConfig
-from training.baselines.sasrec_training import ROUNDS, VALIDATION_QUERIES, Training, start_table, steps_of
+from training.baselines.sasrec_model import ROUNDS, VALIDATION_QUERIES, SasRec, SasRecConfig, Training, start_table, steps_of
 from training.deep.fit import computes_in_bfloat16
 from training.deep.sequence.rules import history_length, places_of_a_batch
 from training.retrieval.needs import Needs, of_steps, seconds_each
@@ -85,23 +84,8 @@ def fit_sasrec(task: Task, candidates: Sequence[SasRecConfig]) -> Fitted:
     )
 
 
-def needs(task: Task) -> Needs:
-    """Of the softmax that `sasrec` takes."""
-    return _needs(task, _loss(task))
-
-
-def needs_full(task: Task) -> Needs:
-    """Of the softmax over the catalogue."""
-    return _needs(task, "full")
-
-
-def needs_sampled(task: Task) -> Needs:
-    """Of the softmax over sampled negatives."""
-    return _needs(task, "sampled")
-
-
-def _needs(task: Task, loss: Loss) -> Needs:
-    """Of the steps of the first configuration, and of its measurements; full_s: of all of them."""
+def needs(task: Task, loss: Loss | None = None) -> Needs:
+    """Of the steps of the first configuration, and of its measurements; full_s: of all of them. loss: as `sasrec`."""
     configs = grid(task, loss)
     config = replace(configs[0], init="random")  # such a table is there at once
     training, steps = Training(task, config, start_table(task, config)), steps_of(task, config)
@@ -113,36 +97,19 @@ def _needs(task: Task, loss: Loss) -> Needs:
     return replace(found, full_s=len(configs) * found.full_s)
 
 
-def sasrec(task: Task) -> Fitted:
-    """The whole softmax where the catalogue has at most WHOLE_ITEMS items, else the sampled one."""
-    return _fitted(task, _loss(task))
-
-
-def sasrec_full(task: Task) -> Fitted:
-    """Softmax over the catalogue, whatever it costs."""
-    return _fitted(task, "full")
-
-
-def sasrec_sampled(task: Task) -> Fitted:
-    """Softmax over sampled negatives."""
-    return _fitted(task, "sampled")
-
-
-def _loss(task: Task) -> Loss:
-    return "full" if task.split.lists.item_count <= WHOLE_ITEMS else "sampled"
-
-
-def _fitted(task: Task, loss: Loss) -> Fitted:
+def sasrec(task: Task, loss: Loss | None = None) -> Fitted:
+    """With a softmax over the catalogue, or over sampled negatives; None: over the whole one of at most WHOLE_ITEMS items, else sampled."""
     return fit_sasrec(task, grid(task, loss))
 
 
-def grid(task: Task, loss: Loss) -> list[SasRecConfig]:
+def grid(task: Task, loss: Loss | None = None) -> list[SasRecConfig]:
     """Dropout 0.5 and 0.2: the one that suits the log's events an item first, since a deadline may leave no time for the other.
 
     The rest is by rule: histories as long as 99 of 100 lists, from 50 to 200 places; some 400 steps an epoch in batches of 1,024 to 4,096
     places; the width halved, down to 32, until training fits in MAX_BYTES. Raises InvalidData where it does not fit.
     """
     lists, users = task.split.lists, task.split.train
+    loss = loss or ("full" if lists.item_count <= WHOLE_ITEMS else "sampled")
     length_U = np.diff(lists.offset_U1)[users]
     width = next((width for width in (128, 64, 32) if _training_bytes(lists.item_count, width) <= MAX_BYTES), None)
     if width is None:

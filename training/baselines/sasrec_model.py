@@ -1,30 +1,50 @@
-"""SASRec's configuration and its trained model, which answers by inner product with every item.
+"""SASRec's configuration, its training and its trained model, which answers by inner product with every item.
 
-Knows a sequence encoder and an item table. Does not know lists or losses.
+Every place of a list predicts the next item, and validation queries choose the weights. Knows lists, losses and the task's metric. Does not
+know which configurations are tried.
 
-Legend: B queries, T places, I items, D width, M results.
+Legend: B queries or sequences, T places, N predicted places of a batch, I items, D width, M results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import Literal
+from itertools import chain, count, islice, pairwise
+from typing import Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from espalier.errors import InvalidData
-from training.deep.scorers.transformer import SequenceEncoder
+from training.baselines.sampled_softmax import Proposal
+from training.data.user_item_matrix import events_of_items
+from training.deep.optimiser import AVERAGE_EVERY, averaged_over
+from training.deep.scorers.row_table import RowTable
+from training.deep.scorers.transformer import Dropout, SequenceEncoder
+from training.deep.sequence.batches import SequenceBatch, SequenceSource
+from training.deep.sequence.blocked_softmax import places_of, softmax_loss
 from training.retrieval.scores import best_of_all
+from training.retrieval.task import Deadline, Task
+from training.trees.embeddings import item_embeddings, spread_unseen
+
+log = logging.getLogger(__name__)
 
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
 
 PLACES = 1 << 13
 """Places of histories that are encoded at a time; at least one history."""
+STEPS = 1000
+"""Most steps between two measurements on validation queries."""
+ROUNDS = 20
+"""About as many a fit takes until its figure has stopped rising: its steps are those of so many."""
+VALIDATION_QUERIES = 5000
 
 
 @dataclass(frozen=True)
@@ -111,3 +131,136 @@ class SasRec:
             last_B = torch.tensor([len(known[query]) - 1 for query in part])
             score_BI[part] = (state_BTD[torch.arange(len(part)), last_B] @ self.item_ID.T).numpy()
         return score_BI
+
+
+class Network(nn.Module):
+    """What is trained."""
+
+    def __init__(self, item_ID: Tensor, config: SasRecConfig) -> None:
+        super().__init__()
+        self.item_ID = nn.Parameter(item_ID)
+        self.table = RowTable(self.item_ID, len(item_ID))
+        self.encoder = SequenceEncoder(config.width, config.layers, config.heads, config.length)
+
+    def forward(self, history_BT: Tensor, dropout: Dropout | None = None) -> Tensor:
+        """int64[B, T], −1 = padding behind → states [B, T, D]."""
+        state_BTD: Tensor = self.encoder(self.table.lookup(history_BT.clamp(min=0)), dropout)
+        return state_BTD
+
+    def add_gradients(self) -> None:
+        """Give the item table the gradients of the rows that were looked up."""
+        places_R, gradient_RD = self.table.gradients()
+        if self.item_ID.grad is None:
+            self.item_ID.grad = torch.zeros_like(self.item_ID)
+        self.item_ID.grad.index_add_(0, places_R, gradient_RD)
+
+
+class Training:
+    """One fit, round by round: an epoch, or STEPS steps where that is less, then the figure of the averaged weights."""
+
+    def __init__(self, task: Task, config: SasRecConfig, start_ID: Tensor) -> None:
+        lists, users = task.split.lists, task.split.train
+        self.task, self.config, self.pairs = task, config, task.validation_pairs(VALIDATION_QUERIES)
+        self.source = SequenceSource(lists, users, config.length, config.places, task.seed)
+        self.events_I = events_of_items(lists, users).astype(np.float32)
+        torch.manual_seed(task.seed)
+        self.network = Network(start_ID.clone(), config)
+        self.averaged = averaged_over(config.average, self.network)
+        self.kept = self.copied()
+        self.generator = torch.Generator().manual_seed(task.seed)
+        self.dropout = Dropout(config.dropout, self.generator)
+        share_I = self.events_I / max(1.0, float(self.events_I.sum())) + 1 / len(self.events_I)
+        self.proposal = Proposal(share_I.astype(np.float64), torch.device("cpu"))
+        self.optimiser = torch.optim.AdamW(
+            self.network.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=config.weight_decay, fused=True
+        )
+        self.batches = self._endless()
+        self.step = 0
+        self.curve: list[float] = []
+
+    def _endless(self) -> Iterator[tuple[SequenceBatch, bool]]:
+        """Batches of epoch after epoch, and whether each is the last of its epoch."""
+        for number in count():
+            for batch, following in pairwise(chain(self.source.epoch(number), [None])):
+                if batch is not None:
+                    yield batch, following is None
+
+    @property
+    def best(self) -> float:
+        return max(self.curve, default=-math.inf)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the figure has not risen for `patience` rounds, or `max_rounds` are over."""
+        behind = len(self.curve) - 1 - self.curve.index(self.best) if self.curve else 0
+        return behind >= self.config.patience or len(self.curve) >= self.config.max_rounds
+
+    def round(self, deadline: Deadline) -> None:
+        """Train for a round, or until the deadline, and measure; the best weights are kept."""
+        losses: list[Tensor] = []
+        for batch, last in islice(self.batches, STEPS):
+            losses.append(self.update(batch))
+            if last or deadline.is_over():
+                break
+        self.averaged.update_parameters(self.network)
+        loss = float(torch.stack(losses).mean())
+        if not math.isfinite(loss):
+            raise FloatingPointError(f"step {self.step}: the loss is {loss}; lower learning_rate (now {self.config.learning_rate})")
+        now = self.copied()
+        figure = self.task.measured(now.rank, self.pairs)
+        if figure > self.best:
+            self.kept = now
+        self.curve.append(figure)
+        log.info("  step %d: loss %.4f, validation %s %.4f", self.step, loss, self.task.metric, figure)
+
+    def update(self, batch: SequenceBatch) -> Tensor:
+        """One step; its loss."""
+        config, network = self.config, self.network
+        for group in self.optimiser.param_groups:
+            group["lr"] = config.learning_rate * min(1.0, (self.step + 1) / max(1, config.warm_steps))
+        target_BT = torch.from_numpy(batch.target_BT)
+        real_BT = target_BT >= 0
+        self.optimiser.zero_grad(set_to_none=False)  # new arrays of the item table's size take longer than old ones
+        with torch.autocast("cpu", torch.bfloat16, enabled=config.bfloat16):
+            state_BTD = network(torch.from_numpy(batch.history_BT), self.dropout)
+        state_ND, target_N = state_BTD[real_BT], target_BT[real_BT]
+        state_ND = state_ND.bfloat16() if config.bfloat16 else state_ND
+        target_ND = network.table.lookup(target_N)
+        if config.loss == "full":
+            loss = softmax_loss(state_ND, target_ND, network.item_ID, target_N)
+        else:
+            negative_S, log_weight_S = self.proposal.draw(config.negatives, self.generator)
+            own_N = places_of(target_N, negative_S)
+            loss = softmax_loss(state_ND, target_ND, network.table.lookup(negative_S), own_N, log_weight_S)
+        loss.backward()
+        network.add_gradients()
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        self.optimiser.step()
+        self.step += 1
+        if self.step % AVERAGE_EVERY == 0:
+            self.averaged.update_parameters(network)
+        return loss.detach()
+
+    def copied(self) -> SasRec:
+        """The averaged weights as a model."""
+        network = cast(Network, deepcopy(self.averaged.module)).requires_grad_(False).eval()
+        return SasRec(network.encoder, network.item_ID.detach(), self.events_I)
+
+
+def steps_of(task: Task, config: SasRecConfig) -> int:
+    """Those of ROUNDS rounds on this log."""
+    events = int(np.diff(task.split.lists.offset_U1)[task.split.train].sum())
+    return ROUNDS * max(1, min(STEPS, events // config.places))
+
+
+def start_table(task: Task, config: SasRecConfig) -> Tensor:
+    """float32[I, D]: the items before training. For a large log the embeddings take minutes, during which no deadline is looked at."""
+    generator = torch.Generator().manual_seed(task.seed)
+    lists, users = task.split.lists, task.split.train
+    table_ID = torch.randn(lists.item_count, config.width, generator=generator)
+    if config.init == "embeddings":
+        known = max(1, min(config.width, len(users) - 1, lists.item_count - 1))
+        table_ID *= 1 / math.sqrt(config.width)
+        embeddings_ID = spread_unseen(item_embeddings(lists, users, known, seed=task.seed), lists.category_of_item_I, seed=task.seed)
+        table_ID[:, :known] = nn.functional.normalize(torch.from_numpy(embeddings_ID))
+    return table_ID * config.init_std / table_ID.square().mean().sqrt()

@@ -20,9 +20,21 @@ import torch
 from espalier.hardware import hardware
 from training.compare.contest import FUSION, MOST_QUERIES, QUICK, RECIPE, REFUSALS, Contest, Fuse, attempted, in_order, named, parts_of
 from training.compare.figures import Figures, ms_per_query, paired
-from training.compare.outcome import differences, fit_of, measured_at_beams, queries_of, row_of
 from training.compare.plan import Plan, is_judged
-from training.compare.report import Key, Report, continued, queries_file, read_figures, save, save_figures
+from training.compare.report import (
+    Key,
+    Report,
+    continued,
+    differences,
+    fit_of,
+    measured_at_beams,
+    queries_file,
+    queries_of,
+    read_figures,
+    row_of,
+    save,
+    save_figures,
+)
 from training.compare.verdict import STRONG, Contestant, Field, verdict
 from training.data.splits import EvaluationPair
 from training.deep.prepare import prepare

@@ -1,6 +1,6 @@
-"""Reports that a killed run leaves whole and a later one continues: JSON beside what each query was worth.
+"""Reports: what fitted methods are worth on test queries, in files that a killed run leaves whole and a later one continues.
 
-Knows files. Does not know methods.
+Knows entries, queries, figures and files. Does not know how methods are fitted.
 
 The JSON is for readers and stays small. What each query was worth, by which later methods are compared with earlier ones on the same
 queries, is in a file of arrays beside it (`F.json` → `F.queries.npz`).
@@ -11,14 +11,17 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 
-from espalier.errors import InvalidConfig
-from training.compare.figures import Figures
+from espalier.errors import InvalidConfig, InvalidData
+from training.compare.contest import Entry
+from training.compare.figures import Figures, answered, figures_of, paired
+from training.data.splits import EvaluationPair, without_seen
 from training.retrieval.task import Metric
 
 Report = dict[str, Any]
@@ -94,4 +97,59 @@ def _read_figures(file: Path) -> dict[Key, Figures]:
             else:
                 figure, m = what.split("@")
                 found[key].values[Metric("ndcg" if figure == "ndcg" else "recall", int(m))] = arrays[name].astype(np.float64)
+    return found
+
+
+def queries_of(pairs: Sequence[EvaluationPair], exclude_seen: bool, most: int | None = None) -> list[EvaluationPair]:
+    """At most so many test queries, evenly spread. Raises InvalidData where there is none."""
+    found = without_seen(pairs) if exclude_seen else list(pairs)
+    if not found:
+        raise InvalidData("test queries", 0, "at least one with something relevant; data.split says how they are held out")
+    return found if most is None else found[:: max(1, -(-len(found) // most))]
+
+
+def measured_at_beams(
+    entry: Entry, pairs: Sequence[EvaluationPair], metrics: Sequence[Metric], exclude_seen: bool
+) -> dict[int | None, Figures]:
+    """Serving beam → figures; one entry, None, for a method without a beam."""
+    m = max(metric.m for metric in metrics)
+    return {beam: figures_of(answered(fitted.rank, pairs, m, exclude_seen), pairs, metrics) for beam, fitted in entry.by_beam.items()}
+
+
+def row_of(entry: Entry, beam: int | None, seed: int, measured: Figures) -> dict[str, Any]:
+    """Means and standard errors at a serving beam. `chosen`: whether it is the one that validation chose."""
+    return {
+        "method": entry.name,
+        "seed": seed,
+        "beam_size": beam,
+        "chosen": beam == entry.beam_size,
+        "validation": entry.validation[beam],
+        "figures": {str(metric): {"mean": measured.mean(metric), "se": measured.standard_error(metric)} for metric in measured.values},
+    }
+
+
+def fit_of(entry: Entry, seed: int) -> dict[str, Any]:
+    """How a method was fitted: what it cost, what it chose, and all that it tried."""
+    fitted = entry.fitted
+    about = {"method": entry.name, "seed": seed, "seconds": round(fitted.seconds, 2), "bytes": int(fitted.bytes), "ended": fitted.ended}
+    return about | {"options": fitted.options, "trials": [asdict(trial) for trial in fitted.trials]}
+
+
+def differences(rows: Sequence[dict[str, Any]], figures: Mapping[Key, Figures], metrics: Sequence[Metric]) -> list[dict[str, Any]]:
+    """Of every two methods at their chosen beams, in every metric: {"first", "second", "metric", "mean", "low", "high", "queries"}.
+
+    Over the seeds that both have. Methods whose figures of each query are not there have no differences.
+    """
+    chosen: dict[str, dict[int, Figures]] = {}
+    for row in rows:
+        key = row["method"], row["seed"], row["beam_size"]
+        if row["chosen"] and key in figures:
+            chosen.setdefault(row["method"], {})[row["seed"]] = figures[key]
+    found = []
+    for place, first in enumerate(chosen):
+        for second in list(chosen)[place + 1 :]:
+            seeds = sorted(chosen[first].keys() & chosen[second].keys())
+            for metric in metrics if seeds else ():
+                difference = paired([chosen[first][seed] for seed in seeds], [chosen[second][seed] for seed in seeds], metric)
+                found.append({"first": first, "second": second, "metric": str(metric)} | asdict(difference))
     return found

@@ -1,18 +1,30 @@
-"""Sparse matrices as the trainer holds them (scipy.sparse), to and from the rows that engines take.
+"""Sparse matrices as the trainer holds them (scipy.sparse), to and from the rows that engines take, and from files of `save_npz`.
+
+SciPy does not check indices when it reads a file, and its compiled code then reads and writes outside of its arrays. So files are checked.
 
 Legend: B rows, F features.
 """
 
 from __future__ import annotations
 
+import zipfile
+import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_array
+from scipy.sparse import csc_array, csr_array, load_npz
 
+from espalier.errors import InvalidData
 from espalier.text.sparse_rows import SparseRows
 
 Csr = csr_array[Any, tuple[int, int]]
+READ_ERRORS = (
+    *(OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, OverflowError, IndexError),
+    *(MemoryError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error),
+)
+"""What a file raises that is no matrix. MemoryError: a few bytes can say that it has 2^60 rows."""
+LARGEST = int(np.iinfo(np.int32).max)
 
 
 def as_matrix(rows: SparseRows) -> Csr:
@@ -34,3 +46,34 @@ def as_rows(matrix: Csr) -> SparseRows:
 def normalised(matrix: Csr) -> Csr:
     """float32 rows of length 1 (L2), rounded as a query's are at serving; empty ones stay empty."""
     return as_matrix(as_rows(matrix).normalised())
+
+
+def read_by_rows(file: Path) -> Csr:
+    """A matrix by rows: float32, columns ascending and none twice, without zeros. Raises InvalidData."""
+    return csr_array(_read(file, csr_array))
+
+
+def read_by_columns(file: Path) -> csc_array[Any]:
+    """The same by columns; zeros are kept."""
+    return csc_array(_read(file, csc_array))
+
+
+def _read(file: Path, form: Any) -> Any:
+    try:
+        with file.open("rb") as stream:  # NumPy may not close the stream of a damaged file that it opened itself
+            stored = load_npz(stream)
+        if hasattr(stored, "check_format"):
+            stored.check_format(full_check=True)
+        if stored.ndim != 2 or max(stored.shape) > LARGEST or stored.dtype.kind not in "biuf":
+            raise ValueError(f"{stored.dtype}{list(stored.shape)}, expected numbers in at most {LARGEST} rows and columns")
+        matrix = form(stored)
+        with np.errstate(over="ignore"):  # infinite ones are refused below
+            matrix = matrix.astype(np.float32)
+        matrix.sum_duplicates()
+    except READ_ERRORS as error:
+        raise InvalidData(str(file), str(error) or type(error).__name__, "a sparse matrix written by scipy.sparse.save_npz") from error
+    if not np.isfinite(matrix.data).all():
+        raise InvalidData(str(file), "numbers that are not finite", "finite 32-bit numbers")
+    if form is csr_array:
+        matrix.eliminate_zeros()
+    return matrix

@@ -21,9 +21,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidConfig, InvalidData
-from training.data.cut_lists import first_events, with_events
+from training.data.cut_lists import events_before, first_events, iso, moment_of, with_events
 from training.data.interactions import Interactions, read_interactions
-from training.data.moments import events_before, iso, moment_of
 from training.specification.log_format import DATED, LogFormat, TableFormat
 from training.specification.splits import DateSplit, FileSplit, LastSplit, SplitConfig, UserSplit
 

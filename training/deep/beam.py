@@ -1,4 +1,4 @@
-"""Beam search in torch, batched over queries, for validation where the compiled engine cannot search (`compiled_search.py`): on a GPU, with
+"""Beam search in torch, batched over queries, for validation where the compiled engine cannot search (`validation.py`): on a GPU, with
 attention, where processes share the rows.
 
 It has the engines' ranking (rank(n) = own(n) + γ · rank(parent), rank(root) = 0), keys with a memory, tie rule and exclusions, so what is

@@ -5,6 +5,8 @@ sums: the search and the export see one table. In each step a random share of th
 touched: their gradients go to W alone (dropout of the id, Volkovs et al. 2017, DropoutNet). The e of an untouched item is 0, so it has its
 content's row.
 
+What content predicts is learned by ridge regression: the first W, and where items without events belong before anything is trained.
+
 Knows rows and features. Does not know how features are made of fields: see `training.data.item_content`.
 
 Legend: I items, F features, D node row, U nodes of a lookup, E entries of their features.
@@ -23,14 +25,20 @@ from torch import Tensor, nn
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
 from training.data.csr import as_matrix
-from training.deep.content_ridge import ridge
 from training.deep.parallel import process, processes
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
 from training.onnx_graphs import onnx_bytes
 
+Float32 = NDArray[np.float32]
+
 BLOCK = 1 << 12
 """Rows that are split or joined at a time."""
+PENALTY = 3.0
+"""Of 0.1 to 10, what predicts the unit embeddings of left-out items of MovieLens 1M and the sample best; an item's values, and its words,
+have length 1."""
+ITERATIONS = 40
+"""Conjugate-gradient steps, at most."""
 
 
 class ContentRows:
@@ -139,3 +147,30 @@ def _table(model: NodeScorer) -> nn.Parameter:
     if model.content_table is None:
         raise ValueError("a model without content")
     return model.content_table
+
+
+def predicted(features: SparseRows, vectors_ID: Float32, known_I: NDArray[np.bool_]) -> Float32:
+    """float32[I, D]: what the content of each item says about its vector, learned from those that are known."""
+    return np.asarray(as_matrix(features) @ ridge(features, vectors_ID, known_I), np.float32)
+
+
+def ridge(features: SparseRows, targets_ID: Float32, known_I: NDArray[np.bool_], penalty: float = PENALTY) -> Float32:
+    """float32[F, D]: argmin Σ_{i known} ‖c(i) · W − t(i)‖² + penalty · ‖W‖², by conjugate gradients, all columns at once."""
+    matrix = as_matrix(features.take(np.flatnonzero(known_I))).astype(np.float64)
+    transposed = matrix.T.tocsr()
+    solution_FD = np.zeros((features.width, targets_ID.shape[1]))
+    residual_FD = transposed @ targets_ID[known_I].astype(np.float64)
+    direction_FD, size_D = residual_FD.copy(), (residual_FD**2).sum(0)
+    enough_D = 1e-12 * size_D
+    for _ in range(ITERATIONS):
+        if (size_D <= enough_D).all():
+            break
+        image_FD = transposed @ (matrix @ direction_FD) + penalty * direction_FD
+        curvature_D = (direction_FD * image_FD).sum(0)
+        step_D = np.divide(size_D, curvature_D, out=np.zeros_like(size_D), where=curvature_D > 0)
+        solution_FD += step_D * direction_FD
+        residual_FD -= step_D * image_FD
+        next_D = (residual_FD**2).sum(0)
+        direction_FD = residual_FD + np.divide(next_D, size_D, out=np.zeros_like(size_D), where=size_D > 0) * direction_FD
+        size_D = next_D
+    return solution_FD.astype(np.float32)

@@ -105,8 +105,7 @@ def likelihood_of(config: DeepConfig) -> Likelihood:
 def load_scorer(bundle: Bundle, config: DeepConfig) -> NodeScorer:
     """The scorer that a bundle was exported from (`config`: its own). Raises InvalidConfig where its weights are missing or others'."""
     where = str(bundle.path)
-    kind = bundle.manifest.query
-    model = new_model(config, bundle.tree, kind.width if isinstance(kind, VectorKind) else None)
+    model = new_model(config, bundle.tree, bundle.manifest.query)
     try:
         weights = {name: torch.from_numpy(np.array(array)) for name, array in bundle.weights().items()}
     except BundleNotFound as error:

@@ -56,8 +56,7 @@ def first_model(config: DeepConfig, tree: Tree, prepared: Prepared, device: torc
 
 def _without_rows(config: DeepConfig, tree: Tree, prepared: Prepared) -> NodeScorer:
     """A model that lacks node rows, for weights of `build_model`'s shapes."""
-    kind = query_kind(config, prepared.interactions)
-    model = new_model(config, tree, kind.width if isinstance(kind, VectorKind) else None, nodes=0)
+    model = new_model(config, tree, query_kind(config, prepared.interactions), nodes=0)
     if prepared.content is not None:
         model.content_table = nn.Parameter(torch.zeros(prepared.content.rows.width, config.scorer.node_dim))
     return model
@@ -73,13 +72,12 @@ def build_model(config: DeepConfig, tree: Tree, prepared: Prepared) -> NodeScore
         return begun
     torch.manual_seed(config.seed)
     scorer, kind = config.scorer, query_kind(config, prepared.interactions)
-    vector_width = kind.width if isinstance(kind, VectorKind) else None
-    model = new_model(config, tree, vector_width)
+    model = new_model(config, tree, kind)
     if scorer.init == "embeddings":
         biased = isinstance(model.head, ProductHead)  # then the last entry of a row, or of each part of it, is a bias
         encoder = model.encoder
         columns = [part.columns for part in encoder.each] if isinstance(encoder, SequenceQuery) else [slice(0, scorer.node_dim)]
-        if vector_width is None:
+        if not isinstance(kind, VectorKind):
             embeddings_ID = item_embeddings(prepared, columns[0].stop - biased, config.seed)
         else:
             embeddings_ID = start_model(model, prepared.interactions, prepared.split.train, scorer.init_std, seed=config.seed)

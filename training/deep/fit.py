@@ -22,16 +22,15 @@ from tqdm import tqdm
 
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree
-from training.deep.averaging import AVERAGE_EVERY
 from training.deep.checkpoint import Checkpoint, RunState, identity_of
 from training.deep.content_rows import ContentRows
 from training.deep.first_model import first_model
-from training.deep.instances import Source, source_of
+from training.deep.instances import source_of
 from training.deep.objectives.otm import otm_loss, otm_no_bs_loss, otm_no_optest_loss
 from training.deep.objectives.otm_robust import otm_robust_loss
 from training.deep.objectives.plt import hsm_loss, plt_loss
 from training.deep.objectives.tdm import tdm_loss
-from training.deep.optimiser import Optimiser
+from training.deep.optimiser import AVERAGE_EVERY, Optimiser
 from training.deep.parallel import average, own_rows, process, processes
 from training.deep.prepare import Prepared
 from training.deep.queries import model_input
@@ -42,7 +41,7 @@ from training.deep.topology import Topology, on_device
 from training.deep.validation import validation_pairs, validation_recall
 from training.retrieval.task import NO_DEADLINE, Deadline
 from training.specification.deep import DeepConfig, Objective, PathObjective, SequenceConfig, TdmObjective, WindowConfig
-from training.specification.sequence import SequenceObjective
+from training.specification.networks import SequenceObjective
 
 log = logging.getLogger(__name__)
 
@@ -179,8 +178,9 @@ class Run:
 
 def steps_of(config: DeepConfig, model: NodeScorer, topology: Topology, prepared: Prepared) -> InstanceSteps | SequenceSteps:
     """How the configured kind trains. Raises InvalidConfig where the processes cannot share a batch."""
-    content = content_rows(config, prepared, topology)
-    if content is not None:
+    content = None
+    if prepared.content is not None:
+        content = ContentRows(prepared.content.rows, topology, prepared.seen_I, config.content.drop)
         # Where content gives untouched items their rows, they are no negatives: nothing says that nobody wants them.
         topology = Topology(topology.tree, topology.device, prepared.seen_I)
     if isinstance(config, SequenceConfig):
@@ -206,8 +206,20 @@ class InstanceSteps:
         """A batch depends on its step alone: there is nothing to skip."""
 
     def make(self, step: int) -> Tensor:
-        """One batch and one update; returns the loss (a scalar on the device)."""
-        return train_step(self.config, self.model, self.topology, self.source, self.optimiser, step, self.content)
+        """One batch, of which this process takes its rows, and one update; returns the loss of those rows (a scalar on the device)."""
+        config, device, (kind, objective) = self.config, self.topology.device, stage(self.config, step)
+        instances, own = self.source.batch(step, config.optimiser.batch), own_rows(config.optimiser.batch)
+        generator = torch.Generator(device).manual_seed(config.seed * 1_000_003 + step)
+        if self.content is not None:
+            self.content.draw(config.seed * 1_000_003 + step)
+        self.optimiser.zero_gradients()
+        with torch.autocast(device.type, torch.bfloat16, enabled=use_bfloat16(config, device)):
+            query = model_input(self.model, self.topology, instances.query[own])
+            targets = on_device(instances.target_BP[own], device)
+            loss = LOSSES[kind](self.model, self.topology, query, targets, objective, generator)
+        loss.backward()
+        self.optimiser.step(config.optimiser.learning_rate_at(step))
+        return loss.detach()
 
 
 def stage(config: DeepConfig, step: int) -> tuple[str, Objective]:
@@ -218,40 +230,6 @@ def stage(config: DeepConfig, step: int) -> tuple[str, Objective]:
     if step >= round(objective.warm_start * config.optimiser.steps):
         return config.kind, objective
     return "tdm", TdmObjective(negatives=objective.negatives, negative_decay=objective.negative_decay)
-
-
-def train_step(
-    config: WindowConfig,
-    model: NodeScorer,
-    topology: Topology,
-    source: Source,
-    optimiser: Optimiser,
-    step: int,
-    content: ContentRows | None = None,
-) -> Tensor:
-    """One batch, of which this process takes its rows, and one update; returns the loss of those rows (a scalar on the device)."""
-    device, (kind, objective) = topology.device, stage(config, step)
-    instances = source.batch(step, config.optimiser.batch)
-    own = own_rows(config.optimiser.batch)
-    generator = torch.Generator(device).manual_seed(config.seed * 1_000_003 + step)
-    if content is not None:
-        content.draw(config.seed * 1_000_003 + step)
-    optimiser.zero_gradients()
-    with torch.autocast(device.type, torch.bfloat16, enabled=use_bfloat16(config, device)):
-        query = model_input(model, topology, instances.query[own])
-        targets = on_device(instances.target_BP[own], device)
-        loss = LOSSES[kind](model, topology, query, targets, objective, generator)
-    loss.backward()
-    optimiser.step(config.optimiser.learning_rate_at(step))
-    return loss.detach()
-
-
-def content_rows(config: DeepConfig, prepared: Prepared, topology: Topology) -> ContentRows | None:
-    """The features of the catalogue at the leaves, where content enters rows."""
-    content = prepared.content
-    if content is None:
-        return None
-    return ContentRows(content.rows, topology, prepared.seen_I, config.content.drop)
 
 
 def use_bfloat16(config: DeepConfig, device: torch.device) -> bool:

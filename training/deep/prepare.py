@@ -21,7 +21,7 @@ from training.data.item_content import ItemContent, item_content
 from training.data.item_tables import item_table
 from training.data.splits import Split, split_log
 from training.data.user_item_matrix import events_of_items
-from training.deep.content_ridge import predicted
+from training.deep.content_rows import predicted
 from training.deep.earlier import EarlierModel, open_earlier
 from training.deep.jtm import learn_tree
 from training.deep.jtm_samples import draw_samples

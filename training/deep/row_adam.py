@@ -1,4 +1,4 @@
-"""AdamW for tables of which a step touches few rows, with the mean of the rows over steps (`averaging.py`).
+"""AdamW for tables of which a step touches few rows, with the mean of the rows over steps (`optimiser.py`).
 
 Dense AdamW changes every row at every step: a row without a gradient moves on by its momentum, and its moments fade. All of that follows
 from the row as it was after some step s. With m, v its moments then and u = m / (√v + ε), a later step t without a gradient makes it

@@ -22,19 +22,13 @@ from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.sequence.rules import with_rules
 from training.retrieval.task import NO_DEADLINE, Deadline
 from training.specification.deep import DeepConfig
-from training.specification.splits import SplitConfig
 from training.versions import clear, only_run, work_folder
 
 log = logging.getLogger(__name__)
 
 
 def fit_and_export(
-    config: DeepConfig,
-    data: Path | None,
-    out: Path,
-    device: torch.device,
-    resume: bool,
-    journal: Path | None = None,
+    config: DeepConfig, data: Path | None, out: Path, device: torch.device, resume: bool, journal: Path | None = None
 ) -> Bundle | None:
     """Train what a configuration says and write models/NAME/VERSION; None in all processes but the first.
 
@@ -47,25 +41,13 @@ def fit_and_export(
         if process() == 0:
             clear(work, resume)
         wait_for_all()
-        return _trained(config, data, out, device, work, resume, journal)
-
-
-def _trained(
-    config: DeepConfig,
-    data: Path | None,
-    out: Path,
-    device: torch.device,
-    work: Path,
-    resume: bool,
-    journal: Path | None,
-) -> Bundle | None:
-    prepared = prepare(config, data, work / f"process-{process()}" if process() else work, work, journal)  # it writes files there
-    found = prepared.interactions
-    log.info("%d users, %d items, %d events", found.user_count, found.item_count, found.event_count)
-    bundle = train_and_export(config, prepared, out, device, work, resume)
-    if bundle is not None:
-        shutil.rmtree(work)
-    return bundle
+        prepared = prepare(config, data, work / f"process-{process()}" if process() else work, work, journal)  # it writes files there
+        found = prepared.interactions
+        log.info("%d users, %d items, %d events", found.user_count, found.item_count, found.event_count)
+        bundle = train_and_export(config, prepared, out, device, work, resume)
+        if bundle is not None:
+            shutil.rmtree(work)
+        return bundle
 
 
 def train_and_export(
@@ -84,7 +66,8 @@ def train_and_export(
     memory_s  most seconds for the neighbours of a memory
     deadline  the end of training in one process, whatever steps are left
     """
-    config = with_rules(with_dates(config, prepared.split.config), prepared)
+    data = config.data.model_copy(update={"split": prepared.split.config})  # with its dates: a log that has grown is cut at the same ones
+    config = with_rules(config.model_copy(update={"data": data}), prepared)
     for number in range(1, config.rounds + 1):
         folder = work if number == 1 else work / f"round-{number}"
         folder.mkdir(exist_ok=True)
@@ -92,11 +75,6 @@ def train_and_export(
         model = fit(config, prepared, tree, device, folder, resume, deadline)
         prepared = replace(prepared, earlier=as_earlier(config, tree, model), begun=None)
     return export(config, prepared, tree, model, out, memory_s) if process() == 0 else None
-
-
-def with_dates(config: DeepConfig, split: SplitConfig) -> DeepConfig:
-    """The configuration with the dates that the split chose, so that a log that has grown is cut at the same ones."""
-    return config.model_copy(update={"data": config.data.model_copy(update={"split": split})})
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""Validation users, by whose recall training and export choose. Searched in torch, with the model in training.
+"""Validation users, by whose recall training and export choose, searched with the model in training: by the engine that serves, in compiled
+loops, or in torch (`beam.py`) where its scorer or its rows are none that the loops know.
 
 Legend: B queries, T history, L levels, S state, E excluded items, X excluded nodes, M results.
 """
@@ -11,21 +12,24 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
+from espalier.engines.compiled.engine import DenseSearch
+from espalier.engines.scorer_weights import Layer, ScorerWeights
 from espalier.engines.stages import TreeQuery
 from espalier.masks.eligibility import EligibleNodes, eligible_nodes, unrestricted_mask
 from espalier.memory_lists import MemoryLists
 from espalier.metrics import precision_recall_f
 from espalier.queries import HistoryKind, QueryBatch, VectorKind
 from espalier.search import SearchParams
+from espalier.tree import Tree
 from training.data.splits import EvaluationPair, without_seen
 from training.deep.beam import Added, Own, search_states, sorted_excluded_nodes
-from training.deep.compiled_search import compiled_search
 from training.deep.instances import QueryRows
 from training.deep.parallel import every_value, process, processes
 from training.deep.prepare import Prepared
 from training.deep.queries import model_input, rows_of_pairs
+from training.deep.scorers.heads import MlpHead, ProductHead, SharedPReLU
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
 from training.evaluate import padded
@@ -147,3 +151,35 @@ def search_pairs(
     """int64[B, M] item rows and float32[B, M] ranks of held-out queries, without a memory."""
     blocks = ((block, None) for block in encoded(config, topology, model, pairs))
     return search_encoded(model, topology, blocks, gamma, own, beam_size, m)
+
+
+def compiled_search(model: NodeScorer, tree: Tree, gamma: float, own: Own, key_weight: float) -> DenseSearch | None:
+    """The search of a model's rows as they are, not copied; close it. None where its scorer or its rows are none that the loops know.
+
+    key_weight  λ of a memory; 0 without one
+    """
+    scorer = _scorer_of(model)
+    if scorer is None or model.row_table is not None or model.node_rows.device.type != "cpu":
+        return None
+    rows_ND = model.node_rows.detach().numpy()
+    return DenseSearch(tree, rows_ND, scorer, gamma, own == "log_activation", key_weight, torch.get_num_threads())
+
+
+def _scorer_of(model: NodeScorer) -> ScorerWeights | None:
+    head = model.head
+    if isinstance(head, ProductHead):
+        return ScorerWeights()
+    if not isinstance(head, MlpHead):
+        return None
+    first = _array(head.node_part.weight.T)
+    linear = [layer for layer in head.layers if isinstance(layer, nn.Linear)]
+    weights = [first, *(_array(layer.weight.T) for layer in linear)]
+    biases = [np.zeros(first.shape[1], np.float32), *(_array(layer.bias) for layer in linear)]
+    slope_of_layer = [slope.weight.item() for slope in head.slopes if isinstance(slope, SharedPReLU)]
+    slopes = [np.full(len(bias), slope, np.float32) for bias, slope in zip(biases, slope_of_layer, strict=True)]
+    layers = tuple(Layer(*arrays) for arrays in zip(weights, biases, slopes, strict=True))
+    return ScorerWeights(layers, _array(head.out.weight[0]), head.out.bias.item())
+
+
+def _array(weights: Tensor) -> NDArray[np.float32]:
+    return weights.detach().float().numpy()

@@ -25,10 +25,9 @@ from espalier.items import ItemTable
 from espalier.queries import FeaturesKind, QueryBatch, TextKind
 from espalier.text.sparse_rows import MAX_FEATURES, SparseRows
 from espalier.text.vectoriser import Vectoriser
-from training.data.csr import Csr, as_matrix, as_rows, normalised
+from training.data.csr import Csr, as_matrix, as_rows, normalised, read_by_rows
 from training.data.item_tables import item_table
 from training.data.log_values import BadRows
-from training.data.matrix_files import read_by_rows
 from training.data.query_logs import LabelledTexts, labelled, read_columns, read_log, texts_of
 from training.data.relevance import LabelRelevance, Smoothing, checked, is_graded
 from training.data.xmc import LabelledPoints, read_xmc

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -117,3 +118,18 @@ def by_parts(method: Method, trials: float, once: float = 1) -> Estimate:
         return Needs(max(LEAST_S, once * shortest_s), max(FULL_S, trials * shortest_s))
 
     return estimate
+
+
+def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """What the kernel can give without swapping, or what the limit of a container (control group v2) leaves; 4 GiB if neither is known."""
+    try:
+        lines = (proc / "meminfo").read_text().splitlines()
+        found = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    except (OSError, ValueError):
+        found = []
+    try:
+        limit = int((cgroup / "memory.max").read_text())  # "max" without one
+        found.append(max(0, limit - int((cgroup / "memory.current").read_text())))
+    except (OSError, ValueError):
+        pass
+    return min(found, default=4 << 30)

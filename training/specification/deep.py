@@ -15,10 +15,16 @@ from espalier.errors import InvalidConfig
 from espalier.manifest import ModelName
 from espalier.queries import MAX_HISTORY
 from training.specification.log_format import DATED, CsvFormat, LogFormat, TableFormat, TextTable, VectorsFormat
-from training.specification.optimiser import OptimiserConfig, SequenceOptimiser
-from training.specification.scorers import ProductScorer, Scorer
+from training.specification.networks import (
+    OptimiserConfig,
+    ProductScorer,
+    Scorer,
+    SequenceInstances,
+    SequenceObjective,
+    SequenceOptimiser,
+    SequenceScorer,
+)
 from training.specification.sections import SHARE, SearchLimits, Section, auto_or, auto_or_integer, default_kind
-from training.specification.sequence import SequenceInstances, SequenceObjective, SequenceScorer
 from training.specification.splits import DateSplit, LastSplit, SplitConfig, UserSplit, microseconds
 
 PAPER_WINDOWS = (20, 20, 10, 10, 2, 2, 2, 1, 1, 1)

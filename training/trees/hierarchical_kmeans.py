@@ -22,7 +22,7 @@ from espalier.compiled_code import compiled
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree, tree_from_children
 from training.data.csr import Csr
-from training.trees.quickselect import nth_smallest
+from training.trees.kmeans import nth_smallest
 
 Array = NDArray[Any]
 ROUNDS = 20

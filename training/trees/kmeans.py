@@ -21,7 +21,6 @@ from espalier.compiled_code import compiled
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.tree import Tree
 from training.trees.balanced import balanced_tree, level_edges, tree_height
-from training.trees.quickselect import nth_smallest
 
 Array = NDArray[Any]
 Int64 = NDArray[np.int64]
@@ -157,3 +156,31 @@ def _ranges(start_G: Int64, stop_G: Int64) -> Int64:
     size_G = stop_G - start_G
     ranges: Int64 = np.arange(size_G.sum()) + np.repeat(start_G - (np.cumsum(size_G) - size_G), size_G)
     return ranges
+
+
+@compiled()
+def nth_smallest(values: Array, n: int) -> Any:
+    """The n-th smallest number, from 0, by quickselect (Hoare 1961). Reorders `values`.
+
+    Written here, because numba needs five seconds to compile `np.partition`.
+    """
+    low, high = 0, len(values) - 1
+    while low < high:
+        pivot = values[(low + high) // 2]
+        i, j = low, high
+        while i <= j:
+            while values[i] < pivot:
+                i += 1
+            while values[j] > pivot:
+                j -= 1
+            if i <= j:
+                values[i], values[j] = values[j], values[i]
+                i += 1
+                j -= 1
+        if n <= j:
+            high = j
+        elif n >= i:
+            low = i
+        else:
+            break
+    return values[n]

@@ -53,8 +53,7 @@ from training.baselines.methods import METHODS as BASELINES
 from training.baselines.product_dnn import ProductDnnConfig, fit_product_dnn
 from training.compare.contest import RECIPE, Contest, Entry, attempted, checked_names
 from training.compare.figures import Figures, answered, figures_of
-from training.compare.outcome import differences, fit_of
-from training.compare.report import Key, continued, queries_file, read_figures, save, save_figures
+from training.compare.report import Key, continued, differences, fit_of, queries_file, read_figures, save, save_figures
 from training.data.splits import without_seen
 from training.deep.fit import use_bfloat16
 from training.deep.prepare import prepare

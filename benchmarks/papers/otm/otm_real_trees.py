@@ -29,8 +29,7 @@ from training.deep.topology import Topology
 from training.deep.validation import ranked_by, search_pairs
 from training.specification.deep import DeepConfig, RobustObjective, WindowConfig
 from training.specification.models import deep_config
-from training.specification.optimiser import OptimiserConfig
-from training.specification.scorers import ProductScorer
+from training.specification.networks import OptimiserConfig, ProductScorer
 
 CPU = torch.device("cpu")
 Sections = dict[str, dict[str, Any]]

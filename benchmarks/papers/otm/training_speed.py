@@ -40,9 +40,7 @@ from espalier.items import ItemTable
 from training.data.interactions import Interactions
 from training.data.splits import Split
 from training.deep.first_model import build_model
-from training.deep.fit import BETAS, pick_device, train_step, use_bfloat16
-from training.deep.instances import InstanceSource
-from training.deep.optimiser import Optimiser
+from training.deep.fit import InstanceSteps, pick_device, use_bfloat16
 from training.deep.prepare import Prepared, prepare
 from training.deep.topology import Topology
 from training.specification.deep import DeepConfig, WindowConfig
@@ -105,19 +103,18 @@ class Trainee:
 
     def __init__(self, config: WindowConfig, prepared: Prepared, topology: Topology) -> None:
         self.config, self.topology, self.steps = config, topology, 0
-        self.source = InstanceSource(prepared.interactions, prepared.split.train, config.instances, config.seed)
         self.model = build_model(config, topology.tree, prepared).to(topology.device)
-        self.optimiser = Optimiser(self.model, BETAS, config.optimiser.average)
+        self.training = InstanceSteps(config, self.model, topology, prepared, None)
 
     def targets(self) -> float:
         """Targets of an instance, the mean over the first batch."""
-        return float((self.source.batch(0, self.config.optimiser.batch).target_BP >= 0).sum(axis=1).mean())
+        return float((self.training.source.batch(0, self.config.optimiser.batch).target_BP >= 0).sum(axis=1).mean())
 
     def run(self, steps: int) -> float:
         """Seconds per step, the device's work included."""
         begin = time.perf_counter()
         for _ in range(steps):
-            loss = train_step(self.config, self.model, self.topology, self.source, self.optimiser, self.steps)
+            loss = self.training.make(self.steps)
             self.steps += 1
         loss.item()  # waits for the device
         return (time.perf_counter() - begin) / steps

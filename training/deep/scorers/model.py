@@ -12,18 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from espalier.errors import InvalidConfig
+from espalier.queries import Kind, VectorKind
 from espalier.tree import Tree
 from training.deep.scorers.attention import AttentionHead, BehaviourEncoder
 from training.deep.scorers.encoders import VectorEncoder, WindowEncoder
 from training.deep.scorers.heads import MlpHead, ProductHead
-from training.deep.scorers.lookup import Rows, lookup, rows_of
-from training.deep.scorers.row_table import RowTable
+from training.deep.scorers.row_table import Rows, RowTable, lookup, rows_of
 from training.deep.scorers.sequence import Reader, SequencePart, SequenceQuery, TransformerStates
 from training.deep.scorers.window_states import WindowStates, windows_of
 from training.onnx_graphs import onnx_bytes
 from training.specification.deep import DeepConfig
-from training.specification.scorers import AttentionScorer, MlpScorer, Scorer
-from training.specification.sequence import SequenceScorer
+from training.specification.networks import AttentionScorer, MlpScorer, Scorer, SequenceScorer
 
 Encoder = WindowEncoder | BehaviourEncoder | VectorEncoder | SequenceQuery
 Head = ProductHead | MlpHead | AttentionHead
@@ -72,15 +71,16 @@ class NodeScorer(nn.Module):
         return state_BLS[:, 0 if state_BLS.shape[1] == 1 else level] @ rows_of(span, self.table).T
 
 
-def new_model(config: DeepConfig, tree: Tree, vector_width: int | None = None, nodes: int | None = None) -> NodeScorer:
+def new_model(config: DeepConfig, tree: Tree, kind: Kind, nodes: int | None = None) -> NodeScorer:
     """The model of a whole configuration over a tree, with random weights, from torch's generator as it stands.
 
-    vector_width  queries are vectors so wide, not histories
-    nodes         node rows that it begins with; None: those of the tree
+    kind   of queries: vectors or histories
+    nodes  node rows that it begins with; None: those of the tree
     """
     scorer, nodes = config.scorer, tree.node_count if nodes is None else nodes
     if not isinstance(scorer, SequenceScorer):
-        return new_scorer(scorer, config.windowed_instances.windows, nodes, vector_width)
+        width = kind.width if isinstance(kind, VectorKind) else None
+        return new_scorer(scorer, config.windowed_instances.windows, nodes, width)
     parts = sequence_parts(scorer, config.history_length, tree.height + 1, config.data.format.order != "none")
     encoder = SequenceQuery(config.history_length, parts)
     return NodeScorer(nodes, scorer.node_dim, encoder, ProductHead(scorer.node_dim, scorer.node_dim, None), scorer.init_std)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from training.deep.scorers.lookup import Rows, lookup
+from training.deep.scorers.row_table import Rows, lookup
 from training.deep.scorers.transformer import Dropout, SequenceEncoder
 from training.deep.scorers.window_states import WindowStates
 

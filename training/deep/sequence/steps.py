@@ -20,8 +20,8 @@ from training.deep.content_rows import ContentRows
 from training.deep.optimiser import Optimiser
 from training.deep.parallel import own_rows, processes
 from training.deep.prepare import Prepared
-from training.deep.scorers.lookup import lookup
 from training.deep.scorers.model import NodeScorer
+from training.deep.scorers.row_table import lookup
 from training.deep.scorers.sequence import SequenceQuery
 from training.deep.sequence.batches import SequenceBatch, SequenceSource
 from training.deep.sequence.columns import ColumnSource
