@@ -13,6 +13,7 @@ from tests.service.fake_engine import FakeEngine
 from tests.service.own_time import pass_time, settled
 from tests.service.running import Json, Running, counted
 from tests.service.test_batching import NewBatcher, accepted, ask, calls, held, learnt, new_batcher
+from tests.waiting import until
 
 __all__ = ["new_batcher"]
 
@@ -107,6 +108,8 @@ def test_a_background_request_gets_the_same_answer(running: Running) -> None:
 
 def test_customers_metrics_do_not_count_background_requests(running: Running) -> None:
     running.client.post("/retrieve", json=BODY)
+    versions = {f'espalier_model_default_version{{model="{name}"}}' for name in ("books", "points")}
+    until(lambda: all(counted(running).get(name) == 1 for name in versions))  # the follower reports them when it looks next
     before = counted(running)
     assert running.client.post("/retrieve", json=BODY, headers=BEHIND).status_code == 200
     assert running.client.post("/retrieve", json=BODY | {"m": 999}, headers=BEHIND).status_code == 422
