@@ -154,6 +154,16 @@ async def test_a_call_never_exceeds_the_batch_and_keeps_the_order(engine: FakeEn
     assert calls(engine) == [[0], [1, 2, 3], [4, 5, 6]]
 
 
+async def test_a_cancelled_request_never_reaches_the_engine(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_batch=16)
+    async with held(engine, batcher):
+        stays, goes = await accepted(ask(batcher, 1), ask(batcher, 2))
+        goes.cancel()
+        await asyncio.wait([goes])
+    await stays
+    assert calls(engine) == [[0], [1]]
+
+
 async def test_an_engine_failure_fails_only_the_requests_of_its_call(engine: FakeEngine, new_batcher: NewBatcher) -> None:
     batcher = new_batcher(max_batch=16)
     async with held(engine, batcher) as busy:
@@ -328,6 +338,10 @@ async def test_in_overload_one_large_request_behind_a_small_one_is_no_queue(engi
         tasks += await accepted(ask(batcher, 1))
     await asyncio.gather(*tasks)
     assert batcher._admission.overloaded
+
+
+async def test_a_request_larger_than_the_queue_is_taken_when_nothing_waits(new_batcher: NewBatcher) -> None:
+    assert len((await ask(new_batcher(max_queue=3), *range(9))).result.count_B) == 9
 
 
 async def test_accepted_work_counts_as_offered_unless_it_would_have_waited(

@@ -159,6 +159,12 @@ async def test_several_calls_run_at_once_where_the_engine_takes_them(new_batcher
     assert sorted(calls(engine)) == [[i] for i in range(6)]
 
 
+async def test_one_call_runs_at_a_time_unless_the_limits_say_more(new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(Meeting(2, wait_s=0.1), max_batch=1)
+    failed = await asyncio.gather(*(ask(batcher, i) for i in range(2)), return_exceptions=True)
+    assert [type(error) for error in failed] == [EngineFailed] * 2
+
+
 async def test_an_engine_of_several_calls_is_told_the_nearest_deadline_of_a_call(engine: FakeEngine, new_batcher: NewBatcher) -> None:
     batcher = new_batcher(max_batch=16, calls=2)
     async with held(engine, batcher) as first, held(engine, batcher) as second:

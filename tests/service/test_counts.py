@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import struct
 import subprocess
@@ -149,10 +150,10 @@ for line in sys.stdin:
 
 
 @contextmanager
-def writer(folder: Path) -> Iterator[Callable[[str], int]]:
+def writer(folder: Path, before: Callable[[], None] | None = None) -> Iterator[Callable[[str], int]]:
     """A process of its own, which a SIGBUS would end. Gives what tells it to write so many more numbers."""
     command = [sys.executable, "-c", WRITER, str(folder)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=before) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         into, out = process.stdin, process.stdout
@@ -186,6 +187,30 @@ def test_a_full_disk_ends_no_process_and_loses_no_number(tmp_path: Path, beforeh
         assert counted(disk) == list(range(beforehand + 3000))
 
 
+def test_a_limit_of_file_sizes_ends_no_process(tmp_path: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    with writer(tmp_path, limit) as tell:
+        assert tell("3000") == 3000
+        assert 500 < len(counted(tmp_path)) < 1500  # what 64 KiB hold
+        tell("settle")
+
+
+def test_a_folder_that_is_gone_ends_no_process(tmp_path: Path) -> None:
+    file = CountsFile(tmp_path / "gone" / "counter_7.db")
+    file.write(key(1), 2.0)
+    assert not file.complete()
+    (tmp_path / "gone").mkdir()
+
+    def settled() -> bool:
+        file.settle()
+        return file.complete()
+
+    until(settled, "it is tried again")
+    assert numbers(file.path) == {key(1): 2.0}
+
+
 def test_a_number_that_changes_once_there_is_room_is_the_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("service.watch.counter_files.time.monotonic", lambda: now[0])
@@ -199,7 +224,6 @@ def test_a_number_that_changes_once_there_is_room_is_the_newer_one(tmp_path: Pat
     file.write(key(1), 4.0)
     assert numbers(file.path) == {key(1): 4.0}
     file.settle()
-    assert file.complete()
     assert sorted(read(file.path)) == sorted([(key(1), 4.0), (key(2), 5.0)])
 
 

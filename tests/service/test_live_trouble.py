@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import sqlite3
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from espalier.errors import JournalFull
+from espalier.live import journal
 from espalier.live.journal import Transaction
 from espalier.live.operations import ItemBody
 from service.errors import ItemNotFound, NotReady, NotWritable
 from service.live import live_version
-from service.live.catalogue_types import Put
+from service.live.catalogue_types import Outcome, Put
 from service.models.loading import LoadedModel
 from tests.service.live_running import ALL, Live, Nearest, add_version, live_service, models
 from tests.service.running import ITEMS
@@ -114,6 +117,30 @@ def test_a_journal_that_cannot_be_written_refuses_writes_until_it_can_and_retrie
     assert {"new", "newer"} < {*live.found("item-1")}
 
 
+def test_writes_are_refused_while_a_reader_pins_a_log_that_has_reached_its_bound(
+    live: Live, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "CHECKPOINT_BYTES", 1 << 16)
+    monkeypatch.setattr(journal, "MAX_LOG_BYTES", 1 << 18, raising=False)
+
+    def change(times: int) -> None:
+        for number in range(times):
+            live.put("new", fields={"title": str(number)})
+
+    live.put("new", like=("item-1",))
+    (file,) = models.rglob("live.db")
+    with closing(sqlite3.connect(file, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM ops").fetchall()
+        with pytest.raises(NotWritable, match=r"write-ahead log has .* Retrieval goes on"):
+            change(200)
+        assert "write-ahead log" in str(live.catalogue.status().reason)
+        assert "new" in live.found("item-1")
+    live.put("newer", like=("item-1",))
+    assert live.catalogue.status().reason is None
+    assert {"new", "newer"} <= {*live.found("item-1")}
+
+
 def test_a_journal_that_is_damaged_leaves_the_version_as_it_was_trained(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with live_service(models, monkeypatch) as live:
         trained = live.found("item-1")
@@ -158,6 +185,23 @@ def test_a_version_that_is_being_dropped_refuses_no_write(live: Live, models: Pa
         live.put("new", like=("item-1",))
     live.admin("POST", "default", {"version": 2})
     assert live.put("new", like=("item-1",)).sequence == 1
+
+
+def test_a_write_that_a_dropped_default_could_not_place_is_placed_by_the_next(
+    live: Live, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_version(models, 2, seed=1)
+    live.admin("POST", "load", {"version": 2, "default": False})
+    entry = live.running.app.state.service.registry.entries["books"]
+
+    def dropped(items: object) -> None:
+        entry.loaded = entry.ready[2]
+        drained(items)
+
+    monkeypatch.setattr(live.catalogue.thread.versions[1], "where", dropped)
+    outcomes = live.bulk(*(Put(f"new-{i}", ItemBody(like=("item-1",))) for i in range(3)))
+    placed = [outcome.placed for outcome in outcomes if isinstance(outcome, Outcome)]
+    assert [found and found.version for found in placed] == [2, 2, 2]
 
 
 def test_a_default_that_is_dropped_between_two_looks_is_followed_by_the_next(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -331,3 +331,12 @@ def test_the_tail_of_an_item_is_the_one_that_it_has_in_a_fold(tmp_path: Path, fo
             assert part == pytest.approx(fold.tail.part(features, values, folded), abs=1e-9)
             differs += row < view.overlay.items and part != bundle.tail.part(features, values, row)
     assert differs > 0
+
+
+def test_an_item_that_is_there_keeps_its_slot(version: LiveVersion) -> None:
+    bundle = version.bundle
+    parent = int(bundle.tree.level(bundle.tree.height - 1)[0])
+    state = LiveState(bundle)
+    row = LiveRow(np.zeros(bundle.graph_scorer.node_dim, np.float32))
+    state.apply([Change(1, "new", "put", {}, (Placement(0, parent, 5, row),))])
+    assert Slots(state).place("new", [[(parent, row)]], late=7)[0].slot == 5

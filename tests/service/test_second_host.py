@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ import pytest
 from espalier.live.journal import Journal
 from espalier.live.journal_file import FILE
 from espalier.live.journal_upkeep import leave_out
-from service.live import notices
+from service.live import live_version, notices
 from service.live.following import copy
 from service.live.writer_feed import WriterFeed
 from tests.espalier.live.journals import appended, put
-from tests.service.live_running import Live, live_service, models
+from tests.service.live_running import ByTitle, Live, live_service, models
 from tests.service.writers import RealWriter, serving
 from tests.waiting import until
 
@@ -150,3 +151,16 @@ def test_a_host_that_takes_over_gives_no_sequence_again(
             assert {*first.found("item-1")} == {*second.found("item-1")}  # each host has slots of its own: ties may differ
             assert {"a", "b"} <= {*first.found("item-1")}
             assert "lost" not in first.found("item-1")
+
+
+def test_an_item_that_its_fields_have_placed_moves_on_both_hosts(models: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_version.LiveVersion, "takes_fields", True)
+    with (
+        live_service(models, monkeypatch, ByTitle, admin_keys=(ADMIN,)) as first,
+        serving(RealWriter(first.running)) as url,
+        follower(other, monkeypatch, url, placer=ByTitle) as second,
+    ):
+        for number, title in enumerate(("item-1", "item-9"), 1):
+            outcome = first.put("new", fields={"title": title})
+            until(partial(reached, second, number))
+            assert second.get("new").placed == outcome.placed

@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
@@ -14,9 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from espalier.live.journal import Journal
 from service.live import notices as module
 from service.live.notices import Notices
+from service.models.worker_progress import Workers
 from service.run_folder import forget
+from tests.espalier.live.journals import appended, put
 
 
 class Service:
@@ -210,3 +215,51 @@ def test_a_full_queue_holds_up_nobody(service: Service, tmp_path: Path) -> None:
         other.bind(str(tmp_path / "12.sock"))  # it never reads
         for _ in range(2000):
             one.committed("books")
+
+
+OTHER = """
+import sys, time
+from pathlib import Path
+from espalier.live.journal import Journal
+from service.live import notices as module
+from service.live.notices import Notices
+from service.models.worker_progress import Workers
+module.POLL_S = module.RECHECK_S = 60.0
+workers = Workers(Path(sys.argv[1]))
+workers.join()
+journal = Journal(Path(sys.argv[2]))
+notices = Notices(workers.folder)
+notices.subscribe("books", lambda: notices.applied("books", journal.last_sequence()))
+notices.start()
+notices.applied("books", 0)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_poll")
+def test_another_process_answers_by_a_commit_that_it_was_told_and_its_death_holds_up_nobody(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    workers, journal = Workers(run), Journal(tmp_path / "live.db")
+    workers.join()
+    own = Notices(run)
+    own.start()
+    with subprocess.Popen([sys.executable, "-c", OTHER, run, journal.file], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"ready\n"
+            for number in range(20):
+                (sequence,) = appended(journal, [put(f"{number}")])
+                own.applied("books", sequence)
+                own.committed("books")
+                assert not own.wait_applied("books", sequence, 20)
+        finally:
+            other.kill()
+            other.wait()
+    (sequence,) = appended(journal, [put("last")])
+    own.applied("books", sequence)
+    assert not own.wait_applied("books", sequence, 0)
+    own.stop()
+    workers.leave()

@@ -22,7 +22,7 @@ from espalier.store.fetching import FETCH, fetch
 from espalier.store.models import StoredModel, blob_key, find_models, serve_highest, serving_key, set_default
 from espalier.store.objects import Objects
 from espalier.store.publishing import publish
-from service.errors import NotReady
+from service.errors import Conflict, NotReady
 from service.models import store_mirror
 from tests.service.models.registry import Running, add_version, run
 from tests.service.running import small_model
@@ -110,6 +110,13 @@ def test_versions_come_from_the_store_and_the_store_says_what_serves(following: 
     serve_highest(store, "books")
     until(lambda: following.served() == 3)
     assert not (following.models / "books" / "serving.json").exists()
+
+
+def test_an_admin_of_one_host_cannot_leave_the_store(following: Running) -> None:
+    changes = following.registry.changes
+    for change in (changes.load, changes.set_default, changes.unload):
+        with pytest.raises(Conflict, match="set-default --store URL --model books --version N"):
+            following.run(change("books", 1))
 
 
 def test_it_waits_for_a_store_that_is_not_there_yet(store: Objects, models: Path, cache: Path) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -19,9 +20,10 @@ from espalier.memory_lists import MemoryLists
 from espalier.queries import HistoryKind, QueryBatch, VectorKind
 from espalier.search import SearchParams
 from espalier.shards.messages import MEDIA_TYPE, MaskBits, ShardAnswer, ShardQuery, encode_query
+from espalier.text.sparse_rows import SparseRows
 from service.shards import search as search_module
 from tests.service.running import Json, Running, problem, run
-from tests.service.shards.cutting import post, queries_of, query_for, search
+from tests.service.shards.cutting import cut, post, queries_of, query_for, search, whole_bundle
 
 MAX_QUERIES, MAX_VALUES = 8, 200
 
@@ -97,6 +99,10 @@ def test_what_is_within_the_limits_is_answered(limited: Limited, asked: dict[str
     assert (answer.pin, answer.engine, answer.batch, answer.engine_ms > 0) == (query.pin, "compiled-cpu", len(query.queries), True)
 
 
+WRAPPED = [0, 2**63 - 1, -(2**63), -1, 4]
+"""Offsets whose differences, in 64 bits, are never below 0."""
+
+
 @pytest.mark.parametrize(
     ("field", "asked", "change"),
     [
@@ -109,6 +115,8 @@ def test_what_is_within_the_limits_is_answered(limited: Limited, asked: dict[str
         ("states", {}, but(states_BLS=None)),
         ("states_BLS", {}, but(states_BLS=np.zeros((2, 1, 4), np.float32))),
         ("states_BLS", {}, but(states_BLS=np.zeros((2, 4, 9), np.float32))),
+        ("states", {}, but(states_BLS=np.full((2, 4, 4), np.inf, np.float32))),
+        ("states", {}, but(states_BLS=np.full((2, 4, 4), np.nan, np.float32))),
         ("exclude", {}, but(exclude_BE=np.full((2, 1), 1 << 40))),
         ("exclude", {}, but(exclude_BE=np.full((2, 1), -2))),
         ("queries", {}, but(queries=history(1 << 40), memory=None)),
@@ -116,6 +124,7 @@ def test_what_is_within_the_limits_is_answered(limited: Limited, asked: dict[str
         ("kind", {}, but(queries=history(-1, length=4))),
         ("kind", {}, but(queries=QueryBatch(VectorKind(width=4), np.zeros((2, 4), np.float32)))),
         ("memory.values", {}, but(memory=MemoryLists(np.array([0, 0, 1]), np.array([9]), np.array([3e38], np.float32)))),
+        ("memory.offset", {"batch": 4}, but(memory=MemoryLists(np.array(WRAPPED), np.arange(1, 5), np.ones(4, np.float32)))),
         ("masks", {}, but(masks=("0", None), sent_masks={(bits := MaskBits(np.zeros(99, np.uint8))).digest: bits})),
     ],
 )
@@ -216,3 +225,15 @@ def test_random_bytes_in_a_message_are_never_an_error_of_the_service(limited: Li
         logging.disable(logging.NOTSET)
     assert 422 in statuses
     assert statuses <= {200, 409, 410, 422, 504}
+
+
+def test_features_whose_offsets_wrap_are_refused(tmp_path: Path) -> None:
+    linear = whole_bundle(tmp_path / "models", "linear")
+    shard = cut(linear, tmp_path / "shards")[0]
+    rows = SparseRows(np.arange(5), np.arange(4, dtype=np.int32), np.ones(4, np.float32), linear.chunks.width)
+    queries = QueryBatch(linear.manifest.query, rows)
+    good = encode_query(query_for(linear, shard, queries, SearchParams.uniform(4, 3, 4)))
+    with run(tmp_path / "shards", partial(open_engine, device="cpu")) as running:
+        assert post(running, good).status_code == 200
+        answer = post(running, good.replace(np.arange(5).tobytes(), np.array(WRAPPED).tobytes()))
+        assert "features.indptr" in str(problem(answer)["errors"][0])
