@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from types import UnionType
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import orjson
 from fastapi import FastAPI, Request
@@ -22,8 +22,6 @@ from starlette.types import Send
 
 from espalier.errors import DeviceUnavailable, EspalierError, InvalidInput, expectation
 from service.errors import ClientGone, EngineFailed, InvalidRequest, ServiceError
-
-Body = TypeVar("Body", bound=BaseModel)
 
 MAX_LISTED = 20
 """Wrong values that one problem document lists."""
@@ -69,16 +67,10 @@ async def send_problem(send: Send, document: Mapping[str, Any], headers: Mapping
     await send({"type": "http.response.body", "body": body})
 
 
-def validated(kind: type[Body], content: bytes) -> Body:
-    """A body as a `kind`. Raises InvalidRequest.
-
-    Straight from the bytes: that refuses what JSON refuses, names the field of a NaN, and takes a third of parsing first.
-    """
-    try:
-        return kind.model_validate_json(content)
-    except ValidationError as error:
-        found = error.errors(include_url=False)[:MAX_LISTED]
-        raise InvalidRequest([_invalid_input(item, item["loc"], kind) for item in found]) from error
+def invalid_body(error: ValidationError, kind: type[BaseModel]) -> InvalidRequest:
+    """A body that pydantic refused as a `kind`."""
+    found = error.errors(include_url=False)[:MAX_LISTED]
+    return InvalidRequest([_invalid_input(item, item["loc"], kind) for item in found])
 
 
 def install(app: FastAPI) -> None:

@@ -31,10 +31,9 @@ from service.http.dependencies import Service
 from service.http.direct import model_of
 from service.http.memory_budget import Budget, Held
 from service.http.middleware import RequestInfo, problem_of
-from service.http.request_bodies import JSON_TYPES, check_type, parsed, read_body
+from service.http.request_bodies import JSON_TYPES, check_type, parsed, read_body, validated
 from service.http.retrieve_route import read_and_write, send_body, until_hung_up
 from service.models.loading import LoadedModel
-from service.problems import validated
 from service.retrieval.schemas import StrictBody
 
 MAX_BEAMS = 32

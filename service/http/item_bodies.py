@@ -22,9 +22,9 @@ from espalier.items import MAX_ID_BYTES
 from espalier.live.operations import ItemBody
 from espalier.queries import FeaturesKind, HistoryKind, Kind, TextKind, VectorKind
 from service.http.item_schemas import A_TIME, BulkLine, ItemRequest, Text, Vector
+from service.http.request_bodies import validated
 from service.live.catalogue_types import Delete, Put
 from service.models.removals import check_id
-from service.problems import validated
 from service.retrieval.schemas import Features, Ids
 from service.settings import Settings
 

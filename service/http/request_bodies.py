@@ -10,12 +10,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
 from espalier.errors import InvalidInput
 from service.errors import BodyTooLarge, Busy, InvalidRequest, NotJson, SlowBody
 from service.http.memory_budget import Held
+from service.problems import invalid_body
 
 JSON_TYPES = ("application/json",)
 LINES_TYPES = ("application/x-ndjson", "application/jsonl", "application/json-lines")
@@ -24,6 +26,7 @@ LINES_TYPES = ("application/x-ndjson", "application/jsonl", "application/json-li
 TURN_LINES = 1024
 """Lines of one piece of a body that are looked at before other requests have their turn: most may be empty."""
 T = TypeVar("T")
+Body = TypeVar("Body", bound=BaseModel)
 INLINE_BYTES = 1 << 16
 """Bodies up to this size are parsed on the event loop. Larger ones would keep other requests waiting, and go to a thread."""
 MAX_NESTED = 1 << 16
@@ -134,3 +137,14 @@ async def parsed(content: bytes, parse: Callable[[bytes], T]) -> T:
     if (nested := content.count(b"{") + content.count(b"[")) > MAX_NESTED:
         raise InvalidRequest([InvalidInput("body", f"{nested} objects and lists", f"at most {MAX_NESTED}")])
     return await asyncio.get_running_loop().run_in_executor(_parser, parse, content)
+
+
+def validated(kind: type[Body], content: bytes) -> Body:
+    """A body as a `kind`. Raises InvalidRequest.
+
+    Straight from the bytes: that refuses what JSON refuses, names the field of a NaN, and takes a third of parsing first.
+    """
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        raise invalid_body(error, kind) from error

@@ -23,9 +23,8 @@ from service.http.connection import CONNECTION
 from service.http.dependencies import Service
 from service.http.memory_budget import Budget, Held
 from service.http.middleware import RequestInfo
-from service.http.request_bodies import JSON_TYPES, check_type, parsed, read_body
+from service.http.request_bodies import JSON_TYPES, check_type, parsed, read_body, validated
 from service.models.loading import LoadedModel
-from service.problems import validated
 from service.retrieval.request import CheckedRequest, check
 from service.retrieval.retrieve import Retrieved, retrieve
 from service.retrieval.schemas import RetrieveRequest

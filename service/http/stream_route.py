@@ -18,9 +18,8 @@ from service.errors import Busy, ClientGone, QueueFull, ServiceError, SlowBody
 from service.http.connection import CONNECTION
 from service.http.memory_budget import Held
 from service.http.middleware import RequestInfo, problem_of
-from service.http.request_bodies import LINES_TYPES, check_type, parsed, read_lines
+from service.http.request_bodies import LINES_TYPES, check_type, parsed, read_lines, validated
 from service.http.retrieve_route import RetrievalRoute, read_and_write, send_body, until_hung_up
-from service.problems import validated
 from service.retrieval.request import CheckedRequest
 from service.retrieval.schemas import RetrieveRequest
 

@@ -164,8 +164,8 @@ def test_a_known_encoder_gives_the_states_of_its_graph() -> None:
     ("operator", "constants", "attributes", "reason"),
     [
         ("Acosh", {}, {}, r"query\.onnx has the operators Acosh"),
-        ("CumSum", {"axis": ONE}, {}, "CumSum of other than whole numbers"),
-        ("CumSum", {"axis": ONE}, {"reverse": 1}, "in reverse"),
+        ("CumSum", {"axis": np.array(1)}, {}, "CumSum of other than whole numbers"),
+        ("CumSum", {"axis": np.array(1)}, {"reverse": 1}, "in reverse"),
         ("GatherND", {"index": np.array([[1], [0]])}, {"batch_dims": 1}, "batch_dims"),
         ("Slice", {"start": np.array([3]), "end": np.array([-9]), "axis": ONE, "step": np.array([-1])}, {}, "negative step"),
         ("Cast", {}, {"to": onnx.TensorProto.FLOAT16}, "casts to ONNX type"),
