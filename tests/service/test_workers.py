@@ -157,7 +157,8 @@ def test_a_full_temporary_folder_ends_no_worker_and_keeps_no_change_from_being_m
         filler = fill(disk)
         bodies = [json.loads(BODY) | {"m": 1, "beam_size": 2**power} for power in range(7)] + [{"queries": 1}, {"model": "films"}]
         for body in bodies * 8:  # each beam is a histogram of its own, and each worker will have seen some
-            assert running.request("POST", "/retrieve", body)[0] in (200, 404, 422)
+            answer = running.request("POST", "/retrieve", body)
+            assert answer[0] in (200, 404, 422), (answer, running.log)
         assert running.request("PUT", "/models/books/removed", {"ids": ["item-7"]})[0] == 200
         until(lambda: "has no space" in "".join(running.log), "the log says so")
         assert running.workers() == workers
