@@ -70,7 +70,8 @@ def _described(method: M, build: Callable[..., Any]) -> M:
     """With the name, the documentation and the parameters of `build`, for help() and editors."""
     functools.update_wrapper(method, build)
     signature, own = inspect.signature(build), inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    method.__signature__ = signature.replace(parameters=[own, *signature.parameters.values()])  # type: ignore[attr-defined]  # as inspect reads it
+    # Where inspect looks for it.
+    method.__signature__ = signature.replace(parameters=[own, *signature.parameters.values()])  # type: ignore[attr-defined]
     return method
 
 
