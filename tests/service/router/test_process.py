@@ -15,6 +15,7 @@ from tests.service.shards.cutting import cut, whole_bundle
 from tests.waiting import until
 
 KEY = "a-key-of-the-routers-own"
+REPLICAS = 'espalier_router_replicas{model="books",shard="0",version="1"}'
 QUERY = {"queries": [{"history": ["item-1"]}], "m": 40, "beam_size": 64}
 
 
@@ -39,6 +40,8 @@ def test_a_router_outlives_its_shards(tmp_path: Path) -> None:
         assert [coverage() for _ in range(30)] == [1.0] * 30
         with paused(shards[0].process.pid):
             assert [coverage() for _ in range(30)] == [1.0] * 30
+            until(lambda: router.metric(REPLICAS) == 1, "the router has seen that the replica hangs")
+        until(lambda: router.metric(REPLICAS) == 2, "the router has seen that the replica goes on")
         os.kill(shards[1].process.pid, signal.SIGKILL)
         assert [coverage() for _ in range(30)] == [1.0] * 30
         shards[2].process.kill()
