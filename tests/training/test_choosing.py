@@ -64,7 +64,7 @@ def test_the_options_are_those_that_find_most() -> None:
     chosen = next(trial for trial in trials if (trial["cost"], trial["gamma"]) == (one.options.cost, one.options.gamma))
     steady = [trial["quality"] for trial in trials if falls_by(trial) <= choosing.FALL]
     assert chosen["quality"] == max(steady)
-    assert one.report["held_out"] == 300  # five folds of a tenth
+    assert one.report["held_out"] == 600  # each quarter in turn
     assert one.report["beams"] == [2, 10]
 
 
@@ -96,7 +96,7 @@ def test_too_few_points_that_the_tree_has_not_seen_choose_nothing() -> None:
     unseen_B[:400] = True
     enough = choose(data, features, SHAPE, LinearOptions(), 2, unseen_B=unseen_B)
     assert enough.report is not None
-    assert enough.report["held_out"] == 200  # five folds of a tenth of these
+    assert enough.report["held_out"] == 400
 
 
 def test_the_climb_goes_on_while_quality_rises() -> None:
@@ -126,15 +126,25 @@ def test_a_trial_learns_from_a_limited_part(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_folds_hold_out_each_point_once_at_most() -> None:
     unseen = np.arange(0, 2000, 4)
-    for held, kept in choosing._folds(unseen, 2000, 3):
+    for held, learned in choosing._folds(unseen, 2000, 3):
         assert np.isin(held, unseen).all()
-        assert sorted([*held, *kept]) == list(range(2000))
-    folds = list(choosing._folds(np.arange(2000), 2000, 3))
-    assert len(folds) == 5
-    assert len(np.unique(np.concatenate([held for held, _ in folds]))) == 1000
-    for held, kept in folds:
-        assert sorted([*held, *kept]) == list(range(2000))
-    assert [len(held) for held, _ in choosing._folds(np.arange(100_000), 100_000, 3)] == [2000]
+        assert sorted([*held, *learned]) == list(range(2000))
+    folds = list(choosing._folds(np.arange(1200), 1200, 3))
+    assert len(folds) == 4
+    assert sorted(np.concatenate([held for held, _ in folds])) == list(range(1200))
+    for held, learned in folds:
+        assert sorted([*held, *learned]) == list(range(1200))
+
+
+def test_a_trial_of_many_points_learns_from_a_quarter_and_from_all_texts_of_items() -> None:
+    ((held, learned),) = choosing._folds(np.arange(50_000, 101_000), 101_000, 3)
+    assert len(held) == len(set(held)) == 1000
+    assert (np.diff(learned) > 0).all()
+    assert not np.isin(held, learned).any()
+    assert (learned < 50_000).sum() == 50_000
+    assert (learned >= 50_000).sum() == 12_500
+    ((_, learned),) = choosing._folds(np.arange(10_000), 10_000, 3)
+    assert len(learned) == choosing.LEAST_LEARNED
 
 
 def test_few_items_are_one_node() -> None:

@@ -1,7 +1,7 @@
 """Learns a bundle's stacking (espalier.stacking): tables of training points, and a network that learns from points held out.
 
 Trees are trained on a part of the points, and the network learns from what they find for the others: for a fifth of the points at a time,
-until about 6,000 were held out. It is measured on a fifth of these, which it does not learn from. Texts of items are never held out: a
+until about 3,000 were held out. It is measured on a fifth of these, which it does not learn from. Texts of items are never held out: a
 tree has seen them in another form, and the network would learn to look for items whose whole text is the query.
 
 Knows what is held out, and whether a network is kept. Does not know files of bundles.
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 LEAST_POINTS, LEAST_WANTED = 2000, 10
 """With fewer labelled training points, `auto` is none; and `network` is refused, since nothing could be measured."""
-SHARE, HELD_OUT = 0.2, 6_000
+SHARE, HELD_OUT = 0.2, 3_000
 """The share that a fold holds out, and the points that folds are added up to."""
 MOST_CANDIDATES = 1 << 23
 """Of all points held out: 0.5 GB of features. Of more than 419 candidates fewer points are held out."""
