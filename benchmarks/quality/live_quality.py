@@ -36,16 +36,16 @@ from benchmarks.quality.live_sets import HiddenItems, hide
 from benchmarks.report_file import command_line, write_report
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
-from espalier.errors import EspalierError, InvalidData
+from espalier.errors import EspalierError
 from espalier.live.fold import write_fold
 from espalier.live.operations import ItemBody
 from espalier.live.rows import Placement
 from espalier.live.state import Change, LiveState
 from espalier.metrics import precision_recall_f
 from espalier.placement.placer import Candidates, Placer
-from espalier.queries import HistoryKind, pad_histories
-from espalier.search import NO_ITEM, SearchParams
+from espalier.search import NO_ITEM
 from training.baselines.content import content
+from training.compare.recipe import Recipe
 from training.data.splits import EvaluationPair, without_seen
 from training.deep.prepare import Prepared, prepare
 from training.deep.run import train_and_export
@@ -59,8 +59,8 @@ Find = Callable[[Sequence[Int64], int], Int64]
 """Histories and a number of results → rows of the whole catalogue, old items first."""
 MS = (10, 50, 200)
 SHOWN_AT = 50
-BATCH, MORE = 64, 800
-"""Queries of a call; results that are asked for where some of them do not count."""
+MORE = 800
+"""Results that are asked for where some of them do not count."""
 
 
 def trained(config: DeepConfig, prepared: Prepared, folder: Path) -> Bundle:
@@ -75,24 +75,15 @@ def trained(config: DeepConfig, prepared: Prepared, folder: Path) -> Bundle:
 
 def finder(bundle: Bundle, ids: Sequence[str], beam: int, exclude_seen: bool) -> Find:
     """What a bundle's engine finds, in the rows of `ids`."""
-    engine, kind = open_engine(bundle, "cpu"), bundle.manifest.query
-    if not isinstance(kind, HistoryKind):
-        raise InvalidData("bundle", kind.kind, "a model of histories")
+    rank = Recipe(bundle, open_engine(bundle, "cpu"), {}, [], 0.0, None, 1.0).at(beam).rank
     to_bundle = bundle.items.rows_of(list(ids))
     from_bundle = np.full(len(bundle.items), NO_ITEM, np.int64)
     from_bundle[to_bundle[to_bundle >= 0]] = np.flatnonzero(to_bundle >= 0)
 
     def find(histories: Sequence[Int64], m: int) -> Int64:
+        rows_BM = rank([to_bundle[history] for history in histories], min(m, bundle.manifest.search.max_m), exclude_seen)
         found_BM = np.full((len(histories), m), NO_ITEM, np.int64)
-        most = min(m, bundle.manifest.search.max_m)
-        for start in range(0, len(histories), BATCH):
-            part = [to_bundle[history] for history in histories[start : start + BATCH]]
-            seen_BE = np.full((len(part), max(map(len, part))), NO_ITEM, np.int64)
-            for row, history in zip(seen_BE, part, strict=True):
-                row[: len(history)] = history
-            params = SearchParams.uniform(len(part), beam, most, seen_BE if exclude_seen else None)
-            rows_BM = engine.search(pad_histories(kind, part), params).item_rows_BM
-            found_BM[start : start + len(part), : rows_BM.shape[1]] = np.where(rows_BM >= 0, from_bundle[np.maximum(rows_BM, 0)], NO_ITEM)
+        found_BM[:, : rows_BM.shape[1]] = np.where(rows_BM >= 0, from_bundle[np.maximum(rows_BM, 0)], NO_ITEM)
         return found_BM
 
     return find
