@@ -53,7 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--beams", default="50,200,800", help="serving beams of the recipe, comma-separated")
     parser.add_argument("--steps", type=int, help="at most so many steps of the recipe, for a quick look")
     parser.add_argument("--minutes", type=float, help="at most so many for choosing and training each method")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
 
 
 def without_folders(config: DeepConfig) -> Row:
@@ -81,7 +80,6 @@ def run(options: argparse.Namespace, name: str, config: DeepConfig, log: Path, m
     if options.steps is not None:
         optimiser = config.optimiser.model_copy(update={"steps": min(options.steps, config.optimiser.steps)})
         config = config.model_copy(update={"optimiser": optimiser})
-    torch.set_num_threads(options.threads)
     report: Report = {
         "set": name,
         "date": datetime.now(UTC).date().isoformat(),
@@ -149,10 +147,13 @@ def _run_seed(
 
 
 def main_of(benchmark: Any, parser: argparse.ArgumentParser) -> None:
-    """Run a benchmark with the options of the command line; errors end it in one line."""
+    """Run a benchmark with the options of the command line, --threads among them; errors end it in one line."""
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     logging.basicConfig(format="%(message)s")
     logging.getLogger("training").setLevel(logging.INFO)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     try:
-        benchmark(parser.parse_args())
+        benchmark(options)
     except (EspalierError, FloatingPointError, OSError) as error:
         raise SystemExit(f"error: {error}") from error

@@ -218,7 +218,6 @@ def figures_of(measure: Measure, of: dict[str, Int64], is_new_I: NDArray[np.bool
 
 def benchmark(options: argparse.Namespace) -> None:
     real = real_logs.load(options)
-    torch.set_num_threads(options.threads)
     raw = real.config.model_dump(mode="json")
     steps = raw["optimiser"]["steps"]
     raw["optimiser"]["steps"] = min(steps, options.steps or steps)
@@ -229,17 +228,9 @@ def benchmark(options: argparse.Namespace) -> None:
             raw["data"]["items"] = str(real_logs.movies(real.log.parent, Path(folder) / "movies.parquet"))
         config = type(real.config).model_validate(raw)
         rows = run(config, real.log, options, options.models or Path(folder))
-    report = {
-        "set": real.name,
-        "threads": options.threads,
-        "events": options.events,
-        "hidden_share": options.share,
-        "users": options.users,
-        "seconds": round(time.perf_counter() - begin),
-        "config": without_folders(config),
-        "rows": rows,
-    }
-    write_report(options.json, report)
+    about = {"set": real.name, "threads": options.threads, "events": options.events, "hidden_share": options.share, "users": options.users}
+    seconds = round(time.perf_counter() - begin)
+    write_report(options.json, about | {"seconds": seconds, "config": without_folders(config), "rows": rows})
 
 
 def main() -> None:
@@ -250,7 +241,6 @@ def main() -> None:
     parser.add_argument("--users", choices=("test", "validation"), default="test", help="whose queries are measured")
     parser.add_argument("--content", action="store_true", help="items' fields enter their rows (MovieLens: movies.dat.gz)")
     parser.add_argument("--steps", type=int, help="at most so many training steps")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--models", type=Path, help="a folder that keeps the trained models; those that are there are not trained again")
     main_of(benchmark, parser)
 

@@ -236,13 +236,15 @@ class Measuring:
 
     # -- what the fleet says --------------------------------------------------------------------------------------------
 
+    def _now(self) -> list[Seen]:
+        """One answer, if there is one."""
+        return Load(each_once(self._address, self._requests[:1], 1, keep=kept)).seen
+
     def _is_whole(self) -> bool:
-        answer = Load(each_once(self._address, self._requests[:1], 1, keep=kept))
-        return bool(answer.seen) and answer.seen[0].items == 1
+        return any(one.items == 1 for one in self._now())
 
     def _serves(self, version: int) -> bool:
-        seen = Load(each_once(self._address, self._requests[:1], 1, keep=kept)).seen
-        return bool(seen) and seen[0].version == version
+        return any(one.version == version for one in self._now())
 
     def _buckets(self, name: str) -> list[tuple[float, float]]:
         """The upper bounds of a histogram of the router, in seconds, and how many were at most so long."""

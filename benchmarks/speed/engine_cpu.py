@@ -28,6 +28,7 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from benchmarks.papers.product_search.ann import AnnIndex, faiss_is_installed
+from benchmarks.quality.filtered_recall import overlap
 from benchmarks.report_file import SYNTHETIC, command_line, print_row, write_report
 from benchmarks.synthetic import diffusion_bundle, diffusion_queries, synthetic_bundle
 from espalier.bundle import Bundle
@@ -39,7 +40,7 @@ from espalier.engines.runtime import ort
 from espalier.engines.stages import GivenQueries
 from espalier.masks.eligibility import excluded_nodes
 from espalier.queries import QueryBatch
-from espalier.search import SearchParams
+from espalier.search import NO_ITEM, SearchParams
 from training.retrieval.scores import best_of_all
 
 M = 200
@@ -94,7 +95,7 @@ class LevelLoop:
                 beam = candidates[kept]
                 candidates = (2 * beam[:, None] + np.array([1, 2])).ravel()
         best = np.argsort(-logits, kind="stable")[: int(params.m_B[b])]
-        return np.asarray(tree.leaf_item[candidates[best] - tree.leaf_offset])
+        return np.where(np.isfinite(logits[best]), tree.leaf_item[candidates[best] - tree.leaf_offset], NO_ITEM)
 
 
 def run(bundle: Bundle, beams: list[int], batches: list[int], rounds: int) -> list[Row]:
@@ -107,12 +108,7 @@ def run(bundle: Bundle, beams: list[int], batches: list[int], rounds: int) -> li
     rows = []
     for beam in beams:
         params = SearchParams.uniform(QUERIES, beam, min(M, 2 * beam), exclude)
-        same = np.mean(
-            [
-                len(np.intersect1d(a, b)) / len(b)
-                for a, b in zip(engine.search(queries, params).item_rows_BM, loop.search(queries, params), strict=True)
-            ]
-        )
+        same = overlap(loop.search(queries, params), engine.search(queries, params).item_rows_BM)
         if same < 0.999:
             raise SystemExit(f"the two sides agree on {same:.4f} of the items at beam {beam}; expected at least .999")
         for batch in batches:

@@ -59,6 +59,11 @@ def report_of(benchmark: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPat
         (filtered_recall, "--models {folder} --height 10 --rounds 1 --debian nowhere", FILTERED),
         (xrlinear_scale, "--labels 4096", SCALE),
         (live_speed, "--engines= --placed 20 --rounds 1", LIVE),
+        (
+            engine_cpu,
+            "--models {folder} --height 10 --beam 20 --batch 1,8 --rounds 1",
+            {"engine", "items", "beam_size", "batch", "ms_per_query"},
+        ),
     ],
     ids=lambda value: value.__name__.split(".")[-1] if isinstance(value, ModuleType) else "",
 )
