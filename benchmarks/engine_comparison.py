@@ -3,7 +3,8 @@
 (a) With integer weights all arithmetic is exact, so an engine's results equal the reference's, ties included (`differences`). (b) With real
 weights the reference rescores the beams that the engine kept: it finds the same candidates of the same ranks, up to the engine's rounding,
 and every kept candidate is at least as good as the best dropped one, less that rounding (`wrong_beams`). (c) A query gets the same answer
-in any batch (`wrong_alone`). Each returns a line for everything that is not so.
+in any batch (`wrong_alone`). (d) With integer weights the beams above the leaves, under which a router's live items hang, are the
+reference's (`wrong_parents`). Each returns a line for everything that is not so.
 
 Legend: B queries, K beam, C candidates, M results.
 """
@@ -18,9 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
+from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine, Step
+from espalier.engines.reference_search import ReferenceSearch
 from espalier.queries import QueryBatch
 from espalier.search import Engine, LevelTrace, SearchParams, SearchResult
+from espalier.tree import Tree
 
 
 def differences(got: SearchResult, expected: SearchResult) -> list[str]:
@@ -84,6 +88,39 @@ def wrong_alone(engine: Engine, queries: QueryBatch, params: SearchParams, count
             if not np.array_equal(getattr(alone, name)[0], getattr(together, name)[b, :m]):
                 wrong.append(f"query {b}: {name} differs between alone and in a batch of {len(queries)}")
     return wrong
+
+
+def wrong_parents(engine: Pipeline, bundle: Bundle, queries: QueryBatch, params: SearchParams) -> list[str]:
+    """Where an engine's results and the beams that led to them are not the reference's, with integer weights."""
+    got, expected = engine.parents(queries, params), Pipeline(bundle, ReferenceSearch(bundle)).parents(queries, params)
+    wrong = differences(got.result, expected.result)
+    mine_BS, right_BS = got.leaf_states_BS, expected.leaf_states_BS
+    if right_BS is not None and (mine_BS is None or not np.array_equal(mine_BS, right_BS)):
+        wrong.append("other states on the leaf level")
+    for place, (alone, mine, right) in enumerate(zip(bundle.alone, got.frontiers, expected.frontiers, strict=True)):
+        for b, beam_size in enumerate(params.beam_size_B.tolist()):
+            beams = ((beam.nodes_BK[b], beam.ranks_BK[b]) for beam in (mine, right))
+            lines = _wrong_parents(alone.tree, bundle.manifest.ranking.gamma, beam_size, *beams)
+            wrong += [f"tree {place}, query {b}: {line}" for line in lines]
+    return wrong
+
+
+def _wrong_parents(
+    tree: Tree, gamma: float, beam_size: int, got: tuple[NDArray[Any], NDArray[Any]], expected: tuple[NDArray[Any], NDArray[Any]]
+) -> list[str]:
+    """Where a query's beam differs: where no level above the leaves is pruned, by more nodes, and ranks that mean nothing, it may."""
+    nodes_K, ranks_K = got
+    there_K = nodes_K >= 0
+    if np.any(there_K[1:] & ~there_K[:-1]) or np.any(ranks_K[~there_K] != -np.inf) or np.any(np.diff(nodes_K[there_K]) <= 0):
+        return ["nodes that do not rise, or no padding behind them"]
+    mine = dict(zip(nodes_K[there_K].tolist(), ranks_K[there_K].tolist(), strict=True))
+    right = {node: rank for node, rank in zip(*(part_K.tolist() for part_K in expected), strict=True) if node >= 0}
+    if tree.start_level(beam_size) == tree.height:
+        above = tree.level(tree.height - 1)
+        if not right.keys() <= mine.keys() <= set(above):
+            return [f"nodes {list(mine)}, expected all of {list(right)}, and none but those of the level"]
+        return [] if gamma == 0 or all(mine[node] == rank for node, rank in right.items()) else ["other ranks"]
+    return [] if mine == right else [f"nodes and ranks {mine}, expected {right}"]
 
 
 def replayed(

@@ -87,6 +87,16 @@ def stepped(raw: NDArray[np.float64], step: float | None) -> NDArray[np.float64]
     return raw if step is None else np.clip(np.rint(raw / step), -255, 255) * step
 
 
+def _present_rows(nodes: str) -> list[onnx.NodeProto]:
+    """`rows` of nodes, and a `mask` of those that are no padding."""
+    return [
+        helper.make_node("Clip", [nodes, "zero"], ["safe"]),
+        helper.make_node("Gather", ["node_rows", "safe"], ["rows"]),
+        helper.make_node("GreaterOrEqual", [nodes, "zero"], ["present"]),
+        helper.make_node("Cast", ["present"], ["mask"], to=onnx.TensorProto.FLOAT),
+    ]
+
+
 def history_graphs(
     rng: Rng, width: int, hidden: int, integer: bool, slope: NDArray[np.float32], step: float | None = None
 ) -> tuple[bytes, bytes]:
@@ -96,10 +106,7 @@ def history_graphs(
         return drawn(rng, shape, integer, step)
 
     pooled = [
-        helper.make_node("Clip", ["history_nodes", "zero"], ["safe"]),
-        helper.make_node("Gather", ["node_rows", "safe"], ["rows"]),
-        helper.make_node("GreaterOrEqual", ["history_nodes", "zero"], ["present"]),
-        helper.make_node("Cast", ["present"], ["mask"], to=onnx.TensorProto.FLOAT),
+        *_present_rows("history_nodes"),
         helper.make_node("Unsqueeze", ["mask", "last"], ["mask_column"]),
         helper.make_node("Mul", ["rows", "mask_column"], ["masked"]),
         helper.make_node("ReduceSum", ["masked", "two"], ["pooled"], keepdims=0),
@@ -122,10 +129,7 @@ def history_graphs(
 def sequence_query(rng: Rng, width: int, hidden: int, levels: int, length: int, integer: bool, step: float | None = None) -> bytes:
     """A sequence encoder: states[h] = W_h · Σ_t p_t · row of the leaf at place t, p_t a weight of the place."""
     pooled = [
-        helper.make_node("Clip", ["history_leaves", "zero"], ["safe"]),
-        helper.make_node("Gather", ["node_rows", "safe"], ["rows"]),
-        helper.make_node("GreaterOrEqual", ["history_leaves", "zero"], ["present"]),
-        helper.make_node("Cast", ["present"], ["mask"], to=onnx.TensorProto.FLOAT),
+        *_present_rows("history_leaves"),
         helper.make_node("Shape", ["mask"], ["length"], start=1),
         helper.make_node("Neg", ["length"], ["begin"]),
         helper.make_node("Slice", ["place", "begin", "end"], ["own"]),

@@ -30,9 +30,7 @@ def random_row(rng: Rng, bundle: Bundle, integer: bool = True, known: tuple[str,
     return LiveRow(values, memory_to=to, memory_from=of)
 
 
-def random_put(
-    rng: Rng, state: LiveState, item_id: str, sequence: int, integer: bool = True, parents: np.ndarray | None = None, fields: bool = False
-) -> Change:
+def random_put(rng: Rng, state: LiveState, item_id: str, sequence: int, integer: bool = True, parents: np.ndarray | None = None) -> Change:
     """A put under random parents with room, or for trained items at their own leaves.
 
     parents  of the first tree, to choose from while they have room
@@ -49,8 +47,7 @@ def random_put(
         parent = int(rng.choice(open_))
         row = random_row(rng, state.bundle, integer, known, in_tail=number == 0 and state.bundle.manifest.tail is not None)
         placements.append(Placement(number, parent, state.next_slot(number, parent), row))
-    own = {"title": f"New {item_id}"} if fields else None
-    return Change(sequence, item_id, "put", own, tuple(placements), at=float(sequence))
+    return Change(sequence, item_id, "put", None, tuple(placements), at=float(sequence))
 
 
 def random_state(

@@ -24,6 +24,11 @@ def command_line(document: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def print_row(row: Mapping[str, Any]) -> None:
+    """Names and values in one line; of a fraction six digits."""
+    print("  ".join(f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items()), flush=True)
+
+
 def write_report(file: Path | None, measured: Mapping[str, Any], threads: str | None = None) -> None:
     """Write a report with "date" and "hardware" in front, or nothing where there is no file.
 

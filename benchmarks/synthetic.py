@@ -1,7 +1,8 @@
-"""Seeded synthetic models of any size over complete binary trees.
+"""Seeded synthetic models with what training exports: two of any size over complete binary trees, and a small one of each scorer.
 
 `synthetic_bundle` has the papers' scorer with random weights: its answers mean nothing, its cost is that of a trained model of the same
 shape. `diffusion_bundle` has a linear scorer whose inner nodes tell what lies below them, so that a beam finds most of the best items.
+`trained_kind` is small, and has the graphs of any scorer.
 
 Legend: N nodes, D node row.
 """
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 from numpy.typing import NDArray
 
@@ -23,8 +25,10 @@ from espalier.tree import complete_tree
 from training.deep.export import scorer_form
 from training.deep.scorers.encoders import VectorEncoder, WindowEncoder
 from training.deep.scorers.heads import MlpHead, ProductHead
-from training.deep.scorers.model import NodeScorer, export_graphs
+from training.deep.scorers.model import NodeScorer, export_graphs, new_scorer, sequence_parts
+from training.deep.scorers.sequence import SequenceQuery
 from training.specification.deep import PAPER_WINDOWS
+from training.specification.networks import SCORER, SequenceScorer
 
 NODE_DIM = 24
 HIDDEN = (128, 64, 24)
@@ -109,3 +113,35 @@ def diffusion_queries(bundle: Bundle, count: int) -> QueryBatch:
     leaves = bundle.tree.leaf_offset + rng.integers(0, bundle.tree.leaf_count, count)
     rows = bundle.node_rows_ND[leaves][:, :-1]
     return QueryBatch(bundle.manifest.query, (rows + NOISE * rng.standard_normal(rows.shape)).astype(np.float32))
+
+
+def trained_kind(folder: Path, kind: str, hidden: tuple[int, ...], rows: np.random.Generator, name: str = "trained") -> Bundle:
+    """A bundle with the graphs that training exports, random weights. `sequence`: sequence encoders, with an inner product."""
+    tree = complete_tree(rows.permutation(27), 3)
+    windows = (3, 2)
+    torch.manual_seed(3)
+    if kind == "sequence":
+        parts = sequence_parts(SequenceScorer(node_dim=24, window_hidden=20, dropout=0.0), 5, tree.height + 1)
+        model = NodeScorer(tree.node_count, 24, SequenceQuery(5, parts), ProductHead(24, 24, None), init_std=1.0)
+        graphs = export_graphs(model, "history_leaves", torch.randint(tree.leaf_offset, tree.node_count, (2, 5)))
+    else:
+        model = new_scorer(SCORER.checked({"kind": kind, "node_dim": 24, "hidden": hidden}), windows, tree.node_count)
+        graphs = export_graphs(model, "history_nodes", torch.randint(0, tree.node_count, (2, tree.height + 1, 5)))
+    state = onnx.load_from_string(graphs[1]).graph.input[0].type.tensor_type.shape.dim[-1].dim_value
+    return make_bundle(
+        folder,
+        rows,
+        tree,
+        gamma=0.5,
+        integer=False,
+        graphs=graphs,
+        encoder="sequence" if kind == "sequence" else "levels",
+        form=scorer_form(model, graphs[1]),
+        weights={name: tensor.numpy() for name, tensor in model.state_dict().items() if name != "node_rows"},
+        state_dim=state,
+        width=24,
+        length=5,
+        name=name,
+        max_beam_size=16,
+        max_m=20,
+    )

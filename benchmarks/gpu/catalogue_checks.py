@@ -24,8 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.engine_comparison import differences
-from benchmarks.gpu.beams import wrong_parents
+from benchmarks.engine_comparison import differences, wrong_parents
 from benchmarks.gpu.correctness import FIXED_SHAPES, GRAPH_FORMS, checked, labels, made, random_params
 from benchmarks.gpu.lines import Row
 from benchmarks.random_bundles import Rng, make_linear_bundle, random_queries, random_tree, tree_over

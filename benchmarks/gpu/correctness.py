@@ -47,7 +47,7 @@ from benchmarks.random_bundles import (
     random_queries,
     random_tree,
 )
-from benchmarks.trained_bundles import trained_kind
+from benchmarks.synthetic import trained_kind
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.engines.onnx import engine as onnx_graph

@@ -8,9 +8,9 @@ Stages (benchmarks/gpu/stages.py), each in a process of its own with a time limi
 profile; the service; training; sizes of tiles. All of them take at most 30 minutes, with --quick 5.
 
 DIR/gpu_all.jsonl gets a line as soon as something is known, DIR/gpu_all.log what the stages print, and the report comes last, after a
-signal too: DIR/gpu_all_<card>_<date>.json and .md. Run it again with the same DIR to go on: a stage whose lines are complete, from this
-card, this code and these versions, is not run again; those that never ended come before those that failed. A stage that crashes, hangs or
-runs out of memory leaves a line, and the others go on.
+signal too: DIR/gpu_all_<card>_<date>.json, and how many checks of each engine were right. Run it again with the same DIR to go on: a stage
+whose lines are complete, from this card, this code and these versions, is not run again; those that never ended come before those that
+failed. A stage that crashes, hangs or runs out of memory leaves a line, and the others go on.
 
 --minutes  end by then, as where a command may run for ten minutes, and begin no stage with less than half of its time; then run it again
 --only     these stages alone, with `card`
@@ -29,11 +29,13 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -42,8 +44,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
-from benchmarks.gpu import gpu_report
-from benchmarks.gpu.lines import BEGIN, COMPLETE, END, Row, append, latest, read
+from benchmarks.gpu.lines import BEGIN, COMPLETE, END, Attempt, Row, append, latest, read
 from benchmarks.gpu.stage import STATUS
 from benchmarks.gpu.stages import CARD, STAGES, Mode, Stage, groups
 
@@ -193,18 +194,36 @@ def run_all(run: Run, stages: Sequence[Stage], at_once: int) -> list[str]:
 def concluded(run: Run, requested: Sequence[Stage], left: Sequence[str], command: str) -> int:
     """Write the report, say what is wrong and what is left; the exit status."""
     attempts = latest(read(run.lines))
-    as_json, as_text = gpu_report.write(run.lines, run.out, command)
-    rows = gpu_report.rows_of(attempts)
-    for row in gpu_report.wrong(rows):
+    rows = [row for attempt in attempts.values() for row in (*attempt.rows, *([attempt.end] if attempt.end is not None else []))]
+    device: Row = next((row for row in rows if row["stage"] == CARD and row["case"] == "device"), {})
+    report = written(run.out, command, attempts, rows, device)
+    checked = [row for row in rows if row.get("check") and row["ok"] is not None]
+    counts = Counter((row["engine"], row["form"], row["precision"], row["check"]) for row in checked)
+    right = Counter((row["engine"], row["form"], row["precision"], row["check"]) for row in checked if row["ok"])
+    for checks, count in counts.items():
+        print(f"{right[checks]} of {count} right: {', '.join(checks)}", flush=True)
+    wrong = [row for row in rows if row["ok"] is False]
+    for row in wrong:
         print(f"WRONG  {row['stage']}  {row['case']}  {row.get('note') or row.get('status') or ''}", flush=True)
-    print(f"{len(rows)} rows in {as_json.name} and {as_text.name}", flush=True)
+    print(f"{len(rows)} rows in {report.name}", flush=True)
     if left:
         print(f"left for the next run: {', '.join(left)}", flush=True)
-    gpu = any(row["stage"] == CARD and row.get("gpu") for row in rows)
+    gpu = device.get("gpu")
     if not gpu:
         needing = [stage.name for stage in requested if stage.without_gpu is None]
         print(f"no NVIDIA GPU, not run: {', '.join(needing) or 'nothing'}", file=sys.stderr, flush=True)
-    return WRONG if gpu_report.wrong(rows) else MORE if left else 0 if gpu else NO_GPU
+    return WRONG if wrong else MORE if left else 0 if gpu else NO_GPU
+
+
+def written(folder: Path, command: str, attempts: dict[str, Attempt], rows: Sequence[Row], device: Row) -> Path:
+    """The report of what the last attempts found, and how each ended, as gpu_all_<card>_<date>.json in the folder."""
+    date = max(str(attempt.begin["date"]) for attempt in attempts.values())[:10]
+    name = re.sub(r"[^a-z0-9]+", "-", (device.get("card") or "no gpu").lower()).strip("-")
+    about = {"card": device.get("card"), "date": date, "command": command, "versions": device.get("versions"), "host": device.get("host")}
+    keys = sorted({str(attempt.begin.get("key")) for attempt in attempts.values()})
+    file = folder / f"gpu_all_{name}_{date}.json"
+    file.write_text(json.dumps(about | {"keys": keys, "rows": rows}, indent=1) + "\n")
+    return file
 
 
 def main(arguments: Sequence[str] | None = None, stages: Sequence[Stage] = STAGES) -> int:

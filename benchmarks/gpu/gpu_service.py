@@ -1,4 +1,4 @@
-"""`python -m service` with the engine inside, on this device: milliseconds over HTTP, a reload, the memory it gives back, and none left.
+"""`python -m service` with the engine inside, on a GPU: milliseconds over HTTP, a reload, the memory it gives back, and none left.
 
 Two models lie in the folder: one of 2^height items with the papers' scorer, and a small one of linear scorers. This process is the load
 generator, fills the card to take the memory away, and asks the driver how much is free. Both share the machine.
@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import orjson
@@ -38,12 +38,9 @@ HISTORY, FEATURES, M = 20, 20, 100
 STAGES = ("queue_ms", "encode_ms", "search_ms", "serialise_ms")
 SLACK = 64 << 20
 """Bytes that an allocator may keep of what it is given back."""
-Device = Literal["cuda", "cpu"]
 
 
-def serve(
-    height: int, beam: int, seconds: float, concurrencies: Sequence[int], device: Device = "cuda", ready_s: float = 120.0
-) -> Iterator[Row]:
+def serve(height: int, beam: int, seconds: float, concurrencies: Sequence[int], ready_s: float) -> Iterator[Row]:
     """ready_s: how long a start or a reload may take, kernels compiled and graphs captured."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -51,11 +48,11 @@ def serve(
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        needed = _models(folder, height, beam, "float16" if device == "cuda" else "float32")
+        needed = _models(folder, height, beam)
         environment = {
             "ESPALIER_MODELS": str(folder),
-            "ESPALIER_DEVICE": device,
-            "ESPALIER_PRECISION": "float16" if device == "cuda" else "float32",
+            "ESPALIER_DEVICE": "cuda",
+            "ESPALIER_PRECISION": "float16",
             "ESPALIER_ADMIN_KEYS": KEY,
             "ESPALIER_LOG_LEVEL": "WARNING",
             "ESPALIER_LOAD_TIMEOUT_S": str(ready_s),
@@ -68,14 +65,14 @@ def serve(
             yield from _two_models(address, requests[0])
             capacity = yield from _times(address, requests, concurrencies, seconds)
             yield from _sustained(address, requests, capacity, seconds)
-            yield from _reload(port, requests, device)
-            yield from _no_memory(port, requests[0], needed, device)
+            yield from _reload(port, requests)
+            yield from _no_memory(port, requests[0], needed)
 
 
 # -- models and requests --------------------------------------------------------------------------------------------------
 
 
-def _models(folder: Path, height: int, beam: int, precision: Literal["float32", "float16"]) -> int:
+def _models(folder: Path, height: int, beam: int) -> int:
     """Two versions of the model of items, of which the first is pinned, and one of the model of labels; bytes of a version on a GPU."""
     rng, length = np.random.default_rng(1), sum(PAPER_WINDOWS)
     model = scorer_of("mlp")
@@ -89,12 +86,12 @@ def _models(folder: Path, height: int, beam: int, precision: Literal["float32", 
         )  # fmt: skip
     (folder / ITEMS_MODEL / "serving.json").write_text(json.dumps({"generation": 1, "versions": [1], "default": 1}))
     make_linear_bundle(folder, rng, random_tree(rng, 2, 16, False), L3_HINGE, False, LABELS_MODEL, FEATURES, **(limits | {"max_m": 200}))
-    return device_bytes(bundle, precision)
+    return device_bytes(bundle, "float16")
 
 
-def _retrievals(height: int, beam: int, count: int = 256) -> list[bytes]:
+def _retrievals(height: int, beam: int) -> list[bytes]:
     rng = np.random.default_rng(2)
-    histories = [[f"item-{item}" for item in rng.integers(1 << height, size=HISTORY)] for _ in range(count)]
+    histories = [[f"item-{item}" for item in rng.integers(1 << height, size=HISTORY)] for _ in range(256)]
     bodies = [{"model": ITEMS_MODEL, "queries": [{"history": history}], "m": M, "beam_size": beam} for history in histories]
     return [request_bytes("/retrieve", body) for body in bodies]
 
@@ -149,7 +146,7 @@ def _measured(answered: Sequence[Answered], rate: float) -> Row:
     return row | {"inside": inside, "batch": float(np.median(batch)) if batch else None, "statuses": statuses(answered)}
 
 
-def _reload(port: int, requests: list[bytes], device: Device) -> Iterator[Row]:
+def _reload(port: int, requests: list[bytes]) -> Iterator[Row]:
     """Version 2 takes the place of version 1 and back, under load; then as much memory is in use as before."""
     before, most = _used(), 0
     answered: list[Answered] = []
@@ -176,20 +173,14 @@ def _reload(port: int, requests: list[bytes], device: Device) -> Iterator[Row]:
     failed = {status: count for status, count in statuses(answered).items() if status not in ("200", "429")}
     row: Row = {"case": "reload under load, twice", "ok": not refused and not failed, "ms": round(float(np.median(took)), 1)}
     yield row | {"requests": len(answered), "statuses": statuses(answered)} | ({"note": refused[:500]} if refused else {})
-    if device == "cpu":
-        yield {"case": "memory given back", "ok": None, "note": "needs a GPU"}
-        return
     after = _settled(before)
     kept = after - before
     row = {"case": "memory given back", "ok": kept <= max(SLACK, (most - before) // 4)}
     yield row | {"used_mb": _mb(before), "with_both_mb": _mb(most), "after_mb": _mb(after), "kept_mb": _mb(kept)}
 
 
-def _no_memory(port: int, retrieval: bytes, needed: int, device: Device) -> Iterator[Row]:
+def _no_memory(port: int, retrieval: bytes, needed: int) -> Iterator[Row]:
     """A version that does not fit is an error that says so, one that runs out while it warms up is an error too; the other serves on."""
-    if device == "cpu":
-        yield {"case": "out of memory", "ok": None, "note": "needs a GPU"}
-        return
     for case, left in (("too little for the rows", needed // 2), ("too little for the warm-up", needed + (24 << 20))):
         torch.cuda.empty_cache()
         ballast = torch.empty(max(1, torch.cuda.mem_get_info()[0] - left), dtype=torch.uint8, device="cuda")
@@ -205,9 +196,8 @@ def _no_memory(port: int, retrieval: bytes, needed: int, device: Device) -> Iter
         row: Row = {"case": f"out of memory: {case}", "ok": served == 200 and (status == 409 or (fits and status == 200))}
         yield row | {"status": status, "retrieve_status": served, "note": body[:500]}
     status, body = _admin(port, "load", 2)
-    yield {"case": "out of memory: with room again", "ok": status == 200, "status": status} | (
-        {} if status == 200 else {"note": body[:500]}
-    )
+    note = {} if status == 200 else {"note": body[:500]}
+    yield {"case": "out of memory: with room again", "ok": status == 200, "status": status} | note
 
 
 # -- small things ---------------------------------------------------------------------------------------------------------
@@ -229,9 +219,7 @@ def _items(body: bytes) -> Any:
 
 
 def _used() -> int:
-    """Bytes of the card that all processes use together; 0 without one."""
-    if not torch.cuda.is_available():
-        return 0
+    """Bytes of the card that all processes use together."""
     free, total = torch.cuda.mem_get_info()
     return total - free
 

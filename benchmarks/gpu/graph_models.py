@@ -84,34 +84,28 @@ def model_of(height: int, form: str = "mlp") -> Bundle:
         form=scorer_form(model, graphs[1]),
     )
     ranking = Ranking(own="logit", gamma=FORMS[form].gamma)
-    manifest = SimpleNamespace(
-        tree=TreeInfo.of(tree),
-        trees=(),
-        memory=None,
-        stacking=None,
-        shard=None,
-        history_items=tree.item_count,
-        name=f"{form}-{height}",
-        version=1,
-        query=kind,
-        ranking=ranking,
-        result_ranking=ranking,
-        scorer=scorer,
-        search=SearchDefaults(beam_size=200, m=200, max_beam_size=1000, max_m=1000),
-    )
+    search = SearchDefaults(beam_size=200, m=200, max_beam_size=1000, max_m=1000)
+    info, name = TreeInfo.of(tree), f"{form}-{height}"
+    manifest = manifest_of(tree=info, history_items=tree.item_count, name=name, query=kind, ranking=ranking, scorer=scorer, search=search)
     by_name = dict(zip(("query.onnx", "scorer.onnx"), graphs, strict=True))
     rows = _Rows(tree.node_count, width)
     parts: dict[str, Any] = {"node_rows_ND": rows, "graph": by_name.__getitem__, "graph_kind": kind, "graph_scorer": scorer}
-    return _one_tree(tree=tree, manifest=manifest, memory=None, stacking=None, **parts)
+    return one_tree(tree=tree, manifest=manifest, memory=None, stacking=None, **parts)
 
 
 def with_rows_in_memory(bundle: Bundle) -> Bundle:
     """The same bundle for engines that read node rows as an array."""
     rows_ND = bundle.node_rows_ND[0 : bundle.tree.node_count]
-    return _one_tree(**{**vars(bundle), "node_rows_ND": rows_ND, "stored_rows": rows_ND})
+    return one_tree(**{**vars(bundle), "node_rows_ND": rows_ND, "stored_rows": rows_ND})
 
 
-def _one_tree(**parts: Any) -> Bundle:
+def manifest_of(ranking: Ranking, **parts: Any) -> SimpleNamespace:
+    """What engines read of a manifest, of a bundle without a second stage."""
+    alone: dict[str, Any] = {"trees": (), "memory": None, "stacking": None, "shard": None}
+    return SimpleNamespace(**alone, version=1, ranking=ranking, result_ranking=ranking, **parts)
+
+
+def one_tree(**parts: Any) -> Bundle:
     """A bundle of these parts, no forest."""
     bundle = SimpleNamespace(**parts)
     bundle.alone = (bundle,)

@@ -18,12 +18,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from types import SimpleNamespace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.gpu.graph_models import manifest_of, one_tree
 from benchmarks.gpu.lines import Row
 from benchmarks.gpu.search_speed import agreement
 from benchmarks.gpu.timing import milliseconds
@@ -102,22 +102,15 @@ def model_of(levels: int = LEVELS, branching: int = BRANCHING) -> tuple[Bundle, 
         bias=rng.uniform(-0.4, 0, tree.node_count).astype(np.float32),
         width=features,
     )
-    manifest = SimpleNamespace(
-        trees=(),
-        memory=None,
-        stacking=None,
-        shard=None,
+    manifest = manifest_of(
+        L3_HINGE,
         name=f"synthetic-{tree.leaf_count}",
-        version=1,
         query=FeaturesKind(width=features),
-        ranking=L3_HINGE,
         scorer=LinearScorer(features=features, rows=len(row), weights=len(key)),
         search=SearchDefaults(beam_size=10, m=M, max_beam_size=1000, max_m=1000),
     )
-    of_tree = TreeChunks(tree, chunks)
-    bundle = SimpleNamespace(tree=tree, manifest=manifest, memory=None, stacking=None, chunks=chunks, trees=(of_tree,))
-    bundle.alone = (bundle,)
-    return cast(Bundle, bundle), own_NF
+    trees = (TreeChunks(tree, chunks),)
+    return one_tree(tree=tree, manifest=manifest, memory=None, stacking=None, chunks=chunks, trees=trees), own_NF
 
 
 def _key(parent: NDArray[Any], feature: NDArray[Any], child: NDArray[Any], features: int, branching: int) -> NDArray[np.int64]:

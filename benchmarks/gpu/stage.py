@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.gpu.lines import Row, append, reason
+from benchmarks.report_file import print_row
 
 STATUS = {0: "done", 1: "crashed", 10: "cut", 11: "out of memory"}
 CRASHED, CUT, OUT_OF_MEMORY = 1, 10, 11
@@ -31,7 +32,7 @@ def main(arguments: list[str]) -> int:
         rows: Iterator[Row] = getattr(importlib.import_module(module), function)(**json.loads(given))
         for row in rows:
             append(Path(path), row | fixed)
-            print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+            print_row(row)
             if time.monotonic() > end:
                 note = f"{float(seconds):.0f} s were over: what comes after the row above, if anything does, is left out"
                 append(Path(path), {"case": "the rest", "note": note} | fixed)

@@ -71,10 +71,10 @@ def significant(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def card(best: bool = True) -> Iterator[Row]:
-    """A row `device` with "gpu", whether there is one; then what it does at best, unless `best` says not to measure it."""
+def card() -> Iterator[Row]:
+    """A row `device` with "gpu", whether there is one; then what it does at best."""
     yield {"case": "device", "ok": None, "gpu": torch.cuda.is_available()} | _device() | {"versions": versions(), "host": hardware()}
-    if best and torch.cuda.is_available():
+    if torch.cuda.is_available():
         yield {"case": "at best", "ok": None} | ceilings()
 
 

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.report_file import SYNTHETIC, command_line, write_report
+from benchmarks.report_file import SYNTHETIC, command_line, print_row, write_report
 from benchmarks.synthetic import diffusion_bundle, diffusion_queries
 from espalier.bundle import Bundle
 from espalier.checks.golden import encode_table
@@ -39,8 +39,6 @@ M = 100
 QUERIES = 64
 BEAMS = (50, 100, 200)
 SHARES = (0.5, 0.1, 0.01, 0.001)
-
-RULES = ("none", "root")
 WIDEST = 4
 """Times the beam, at most."""
 
@@ -62,7 +60,7 @@ def measure(bundle: Bundle, queries: QueryBatch, conditions: Mapping[str, Mappin
         about = {"model": bundle.manifest.name, "filter": name, "eligible": mask.items} | cost
         for row in measure_filter(engine, queries, mask, bool(condition), rounds):
             rows.append(about | row)
-            print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+            print_row(rows[-1])
     return rows
 
 
@@ -108,20 +106,6 @@ def timed(call: Callable[[], T]) -> tuple[float, T]:
     return (time.perf_counter() - begin) * 1e3, value
 
 
-def summarise(rows: list[dict[str, Any]]) -> None:
-    """How each rule does over all filters of a model: overlap gained on the same beam without a filter, and time."""
-    for model in dict.fromkeys(row["model"] for row in rows):
-        free = {row["beam_size"]: row for row in rows if row["model"] == model and row["filter"] == "all items" and row["rule"] == "none"}
-        print(f"\n{model}: filtered overlap less unfiltered overlap at the same beam; time over that of no rule")
-        for rule in RULES:
-            mine = [row for row in rows if row["model"] == model and row["rule"] == rule and row["filter"] != "all items"]
-            plain = [row for row in rows if row["model"] == model and row["rule"] == "none" and row["filter"] != "all items"]
-            gains = np.array([row["overlap"] - free[row["beam_size"]]["overlap"] for row in mine])
-            slower = np.mean([row["ms_per_query"] / other["ms_per_query"] for row, other in zip(mine, plain, strict=True)])
-            below = f"{(gains < -0.01).sum():2d} of {len(gains)} below by more than .01"
-            print(f"  {rule:8s} worst {gains.min():+.3f}   {below}   time × {slower:.2f}")
-
-
 def sections(bundle: Bundle) -> dict[str, Mapping[str, object]]:
     """Filters by section, of shares from a third to a thousandth of the items."""
     counts = {entry["values"]: entry["counts"] for entry in bundle.items.column("section").value_counts().to_pylist()}
@@ -147,7 +131,6 @@ def main() -> None:
         rows += measure(debian, heldout.take(np.arange(0, len(heldout), max(1, len(heldout) // QUERIES))), sections(debian), args.rounds)
     else:
         print(f"\n{args.debian}: no bundle there, so the trained model is left out")
-    summarise(rows)
     write_report(args.json, {"rows": rows}, "one thread used")
 
 

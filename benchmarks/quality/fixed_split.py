@@ -40,25 +40,21 @@ def protocol(config: DeepConfig, name: str, train: Path, test: Path) -> DeepConf
 
 def files_of(options: argparse.Namespace) -> tuple[str, Path, Path, Path]:
     """Name, configuration, and the files to learn from and to find. Raises InvalidConfig where they are not named or missing."""
-    config = real_logs.CONFIGS / SETS["amazon-book-kgat"][0] if options.config is None else options.config
-    if (options.set is None) == (options.train is None):
+    if (options.set is None) == (options.train is None) or options.set not in (None, *SETS):
         raise InvalidConfig("--set", options.set, f"one of {', '.join(SETS)} with --data DIR, or --train FILE and --test FILE instead")
+    recipe, *names = SETS[options.set or "amazon-book-kgat"]
     if options.set is None:
         if options.test is None:
             raise InvalidConfig("--test", None, "a file beside --train")
         name, train, test = options.train.name.split(".")[0], options.train, options.test
     else:
-        if options.set not in SETS:
-            raise InvalidConfig("--set", options.set, f"one of {', '.join(SETS)}")
         if options.data is None:
             raise InvalidConfig("--data", None, f"a folder that holds {options.set}")
-        own, *names = SETS[options.set]
         name, (train, test) = options.set, [options.data / options.set / file for file in names]
-        config = real_logs.CONFIGS / own if options.config is None else options.config
     for option, file in (("--train", train), ("--test", test)):
         if not file.is_file():
             raise InvalidConfig(option, str(file), "a file that exists")
-    return name, config, train, test
+    return name, options.config or real_logs.CONFIGS / recipe, train, test
 
 
 def benchmark(options: argparse.Namespace) -> None:

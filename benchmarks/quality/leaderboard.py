@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.report_file import print_row
 from espalier.errors import EspalierError, InvalidConfig
 from espalier.hardware import hardware
 from training.baselines.fusion import fuse
@@ -52,7 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--beams", default="50,200,800", help="serving beams of the recipe, comma-separated")
     parser.add_argument("--steps", type=int, help="at most so many steps of the recipe, for a quick look")
     parser.add_argument("--minutes", type=float, help="at most so many for choosing and training each method")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
 
 
 def without_folders(config: DeepConfig) -> Row:
@@ -80,7 +80,6 @@ def run(options: argparse.Namespace, name: str, config: DeepConfig, log: Path, m
     if options.steps is not None:
         optimiser = config.optimiser.model_copy(update={"steps": min(options.steps, config.optimiser.steps)})
         config = config.model_copy(update={"optimiser": optimiser})
-    torch.set_num_threads(options.threads)
     report: Report = {
         "set": name,
         "date": datetime.now(UTC).date().isoformat(),
@@ -105,7 +104,8 @@ def run(options: argparse.Namespace, name: str, config: DeepConfig, log: Path, m
         missing = [method for method in methods if (method, seed) not in done]
         if missing:
             _run_seed(options, config.model_copy(update={"seed": seed}), log, missing, beams, metrics, report, figures)
-    print_differences(report["differences"])
+    for difference in report["differences"]:
+        print_row(difference)
     return report
 
 
@@ -139,34 +139,21 @@ def _run_seed(
                     for name, metric in metrics.items():
                         row |= {name: measured.mean(metric), f"{name}_se": measured.standard_error(metric)}
                     report["rows"].append(row | about | {"queries": len(pairs)})
-                    print_row(report["rows"][-1], list(metrics))
+                    print_row(report["rows"][-1])
             report["differences"] = differences(report["rows"], figures, list(metrics.values()))
             if options.json is not None:
                 save_figures(figures, queries_file(options.json))
                 save(report, options.json)
 
 
-def print_row(row: Row, names: Sequence[str]) -> None:
-    at = "" if row["beam_size"] is None else f"beam {row['beam_size']}"
-    found = "  ".join(f"{name} {row[name]:.4f} ± {row[f'{name}_se']:.4f}" for name in names)
-    ended = f"  ended early: {row['ended']}" if row["ended"] else ""
-    print(
-        f"{row['method']:24s} {row['seed']}  {at:10s} {found}  {row['train_seconds']:8.0f} s {row['bytes'] / 1e6:8.1f} MB{ended}",
-        flush=True,
-    )
-
-
-def print_differences(found: Sequence[Row]) -> None:
-    for row in found:
-        interval = f"{row['mean']:+.4f} ({row['low']:+.4f} to {row['high']:+.4f})"
-        print(f"{row['first']} − {row['second']}, {row['metric']}: {interval}, {row['queries']} users")
-
-
 def main_of(benchmark: Any, parser: argparse.ArgumentParser) -> None:
-    """Run a benchmark with the options of the command line; errors end it in one line."""
+    """Run a benchmark with the options of the command line, --threads among them; errors end it in one line."""
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     logging.basicConfig(format="%(message)s")
     logging.getLogger("training").setLevel(logging.INFO)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     try:
-        benchmark(parser.parse_args())
+        benchmark(options)
     except (EspalierError, FloatingPointError, OSError) as error:
         raise SystemExit(f"error: {error}") from error

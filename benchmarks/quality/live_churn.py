@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from benchmarks import real_logs
@@ -103,19 +102,10 @@ def rounds(config: DeepConfig, whole: Prepared, bundle: Bundle, most: int, optio
 
 def benchmark(options: argparse.Namespace) -> None:
     real = real_logs.load(options)
-    torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
         rows = run(real.config, real.log, options, options.models or Path(folder))
-    report = {
-        "set": real.name,
-        "threads": options.threads,
-        "events": options.events,
-        "churn": options.share,
-        "m": real.config.search.m,
-        "config": without_folders(real.config),
-        "rows": rows,
-    }
-    write_report(options.json, report)
+    about = {"set": real.name, "threads": options.threads, "events": options.events, "churn": options.share, "m": real.config.search.m}
+    write_report(options.json, about | {"config": without_folders(real.config), "rows": rows})
 
 
 def main() -> None:
@@ -124,7 +114,6 @@ def main() -> None:
     parser.add_argument("--events", type=int, nargs="+", default=[5, 64], help="of each item, at most; one run for each number")
     parser.add_argument("--share", type=float, default=0.02, help="of the catalogue that goes and comes in a round")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--models", type=Path, help="a folder that keeps the trained model, as for live_quality")
     main_of(benchmark, parser)
 

@@ -36,16 +36,16 @@ from benchmarks.quality.live_sets import HiddenItems, hide
 from benchmarks.report_file import command_line, write_report
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
-from espalier.errors import EspalierError, InvalidData
+from espalier.errors import EspalierError
 from espalier.live.fold import write_fold
 from espalier.live.operations import ItemBody
 from espalier.live.rows import Placement
 from espalier.live.state import Change, LiveState
 from espalier.metrics import precision_recall_f
 from espalier.placement.placer import Candidates, Placer
-from espalier.queries import HistoryKind, pad_histories
-from espalier.search import NO_ITEM, SearchParams
+from espalier.search import NO_ITEM
 from training.baselines.content import content
+from training.compare.recipe import Recipe
 from training.data.splits import EvaluationPair, without_seen
 from training.deep.prepare import Prepared, prepare
 from training.deep.run import train_and_export
@@ -59,8 +59,8 @@ Find = Callable[[Sequence[Int64], int], Int64]
 """Histories and a number of results → rows of the whole catalogue, old items first."""
 MS = (10, 50, 200)
 SHOWN_AT = 50
-BATCH, MORE = 64, 800
-"""Queries of a call; results that are asked for where some of them do not count."""
+MORE = 800
+"""Results that are asked for where some of them do not count."""
 
 
 def trained(config: DeepConfig, prepared: Prepared, folder: Path) -> Bundle:
@@ -75,24 +75,15 @@ def trained(config: DeepConfig, prepared: Prepared, folder: Path) -> Bundle:
 
 def finder(bundle: Bundle, ids: Sequence[str], beam: int, exclude_seen: bool) -> Find:
     """What a bundle's engine finds, in the rows of `ids`."""
-    engine, kind = open_engine(bundle, "cpu"), bundle.manifest.query
-    if not isinstance(kind, HistoryKind):
-        raise InvalidData("bundle", kind.kind, "a model of histories")
+    rank = Recipe(bundle, open_engine(bundle, "cpu"), {}, [], 0.0, None, 1.0).at(beam).rank
     to_bundle = bundle.items.rows_of(list(ids))
     from_bundle = np.full(len(bundle.items), NO_ITEM, np.int64)
     from_bundle[to_bundle[to_bundle >= 0]] = np.flatnonzero(to_bundle >= 0)
 
     def find(histories: Sequence[Int64], m: int) -> Int64:
+        rows_BM = rank([to_bundle[history] for history in histories], min(m, bundle.manifest.search.max_m), exclude_seen)
         found_BM = np.full((len(histories), m), NO_ITEM, np.int64)
-        most = min(m, bundle.manifest.search.max_m)
-        for start in range(0, len(histories), BATCH):
-            part = [to_bundle[history] for history in histories[start : start + BATCH]]
-            seen_BE = np.full((len(part), max(map(len, part))), NO_ITEM, np.int64)
-            for row, history in zip(seen_BE, part, strict=True):
-                row[: len(history)] = history
-            params = SearchParams.uniform(len(part), beam, most, seen_BE if exclude_seen else None)
-            rows_BM = engine.search(pad_histories(kind, part), params).item_rows_BM
-            found_BM[start : start + len(part), : rows_BM.shape[1]] = np.where(rows_BM >= 0, from_bundle[np.maximum(rows_BM, 0)], NO_ITEM)
+        found_BM[:, : rows_BM.shape[1]] = np.where(rows_BM >= 0, from_bundle[np.maximum(rows_BM, 0)], NO_ITEM)
         return found_BM
 
     return find
@@ -227,7 +218,6 @@ def figures_of(measure: Measure, of: dict[str, Int64], is_new_I: NDArray[np.bool
 
 def benchmark(options: argparse.Namespace) -> None:
     real = real_logs.load(options)
-    torch.set_num_threads(options.threads)
     raw = real.config.model_dump(mode="json")
     steps = raw["optimiser"]["steps"]
     raw["optimiser"]["steps"] = min(steps, options.steps or steps)
@@ -238,17 +228,9 @@ def benchmark(options: argparse.Namespace) -> None:
             raw["data"]["items"] = str(real_logs.movies(real.log.parent, Path(folder) / "movies.parquet"))
         config = type(real.config).model_validate(raw)
         rows = run(config, real.log, options, options.models or Path(folder))
-    report = {
-        "set": real.name,
-        "threads": options.threads,
-        "events": options.events,
-        "hidden_share": options.share,
-        "users": options.users,
-        "seconds": round(time.perf_counter() - begin),
-        "config": without_folders(config),
-        "rows": rows,
-    }
-    write_report(options.json, report)
+    about = {"set": real.name, "threads": options.threads, "events": options.events, "hidden_share": options.share, "users": options.users}
+    seconds = round(time.perf_counter() - begin)
+    write_report(options.json, about | {"seconds": seconds, "config": without_folders(config), "rows": rows})
 
 
 def main() -> None:
@@ -259,7 +241,6 @@ def main() -> None:
     parser.add_argument("--users", choices=("test", "validation"), default="test", help="whose queries are measured")
     parser.add_argument("--content", action="store_true", help="items' fields enter their rows (MovieLens: movies.dat.gz)")
     parser.add_argument("--steps", type=int, help="at most so many training steps")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--models", type=Path, help="a folder that keeps the trained models; those that are there are not trained again")
     main_of(benchmark, parser)
 

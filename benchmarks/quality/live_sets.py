@@ -10,7 +10,7 @@ Legend: I items of the whole log, n hidden items, E events.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -105,13 +105,10 @@ def hide(config: DeepConfig, whole: Prepared, share: float, events: int, seed: i
     is_hidden_I = np.zeros(lists.item_count, np.bool_)
     is_hidden_I[drawn] = True
     found: dict[int, list[tuple[int, Int64]]] = {int(item): [] for item in drawn}
-    for user in train.tolist():
-        items = lists.of(user)
-        for place in np.flatnonzero(is_hidden_I[items]).tolist():
-            before = np.delete(items, place) if lists.order == "none" else items[:place]
-            before = before[~is_hidden_I[before]]
-            if len(before) and (not found[int(items[place])] or found[int(items[place])][-1][0] != user):
-                found[int(items[place])].append((user, before))
+    for user, item, history in _events(lists, train, is_hidden_I):
+        before = history[~is_hidden_I[history]]
+        if len(before) and (not found[item] or found[item][-1][0] != user):
+            found[item].append((user, before))
     enough = [item for item, of_item in found.items() if len(of_item) >= events]
     if not enough:
         raise InvalidConfig("--events", events, "few enough for some item to have as many")
@@ -160,12 +157,16 @@ def _with_events(lists: Interactions, kept_E: NDArray[np.bool_], row_I: Int64, i
 
 def histories_of(whole: Prepared, most: int, rng: np.random.Generator) -> dict[int, list[Int64]]:
     """Item row → at most so many histories of drawn training users that led to it, oldest first; items that none led to are left out."""
-    lists = whole.split.lists
     found: dict[int, list[Int64]] = {}
-    for user in rng.permutation(whole.split.train).tolist():
-        items = lists.of(user)
-        for place, item in enumerate(items.tolist()):
-            before = np.delete(items, place) if lists.order == "none" else items[:place]
-            if len(before) and len(found.setdefault(item, [])) < most:
-                found[item].append(before)
+    for _, item, before in _events(whole.split.lists, rng.permutation(whole.split.train), np.ones(len(whole.items), np.bool_)):
+        if len(before) and len(found.setdefault(item, [])) < most:
+            found[item].append(before)
     return {item: histories for item, histories in found.items() if histories}
+
+
+def _events(lists: Interactions, users: Int64, wanted_I: NDArray[np.bool_]) -> Iterator[tuple[int, int, Int64]]:
+    """User, item and what the user had before it (of a list without an order all others), of each event of wanted items."""
+    for user in users.tolist():
+        items = lists.of(user)
+        for place in np.flatnonzero(wanted_I[items]).tolist():
+            yield user, int(items[place]), np.delete(items, place) if lists.order == "none" else items[:place]

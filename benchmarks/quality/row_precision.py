@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from benchmarks.report_file import command_line, write_report
+from benchmarks.report_file import command_line, print_row, write_report
 from espalier.bundle import Bundle
 from espalier.bundle_writer import GraphContent, write_bundle
 from espalier.engines import open_engine
@@ -56,7 +56,7 @@ def measure(bundle: Bundle, folder: Path, beam: int, ms: Sequence[int]) -> list[
             "ms": round(figures[-1]["ms_per_query"], 3),
             **{f"recall@{each['m']}": round(each["recall"], 4) for each in figures},
         }
-        print(" ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+        print_row(row)
         found.append(row)
     return found
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.report_file import command_line, write_report
+from benchmarks.report_file import command_line, print_row, write_report
 from espalier.bundle import Bundle
 from espalier.checks.heldout import read_heldout
 from espalier.engines import open_engine
@@ -29,8 +29,7 @@ from espalier.search import Engine, SearchParams
 from espalier.shards.local import LocalShard
 from loadtest.sweep import numbers
 from service.router.merge import merged
-from training.evaluate import LabelledQueries, measure
-from training.graded import grades_of
+from training.evaluate import LabelledQueries, held_out_queries, measure
 from training.shard.command import shard
 
 LOST = 0.001
@@ -79,11 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bundle = Bundle.open(options.model)
     rows = [row for count in numbers(options.shards) for row in compared(bundle, count, numbers(options.beam), numbers(options.m))]
     for row in rows:
-        difference = f"{row['difference']:+.4f} ± {row['standard_error']:.4f}"
-        print(
-            f"{row['shards']} shards, beam {row['beam_size']}, m {row['m']}: recall {row['recall_one']:.4f} by one bundle, "
-            f"{row['recall_sharded']:.4f} by shards ({difference}), {row['same']:.4f} of the answers the same"
-        )
+        print_row(row)
     failed = [row for row in rows if row["difference"] < -LOST or (row["shards"] == 1 and row["same"] < 1)]
     sizes = {"items": bundle.tree.item_count, "queries": len(read_heldout(bundle).place_B), "trees": len(bundle.alone)}
     write_report(options.json, {"model": bundle.manifest.name} | sizes | {"passed": not failed, "rows": rows})
@@ -97,8 +92,7 @@ def compared(bundle: Bundle, count: int, beams: Sequence[int], ms: Sequence[int]
     same        share of the queries with the same items in the same order
     standard_error  of the difference, over queries
     """
-    heldout = read_heldout(bundle)
-    labelled = LabelledQueries(heldout.queries, heldout.relevant, grades=grades_of(bundle, heldout.relevance))
+    labelled = held_out_queries(bundle)
     with tempfile.TemporaryDirectory() as folder:
         shards = shard(bundle.path, count, Path(folder) / "shards")
         one, together = open_engine(bundle, "cpu"), Pipeline(bundle, ShardsTogether(bundle, shards))

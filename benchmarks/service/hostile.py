@@ -2,64 +2,44 @@
 
     python -m benchmarks.hostile --json FILE [--attacks NAME,NAME] [--models DIR]
 
-Each attack (tests/hostile/attacks) meets a service of its own on the model of the embedded sample: `models/debian-depends`, or one that is
-trained for a few steps now. The service has its default settings but for shorter time-outs, and 1,024 descriptors. A process of its own
-asks /livez fifty times a second. tests/hostile/measuring.py says when a row is `ok`. The exit code is 1 where a row is not.
+Each attack (tests/hostile/attacks) meets a service of its own on the model of the embedded sample. The service has its default settings but
+for shorter time-outs, and 1,024 descriptors. A process of its own asks /livez fifty times a second. tests/hostile/measuring.py says when a
+row is `ok`. The exit code is 1 where a row is not.
 """
 
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.report_file import command_line, write_report
+from benchmarks.report_file import SAMPLE, command_line, write_report
 from espalier.bundle import Bundle
-from tests import ROOT
 from tests.hostile.attacked import attacked
 from tests.hostile.attacks import ATTACKS, Attack, Limits, Target
 from tests.hostile.attacks.connections import DESCRIPTORS
 from tests.hostile.measuring import Row, line, measure
-
-STEPS = 20
-"""Steps of the quick training: what the model answers does not matter here."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the attacks. Returns the exit code."""
     parser = command_line(__doc__)
     parser.add_argument("--attacks", help=f"some of them, separated by commas: {', '.join(ATTACKS)}")
-    parser.add_argument("--models", type=Path, help="folder with debian-depends (default: models, else one that is trained now)")
+    parser.add_argument("--models", type=Path, default=SAMPLE.parents[1], help="folder with debian-depends")
     options = parser.parse_args(arguments)
     names = options.attacks.split(",") if options.attacks else list(ATTACKS)
     if unknown := [name for name in names if name not in ATTACKS]:
         parser.error(f"--attacks: got {', '.join(unknown)}, expected some of {', '.join(ATTACKS)}")
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as temporary:
-        models = options.models or sample(Path(temporary))
         print(f"{'attack':<26}{'livez max ms':>13}{'before MB':>11}{'peak MB':>9}{'after MB':>10}{'s':>6}  ok")
         for name in names:
-            rows.append(attack_sample(ATTACKS[name], models, Path(temporary) / f"{name}.log"))
+            rows.append(attack_sample(ATTACKS[name], options.models, Path(temporary) / f"{name}.log"))
             print(line(rows[-1]), flush=True)
             write_report(options.json, {"settings": vars(Limits()), "rows": rows})
     return 0 if all(row["ok"] for row in rows) else 1
-
-
-def sample(folder: Path) -> Path:
-    """A models folder with the embedded sample's model; one is trained for a few steps in `folder` where there is none."""
-    if (ROOT / "models" / "debian-depends" / "1" / "manifest.json").exists():
-        return ROOT / "models"
-    print(f"training the sample for {STEPS} steps", flush=True)
-    config = folder / "quick.toml"
-    written = (ROOT / "training" / "configs" / "debian-depends.toml").read_text()
-    config.write_text(written.replace("steps = 2000", f"steps = {STEPS}"))
-    out = folder / "models" / "debian-depends" / "1"
-    command = [sys.executable, "-m", "training", "fit", "--config", str(config), "--out", str(out)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    return folder / "models"
 
 
 def attack_sample(attack: Attack, models: Path, log: Path) -> Row:

@@ -14,7 +14,6 @@ import http.client
 import itertools
 import json
 import math
-import os
 import random
 import shutil
 import signal
@@ -36,6 +35,7 @@ from urllib.parse import quote
 from benchmarks.report_file import SAMPLE, command_line, write_report
 from benchmarks.service.history_judge import TRANSIENT, WRITTEN, Event, Logged, Violation, judged, state_of
 from benchmarks.service.serving import Process, connections_to, exchange, request
+from benchmarks.service.shard_fleet import copied_version
 from espalier.bundle import Bundle, find_versions
 
 KEY = "a-key-of-an-administrator"
@@ -270,11 +270,8 @@ class Run:
     def publish_copy(self) -> int:
         """The first version's bundle as the next version."""
         number, folder = max(find_versions(self.models)[self.name]) + 1, self.models / self.name
-        hidden = shutil.copytree(folder / "1", folder / f".{number}", copy_function=os.link)
-        manifest = json.loads((hidden / "manifest.json").read_text())
-        (hidden / "manifest.json").unlink()  # it is the first version's file
-        (hidden / "manifest.json").write_text(json.dumps(manifest | {"version": number}))
-        hidden.rename(folder / str(number))
+        copied_version(folder / "1", folder / f".{number}", {"version": number})
+        (folder / f".{number}").rename(folder / str(number))
         return number
 
     def _change(self, kind: str, version: int, route: str | None = None, **more: bool) -> int:

@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.report_file import SAMPLE, command_line, write_report
 from benchmarks.service.live_prober import Probed, Prober, items_of, lost_of, percentile_ms
-from benchmarks.service.serving import get, serving
+from benchmarks.service.serving import samples, serving
 from espalier.bundle import Bundle
 from espalier_client import Client, Put, RequestFailed
 from loadtest.loops import closed_loop, open_loop, percentiles_ms, request_bytes, statuses
@@ -164,8 +164,7 @@ def bulk(model: Path, count: int) -> dict[str, Any]:
 def worker_cpu_s(port: int) -> float:
     """Processor time of all workers so far, which they measure once a second at most."""
     time.sleep(1.1)
-    lines = get(port, "/metrics")[1].decode().splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("espalier_worker_cpu_seconds_total"))
+    return sum(seconds for _, seconds in samples(port, "espalier_worker_cpu_seconds_total"))
 
 
 if __name__ == "__main__":

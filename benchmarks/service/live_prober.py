@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -116,11 +117,8 @@ class Prober:
             finally:
                 writer.close()
 
-        threads = [threading.Thread(target=work, args=(readers,)) for readers in self._readers]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(self._readers)) as pool:
+            list(pool.map(work, self._readers))  # raises what a thread raises
         probed.per_s = len(probed.sequences) / (time.perf_counter() - began)
         return probed
 

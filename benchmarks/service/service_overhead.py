@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from benchmarks.random_bundles import make_bundle
-from benchmarks.report_file import command_line, write_report
+from benchmarks.report_file import command_line, print_row, write_report
 from benchmarks.service.serving import serving
 from espalier.bundle import Bundle
 from espalier.engines.stages import ParentsFound
@@ -81,19 +81,14 @@ def main() -> None:
     cells = [(case, concurrency) for case in CASES for concurrency in CONCURRENCY]
     rounds = [[measure(*cell, options.seconds) for cell in cells] for _ in range(options.rounds)]
     rows = [median(list(found)) for found in zip(*rounds, strict=True)]
-    print(f"{'case':<12}{'concurrency':>12}{'p50 ms':>10}{'p99 ms':>10}{'requests/s':>12}{'engine p50 ms':>15}")
-    for row in rows:
-        engine = "" if row["engine_p50_ms"] is None else f"{row['engine_p50_ms']:.3f}"
-        print(
-            f"{row['case']:<12}{row['concurrency']:>12}{row['p50_ms']:>10.3f}{row['p99_ms']:>10.3f}{row['requests_per_s']:>12.0f}{engine:>15}"
-        )
     bare, service = (row for row in rows if row["concurrency"] == CONCURRENCY[-1])
     alone = rows[len(CONCURRENCY)]
     summary = {
         "overhead_p50_ms": alone["p50_ms"] - alone["engine_p50_ms"],
         "share_of_bare_route": service["requests_per_s"] / bare["requests_per_s"],
     }
-    print(f"p50 less the engine {summary['overhead_p50_ms']:.3f} ms, {summary['share_of_bare_route']:.0%} of the bare route's requests/s")
+    for row in (*rows, summary):
+        print_row(row)
     write_report(options.json, {"rows": rows, **summary})
 
 

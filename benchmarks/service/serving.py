@@ -19,6 +19,8 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 READY_S = 300.0
 JSON = {"Content-Type": "application/json"}
 PROCESS_DIGITS = 12
@@ -117,12 +119,7 @@ class Process:
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of the samples of a metric that have these labels."""
-        total = 0.0
-        for line in get(self.port, "/metrics")[1].decode().splitlines():
-            left, _, value = line.rpartition(" ")
-            if left.partition("{")[0] == name and all(f'{key}="{wanted}"' in left for key, wanted in labels.items()):
-                total += float(value)
-        return total
+        return sum(value for found, value in samples(self.port, name) if labels.items() <= found.items())
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:
@@ -160,6 +157,12 @@ def get(port: int, path: str) -> tuple[int, bytes]:
         answer = connection.getresponse()
         return answer.status, answer.read()
     return 0, b""
+
+
+def samples(port: int, name: str) -> list[tuple[dict[str, str], float]]:
+    """Labels and value of each sample of a metric."""
+    families = text_string_to_metric_families(get(port, "/metrics")[1].decode())
+    return [(sample.labels, sample.value) for family in families for sample in family.samples if sample.name == name]
 
 
 def request(

@@ -120,7 +120,7 @@ def shards_folder(models: Path) -> Path:
 def first_version(model: Path, models: Path, shards: int) -> str:
     """Copy a bundle as version 1 into a models folder, and cut it; the model's name."""
     name = Bundle.open(model, verify=False).manifest.name
-    _copied(model, models / name / "1", {"version": 1}, shutil.copy2)
+    copied_version(model, models / name / "1", {"version": 1}, shutil.copy2)
     command = ["training", "shard", "--model", str(models / name / "1"), "--shards", str(shards), "--out", str(shards_folder(models))]
     subprocess.run([sys.executable, "-m", *command], check=True, stdout=subprocess.DEVNULL)
     return name
@@ -134,7 +134,7 @@ def next_version(models: Path, name: str, shards: int, version: int, bundle_firs
     source, target = models / name / "1", models / name / str(version)
     calibration = _shifted(json.loads((source / "manifest.json").read_text()), version)
     hidden = target.with_name(f".{version}")
-    _copied(source, hidden, {"version": version} | calibration)
+    copied_version(source, hidden, {"version": version} | calibration)
     digest = hashlib.sha256((hidden / "manifest.json").read_bytes()).hexdigest()
     if bundle_first:
         hidden.rename(target)
@@ -142,7 +142,7 @@ def next_version(models: Path, name: str, shards: int, version: int, bundle_firs
         folder = shards_folder(models) / str(index)
         own = json.loads((folder / "1" / "manifest.json").read_text())
         changes = {"version": version, "shard": own["shard"] | {"version": version, "digest": digest}}
-        _copied(folder / "1", folder / f".{version}", changes | calibration)
+        copied_version(folder / "1", folder / f".{version}", changes | calibration)
         (folder / f".{version}").rename(folder / str(version))
     if not bundle_first:
         hidden.rename(target)
@@ -157,8 +157,8 @@ def _shifted(manifest: dict[str, Any], version: int) -> dict[str, Any]:
     return {"ranking": ranking | {"calibration": ranking["calibration"] | {"intercept": intercept}}}
 
 
-def _copied(source: Path, target: Path, changes: Mapping[str, Any], copy: Callable[[str, str], object] = os.link) -> None:
-    """A version with the same files and another manifest."""
+def copied_version(source: Path, target: Path, changes: Mapping[str, Any], copy: Callable[[str, str], object] = os.link) -> None:
+    """Make a version with the same files and another manifest."""
     shutil.copytree(source, target, copy_function=copy, ignore=shutil.ignore_patterns("manifest.json"))
     manifest = json.loads((source / "manifest.json").read_text()) | changes
     (target / "manifest.json").write_text(json.dumps(manifest))

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report_file import SAMPLE, command_line, write_report
-from benchmarks.service.serving import Process, get, serving, wait_for
+from benchmarks.service.serving import Process, samples, serving, wait_for
 from benchmarks.service.shard_answers import Load, M, Seen, all_answered, is_mixed, kept, recall, requests_of, went_back
 from benchmarks.service.shard_fleet import Mood, Running, first_version, next_version, running, started
 from espalier.bundle import Bundle
@@ -236,19 +236,20 @@ class Measuring:
 
     # -- what the fleet says --------------------------------------------------------------------------------------------
 
+    def _now(self) -> list[Seen]:
+        """One answer, if there is one."""
+        return Load(each_once(self._address, self._requests[:1], 1, keep=kept)).seen
+
     def _is_whole(self) -> bool:
-        answer = Load(each_once(self._address, self._requests[:1], 1, keep=kept))
-        return bool(answer.seen) and answer.seen[0].items == 1
+        return any(one.items == 1 for one in self._now())
 
     def _serves(self, version: int) -> bool:
-        seen = Load(each_once(self._address, self._requests[:1], 1, keep=kept)).seen
-        return bool(seen) and seen[0].version == version
+        return any(one.version == version for one in self._now())
 
     def _buckets(self, name: str) -> list[tuple[float, float]]:
         """The upper bounds of a histogram of the router, in seconds, and how many were at most so long."""
-        lines = get(self._fleet.router.port, "/metrics")[1].decode().splitlines()
-        rows = [line for line in lines if line.startswith(f"{name}_bucket") and 'le="+Inf"' not in line]
-        return sorted((float(row.split('le="')[1].split('"')[0]), float(row.rpartition(" ")[2])) for row in rows)
+        buckets = sorted((float(labels["le"]), count) for labels, count in samples(self._fleet.router.port, f"{name}_bucket"))
+        return buckets[:-1]  # the last bound is infinite
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         wait_for(condition, "it did not come to pass", WAIT_S)

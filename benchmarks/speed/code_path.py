@@ -1,58 +1,64 @@
-"""How long the way through the code is: distinct files and functions of ours that nine ways cross.
+"""How long the way through the code is: distinct files and functions of ours that five requests cross.
 
-    python -m benchmarks.code_path --json F [--walks]
+    python -m benchmarks.code_path --json F
 
-log → bundle (`training fit` of a tree model and of a linear one, a few steps on made data) and query → answer, text → answer (one warm
-POST /retrieve each to a service in this process). Counted are functions of espalier, training and service, in all threads, when they are
-called; of the requests, what every one of eight crosses. Then the five walks of request_walks.py, on a bundle of 64 items; with --walks
-these alone.
+Served in this process, without sockets, by the `reference` engine over a bundle of 64 items. The profiler sees all threads, and counts
+functions of espalier, training and service when they are called. Counted is what every one of ROUNDS warm requests crosses, so that nothing
+that happens beside them by chance is. A search of so few items is short enough for the event loop, except under the profiler; MOST_US lets
+it go the usual way. One walk goes by the engine's thread.
+
+Rows: {"way", "files", "functions"}.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-import signal
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import httpx
 import numpy as np
-import polars as pl
+import orjson
+from fastapi import FastAPI
+from pydantic import SecretStr
 
+from benchmarks.random_bundles import make_bundle
 from benchmarks.report_file import command_line
-from benchmarks.service.serving import free_port, get, request, wait_for
-from benchmarks.speed import request_walks
+from espalier.bundle import Bundle
+from espalier.engines import open_engine
+from espalier.shards.messages import Pin
+from espalier.tree import complete_tree
+from service.app import create_app
+from service.models.loading import EngineSource
+from service.models.registry import Registry
+from service.router.app import create_router
+from service.router.config import RouterConfig
+from service.router.transport import answered, held_of
+from service.settings import Settings
+from service.shards.search import answer_search
+from service.watch.metrics import Metrics
+from training.shard.command import shard
 
-ROOT = Path.cwd()
-PACKAGES = tuple(f"{ROOT / name}{os.sep}" for name in ("espalier", "training", "service"))
-REQUESTS = 8
-BODIES: dict[str, dict[str, Any]] = {
-    "query → answer": {"model": "planted", "queries": [{"history": ["item-3", "item-11", "item-19"]}], "m": 5},
-    "text → answer": {"model": "shop", "queries": [{"text": "a red lamp"}], "m": 5},
-}
-PLANTED = """
-kind = "otm-robust"
-name = "planted"
-data = {{ log = "{folder}/log.csv" }}
-instances = {{ windows = [8, 4, 2], targets = 20 }}
-scorer = {{ kind = "mlp", node_dim = 8, hidden = [32, 16] }}
-optimiser = {{ steps = 6, batch = 60, average = 1 }}
-search = {{ beam_size = 20, m = 10, max_beam_size = 32, max_m = 64 }}
-"""
-SHOP = """
-kind = "xr-linear"
-name = "shop"
-data = {{ format = "log", train = "{folder}/searches.csv", items = "{folder}/items.parquet", own_texts = [["title"]] }}
-tree = {{ branching = 4, max_leaf = 8 }}
-"""
+PACKAGES = tuple(f"{Path.cwd() / name}{os.sep}" for name in ("espalier", "training", "service"))
+ITEMS, ROUNDS, SHARDS = 64, 16, 2
+QUIET_S = 0.1
+"""Between two requests, so that what one leaves to other threads does not count as the next one's."""
+MOST_US = 10_000
+KEY = "a-key-of-this-benchmark"
+Ask = Callable[[httpx.AsyncClient, int], Awaitable[httpx.Response]]
+Row = dict[str, Any]
 
 crossed: set[tuple[str, str]] | None = None
+"""File and function of what is crossed now; None: it does not count."""
 
 
 def _note(frame: FrameType, event: str, argument: object) -> None:
@@ -61,107 +67,108 @@ def _note(frame: FrameType, event: str, argument: object) -> None:
         crossed.add((code.co_filename, code.co_qualname))
 
 
-def _record(found: set[tuple[str, str]] | None) -> None:
-    """Add what is crossed from now on to a set; None: to none."""
+class ShardsHere:
+    """A router's transport to registries of this process, by address."""
+
+    def __init__(self, registries: Mapping[str, Registry]) -> None:
+        self._registries = registries
+
+    async def addresses(self, name: str) -> Sequence[str]:
+        return (name,)
+
+    async def send(self, address: str, body: bytes, most: int, timeout_s: float, headers: Mapping[str, str]) -> bytes:
+        return answered(*await answer_search(self._registries[address], body))
+
+    async def held(self, address: str, timeout_s: float) -> frozenset[Pin]:
+        return held_of(orjson.dumps({"shards": self._registries[address].shards.described()}))
+
+    def forget(self, address: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def retrieve(*history: str) -> Ask:
+    """A POST /retrieve of one history."""
+    return lambda client, number: client.post("/retrieve", json={"queries": [{"history": [*history]}], "m": 5})
+
+
+async def put(client: httpx.AsyncClient, number: int) -> httpx.Response:
+    """A PUT of a new item."""
+    document = {"events": [["item-1", "item-3"]]}
+    return await client.put(f"/models/tiny/items/new-{number}", json=document, headers={"Authorization": f"Bearer {KEY}"})
+
+
+@asynccontextmanager
+async def serving(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an application that is ready."""
+    transport = httpx.ASGITransport(app)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://walks") as client:
+        while (await client.get("/readyz")).status_code != 200:
+            await asyncio.sleep(0.05)
+        yield client
+
+
+async def counted(way: str, client: httpx.AsyncClient, ask: Ask) -> Row:
+    """The row of what each of ROUNDS requests crosses, after one that warms up."""
     global crossed
-    crossed = found
-
-
-def _counted(way: str, rounds: Sequence[set[tuple[str, str]]]) -> dict[str, Any]:
-    """A row of what every round crossed."""
-    found = set.intersection(*rounds)
-    row = {"way": way, "files": len({file for file, _ in found}), "functions": len(found)}
+    rounds = []
+    for number in range(1 + ROUNDS):
+        await asyncio.sleep(QUIET_S)
+        rounds.append(found := set[tuple[str, str]]())
+        crossed = found
+        answer = await ask(client, number)
+        crossed = None
+        if answer.status_code not in (200, 201):
+            raise RuntimeError(f"{answer.request.url}: {answer.status_code} {answer.text}")
+    common = set.intersection(*rounds[1:])
+    row = {"way": way, "files": len({file for file, _ in common}), "functions": len(common)}
     print(f"{way}: {row['files']} files, {row['functions']} functions", flush=True)
     return row
 
 
-def write_data(folder: Path) -> None:
-    rng = np.random.default_rng(42)
-    users = [rng.permutation(16)[:14] * 8 + user % 8 for user in range(300)]
-    events = [f"user-{user},item-{item}" for user, items in enumerate(users) for item in items]
-    (folder / "log.csv").write_text("\n".join(["user,item", *events, ""]))
-    items = [
-        f"{colour} {thing}"
-        for colour in ["red", "green", "blue", "black", "white"]
-        for thing in ["lamp", "chair", "table", "cup", "pot", "pan", "bed", "desk"]
-    ]
-    searches = [f"{text},{item.replace(' ', '-')}" for item in items for text in (item, f"{item} for my kitchen", f"buy a {item}")]
-    (folder / "searches.csv").write_text("\n".join(["query,item", *searches, ""]))
-    pl.DataFrame({"id": [item.replace(" ", "-") for item in items], "title": items}).write_parquet(folder / "items.parquet")
-    (folder / "planted.toml").write_text(PLANTED.format(folder=folder))
-    (folder / "shop.toml").write_text(SHOP.format(folder=folder))
-
-
-def trainings(folder: Path) -> list[dict[str, Any]]:
-    """Both kinds of models, trained twice: what is cached after the first time, compiled code say, does not count."""
-    from training.__main__ import main as train
-
-    rows = []
-    for name in ("planted", "shop"):
-        for version in (1, 2):
-            _record(found := set[tuple[str, str]]())
-            out = folder / "models" / name / str(version)
-            sys.argv = ["training", "fit", "--config", str(folder / f"{name}.toml"), "--out", str(out), "--device", "cpu"]
-            try:
-                train()
-            except SystemExit as stop:
-                if stop.code:
-                    raise
-            _record(None)
-        rows.append(_counted(f"log → bundle, {name}", [found]))
+async def of_one_service(models: Path) -> list[Row]:
+    """A query in two ways, a write, and a query with a live item in its history."""
+    async with serving(create_app(Settings(models=models, engine="reference", max_inline_us=0))) as client:
+        rows = [await counted("/retrieve, by the engine's thread", client, retrieve("item-1", "item-3"))]
+    settings = Settings(models=models, engine="reference", write_keys=(SecretStr(KEY),), max_inline_us=MOST_US)
+    async with serving(create_app(settings)) as client:
+        rows.append(await counted("/retrieve", client, retrieve("item-1", "item-3")))
+        rows.append(await counted("PUT of an item", client, put))
+        rows.append(await counted("/retrieve, live item in the history", client, retrieve("item-1", "new-0")))
     return rows
 
 
-def requests(folder: Path) -> list[dict[str, Any]]:
-    """One warm request of each kind, to a service on a free port of this process's own."""
-    port = free_port()
-    os.chdir(folder)  # where the service looks for `models`
-    rows: list[dict[str, Any]] = []
-    client = threading.Thread(target=_ask, args=(port, rows))
-    client.start()
-    from service.__main__ import main as serve
-
-    serve(["--host", "127.0.0.1", "--port", str(port)])
-    client.join()
-    return rows
-
-
-def _ask(port: int, rows: list[dict[str, Any]]) -> None:
-    try:
-        wait_for(lambda: get(port, "/readyz")[0] == 200, "the service is not ready")
-        for way, body in BODIES.items():
-            rounds = []
-            for _ in range(1 + REQUESTS):
-                time.sleep(0.3)  # so that nothing of the request before is counted
-                _record(found := set[tuple[str, str]]())
-                _, answer = request(port, "POST", "/retrieve", body)
-                if not answer["results"][0]["items"]:
-                    raise RuntimeError(f"{way}: no item came back")
-                time.sleep(0.05)
-                _record(None)
-                rounds.append(found)
-            rows.append(_counted(way, rounds[1:]))  # the first one warms up
-    finally:
-        os.kill(os.getpid(), signal.SIGTERM)
+async def of_a_router(bundle: Bundle, folder: Path) -> Row:
+    """A query through a router and its shards, all in this process."""
+    shard(bundle.path, SHARDS, folder)
+    source = EngineSource(lambda bundle, *_: open_engine(bundle, "cpu", "reference"))
+    async with AsyncExitStack() as ends:
+        registries = {}
+        for index in range(SHARDS):
+            (folder / f"alone-{index}").mkdir()
+            (folder / f"alone-{index}" / str(index)).symlink_to((folder / str(index)).absolute(), target_is_directory=True)
+            registry = Registry(Settings(models=folder / f"alone-{index}", max_inline_us=MOST_US), Metrics(), source)
+            registry.start_loading()
+            registry.wait_until_loaded()
+            registries[f"http://shard-{index}"] = registry
+            ends.push_async_callback(partial(registry.drain, 1.0))
+        config = RouterConfig(shards=tuple(registries), poll_s=60.0, hedge=0)  # a busy machine would ask twice
+        app = create_router(Settings(models=bundle.path.parent.parent), config, ShardsHere(registries))
+        client = await ends.enter_async_context(serving(app))
+        return await counted("/retrieve, router of two shards", client, retrieve("item-1", "item-3"))
 
 
 def main() -> None:
-    """Count, print and write."""
-    parser = command_line(__doc__)
-    parser.add_argument("--walks", action="store_true", help="walk through request_walks.py alone")
-    chosen = parser.parse_args()
-    sys.path.insert(0, str(ROOT))
+    options = command_line(__doc__).parse_args()
     threading.setprofile(_note)
     sys.setprofile(_note)
+    tree = complete_tree(np.arange(ITEMS), 2)
     with tempfile.TemporaryDirectory() as name:
-        rows = []
-        if not chosen.walks:
-            write_data(Path(name))
-            rows = trainings(Path(name)) + requests(Path(name))
-            os.chdir(ROOT)
-        rows += request_walks.walks(Path(name), _record, _counted)
-    if chosen.json:
-        chosen.json.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+        alone, whole = (make_bundle(Path(name) / models, np.random.default_rng(0), tree, kind="product") for models in ("one", "many"))
+        rows = asyncio.run(of_one_service(alone.path.parent.parent))
+        rows.append(asyncio.run(of_a_router(whole, Path(name) / "shards")))
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

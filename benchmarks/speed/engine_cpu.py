@@ -28,7 +28,8 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from benchmarks.papers.product_search.ann import AnnIndex, faiss_is_installed
-from benchmarks.report_file import SYNTHETIC, command_line, write_report
+from benchmarks.quality.filtered_recall import overlap
+from benchmarks.report_file import SYNTHETIC, command_line, print_row, write_report
 from benchmarks.synthetic import diffusion_bundle, diffusion_queries, synthetic_bundle
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
@@ -39,7 +40,7 @@ from espalier.engines.runtime import ort
 from espalier.engines.stages import GivenQueries
 from espalier.masks.eligibility import excluded_nodes
 from espalier.queries import QueryBatch
-from espalier.search import SearchParams
+from espalier.search import NO_ITEM, SearchParams
 from training.retrieval.scores import best_of_all
 
 M = 200
@@ -94,7 +95,7 @@ class LevelLoop:
                 beam = candidates[kept]
                 candidates = (2 * beam[:, None] + np.array([1, 2])).ravel()
         best = np.argsort(-logits, kind="stable")[: int(params.m_B[b])]
-        return np.asarray(tree.leaf_item[candidates[best] - tree.leaf_offset])
+        return np.where(np.isfinite(logits[best]), tree.leaf_item[candidates[best] - tree.leaf_offset], NO_ITEM)
 
 
 def run(bundle: Bundle, beams: list[int], batches: list[int], rounds: int) -> list[Row]:
@@ -107,12 +108,7 @@ def run(bundle: Bundle, beams: list[int], batches: list[int], rounds: int) -> li
     rows = []
     for beam in beams:
         params = SearchParams.uniform(QUERIES, beam, min(M, 2 * beam), exclude)
-        same = np.mean(
-            [
-                len(np.intersect1d(a, b)) / len(b)
-                for a, b in zip(engine.search(queries, params).item_rows_BM, loop.search(queries, params), strict=True)
-            ]
-        )
+        same = overlap(loop.search(queries, params), engine.search(queries, params).item_rows_BM)
         if same < 0.999:
             raise SystemExit(f"the two sides agree on {same:.4f} of the items at beam {beam}; expected at least .999")
         for batch in batches:
@@ -126,11 +122,9 @@ def run(bundle: Bundle, beams: list[int], batches: list[int], rounds: int) -> li
                         call(queries.take(part), SearchParams(params.beam_size_B[part], params.m_B[part], exclude[part]))
                     times[name].append((time.perf_counter() - begin) * 1e3 / QUERIES)
             for name, values in times.items():
-                rows.append(
-                    {"engine": name, "items": items, "beam_size": beam, "batch": batch, "ms_per_query": round(float(np.median(values)), 4)}
-                )
-                print(f"{name:12s} beam {beam:4d} batch {batch:3d}  {np.median(values):7.3f} ms/query", flush=True)
-            print(f"{'':12s} ratio loop / engine {np.median(times[loop.name]) / np.median(times[engine.name]):.2f}", flush=True)
+                of = {"engine": name, "items": items, "beam_size": beam, "batch": batch}
+                rows.append(of | {"ms_per_query": round(float(np.median(values)), 4)})
+                print_row(rows[-1])
     return rows
 
 
@@ -232,10 +226,7 @@ def run_product(bundle: Bundle, beams: Sequence[int], m: int, rounds: int, index
             for system, cost in zip(systems, timed(systems, queries, rounds), strict=True)
         ]
     for row in rows:
-        print(
-            f"{row['engine']:12s} {row['knob'] or '':>5}  {row['ms_per_query']:7.3f} ms/query, {row['encode_ms']:.3f} of them encode, "
-            f"recall@{m} {row['recall']:.4f}"
-        )
+        print_row(row)
     return [row | {"items": bundle.tree.item_count, "m": m} for row in rows]
 
 

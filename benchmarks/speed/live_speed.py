@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_queries
 from benchmarks.random_live import random_row
-from benchmarks.report_file import SYNTHETIC, command_line, write_report
+from benchmarks.report_file import SYNTHETIC, command_line, print_row, write_report
 from benchmarks.service.live_prober import items_of
 from benchmarks.synthetic import synthetic_bundle
 from espalier.bundle import Bundle
@@ -140,7 +140,7 @@ def rows_of(engine: str, bundle: Bundle, ms: dict[str, float], beam: int, m: int
         shape |= {"parents": tree.level_size(tree.height - 1), "beam_size": beam, "m": m, "batch": batch}
         added, ratio = own - ms["no overlay"], own / ms["no overlay"]
         rows.append(shape | {"what": what, "ms_per_query": round(own, 4), "added_ms": round(added, 4), "ratio": round(ratio, 4)})
-        print(f"{bundle.manifest.name:16s} {engine:12s} {batch} {what:12s} {own:7.4f} ms/query, {added:+.4f} ms, {ratio:.3f} ×", flush=True)
+        print_row(rows[-1])
     return rows
 
 

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.papers.otm.training_speed import EVENTS, synthetic
-from benchmarks.report_file import command_line, write_report
+from benchmarks.report_file import command_line, print_row, write_report
 from training.deep.first_model import build_model
 from training.deep.fit import steps_of
 from training.deep.row_adam import RowAdam
@@ -112,7 +112,7 @@ def main() -> None:
     rows = []
     for items in map(int, args.items.split(",")):
         rows.append(measure(config, items, args.steps))
-        print(" ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
+        print_row(rows[-1])
     options = {"kind": args.kind, "node_dim": args.node_dim, "places": args.places}
     write_report(args.json, {"options": options, "rows": rows}, "one thread used")
 

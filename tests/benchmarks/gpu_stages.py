@@ -22,7 +22,7 @@ def two(ran: str) -> Iterator[Row]:
     with Path(ran).open("a") as file:
         file.write("ran\n")
     yield {"case": "first", "ok": True, "ms": 1.5, "queries_per_s": 667}
-    yield {"case": "second", "ok": True}
+    yield {"case": "second", "ok": True, "engine": "triton", "form": "mlp", "precision": "float32", "check": "alone"}
 
 
 def wrong() -> Iterator[Row]:

@@ -1,23 +1,31 @@
-"""Benchmarks from their command lines, on small logs and synthetic models: what they write. Others have tests of their own."""
+"""Benchmarks from their command lines, on small logs and models: what they write, and what they refuse. Some have tests of their own."""
 
 from __future__ import annotations
 
 import json
 import math
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from benchmarks.papers.product_search import xrlinear_scale
 from benchmarks.papers.product_search.ann import faiss_is_installed
-from benchmarks.quality import filtered_recall, live_churn
-from benchmarks.speed import engine_cpu
+from benchmarks.quality import filtered_recall, live_churn, long_tail, row_precision, shard_recall
+from benchmarks.random_bundles import random_queries
+from benchmarks.speed import engine_cpu, live_speed
+from espalier.bundle import Bundle
+from espalier.bundle_writer import with_parts
+from espalier.search import SearchParams
+from tests import ROOT
+from tests.espalier.placement.test_placer import product_bundle
 from tests.training.content_logs import write_log
-
-pytestmark = pytest.mark.slow
+from tests.training.shard.test_shard import made
 
 CONFIG = """
 kind = "otm-robust"
@@ -33,6 +41,7 @@ search = {{ beam_size = 20, m = 10, max_m = 120, max_beam_size = 128, gamma = 0.
 CHURN = {"events", "round", "recall", "recall_old", "recall_came", "recall_trained", "shown", "share"}
 FILTERED = {"model", "filter", "eligible", "beam_size", "rule", "widened", "overlap", "ms_per_query"}
 SCALE = {"system", "beam_size", "recall10", "ms_p50", "ms_p99", "queries_per_s"}
+LIVE = {"engine", "model", "items", "parents", "beam_size", "m", "batch", "what", "ms_per_query", "added_ms", "ratio"}
 
 
 def report_of(benchmark: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch, options: str) -> dict[str, Any]:
@@ -42,18 +51,26 @@ def report_of(benchmark: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPat
     return report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("benchmark", "options", "keys"),
     [
         (live_churn, "--log {log} --config {config} --threads 1 --models {folder} --events 3 --share 0.05 --rounds 1", CHURN),
         (filtered_recall, "--models {folder} --height 10 --rounds 1 --debian nowhere", FILTERED),
         (xrlinear_scale, "--labels 4096", SCALE),
+        (live_speed, "--engines= --placed 20 --rounds 1", LIVE),
+        (
+            engine_cpu,
+            "--models {folder} --height 10 --beam 20 --batch 1,8 --rounds 1",
+            {"engine", "items", "beam_size", "batch", "ms_per_query"},
+        ),
     ],
     ids=lambda value: value.__name__.split(".")[-1] if isinstance(value, ModuleType) else "",
 )
 def test_every_row_has_its_figures(
     benchmark: ModuleType, options: str, keys: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(live_speed, "SAMPLED", 8)
     log, items = write_log(tmp_path)
     config = tmp_path / "kinds.toml"
     config.write_text(CONFIG.format(log=log, items=items))
@@ -67,6 +84,7 @@ def test_every_row_has_its_figures(
     assert len({tuple(map(str, row.values())) for row in report["rows"]}) == len(report["rows"]) > 1
 
 
+@pytest.mark.slow
 def test_every_system_answers_the_same_queries_and_is_timed_in_two_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A beam beside HNSW and exact search over its own rows."""
     monkeypatch.setattr(engine_cpu, "VECTORS", 6)
@@ -83,3 +101,110 @@ def test_every_system_answers_the_same_queries_and_is_timed_in_two_parts(tmp_pat
     assert by_name["exact scan"] == by_name["compiled-cpu"] == 1  # the later beam holds every leaf
     assert rows[0]["recall"] < 1
     assert by_name.get("hnsw", 1) >= engine_cpu.RECALL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", live_speed.ENGINES)
+def test_live_items_are_found(tmp_path: Path, engine: str) -> None:
+    """Or their cost would be that of nothing."""
+    bundle = live_speed.bundle_for(engine, tmp_path, 3)
+    opened = live_speed.searchers(engine, bundle, [50])
+    queries = random_queries(np.random.default_rng(0), bundle, 5, integer=False)
+    params = SearchParams.uniform(5, 64, 100)
+    found = {name: searched.search(queries, params).item_rows_BM for name, searched in opened.items()}
+    assert (found["50 live"] >= bundle.tree.item_count).any(axis=1).all()
+    assert (found["0 live"] == found["no overlay"]).all()
+
+
+def test_a_bundle_is_measured_in_its_own_precision_and_narrower_ones(tmp_path: Path) -> None:
+    for own, expected in (("float32", ["float32", "float16", "int8"]), ("int8", ["int8"])):
+        bundle = product_bundle(tmp_path / own, dtype=own)  # type: ignore[arg-type]  # a tuple's strings
+        rows = row_precision.measure(bundle, tmp_path / f"{own}-written", 8, [5, 10])
+        assert [row["rows"] for row in rows] == expected
+        assert all(np.isfinite([row["recall@5"], row["recall@10"], row["ms"]]).all() for row in rows)
+        assert [row["rows_mb"] for row in rows] == sorted((row["rows_mb"] for row in rows), reverse=True)
+
+
+# -- shards ---------------------------------------------------------------------------------------------------------------
+
+
+def with_heldout(folder: Path, kind: str) -> Bundle:
+    """A bundle with held-out queries for which random items are relevant."""
+    rng, bundle = np.random.default_rng(0), made(folder, kind)
+    ids = [bundle.items.ids_of(rng.integers(0, bundle.tree.item_count, 3)) for _ in range(6)]
+    heldout = pa.table({bundle.manifest.query.kind: bundle.golden().column(bundle.manifest.query.kind), "relevant": ids})
+    return with_parts(bundle, folder / "heldout" / "1", {}, {"heldout.parquet": heldout})
+
+
+def test_recall_is_reported_by_shards_and_beams_and_passes_where_nothing_is_lost(tmp_path: Path) -> None:
+    bundle = with_heldout(tmp_path, "product memory")
+    arguments = ["--model", str(bundle.path), "--shards", "1,2", "--beam", "2,64", "--m", "3", "--json", str(tmp_path / "report.json")]
+    code = shard_recall.main(arguments)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [(row["shards"], row["beam_size"], row["m"]) for row in report["rows"]] == [(1, 2, 3), (1, 64, 3), (2, 2, 3), (2, 64, 3)]
+    assert [row["same"] for row in report["rows"] if row["shards"] == 1 or row["beam_size"] == 64] == [1, 1, 1]
+    assert code == (min(row["difference"] for row in report["rows"]) < -shard_recall.LOST)
+    assert report["passed"] is (code == 0)
+    assert report["queries"] == 6
+    assert [row["standard_error"] for row in report["rows"] if row["same"] == 1] == [0] * sum(row["same"] == 1 for row in report["rows"])
+
+
+def test_recall_fails_where_the_only_shard_gives_other_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = with_heldout(tmp_path, "vector")
+    monkeypatch.setattr(shard_recall, "in_pairs", lambda *_: {"same": 0.5, "standard_error": 0.0})
+    assert shard_recall.main(["--model", str(bundle.path), "--shards", "1", "--beam", "64", "--m", "3"]) == 1
+
+
+# -- a long tail ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_item_has_an_event_and_one_user_a_long_list() -> None:
+    lists = long_tail.long_tail(20_000)
+    assert len(lists) == 1 + 3 * 20_000 // 100
+    assert sorted(set(np.concatenate(lists).tolist())) == list(range(20_000))
+    assert all((np.diff(rows) > 0).all() for rows in lists), "each item once"
+    lengths = [len(rows) for rows in lists]
+    assert lengths[0] == max(lengths) == 20_000 // 10
+    assert 2 * 20_000 < sum(lengths) <= 3 * 20_000
+
+
+def test_all_users_of_a_long_tail_count(tmp_path: Path) -> None:
+    lists = long_tail.long_tail(2000)
+    config = long_tail.write_log(lists, tmp_path)
+    pairs = len({(a, b) for rows in lists for a in rows.tolist() for b in rows.tolist() if a != b})
+    for method in long_tail.COUNTED:
+        found = long_tail.counting(config, method)
+        assert (found["method"], found["users"], found["pairs"]) == (method, len(lists), pairs)
+        assert found["cpu_seconds"] >= 0
+        assert found["most_mib"] > 50
+
+
+@pytest.mark.slow
+def test_without_a_comparison_a_long_tail_reports_the_counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = report_of(long_tail, tmp_path, monkeypatch, "--items 500 --counting")
+    assert report["log"]["items"] == 500
+    assert [row["method"] for row in report["counting"]] == list(long_tail.COUNTED)
+    assert {row["users"] for row in report["counting"]} == {report["log"]["users"]}
+    assert "compare" not in report
+
+
+# -- the way of a request -------------------------------------------------------------------------------------------------
+
+LIMITS = {
+    "/retrieve": (25, 105),
+    "/retrieve, by the engine's thread": (26, 124),
+    "/retrieve, live item in the history": (37, 132),
+    "/retrieve, router of two shards": (45, 214),
+    "PUT of an item": (66, 322),
+}
+"""Walk → most files, most functions: those of a busy machine, where what a thread does after the answer is seen before it."""
+
+
+@pytest.mark.slow
+def test_no_walk_through_the_code_is_longer_than_its_limit(tmp_path: Path) -> None:
+    file = tmp_path / "walks.json"
+    subprocess.run([sys.executable, "-m", "benchmarks.code_path", "--json", str(file)], cwd=ROOT, check=True, timeout=300)
+    found = {row["way"]: (row["files"], row["functions"]) for row in json.loads(file.read_text())}
+    assert found.keys() == LIMITS.keys()
+    assert {way: counts for way, counts in found.items() if counts[0] > LIMITS[way][0] or counts[1] > LIMITS[way][1]} == {}
+    assert all(files >= 20 and functions > 2 * files for files, functions in found.values())  # something was seen

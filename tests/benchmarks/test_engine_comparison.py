@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -38,11 +38,21 @@ class Changed:
         self._engine.close()
 
 
+class Searched(NamedTuple):
+    bundle: Bundle
+    queries: QueryBatch
+    params: SearchParams
+
+    def wrong_beams(self, change: Callable[[SearchResult], SearchResult]) -> list[str]:
+        """Of an engine whose results are changed."""
+        return wrong_beams(Changed(self.bundle, lambda result, batch: change(result)), *self)
+
+
 @pytest.fixture
-def searched(tmp_path: Path) -> tuple[Bundle, QueryBatch, SearchParams]:
+def searched(tmp_path: Path) -> Searched:
     rng = np.random.default_rng(3)
     bundle = make_bundle(tmp_path, rng, random_tree(rng, 5, 2, ragged=False), gamma=0.5, integer=False)
-    return bundle, random_queries(rng, bundle, 3, False), SearchParams(np.array([4, 4, 5]), np.array([6, 3, 5]))
+    return Searched(bundle, random_queries(rng, bundle, 3, False), SearchParams(np.array([4, 4, 5]), np.array([6, 3, 5])))
 
 
 def last(result: SearchResult, **changed: Any) -> SearchResult:
@@ -51,7 +61,7 @@ def last(result: SearchResult, **changed: Any) -> SearchResult:
     return replace(result, trace=(*result.trace[:-1], replace(result.trace[-1], **changed)))
 
 
-def test_nothing_is_wrong_with_a_search_as_it_is(searched: tuple[Bundle, QueryBatch, SearchParams]) -> None:
+def test_nothing_is_wrong_with_a_search_as_it_is(searched: Searched) -> None:
     bundle, queries, params = searched
     engine = Changed(bundle, lambda result, batch: result)
     result = engine.search(queries, params)
@@ -61,7 +71,7 @@ def test_nothing_is_wrong_with_a_search_as_it_is(searched: tuple[Bundle, QueryBa
 
 
 @pytest.mark.parametrize("name", ["item_rows_BM", "ranks_BM", "keys_BM", "scores_BM", "count_B", "complete_B"])
-def test_an_array_that_differs_is_named_with_its_first_difference(searched: tuple[Bundle, QueryBatch, SearchParams], name: str) -> None:
+def test_an_array_that_differs_is_named_with_its_first_difference(searched: Searched, name: str) -> None:
     bundle, queries, params = searched
     result = open_engine(bundle, engine="onnx-cpu").search(queries, params)
     array = getattr(result, name).copy()
@@ -93,37 +103,22 @@ def swapped(level: LevelTrace) -> dict[str, Any]:
         (lambda level: {"nodes_BK": np.where(level.nodes_BK == level.nodes_BK.max(), 0, level.nodes_BK)}, "kept nodes are no candidates"),
     ],
 )
-def test_a_wrong_beam_is_described(
-    searched: tuple[Bundle, QueryBatch, SearchParams], change: Callable[[LevelTrace], dict[str, Any]], said: str
-) -> None:
+def test_a_wrong_beam_is_described(searched: Searched, change: Callable[[LevelTrace], dict[str, Any]], said: str) -> None:
+    found = searched.wrong_beams(lambda result: last(result, **change(result.trace[-1])) if result.trace else result)
+    assert said in "; ".join(found)
+
+
+def test_answers_that_a_trace_changes_are_wrong(searched: Searched) -> None:
+    turned = searched.wrong_beams(lambda result: result if result.trace else replace(result, item_rows_BM=result.item_rows_BM[:, ::-1]))
+    assert turned == ["item_rows_BM: without a trace they are others than with one"]
+    short = searched.wrong_beams(lambda result: replace(result, trace=result.trace and result.trace[1:]))
+    assert "query 0: the trace has levels [4, 5], expected all from 3 to 5" in short
+    assert searched.wrong_beams(lambda result: replace(result, trace=None)) == ["the engine gave no trace"]
+
+
+def test_answers_that_depend_on_the_batch_are_wrong(searched: Searched) -> None:
     bundle, queries, params = searched
-
-    def changed(result: SearchResult, batch: int) -> SearchResult:
-        return result if result.trace is None else last(result, **change(result.trace[-1]))
-
-    assert said in "; ".join(wrong_beams(Changed(bundle, changed), bundle, queries, params))
-
-
-def test_answers_that_a_trace_changes_are_wrong(searched: tuple[Bundle, QueryBatch, SearchParams]) -> None:
-    bundle, queries, params = searched
-
-    def changed(result: SearchResult, batch: int) -> SearchResult:
-        return result if result.trace is not None else replace(result, item_rows_BM=result.item_rows_BM[:, ::-1])
-
-    assert wrong_beams(Changed(bundle, changed), bundle, queries, params) == ["item_rows_BM: without a trace they are others than with one"]
-    short = Changed(bundle, lambda result, batch: replace(result, trace=result.trace and result.trace[1:]))
-    assert "query 0: the trace has levels [4, 5], expected all from 3 to 5" in wrong_beams(short, bundle, queries, params)
-    without = Changed(bundle, lambda result, batch: replace(result, trace=None))
-    assert wrong_beams(without, bundle, queries, params) == ["the engine gave no trace"]
-
-
-def test_answers_that_depend_on_the_batch_are_wrong(searched: tuple[Bundle, QueryBatch, SearchParams]) -> None:
-    bundle, queries, params = searched
-
-    def changed(result: SearchResult, batch: int) -> SearchResult:
-        return replace(result, ranks_BM=result.ranks_BM + np.float32(batch))
-
-    engine = Changed(bundle, changed)
+    engine = Changed(bundle, lambda result, batch: replace(result, ranks_BM=result.ranks_BM + np.float32(batch)))
     assert [line.split(":")[0] for line in wrong_alone(engine, queries, params)] == ["query 0", "query 1", "query 2"]
     assert len(wrong_alone(engine, queries, params, 2)) == 2
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def logged(*events: Event, page: int = 1) -> list[Logged]:
     return found
 
 
-def rules(events: list[Event], log: list[Logged]) -> set[str]:
+def rules(events: list[Event], log: Sequence[Logged]) -> set[str]:
     return {violation.rule for violation in judged(events, log, TRAINED)}
 
 
@@ -128,25 +128,33 @@ def test_an_answer_that_may_not_be_is_reported_with_its_item(wrong: Event, rule:
     assert rules([*ALL, wrong], logged(*ALL)) == {rule}
 
 
-def test_a_write_that_only_some_workers_have_may_be_missing_in_answers() -> None:
-    late = replace(SECOND, status=202)
-    assert rules([FIRST, late, retrieve(2.6, 1, {"a": "t1"})], logged(FIRST, SECOND)) == set()
-    assert rules([FIRST, late, retrieve(2.6, 1, {"a": "t1"}, floor=2)], logged(FIRST, SECOND)) == {"stale"}
+LATE = replace(SECOND, status=202)
+EARLY, AFTER = put(2, 1.0, item="b"), put(1, 2.0)
+LINES = [put(2, 1.0, bulk=1, token="x", outcome="updated", status=200), put(1, 1.0, bulk=1, token="y")]
+SHOWN = retrieve(3.0, 1, {"a": "t1"})
+OTHERS = logged(FIRST)[0], logged(FIRST, SECOND)[1]._replace(state=T2._replace(user="t0"))
 
 
-def test_two_writes_with_one_sequence_are_reported() -> None:
-    assert "sequence" in rules([FIRST, put(1, 1.0, item="b")], logged(FIRST))
-    assert "sequence" in rules([FIRST], logged(put(1, 1.0, item="b")))
-    assert "sequence" in rules([FIRST], logged(replace(FIRST, body={"fields": {"title": "t8"}})))
-    assert "sequence" in rules(ALL, logged(*ALL)[::-1])
-
-
-def test_sequences_follow_the_order_of_writes_and_of_the_lines_of_a_bulk() -> None:
-    early, late = put(2, 1.0, item="b"), put(1, 2.0)
-    assert rules([early, late], logged(early, late)) == {"order"}
-    lines = [put(2, 1.0, bulk=1, token="x", outcome="updated", status=200), put(1, 1.0, bulk=1, token="y")]
-    assert rules(lines, logged(*lines)) == {"order"}
-    assert rules([replace(line, bulk=0) for line in lines], logged(*lines)) == set()
+@pytest.mark.parametrize(
+    ("events", "log", "found"),
+    [
+        ([FIRST, LATE, retrieve(2.6, 1, {"a": "t1"})], logged(FIRST, SECOND), set()),  # only some workers have it
+        ([FIRST, LATE, retrieve(2.6, 1, {"a": "t1"}, floor=2)], logged(FIRST, SECOND), {"stale"}),
+        ([FIRST, put(1, 1.0, item="b")], logged(FIRST), {"sequence"}),  # two writes with one sequence
+        ([FIRST], logged(put(1, 1.0, item="b")), {"sequence"}),
+        ([FIRST], logged(replace(FIRST, body={"fields": {"title": "t8"}})), {"sequence"}),
+        (ALL, logged(*ALL)[::-1], {"sequence"}),
+        ([EARLY, AFTER], logged(EARLY, AFTER), {"order"}),
+        (LINES, logged(*LINES), {"order"}),  # of a bulk
+        ([replace(line, bulk=0) for line in LINES], logged(*LINES), set()),
+        ([FIRST, SECOND], OTHERS, {"value"}),  # a state that is not the dictionary's
+        ([FIRST, edit("hide", 2.0), SHOWN], logged(FIRST), {"hidden"}),  # removed from all answers
+        ([FIRST, edit("hide", 2.0, 202), SHOWN], logged(FIRST), set()),
+        ([FIRST, edit("hide", 2.0, 202), replace(SHOWN, floor=1, agreement=1)], logged(FIRST), {"disagree"}),
+    ],
+)
+def test_what_may_be_is_told_from_what_may_not(events: list[Event], log: Sequence[Logged], found: set[str]) -> None:
+    assert rules(events, log) == found
 
 
 def test_of_two_deletes_without_an_answer_the_one_was_done_that_could_be() -> None:
@@ -194,18 +202,6 @@ def test_a_write_that_was_refused_is_not_done(status: int) -> None:
 def test_an_outcome_that_the_state_does_not_explain_is_reported(wrong: Event) -> None:
     done = [FIRST, wrong] if wrong.sequence == 2 else [FIRST]
     assert rules([FIRST, wrong], logged(*done)) == {"outcome"}
-
-
-def test_a_state_that_is_not_the_dictionarys_is_reported() -> None:
-    log = logged(FIRST, SECOND)
-    assert rules([FIRST, SECOND], [log[0], log[1]._replace(state=log[1].state._replace(user="t0"))]) == {"value"}
-
-
-def test_an_item_that_was_removed_from_all_answers_is_reported() -> None:
-    shown = retrieve(3.0, 1, {"a": "t1"})
-    assert rules([FIRST, edit("hide", 2.0), shown], logged(FIRST)) == {"hidden"}
-    assert rules([FIRST, edit("hide", 2.0, 202), shown], logged(FIRST)) == set()
-    assert rules([FIRST, edit("hide", 2.0, 202), replace(shown, floor=1, agreement=1)], logged(FIRST)) == {"disagree"}
 
 
 def test_workers_that_disagree_are_reported() -> None:

@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from benchmarks.gpu.beams import wrong_parents
+from benchmarks.engine_comparison import wrong_parents
 from benchmarks.random_bundles import (
     make_bundle,
     make_linear_bundle,
@@ -36,7 +36,7 @@ from benchmarks.random_bundles import (
     sparse_rows,
     tree_over,
 )
-from benchmarks.trained_bundles import trained_kind
+from benchmarks.synthetic import trained_kind
 from espalier import open_engine
 from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle

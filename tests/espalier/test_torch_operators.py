@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.trained_bundles import trained_kind
+from benchmarks.synthetic import trained_kind
 from espalier.engines.graphs import read_graph
 from espalier.errors import BundleCorrupt, UnsupportedGraph
 

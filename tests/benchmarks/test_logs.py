@@ -1,7 +1,8 @@
-"""The benchmarks of methods by name, on small logs: their rows, what is resumed, what is refused."""
+"""Benchmarks on logs: how they find them, the rows of methods by name, what is resumed and refused; items that are hidden and put in."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -9,14 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+from benchmarks import real_logs
 from benchmarks.quality import fixed_split, leaderboard, next_item
+from benchmarks.quality.live_sets import HiddenItems, hide
 from espalier.errors import InvalidConfig
+from espalier.items import ItemTable
+from tests.training.logs import log_of, split_of
 from training.baselines.methods import METHODS
+from training.deep.prepare import Prepared
 from training.retrieval.task import Fitted, Task
-
-pytestmark = pytest.mark.slow
+from training.specification.models import deep_config
 
 USERS, ITEMS = 150, 20
 CONFIG = """
@@ -69,6 +75,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return call
 
 
+@pytest.mark.slow
 def test_next_item_has_a_row_for_each_method_seed_and_beam(log: list[str], run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(task: Task) -> Fitted:
         raise InvalidConfig("memory", "9 GB", "at most 1 GB")
@@ -92,6 +99,7 @@ def test_next_item_has_a_row_for_each_method_seed_and_beam(log: list[str], run: 
     assert [row for row in report["differences"] if (row["first"], row["second"], row["metric"]) == ("neighbours", "recipe", "ndcg@10")]
 
 
+@pytest.mark.slow
 def test_a_fixed_split_is_two_files_of_users(tmp_path: Path, run: Run) -> None:
     rng = np.random.default_rng(2)
     lists = [[f"i{item * 5 + user % 5}" for item in rng.permutation(30)[:9]] for user in range(USERS)]
@@ -121,3 +129,91 @@ def test_a_fixed_split_is_two_files_of_users(tmp_path: Path, run: Run) -> None:
 def test_a_fixed_split_says_what_is_missing(options: Sequence[str], message: str, run: Run) -> None:
     with pytest.raises(SystemExit, match=f"^error: {message}"):
         run(fixed_split, *options)
+
+
+# -- names of logs --------------------------------------------------------------------------------------------------------
+
+OUTSIDE = {name: file for name, (_, file) in real_logs.SETS.items() if file is not None}
+
+
+def options(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    real_logs.add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+@pytest.fixture
+def sets(tmp_path: Path) -> Path:
+    """A folder of all named sets, with empty files."""
+    for name, file in OUTSIDE.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).touch()
+    return tmp_path
+
+
+def test_named_sets_have_their_configurations_and_files_in_the_order_they_are_named(sets: Path) -> None:
+    found = real_logs.load_all(options("--data", str(sets), "--set", ",".join(OUTSIDE)))
+    assert [real.name for real in found] == list(OUTSIDE)
+    assert all(real.log == sets / real.name / real.config.data.log.name for real in found)
+    assert real_logs.load(options("--set", "debian-depends")).log.is_file()
+
+
+def test_another_log_is_read_as_its_configuration_says_or_by_default(tmp_path: Path) -> None:
+    log, config = tmp_path / "clicks.csv", tmp_path / "books.toml"
+    log.touch()
+    data = 'log = "elsewhere.csv"\nformat = { user = "reader", item = "book" }\n'
+    config.write_text(f'kind = "otm-sequence"\nname = "books"\n[data]\n{data}')
+    for more, name, user in ((["--config", str(config)], "books", "reader"), ([], "log", "user")):
+        real = real_logs.load(options("--log", str(log), *more))
+        assert (real.name, real.log, real.config.data.format.model_dump()["user"]) == (name, log, user)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "--set: got None, expected one of debian-depends, ml-1m, sasrec-amazon-games, s3rec-yelp"),
+        ("--data . --set ml-1m,s3rec-yelp", "--set: got 'ml-1m,s3rec-yelp', expected one name"),
+        ("--set ml-1m", "--data: got None, expected a folder that holds ml-1m/ratings.dat.gz"),
+        ("--data s3rec-yelp --set s3rec-yelp", "expected a folder that holds s3rec-yelp/Yelp.txt.gz, which is missing"),
+        ("--log nothing.csv", "--log: got 'nothing.csv', expected a file that exists"),
+        ("--log ml-1m/ratings.dat.gz --set ml-1m", "expected no --data and --set beside it"),
+        ("--log ml-1m/ratings.dat.gz --config nothing.toml", "--config: got 'nothing.toml', expected a TOML file that exists"),
+    ],
+)
+def test_what_is_missing_is_named(sets: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, message: str) -> None:
+    monkeypatch.chdir(sets)
+    with pytest.raises(SystemExit) as ended:
+        real_logs.load(options(*arguments.split()))
+    assert message in str(ended.value)
+
+
+# -- hidden items ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hidden() -> HiddenItems:
+    rng = np.random.default_rng(1)
+    log = log_of([rng.permutation(12)[:8].tolist() for _ in range(60)], items=12)
+    items = pa.table({"id": log.item_ids, "title": [None, *(f"book {row}" for row in range(1, 12))]})
+    whole = Prepared(split_of(log, 40, 10, 10), ItemTable.build(items))
+    return hide(deep_config({"kind": "otm-sequence", "name": "books", "data": {"log": "log.csv"}}), whole, 0.25, 3, seed=1)
+
+
+def test_training_knows_nothing_of_hidden_items(hidden: HiddenItems) -> None:
+    ids = set(hidden.whole.items.ids_of(hidden.hidden_n))
+    assert len(ids) == 3
+    assert ids.isdisjoint(hidden.old.items.ids_of(np.arange(len(hidden.old.items))))
+    old, whole = hidden.old.split, hidden.whole.split
+    for user in old.train.tolist():
+        before = [item for item in whole.lists.of(user).tolist() if item not in hidden.hidden_n]
+        assert hidden.old.items.ids_of(old.lists.of(user)) == hidden.whole.items.ids_of(np.array(before))
+    assert {pair.user for pair in old.test} <= {pair.user for pair in whole.validation}
+
+
+def test_events_are_what_training_users_had_before(hidden: HiddenItems) -> None:
+    for item, users, events in zip(hidden.hidden_n.tolist(), hidden.users, hidden.events, strict=True):
+        assert len(set(users)) == len(events) == 3
+        for user, event in zip(users, events, strict=True):
+            items = hidden.whole.split.lists.of(user).tolist()
+            before = [other for other in items[: items.index(item)] if other not in hidden.hidden_n]
+            assert hidden.old.items.ids_of(event) == hidden.whole.items.ids_of(np.array(before))

@@ -1,8 +1,10 @@
-"""The stages of `benchmarks.gpu_all` that measure time, as far as a machine without a GPU can run them: in the interpreter, tiny."""
+"""The stages of `benchmarks.gpu_all` where there is no GPU: in the interpreter, tiny. Engines that were broken are found to be wrong."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,12 +14,14 @@ import torch
 if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
     pytest.skip("triton is not installed", allow_module_level=True)
 
-from benchmarks.gpu import profiling, search_speed, sparse_speed, timing
+from benchmarks.gpu import correctness, profiling, search_speed, sparse_speed, timing
 from benchmarks.gpu.graph_models import TorchSearch
+from benchmarks.gpu.lines import Row
 from benchmarks.gpu.profiling import Span, profile, summary
 from benchmarks.gpu.timing import card
 from benchmarks.gpu.training_steps import training
 from espalier.engines.stages import Leaves, TreeQuery
+from espalier.engines.triton.graph_engine import TritonSearch
 from espalier.engines.triton.linear_engine import SparseCudaSearch
 
 pytestmark = pytest.mark.slow
@@ -30,10 +34,11 @@ def once(run: Any, least: int = 1) -> float:
 
 
 @pytest.fixture(autouse=True)
-def one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (search_speed, profiling, sparse_speed):
         monkeypatch.setattr(module, "milliseconds", once)
     monkeypatch.setattr(timing, "ROUNDS", 1)
+    monkeypatch.setattr(correctness, "EXPORTED", ())  # which take seconds each
 
 
 def test_an_engine_that_finds_other_items_than_torch_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,3 +99,47 @@ def test_the_card_and_the_training_steps_of_all_methods_have_rows() -> None:
     assert [row["case"].split(",")[0] for row in timed] == ["ranker", "ranker", "plt", "tdm", "tdm-2k", "otm", "otm-robust"]
     assert all(row["ok"] and row["ms"] > 0 and row["queries_per_s"] > 0 and row["steps_per_s"] > 0 for row in timed)
     assert memory["mib"] > 0
+
+
+# -- broken engines -------------------------------------------------------------------------------------------------------
+
+
+def narrower(engine: type) -> Any:
+    """An engine that keeps half of every beam, so that some items are missed."""
+
+    class Narrower(engine):  # type: ignore[misc]  # any class
+        def search(self, query: TreeQuery) -> Any:
+            return super().search(replace(query, beam_size_B=np.maximum(query.beam_size_B // 2, 1)))
+
+    return Narrower
+
+
+def wrong(rows: Iterator[Row]) -> dict[str, str]:
+    """The notes of what is wrong, by check."""
+    return {row["check"]: row["note"] for row in rows if row["ok"] is False}
+
+
+def test_narrower_beams_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(correctness, "GRAPH_FORMS", {"product": "product"})
+    assert wrong(correctness.triton("float32", 2, False, "cpu")) == {}
+    monkeypatch.setattr(correctness, "TritonSearch", narrower(TritonSearch))
+    found = wrong(correctness.triton("float32", 2, False, "cpu"))
+    assert {"integer", "replay"} <= set(found)
+    assert "candidates kept, expected" in found["replay"]
+    monkeypatch.setattr(correctness, "SparseCudaSearch", narrower(SparseCudaSearch))
+    assert {"integer", "replay"} <= set(wrong(correctness.sparse_cuda("float32", 4, False, "cpu", seed=2)))
+
+
+def test_kernels_that_fail_are_no_reason_for_another_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An encoder that cannot be run looks like an unknown one; of a scorer that `triton` knows it is wrong."""
+
+    def fails(*arguments: Any) -> None:
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr("espalier.engines.triton.torch_graph.matmul", fails)
+    monkeypatch.setattr(correctness, "EXPORTED", (("product", (8,)), ("attention", (8,))))
+    rows = list(correctness.triton("float32", 0, False, "cpu"))
+    exported = {row["form"]: row for row in rows if row["check"] == "exported"}
+    assert exported["product"]["ok"] is False
+    assert "illegal memory access" in exported["product"]["note"]
+    assert exported["attention"]["ok"] is None

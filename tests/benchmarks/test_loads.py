@@ -1,8 +1,9 @@
-"""The measurement of writes beside retrievals: every item is asked for at both workers, and what is lost is counted."""
+"""What is said of a service under load: both workers are asked, what is lost is counted, and answers of two versions are seen."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from benchmarks.random_bundles import make_bundle
 from benchmarks.service import live_load, live_prober
 from benchmarks.service.live_load import KEY, measured
 from benchmarks.service.live_prober import PAUSE_S, Item, Prober, items_of, lost_of
+from benchmarks.service.shard_answers import Seen, is_mixed, went_back
+from benchmarks.service.shard_fleet import SHIFT
+from benchmarks.service.shards import quantile_ms
 from espalier.tree import complete_tree
 from loadtest.queries import Query
 from tests.service.processes import service
@@ -59,3 +63,34 @@ def test_every_worker_is_asked_for_every_item_and_a_short_run_loses_none(tmp_pat
     found = measured(tmp_path / "books" / "1", puts_per_s=20, seconds=1, rounds=1)
     assert {"visible_p99_ms", "puts_per_s", "retrieve_p99_ms", "retrieve_p99_ms_without"} <= found.keys()
     assert (found["lost"], found["acknowledged"], found["sequences_twice"], found["invisible"]) == (0, 20, 0, 0)
+
+
+# -- shards ---------------------------------------------------------------------------------------------------------------
+
+FIRST = (0.9, 0.5, 0.2)
+
+
+def of_version(version: int, scores: tuple[float, ...] = FIRST) -> tuple[float, ...]:
+    log_odds = [np.log(score / (1 - score)) + SHIFT * (version - 1) for score in scores]
+    return tuple(float(1 / (1 + np.exp(-value))) for value in log_odds)
+
+
+def answer(version: int, scores: tuple[float, ...], began: float = 0.0, ended: float = 1.0) -> Seen:
+    return Seen(0, began, ended, version, 1.0, scores)
+
+
+def test_an_answer_is_mixed_unless_all_its_scores_are_those_of_its_version() -> None:
+    assert not any(is_mixed(answer(version, of_version(version)), {0: FIRST}, 1) for version in (1, 2, 21))
+    assert is_mixed(answer(3, (*of_version(3)[:2], of_version(2)[2])), {0: FIRST}, 1)
+    assert is_mixed(answer(2, of_version(2)[:2]), {0: FIRST}, 1)
+
+
+def test_an_answer_goes_back_if_a_higher_version_had_answered_before_it_began() -> None:
+    higher, lower = answer(2, (), 0.0, 1.0), answer(1, (), 1.5, 2.0)
+    assert went_back([higher, lower]) == 1
+    assert went_back([higher, replace(lower, began=0.5)]) == 0, "it was under way already"
+
+
+def test_a_quantile_is_of_what_was_counted_between_two_looks() -> None:
+    before, after = [(0.001, 100.0), (0.002, 100.0), (0.004, 100.0)], [(0.001, 100.0), (0.002, 110.0), (0.004, 110.0)]
+    assert quantile_ms(before, after, 0.5) == pytest.approx(1.5)
