@@ -25,15 +25,12 @@ from espalier.queries import (
     FeaturesKind,
     HistoryKind,
     QueryBatch,
-    TextKind,
     VectorKind,
     encode_features,
     encode_histories,
     encode_vectors,
     pad_histories,
 )
-from espalier.text.blocks import TextBlock
-from espalier.text.sparse_rows import MAX_FEATURES
 from tests import ROOT
 
 IDS = ["apple", "pear", "né", "梨"]
@@ -101,18 +98,6 @@ def test_a_bad_vector_is_named_with_its_place_and_value(vector: list[float], mes
 def test_an_array_of_another_form_is_no_batch(kind: HistoryKind | VectorKind, array: np.ndarray, expected: str) -> None:
     with pytest.raises(InvalidQuery, match=f"queries: {expected}"):
         QueryBatch(kind, array)
-
-
-def test_features_are_at_most_so_many_that_an_array_of_them_fits_into_memory() -> None:
-    assert FeaturesKind(width=MAX_FEATURES).width == 67_108_864
-    with pytest.raises(ValidationError, match="less than or equal to 67108864"):
-        FeaturesKind(width=MAX_FEATURES + 1)
-    block = TextBlock(unit="word", n=1, unknown=MAX_FEATURES)
-    assert TextKind(width=MAX_FEATURES, blocks=(block,)).width == MAX_FEATURES
-    with pytest.raises(ValidationError, match="less than or equal to 67108864"):
-        TextKind(width=MAX_FEATURES + 1, blocks=(block,))
-    with pytest.raises(ValidationError, match="less than or equal to 67108864"):
-        TextBlock(unit="word", n=1, unknown=MAX_FEATURES + 1)
 
 
 def test_features_are_checked_and_sorted() -> None:

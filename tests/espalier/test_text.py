@@ -18,10 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from espalier.errors import BundleCorrupt, InvalidConfig, InvalidData, InvalidQuery
-from espalier.text import ngrams
 from espalier.text import vectoriser as text_module
 from espalier.text.blocks import TextBlock
 from espalier.text.sparse_rows import MAX_FEATURES, SparseRows
@@ -108,10 +106,6 @@ def names_of(vectoriser: Vectoriser) -> list[str]:
     return vectoriser.features_of(range(vectoriser.width))
 
 
-def idf_of(vectoriser: Vectoriser) -> dict[str, float]:
-    return dict(zip(names_of(vectoriser), vectoriser.arrays()["idf"].tolist(), strict=True))
-
-
 # -- normalising ----------------------------------------------------------------------------------------------------------
 
 
@@ -165,13 +159,6 @@ def test_what_a_word_is(text: str, words: list[str]) -> None:
     vectoriser = Vectoriser.fit([text, "xyz"], [block])
     assert sorted(names_of(vectoriser)) == sorted({*words, "xyz"})
     assert words_of(text) == words
-
-
-def test_blocks_have_limits() -> None:
-    wrong: list[dict[str, Any]] = [{"n": 0}, {"n": 9}, {"unit": "line"}, {"max_share": 0}, {"max_share": 1.1}, {"min_count": 0}]
-    for limits in (*wrong, {"unknown": -1}, {"nn": 2}, {"unknown": MAX_FEATURES + 1}):
-        with pytest.raises(ValidationError, match=next(iter(limits))):
-            TextBlock.model_validate({"unit": "word", "n": 2, **limits})
 
 
 # -- rows against the definition ------------------------------------------------------------------------------------------
@@ -350,16 +337,6 @@ def test_features_have_names_for_people() -> None:
 
 
 # -- arrays ---------------------------------------------------------------------------------------------------------------
-
-
-def test_writable_read_only_and_unaligned_arrays_compile_one_function() -> None:
-    arrays = Vectoriser.fit(PRODUCTS, USUAL).arrays()
-    unaligned = {name: np.frombuffer(b"\0" + array.tobytes(), array.dtype, offset=1) for name, array in arrays.items()}
-    for some in (arrays, {name: array.copy() for name, array in arrays.items()}, unaligned):
-        Vectoriser.from_arrays(USUAL, some).transform(["kettle", ""])
-        Vectoriser.from_arrays(USUAL, some).transform([])
-    assert len(ngrams.weigh.signatures) == 1
-    assert len(ngrams.fill_table.signatures) == 1
 
 
 def test_hashes_never_change() -> None:

@@ -28,7 +28,7 @@ from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
 from espalier.tree import Tree
 from tests.espalier.test_signature import replay
-from tests.training.planted import CLUSTERS, SIZE, planted_log, settings
+from tests.training.planted import planted_log, settings
 from training.baselines.popularity import fit_popularity
 from training.data.splits import without_seen
 from training.deep.beam import search_states, sorted_excluded_nodes
@@ -316,15 +316,6 @@ def test_a_model_that_is_not_finite_does_not_pass_the_parity_check(short: Run) -
     query_onnx, scorer_onnx = export_graphs(model, "history_nodes", example)
     with pytest.raises((BundleCorrupt, FloatingPointError)):
         check_parity(model, query_onnx, scorer_onnx, example)
-
-
-@pytest.mark.parametrize("hidden", [[16, 8], []], ids=str)
-def test_a_product_of_any_depth_can_be_exported(log: Path, tmp_path: Path, hidden: list[int]) -> None:
-    run = ready(settings(log, "tdm", scorer={"kind": "product", "hidden": hidden}), tmp_path / "work")
-    model = build_model(run.config, run.tree, run.prepared).eval()
-    history_BT = torch.from_numpy(np.random.default_rng(2).integers(-1, CLUSTERS * SIZE, (8, 14)))
-    example = Topology(run.tree, CPU).history_nodes(history_BT)
-    assert check_parity(model, *export_graphs(model, "history_nodes", example), example) < 1e-4
 
 
 @pytest.mark.parametrize(("kind", "own", "gamma"), [("tdm", "logit", 0.0), ("plt", "log_activation", 1.0), ("otm-robust", "logit", 0.5)])

@@ -150,28 +150,6 @@ def test_points_become_a_model_of_features(tmp_path: Path, form: str) -> None:
         assert json.loads((tmp_path / "rows.json").read_text())["rows"][0]["recall"] == recall
 
 
-def test_features_are_answered_and_explained_over_http(tmp_path: Path) -> None:
-    data, linear = npz_files(tmp_path, train=points_of(300)), {"cost": 1, "gamma": 0.5}
-    bundle = trained(tmp_path, {"data": data, "tree": TREE, "linear": linear})
-    with run(tmp_path / "models", lambda opened: open_engine(opened, "cpu"), max_features=4) as running:
-        queries = [{"features": {"indices": [24, 3], "values": [2.0, 2.0]}}]
-        found = answer(running, queries=queries, m=2, explain_items=["3"]).json()["results"][0]
-        for features, field in (
-            ({"indices": [30], "values": [1.0]}, ".features.indices"),
-            ({"indices": [2**70], "values": [1.0]}, ".features.indices"),
-            ({"indices": [1, 2, 3, 4, 5], "values": [1.0] * 5}, ".features.indices"),
-            ({"indices": [1], "values": []}, ".features.values"),
-            ({"indices": [1]}, ".features.values"),
-            (None, ""),
-        ):
-            assert_refused(running, {"features": features}, field)
-    assert found["items"][0]["id"] == "3"
-    path = bundle.tree.ancestors(bundle.tree.leaf_of_item[3:4])[0][1:]
-    weights = sum(bundle.chunks.weights_of(bundle.tree, int(node), np.array([3, 24], np.int32)) for node in path)
-    told = {entry["feature"]: entry["contribution"] for entry in found["explain"]["items"][0]["features"]}
-    assert told == pytest.approx(dict(zip(["3", "24"], (np.sqrt(0.5) * weights).tolist(), strict=True)), abs=1e-6)
-
-
 def test_what_was_chosen_before_a_run_was_killed_is_not_chosen_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = {"data": npz_files(tmp_path, train=points_of(300)), "tree": TREE}
     with monkeypatch.context() as patch:

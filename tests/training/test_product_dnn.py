@@ -158,16 +158,6 @@ def test_learns_a_planted_structure_that_popularity_cannot_see(loss: Literal["fu
     assert learned > 0.8 > 0.4 > by_popularity
 
 
-def test_another_seed_gives_another_model_and_rounds_are_measured() -> None:
-    _, split = planted_log()
-    config = replace(SMALL, loss="sampled", dropout=0.2, max_steps=12, round_steps=5)
-    one, other = (fit_product_dnn(split, config, seed=seed) for seed in (1, 2))
-    assert [step for step, _ in one.curve] == [5, 10, 12]
-    assert np.abs(one.item_vectors - other.item_vectors).max() > 1e-3
-    narrow = fit_product_dnn(split, replace(config, bfloat16=True), seed=1).item_vectors
-    assert 0 < np.abs(one.item_vectors - narrow).mean() < 0.03
-
-
 def test_the_weights_of_the_best_round_are_kept_and_training_ends_after_the_patience() -> None:
     _, split = planted_log()
     # At so large a step the model is soon worse than it was.

@@ -12,7 +12,6 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
 from espalier.bundle import Bundle
-from espalier.content.rows import ContentRows
 from espalier.engines import open_engine
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import HistoryKind, pad_histories
@@ -30,8 +29,6 @@ from training.deep.sequence.batches import SequenceBatch
 from training.deep.sequence.places import Places, trained_places
 from training.deep.sequence.steps import SequenceSteps
 from training.deep.validation import search_pairs, validation_pairs
-from training.evaluate import evaluate
-from training.held_out import held_out_log
 from training.specification.deep import DeepConfig
 from training.specification.models import config_of, deep_config
 
@@ -236,24 +233,6 @@ def rows_of_items_in(run: Begun) -> np.ndarray:
     """float32[I, D]: what lookups in training find."""
     with torch.no_grad():
         return lookup(torch.from_numpy(run.tree.leaf_of_item), run.model.table).numpy()
-
-
-# -- what is learned and served -------------------------------------------------------------------------------------------
-
-
-def test_the_bundle_gives_the_rows_of_unseen_items_to_both_readers(with_content: Bundle) -> None:
-    """From their fields alone; others have a part of their own, too."""
-    unseen_I = held_out_log(with_content).unseen_I
-    assert unseen_I.sum() == KINDS * SIZE // 5
-    found = evaluate(with_content, open_engine(with_content), held_out_log(with_content).of_unseen(), [64], [20], True, batch=24)[0]
-    assert found["recall"] > 0.5, "four of 24 are of the user's kind; any 20 of all items hold .17 of them"
-    rows_ID = ContentRows(with_content).of(with_content.items.to_table().to_pylist())
-    leaf_rows_ID = with_content.node_rows_ND[with_content.tree.leaf_of_item]
-    assert_allclose(rows_ID[unseen_I], leaf_rows_ID[unseen_I], rtol=1e-3, atol=1e-5)  # which are rounded to float16
-    for share in (slice(0, 8), slice(8, 16)):
-        own_I = np.abs(rows_ID - leaf_rows_ID)[:, share].max(1)
-        assert (own_I[~unseen_I] > 1e-3).mean() > 0.9
-        assert rows_ID[:, share].std(0).min() > 1e-3, "content enters every column, that of the bias too"
 
 
 # -- the first rows -------------------------------------------------------------------------------------------------------

@@ -70,13 +70,6 @@ def test_the_items_of_a_category_are_contiguous(categories: list[int], seed: int
     assert np.count_nonzero(np.diff(leaves)) == len(set(categories)) - 1
 
 
-def test_categories_and_the_items_inside_come_in_random_order() -> None:
-    category = np.repeat(np.arange(6, dtype=np.int32), 20)
-    leaf_item = category_tree(category, 2, seed=0).leaf_item
-    assert category[leaf_item[::20]].tolist() != list(range(6))
-    assert leaf_item[:20].tolist() != sorted(leaf_item[:20].tolist())
-
-
 def test_a_category_below_none_is_refused() -> None:
     with pytest.raises(InvalidData):
         category_tree(np.array([0, -2], np.int32), 2, seed=0)

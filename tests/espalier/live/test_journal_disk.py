@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -341,11 +340,3 @@ def test_a_killed_writer_leaves_what_it_has_committed_and_no_lock(
     assert len(journal.since(0, 9)) == 1 + kept
     assert appended(journal, [put("b")]) == [2 + kept]
     journal_file.check(journal.file)
-
-
-def test_a_copy_of_the_files_of_a_killed_writer_is_a_journal(tmp_path: Path) -> None:
-    killed(tmp_path / "live.db", "committed")
-    (tmp_path / "copy").mkdir()
-    for ending in ("", "-wal"):
-        shutil.copy(tmp_path / f"live.db{ending}", tmp_path / "copy")
-    assert Journal.open(tmp_path / "copy" / "live.db").since(0, 9)[0].id == "a"

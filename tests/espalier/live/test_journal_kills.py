@@ -9,7 +9,7 @@ import pytest
 
 from espalier.live.journal import Journal
 from espalier.live.operations import ItemBody, Operation
-from tests.espalier.live.journal_kills import VERSION, Role, judged, run
+from tests.espalier.live.journal_kills import VERSION, Role, run
 from tests.espalier.live.journals import placed
 
 
@@ -20,29 +20,6 @@ def committed(file: Path, tokens: list[str]) -> str:
         transaction.store_placements(VERSION, {operation.sequence: [placed()] for operation in found})
     done = zip(found, tokens, strict=True)
     return json.dumps([(operation.sequence, operation.id, token) for operation, token in done]) + "\n"
-
-
-def test_the_judge_sees_what_is_kept_lost_twice_and_damaged(tmp_path: Path) -> None:
-    file = tmp_path / "live.db"
-    lines = [committed(file, ["a", "b"]), committed(file, ["c"])]
-    found = judged(file, 3, [*lines, lines[0][:-3]], 1.0)  # the last was cut off
-    assert (found.commits, found.acknowledged, found.lost, found.twice, found.damaged, found.unguarded) == (2, 3, 0, 0, "", 0)
-    assert judged(file, 0, [*lines, json.dumps([(1, "other", "d")]) + "\n"], 1.0).twice == 1  # a number that was given twice
-    assert judged(file, 0, [*lines, committed(file, ["a"])], 1.0).twice == 1  # an operation that is there twice
-    for lost, statement in enumerate(
-        (
-            "DELETE FROM ops WHERE seq = 2",
-            """UPDATE ops SET body = CAST('{"fields":{"token":"x"}}' AS BLOB) WHERE seq = 1""",
-            "DELETE FROM placements WHERE seq = 3",
-        ),
-        start=1,
-    ):
-        with Journal(file).exclusive() as connection:
-            connection.execute(statement)
-        assert judged(file, 0, lines, 1.0).lost == lost
-    with Journal(file).exclusive() as connection:
-        connection.execute("UPDATE latest SET seq = 7")
-    assert "latest" in judged(file, 0, lines, 1.0).damaged
 
 
 @pytest.mark.slow

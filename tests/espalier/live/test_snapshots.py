@@ -17,7 +17,6 @@ from espalier import entry_lists
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.live import live_tree, memory_entries, state
-from espalier.live.masks import live_mask
 from espalier.live.overlay import Overlay
 from espalier.live.state import Change, LiveState
 from espalier.manifest import Ranking
@@ -53,50 +52,6 @@ def small_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_lists, "FIRST", 4)
     for module in (live_tree, memory_entries, state):
         monkeypatch.setattr(module, "UNUSED", 4)
-
-
-def shown(overlay: Overlay, bundle: Bundle) -> list[list[object]]:
-    """All that a snapshot says."""
-    (leaves,) = overlay.trees
-    rows: list[np.ndarray] = [
-        leaves.entry_X,
-        leaves.parent_X,
-        leaves.slot_X,
-        leaves.handle_X,
-        overlay.item_R,
-        overlay.hidden,
-        overlay.row_W,
-        overlay.leaf_R,
-    ]
-    if leaves.rows_PD is not None:
-        rows.append(leaves.rows_PD[leaves.entry_X])
-    if leaves.sparse is not None:
-        rows += [leaves.sparse.bias_P[leaves.entry_X], leaves.sparse.end_P[leaves.entry_X] - leaves.sparse.begin_P[leaves.entry_X]]
-    if overlay.memory is not None:
-        rows += [*overlay.memory.all]
-    every = np.arange(overlay.items + overlay.handles)
-    rows += [overlay.handles_of(every), leaves.of_handles(np.arange(overlay.handles)), *leaves.under(np.unique(leaves.parent_X))]
-    rows.append(live_mask([bundle.tree], overlay, None, overlay.shown_R).eligible_N)
-    return [array.tolist() for array in rows]
-
-
-@pytest.mark.usefixtures("small_arrays")
-@pytest.mark.parametrize("make", [history_bundle, linear_bundle])
-def test_a_snapshot_says_the_same_after_any_writes(tmp_path: Path, make: Callable[[Path], Bundle]) -> None:
-    rng, bundle = np.random.default_rng(2), make(tmp_path)
-    live = random_state(rng, bundle)
-    kept = []
-    for number in range(120):
-        overlay = live.overlay()
-        if number % 3 == 0:  # the others are first asked at the end
-            kept.append((overlay, shown(overlay, bundle)))
-            for name in ("open", "entry_X", "parent_X", "slot_X", "handle_X"):  # what it has worked out is worked out again
-                vars(overlay.trees[0]).pop(name, None)
-            for name in ("leaf_R", "eligible_R", "hidden", "changed"):
-                vars(overlay).pop(name, None)
-        write(rng, live)
-    for overlay, before in kept:
-        assert shown(overlay, bundle) == before
 
 
 @pytest.mark.usefixtures("small_arrays")

@@ -214,18 +214,6 @@ def assert_masks(trees: list[Tree], overlay: Overlay, standing_I: NDArray[np.boo
 # -- leaves and slots -----------------------------------------------------------------------------------------------------
 
 
-def test_a_changed_trained_item_keeps_its_leaf(bundle: Bundle) -> None:
-    state = LiveState(bundle)
-    place = state.leaf_of("item-2")
-    put(state, "item-2")
-    assert state.leaf_of("item-2") == place == state.trained_leaf_of("item-2")
-    overlay = state.overlay()
-    assert (overlay.item_R.tolist(), overlay.hidden.tolist(), overlay.handles_of(np.array([2, 1])).tolist()) == ([2], [2], [0, -1])
-    state.apply([Change(2, "item-2", "delete"), Change(3, "item-2", "put")])  # back as it was trained
-    assert state.overlay().hidden.tolist() == []
-    assert state.overlay().standing is None
-
-
 def test_a_later_operation_takes_out_only_the_expired_item_whose_slot_it_has(bundle: Bundle) -> None:
     state = LiveState(bundle)
     put(state, "a", valid_until=10.0)

@@ -13,7 +13,7 @@ from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidMessage
 from espalier.masks.eligibility import eligible_nodes
 from espalier.memory_lists import MemoryLists, MemoryTree
-from espalier.search import NodeMask, SearchParams, SearchResult
+from espalier.search import NodeMask, SearchParams
 from espalier.shards.cut import Cut
 from espalier.shards.layout import NO_SHARD, SUBTREES, cut_level, kept_nodes, node_shards, nodes_above_items, shard_items
 from espalier.shards.local import LocalShard
@@ -27,16 +27,6 @@ SEEDS = st.integers(0, 10_000)
 
 def a_tree(seed: int) -> Tree:
     return random_tree(np.random.default_rng(seed), 4, 5, empty_share=0.3)
-
-
-@given(SEEDS, st.integers(1, 6))
-def test_every_item_is_in_exactly_one_shard_and_no_shard_is_empty(seed: int, count: int) -> None:
-    tree = a_tree(seed)
-    items = shard_items(tree, count)
-    assert len(items) == count
-    assert min(map(len, items)) > 0
-    assert np.array_equal(np.sort(np.concatenate(items)), np.arange(tree.item_count))
-    assert all((np.diff(own) > 0).all() and own.dtype == np.int64 for own in items)
 
 
 @given(SEEDS, st.integers(1, 6))
@@ -69,12 +59,6 @@ def test_a_large_subtree_is_made_up_for_by_the_next_ones() -> None:
     leaf_item[[0, 1, 2, 3, 4, 8, 12]] = np.arange(7)  # four subtrees of 4, 1, 1 and 1 items
     tree = complete_tree(leaf_item, 4)
     assert [items.tolist() for items in shard_items(tree, 2)] == [[0, 1, 2, 3], [4, 5, 6]]
-
-
-def test_the_cut_is_above_the_leaves_where_the_tree_is_small() -> None:
-    tree = complete_tree(np.arange(16), 4)
-    assert [cut_level(tree, count) for count in (1, 4)] == [1, 1]
-    assert [items.tolist() for items in shard_items(tree, 4)] == [[4 * i + j for j in range(4)] for i in range(4)]
 
 
 @pytest.mark.parametrize("count", [0, -1, 4])
@@ -120,15 +104,6 @@ def shard(whole: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def local_of(shard: Bundle) -> LocalShard:
     assert shard.shard is not None
     return LocalShard(shard.shard, [alone.tree for alone in shard.alone])
-
-
-def test_results_are_in_numbers_of_the_whole(shard: Bundle) -> None:
-    local = local_of(shard)
-    rows = np.array([[1, 0, -1]])
-    numbers_BM = np.zeros((1, 3), np.float32)
-    found = local.whole(SearchResult(rows, numbers_BM, numbers_BM, numbers_BM, np.array([2]), np.array([True])))
-    assert found.item_rows_BM.tolist() == [[int(local.parts.items[1]), int(local.parts.items[0]), -1]]
-    assert_array_equal(local.rows(found.item_rows_BM), rows)
 
 
 def above_of(shard: Bundle, node: int) -> set[int]:

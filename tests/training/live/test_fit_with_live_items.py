@@ -87,16 +87,6 @@ def test_live_items_start_from_their_places_and_rows_and_a_run_that_goes_on_trai
     assert again.items.column("id").to_pylist() == prepared.items.column("id").to_pylist()
 
 
-def test_a_new_tree_has_live_items_too(models: Path) -> None:
-    raw = settings(models / "log.csv", tree={"kind": "kmeans"})
-    bundle = fitted(models, 3, raw, "--earlier", models / "planted" / "1")
-    ids = bundle.items.column("id").to_pylist()
-    assert {"new-a", "new-b", "quiet"} <= {*ids}
-    assert "item-8" not in ids
-    assert bundle.manifest.live is not None
-    assert {"new-a", "new-b"} & {*found(bundle, [f"item-{CLUSTERS * i}" for i in range(2, 8)])}
-
-
 def test_k_means_over_rows_knows_those_of_live_items(models: Path, tmp_path: Path) -> None:
     raw = settings(models / "log.csv", earlier_model=str(models / "planted" / "1"), tree={"kind": "kmeans"})
     prepared = prepare(deep_config(raw), None, tmp_path)

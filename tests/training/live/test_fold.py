@@ -11,18 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from benchmarks.random_bundles import random_queries
 from espalier.bundle import Bundle
 from espalier.checks.golden import verify_golden
 from espalier.engines import open_engine
 from espalier.live.fold import folded
 from espalier.live.state import LiveState
 from espalier.rerank.ranker import GOLDEN_SCORES
-from espalier.search import SearchParams
 from espalier.tree import tree_from_children
 from tests.rankers import add_ranker
 from tests.training.commands import command
-from tests.training.live.journals import JournalOf, history_model, linear_model
+from tests.training.live.journals import JournalOf, history_model
 from training.inspect import inspect
 from training.live import publish_fold
 from training.live.publish_fold import fitted
@@ -66,26 +64,6 @@ def test_the_next_version_holds_what_is_live(journal: JournalOf, tmp_path: Path)
     assert verify_golden(after, open_engine(after, "cpu", "reference")) == 1
 
 
-@pytest.mark.parametrize("trees", [1, 3])
-def test_it_finds_what_the_version_with_live_items_finds(tmp_path: Path, trees: int) -> None:
-    writer = JournalOf(linear_model(tmp_path, trees))
-    for number in range(6):
-        writer.put(f"new-{number}")
-    writer.put("item-2", events=({"indices": [1], "values": [1.0]},))
-    writer.delete("item-3")
-    writer.delete("new-4")
-    assert fold(tmp_path / "books" / "1", tmp_path / "books" / "2") == 0
-    before = open_engine(writer.bundle, "cpu")
-    before.set_overlay(writer.state.overlay())
-    rows = folded(writer.bundle, writer.state.overlay(), writer.state.table).rows
-    queries, params = random_queries(np.random.default_rng(0), writer.bundle, 20), SearchParams.uniform(20, 3, 9)
-    now = open_engine(Bundle.open(tmp_path / "books" / "2"), "cpu").search(queries, params)
-    was = before.search(queries, params)
-    assert (was.item_rows_BM >= len(writer.bundle.items)).any()
-    assert_array_equal(rows.of_rows(was.item_rows_BM), now.item_rows_BM)
-    assert_array_equal(was.ranks_BM, now.ranks_BM)
-
-
 def test_a_ranker_goes_along(journal: JournalOf, tmp_path: Path) -> None:
     ranked = add_ranker(journal.bundle, {"retrieval.score": 1.0}, version=2)
     JournalOf(ranked).put("new-c")
@@ -93,21 +71,6 @@ def test_a_ranker_goes_along(journal: JournalOf, tmp_path: Path) -> None:
     after = Bundle.open(tmp_path / "books" / "3")
     assert after.manifest.ranker == ranked.manifest.ranker
     assert GOLDEN_SCORES in after.golden().column_names
-
-
-def test_a_fold_of_a_fold_holds_what_came_later(journal: JournalOf, tmp_path: Path) -> None:
-    models = tmp_path / "books"
-    assert fold(models / "1", models / "2") == 0
-    later = JournalOf(Bundle.open(models / "2"))
-    later.put("new-c")
-    later.delete("new-a")
-    assert fold(models / "2", models / "3") == 0
-    ids = Bundle.open(models / "3").items.column("id").to_pylist()
-    assert ids[-2:] == ["new-b", "new-c"]
-    assert "new-a" not in ids
-    live = Bundle.open(models / "3").manifest.live
-    assert live is not None
-    assert (live.through, live.folded_from) == (10, 2)
 
 
 def test_an_operation_without_a_place_is_placed(journal: JournalOf, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
