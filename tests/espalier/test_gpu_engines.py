@@ -46,7 +46,7 @@ from espalier.engines.onnx import engine as onnx_engine
 from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.stages import GivenQueries, TreeQuery
-from espalier.errors import DeviceUnavailable, InvalidQuery
+from espalier.errors import DeviceUnavailable, InvalidQuery, UnsupportedGraph
 from espalier.manifest import Ranking
 from espalier.masks.eligibility import eligible_nodes, unrestricted_mask
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
@@ -351,6 +351,20 @@ def test_warming_up_a_forest_builds_the_cells_of_its_calls(tmp_path: Path, monke
     assert search.cell_count == built
 
 
+def test_more_results_than_the_grid_has(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    bundle = make_bundle(tmp_path, rng, complete_tree(rng.permutation(128), 2), max_m=100, max_beam_size=3)
+    search = GRAPHS.searching(bundle)
+    engine = Pipeline(bundle, search)
+    engine.prepare(SearchParams.uniform(1, 3, 100))
+    prepared = search.cell_count
+    queries = random_queries(rng, bundle, 1)
+    for m in (65, 90, 100):
+        expected = ReferenceEngine(bundle).search(queries, SearchParams.uniform(1, 3, m))
+        assert_array_equal(engine.search(queries, SearchParams.uniform(1, 3, m)).item_rows_BM, expected.item_rows_BM)
+    assert search.cell_count == prepared == 1
+
+
 def test_a_bundle_that_does_not_fit_is_refused_with_figures(tmp_path: Path) -> None:
     rng = np.random.default_rng(7)
     bundle = make_bundle(tmp_path, rng, complete_tree(rng.permutation(64), 2), width=16)  # 127 nodes
@@ -625,6 +639,20 @@ def test_a_gpu_that_cannot_be_used_is_left_to_the_next_engine(
     assert (on_cpu in caplog.text) == (instead is None)
     with pytest.raises(DeviceUnavailable, match="too large"):
         open_engine(bundle, "cuda")
+
+
+@pytest.mark.parametrize(
+    ("kind", "hidden", "reason"),
+    [
+        ("attention", (16,), r"declares no form of scorer\.onnx"),
+        ("mlp", (16,) * 5, r"5 hidden layers, at most 4 are known"),
+        ("mlp", (512, 256), "a layer of 512 × 256 weights"),
+    ],
+)
+def test_a_scorer_that_it_does_not_know_is_left_to_another_engine(tmp_path: Path, kind: str, hidden: tuple[int, ...], reason: str) -> None:
+    bundle = trained_kind(tmp_path, kind, hidden, np.random.default_rng(5))
+    with pytest.raises(UnsupportedGraph, match=reason):
+        TritonSearch(bundle, "cpu")
 
 
 @pytest.mark.usefixtures("seeming_gpu")

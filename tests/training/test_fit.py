@@ -1,8 +1,9 @@
-"""From a log to a bundle: training learns what was planted, and a killed run goes on as if nothing had happened."""
+"""From a log to a bundle: training learns what was planted, the types of rows that are stored, and what the commands say."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,24 +19,30 @@ from numpy.testing import assert_allclose, assert_array_equal
 import training.deep.fit as fit_module
 import training.deep.ranking as ranking_module
 import training.deep.validation as validation_module
-from espalier.bundle import Bundle
+from espalier.bundle import Bundle, find_versions
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleCorrupt, InvalidConfig
+from espalier.manifest import Ranking
 from espalier.masks.eligibility import excluded_nodes
 from espalier.metrics import precision_recall_f
+from espalier.node_rows import rounded
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
 from espalier.tree import Tree
 from tests.espalier.test_signature import replay
-from tests.training.planted import planted_log, settings
+from tests.pictures import Pictures
+from tests.training.commands import command, written_toml
+from tests.training.planted import CLUSTERS, SIZE, planted_log, settings
 from training.baselines.popularity import fit_popularity
 from training.data.splits import without_seen
+from training.deep import export as module
 from training.deep.beam import search_states, sorted_excluded_nodes
-from training.deep.export import check_parity, export
+from training.deep.export import check_parity, export, store_rows
 from training.deep.first_model import build_model
 from training.deep.fit import fit
 from training.deep.prepare import Prepared, build_tree, prepare
+from training.deep.ranking import Figures, Searches
 from training.deep.scorers.model import NodeScorer, export_graphs
 from training.deep.scorers.row_table import lookup
 from training.deep.topology import Topology
@@ -397,3 +404,158 @@ def test_the_compiled_search_of_validation_finds_what_the_torch_one_finds(traine
     assert len(rows_BM) == len(pairs) > 0
     assert (rows_BM == torch_rows_BM).mean() > 0.98  # ties of rounding
     assert_allclose(keys_BM, torch_keys_BM, rtol=1e-3, atol=1e-3)
+
+
+# -- commands -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a fit was given."""
+
+    config: Path
+    out: Path
+
+
+@pytest.fixture(scope="module")
+def shop_fit(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Fit:
+    """A fit of a few steps."""
+    folder = tmp_path_factory.mktemp("fit")
+    out = folder / "models" / "shop" / "2"
+    config = written_toml(folder / "planted.toml", settings(log, "tdm", optimiser={"steps": 40}))
+    fitted = command("fit", "--config", config, "--out", out, "--device", "cpu")
+    assert (fitted.status, fitted.err.count("error")) == (0, 0)
+    return Fit(config, out)
+
+
+def test_a_fit_leaves_a_version_and_nothing_else_and_is_never_overwritten(shop_fit: Fit) -> None:
+    assert find_versions(shop_fit.out.parents[1]) == {"shop": (2,)}
+    assert [file.name for file in shop_fit.out.parent.iterdir()] == ["2"]  # nothing left of the work
+    assert Bundle.open(shop_fit.out).manifest.name == "shop"
+    before = shop_fit.out.stat().st_mtime_ns
+    refused = command("fit", "--config", shop_fit.config, "--out", shop_fit.out)
+    assert (refused.status, shop_fit.out.stat().st_mtime_ns) == (1, before)
+    assert "never overwritten" in refused.err
+
+
+def test_evaluate_and_inspect_show_what_was_fitted(shop_fit: Fit, log: Path, tmp_path: Path, pictures: Pictures) -> None:
+    out = shop_fit.out
+    report, plot = tmp_path / "report.json", tmp_path / "plot.png"
+    options = ("--beam", "4,16", "--m", "5,10", "--batch", 8, "--exclude-seen", "--json", report, "--plot", plot)
+    assert command("evaluate", "--model", out, *options).status == 0
+    written = json.loads(report.read_text())
+    assert written.keys() - {"version"} == {"model", "engine", "arithmetic", "queries", "rows", "warnings"}
+    assert (written["model"], written["engine"], written["queries"]) == ("shop", "compiled-cpu", 30)
+    assert [(row["beam_size"], row["m"], row["batch"]) for row in written["rows"]] == [(4, 5, 8), (4, 10, 8), (16, 5, 8), (16, 10, 8)]
+    for row in written["rows"]:
+        against = {"recall_against"} if row["beam_size"] == 16 else set()
+        assert row.keys() - against == {"beam_size", "m", "batch", "precision", "recall", "f", "ndcg", "ms_per_query"}
+        assert 0 < row["recall"] <= 1
+        assert 0 < row["precision"] <= 1
+        assert row["ms_per_query"] > 0
+    assert pictures.lines(plot) == {
+        f"recall@{m}": [(row["ms_per_query"], row["recall"]) for row in written["rows"] if row["m"] == m] for m in (5, 10)
+    }
+
+    again = command("evaluate", "--model", out, "--data", log, "--beam", "16", "--m", "10", "--exclude-seen", "--engine", "reference")
+    assert "shop version 2 on reference, 30 queries, seen items excluded" in again.out
+    assert f"{written['rows'][3]['recall']:.4f}" in again.out  # the held-out queries are all 30 test users
+
+    shown = command("inspect", "--model", out)
+    assert "shop version 2: tdm" in shown.out
+    assert f"tree: {CLUSTERS * SIZE} items, 255 nodes, 8 levels" in shown.out
+    assert shown.out.count("item-") > 10
+
+
+@pytest.mark.parametrize(
+    ("changed", "options", "message"),
+    [
+        ({"optimiser": {"steps": 0}}, {}, "optimiser.steps: got 0, expected"),
+        ({"data": {"log": "nowhere.csv"}}, {}, "log: got 'nowhere.csv', expected a file that exists"),
+        ({}, {"--out": "planted/one"}, "--out: got"),
+        ({}, {"--out": "planted/0"}, "--out: got"),
+        ({}, {"--out": "planted/01"}, "--out: got"),
+        ({}, {"--out": "Bad Name/1"}, "--out: got 'Bad Name', expected a model name"),
+        ({}, {"--config": "none.toml"}, "--config: got"),
+    ],
+)
+def test_a_bad_option_or_key_of_a_fit_is_named(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], options: dict[str, str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {"--config": written_toml(tmp_path / "planted.toml", settings(log, "tdm") | changed), "--out": "planted/9", "--device": "cpu"}
+    outcome = command("fit", *(part for pair in (given | options).items() for part in pair))
+    assert outcome.status == 1
+    assert f"error: {message}" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--beam", "four", "--beam: got 'four', expected whole numbers"),
+        ("--m", "0", "--m: got 0, expected 1 to 64"),
+        ("--m", "65", "--m: got 65, expected 1 to 64"),
+        ("--beam", "33", "--beam: got 33, expected 1 to 32"),
+        ("--engine", "abacus", "engine 'abacus': expected one of"),
+        ("--model", "nowhere", "nowhere/manifest.json: missing"),
+        ("--data", "nowhere.csv", "log: got"),
+    ],
+)
+def test_a_bad_option_of_evaluate_is_named(shop_fit: Fit, option: str, value: str, message: str) -> None:
+    given = {"--model": shop_fit.out, "--beam": "4", "--m": "5"} | {option: value}
+    outcome = command("evaluate", *(part for pair in given.items() for part in pair))
+    assert outcome.status == 1
+    assert f"error: {message}" in outcome.err
+
+
+# -- the types of node rows -----------------------------------------------------------------------------------------------
+
+
+RANKING = Ranking(own="logit", gamma=0.0)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
+    """Configuration, data, tree and the first rows of a model."""
+    folder = tmp_path_factory.mktemp("stored")
+    config = deep_config(settings(planted_log(folder), "tdm", scorer={"kind": "product", "hidden": [4]}))
+    prepared = prepare(config, None, folder)
+    tree = build_tree(config, prepared)
+    model = build_model(config, tree, prepared).eval()
+    return config, prepared, tree, model, model.node_rows.detach().clone()
+
+
+def stored(made: tuple[Any, ...], dtype: str, rows: torch.Tensor | None = None) -> tuple[str, NodeScorer]:
+    config, prepared, tree, model, first = made
+    model.node_rows.data = (first if rows is None else rows).clone()
+    config = config.model_copy(update={"scorer": config.scorer.model_copy(update={"dtype": dtype})})
+    return store_rows(config, prepared, Topology(tree, torch.device("cpu")), model, RANKING), model
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_a_configured_type_is_taken_and_the_model_answers_with_it(made: tuple[Any, ...], dtype: str) -> None:
+    found, model = stored(made, dtype)
+    assert found == dtype
+    np.testing.assert_array_equal(model.node_rows.detach().numpy(), rounded(made[-1].numpy(), dtype))
+
+
+def test_a_type_that_cannot_hold_the_rows_is_refused_or_not_chosen(made: tuple[Any, ...]) -> None:
+    large = made[-1] + 1e6
+    with pytest.raises(FloatingPointError, match="node rows are not finite in float16"):
+        stored(made, "float16", large)
+    assert stored(made, "auto", large)[0] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("large_bytes", "lost", "expected"), [(-1, 0.0, "float16"), (0, 0.0, "int8"), (0, 0.0019, "int8"), (0, 0.0021, "float16")]
+)
+def test_int8_is_chosen_where_rows_are_large_and_nothing_is_lost(
+    made: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch, large_bytes: int, lost: float, expected: str
+) -> None:
+    monkeypatch.setattr(module, "LARGE_BYTES", 2 * made[-1].numel() - 1 - large_bytes * (large_bytes < 0))
+    recalls = iter([1.0, 1.0 - lost])
+    figures = lambda searches, options: Figures(np.full((3, 4), next(recalls)))  # noqa: E731
+    monkeypatch.setattr(Searches, "measured", figures)
+    found, model = stored(made, "auto")
+    assert found == expected
+    np.testing.assert_array_equal(model.node_rows.detach().numpy(), rounded(made[-1].numpy(), expected))

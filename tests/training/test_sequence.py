@@ -135,6 +135,15 @@ def dense_loss(
     return total
 
 
+def test_the_bias_of_an_item_is_no_input() -> None:
+    made, rows_ND = encoder()
+    history = padded([TREE.leaf_offset + 1, TREE.leaf_offset + 2])
+    other_ND = rows_ND.clone()
+    other_ND[:, -1] += 7
+    with torch.no_grad():
+        torch.testing.assert_close(made(history, rows_ND), made(history, other_ND))
+
+
 @given(seed=st.integers(0, 2**32 - 1), gamma=st.sampled_from([0.0, 0.5, 1.0]), targets=st.integers(1, 3))
 def test_over_whole_levels_the_loss_and_its_gradients_are_the_formulas(seed: int, gamma: float, targets: int) -> None:
     rng = torch.Generator().manual_seed(seed)

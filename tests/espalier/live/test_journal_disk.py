@@ -1,4 +1,4 @@
-"""Journals that are damaged, foreign or of another release; full disks and read-only folders; writers that are killed."""
+"""Journals that are damaged, foreign or of another release; full disks and read-only folders; writers that are killed, also at random."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import pytest
 from espalier.errors import JournalCorrupt, JournalError, JournalFull, JournalReadOnly, UnsupportedJournal
 from espalier.live import journal_file
 from espalier.live.journal import Journal
+from tests.espalier.live.journal_kills import Role, run
 from tests.espalier.live.journals import appended, put
 
 # -- files that are no journal ----------------------------------------------------------------------------------------------
@@ -340,3 +341,19 @@ def test_a_killed_writer_leaves_what_it_has_committed_and_no_lock(
     assert len(journal.since(0, 9)) == 1 + kept
     assert appended(journal, [put("b")]) == [2 + kept]
     journal_file.check(journal.file)
+
+
+# -- several processes, killed at random ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_killed_writers_and_checkpointers_lose_nothing_and_commit_under_the_lock_alone(tmp_path: Path) -> None:
+    found = run(tmp_path, kills=15)
+    assert found.acknowledged >= found.commits >= 15
+    assert (found.lost, found.twice, found.damaged, found.unguarded) == (0, 0, "", 0)
+
+
+@pytest.mark.slow
+def test_commits_and_checkpoints_without_the_lock_are_seen(tmp_path: Path) -> None:
+    roles: tuple[Role, ...] = ("write", "write", "checkpoint")
+    assert run(tmp_path, kills=4, roles=roles, unlocked=True).unguarded > 0
