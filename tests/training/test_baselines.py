@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import DeviceUnavailable, InvalidConfig, InvalidData
 from espalier.items import ItemTable
-from tests.training.logs import log_of
-from tests.training.tasks import task_of
+from tests.training.logs import log_of, task_of
 from training.baselines import content as content_module
 from training.baselines import ease as ease_module
 from training.baselines import ials as ials_module

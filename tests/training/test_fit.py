@@ -34,14 +34,13 @@ from tests.espalier.test_signature import replay
 from tests.pictures import Pictures
 from tests.training.commands import command, written_toml
 from tests.training.planted import CLUSTERS, SIZE, planted_log, settings
+from tests.training.runs import Begun, begun, weights
 from training.baselines.popularity import fit_popularity
 from training.data.splits import without_seen
 from training.deep import export as module
 from training.deep.beam import search_states, sorted_excluded_nodes
 from training.deep.export import check_parity, export, store_rows
-from training.deep.first_model import build_model
 from training.deep.fit import fit
-from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.ranking import Figures, Searches
 from training.deep.scorers.model import NodeScorer, export_graphs
 from training.deep.scorers.row_table import lookup
@@ -70,42 +69,25 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Run:
-    """A configuration with its data and tree."""
-
-    config: DeepConfig
-    prepared: Prepared
-    tree: Tree
-
-    def fit(self, work: Path, resume: bool = False) -> NodeScorer:
-        work.mkdir(exist_ok=True)
-        return fit(self.config, self.prepared, self.tree, CPU, work, resume)
-
-    def recall(self, model: NodeScorer) -> float:
-        """recall@10 of test users, seen items excluded."""
-        pairs = without_seen(self.prepared.split.test)
-        gamma = 1.0 if self.config.kind == "plt" else float(self.config.search.gamma)
-        own: Any = "log_activation" if self.config.kind == "plt" else "logit"
-        rows_BM, _ = search_pairs(self.config, Topology(self.tree, CPU), model, pairs, gamma, own, 20, 10)
-        return float(precision_recall_f(rows_BM, [pair.relevant for pair in pairs], 10)[1].mean())
-
-    def popularity(self) -> float:
-        pairs = without_seen(self.prepared.split.test)
-        popularity = fit_popularity(self.prepared.interactions, self.prepared.split.train)
-        rows_BM = popularity.rank([pair.history for pair in pairs], 10, exclude_seen=True)
-        return float(precision_recall_f(rows_BM, [pair.relevant for pair in pairs], 10)[1].mean())
+def recall_of(run: Begun, model: NodeScorer) -> float:
+    """recall@10 of test users, seen items excluded."""
+    pairs = without_seen(run.prepared.split.test)
+    gamma = 1.0 if run.config.kind == "plt" else float(run.config.search.gamma)
+    own: Any = "log_activation" if run.config.kind == "plt" else "logit"
+    rows_BM, _ = search_pairs(run.config, run.topology, model, pairs, gamma, own, 20, 10)
+    return float(precision_recall_f(rows_BM, [pair.relevant for pair in pairs], 10)[1].mean())
 
 
-def ready(raw: dict[str, Any], work: Path) -> Run:
-    config = deep_config(raw)
-    prepared = prepare(config, None, work)
-    return Run(config, prepared, build_tree(config, prepared))
+def recall_of_popularity(run: Begun) -> float:
+    pairs = without_seen(run.prepared.split.test)
+    popularity = fit_popularity(run.prepared.interactions, run.prepared.split.train)
+    rows_BM = popularity.rank([pair.history for pair in pairs], 10, exclude_seen=True)
+    return float(precision_recall_f(rows_BM, [pair.relevant for pair in pairs], 10)[1].mean())
 
 
 @dataclass(frozen=True)
 class Trained:
-    run: Run
+    run: Begun
     model: NodeScorer
     rows_ND: np.ndarray
     recall: float
@@ -120,11 +102,11 @@ def trained(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
     def of(kind: str) -> Trained:
         if kind not in models:
             folder = tmp_path_factory.mktemp(kind)
-            run = ready(settings(log, kind, **RECIPES[kind]), folder / "work")
+            run = begun(settings(log, kind, **RECIPES[kind]), folder / "work")
             model = run.fit(folder / "work")
-            rows_ND, recall = model.node_rows.detach().numpy().copy(), run.recall(model)
+            rows_ND = model.node_rows.detach().numpy().copy()
             bundle = export(run.config, run.prepared, run.tree, model, folder / "models" / "planted" / "3")
-            models[kind] = Trained(run, model, rows_ND, recall, bundle)
+            models[kind] = Trained(run, model, rows_ND, recall_of(run, model), bundle)
         return models[kind]
 
     return of
@@ -136,13 +118,13 @@ def trained(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
 @pytest.mark.parametrize("kind", RECIPES)
 def test_training_finds_the_planted_clusters(trained: Callable[[str], Trained], kind: str) -> None:
     run = trained(kind).run
-    assert run.popularity() < 0.2
+    assert recall_of_popularity(run) < 0.2
     assert trained(kind).recall > 0.8
 
 
 def test_ties_between_gammas_go_to_the_trained_one_and_a_softmaxs_logits_are_always_calibrated(log: Path, tmp_path: Path) -> None:
-    run = ready(settings(log, "otm-robust", objective={"gamma": 0.3}), tmp_path / "work")
-    model, topology = build_model(run.config, run.tree, run.prepared), Topology(run.tree, CPU)
+    run = begun(settings(log, "otm-robust", objective={"gamma": 0.3}), tmp_path / "work")
+    model, topology = run.model, run.topology
 
     def always(*_: object) -> tuple[Any, Any]:
         return np.tile(np.arange(10), (30, 1)), np.tile(-np.arange(10.0, dtype=np.float32), (30, 1))
@@ -173,22 +155,18 @@ SHORT: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def short(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def short(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Begun:
     """24 steps, of which the first 12 are TDM's, with a checkpoint after every 5."""
     monkeypatch.setattr(fit_module, "CHECKPOINT_EVERY", 5)
-    return ready(settings(log, "otm", **SHORT), tmp_path / "data")
+    return begun(settings(log, "otm", **SHORT), tmp_path / "data")
 
 
-def changed(run: Run, **top: Any) -> Run:
+def changed(run: Begun, **top: Any) -> Begun:
     return dataclasses.replace(run, config=deep_config(run.config.model_dump(mode="json") | top))
 
 
-def weights(model: NodeScorer) -> dict[str, Any]:
-    return {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-
-
 def test_the_weights_of_the_best_validation_are_kept_and_patience_ends_the_run_for_good(
-    short: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recalls = iter([0.2, 0.5, 0.4, 0.5, 0.3, 0.9])
     seen: list[dict[str, Any]] = []
@@ -196,7 +174,7 @@ def test_the_weights_of_the_best_validation_are_kept_and_patience_ends_the_run_f
     make = fit_module.InstanceSteps.make
 
     def scripted(config: DeepConfig, topology: Topology, model: NodeScorer, pairs: object) -> float:
-        seen.append({name: tensor.numpy().copy() for name, tensor in model.state_dict().items()})
+        seen.append(weights(model))
         return next(recalls)
 
     def noted(own: fit_module.InstanceSteps, step: int) -> torch.Tensor:
@@ -217,7 +195,7 @@ def test_the_weights_of_the_best_validation_are_kept_and_patience_ends_the_run_f
     assert steps == [], "a run that patience ended is not trained again"
 
 
-def test_few_validation_users_do_not_choose_weights(short: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_validation_users_do_not_choose_weights(short: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> float:
         raise AssertionError("asked")
 
@@ -227,7 +205,7 @@ def test_few_validation_users_do_not_choose_weights(short: Run, tmp_path: Path, 
 
 
 def test_a_deadline_between_two_checkpoints_leaves_rows_that_are_up_to_date(
-    short: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fit_module, "MIN_VALIDATION_QUERIES", 1000)
     run = changed(short, optimiser=short.config.optimiser.model_dump() | {"batch": 2})  # so small that a step reads few rows
@@ -242,7 +220,7 @@ def test_a_deadline_between_two_checkpoints_leaves_rows_that_are_up_to_date(
 
 
 @pytest.mark.parametrize("part", ["tree", "log", "file"])
-def test_a_checkpoint_of_another_tree_or_log_is_refused_and_one_that_was_cut_off_not_taken(short: Run, tmp_path: Path, part: str) -> None:
+def test_a_checkpoint_of_another_tree_or_log_is_refused_and_one_that_was_cut_off_not_taken(short: Begun, tmp_path: Path, part: str) -> None:
     """Killed while the checkpoint of step 10 is written; that of step 5 stays."""
     save = torch.save
 
@@ -263,7 +241,8 @@ def test_a_checkpoint_of_another_tree_or_log_is_refused_and_one_that_was_cut_off
     if part == "tree":
         swapped = short.tree.leaf_item.copy()
         swapped[[0, 1]] = swapped[[1, 0]]
-        other = dataclasses.replace(short, tree=Tree(short.tree.level_offset, short.tree.first_child, swapped))
+        other = dataclasses.replace(short)
+        vars(other)["tree"] = Tree(short.tree.level_offset, short.tree.first_child, swapped)
     else:
         lists = dataclasses.replace(short.prepared.interactions, fingerprint="0" * 64)
         split = dataclasses.replace(short.prepared.split, lists=lists)
@@ -272,7 +251,7 @@ def test_a_checkpoint_of_another_tree_or_log_is_refused_and_one_that_was_cut_off
         other.fit(tmp_path / "work", resume=True)
 
 
-def test_validated_weights_are_averages_over_steps(short: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validated_weights_are_averages_over_steps(short: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every five steps, from those of step 5 on: m ← d · m + (1 − d) · w, d = 1 − 5 / average, or less at first: (1 + i) / (10 + i)."""
     path: list[Any] = []
     make = fit_module.InstanceSteps.make
@@ -299,14 +278,14 @@ def test_a_warm_start_trains_tdm_first() -> None:
     assert stages[25:] == [("otm", config.objective)] * 75
 
 
-def test_a_batch_that_the_processes_cannot_share_alike_is_refused(short: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_the_processes_cannot_share_alike_is_refused(short: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit_module, "processes", lambda: 7)
     with pytest.raises(InvalidConfig, match=r"optimiser\.batch: .*60.*a multiple of the 7 processes"):
         short.fit(tmp_path / "work")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_loss_that_is_not_finite_ends_the_run(short: Run, tmp_path: Path, value: float) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run(short: Begun, tmp_path: Path, value: float) -> None:
     def broken(model: NodeScorer, *_: Any) -> torch.Tensor:
         return lookup(torch.tensor([0]), model.table).sum() * value
 
@@ -316,8 +295,8 @@ def test_a_loss_that_is_not_finite_ends_the_run(short: Run, tmp_path: Path, valu
             short.fit(tmp_path / "work")
 
 
-def test_a_model_that_is_not_finite_does_not_pass_the_parity_check(short: Run) -> None:
-    model = build_model(short.config, short.tree, short.prepared).eval()
+def test_a_model_that_is_not_finite_does_not_pass_the_parity_check(short: Begun) -> None:
+    model = short.model.eval()
     example = torch.full((2, short.tree.height + 1, 14), -1)
     torch.nn.init.constant_(model.head.out.bias, float("nan"))  # type: ignore[union-attr, arg-type]  # an MlpHead
     query_onnx, scorer_onnx = export_graphs(model, "history_nodes", example)
@@ -518,11 +497,8 @@ RANKING = Ranking(own="logit", gamma=0.0)
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
     """Configuration, data, tree and the first rows of a model."""
     folder = tmp_path_factory.mktemp("stored")
-    config = deep_config(settings(planted_log(folder), "tdm", scorer={"kind": "product", "hidden": [4]}))
-    prepared = prepare(config, None, folder)
-    tree = build_tree(config, prepared)
-    model = build_model(config, tree, prepared).eval()
-    return config, prepared, tree, model, model.node_rows.detach().clone()
+    run = begun(settings(planted_log(folder), "tdm", scorer={"kind": "product", "hidden": [4]}), folder)
+    return run.config, run.prepared, run.tree, run.model.eval(), run.model.node_rows.detach().clone()
 
 
 def stored(made: tuple[Any, ...], dtype: str, rows: torch.Tensor | None = None) -> tuple[str, NodeScorer]:

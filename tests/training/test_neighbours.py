@@ -14,8 +14,7 @@ from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidConfig
-from tests.training.logs import log_of
-from tests.training.tasks import task_of
+from tests.training.logs import log_of, task_of
 from training.baselines import methods
 from training.neighbours import cooccurrence
 from training.neighbours import fit as neighbours

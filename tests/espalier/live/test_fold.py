@@ -25,8 +25,8 @@ from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import Change, LiveState
 from espalier.memory import Memory
 from espalier.search import SearchParams
-from tests.espalier.drawn_bundles import drawn_bundle, rewritten
-from tests.espalier.second_stages import with_stacking
+from tests.espalier.drawn_bundles import drawn_bundle
+from tests.espalier.second_stages import rewritten, with_stacking
 
 
 @pytest.fixture

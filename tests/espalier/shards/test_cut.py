@@ -35,8 +35,8 @@ from espalier.tree import EMPTY_LEAF, Tree, complete_tree
 from service.models.shard_version import MaskCache
 from service.shards.given import with_levels_above
 from tests.espalier import drawn_bundles
-from tests.espalier.drawn_bundles import drawn_bundle, rewritten
-from tests.espalier.second_stages import with_stacking
+from tests.espalier.drawn_bundles import drawn_bundle
+from tests.espalier.second_stages import rewritten, with_stacking
 from tests.espalier.shards.merging import answers_of, merged, with_states
 
 SEEDS = st.integers(0, 10_000)
