@@ -228,6 +228,7 @@ def test_many_texts_at_once_are_taken_in_parts_and_arrays_come_back(monkeypatch:
     vectoriser = Vectoriser.fit(texts, USUAL)
     rows = vectoriser.transform(texts)
     monkeypatch.setattr(text_module, "CHUNK", 50)
+    assert 100 < len([*text_module._chunks(texts)]) < 200, "some texts at a time"
     again = Vectoriser.from_arrays(USUAL, Vectoriser.fit(texts, USUAL).arrays())
     assert names_of(again) == names_of(vectoriser)
     for name, array in vectoriser.arrays().items():

@@ -304,6 +304,8 @@ def test_parents_are_ordered_by_what_all_events_say() -> None:
     frontier.ranks_BK[1, 2] = -np.inf
     assert best_first([(1.0, votes_of_search(frontier, [0, 1]))]).tolist() == [6, 5, 7, 9]
     assert best_first([(1.0, votes_of_search(frontier, [0]))]).tolist() == [5, 6, 9]
+    root = Frontier(np.array([[0, -1]]), np.zeros((1, 2), np.float32))  # of a tree of one level
+    assert best_first([(1.0, votes_of_search(root, [0]))]).tolist() == [0]
     many = np.arange(100), np.ones(100)
     assert best_first([(1.0, many)]).tolist() == list(range(MOST))
 
