@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,10 @@ from hypothesis import strategies as st
 
 from benchmarks.random_bundles import Rng, make_bundle, make_linear_bundle, random_memory, random_tree, tree_over
 from espalier.bundle import Bundle
-from espalier.bundle_writer import LinearContent, write_bundle
 from espalier.chunks import TreeChunks
-from espalier.live.fold import content_of
 from espalier.manifest import Ranking
 from espalier.packed_chunks import rounded
-from tests.espalier.bundle.parts import draft_of
-from tests.espalier.second_stages import F, random_stacking, random_tail
+from tests.espalier.second_stages import F, random_stacking, random_tail, rewritten
 from tests.espalier.test_signature import KINDS
 
 TREES: dict[str, st.SearchStrategy[Any]] = {
@@ -76,10 +72,3 @@ def drawn_bundle(folder: Path, rng: Rng, shape: dict[str, Any], integer: bool = 
     if "stacking" in parts:
         changed["stacking"] = random_stacking(rng, tree.item_count, candidates=6)
     return rewritten(bundle, folder / f"{name}-changed" / "1", **changed) if changed else bundle
-
-
-def rewritten(bundle: Bundle, path: Path, **changed: Any) -> Bundle:
-    """A bundle of linear scorers with other parts, at `path`."""
-    content = content_of(bundle)
-    assert isinstance(content, LinearContent)
-    return write_bundle(path, draft_of(bundle), replace(content, **changed))

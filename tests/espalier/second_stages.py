@@ -13,6 +13,7 @@ from benchmarks.random_bundles import make_linear_bundle, random_tree, tree_over
 from espalier.bundle import Bundle
 from espalier.bundle_writer import LinearContent, write_bundle
 from espalier.chunks import TreeChunks
+from espalier.live.fold import content_of
 from espalier.manifest import ManifestDraft, Ranking, StackingInfo, TailInfo
 from espalier.stacking import FEATURES, Stacking, StackingNetwork, StackingTables
 from espalier.tail import Tail
@@ -23,14 +24,14 @@ SIGMOID = Ranking(own="log_activation", gamma=1)
 Form = Literal["product", "gaussian"]
 
 
-def rewritten(
-    plain: Bundle, path: Path, trees: Sequence[TreeChunks] = (), tail: Tail | None = None, stacking: Stacking | None = None
-) -> Bundle:
-    """The same bundle with other trees, a tail or a stacking, at `path`."""
-    draft = ManifestDraft(**{name: getattr(plain.manifest, name) for name in ManifestDraft.model_fields})
-    first, *rest = trees or plain.trees
-    content = LinearContent(*first, plain.items, plain.golden(), plain.heldout(), others=rest, tail=tail, stacking=stacking)
-    return write_bundle(path, draft, content)
+def rewritten(bundle: Bundle, path: Path, trees: Sequence[TreeChunks] = (), **changed: Any) -> Bundle:
+    """A bundle of linear scorers with other trees or other parts, at `path`."""
+    content = content_of(bundle)
+    assert isinstance(content, LinearContent)
+    if trees:
+        changed |= {"tree": trees[0].tree, "chunks": trees[0].chunks, "others": trees[1:]}
+    draft = ManifestDraft(**{name: getattr(bundle.manifest, name) for name in ManifestDraft.model_fields})
+    return write_bundle(path, draft, replace(content, **changed))
 
 
 def sparse(rng: np.random.Generator, rows: int, columns: int, share: float) -> tuple[Any, Any, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +36,7 @@ from espalier.stacking import FEATURES, Stacking, StackingTables
 from espalier.tail import FLOOR
 from espalier.text.sparse_rows import SparseRows
 from tests.espalier.second_stages import POINTS, SIGMOID, F, Form, random_stacking, random_tail, rewritten, with_stacking, with_tail
-from tests.espalier.test_signature import L3_HINGE, assert_alone_as_together, assert_same, draw_linear, linear_shapes
+from tests.espalier.test_signature import L3_HINGE, assert_alone_as_together, assert_same, linear_shapes
 from training.golden import golden_answers
 from training.inspect import inspect
 from training.linear.prepare import written_features
@@ -50,15 +49,6 @@ def some_forest(folder: Path, trees: int = 3, ranking: Ranking = SIGMOID) -> Bun
     tree = random_tree(rng, 3, 4, empty_share=0.1)
     others = [tree_over(rng, tree.item_count, 3 + place) for place in range(trees - 1)]
     return make_linear_bundle(folder, rng, tree, ranking, integer=False, others=others)
-
-
-@given(shape=shapes, m=st.integers(1, 30))
-def test_a_shorter_answer_begins_the_longer_one(tmp_path_factory: pytest.TempPathFactory, shape: dict[str, Any], m: int) -> None:
-    bundle, queries, params = draw_linear(tmp_path_factory.mktemp("models"), shape, integer=True)
-    engine = open_engine(bundle, "cpu")
-    short, long = (engine.search(queries, replace(params, m_B=np.full(len(queries), wanted))) for wanted in (m, 5 * m))
-    for name in ("item_rows_BM", "ranks_BM", "scores_BM"):
-        assert_array_equal(getattr(short, name), getattr(long, name)[:, :m])
 
 
 @pytest.mark.parametrize("ranking", [SIGMOID, Ranking(own="logit", gamma=0.5)])
@@ -80,21 +70,6 @@ def test_a_score_is_the_mean_over_the_trees_and_0_where_a_tree_did_not_score_the
         assert len(best) > max(int(result.count_B[b]) for result in alone)  # trees score different items
         assert_allclose(together.scores_BM[b, : len(rows)], [mean[row] for row in rows], rtol=1e-5)
         assert_allclose(np.exp(together.ranks_BM[b, : len(rows)]), together.scores_BM[b, : len(rows)], rtol=1e-6)
-
-
-def test_items_of_equal_scores_come_by_item_row(tmp_path: Path) -> None:
-    rng = np.random.default_rng(3)
-    trees = [tree_over(rng, 9, 3) for _ in range(2)]
-    bundle = make_linear_bundle(tmp_path, rng, trees[0], SIGMOID, others=trees[1:], width=2)
-    silent = random_queries(rng, bundle, 1)
-    silent = QueryBatch(silent.kind, replace(silent.features, values=np.zeros_like(silent.features.values)))
-    level = [TreeChunks(tree, replace(chunks, bias=np.zeros_like(chunks.bias))) for tree, chunks in bundle.trees]
-    heights = {tree.height for tree in trees}
-    assert heights == {trees[0].height}
-    even = rewritten(bundle, tmp_path / "linear" / "2", level)
-    result = open_engine(even, "cpu").search(silent, SearchParams.uniform(1, 9, 9))
-    assert result.item_rows_BM[0].tolist() == list(range(9))
-    assert_same(result, ReferenceEngine(even).search(silent, SearchParams.uniform(1, 9, 9)))
 
 
 def test_scores_too_small_for_floats_keep_their_order(tmp_path: Path) -> None:

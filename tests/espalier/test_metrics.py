@@ -233,16 +233,6 @@ def test_auprc_is_the_area_under_one_curve_of_all_pairs(seed: int) -> None:
     assert auprc(sparse(y), best_first(p)) == pytest.approx(area)
 
 
-@given(seeds)
-def test_metrics_of_labels_are_those_of_the_transposed_matrices(seed: int) -> None:
-    y, p = random_pair(seed)
-    true, found = sparse(y).transposed(), best_first(p).transposed()
-    true_T, found_T = sparse(y.T.copy()), best_first(p.T.copy())
-    for metric in (wp_at_k, wn_at_k, tau_at_k):
-        assert metric(true, found, 2) == pytest.approx(metric(true_T, found_T, 2))
-    assert_allclose(RankedErrors.of(true, found).xmad(2), RankedErrors.of(true_T, found_T).xmad(2))
-
-
 def test_xreg_zero_ranks_as_well_and_filters_worse() -> None:
     """Two points, one with a relevant label and a sure prediction, one with neither."""
     y, p = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]), np.array([[0.9, 0.8, 0.0], [0.1, 0.2, 0.3]])

@@ -1,12 +1,15 @@
-"""Small interaction logs, made without a file."""
+"""Small interaction logs, and tasks for baselines, made without a file."""
 
 from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
 
+from espalier.items import ItemTable
 from training.data.interactions import Interactions
 from training.data.splits import Split, halves
+from training.retrieval.task import Metric, Task
+from training.specification.deep import InstanceConfig
 from training.specification.log_format import Order
 from training.specification.splits import UserSplit
 
@@ -32,3 +35,12 @@ def split_of(log: Interactions, train: int, validation: int, test: int, seed: in
     ends = np.cumsum([train, validation, test])
     parts = [halves(log, np.arange(end - count, end), seed=seed) for count, end in zip((validation, test), ends[1:], strict=True)]
     return Split(log, np.arange(train), validation=parts[0], test=parts[1], config=UserSplit())
+
+
+def task_of(
+    log: Interactions, train: list[int], validation: list[int], *, m: int = 1, exclude_seen: bool = True, seconds: float | None = None
+) -> Task:
+    """Training and validation users by row; the second half of a validation user's list is relevant."""
+    pairs = halves(log, np.array(validation, np.int64), seed=1)
+    split = Split(log, np.array(train, np.int64), validation=pairs, test=(), config=UserSplit())
+    return Task(split, ItemTable.build(pa.table({"id": log.item_ids})), Metric("recall", m), exclude_seen, InstanceConfig(), 1, seconds)

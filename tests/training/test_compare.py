@@ -20,7 +20,7 @@ from tests.pictures import Pictures
 from training.compare import command, contest, figures, recipe
 from training.compare.command import show
 from training.compare.compare import Asked, compare
-from training.compare.figures import Figures, answered, figures_of, paired
+from training.compare.figures import Figures, figures_of, paired
 from training.compare.plan import USED
 from training.compare.plot import plot_rows
 from training.compare.report import Key, continued, queries_file, queries_of, read_figures, save_figures
@@ -53,19 +53,6 @@ def test_figures_are_means_over_queries_with_standard_errors() -> None:
     assert measured.values[NDCG_2][0] == pytest.approx(1 / np.log2(3))
     with pytest.raises(InvalidData):
         figures_of(found_BM[:0], [], [RECALL_2])
-
-
-def test_queries_are_answered_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "BLOCK", 3)
-    sizes = []
-
-    def rank(histories: Sequence[Any], m: int, exclude_seen: bool) -> Any:
-        sizes.append(len(histories))
-        return np.array([[history[0], int(exclude_seen)] for history in histories])
-
-    pairs = [EvaluationPair(user, np.array([user]), np.array([0])) for user in range(7)]
-    assert answered(rank, pairs, 2, True).tolist() == [[user, 1] for user in range(7)]
-    assert sizes == [3, 3, 1]
 
 
 def of(users: list[int], values: list[float]) -> Figures:

@@ -1,9 +1,12 @@
-"""Methods by name: which there are, in which order they are fitted, and what time each part of a fusion gets."""
+"""How methods are compared: what each needs of a log and gets of the time, by a clock that the tests own, in which order they are fitted,
+and what the two sentences of the verdict say in every case.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,9 +15,154 @@ from espalier.errors import InvalidConfig
 from espalier.search import NO_ITEM
 from tests.training.planted import planted_log, settings
 from training.compare.contest import Contest, Entry, checked_names, in_order, parts_of
+from training.compare.figures import Difference
+from training.compare.plan import USED, Plan, is_judged, share_out
+from training.compare.verdict import MIN_QUERIES, Contestant, Field, duration, size, verdict
 from training.deep.prepare import prepare
+from training.retrieval.needs import FULL_S, LEAST_S, SPARE, Needs, by_parts, of_steps, seconds_each
 from training.retrieval.task import Fitted, Task
 from training.specification.models import deep_config
+
+
+class Clock:
+    """A time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 50.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def plan(needs: dict[str, Needs], seconds: float = 100, clock: Clock | None = None, answers: float = 0.0) -> Plan:
+    clock = clock or Clock()
+    return Plan(clock, clock.now_s, seconds, needs, dict.fromkeys(needs, answers), {})
+
+
+# -- needs ----------------------------------------------------------------------------------------------------------------
+
+
+def test_needs_say_which_share_of_the_steps_fits() -> None:
+    needs = of_steps(10, 0.1, 1000)
+    assert (needs.least_s, needs.full_s) == pytest.approx((10 + SPARE * 50, 10 + SPARE * 100))
+    assert [needs.share(s) for s in (needs.least_s, needs.full_s, 1e6)] == pytest.approx([0.5, 1, 1])
+    assert needs.share((needs.least_s + needs.full_s) / 2) == pytest.approx(0.75)
+    assert needs.share(0.99 * needs.least_s) < 0.5
+    assert Needs(4, 40).share(4) == 1, "all data, with the options as they are"
+    assert [is_judged(share) for share in (0.4999, 0.5)] == [False, True]
+
+
+def test_work_is_timed_after_a_first_time_that_does_not_count() -> None:
+    clock, taken = Clock(), iter([9.0, 0.3, 0.1, 0.2, 0.1, 0.2, 9.0])
+
+    def work() -> None:
+        clock.now_s += next(taken)
+
+    assert seconds_each(work, clock) == pytest.approx(0.2)
+    assert next(taken) == 9, "five times"
+    slow = iter([1.0, 2.0, 9.0])
+    assert seconds_each(lambda: setattr(clock, "now_s", clock.now_s + next(slow)), clock) == pytest.approx(2), "one that is long is enough"
+
+
+@dataclass(frozen=True)
+class _Split:
+    train: Any
+    validation: Any
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What `by_parts` reads of a task."""
+
+    split: _Split
+    clock: Clock
+    seed: int = 1
+    seconds: float | None = None
+
+    def validation_pairs(self) -> list[int]:
+        return list(self.split.validation)
+
+
+@pytest.mark.parametrize(("users", "fixed_s", "user_s"), [(100, 0.0, 0.001), (40_000, 0.02, 0.0002), (1_000_000, 0.0, 0.0005)])
+def test_the_time_for_all_users_follows_from_parts_of_them(users: int, fixed_s: float, user_s: float) -> None:
+    clock = Clock()
+    sizes: list[int] = []
+
+    def method(task: Task) -> Fitted:
+        assert task.seconds == 0, "its shortest fit"
+        sizes.append(len(task.split.train))
+        clock.now_s += fixed_s + user_s * len(task.split.train)
+        return cast(Fitted, None)
+
+    task = cast(Task, _Task(_Split(np.arange(users), range(users // 10)), clock))
+    needs = by_parts(method, trials=30, once=8)(task)
+    whole_s = fixed_s + user_s * users
+    assert needs.least_s == pytest.approx(max(LEAST_S, 8 * whole_s), rel=0.02)
+    assert needs.full_s == pytest.approx(max(FULL_S, 30 * whole_s), rel=0.02)
+    assert max(sizes) == users or max(sizes) <= users / 10, "a small part, or a small log"
+
+
+# -- shares ---------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_left_goes_by_weight_to_those_that_need_more() -> None:
+    share = share_out({"recipe": 10, "ease": 5, "ials": 5}, {"recipe": 1000, "ease": 6, "ials": 1000}, 41)
+    assert share == pytest.approx({"recipe": 10 + 30, "ease": 6, "ials": 5 + 10})
+    assert share_out({"ease": 5}, {"ease": 6}, 100) == {"ease": 6}, "nobody gets more than all that it needs"
+
+
+def test_the_tree_and_the_strong_baseline_come_first_then_what_needs_least() -> None:
+    needs = {"a": Needs(30, 30), "b": Needs(20, 20), "neighbours": Needs(25, 25), "recipe": Needs(40, 40, 100)}
+    assert set(plan(needs).shares()) == {"recipe", "neighbours", "b"}
+    assert set(plan(needs, seconds=130).shares()) == {"recipe", "neighbours", "b", "a"}
+    assert set(plan(needs, seconds=30).shares()) == {"neighbours"}, "a tree that has no time leaves it to others"
+
+
+@pytest.mark.parametrize(("least", "planned"), [(USED * 100 - 2, True), (USED * 100 - 1.9, False)])
+def test_a_method_is_planned_if_its_least_and_its_answers_fit(least: float, planned: bool) -> None:
+    assert ("recipe" in plan({"recipe": Needs(least, least, 10)}, answers=2).shares()) is planned
+
+
+def test_what_methods_leave_goes_to_those_after_them() -> None:
+    clock = Clock()
+    needs = {"quick": Needs(20, 40), "sasrec": Needs(60, 200, 10), "recipe": Needs(50, 1000, 10)}
+    found = plan(needs, clock=clock)
+    assert set(found.shares()) == {"quick", "recipe"}
+    found.done.add("quick")
+    assert found.shares() == pytest.approx({"recipe": USED * 100})
+    clock.now_s += 30
+    assert found.shares() == pytest.approx({"recipe": USED * 100 - 30})
+    clock.now_s += 20
+    assert found.shares() == {}, "no longer half of its steps"
+
+
+def test_a_fusion_waits_for_its_parts() -> None:
+    fusion = "fusion:recipe:ease"
+    needs = {"ease": Needs(10, 10), "recipe": Needs(50, 50, 100), fusion: Needs(1, 1)}
+    assert fusion in plan(needs).shares()
+    late = plan(needs, seconds=50)
+    assert fusion not in late.shares()
+    assert late.reasons[fusion] == "recipe is not judged"
+    refused = Plan(Clock(), 50.0, 100, {fusion: Needs(1, 1)}, {fusion: 0}, {"recipe": "needs 90 GB"})
+    assert refused.shares() == {}
+    assert fusion in plan({fusion: Needs(1, 1)}).shares(), "it fits its parts itself, where they are no methods of the plan"
+
+
+def test_reasons_say_how_much_fits_and_what_would_do() -> None:
+    found = plan({"ease": Needs(120, 500), "recipe": Needs(190, 370, 1000), "popularity": Needs(1, 2)})
+    assert found.reasons == {
+        "ease": "one fit to all data takes 2.0 min",
+        "recipe": "250 of 1,000 steps in 95 s; half of them take 3.2 min",
+    }
+    assert found.minutes(["ease", "recipe"]) == 5.5, "310 s and reserve, in half minutes"
+    assert found.table().splitlines()[0].startswith("method      seconds  plan for 100 s")
+    assert "popularity        2  all data" in found.table()
+    assert "recipe            -  not judged: 250 of 1,000 steps" in found.table()
+    assert found.table().splitlines()[-2:] == ["--minutes 3.5 would do for the tree", "--minutes 5.5 would do for all that fit this log"]
+    assert [row["share"] for row in found.rows()] == [0, 0, 1]
+
+
+# -- methods by name ------------------------------------------------------------------------------------------------------
 
 
 def test_methods_are_named_once_and_known() -> None:
@@ -66,3 +214,137 @@ def test_the_tree_of_a_fusion_is_fitted_last_and_gets_what_the_other_part_leaves
     contest.entry(name, False, seconds)
     assert contest.given == [("neighbours", given[0]), ("recipe", pytest.approx(given[1]))]
     assert fused[0].seconds == (None if seconds is None else pytest.approx(100 - 22.5 - 69.75 / 2))
+
+
+# -- the verdict ----------------------------------------------------------------------------------------------------------
+
+
+def contestant(name: str, figure: float, **other: Any) -> Contestant:
+    plain = Contestant(name, figure, validation=figure, seconds=10, bytes=2_000_000, ms=1.0)
+    return replace(plain, **other)
+
+
+TREE, NEIGHBOURS, EASE = contestant("recipe", 0.30, seconds=600.0), contestant("neighbours", 0.28), contestant("ease", 0.25)
+
+
+def judged(
+    tree: Contestant | None,
+    *others: Contestant,
+    error: float = 0.002,
+    queries: int = 1000,
+    not_judged: dict[str, str] | None = None,
+) -> tuple[str, str]:
+    """The verdict where every difference is that of the means, with one standard error for all."""
+    every = {contestant.name: contestant for contestant in (*others, *([tree] if tree else []))}
+
+    def paired(first: str, second: str) -> Difference:
+        mean = every[first].figure - every[second].figure
+        return Difference(mean, mean - 1.96 * error, mean + 1.96 * error, queries)
+
+    return verdict(Field("recall@50", tree, others, not_judged or {}, paired))
+
+
+def fused(figure: float, *parts: str) -> Contestant:
+    return contestant(f"fusion:{':'.join(parts)}", figure, parts=parts, ms=2.0)
+
+
+def test_a_tree_that_finds_more_pays() -> None:
+    found, pays = judged(TREE, NEIGHBOURS, EASE)
+    assert found == (
+        "The tree finds more than neighbours, the best baseline on validation queries: recall@50 0.3000 against 0.2800, "
+        "a difference of +0.0200 (95 % interval +0.0161 to +0.0239, 1,000 queries)."
+    )
+    assert pays == ("The tree pays (recipe: 10.0 min to train, 2.0 MB, 1 ms a query; neighbours: 10 s to train, 2.0 MB, 1 ms a query).")
+
+
+@pytest.mark.parametrize(
+    ("figure", "error", "found", "pays"),
+    [
+        (0.26, 0.002, "The tree finds less than neighbours", "Use neighbours ("),
+        (0.282, 0.002, "The tree finds no more than neighbours", "Use neighbours ("),
+        (0.285, 0.02, "The queries do not tell whether the tree finds more than neighbours", "Undecided with 1,000 queries: "),
+        (0.285, 0.001, "The tree finds more than neighbours", "Use neighbours unless so little more is worth the cost ("),
+    ],
+)
+def test_a_tree_that_finds_less_as_much_or_little_more_is_not_said_to_pay(figure: float, error: float, found: str, pays: str) -> None:
+    sentences = judged(replace(TREE, figure=figure), NEIGHBOURS, EASE, error=error)
+    assert sentences[0].startswith(found)
+    assert sentences[1].startswith(pays)
+
+
+@pytest.mark.parametrize("figure", [0.1, 0.28, 0.9])
+def test_a_handful_of_queries_decides_nothing(figure: float) -> None:
+    found, pays = judged(replace(TREE, figure=figure), NEIGHBOURS, queries=MIN_QUERIES - 1)
+    assert found.startswith("The queries do not tell")
+    assert pays.startswith("Undecided: 29 queries are too few")
+    assert not judged(replace(TREE, figure=figure), NEIGHBOURS, queries=MIN_QUERIES)[1].startswith("Undecided:")
+
+
+@pytest.mark.parametrize("figure", [0.26, 0.28])
+def test_a_tree_may_pay_beside_neighbours_alone(figure: float) -> None:
+    pays = judged(replace(TREE, figure=figure), NEIGHBOURS, fused(0.31, "recipe", "neighbours"))[1]
+    assert pays.startswith("The tree pays only beside another method: the tree and neighbours, fused, find +0.0300 (95 %")
+    assert "; fused: 10 s to train, 2.0 MB, 2 ms a query)" in pays
+    little = judged(replace(TREE, figure=figure), NEIGHBOURS, fused(0.285, "recipe", "neighbours"), error=0.001)[1]
+    assert little.startswith("Use neighbours (")
+    unsure = judged(replace(TREE, figure=figure), NEIGHBOURS, fused(0.30, "recipe", "neighbours"), error=0.011)[1]
+    assert "fused" not in unsure, "the fusion may as well find less"
+    without_tree = judged(replace(TREE, figure=figure), NEIGHBOURS, fused(0.31, "ease", "neighbours"))[1]
+    assert without_tree.startswith("Use fusion:ease:neighbours ("), "what is to be had without a tree"
+
+
+def test_a_fusion_that_adds_to_a_paying_tree_is_named() -> None:
+    pays = judged(TREE, NEIGHBOURS, fused(0.33, "recipe", "neighbours"))[1]
+    assert pays.startswith("The tree pays, and the tree and neighbours, fused, find more still (")
+    assert "fused" not in judged(TREE, NEIGHBOURS, fused(0.301, "recipe", "neighbours"))[1]
+
+
+def test_the_best_baseline_is_the_one_that_validation_chose() -> None:
+    lucky = replace(EASE, figure=0.295, validation=0.2)
+    found, pays = judged(TREE, NEIGHBOURS, lucky)
+    assert "than neighbours" in found
+    assert pays.startswith("The tree pays")
+    luckier = replace(EASE, figure=0.299, validation=0.2)
+    assert judged(TREE, NEIGHBOURS, luckier)[1].startswith("Undecided: ease, which validation did not choose, may find as much")
+
+
+def test_a_tree_that_finds_as_much_in_less_time_pays_by_its_speed() -> None:
+    level, slow = replace(TREE, figure=0.279, ms=0.3), replace(NEIGHBOURS, ms=5.0)
+    assert judged(level, slow)[1].startswith("The tree pays by its speed: it finds as much in less time (recipe: ")
+    quick_rival = replace(EASE, figure=0.279, ms=0.4)
+    assert judged(level, slow, quick_rival)[1].startswith("Use neighbours (")
+    assert judged(replace(level, figure=0.26), slow)[1].startswith("Use neighbours ("), "less is not as much"
+    assert judged(replace(level, figure=0.27), slow)[1].startswith("Use neighbours ("), "nor is surely less, however little"
+
+
+def test_what_was_not_judged_or_cut_short_is_said() -> None:
+    cut = replace(TREE, figure=0.2, ended="500 of 2,000 steps, as many as fit into 60 s")
+    pays = judged(cut, NEIGHBOURS, not_judged={"ease": "needs 90 GB", "ials": "not installed", "fusion": "no neighbours"})[1]
+    assert pays.startswith("So far, use neighbours (")
+    early = "recipe ended early (500 of 2,000 steps, as many as fit into 60 s), and more time may change this"
+    assert pays.endswith(f"); but {early}; ease and ials were not judged.")
+    assert judged(TREE, replace(NEIGHBOURS, ended="2 trials"))[1].startswith("So far, the tree pays (")
+    assert judged(TREE, NEIGHBOURS, replace(EASE, ended="2 trials"))[1].startswith("The tree pays (")
+    assert judged(TREE, NEIGHBOURS, not_judged={"ease": "needs 90 GB"})[1].endswith("); but ease was not judged.")
+
+
+def test_a_tree_is_not_said_to_pay_without_reserve_where_others_had_no_fair_try() -> None:
+    short = replace(EASE, name="sasrec", ended="12 steps")
+    assert judged(TREE, NEIGHBOURS, short)[1].endswith("; but sasrec ended early.")
+    assert judged(replace(TREE, ended="9 steps"), NEIGHBOURS, short)[1].endswith("may change this; sasrec ended early, too.")
+    assert "sasrec" not in judged(replace(TREE, figure=0.26), NEIGHBOURS, short)[1], "more time for others is nothing for the tree"
+    assert judged(TREE, EASE)[1].endswith("; but neighbours, often the best baseline, were not run.")
+    assert "not run" not in judged(TREE, EASE, not_judged={"neighbours": "no lists"})[1]
+
+
+def test_without_a_tree_or_a_baseline_nothing_is_claimed() -> None:
+    found, pays = judged(None, NEIGHBOURS, not_judged={"recipe": "a batch is too large."})
+    assert found == "No tree was judged: a batch is too large."
+    assert pays == "Whether one pays here is open."
+    assert judged(None, NEIGHBOURS)[0] == "No tree was measured, since it was not run."
+    assert judged(TREE) == ("The tree has recall@50 0.3000; no baseline was judged.", "Whether it pays is open.")
+
+
+def test_costs_are_said_as_people_say_them() -> None:
+    assert [duration(s) for s in (0.42, 12, 119, 210, 9000)] == ["0.4 s", "12 s", "119 s", "3.5 min", "2.5 h"]
+    assert [size(b) for b in (512, 2_500_000, 7 * 10**9)] == ["1 kB", "2.5 MB", "7.0 GB"]

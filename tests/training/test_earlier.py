@@ -159,13 +159,6 @@ def test_a_configuration_unlike_the_earlier_model_is_refused(
             load_scorer(bundle, config)
 
 
-def test_the_tree_of_an_earlier_model_takes_any_scorer(bundle: Bundle, log: Path, tmp_path: Path) -> None:
-    config = going_on(bundle, log, scorer={"init": "random", "hidden": [6], "node_dim": 5}, instances={"windows": [3]})
-    prepared, earlier = opened(config, tmp_path)
-    assert earlier.length == 14
-    assert build_model(config, build_tree(config, prepared), prepared).node_rows.shape == (bundle.tree.node_count, 5)
-
-
 def test_another_split_is_warned_of(bundle: Bundle, log: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     prepare(going_on(bundle, log), None, tmp_path)
     assert "another split" not in caplog.text

@@ -1,8 +1,9 @@
-"""From a log to a bundle: training learns what was planted, and a killed run goes on as if nothing had happened."""
+"""From a log to a bundle: training learns what was planted, the types of rows that are stored, and what the commands say."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,24 +19,29 @@ from numpy.testing import assert_allclose, assert_array_equal
 import training.deep.fit as fit_module
 import training.deep.ranking as ranking_module
 import training.deep.validation as validation_module
-from espalier.bundle import Bundle
+from espalier.bundle import Bundle, find_versions
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleCorrupt, InvalidConfig
+from espalier.manifest import Ranking
 from espalier.masks.eligibility import excluded_nodes
 from espalier.metrics import precision_recall_f
+from espalier.node_rows import rounded
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
 from espalier.tree import Tree
 from tests.espalier.test_signature import replay
+from tests.pictures import Pictures
+from tests.training.commands import command, written_toml
 from tests.training.planted import CLUSTERS, SIZE, planted_log, settings
+from tests.training.runs import Begun, begun, weights
 from training.baselines.popularity import fit_popularity
 from training.data.splits import without_seen
+from training.deep import export as module
 from training.deep.beam import search_states, sorted_excluded_nodes
-from training.deep.export import check_parity, export
-from training.deep.first_model import build_model
+from training.deep.export import check_parity, export, store_rows
 from training.deep.fit import fit
-from training.deep.prepare import Prepared, build_tree, prepare
+from training.deep.ranking import Figures, Searches
 from training.deep.scorers.model import NodeScorer, export_graphs
 from training.deep.scorers.row_table import lookup
 from training.deep.topology import Topology
@@ -63,42 +69,25 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Run:
-    """A configuration with its data and tree."""
-
-    config: DeepConfig
-    prepared: Prepared
-    tree: Tree
-
-    def fit(self, work: Path, resume: bool = False) -> NodeScorer:
-        work.mkdir(exist_ok=True)
-        return fit(self.config, self.prepared, self.tree, CPU, work, resume)
-
-    def recall(self, model: NodeScorer) -> float:
-        """recall@10 of test users, seen items excluded."""
-        pairs = without_seen(self.prepared.split.test)
-        gamma = 1.0 if self.config.kind == "plt" else float(self.config.search.gamma)
-        own: Any = "log_activation" if self.config.kind == "plt" else "logit"
-        rows_BM, _ = search_pairs(self.config, Topology(self.tree, CPU), model, pairs, gamma, own, 20, 10)
-        return float(precision_recall_f(rows_BM, [pair.relevant for pair in pairs], 10)[1].mean())
-
-    def popularity(self) -> float:
-        pairs = without_seen(self.prepared.split.test)
-        popularity = fit_popularity(self.prepared.interactions, self.prepared.split.train)
-        rows_BM = popularity.rank([pair.history for pair in pairs], 10, exclude_seen=True)
-        return float(precision_recall_f(rows_BM, [pair.relevant for pair in pairs], 10)[1].mean())
+def recall_of(run: Begun, model: NodeScorer) -> float:
+    """recall@10 of test users, seen items excluded."""
+    pairs = without_seen(run.prepared.split.test)
+    gamma = 1.0 if run.config.kind == "plt" else float(run.config.search.gamma)
+    own: Any = "log_activation" if run.config.kind == "plt" else "logit"
+    rows_BM, _ = search_pairs(run.config, run.topology, model, pairs, gamma, own, 20, 10)
+    return float(precision_recall_f(rows_BM, [pair.relevant for pair in pairs], 10)[1].mean())
 
 
-def ready(raw: dict[str, Any], work: Path) -> Run:
-    config = deep_config(raw)
-    prepared = prepare(config, None, work)
-    return Run(config, prepared, build_tree(config, prepared))
+def recall_of_popularity(run: Begun) -> float:
+    pairs = without_seen(run.prepared.split.test)
+    popularity = fit_popularity(run.prepared.interactions, run.prepared.split.train)
+    rows_BM = popularity.rank([pair.history for pair in pairs], 10, exclude_seen=True)
+    return float(precision_recall_f(rows_BM, [pair.relevant for pair in pairs], 10)[1].mean())
 
 
 @dataclass(frozen=True)
 class Trained:
-    run: Run
+    run: Begun
     model: NodeScorer
     rows_ND: np.ndarray
     recall: float
@@ -113,11 +102,11 @@ def trained(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
     def of(kind: str) -> Trained:
         if kind not in models:
             folder = tmp_path_factory.mktemp(kind)
-            run = ready(settings(log, kind, **RECIPES[kind]), folder / "work")
+            run = begun(settings(log, kind, **RECIPES[kind]), folder / "work")
             model = run.fit(folder / "work")
-            rows_ND, recall = model.node_rows.detach().numpy().copy(), run.recall(model)
+            rows_ND = model.node_rows.detach().numpy().copy()
             bundle = export(run.config, run.prepared, run.tree, model, folder / "models" / "planted" / "3")
-            models[kind] = Trained(run, model, rows_ND, recall, bundle)
+            models[kind] = Trained(run, model, rows_ND, recall_of(run, model), bundle)
         return models[kind]
 
     return of
@@ -129,13 +118,13 @@ def trained(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
 @pytest.mark.parametrize("kind", RECIPES)
 def test_training_finds_the_planted_clusters(trained: Callable[[str], Trained], kind: str) -> None:
     run = trained(kind).run
-    assert run.popularity() < 0.2
+    assert recall_of_popularity(run) < 0.2
     assert trained(kind).recall > 0.8
 
 
 def test_ties_between_gammas_go_to_the_trained_one_and_a_softmaxs_logits_are_always_calibrated(log: Path, tmp_path: Path) -> None:
-    run = ready(settings(log, "otm-robust", objective={"gamma": 0.3}), tmp_path / "work")
-    model, topology = build_model(run.config, run.tree, run.prepared), Topology(run.tree, CPU)
+    run = begun(settings(log, "otm-robust", objective={"gamma": 0.3}), tmp_path / "work")
+    model, topology = run.model, run.topology
 
     def always(*_: object) -> tuple[Any, Any]:
         return np.tile(np.arange(10), (30, 1)), np.tile(-np.arange(10.0, dtype=np.float32), (30, 1))
@@ -166,22 +155,18 @@ SHORT: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def short(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def short(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Begun:
     """24 steps, of which the first 12 are TDM's, with a checkpoint after every 5."""
     monkeypatch.setattr(fit_module, "CHECKPOINT_EVERY", 5)
-    return ready(settings(log, "otm", **SHORT), tmp_path / "data")
+    return begun(settings(log, "otm", **SHORT), tmp_path / "data")
 
 
-def changed(run: Run, **top: Any) -> Run:
+def changed(run: Begun, **top: Any) -> Begun:
     return dataclasses.replace(run, config=deep_config(run.config.model_dump(mode="json") | top))
 
 
-def weights(model: NodeScorer) -> dict[str, Any]:
-    return {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-
-
 def test_the_weights_of_the_best_validation_are_kept_and_patience_ends_the_run_for_good(
-    short: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recalls = iter([0.2, 0.5, 0.4, 0.5, 0.3, 0.9])
     seen: list[dict[str, Any]] = []
@@ -189,7 +174,7 @@ def test_the_weights_of_the_best_validation_are_kept_and_patience_ends_the_run_f
     make = fit_module.InstanceSteps.make
 
     def scripted(config: DeepConfig, topology: Topology, model: NodeScorer, pairs: object) -> float:
-        seen.append({name: tensor.numpy().copy() for name, tensor in model.state_dict().items()})
+        seen.append(weights(model))
         return next(recalls)
 
     def noted(own: fit_module.InstanceSteps, step: int) -> torch.Tensor:
@@ -210,7 +195,7 @@ def test_the_weights_of_the_best_validation_are_kept_and_patience_ends_the_run_f
     assert steps == [], "a run that patience ended is not trained again"
 
 
-def test_few_validation_users_do_not_choose_weights(short: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_validation_users_do_not_choose_weights(short: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> float:
         raise AssertionError("asked")
 
@@ -220,7 +205,7 @@ def test_few_validation_users_do_not_choose_weights(short: Run, tmp_path: Path, 
 
 
 def test_a_deadline_between_two_checkpoints_leaves_rows_that_are_up_to_date(
-    short: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fit_module, "MIN_VALIDATION_QUERIES", 1000)
     run = changed(short, optimiser=short.config.optimiser.model_dump() | {"batch": 2})  # so small that a step reads few rows
@@ -235,7 +220,7 @@ def test_a_deadline_between_two_checkpoints_leaves_rows_that_are_up_to_date(
 
 
 @pytest.mark.parametrize("part", ["tree", "log", "file"])
-def test_a_checkpoint_of_another_tree_or_log_is_refused_and_one_that_was_cut_off_not_taken(short: Run, tmp_path: Path, part: str) -> None:
+def test_a_checkpoint_of_another_tree_or_log_is_refused_and_one_that_was_cut_off_not_taken(short: Begun, tmp_path: Path, part: str) -> None:
     """Killed while the checkpoint of step 10 is written; that of step 5 stays."""
     save = torch.save
 
@@ -256,7 +241,8 @@ def test_a_checkpoint_of_another_tree_or_log_is_refused_and_one_that_was_cut_off
     if part == "tree":
         swapped = short.tree.leaf_item.copy()
         swapped[[0, 1]] = swapped[[1, 0]]
-        other = dataclasses.replace(short, tree=Tree(short.tree.level_offset, short.tree.first_child, swapped))
+        other = dataclasses.replace(short)
+        vars(other)["tree"] = Tree(short.tree.level_offset, short.tree.first_child, swapped)
     else:
         lists = dataclasses.replace(short.prepared.interactions, fingerprint="0" * 64)
         split = dataclasses.replace(short.prepared.split, lists=lists)
@@ -265,7 +251,7 @@ def test_a_checkpoint_of_another_tree_or_log_is_refused_and_one_that_was_cut_off
         other.fit(tmp_path / "work", resume=True)
 
 
-def test_validated_weights_are_averages_over_steps(short: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validated_weights_are_averages_over_steps(short: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every five steps, from those of step 5 on: m ← d · m + (1 − d) · w, d = 1 − 5 / average, or less at first: (1 + i) / (10 + i)."""
     path: list[Any] = []
     make = fit_module.InstanceSteps.make
@@ -292,14 +278,14 @@ def test_a_warm_start_trains_tdm_first() -> None:
     assert stages[25:] == [("otm", config.objective)] * 75
 
 
-def test_a_batch_that_the_processes_cannot_share_alike_is_refused(short: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_the_processes_cannot_share_alike_is_refused(short: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit_module, "processes", lambda: 7)
     with pytest.raises(InvalidConfig, match=r"optimiser\.batch: .*60.*a multiple of the 7 processes"):
         short.fit(tmp_path / "work")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_loss_that_is_not_finite_ends_the_run(short: Run, tmp_path: Path, value: float) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run(short: Begun, tmp_path: Path, value: float) -> None:
     def broken(model: NodeScorer, *_: Any) -> torch.Tensor:
         return lookup(torch.tensor([0]), model.table).sum() * value
 
@@ -309,22 +295,13 @@ def test_a_loss_that_is_not_finite_ends_the_run(short: Run, tmp_path: Path, valu
             short.fit(tmp_path / "work")
 
 
-def test_a_model_that_is_not_finite_does_not_pass_the_parity_check(short: Run) -> None:
-    model = build_model(short.config, short.tree, short.prepared).eval()
+def test_a_model_that_is_not_finite_does_not_pass_the_parity_check(short: Begun) -> None:
+    model = short.model.eval()
     example = torch.full((2, short.tree.height + 1, 14), -1)
     torch.nn.init.constant_(model.head.out.bias, float("nan"))  # type: ignore[union-attr, arg-type]  # an MlpHead
     query_onnx, scorer_onnx = export_graphs(model, "history_nodes", example)
     with pytest.raises((BundleCorrupt, FloatingPointError)):
         check_parity(model, query_onnx, scorer_onnx, example)
-
-
-@pytest.mark.parametrize("hidden", [[16, 8], []], ids=str)
-def test_a_product_of_any_depth_can_be_exported(log: Path, tmp_path: Path, hidden: list[int]) -> None:
-    run = ready(settings(log, "tdm", scorer={"kind": "product", "hidden": hidden}), tmp_path / "work")
-    model = build_model(run.config, run.tree, run.prepared).eval()
-    history_BT = torch.from_numpy(np.random.default_rng(2).integers(-1, CLUSTERS * SIZE, (8, 14)))
-    example = Topology(run.tree, CPU).history_nodes(history_BT)
-    assert check_parity(model, *export_graphs(model, "history_nodes", example), example) < 1e-4
 
 
 @pytest.mark.parametrize(("kind", "own", "gamma"), [("tdm", "logit", 0.0), ("plt", "log_activation", 1.0), ("otm-robust", "logit", 0.5)])
@@ -406,3 +383,155 @@ def test_the_compiled_search_of_validation_finds_what_the_torch_one_finds(traine
     assert len(rows_BM) == len(pairs) > 0
     assert (rows_BM == torch_rows_BM).mean() > 0.98  # ties of rounding
     assert_allclose(keys_BM, torch_keys_BM, rtol=1e-3, atol=1e-3)
+
+
+# -- commands -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a fit was given."""
+
+    config: Path
+    out: Path
+
+
+@pytest.fixture(scope="module")
+def shop_fit(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Fit:
+    """A fit of a few steps."""
+    folder = tmp_path_factory.mktemp("fit")
+    out = folder / "models" / "shop" / "2"
+    config = written_toml(folder / "planted.toml", settings(log, "tdm", optimiser={"steps": 40}))
+    fitted = command("fit", "--config", config, "--out", out, "--device", "cpu")
+    assert (fitted.status, fitted.err.count("error")) == (0, 0)
+    return Fit(config, out)
+
+
+def test_a_fit_leaves_a_version_and_nothing_else_and_is_never_overwritten(shop_fit: Fit) -> None:
+    assert find_versions(shop_fit.out.parents[1]) == {"shop": (2,)}
+    assert [file.name for file in shop_fit.out.parent.iterdir()] == ["2"]  # nothing left of the work
+    assert Bundle.open(shop_fit.out).manifest.name == "shop"
+    before = shop_fit.out.stat().st_mtime_ns
+    refused = command("fit", "--config", shop_fit.config, "--out", shop_fit.out)
+    assert (refused.status, shop_fit.out.stat().st_mtime_ns) == (1, before)
+    assert "never overwritten" in refused.err
+
+
+def test_evaluate_and_inspect_show_what_was_fitted(shop_fit: Fit, log: Path, tmp_path: Path, pictures: Pictures) -> None:
+    out = shop_fit.out
+    report, plot = tmp_path / "report.json", tmp_path / "plot.png"
+    options = ("--beam", "4,16", "--m", "5,10", "--batch", 8, "--exclude-seen", "--json", report, "--plot", plot)
+    assert command("evaluate", "--model", out, *options).status == 0
+    written = json.loads(report.read_text())
+    assert written.keys() - {"version"} == {"model", "engine", "arithmetic", "queries", "rows", "warnings"}
+    assert (written["model"], written["engine"], written["queries"]) == ("shop", "compiled-cpu", 30)
+    assert [(row["beam_size"], row["m"], row["batch"]) for row in written["rows"]] == [(4, 5, 8), (4, 10, 8), (16, 5, 8), (16, 10, 8)]
+    for row in written["rows"]:
+        against = {"recall_against"} if row["beam_size"] == 16 else set()
+        assert row.keys() - against == {"beam_size", "m", "batch", "precision", "recall", "f", "ndcg", "ms_per_query"}
+        assert 0 < row["recall"] <= 1
+        assert 0 < row["precision"] <= 1
+        assert row["ms_per_query"] > 0
+    assert pictures.lines(plot) == {
+        f"recall@{m}": [(row["ms_per_query"], row["recall"]) for row in written["rows"] if row["m"] == m] for m in (5, 10)
+    }
+
+    again = command("evaluate", "--model", out, "--data", log, "--beam", "16", "--m", "10", "--exclude-seen", "--engine", "reference")
+    assert "shop version 2 on reference, 30 queries, seen items excluded" in again.out
+    assert f"{written['rows'][3]['recall']:.4f}" in again.out  # the held-out queries are all 30 test users
+
+    shown = command("inspect", "--model", out)
+    assert "shop version 2: tdm" in shown.out
+    assert f"tree: {CLUSTERS * SIZE} items, 255 nodes, 8 levels" in shown.out
+    assert shown.out.count("item-") > 10
+
+
+@pytest.mark.parametrize(
+    ("changed", "options", "message"),
+    [
+        ({"optimiser": {"steps": 0}}, {}, "optimiser.steps: got 0, expected"),
+        ({"data": {"log": "nowhere.csv"}}, {}, "log: got 'nowhere.csv', expected a file that exists"),
+        ({}, {"--out": "planted/one"}, "--out: got"),
+        ({}, {"--out": "planted/0"}, "--out: got"),
+        ({}, {"--out": "planted/01"}, "--out: got"),
+        ({}, {"--out": "Bad Name/1"}, "--out: got 'Bad Name', expected a model name"),
+        ({}, {"--config": "none.toml"}, "--config: got"),
+    ],
+)
+def test_a_bad_option_or_key_of_a_fit_is_named(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], options: dict[str, str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {"--config": written_toml(tmp_path / "planted.toml", settings(log, "tdm") | changed), "--out": "planted/9", "--device": "cpu"}
+    outcome = command("fit", *(part for pair in (given | options).items() for part in pair))
+    assert outcome.status == 1
+    assert f"error: {message}" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--beam", "four", "--beam: got 'four', expected whole numbers"),
+        ("--m", "0", "--m: got 0, expected 1 to 64"),
+        ("--m", "65", "--m: got 65, expected 1 to 64"),
+        ("--beam", "33", "--beam: got 33, expected 1 to 32"),
+        ("--engine", "abacus", "engine 'abacus': expected one of"),
+        ("--model", "nowhere", "nowhere/manifest.json: missing"),
+        ("--data", "nowhere.csv", "log: got"),
+    ],
+)
+def test_a_bad_option_of_evaluate_is_named(shop_fit: Fit, option: str, value: str, message: str) -> None:
+    given = {"--model": shop_fit.out, "--beam": "4", "--m": "5"} | {option: value}
+    outcome = command("evaluate", *(part for pair in given.items() for part in pair))
+    assert outcome.status == 1
+    assert f"error: {message}" in outcome.err
+
+
+# -- the types of node rows -----------------------------------------------------------------------------------------------
+
+
+RANKING = Ranking(own="logit", gamma=0.0)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
+    """Configuration, data, tree and the first rows of a model."""
+    folder = tmp_path_factory.mktemp("stored")
+    run = begun(settings(planted_log(folder), "tdm", scorer={"kind": "product", "hidden": [4]}), folder)
+    return run.config, run.prepared, run.tree, run.model.eval(), run.model.node_rows.detach().clone()
+
+
+def stored(made: tuple[Any, ...], dtype: str, rows: torch.Tensor | None = None) -> tuple[str, NodeScorer]:
+    config, prepared, tree, model, first = made
+    model.node_rows.data = (first if rows is None else rows).clone()
+    config = config.model_copy(update={"scorer": config.scorer.model_copy(update={"dtype": dtype})})
+    return store_rows(config, prepared, Topology(tree, torch.device("cpu")), model, RANKING), model
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_a_configured_type_is_taken_and_the_model_answers_with_it(made: tuple[Any, ...], dtype: str) -> None:
+    found, model = stored(made, dtype)
+    assert found == dtype
+    np.testing.assert_array_equal(model.node_rows.detach().numpy(), rounded(made[-1].numpy(), dtype))
+
+
+def test_a_type_that_cannot_hold_the_rows_is_refused_or_not_chosen(made: tuple[Any, ...]) -> None:
+    large = made[-1] + 1e6
+    with pytest.raises(FloatingPointError, match="node rows are not finite in float16"):
+        stored(made, "float16", large)
+    assert stored(made, "auto", large)[0] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("large_bytes", "lost", "expected"), [(-1, 0.0, "float16"), (0, 0.0, "int8"), (0, 0.0019, "int8"), (0, 0.0021, "float16")]
+)
+def test_int8_is_chosen_where_rows_are_large_and_nothing_is_lost(
+    made: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch, large_bytes: int, lost: float, expected: str
+) -> None:
+    monkeypatch.setattr(module, "LARGE_BYTES", 2 * made[-1].numel() - 1 - large_bytes * (large_bytes < 0))
+    recalls = iter([1.0, 1.0 - lost])
+    figures = lambda searches, options: Figures(np.full((3, 4), next(recalls)))  # noqa: E731
+    monkeypatch.setattr(Searches, "measured", figures)
+    found, model = stored(made, "auto")
+    assert found == expected
+    np.testing.assert_array_equal(model.node_rows.detach().numpy(), rounded(made[-1].numpy(), expected))

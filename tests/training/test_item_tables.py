@@ -1,23 +1,42 @@
-"""Item tables as Parquet and as text, and what content a model may take from them."""
+"""Item tables, query logs and matrices that somebody else made are read, or refused by name; relevance of labels as data."""
 
 from __future__ import annotations
 
 import gzip
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import scipy.sparse
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy.sparse import csc_array, csr_array, save_npz
 
-from espalier.errors import InvalidConfig, InvalidData
+from espalier.errors import EspalierError, InvalidConfig, InvalidData
 from espalier.items import ItemTable
-from training.data import item_content as module
+from espalier.label_counts import LabelCounts
+from espalier.text.sparse_rows import MAX_FEATURES
+from training import __main__ as commands
+from training.data import item_content as content_module
+from training.data import query_logs
+from training.data.csr import read_by_columns, read_by_rows
 from training.data.item_content import item_content
 from training.data.item_tables import item_table
+from training.data.log_values import BadRows
+from training.data.query_logs import labelled, read_log
+from training.data.relevance import LabelRelevance, Smoothing, distribution, inverse_propensities, is_graded, scale_of
+from training.linear import prepare as preparing
+from training.linear.prepare import prepare, read_points
 from training.specification.deep import ContentConfig
+from training.specification.linear import RELEVANCE_OPTIONS, LinearConfig, LogData, NpzData
 from training.specification.log_format import TextTable
+from training.specification.models import read_config
 
 TEXT = '\ufeffid,title,year,price,live\r\n1,"Toy, ""Story""",1995,2.5,true\r\n02,Heat,,3,false\r\n'
 COLUMNS: dict[str, list[Any]] = {
@@ -134,9 +153,301 @@ def test_features_have_a_limit_values_before_words() -> None:
 def test_blocks_of_items_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     items = table(title=[f"w{row % 7} v{row % 3}" for row in range(50)], price=[float(row) for row in range(50)])
     whole = item_content(items, ContentConfig(columns="auto"))
-    monkeypatch.setattr(module, "BLOCK", 3)
+    monkeypatch.setattr(content_module, "BLOCK", 3)
     parts = item_content(items, ContentConfig(columns="auto"))
     assert whole is not None
     assert parts is not None
     for name in ("indptr", "indices", "values"):
         np.testing.assert_array_equal(getattr(whole.rows, name), getattr(parts.rows, name))
+
+
+# -- relevance ------------------------------------------------------------------------------------------------------------
+
+
+def log_of_file(file: Path, query: str, item: str, numbers: dict[str, str], **form: str) -> pl.DataFrame:
+    data = LogData.model_validate({"format": "log", "train": file, **form})
+    return query_logs.read_log(file, query, item, numbers, data, BadRows(data.bad_rows, "data"))
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("weight", [-0.5, 1e10, 1e-10])
+def test_wrong_weights_of_a_matrix_say_where(tmp_path: Path, weight: float) -> None:
+    scipy.sparse.save_npz(tmp_path / "x.npz", csr_array(np.eye(2)))
+    scipy.sparse.save_npz(tmp_path / "y.npz", csr_array(np.array([[1.0, 0, 2], [0, weight, 0]])))
+    data = NpzData(format="npz", train=tmp_path / "x.npz", train_labels=tmp_path / "y.npz")
+    with pytest.raises(InvalidData, match=r"y\.npz, row 1, label 1: got .*, expected 0, or a number from 1e-09 to 1e.09"):
+        read_points(data)
+
+
+# -- clicks ---------------------------------------------------------------------------------------------------------------
+
+
+def test_views_and_clicks_of_equal_pairs_are_added_up_and_smoothed(tmp_path: Path) -> None:
+    rows = [("a", "x", 3, 1), ("a", "x", 1, 1), ("a", "y", 6, 0), ("b", "y", 10, 3)]
+    pl.DataFrame(rows, schema=["text", "ad", "shown", "hit"], orient="row").write_parquet(tmp_path / "log.parquet")
+    pairs = log_of_file(tmp_path / "log.parquet", "text", "ad", {"views": "shown", "clicks": "hit"})
+    smoothing = Smoothing.of(pairs["views"].to_numpy(), pairs["clicks"].to_numpy(), 5)
+    assert smoothing.prior == 5 / 20
+    texts = labelled(pairs, {"x": 0, "y": 1}, smoothing)
+    prior = 5 * 5 / 20
+    assert_allclose(texts.labels.toarray(), [[(2 + prior) / (4 + 5), 0], [0, (3 + prior) / (10 + 5)]], rtol=1e-6)
+    assert texts.labels.nnz == 2, "what nobody clicked is not relevant, however often it was shown"
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(0, 1)), min_size=1, max_size=9), st.floats(0, 1e9))
+def test_rates_lie_between_the_pair_and_the_log(counts: list[tuple[int, float]], strength: float) -> None:
+    views = np.array([n for n, _ in counts], np.float64)
+    clicks = np.floor(views * [share for _, share in counts])
+    smoothing = Smoothing.of(views, clicks, strength)
+    rates = smoothing.rates(views, clicks)
+    low, high = np.minimum(clicks / views, smoothing.prior), np.maximum(clicks / views, smoothing.prior)
+    clicked = clicks > 0
+    assert (rates[~clicked] == 0).all()
+    assert (rates[clicked] >= low[clicked] - 1e-9).all()
+    assert (rates[clicked] <= high[clicked] + 1e-9).all()
+
+
+WEIGHTS = r"expected 0, or a number from 1e-09 to 1e\+09 in column 'times'"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("query,item\nq,x\n\n,y\n", "line 4, column query: got None"),
+        ('\nquery,item\n"q\nq",x\nq,y\n\n,z\n', "line 7, column query: got None"),
+        ("query,item\r\nq,x\r\n,y\r\n", "line 3, column query: got None, expected a text in column 'query'"),
+        ("query,item\nx,y\ny,\n", "line 3, column item: got None, expected an item id in column 'item'"),
+        ("query,bought\nx,y\n", r"column item: got 'item', expected one of \['query', 'bought'\]"),
+        *(
+            (f"query,item,times\nq,y,1\nq,x,{times}\n", f"line 3, column weight: got '{times}', {WEIGHTS}")
+            for times in ("-2", "nan", "many")
+        ),
+        *(
+            (f"query,item,views,clicks\nq,y,1,1\nq,x,{row}\n", f"line 3, column {expected}")
+            for row, expected in (
+                ("0,0", "views: got '0', expected a number above 0"),
+                ("-1,0", "views: got '-1', expected a number above 0"),
+                ("2,3", "clicks: got '3', expected a number from 0 to that of the views"),
+                ("2,-1", "clicks: got '-1', expected a number from 0 to"),
+                ("2,nan", "clicks: got 'nan', expected a number from 0 to"),
+                ("many,1", "views: got 'many', expected a number above 0"),
+                ("1e10,1", "views: got '1e10', expected a number above 0, at most 1e.09"),
+                (",1", "views: got None, expected a number above 0"),
+            )
+        ),
+    ],
+)
+def test_a_wrong_log_says_which_line_of_an_editor(tmp_path: Path, text: str, expected: str) -> None:
+    numbers = {"weight": "times"} if "times" in text else {"views": "views", "clicks": "clicks"} if "views" in text else {}
+    with pytest.raises(InvalidData, match=expected):
+        log_of_file(write(tmp_path / "log.csv", text), "query", "item", numbers)
+
+
+@pytest.mark.parametrize("mark", [";", "\t"])
+@pytest.mark.parametrize("row", ["lamp{}x", "lamp, red{}x\nlamp, red, old{}y"])
+def test_another_separator_than_the_names_is_named_with_the_key_that_mends_it(tmp_path: Path, mark: str, row: str) -> None:
+    file = write(tmp_path / "log.csv", f"query{mark}item\n{row.replace('{}', mark)}\n")
+    with pytest.raises(InvalidData, match=f"first line has {mark!r} between fields: say so with data.separator = ".replace("\\", "\\\\")):
+        log_of_file(file, "query", "item", {})
+    assert log_of_file(file, "query", "item", {}, separator=mark)["item"][0] == "x"
+    with pytest.raises(InvalidData, match=r"column query: got 'text', expected one of \['query', 'item'\], once$"):
+        log_of_file(file, "text", "item", {}, separator=mark)
+
+
+# -- propensities, thresholds ---------------------------------------------------------------------------------------------
+
+
+def test_inverse_propensities_are_those_of_the_published_sets() -> None:
+    """The constants C of EURLex-4K and Amazon-670K, and the inverse propensity of a label with one training point."""
+    for points, a, b, c, of_one in ((15_539, 0.55, 1.5, 14.320, 9.65), (490_449, 0.6, 2.6, 26.102, 13.10)):
+        inverse = inverse_propensities(LabelCounts(np.array([0, 1, 10**9]), points), a, b)
+        assert inverse[1] == pytest.approx(1 + c * (1 + b) ** -a, abs=1e-3)
+        assert inverse[1] == pytest.approx(of_one, abs=5e-3)
+        assert inverse[0] > inverse[1] > inverse[2] >= 1
+
+
+@given(st.integers(0, 10**9), st.floats(1e-3, 2), st.floats(0.01, 1000))
+def test_inverse_propensities_can_be_weights(points: int, a: float, b: float) -> None:
+    counts = np.unique(np.array([0, min(1, points), points], np.int64))
+    inverse = inverse_propensities(LabelCounts(counts, points), a, b)
+    assert (inverse >= 1).all()
+    assert (inverse <= 1e9).all()
+    assert (np.diff(inverse) <= 0).all()
+
+
+def test_relevance_is_what_the_configuration_says() -> None:
+    training = csr_array(np.array([[2.0, 0, 0, 0], [0.5, 1, 0, 0], [1, 0, 0, 0]], np.float32))
+    test = csr_array(np.array([[0, 3.0, 0.25, 0]], np.float32))
+
+    def relevance(**keys: object) -> LabelRelevance:
+        return LabelRelevance.of_training(RELEVANCE_OPTIONS.checked(keys), training)
+
+    plain = relevance()
+    assert_array_equal(plain.of(test).toarray(), test.toarray())
+    assert scale_of(plain.of(training)) == 2
+    assert_array_equal(relevance(source="binary").of(test).toarray(), [[0, 1, 1, 0]])
+    assert_array_equal(relevance(threshold=1).of(training).toarray(), [[2, 0, 0, 0], [0, 1, 0, 0], [1, 0, 0, 0]])
+    assert relevance(threshold=1).of(training).nnz == 3
+    scored = relevance(source="inverse-propensity", propensity_a=0.6, propensity_b=2)
+    inverse = inverse_propensities(LabelCounts(np.array([3, 1, 0, 0]), 3), 0.6, 2)
+    assert_allclose(scored.of(test).toarray(), [[0, inverse[1], inverse[2], 0]], rtol=1e-6)
+    assert_array_equal(training.toarray()[1], [0.5, 1, 0, 0], "what was read is not changed")
+    assert_array_equal(relevance(threshold=1).counts.counts_I, [3, 1, 0, 0], "training points before the threshold")
+
+
+def test_the_distribution_of_relevance() -> None:
+    relevance = csr_array(np.array([[1, 2, 0], [3, 4, 5]], np.float32))
+    assert is_graded(relevance)
+    assert not is_graded(csr_array(np.ones((2, 2), np.float32)))
+    assert not is_graded(csr_array(np.zeros((2, 2), np.float32)))
+    told = distribution(relevance)
+    assert (told["labels"], told["mean"]) == (5, 3)
+    assert told["quantiles"] == pytest.approx({"0": 1, "0.05": 1.2, "0.25": 2, "0.5": 3, "0.75": 4, "0.95": 4.8, "1": 5})
+    assert distribution(csr_array(np.zeros((2, 2), np.float32))) == {"labels": 0}
+
+
+# -- hostile files --------------------------------------------------------------------------------------------------------
+
+
+# -- matrices ---------------------------------------------------------------------------------------------------------------
+
+MATRIX = csr_array(np.array([[0, 2, 0], [1, 0, 4]], np.float32))
+ARRAYS = {"format": b"csr", "shape": (2, 3), "data": MATRIX.data, "indices": MATRIX.indices, "indptr": MATRIX.indptr}
+NO_MATRIX: dict[str, dict[str, Any]] = {
+    "a column that is not there": {"indices": [1, 0, 1 << 30]},
+    "a negative column": {"indices": [-(1 << 30), 0, 2]},
+    "rows that descend": {"indptr": [0, 1 << 30, 3]},
+    "rows that begin below 0": {"indptr": [0, -(1 << 30), 3]},
+    "more rows than are there": {"shape": (1 << 30, 3)},
+    "columns that no 32 bits can number": {"shape": (2, 1 << 33)},
+    "three dimensions": {"shape": (2, 3, 4)},
+    "a negative shape": {"shape": (-2, 3)},
+    "texts": {"data": ["a", "b", "c"]},
+    "complex numbers": {"data": [1j, 2, 3]},
+    "objects": {"data": np.array([1, None, 3], object)},
+    "numbers that 32 bits make infinite": {"data": [1.0, 1e300, 2.0]},
+    "NaN": {"data": [1.0, np.nan, 2.0]},
+    "another format": {"format": b"none"},
+    "several formats": {"format": [1, 2]},
+    "a cell for each of 2^60": {"format": b"coo", "shape": (1 << 60, 3), "row": [0], "col": [0], "data": [1.0]},
+    "a diagonal of any length": {"format": b"dia", "shape": (1 << 60, 1 << 60), "data": [[1.0]], "offsets": [0]},
+}
+
+
+@pytest.mark.parametrize("read", [read_by_rows, read_by_columns])
+@pytest.mark.parametrize("what", NO_MATRIX)
+def test_a_file_that_is_no_matrix_is_refused(tmp_path: Path, what: str, read: Callable[[Path], object]) -> None:
+    arrays: dict[str, Any] = {name: np.asarray(array) for name, array in (ARRAYS | NO_MATRIX[what]).items()}
+    np.savez(tmp_path / "x.npz", **arrays)
+    with pytest.raises(InvalidData, match=r"x\.npz: got"):
+        read(tmp_path / "x.npz")
+    (tmp_path / "x.npz").write_bytes((tmp_path / "x.npz").read_bytes()[:200])
+    with pytest.raises(InvalidData, match=r"x\.npz: got"):
+        read(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.int64, np.float64])
+def test_matrices_of_all_number_types_and_formats_are_read(tmp_path: Path, dtype: type[np.generic]) -> None:
+    whole: Any = MATRIX.astype(dtype)
+    for stored in (whole, csc_array(whole), whole.tocoo(), whole.tobsr()):
+        save_npz(tmp_path / "x.npz", stored)
+        for found in (read_by_rows(tmp_path / "x.npz"), read_by_columns(tmp_path / "x.npz")):
+            assert found.dtype == np.float32
+            assert_array_equal(found.toarray(), whole.toarray())
+
+
+# -- logs -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "expected"),
+    [
+        ("query", [{"a": 1}, {"a": 2}], None),
+        ("query", [b"\xff", b"\xfe"], "t.parquet.*query.*"),
+        ("item", [["a"], ["b"]], r"t.parquet, item: got 'a column of List\(String\)'"),
+        ("weight", [[1.0], [2.0]], r"t.parquet, weight: got 'a column of List\(Float64\)'"),
+        ("weight", ["1", "x"], "t.parquet: row 2, column weight: got 'x'"),
+    ],
+)
+def test_columns_that_hold_no_such_values_are_named(tmp_path: Path, column: str, values: list[Any], expected: str | None) -> None:
+    columns: dict[str, list[Any]] = {"query": ["a", "b"], "item": ["x", "y"], "weight": [1.0, 2.0]}
+    pl.DataFrame(columns | {column: values}).write_parquet(tmp_path / "t.parquet")
+    if expected is None:
+        assert len(read_log(tmp_path / "t.parquet", "query", "item", {"weight": "weight"}, TextTable(), BadRows("refuse", "data"))) == 2
+        return
+    with pytest.raises(InvalidData, match=expected):
+        read_log(tmp_path / "t.parquet", "query", "item", {"weight": "weight"}, TextTable(), BadRows("refuse", "data"))
+
+
+def prepared(folder: Path, data: str) -> None:
+    (folder / "any.toml").write_text(f'kind = "xr-linear"\nname = "any"\n[data]\n{data}')
+    config = read_config(folder / "any.toml")
+    assert isinstance(config, LinearConfig)
+    prepare(config)
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        (None, r"items\.parquet: got .*No such file"),
+        (b"PAR1 and nothing else", r"items\.parquet: got .*, expected a readable Parquet file"),
+        ([{"a": 1}, {"a": 2}], "data.items: got 'ids of type struct.*', expected strings or numbers"),
+    ],
+)
+def test_a_table_that_has_no_items_is_named(tmp_path: Path, items: Any, expected: str) -> None:
+    (tmp_path / "log.csv").write_text("query,item\na b,x\nc d,y\n")
+    if isinstance(items, bytes):
+        (tmp_path / "items.parquet").write_bytes(items)
+    elif items is not None:
+        pl.DataFrame({"id": items}).write_parquet(tmp_path / "items.parquet")
+    with pytest.raises(EspalierError, match=expected):
+        prepared(tmp_path, f'format = "log"\ntrain = "{tmp_path}/log.csv"\nitems = "{tmp_path}/items.parquet"\n')
+
+
+# -- points -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["", "1:0,2:0"])
+def test_points_without_any_label_teach_nothing(tmp_path: Path, first: str) -> None:
+    (tmp_path / "p.txt").write_text("20 5 3\n" + f"{first} 1:1\n" * 20)
+    with pytest.raises(InvalidData, match="got '18 training points without a label of a weight above 0', expected labels to learn from"):
+        prepared(tmp_path, f'format = "xmc"\ntrain = "{tmp_path}/p.txt"\n')
+
+
+@pytest.mark.parametrize(("what", "first"), [("labels", "20 5 {}"), ("features", "20 {} 5")])
+def test_a_first_line_cannot_ask_for_any_number_of_items_or_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, first: str
+) -> None:
+    assert preparing.MAX_LABELS == MAX_FEATURES == 67_108_864
+    monkeypatch.setattr(preparing, f"MAX_{what.upper()}", 1000)
+    data = f'format = "xmc"\ntrain = "{tmp_path}/p.txt"\n'
+    (tmp_path / "p.txt").write_text(first.format(1001) + "\n" + "0 1:1\n" * 20)
+    with pytest.raises(InvalidData, match=rf"p\.txt: got '1001 {what}', expected at most 1000"):
+        prepared(tmp_path, data)
+    (tmp_path / "p.txt").write_text(first.format(1000) + "\n" + "0 1:1\n" * 20)
+    prepared(tmp_path, data)
+
+
+def test_points_without_features_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("20 0 5\n" + "0\n" * 20)
+    with pytest.raises(InvalidData, match=r"p\.txt: got '0 features', expected at least 1"):
+        prepared(tmp_path, f'format = "xmc"\ntrain = "{tmp_path}/p.txt"\n')
+    save_npz(tmp_path / "x.npz", csr_array((20, 0), dtype=np.float32))
+    save_npz(tmp_path / "y.npz", csr_array(np.eye(20, dtype=np.float32)))
+    with pytest.raises(InvalidData, match=r"x\.npz: got '0 features', expected at least 1"):
+        prepared(tmp_path, f'format = "npz"\ntrain = "{tmp_path}/x.npz"\ntrain_labels = "{tmp_path}/y.npz"\n')
+
+
+def test_a_command_without_memory_ends_with_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_memory() -> None:
+        raise MemoryError("Unable to allocate 8.00 TiB")
+
+    monkeypatch.setattr(commands, "app", without_memory)
+    with pytest.raises(SystemExit) as ended:
+        commands.main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "error: out of memory Unable to allocate 8.00 TiB\n"

@@ -1,7 +1,11 @@
-"""Rank functions, what they are fitted to, and the graph that serves them."""
+"""Rank functions, the choice models that they are fitted by, the sets that they are fitted to, and the graph that serves them."""
 
 from __future__ import annotations
 
+import gzip
+import itertools
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,17 +17,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from torch import nn
+from torch import Tensor, nn
 
+from benchmarks.papers.nce.boosting import gradient_and_curvature
 from espalier.engines.runtime import ort
 from espalier.errors import InvalidData
 from espalier.metrics import ndcg
-from training.data.ranking_set import RankingSet
+from tests import ROOT
+from training.data.letor import read_letor, read_svmlight
+from training.data.ranking_set import RankingSet, concatenated
 from training.rankers.choice_models import elimination_loss, plackett_luce_loss
 from training.rankers.export import ranker_onnx
 from training.rankers.fit import Descent, Epoch, Ranker, fit_ranker, new_ranker, query_losses
 from training.rankers.rank_functions import HighwayFunction
 from training.rankers.standardise import Standardise
+from training.rankers.ties import random_order, tied_elimination_loss, tied_plackett_luce_loss
 from training.specification.ranker import ChoiceModel, HighwayConfig, LinearRankerConfig, RankerConfig, Scaling, Ties, ranker_config
 
 NAN = np.float32("nan")
@@ -269,3 +277,260 @@ def test_a_gpu_trains_as_well(ties: Ties) -> None:
     config = FAST.model_copy(update={"ties": ties, "dropout": 0.1, "patience": 5})
     found = fit_ranker(synthetic(1, 120), synthetic(3, 40), config, device=torch.device("cuda"))
     assert quality(found, synthetic(2)) > 0.9
+
+
+# -- choice models: probabilities of orders, their gradients, and ties ----------------------------------------------------
+
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Tied = Callable[[Tensor, Tensor, Tensor], Tensor]
+LOSSES = pytest.mark.parametrize("loss", [elimination_loss, plackett_luce_loss])
+BOTH = pytest.mark.parametrize(("tied", "loss"), [(tied_elimination_loss, elimination_loss), (tied_plackett_luce_loss, plackett_luce_loss)])
+
+
+def scores(seed: int, *shape: int, spread: float = 2.0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * spread
+
+
+def all_real(scores_BN: Tensor) -> Tensor:
+    return torch.ones_like(scores_BN, dtype=torch.bool)
+
+
+def printed_elimination(f: Tensor) -> Tensor:
+    """Eq. 5, term by term."""
+    return torch.stack([f[i] + torch.log(torch.exp(-f[: i + 1]).sum()) for i in range(len(f))]).sum()
+
+
+def printed_plackett_luce(f: Tensor) -> Tensor:
+    """Eq. 2, term by term."""
+    terms = [-f[i] + torch.log(torch.exp(f[i:]).sum()) for i in range(len(f) - 1)]
+    return torch.stack(terms).sum() if terms else f.sum() * 0
+
+
+@pytest.mark.parametrize(("loss", "printed"), [(elimination_loss, printed_elimination), (plackett_luce_loss, printed_plackett_luce)])
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4), seed=st.integers(0, 1000))
+def test_values_and_gradients_are_those_of_the_printed_formula_for_queries_of_different_lengths(
+    loss: Loss, printed: Callable[[Tensor], Tensor], sizes: list[int], seed: int
+) -> None:
+    f = scores(seed, len(sizes), max(sizes)).requires_grad_()
+    real = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
+    expected = torch.stack([printed(row[:size]) for row, size in zip(f, sizes, strict=True)])
+    found = loss(f, real)
+    torch.testing.assert_close(found, expected)
+    weights = torch.arange(1.0, len(sizes) + 1, dtype=torch.float64)
+    torch.testing.assert_close(torch.autograd.grad(found @ weights, f), torch.autograd.grad(expected @ weights, f))
+
+
+@LOSSES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_extreme_scores_give_finite_values_and_gradients(loss: Loss, dtype: torch.dtype) -> None:
+    f = torch.tensor([[1e4, -1e4, 0, 1e4, -1e4], [-1e4, -1e4, -1e4, -1e4, 1e4]], dtype=dtype, requires_grad=True)
+    value = loss(f, all_real(f))
+    (gradient,) = torch.autograd.grad(value.sum(), f)
+    assert value.isfinite().all()
+    assert gradient.isfinite().all()
+    assert (value > 1e4).all()
+
+
+@pytest.mark.parametrize(("model", "printed"), [("elimination", printed_elimination), ("plackett-luce", printed_plackett_luce)])
+def test_the_curvature_beside_the_gradient_is_above_the_hessian(model: ChoiceModel, printed: Callable[[Tensor], Tensor]) -> None:
+    f, real = scores(7, 1, 6), torch.ones(1, 6, dtype=torch.bool)
+    _, curvature = gradient_and_curvature(model, f, real)
+    hessian = torch.autograd.functional.hessian(printed, f[0])
+    assert isinstance(hessian, Tensor)
+    assert torch.linalg.eigvalsh(torch.diag(curvature[0]) - hessian).min() > -1e-10
+    assert torch.linalg.eigvalsh(0.5 * torch.diag(curvature[0]) - hessian).min() < 0
+
+
+# -- ties -----------------------------------------------------------------------------------------------------------------
+
+
+def marginal_of_grades(loss: Loss, f: Tensor, grades: Tensor) -> Tensor:
+    """−log Σ of the probabilities of all orders in which grades fall."""
+    orders = [list(order) for order in itertools.permutations(range(len(f))) if (grades[list(order)].diff() <= 0).all()]
+    ordered = torch.stack([f[order] for order in orders])
+    return -(-loss(ordered, all_real(ordered))).logsumexp(0)
+
+
+@BOTH
+@pytest.mark.parametrize("grades", [[0, 0, 1, 1, 0, 2], [0, 1, 2, 3, 4, 5], [1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0], [1] * 6])
+@pytest.mark.parametrize("spread", [0.3, 3.0])
+def test_marginal_ties_are_the_sum_over_all_orders_that_agree_with_the_grades(
+    tied: Tied, loss: Loss, grades: list[int], spread: float
+) -> None:
+    f = scores(6, 6, spread=spread).requires_grad_()
+    expected = marginal_of_grades(loss, f, torch.tensor(grades))
+    found = tied(f[None], torch.tensor([grades]), all_real(f[None]))[0]
+    assert found.item() == pytest.approx(expected.item(), abs=2e-7)
+    torch.testing.assert_close(torch.autograd.grad(found, f)[0], torch.autograd.grad(expected, f)[0], atol=2e-7, rtol=0)
+
+
+@BOTH
+def test_marginal_ties_stay_finite_with_extreme_scores_and_large_groups(tied: Tied, loss: Loss) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for spread in (1e-3, 30.0, 1e4):
+        f = (torch.randn(2, 1000, generator=generator) * spread).requires_grad_()
+        value = tied(f, torch.randint(0, 3, (2, 1000), generator=generator), all_real(f))
+        (gradient,) = torch.autograd.grad(value.sum(), f)
+        assert value.isfinite().all()
+        assert gradient.isfinite().all()
+        assert (value > 0).all()
+
+
+def test_random_order_sorts_by_grade_and_shuffles_equal_ones() -> None:
+    grades = torch.tensor([[0.0, 2, 0, 1, 2, 0, 9, 9]])
+    real = torch.tensor([[True] * 6 + [False] * 2])
+    generator = torch.Generator().manual_seed(3)
+    seen = set()
+    for _ in range(200):
+        order = random_order(grades, real, generator)[0].tolist()
+        assert sorted(order) == list(range(8))
+        assert set(order[:2]) == {1, 4}
+        assert order[2] == 3
+        assert set(order[3:6]) == {0, 2, 5}
+        seen.add(tuple(order[:6]))
+    assert len(seen) == 2 * 6
+
+
+# -- ranking sets and their files -----------------------------------------------------------------------------------------
+
+
+TEXT = """2 qid:10 1:0.5 2:NULL 3:7 #docid = GX-1 inc = 1 prob = 0.2
+
+0 qid:10 1:-1e-2 2:3 3:nan #docid = GX-2 inc = 1
+1.5 qid:b2 3:4 1:2 #docid = GX-1
+"""
+
+
+def written(folder: Path, text: str, name: str = "rank.txt") -> Path:
+    path = folder / name
+    with gzip.open(path, "wt") if name.endswith(".gz") else path.open("w") as file:
+        file.write(text)
+    return path
+
+
+def small() -> RankingSet:
+    features = np.arange(12, dtype=np.float32).reshape(6, 2)
+    return RankingSet(
+        features,
+        np.array([0, 1, 2, 0, 0, 1], np.float32),
+        np.array([0, 3, 4, 6]),
+        ("x", "y"),
+        ("q", "r", "s"),
+        ("a", "b", "c", "a", "d", "e"),
+    )
+
+
+@pytest.mark.parametrize("name", ["rank.txt", "rank.txt.gz"])
+def test_letors_lines_are_read_with_their_missing_values_and_comments(tmp_path: Path, name: str) -> None:
+    data = read_letor(written(tmp_path, TEXT, name))
+    assert_array_equal(data.features_RF, np.array([[0.5, NAN, 7], [-0.01, 3, NAN], [2, NAN, 4]], np.float32))
+    assert data.grades_R.tolist() == [2, 0, 1.5]
+    assert data.query_offset.tolist() == [0, 2, 3]
+    assert (data.query_ids, data.item_ids, data.feature_names) == (("10", "b2"), ("GX-1", "GX-2", "GX-1"), ("1", "2", "3"))
+    wide = read_letor(written(tmp_path, "1 qid:1 2:5\n0 qid:1 1:NULL\n"), features=3, absent=0)
+    assert_array_equal(wide.features_RF, np.array([[0, 5, 0], [NAN, 0, 0]], np.float32))
+    assert wide.item_ids is None
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("x qid:1 1:2", "grade"),
+        ("-1 qid:1 1:2", "grade"),
+        ("inf qid:1 1:2", "grade"),
+        ("1 1:2", "query"),
+        ("1 qid: 1:2", "query"),
+        ("1 qid:1 1:two", "feature:value"),
+        ("1 qid:1 1:inf", "feature:value"),
+        ("1 qid:1 one:2", "feature:value"),
+        ("1 qid:1 1", "feature:value"),
+        ("1 qid:1 0:2", "features from 1"),
+        ("1 qid:1 4:2", "features from 1 to 3"),
+        ("1 qid:1 2:2 2:3", "each once"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, line: str, says: str) -> None:
+    with pytest.raises(InvalidData, match=rf"line 3: got .*{re.escape(says)}"):
+        read_letor(written(tmp_path, f"1 qid:1 1:2\n# a comment\n{line}\n"), features=3)
+
+
+def test_a_query_in_two_places_an_empty_file_and_a_broken_one_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidData, match="qid:1 in two places"):
+        read_letor(written(tmp_path, "1 qid:1 1:2\n1 qid:2 1:2\n0 qid:1 1:2\n"))
+    with pytest.raises(InvalidData, match="at least one query"):
+        read_letor(written(tmp_path, "\n# nothing\n"))
+    with pytest.raises(InvalidData, match="readable"):
+        read_letor(tmp_path / "nowhere.txt")
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(TEXT.encode() * 100)[:60])
+    with pytest.raises(InvalidData, match="readable"):
+        read_letor(tmp_path / "cut.gz")
+
+
+def test_svmlight_lines_with_sizes_of_queries(tmp_path: Path) -> None:
+    lines = written(tmp_path, "0 1:0.5\n1 3:2\n2\n", "rank.train.gz")
+    data = read_svmlight(lines, written(tmp_path, "1\n2\n", "sizes"))
+    assert_array_equal(data.features_RF, np.array([[0.5, 0, 0], [0, 0, 2], [0, 0, 0]], np.float32))
+    assert (data.query_offset.tolist(), data.grades_R.tolist(), data.query_ids) == ([0, 1, 3], [0, 1, 2], None)
+    with pytest.raises(InvalidData, match="4 lines in all"):
+        read_svmlight(lines, written(tmp_path, "1\n3\n", "sizes"))
+    with pytest.raises(InvalidData, match="line 2"):
+        read_svmlight(lines, written(tmp_path, "3\n0\n", "sizes"))
+
+
+def test_a_subset_is_its_queries_in_the_order_asked_for() -> None:
+    part = small().subset(np.array([2, 0]))
+    assert part.features_RF[:, 0].tolist() == [8, 10, 0, 2, 4]
+    assert (part.grades_R.tolist(), part.query_offset.tolist()) == ([0, 1, 0, 1, 2], [0, 2, 5])
+    assert (part.query_ids, part.item_ids) == (("s", "q"), ("d", "e", "a", "b", "c"))
+    for wrong in ([], [3], [-1], [1, 1]):
+        with pytest.raises(InvalidData, match="queries"):
+            small().subset(np.array(wrong, np.int64))
+
+
+def test_sets_are_put_end_to_end_and_split_by_query() -> None:
+    many = concatenated([replace(small(), query_ids=(f"{i}q", f"{i}r", f"{i}s")) for i in range(10)])
+    assert many.query_offset[:7].tolist() == [0, 3, 4, 6, 9, 10, 12]
+    assert (many.query_ids or ())[:4] == ("0q", "0r", "0s", "1q")
+    rest, part = many.split(0.2, 1)
+    assert (len(rest), len(part)) == (24, 6)
+    assert set(rest.query_ids or ()) | set(part.query_ids or ()) == set(many.query_ids or ())
+    assert many.split(0.2, 1)[1].query_ids == part.query_ids != many.split(0.2, 2)[1].query_ids
+    with pytest.raises(InvalidData, match="share"):
+        small().split(0.01, 1)
+    assert concatenated([small(), replace(small(), query_ids=None)]).query_ids is None
+    with pytest.raises(InvalidData, match="same features"):
+        concatenated([small(), replace(small(), feature_names=("x", "z"))])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("features_RF", np.zeros((6, 2))),
+        ("features_RF", np.full((6, 2), np.inf, np.float32)),
+        ("grades_R", np.zeros(5, np.float32)),
+        ("grades_R", np.array([0, 1, 2, 0, 0, -1], np.float32)),
+        ("grades_R", np.array([0, 1, 2, 0, 0, NAN], np.float32)),
+        ("query_offset", np.array([0, 3, 3, 6])),
+        ("query_offset", np.array([0, 3, 5])),
+        ("query_offset", np.array([1, 3, 6])),
+        ("feature_names", ("x",)),
+        ("feature_names", ("x", "x")),
+        ("query_ids", ("q", "q", "s")),
+        ("item_ids", ("a",)),
+    ],
+)
+def test_arrays_that_do_not_fit_are_named(field: str, value: object) -> None:
+    with pytest.raises(InvalidData, match=field):
+        replace(small(), **{field: value})  # type: ignore[arg-type]  # wrong values are the point
+
+
+def test_the_documented_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [f"{place % 3} qid:{query} 1:{place % 3 + query / 10} 2:NULL" for query in range(20) for place in range(6)]
+    written(tmp_path, "\n".join(lines), "train.txt.gz")
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "train.md").read_text()
+    (example,) = [block for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) if "read_letor" in block]
+    exec(example, {})
+    assert (tmp_path / "ranker.onnx").stat().st_size > 1000
+    assert "Epoch(number=1" in capsys.readouterr().out

@@ -113,15 +113,6 @@ def test_windows_cover_the_whole_history_and_are_the_papers_where_it_is_long_eno
     assert windows_of(1) == (1,)
 
 
-def test_the_bias_of_an_item_is_no_input() -> None:
-    made, rows_ND = encoder()
-    history = padded([TREE.leaf_offset + 1, TREE.leaf_offset + 2])
-    other_ND = rows_ND.clone()
-    other_ND[:, -1] += 7
-    with torch.no_grad():
-        torch.testing.assert_close(made(history, rows_ND), made(history, other_ND))
-
-
 # -- the loss -------------------------------------------------------------------------------------------------------------
 
 
@@ -142,6 +133,15 @@ def dense_loss(
             losses.append(rank_Nn[n][with_items_n].logsumexp(0) - rank_Nn[n][ancestors].mean())
         total = total + 0.7 ** (TREE.height - h) * torch.stack(losses).mean()
     return total
+
+
+def test_the_bias_of_an_item_is_no_input() -> None:
+    made, rows_ND = encoder()
+    history = padded([TREE.leaf_offset + 1, TREE.leaf_offset + 2])
+    other_ND = rows_ND.clone()
+    other_ND[:, -1] += 7
+    with torch.no_grad():
+        torch.testing.assert_close(made(history, rows_ND), made(history, other_ND))
 
 
 @given(seed=st.integers(0, 2**32 - 1), gamma=st.sampled_from([0.0, 0.5, 1.0]), targets=st.integers(1, 3))

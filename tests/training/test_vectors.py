@@ -372,14 +372,6 @@ def test_training_goes_on_from_a_bundle_with_items_that_are_new(trained: Bundle,
     assert bundle.manifest.metrics["test"]["raw"][0]["recall"] > 0.6
 
 
-def test_a_tree_is_learned_anew_by_its_scorer(trained: Bundle, log: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    raw = settings(log, scorer={"init": "earlier"}, optimiser={"steps": 2})
-    with caplog.at_level("INFO"):
-        bundle = fitted_vectors(raw | {"earlier_model": str(trained.path), "tree": {"kind": "jtm"}}, tmp_path / "planted" / "2")
-    assert "tree: rank per sample" in caplog.text
-    assert bundle.manifest.metrics["test"]["raw"][0]["recall"] > 0.6
-
-
 def test_a_bundle_of_other_vectors_is_no_start(trained: Bundle, log: Path, tmp_path: Path) -> None:
     plain = pq.read_table(log)
     narrow = tmp_path / "narrow.parquet"

@@ -17,7 +17,6 @@ from espalier.engines import open_engine
 from espalier.live import masks
 from espalier.live.fields import FieldColumn
 from espalier.live.filtered import LiveFilters
-from espalier.live.items import LiveItems
 from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import Change, LiveState
 from espalier.manifest import Ranking
@@ -190,26 +189,6 @@ def test_a_mask_is_kept_until_something_is_put(catalogue: Catalogue) -> None:
     kept = catalogue.filters.cached(filter, catalogue.state.overlay())
     assert kept is not None
     assert kept is catalogue.filters.cached(filter, catalogue.state.overlay())
-
-
-def test_another_filter_on_a_column_looks_at_no_item_again(catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[int] = []
-    values = LiveItems.values
-
-    def counted(self: LiveItems, field: str, rows: Any) -> list[Any]:
-        looked.append(len(rows))
-        return values(self, field, rows)
-
-    for i in range(8):
-        catalogue.put(f"new-{i}", {"colour": "red", "price": float(i)})
-    overlay = catalogue.state.overlay()
-    catalogue.filters.mask(catalogue.trained.parse({"colour": ["red"], "price": {"min": 2}}, {}), overlay)
-    monkeypatch.setattr(LiveItems, "values", counted)
-    for i in range(5):
-        catalogue.filters.mask(catalogue.trained.parse({"colour": ["blue", "red"], "price": {"max": i}}, {"price": [3]}), overlay)
-    assert sum(looked) == 0
-    catalogue.put("new-1", {"colour": "blue"})
-    assert sum(looked) <= 2  # of the one item that was put, a value a column
 
 
 def test_a_mask_is_brought_forward_by_what_was_put_since(catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,13 +21,12 @@ from espalier.label_counts import LabelCounts
 from espalier.live import folded_tables
 from espalier.live.fold import folded, write_fold
 from espalier.live.folded_chunks import folded_tree
-from espalier.live.folded_tables import FoldedRows
 from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import Change, LiveState
 from espalier.memory import Memory
 from espalier.search import SearchParams
-from tests.espalier.drawn_bundles import drawn_bundle, rewritten
-from tests.espalier.second_stages import with_stacking
+from tests.espalier.drawn_bundles import drawn_bundle
+from tests.espalier.second_stages import rewritten, with_stacking
 
 
 @pytest.fixture
@@ -82,20 +81,6 @@ def dense(memory: Memory) -> Any:
     found = np.zeros((items, items), np.float32)
     found[np.repeat(np.arange(items), np.diff(memory.offset)), memory.item] = memory.value
     return found
-
-
-def test_memory_has_rows_and_columns_of_live_items_and_none_of_gone_ones(bundle: Bundle) -> None:
-    assert bundle.memory is not None
-    state = LiveState(bundle)
-    delete(state, "item-0")
-    put(state, "new", memory_to=(("item-5", 2.0), ("item-0", 4.0)), memory_from=(("item-9", 3.0),))
-    memory = folded(bundle, state.overlay(), state.table).content.memory  # type: ignore[union-attr]  # of graphs
-    assert memory is not None
-    memory.check(36)
-    expected = np.zeros((37, 37), np.float32)
-    expected[:36, :36] = dense(bundle.memory)
-    expected[36, 5], expected[9, 36] = 2, 3
-    assert_array_equal(dense(memory), expected[1:, 1:])
 
 
 def test_a_row_of_the_memory_that_is_too_long_for_a_bundle_keeps_its_largest_entries(
@@ -178,13 +163,3 @@ def test_engines_open_a_fold_which_is_stored_as_the_bundle_is(tmp_path: Path, ki
     assert wrong_beams(open_engine(fold, "cpu", engine), fold, random_queries(rng, fold, 16), SearchParams.uniform(16, 5, 20)) == []
     stored = fold.chunks.entry_weight if engine == "sparse-cpu" else fold.stored_rows
     assert stored.dtype == dtype
-
-
-def test_a_fold_without_live_items_is_the_bundle(bundle: Bundle) -> None:
-    state = LiveState(bundle)
-    rows = FoldedRows.of(state.overlay())
-    assert (rows.row_I.tolist(), rows.items) == ([*range(36)], 36)
-    fold = write_fold(bundle.path.with_name("2"), bundle, state.overlay(), state.table)
-    for name in ("tree.safetensors", "nodes.safetensors", "memory.safetensors", "items.arrow", "query.onnx"):
-        assert (fold.path / name).read_bytes() == (bundle.path / name).read_bytes()
-    assert "live" not in (bundle.path / "manifest.json").read_text()

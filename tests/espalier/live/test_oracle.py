@@ -10,33 +10,34 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numba.core.dispatcher import Dispatcher
 from numpy.testing import assert_allclose, assert_array_equal
+from onnx import helper, numpy_helper
 
 from benchmarks.engine_comparison import differences
-from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_memory, random_queries, random_tree, tree_over
-from benchmarks.random_live import random_row, random_state
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, product_graphs, random_queries, random_tree, tree_over
+from benchmarks.random_live import random_state
 from espalier.bundle import Bundle
 from espalier.engines import forest_mean, open_engine, overflow_graph, pipeline
+from espalier.engines.histories import histories_of
+from espalier.engines.live_encoder import LiveEncoder
 from espalier.engines.onnx.engine import OnnxSearch
 from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.scorer_weights import ScorerWeights
-from espalier.engines.stages import Leaves, TreeQuery
-from espalier.errors import UnsupportedGraph
+from espalier.errors import InvalidQuery, UnsupportedGraph
 from espalier.live.fold import write_fold
 from espalier.live.folded_tables import FoldedRows
 from espalier.live.live_tree import LEAST_ROOM
 from espalier.live.masks import live_mask
-from espalier.live.rows import Placement
-from espalier.live.state import Change, LiveState
-from espalier.manifest import LinearScorer, Ranking
+from espalier.manifest import InnerProductForm, LinearScorer, Ranking
 from espalier.masks.eligibility import bundle_alone, forest_mask
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
-from espalier.search import NO_ITEM, LevelTrace, SearchParams, SearchResult
+from espalier.search import LevelTrace, SearchParams, SearchResult
 from tests.espalier import drawn_bundles
 from tests.espalier.drawn_bundles import drawn_bundle, is_exact
 from tests.espalier.test_signature import KINDS
@@ -206,46 +207,6 @@ def test_a_trace_of_a_forest_has_the_live_leaves_of_every_tree(tmp_path: Path) -
             assert set(overlay.item_R[live].tolist()) == handles
 
 
-@pytest.mark.parametrize("with_memory", [False, True])
-def test_once_all_that_came_has_gone_a_search_is_that_of_the_bundle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_memory: bool
-) -> None:
-    """The same answers, at the same cost: nothing is asked of the tree that a search of the bundle would not ask."""
-    rng = np.random.default_rng(5)
-    tree = random_tree(rng, 3, 3)
-    bundle = make_bundle(tmp_path, rng, tree, "product", memory=random_memory(rng, tree.item_count, 3) if with_memory else None)
-    state = LiveState(bundle)
-    parent = int(tree.level(tree.height - 1)[0])
-    row = random_row(rng, bundle, integer=True)
-    state.apply([Change(1, "new", "put", placements=(Placement(0, parent, state.next_slot(0, parent), row),))])
-    state.apply([Change(2, "new", "delete")])
-    alone, searched = open_engine(bundle, engine="compiled-cpu"), open_engine(bundle, engine="compiled-cpu")
-    searched.set_overlay(state.overlay())
-    asked: list[TreeQuery] = []
-    search_trees = searched.tree_search.search
-
-    def search(query: TreeQuery) -> Leaves:
-        asked.append(query)
-        return search_trees(query)
-
-    monkeypatch.setattr(searched.tree_search, "search", search)
-    queries, exclude_BE = random_queries(rng, bundle, BATCH), rng.integers(0, len(bundle.items) + 1, (BATCH, 3))
-    for trace in (False, True):
-        params = SearchParams.uniform(BATCH, 3, 6, exclude_BE, trace=trace)
-        known = replace(params, exclude_BE=np.where(exclude_BE < len(bundle.items), exclude_BE, NO_ITEM))
-        found, expected = searched.search(queries, params), alone.search(queries, known)
-        for name in ("item_rows_BM", "ranks_BM", "keys_BM", "scores_BM", "count_B", "complete_B"):
-            assert_array_equal(getattr(found, name), getattr(expected, name), name)
-        for level, wanted in zip(found.trace or (), expected.trace or (), strict=True):
-            assert_array_equal(level.nodes_BK, wanted.nodes_BK)
-    assert [query.frontier or any(query.eligible_T[0].mask_B) for query in asked] == [False, False]
-    history = np.full((1, queries.array.shape[1]), len(bundle.items))  # of the item that is gone
-    found = searched.search(QueryBatch(queries.kind, history), SearchParams.uniform(1, 3, 6))
-    assert asked[-1].eligible_T[0].live_BR == ()  # no live leaf is looked for
-    blank = np.full_like(history, -1)
-    assert_array_equal(found.ranks_BM, alone.search(QueryBatch(queries.kind, blank), SearchParams.uniform(1, 3, 6)).ranks_BM)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_first_search_with_live_items_compiles_and_builds_nothing(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it needs is there once an overlay is set, for the usual beam."""
@@ -270,3 +231,73 @@ def recorded(calls: list[str], function: Any) -> Any:
         return function(*args, **kwargs)
 
     return call
+
+
+# -- histories with live items: the states of query.onnx over all rows, live ones too -------------------------------------
+
+
+def test_unknown_items_are_left_out_and_the_others_move_up(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 3, 3), "product")
+    overlay = random_state(rng, bundle, new=8, deleted=2, changed=2).overlay()
+    items, dead = overlay.items, int(np.flatnonzero(~overlay.leaf_R & (overlay.item_R >= overlay.items))[0])
+    live = int(np.flatnonzero(overlay.leaf_R & (overlay.item_R >= items))[0])
+    moved, deleted = int(overlay.row_W[0]), int(np.setdiff1d(overlay.hidden, overlay.row_W)[0])
+    rows_BT = np.array([[-1, items + live, items + dead, moved, deleted]] * 3)
+    frozen_B = np.array([False, True, False])
+    histories = histories_of(overlay, rows_BT, frozen_B, countable=True)
+    assert histories.rows_BT[0].tolist() == histories.rows_BT[2].tolist() == [-1, -1, items + live, moved, deleted]
+    assert histories.rows_BT[1].tolist() == [-1, -1, -1, moved, deleted]
+    handle = int(overlay.handle_I[moved])
+    assert histories.handles_BT.tolist() == [[-1, -1, live, handle, -1], [-1] * 5, [-1, -1, live, handle, -1]]
+    trained = histories_of(overlay, rows_BT, None, countable=False)
+    assert trained.rows_BT.tolist() == [[-1, -1, -1, moved, deleted]] * 3
+    assert (trained.handles_BT == -1).all()
+    with pytest.raises(InvalidQuery, match=f"queries: got {items + overlay.handles}, expected item rows from 0 to"):
+        histories_of(overlay, np.full_like(rows_BT, items + overlay.handles), None, countable=True)
+
+
+def scaled_by_node_rows(query: onnx.ModelProto) -> onnx.ModelProto:
+    """Adds the largest of all node rows to the states."""
+    return _with_summand(query, [helper.make_node("ReduceMax", ["node_rows"], ["summand"], keepdims=0)])
+
+
+def with_a_table_of_its_own(query: onnx.ModelProto) -> onnx.ModelProto:
+    """Adds numbers that the graph keeps by node."""
+    table = numpy_helper.from_array(np.arange(5000, dtype=np.float32), "table")
+    query.graph.initializer.append(table)
+    nodes = [
+        helper.make_node("Gather", ["table", "safe"], ["of_nodes"]),
+        helper.make_node("ReduceSum", ["of_nodes"], ["summand"], keepdims=0),
+    ]
+    return _with_summand(query, nodes)
+
+
+def _with_summand(query: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> onnx.ModelProto:
+    last = query.graph.node[-1]
+    last.output[0] = "before"
+    query.graph.node.extend([*nodes, helper.make_node("Add", ["before", "summand"], ["query_state"])])
+    return query
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"), [(scaled_by_node_rows, "ReduceMax reads node_rows"), (with_a_table_of_its_own, "other states over a part")]
+)
+def test_live_items_are_unknown_in_histories_to_graphs_that_do_more_than_look_rows_up(
+    tmp_path: Path, changed: Any, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = np.random.default_rng(3)
+    query, scorer = product_graphs(rng, 4, True)
+    graphs = changed(onnx.load_from_string(query)).SerializeToString(), scorer
+    bundle = make_bundle(tmp_path, rng, random_tree(rng, 4, 4), "product", graphs=graphs, state_dim=4, form=InnerProductForm())
+    with pytest.raises(UnsupportedGraph, match=reason):
+        LiveEncoder(bundle)
+    engine, overlay = open_engine(bundle, engine="onnx-cpu"), random_state(rng, bundle).overlay()
+    engine.set_overlay(overlay)
+    assert "live items do not count in histories" in caplog.text
+    known = random_queries(rng, bundle, 3)
+    with_live = QueryBatch(known.kind, np.append(known.array[:, 1:], np.full((3, 1), overlay.items), axis=1))
+    without = QueryBatch(known.kind, np.append(np.full((3, 1), -1), known.array[:, 1:], axis=1))
+    params = SearchParams.uniform(3, 5, 10)
+    assert_array_equal(engine.search(with_live, params).ranks_BM, engine.search(without, params).ranks_BM)
+    assert not np.array_equal(engine.search(without, params).ranks_BM, ReferenceEngine(bundle).search(without, params).ranks_BM)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,20 +17,23 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
-from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_tree, tree_over
-from benchmarks.random_live import random_put, random_row
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, random_memory, random_queries, random_tree, tree_over
+from benchmarks.random_live import random_put, random_row, random_state
+from espalier import entry_lists
 from espalier.bundle import Bundle
+from espalier.engines import open_engine
 from espalier.errors import InvalidData
-from espalier.live import live_tree
+from espalier.live import live_tree, memory_entries, state
 from espalier.live import state as states
 from espalier.live.live_tree import LEAST_ROOM
 from espalier.live.masks import eligible_rows, live_mask
-from espalier.live.overlay import Overlay
+from espalier.live.memory_entries import MemoryEntries
+from espalier.live.overlay import LiveMemory, Overlay
 from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import Change, LiveState
 from espalier.manifest import Ranking
 from espalier.masks.eligibility import forest_mask, node_mask
-from espalier.search import NodeMask
+from espalier.search import NodeMask, SearchParams, SearchResult
 from espalier.tree import Tree, tree_from_children
 
 LINEAR = Ranking(own="log_activation", gamma=1)
@@ -212,18 +218,6 @@ def assert_masks(trees: list[Tree], overlay: Overlay, standing_I: NDArray[np.boo
 
 
 # -- leaves and slots -----------------------------------------------------------------------------------------------------
-
-
-def test_a_changed_trained_item_keeps_its_leaf(bundle: Bundle) -> None:
-    state = LiveState(bundle)
-    place = state.leaf_of("item-2")
-    put(state, "item-2")
-    assert state.leaf_of("item-2") == place == state.trained_leaf_of("item-2")
-    overlay = state.overlay()
-    assert (overlay.item_R.tolist(), overlay.hidden.tolist(), overlay.handles_of(np.array([2, 1])).tolist()) == ([2], [2], [0, -1])
-    state.apply([Change(2, "item-2", "delete"), Change(3, "item-2", "put")])  # back as it was trained
-    assert state.overlay().hidden.tolist() == []
-    assert state.overlay().standing is None
 
 
 def test_a_later_operation_takes_out_only_the_expired_item_whose_slot_it_has(bundle: Bundle) -> None:
@@ -413,3 +407,176 @@ def test_a_row_of_features_that_the_model_lacks_is_refused(tmp_path: Path) -> No
     last = LiveRow(one, np.array([19], np.int32), dense=False)
     state.apply([Change(1, "a", "put", None, (Placement(0, parent, state.next_slot(0, parent), last),))])
     assert state.live_items == 1
+
+
+# -- entries of a memory: each counts once, whatever the order of operations ----------------------------------------------
+
+
+ROWS = {"a": 0, "b": 1, "x": 10, "y": 11}
+HANDLES = {"x": 0, "y": 1}
+
+
+class Remembered:
+    """Trained items a and b; x and y are live once they came."""
+
+    def __init__(self) -> None:
+        self.entries, self.there, self.moment = MemoryEntries(4), {"a", "b"}, 0
+
+    def put(self, item: str, to: Any = (), of: Any = ()) -> None:
+        self.moment += 1
+        if item not in self.there:
+            self.there.add(item)
+            self.entries.arrived(self.moment, item, ROWS[item])
+        self.entries.put(self.moment, HANDLES[item], ROWS[item], to, of, lambda other: ROWS[other] if other in self.there else -1)
+
+    def drop(self, item: str) -> None:
+        self.moment += 1
+        self.entries.drop(self.moment, HANDLES[item])
+
+    def snapshot(self) -> LiveMemory:
+        return self.entries.snapshot(self.moment)
+
+    @property
+    def found(self) -> dict[tuple[int, int], float]:
+        columns = self.snapshot().all
+        return {(int(source), int(target)): float(value) for source, target, value in zip(*columns, strict=True)}
+
+
+def test_an_entry_of_an_id_that_comes_later_waits_for_it() -> None:
+    catalogue = Remembered()
+    catalogue.put("x", to=(("y", 2.0), ("a", 1.0)), of=(("y", 3.0),))
+    assert catalogue.found == {(10, 0): 1.0}
+    catalogue.put("y")
+    assert catalogue.found == {(10, 0): 1.0, (10, 11): 2.0, (11, 10): 3.0}
+
+
+def test_an_entry_that_waits_goes_with_its_item() -> None:
+    catalogue = Remembered()
+    catalogue.put("x", to=(("y", 2.0),))
+    catalogue.put("x", to=(("b", 1.0),))
+    catalogue.put("y")
+    assert catalogue.found == {(10, 1): 1.0}
+    catalogue.drop("x")
+    assert catalogue.found == {}
+
+
+def test_of_entries_that_are_given_twice_the_larger_one_counts() -> None:
+    catalogue = Remembered()
+    catalogue.put("x", to=(("a", 1.0), ("a", 3.0), ("a", 2.0)))
+    catalogue.put("y", to=(("x", 5.0),))
+    catalogue.put("x", to=(("a", 1.0), ("a", 3.0)), of=(("y", 4.0),))
+    assert catalogue.found == {(10, 0): 3.0, (11, 10): 5.0}
+    catalogue.drop("y")
+    assert catalogue.found == {(10, 0): 3.0, (11, 10): 4.0}
+    catalogue.drop("x")
+    assert catalogue.found == {}
+
+
+entries = st.lists(st.tuples(st.sampled_from(["a", "b", "x", "y"]), st.integers(0, 3).map(float)), max_size=3)
+puts = st.tuples(st.sampled_from(["x", "y"]), entries, entries)
+
+
+@given(st.lists(puts, max_size=6))
+def test_the_last_operation_of_each_item_is_enough(operations: list[Any]) -> None:
+    whole, last = Remembered(), Remembered()
+    for operation in operations:
+        whole.put(*operation)
+        whole.found  # noqa: B018  # snapshots in between change nothing
+    current = {operation[0]: operation for operation in operations}
+    for operation in [operation for operation in operations if current[operation[0]] is operation]:
+        last.put(*operation)
+    assert whole.found == last.found
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0])
+def test_nothing_is_no_entry(value: float) -> None:
+    catalogue = Remembered()
+    catalogue.put("x", to=(("a", value),))
+    assert catalogue.found == {}
+    assert catalogue.snapshot().entries.first.max() == 0
+
+
+def test_entries_that_nothing_refers_to_are_dropped_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_entries, "UNUSED", 8)
+    catalogue = Remembered()
+    for value in range(100):
+        catalogue.put("x", to=(("a", float(value + 1)), ("b", 1.0)))
+        assert len(catalogue.snapshot().entries.rows) <= 256
+
+
+def test_entries_are_found_by_their_source() -> None:
+    catalogue = Remembered()
+    catalogue.put("x", to=(("b", 2.0), ("a", 1.0)), of=(("a", 3.0),))
+    memory = catalogue.snapshot()
+    found = {source: [array.tolist() for array in memory.of(source)] for source in (0, 1, 10, 99)}
+    assert found == {0: [[10], [3.0]], 1: [[], []], 10: [[0, 1], [1.0, 2.0]], 99: [[], []]}
+
+
+# -- searches beside a writer ---------------------------------------------------------------------------------------------
+
+
+READERS, WRITES = 3, 400
+
+
+def history_bundle(folder: Path) -> Bundle:
+    rng = np.random.default_rng(0)
+    tree = random_tree(rng, 3, 3)
+    return make_bundle(folder, rng, tree, "product", 0.5, memory=random_memory(rng, tree.item_count, 5))
+
+
+def linear_bundle(folder: Path) -> Bundle:
+    rng = np.random.default_rng(1)
+    return make_linear_bundle(folder, rng, random_tree(rng, 3, 3), Ranking(own="log_activation", gamma=1))
+
+
+def write(rng: np.random.Generator, live: LiveState) -> None:
+    """Put or delete a trained item, or one of those that come and go."""
+    sequence = live.sequence + 1
+    item_id = f"new-{rng.integers(20)}" if rng.random() < 0.8 else f"item-{rng.integers(4)}"
+    if rng.random() < 0.3:
+        live.apply([Change(sequence, item_id, "delete")])
+    else:
+        live.apply([random_put(rng, live, item_id, sequence)])
+
+
+@pytest.fixture
+def small_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays are replaced every few writes."""
+    monkeypatch.setattr(entry_lists, "FIRST", 4)
+    for module in (live_tree, memory_entries, state):
+        monkeypatch.setattr(module, "UNUSED", 4)
+
+
+@pytest.mark.usefixtures("small_arrays")
+@pytest.mark.parametrize("make", [history_bundle, linear_bundle])
+def test_searches_beside_a_writer_find_what_their_snapshot_shows(tmp_path: Path, make: Callable[[Path], Bundle]) -> None:
+    """Every search is repeated when nothing is written any more, in the snapshot that it had."""
+    rng, bundle = np.random.default_rng(3), make(tmp_path)
+    live = random_state(rng, bundle)
+    queries, params = random_queries(rng, bundle, 4), SearchParams.uniform(4, 6, 20)
+    newest, ended = [live.overlay()], threading.Event()
+
+    def read() -> list[tuple[Overlay, SearchResult]]:
+        searched = open_engine(bundle)
+        found: list[tuple[Overlay, SearchResult]] = []
+        while not ended.is_set() or not found:
+            overlay = newest[0]
+            searched.set_overlay(overlay)
+            found.append((overlay, searched.search(queries, params)))
+        return found
+
+    with ThreadPoolExecutor(READERS) as threads:
+        readers = [threads.submit(read) for _ in range(READERS)]
+        try:
+            for _ in range(WRITES):
+                write(rng, live)
+                newest[0] = live.overlay()
+        finally:
+            ended.set()
+        searched = open_engine(bundle)
+        for overlay, found in (one for reader in readers for one in reader.result()):
+            searched.set_overlay(overlay)
+            expected = searched.search(queries, params)
+            for name in ("item_rows_BM", "ranks_BM", "keys_BM", "count_B", "complete_B"):
+                assert_array_equal(getattr(found, name), getattr(expected, name), name)
+    assert live.sequence > WRITES

@@ -101,18 +101,6 @@ def test_the_same_evidence_gives_the_same_rows_alone_and_among_others_and_whatev
         assert one.to_bytes() == two.to_bytes()
 
 
-def test_events_alone_need_no_second_copy_of_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the item that is lifted it is as large as the memory itself."""
-
-    def refuse(*arrays: object) -> None:
-        raise AssertionError("the memory is transposed")
-
-    monkeypatch.setattr("espalier.placement.memory_rows._transposed", refuse)
-    bundle = product_bundle(tmp_path, with_memory=True)
-    (found,) = placed(bundle, ItemBody(events=(("item-3", "item-8"),)))
-    assert first(found)[1].memory_from
-
-
 def test_a_live_item_in_an_event_is_in_the_memory(tmp_path: Path) -> None:
     bundle = product_bundle(tmp_path, with_memory=True)
     state = LiveState(bundle)
@@ -160,21 +148,6 @@ def test_an_item_like_others_goes_with_them_and_with_what_goes_with_them(tmp_pat
     without = first(placed(bundle, ItemBody(events=(("item-5",),)))[0])[1].memory_from
     both = dict(first(placed(bundle, ItemBody(events=(("item-5",),), like=("item-3",)))[0])[1].memory_from)
     assert dict(without).keys() | {"item-3"} <= both.keys()
-
-
-def test_an_item_like_others_is_found_by_who_has_them() -> None:
-    """In the sample, whose memory weighs as much as its tree."""
-    bundle = Bundle.open(Path(__file__).parents[3] / "models/debian-depends/1")
-    like = ("libsdl2-2.0-0", "libsdl2-image-2.0-0", "libsdl2-mixer-2.0-0")
-    state, engine = LiveState(bundle), open_engine(bundle, "cpu")
-    parent, row = first(placed(bundle, ItemBody(like=like))[0])
-    state.apply([Change(1, "new", "put", None, (Placement(0, parent, state.next_slot(0, parent), row),))])
-    engine.set_overlay(state.overlay())
-    kind = bundle.manifest.query
-    assert isinstance(kind, HistoryKind)
-    queries = encode_histories(kind, bundle.items, [like, like[:1], like[:2], like[1:]])[0]
-    rows_BM = engine.search(queries, SearchParams.uniform(4, bundle.manifest.search.beam_size, 5)).item_rows_BM
-    assert (rows_BM == len(bundle.items)).any(1).all()
 
 
 def test_no_evidence_makes_a_row_that_is_longer_than_trained_ones(tmp_path: Path) -> None:
@@ -238,12 +211,6 @@ def test_the_nearest_rows_are_those_of_the_same_direction_and_an_item_is_not_its
     assert others[:-1].tolist() == items[1:].tolist()
 
 
-def test_a_row_that_is_too_far_is_drawn_in() -> None:
-    scale = RowScale(np.zeros(3), np.ones(3), np.array([True, True, False]), 1.0, 2.0)
-    assert_allclose(scale.capped(np.array([1.0, 9.0, 5.0])), [1, 3, 5])
-    assert_allclose(scale.capped(np.array([1.0, 2.0, 5.0])), [1, 2, 5])
-
-
 def trial_of(gaps: NDArray[np.float64], found: int) -> tuple[Background, Trial]:
     """A query for each gap, and an item under the one parent in all beams, which came back for some of them when it was trained."""
     batch = len(gaps)
@@ -280,6 +247,13 @@ def test_the_memory_of_an_item_follows_what_its_events_share() -> None:
     assert MemoryRows(memory).of(np.array([[1, 2, 0]]))[0].tolist() == [0, 2]  # the memory counts the last two places alone
 
 
+# -- linear scorers ---------------------------------------------------------------------------------------------------------
+
+
+def features(*indices: int) -> dict[str, list[float]]:
+    return {"indices": list(indices), "values": [1.0] * len(indices)}
+
+
 def test_an_item_like_others_goes_with_what_they_go_with() -> None:
     values = np.array([5, 4, 6, 8], np.float32)
     memory = Memory(np.array([0, 3, 4, 4]), np.array([0, 1, 2, 1], np.int32), values, np.ones(2, np.float32), 1)
@@ -287,13 +261,6 @@ def test_an_item_like_others_goes_with_what_they_go_with() -> None:
     assert rows.tolist() == [0, 1]
     assert_allclose(lifted, [6, 4])  # the larger of 0.5 · 4 and 1 · 6
     assert not len(MemoryRows(memory).of_like(np.empty(0, np.int64), np.empty(0))[0])
-
-
-# -- linear scorers ---------------------------------------------------------------------------------------------------------
-
-
-def features(*indices: int) -> dict[str, list[float]]:
-    return {"indices": list(indices), "values": [1.0] * len(indices)}
 
 
 def test_a_linear_item_goes_where_a_search_with_its_events_goes(tmp_path: Path) -> None:
@@ -337,6 +304,8 @@ def test_parents_are_ordered_by_what_all_events_say() -> None:
     frontier.ranks_BK[1, 2] = -np.inf
     assert best_first([(1.0, votes_of_search(frontier, [0, 1]))]).tolist() == [6, 5, 7, 9]
     assert best_first([(1.0, votes_of_search(frontier, [0]))]).tolist() == [5, 6, 9]
+    root = Frontier(np.array([[0, -1]]), np.zeros((1, 2), np.float32))  # of a tree of one level
+    assert best_first([(1.0, votes_of_search(root, [0]))]).tolist() == [0]
     many = np.arange(100), np.ones(100)
     assert best_first([(1.0, many)]).tolist() == list(range(MOST))
 

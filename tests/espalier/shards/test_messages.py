@@ -151,14 +151,6 @@ def test_a_body_is_a_safetensors_file() -> None:
     assert np.array_equal(arrays["states"], np.asarray(query.states_BLS))
 
 
-def test_arrays_are_views_of_the_body_that_cannot_be_written_to() -> None:
-    body = encode_query(a_query())
-    states = decode_query(body).states_BLS
-    assert states is not None
-    assert not states.flags.writeable
-    assert np.shares_memory(states, np.frombuffer(body, np.uint8))
-
-
 def test_arrays_that_do_not_lie_at_multiples_of_their_size_are_copied_there() -> None:
     body = framed({}, {"a": np.arange(3, dtype=np.int64)})
     length = int.from_bytes(body[:8], "little")

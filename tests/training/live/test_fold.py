@@ -1,32 +1,242 @@
-"""`python -m training fold`: the next version holds all live items, and answers as the version with them did."""
+"""Live items of an earlier model: in a log with them, in the next version that `fold` writes, and in one that `fit` trains."""
 
 from __future__ import annotations
 
+import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from benchmarks.random_bundles import random_queries
+from benchmarks.random_bundles import make_bundle, random_memory, random_tree
+from benchmarks.random_live import random_put
 from espalier.bundle import Bundle
+from espalier.bundle_writer import with_parts
 from espalier.checks.golden import verify_golden
 from espalier.engines import open_engine
+from espalier.errors import InvalidData
+from espalier.items import ItemTable
 from espalier.live.fold import folded
-from espalier.live.state import LiveState
+from espalier.live.journal import Journal
+from espalier.live.operations import ItemBody, Operation
+from espalier.live.state import Change, LiveState
+from espalier.manifest import LiveInfo
+from espalier.queries import FeaturesKind, HistoryKind, TextKind, encode_features, encode_histories, encode_texts
 from espalier.rerank.ranker import GOLDEN_SCORES
 from espalier.search import SearchParams
 from espalier.tree import tree_from_children
+from tests.golden import golden_of_histories
 from tests.rankers import add_ranker
-from tests.training.commands import command
-from tests.training.live.journals import JournalOf, history_model, linear_model
+from tests.training.commands import command, written_toml
+from tests.training.logs import log_of, split_of
+from tests.training.shop import write_shop
+from tests.training.test_earlier import CLUSTERS, ITEMS, settings, trained, write_log
+from training.data.splits import EvaluationPair, Split
+from training.deep.prepare import leaf_rows, prepare
 from training.inspect import inspect
 from training.live import publish_fold
+from training.live.catalogue import JournalItems, read_items
+from training.live.joined_log import with_journal, with_live_fields
 from training.live.publish_fold import fitted
 from training.live.splitting import most_children, split_for_padding
+from training.rankers.log_queries import from_log
+from training.specification.models import deep_config
+from training.versions import clear
+
+
+class JournalOf:
+    """Writes operations of a version, with places at random, as a service would."""
+
+    def __init__(self, bundle: Bundle, seed: int = 0) -> None:
+        self.bundle, self.rng, self.state = bundle, np.random.default_rng(seed), LiveState(bundle)
+        self.journal = Journal.open(bundle.path.parent / "live.db")
+
+    def put(self, item_id: str, placed: bool = True, at: float = 1.0, parent: int | None = None, **body: Any) -> int:
+        """The sequence. placed: whether a place is stored, of a trained item a new row; parent: of the first tree."""
+        operation = Operation(0, item_id, "put", ItemBody(**body), at=at)
+        with self.journal.writing() as transaction:
+            sequence = transaction.append(operation).sequence
+            change = Change(sequence, item_id, "put", body.get("fields"), at=at, valid_until=body.get("valid_until"))
+            if placed:
+                parents = None if parent is None else np.array([parent])
+                found = random_put(self.rng, self.state, item_id, sequence, parents=parents)
+                change = Change(sequence, item_id, "put", body.get("fields"), found.placements, body.get("valid_until"), at)
+                transaction.store_placements(self.bundle.manifest.version, {sequence: found.placements})
+        if placed or self.bundle.items.rows_of([item_id])[0] >= 0:
+            self.state.apply([change])
+        return sequence
+
+    def delete(self, item_id: str) -> int:
+        with self.journal.writing() as transaction:
+            sequence = transaction.append(Operation(0, item_id, "delete", at=1.0)).sequence
+        self.state.apply([Change(sequence, item_id, "delete", at=1.0)])
+        return sequence
+
+
+def history_model(folder: Path, name: str = "books", seed: int = 5, dtype: Any = "float32") -> Bundle:
+    """Version 1 of a model of histories with a memory, golden queries and held-out ones."""
+    rng = np.random.default_rng(seed)
+    tree = random_tree(rng, 3, 4, empty_share=0.1)
+    memory = random_memory(rng, tree.item_count, 3)
+    bare = make_bundle(folder / "bare", rng, tree, "product", integer=True, name=name, memory=memory, dtype=dtype)
+    golden = golden_of_histories(bare, [np.array([0, 1]), np.array([2]), np.array([], np.int64)], [4, 2, 9], [3, 5, 5])
+    strings = pa.list_(pa.string())
+    heldout = pa.table(
+        {"history": pa.array([["item-0"], ["item-1", "item-2"]], strings), "relevant": pa.array([["item-1"], ["item-3"]], strings)}
+    )
+    return with_parts(bare, folder / name / "1", {}, {"golden.parquet": golden, "heldout.parquet": heldout})
+
+
+# -- a log with the items of a journal ------------------------------------------------------------------------------------
+
+
+def put(sequence: int, item_id: str, **body: Any) -> Operation:
+    return Operation(sequence, item_id, "put", ItemBody(**body), at=float(sequence))
+
+
+def delete(sequence: int, item_id: str) -> Operation:
+    return Operation(sequence, item_id, "delete", at=float(sequence))
+
+
+def items_of(*operations: Operation, now: float = 100.0) -> JournalItems:
+    return JournalItems.of(operations, now)
+
+
+def ids(split: Split, user: int) -> list[str]:
+    every = split.lists.item_ids.to_pylist()
+    return [every[row] for row in split.lists.of(user).tolist()]
+
+
+@pytest.fixture
+def split() -> Split:
+    """Six items; users 0 and 1 train, 2 and 3 validate, 4 and 5 test."""
+    return split_of(log_of([[0, 1, 2], [3, 4, 5], [0, 1, 2, 3], [2, 3], [4, 5], [0, 5]]), 2, 2, 2)
+
+
+def test_new_items_join_in_the_order_of_ids_and_their_events_train(split: Split, tmp_path: Path) -> None:
+    events = (["i0", "i1", "nobody"], ["nobody"], ["i5", "a-new"])
+    journal = items_of(
+        put(1, "a-new", events=(["i2"],)), put(2, "i3", events=(["i0"],)), put(3, "z-new", events=events), put(4, "z-like", like=("i1",))
+    )
+    joined = with_journal(split, journal, tmp_path)
+    assert joined.lists.item_ids.to_pylist() == ["a-new", "i0", "i1", "i2", "i3", "i4", "i5", "z-like", "z-new"]
+    assert [ids(joined, user) for user in range(6)] == [ids(split, user) for user in range(6)]
+    assert [ids(joined, user) for user in range(6, joined.lists.user_count)] == [
+        ["i2", "a-new"],
+        ["i0", "i1", "z-new"],
+        ["i5", "a-new", "z-new"],
+    ]
+    assert joined.train.tolist() == [0, 1, 6, 7, 8]
+    for before, after in zip((*split.validation, *split.test), (*joined.validation, *joined.test), strict=True):
+        assert_array_equal(after.history, before.history + 1)
+        assert_array_equal(after.relevant, before.relevant + 1)
+
+
+def test_items_that_are_gone_leave_lists_and_queries(split: Split, tmp_path: Path) -> None:
+    journal = items_of(delete(1, "i3"), delete(2, "unknown"), put(3, "i4", valid_until=50.0))
+    joined = with_journal(split, journal, tmp_path)
+    assert joined.lists.item_ids.to_pylist() == ["i0", "i1", "i2", "i5"]
+    assert [ids(joined, user) for user in (0, 1, 2)] == [["i0", "i1", "i2"], ["i5"], ["i0", "i1", "i2"]]
+    assert [(pair.history.tolist(), pair.relevant.tolist()) for pair in joined.validation] == [([0, 1], [2])]
+    assert [(pair.history.tolist(), pair.relevant.tolist()) for pair in joined.test] == [([0], [3])]
+
+
+def test_nothing_left_is_an_error(split: Split, tmp_path: Path) -> None:
+    joined = with_journal(split, items_of(*(delete(1 + i, f"i{item}") for i, item in enumerate((3, 4, 5)))), tmp_path)
+    assert joined.train.tolist() == [0], "a user whose items are all gone is not learned from"
+    with pytest.raises(InvalidData, match="items that are gone"):
+        with_journal(split, items_of(*(delete(1 + item, f"i{item}") for item in range(6))), tmp_path)
+
+
+def test_events_of_vectors_are_queries_of_their_own(tmp_path: Path) -> None:
+    log = replace(log_of([[0, 1], [1], [0]]), vectors_UF=np.arange(6, dtype=np.float32).reshape(3, 2))
+    pair = EvaluationPair(2, np.zeros(0, np.int64), np.array([0]), np.array([4, 5], np.float32))
+    split = Split(log, np.array([0, 1]), [pair], [pair], split_of(log_of([[0, 1]] * 3), 1, 1, 1).config)
+    journal = items_of(put(1, "new", events=([7.0, 8.0], [9.0])))
+    joined = with_journal(split, journal, tmp_path)
+    assert joined.lists.vectors_UF is not None
+    assert_array_equal(joined.lists.vectors_UF, [[0, 1], [2, 3], [4, 5], [7, 8]])
+    assert ids(joined, 3) == ["new"]
+    assert joined.train.tolist() == [0, 1, 3]
+
+
+def test_categories_of_new_items_are_not_known(split: Split, tmp_path: Path) -> None:
+    categories = np.array([0, 1, 0, 1, 0, 1], np.int32)
+    split = replace(split, lists=replace(split.lists, category_of_item_I=categories))
+    joined = with_journal(split, items_of(put(1, "a"), delete(2, "i1")), tmp_path)
+    assert joined.lists.category_of_item_I is not None
+    assert joined.lists.category_of_item_I.tolist() == [-1, 0, 0, 1, 0, 1]
+
+
+# -- fields ------------------------------------------------------------------------------------------------------------------
+
+
+def table() -> ItemTable:
+    return ItemTable.build(pa.table({"id": ["a", "b", "c"], "title": ["A", "B", None], "price": pa.array([1, 2, None], pa.int32())}))
+
+
+def test_fields_that_are_newer_than_the_table_replace_all_fields_of_an_item() -> None:
+    journal = items_of(
+        put(3, "a", fields={"title": "old"}),
+        put(5, "b", fields={"title": "new", "other": 1}),
+        put(2, "c", fields={"price": 7}),
+        put(6, "gone", fields={}),
+    )
+    found = with_live_fields(table(), journal, after=4).to_table()
+    assert found.column("title").to_pylist() == ["A", "new", None]
+    assert found.column("price").to_pylist() == [1, None, 7]
+    assert found.schema.field("price").type == pa.int32()
+
+
+def test_a_value_of_another_type_is_named() -> None:
+    with pytest.raises(InvalidData, match=r"items\.price"):
+        with_live_fields(table(), items_of(put(1, "a", fields={"price": "cheap"})), after=0)
+
+
+# -- what a run reads of a journal ---------------------------------------------------------------------------------------------
+
+
+def test_the_last_operation_of_every_id_counts(tmp_path: Path) -> None:
+    file = tmp_path / "live.db"
+    assert read_items(file) is None
+    journal = Journal.open(file)
+    operations = put(0, "a"), put(0, "b", fields={"x": 1}), delete(0, "a"), put(0, "b", fields={"x": 2}), put(0, "c", valid_until=9.0)
+    with journal.writing() as transaction:
+        for operation in operations:
+            transaction.append(replace(operation, at=1.0))
+    journal.close()
+    found = read_items(file, now=10.0)
+    assert found is not None
+    assert (found.through, [*found.put], {*found.gone}) == (5, ["b"], {"a", "c"})
+    assert found.put["b"].body.fields == {"x": 2}
+    found.write(tmp_path / "kept")
+    assert JournalItems.read(tmp_path / "kept") == found
+    (tmp_path / "kept").write_text("{\n")
+    with pytest.raises(InvalidData, match="kept"):
+        JournalItems.read(tmp_path / "kept")
+
+
+def test_a_file_that_a_killed_run_was_writing_goes_when_it_goes_on(split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with_journal(split, items_of(delete(1, "i1")), tmp_path)
+    monkeypatch.setattr("training.live.joined_log.os.replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        with_journal(split, items_of(delete(1, "i1")), tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    clear(tmp_path, resume=True)
+    assert [file.name for file in tmp_path.iterdir()] == ["joined.int32"]
+
+
+# -- `python -m training fold` --------------------------------------------------------------------------------------------
 
 
 def fold(model: Path, out: Path) -> int:
@@ -66,26 +276,6 @@ def test_the_next_version_holds_what_is_live(journal: JournalOf, tmp_path: Path)
     assert verify_golden(after, open_engine(after, "cpu", "reference")) == 1
 
 
-@pytest.mark.parametrize("trees", [1, 3])
-def test_it_finds_what_the_version_with_live_items_finds(tmp_path: Path, trees: int) -> None:
-    writer = JournalOf(linear_model(tmp_path, trees))
-    for number in range(6):
-        writer.put(f"new-{number}")
-    writer.put("item-2", events=({"indices": [1], "values": [1.0]},))
-    writer.delete("item-3")
-    writer.delete("new-4")
-    assert fold(tmp_path / "books" / "1", tmp_path / "books" / "2") == 0
-    before = open_engine(writer.bundle, "cpu")
-    before.set_overlay(writer.state.overlay())
-    rows = folded(writer.bundle, writer.state.overlay(), writer.state.table).rows
-    queries, params = random_queries(np.random.default_rng(0), writer.bundle, 20), SearchParams.uniform(20, 3, 9)
-    now = open_engine(Bundle.open(tmp_path / "books" / "2"), "cpu").search(queries, params)
-    was = before.search(queries, params)
-    assert (was.item_rows_BM >= len(writer.bundle.items)).any()
-    assert_array_equal(rows.of_rows(was.item_rows_BM), now.item_rows_BM)
-    assert_array_equal(was.ranks_BM, now.ranks_BM)
-
-
 def test_a_ranker_goes_along(journal: JournalOf, tmp_path: Path) -> None:
     ranked = add_ranker(journal.bundle, {"retrieval.score": 1.0}, version=2)
     JournalOf(ranked).put("new-c")
@@ -93,21 +283,6 @@ def test_a_ranker_goes_along(journal: JournalOf, tmp_path: Path) -> None:
     after = Bundle.open(tmp_path / "books" / "3")
     assert after.manifest.ranker == ranked.manifest.ranker
     assert GOLDEN_SCORES in after.golden().column_names
-
-
-def test_a_fold_of_a_fold_holds_what_came_later(journal: JournalOf, tmp_path: Path) -> None:
-    models = tmp_path / "books"
-    assert fold(models / "1", models / "2") == 0
-    later = JournalOf(Bundle.open(models / "2"))
-    later.put("new-c")
-    later.delete("new-a")
-    assert fold(models / "2", models / "3") == 0
-    ids = Bundle.open(models / "3").items.column("id").to_pylist()
-    assert ids[-2:] == ["new-b", "new-c"]
-    assert "new-a" not in ids
-    live = Bundle.open(models / "3").manifest.live
-    assert live is not None
-    assert (live.through, live.folded_from) == (10, 2)
 
 
 def test_an_operation_without_a_place_is_placed(journal: JournalOf, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -225,3 +400,181 @@ def test_a_split_tree_may_be_written_and_keeps_leaves_under_their_ancestors(seed
     leaves = np.arange(size)
     assert_array_equal(found.source_N[after.ancestors(after.leaf_offset + leaves)], tree.ancestors(tree.leaf_offset + leaves))
     assert (found.split == 0) == (after.node_count == tree.node_count)
+
+
+# -- `fit` takes live items along -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`planted` in version 1, with a journal: two new items of cluster 0, one without events, item-8 deleted, item-9 renamed."""
+    folder = tmp_path_factory.mktemp("live")
+    log = write_log(folder / "log.csv")
+    bundle = trained(log, folder, optimiser={"steps": 30})
+    writer = JournalOf(bundle)
+    events = tuple([f"item-{CLUSTERS * i}" for i in range(start, start + 6)] for start in range(5))
+    writer.put("new-a", events=events)
+    writer.put("new-b", events=events)
+    writer.put("quiet", like=("item-0",))
+    writer.delete("item-8")
+    return folder
+
+
+def fitted_version(models: Path, version: int, raw: dict[str, Any], *more: object) -> Bundle:
+    config, out = written_toml(models / f"{version}.toml", raw), models / "planted" / str(version)
+    assert command("fit", "--config", config, "--out", out, "--device", "cpu", *more).status == 0
+    return Bundle.open(out)
+
+
+def found(bundle: Bundle, history: list[str], m: int = 20) -> list[str]:
+    kind = bundle.manifest.query
+    assert isinstance(kind, HistoryKind)
+    queries = encode_histories(kind, bundle.items, [history])[0]
+    rows = open_engine(bundle, "cpu").search(queries, SearchParams.uniform(1, 32, m)).item_rows_BM[0]
+    return bundle.items.ids_of(rows[rows >= 0])
+
+
+def going_on(models: Path, **sections: Any) -> dict[str, Any]:
+    start = {"earlier_model": str(models / "planted" / "1"), "tree": {"kind": "earlier"}, "scorer": {"init": "earlier"}}
+    return settings(models / "log.csv", **(start | sections))
+
+
+def test_a_model_that_goes_on_from_an_earlier_one_has_its_live_items(models: Path) -> None:
+    bundle = fitted_version(models, 2, going_on(models, optimiser={"steps": 10}))
+    ids = bundle.items.column("id").to_pylist()
+    assert {"new-a", "new-b", "quiet"} <= {*ids}
+    assert "item-8" not in ids
+    assert len(ids) == ITEMS + 2
+    live = bundle.manifest.live
+    assert live is not None
+    assert (live.through, live.folded_from) == (4, None)
+
+
+def test_live_items_start_from_their_places_and_rows_and_a_run_that_goes_on_trains_with_what_it_read_first(
+    models: Path, tmp_path: Path
+) -> None:
+    planted = shutil.copytree(models / "planted", tmp_path / "planted")
+    config = deep_config(going_on(models) | {"earlier_model": str(planted / "1")})
+    prepared = prepare(config, None, tmp_path)
+    assert prepared.earlier is not None
+    writer = JournalOf(Bundle.open(planted / "1"))
+    (stored,) = writer.journal.placements(1, [1])[1]
+    row = prepared.items.rows_of(["new-a"])[0]
+    leaf = prepared.earlier.tree.leaf_of_item[row]
+    assert_array_equal(prepared.earlier.model.node_rows.detach().numpy()[leaf], stored.row.values)
+
+    writer.put("late", placed=False, like=("item-0",))
+    again = prepare(config, None, tmp_path)
+    assert again.items.column("id").to_pylist() == prepared.items.column("id").to_pylist()
+
+
+def test_k_means_over_rows_knows_those_of_live_items(models: Path, tmp_path: Path) -> None:
+    raw = settings(models / "log.csv", earlier_model=str(models / "planted" / "1"), tree={"kind": "kmeans"})
+    prepared = prepare(deep_config(raw), None, tmp_path)
+    assert prepared.start is not None
+    rows_ID = leaf_rows(Bundle.open(prepared.start), prepared.items)
+    assert rows_ID[prepared.items.rows_of(["quiet"])[0]].any()
+
+
+# -- linear models -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A forest over texts of coloured things, with new and deleted ones in its journal, trained with them, and folded."""
+    folder = tmp_path_factory.mktemp("shop")
+    config, out = write_shop(folder, tree={"count": 2}), folder / "models" / "shop"
+    assert command("fit", "--config", config, "--out", out / "1").status == 0
+    writer = JournalOf(Bundle.open(out / "1"))
+    writer.put("purple-teapot", events=("purple teapot", "a purple teapot please"), fields={"title": "purple teapot"})
+    writer.put("golden-spoon", placed=False, text="a golden spoon")
+    writer.put("red-goblet", fields={"title": "red goblet"})
+    writer.put("blue-thing", like=("blue-lamp",))
+    writer.put("red-lamp", placed=False, fields={"title": "crimson lamp"})
+    writer.delete("black-chair")
+    assert command("fit", "--config", config, "--out", out / "2", "--earlier", out / "1").status == 0
+    assert command("fold", "--model", out / "1", "--out", out / "3").status == 0
+    return out
+
+
+def test_a_linear_model_is_trained_with_live_items(shop: Path) -> None:
+    bundle = Bundle.open(shop / "2")
+    ids = bundle.items.column("id").to_pylist()
+    assert ids[-4:] == ["purple-teapot", "golden-spoon", "red-goblet", "blue-thing"]
+    assert "black-chair" not in ids
+    titles = dict(zip(ids, bundle.items.column("title").to_pylist(), strict=True))
+    assert (titles["purple-teapot"], titles["golden-spoon"], titles["red-lamp"]) == ("purple teapot", None, "crimson lamp")
+    live = bundle.manifest.live
+    assert live is not None
+    assert live.through == 6
+
+
+def found_by(bundle: Bundle, text: str) -> list[str]:
+    kind = bundle.manifest.query
+    assert isinstance(kind, TextKind)
+    queries = encode_texts(kind, bundle.vectoriser, [text])
+    results = [open_engine(bundle, "cpu", engine).search(queries, SearchParams.uniform(1, 10, 4)) for engine in (None, "reference")]
+    assert_array_equal(results[0].item_rows_BM, results[1].item_rows_BM)
+    rows = results[0].item_rows_BM[0]
+    return bundle.items.ids_of(rows[rows >= 0])
+
+
+def test_live_items_of_a_linear_model_are_found_by_what_trained_them(shop: Path) -> None:
+    wanted = {"purple teapot": "purple-teapot", "golden spoon": "golden-spoon", "red goblet": "red-goblet", "blue lamp": "blue-thing"}
+    for text, item in wanted.items():
+        assert item in found_by(Bundle.open(shop / "2"), text)
+
+
+def test_a_fold_of_a_linear_model_holds_its_live_items_and_is_measured_as_it_was(shop: Path) -> None:
+    before, after = Bundle.open(shop / "1"), Bundle.open(shop / "3")
+    assert after.manifest.live == LiveInfo(through=6, folded_from=1)
+    assert (after.manifest.training, after.manifest.data["sha256"]) == (before.manifest.training, before.manifest.data["sha256"])
+    assert "golden-spoon" in found_by(after, "golden spoon"), "it had no place"
+    assert after.golden().column("text").equals(before.golden().column("text"))
+    recall = np.mean(after.heldout().column("recall@10").to_pylist())
+    assert after.manifest.metrics["test"]["raw"][0]["recall"] == pytest.approx(recall)
+    assert recall > np.mean(before.heldout().column("recall@10").to_pylist()) - 0.1
+
+
+def test_queries_of_a_ranker_have_the_rows_of_the_new_version(shop: Path) -> None:
+    bundle = Bundle.open(shop / "2")
+    kind = bundle.manifest.query
+    assert isinstance(kind, TextKind)
+    (white,) = bundle.items.rows_of(["white-spoon"])  # behind the item that is gone, so its row is another one now
+    wanted = encode_texts(kind, bundle.vectoriser, ["buy a white spoon"]).features
+    split = from_log(bundle, None, "training", False)
+    parts = [(part.queries.features, part.items) for part in (split.train, split.valid, split.test)]
+    rows = np.concatenate([items for _, own in parts for items in own])
+    assert rows.min() >= 0
+    found = [
+        own[b].tolist()
+        for features, own in parts
+        for b in range(len(own))
+        if features.take(np.array([b])).indices.tolist() == wanted.indices.tolist()
+    ]
+    assert [white] in found
+
+
+def test_features_train_labels_that_the_points_lack(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    lines = ["40 6 3"]
+    for point in range(40):
+        label = point % 3
+        others = sorted({int(f) for f in rng.integers(3, 5, 2)})
+        lines.append(f"{label} " + " ".join(f"{f}:1" for f in [label, *others]))
+    (tmp_path / "train.txt").write_text("\n".join(lines) + "\n")
+    data = {"format": "xmc", "train": str(tmp_path / "train.txt")}
+    written_toml(tmp_path / "points.toml", {"kind": "xr-linear", "name": "points", "data": data})
+    out = tmp_path / "models" / "points"
+    assert command("fit", "--config", tmp_path / "points.toml", "--out", out / "1").status == 0
+    writer = JournalOf(Bundle.open(out / "1"))
+    writer.put("new", events=({"indices": [5], "values": [1.0]},) * 4)
+    writer.delete("1")
+    assert command("fit", "--config", tmp_path / "points.toml", "--out", out / "2", "--earlier", out / "1").status == 0
+    bundle = Bundle.open(out / "2")
+    assert bundle.items.column("id").to_pylist() == ["0", "2", "new"]
+    reference = open_engine(bundle, "cpu", "reference")
+    kind = bundle.manifest.query
+    assert isinstance(kind, FeaturesKind)
+    rows = reference.search(encode_features(kind, [([5], [1.0])]), SearchParams.uniform(1, 10, 1)).item_rows_BM[0]
+    assert bundle.items.ids_of(rows) == ["new"]
