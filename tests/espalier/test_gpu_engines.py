@@ -51,7 +51,7 @@ from espalier.manifest import Ranking
 from espalier.masks.eligibility import eligible_nodes, unrestricted_mask
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import NodeMask, Precision, SearchParams
-from espalier.tree import Tree, complete_tree
+from espalier.tree import Tree, complete_tree, tree_from_children
 from tests.espalier.bundle.parts import content_of, draft_of
 from tests.espalier.compile_kernels import Recorder, compiled_elsewhere
 from tests.espalier.second_stages import with_stacking, with_tail
@@ -683,3 +683,24 @@ def test_whether_a_gpu_would_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(gpu_engine, "gpu_available", lambda seen=torch_sees: seen)
         monkeypatch.setattr("espalier.engines.onnx.engine.cuda_available", lambda seen=onnx_sees: seen)
         assert gpu_usable() == (torch_sees or onnx_sees)
+
+
+def test_tables_take_no_more_memory_than_is_said() -> None:
+    """Rows of the usual kind in less than the bundle's; the worst, one weight in each tile of a wide node, in three times that."""
+    rng = np.random.default_rng(7)
+    wide = tree_from_children([[32 * 30]], np.arange(32 * 30))
+    chunks = random_chunks(rng, wide, 3000)
+    every = replace(
+        chunks,
+        chunk_row=np.array([0, 3000]),
+        row_feature=np.arange(3000, dtype=np.int32),
+        row_entry=np.arange(0, 90001, 30),
+        entry_child=np.tile(np.arange(0, 32 * 30, 32, dtype=np.uint16), 3000),
+        entry_weight=np.ones(90000, np.float32),
+    )
+    every.check(wide)
+    worst = TileSizes.of(wide, every).nbytes(4) / every.nbytes
+    assert 2.5 < worst < 3
+    tree = random_tree(rng, 2, 32)
+    usual = random_chunks(rng, tree, 3000)
+    assert TileSizes.of(tree, usual).nbytes(4) < usual.nbytes

@@ -26,7 +26,7 @@ from espalier.bundle_writer import write_bundle
 from espalier.checks.golden import verify_golden
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
-from espalier.entry_lists import EntryArrays, EntryLists, entries_of, entries_under, open_entries
+from espalier.entry_lists import EntryArrays, EntryLists, entries_of, entries_under, open_entries, with_room
 from espalier.errors import BundleCorrupt
 from espalier.masks.eligibility import eligible_nodes
 from espalier.memory import Memory
@@ -284,3 +284,51 @@ def test_a_snapshot_of_full_arrays_is_not_led_past_their_end() -> None:
     assert under([3], full) == []
     assert of_others([500, 1], full) == [0, 7]
     assert of_others([500, 1], lists.snapshot(2)) == [8, 7]
+
+
+def test_snapshots_copy_nothing_and_show_the_keys_in_the_order_asked() -> None:
+    lists = EntryLists(5, 4, 9)
+    for key, value in [(2, 20), (1, 10), (2, 21), (2, 22)]:
+        lists.add(1, (key, 0, value, 0, value))
+    entries = lists.snapshot(1)
+    assert under([2, 0, 1], entries) == [(0, 20), (0, 21), (0, 22), (2, 10)]
+    assert under([], entries) == []
+    assert entries.length[:4].tolist() == [0, 1, 3, 0]
+    assert lists.snapshot(2).rows is entries.rows
+
+
+def test_a_larger_array_begins_with_what_there_was() -> None:
+    array = np.array([[1, 2], [3, 4]])
+    assert with_room(array, 2) is array
+    assert_array_equal(with_room(array, 3), [[1, 2], [3, 4], [0, 0], [0, 0]])
+    assert len(with_room(array, 9)) == 9
+
+
+def test_entries_of_a_key_are_side_by_side_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry_lists, "LARGEST_BLOCK", 4)
+    lists = EntryLists(3, 2, block=2)
+    numbers: dict[int, list[int]] = {0: [], 1: []}
+    for _ in range(6):
+        for key in (0, 1):
+            numbers[key].append(lists.add(1, (key, 0, 0)))
+    assert numbers == {0: [1, 2, 5, 6, 9, 10], 1: [3, 4, 7, 8, 13, 14]}
+    assert lists.used == 17  # the third blocks have room for as many entries as there were, which is the most that a block has
+    assert entries_under(*read_only(np.array([1])), lists.snapshot(1))[0].tolist() == numbers[1]
+
+
+def test_arrays_are_worn_when_a_quarter_is_closed_or_half_is_not_in_order() -> None:
+    lists = EntryLists(3, 1)
+    numbers = [lists.add(1, (0, 0, 0)) for _ in range(11)]
+    assert [lists.is_worn(spare) for spare in (4, 5)] == [True, False]  # 12 are used, of which one was in order
+    for entry in numbers[:8]:
+        lists.close(entry, 2)
+    assert [lists.is_worn(5), lists.closed] == [False, 8]
+    lists.close(numbers[8], 2)
+    assert lists.is_worn(5)
+    lists.drop_closed()
+    assert [lists.used, lists.is_worn(0)] == [3, False]
+    for _ in range(3):
+        lists.add(3, (0, 0, 0))
+    assert not lists.is_worn(0)
+    lists.add(3, (0, 0, 0))
+    assert lists.is_worn(0)

@@ -31,12 +31,14 @@ from espalier.queries import (
     FeaturesKind,
     HistoryKind,
     QueryBatch,
+    TextKind,
     VectorKind,
     encode_features,
     encode_histories,
     encode_vectors,
     pad_histories,
 )
+from espalier.text import ngrams
 from espalier.text import vectoriser as text_module
 from espalier.text.blocks import TextBlock
 from espalier.text.sparse_rows import MAX_FEATURES, SparseRows
@@ -557,3 +559,32 @@ def test_it_is_said_in_plain_words(kind: Any, value: object, expected: str) -> N
 def test_the_example_of_the_library_finds_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert doctest.testmod(espalier, raise_on_error=True) == (0, 4)
+
+
+def test_features_are_at_most_so_many_that_an_array_of_them_fits_into_memory() -> None:
+    assert FeaturesKind(width=MAX_FEATURES).width == 67_108_864
+    with pytest.raises(ValidationError, match="less than or equal to 67108864"):
+        FeaturesKind(width=MAX_FEATURES + 1)
+    block = TextBlock(unit="word", n=1, unknown=MAX_FEATURES)
+    assert TextKind(width=MAX_FEATURES, blocks=(block,)).width == MAX_FEATURES
+    with pytest.raises(ValidationError, match="less than or equal to 67108864"):
+        TextKind(width=MAX_FEATURES + 1, blocks=(block,))
+    with pytest.raises(ValidationError, match="less than or equal to 67108864"):
+        TextBlock(unit="word", n=1, unknown=MAX_FEATURES + 1)
+
+
+def test_blocks_have_limits() -> None:
+    wrong: list[dict[str, Any]] = [{"n": 0}, {"n": 9}, {"unit": "line"}, {"max_share": 0}, {"max_share": 1.1}, {"min_count": 0}]
+    for limits in (*wrong, {"unknown": -1}, {"nn": 2}, {"unknown": MAX_FEATURES + 1}):
+        with pytest.raises(ValidationError, match=next(iter(limits))):
+            TextBlock.model_validate({"unit": "word", "n": 2, **limits})
+
+
+def test_writable_read_only_and_unaligned_arrays_compile_one_function() -> None:
+    arrays = Vectoriser.fit(PRODUCTS, USUAL).arrays()
+    unaligned = {name: np.frombuffer(b"\0" + array.tobytes(), array.dtype, offset=1) for name, array in arrays.items()}
+    for some in (arrays, {name: array.copy() for name, array in arrays.items()}, unaligned):
+        Vectoriser.from_arrays(USUAL, some).transform(["kettle", ""])
+        Vectoriser.from_arrays(USUAL, some).transform([])
+    assert len(ngrams.weigh.signatures) == 1
+    assert len(ngrams.fill_table.signatures) == 1

@@ -455,3 +455,10 @@ def test_memory_does_not_grow_with_the_longest_list_without_an_order() -> None:
         tracemalloc.stop()
     assert len(samples.target_S) == 400
     assert peak < 40e6  # all keys at once, and their order, are 128 MB
+
+
+def test_categories_and_the_items_inside_come_in_random_order() -> None:
+    category = np.repeat(np.arange(6, dtype=np.int32), 20)
+    leaf_item = category_tree(category, 2, seed=0).leaf_item
+    assert category[leaf_item[::20]].tolist() != list(range(6))
+    assert leaf_item[:20].tolist() != sorted(leaf_item[:20].tolist())

@@ -345,3 +345,8 @@ def test_answers_stay_right_where_a_file_is_changed_in_place(tmp_path: Path, kin
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), *sys.argv[2:])
+
+
+def test_a_file_with_a_right_header_is_mapped(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(safetensors(entry() | {"__metadata__": {}}, np.arange(4, dtype=np.float32).tobytes()))
+    assert_array_equal(map_safetensors(tmp_path / "file")["rows"], [[0, 1], [2, 3]])

@@ -19,8 +19,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from onnx import helper, numpy_helper
 
 from benchmarks.engine_comparison import differences
-from benchmarks.random_bundles import make_bundle, make_linear_bundle, product_graphs, random_queries, random_tree, tree_over
-from benchmarks.random_live import random_state
+from benchmarks.random_bundles import make_bundle, make_linear_bundle, product_graphs, random_memory, random_queries, random_tree, tree_over
+from benchmarks.random_live import random_row, random_state
 from espalier.bundle import Bundle
 from espalier.engines import forest_mean, open_engine, overflow_graph, pipeline
 from espalier.engines.histories import histories_of
@@ -29,15 +29,18 @@ from espalier.engines.onnx.engine import OnnxSearch
 from espalier.engines.pipeline import Pipeline
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.scorer_weights import ScorerWeights
+from espalier.engines.stages import Leaves, TreeQuery
 from espalier.errors import InvalidQuery, UnsupportedGraph
 from espalier.live.fold import write_fold
 from espalier.live.folded_tables import FoldedRows
 from espalier.live.live_tree import LEAST_ROOM
 from espalier.live.masks import live_mask
+from espalier.live.rows import Placement
+from espalier.live.state import Change, LiveState
 from espalier.manifest import InnerProductForm, LinearScorer, Ranking
 from espalier.masks.eligibility import bundle_alone, forest_mask
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
-from espalier.search import LevelTrace, SearchParams, SearchResult
+from espalier.search import NO_ITEM, LevelTrace, SearchParams, SearchResult
 from tests.espalier import drawn_bundles
 from tests.espalier.drawn_bundles import drawn_bundle, is_exact
 from tests.espalier.test_signature import KINDS
@@ -301,3 +304,43 @@ def test_live_items_are_unknown_in_histories_to_graphs_that_do_more_than_look_ro
     params = SearchParams.uniform(3, 5, 10)
     assert_array_equal(engine.search(with_live, params).ranks_BM, engine.search(without, params).ranks_BM)
     assert not np.array_equal(engine.search(without, params).ranks_BM, ReferenceEngine(bundle).search(without, params).ranks_BM)
+
+
+@pytest.mark.parametrize("with_memory", [False, True])
+def test_once_all_that_came_has_gone_a_search_is_that_of_the_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_memory: bool
+) -> None:
+    """The same answers, at the same cost: nothing is asked of the tree that a search of the bundle would not ask."""
+    rng = np.random.default_rng(5)
+    tree = random_tree(rng, 3, 3)
+    bundle = make_bundle(tmp_path, rng, tree, "product", memory=random_memory(rng, tree.item_count, 3) if with_memory else None)
+    state = LiveState(bundle)
+    parent = int(tree.level(tree.height - 1)[0])
+    row = random_row(rng, bundle, integer=True)
+    state.apply([Change(1, "new", "put", placements=(Placement(0, parent, state.next_slot(0, parent), row),))])
+    state.apply([Change(2, "new", "delete")])
+    alone, searched = open_engine(bundle, engine="compiled-cpu"), open_engine(bundle, engine="compiled-cpu")
+    searched.set_overlay(state.overlay())
+    asked: list[TreeQuery] = []
+    search_trees = searched.tree_search.search
+
+    def search(query: TreeQuery) -> Leaves:
+        asked.append(query)
+        return search_trees(query)
+
+    monkeypatch.setattr(searched.tree_search, "search", search)
+    queries, exclude_BE = random_queries(rng, bundle, BATCH), rng.integers(0, len(bundle.items) + 1, (BATCH, 3))
+    for trace in (False, True):
+        params = SearchParams.uniform(BATCH, 3, 6, exclude_BE, trace=trace)
+        known = replace(params, exclude_BE=np.where(exclude_BE < len(bundle.items), exclude_BE, NO_ITEM))
+        found, expected = searched.search(queries, params), alone.search(queries, known)
+        for name in ("item_rows_BM", "ranks_BM", "keys_BM", "scores_BM", "count_B", "complete_B"):
+            assert_array_equal(getattr(found, name), getattr(expected, name), name)
+        for level, wanted in zip(found.trace or (), expected.trace or (), strict=True):
+            assert_array_equal(level.nodes_BK, wanted.nodes_BK)
+    assert [query.frontier or any(query.eligible_T[0].mask_B) for query in asked] == [False, False]
+    history = np.full((1, queries.array.shape[1]), len(bundle.items))  # of the item that is gone
+    found = searched.search(QueryBatch(queries.kind, history), SearchParams.uniform(1, 3, 6))
+    assert asked[-1].eligible_T[0].live_BR == ()  # no live leaf is looked for
+    blank = np.full_like(history, -1)
+    assert_array_equal(found.ranks_BM, alone.search(QueryBatch(queries.kind, blank), SearchParams.uniform(1, 3, 6)).ranks_BM)

@@ -580,3 +580,59 @@ def test_searches_beside_a_writer_find_what_their_snapshot_shows(tmp_path: Path,
             for name in ("item_rows_BM", "ranks_BM", "keys_BM", "count_B", "complete_B"):
                 assert_array_equal(getattr(found, name), getattr(expected, name), name)
     assert live.sequence > WRITES
+
+
+def shown(overlay: Overlay, bundle: Bundle) -> list[list[object]]:
+    """All that a snapshot says."""
+    (leaves,) = overlay.trees
+    rows: list[np.ndarray] = [
+        leaves.entry_X,
+        leaves.parent_X,
+        leaves.slot_X,
+        leaves.handle_X,
+        overlay.item_R,
+        overlay.hidden,
+        overlay.row_W,
+        overlay.leaf_R,
+    ]
+    if leaves.rows_PD is not None:
+        rows.append(leaves.rows_PD[leaves.entry_X])
+    if leaves.sparse is not None:
+        rows += [leaves.sparse.bias_P[leaves.entry_X], leaves.sparse.end_P[leaves.entry_X] - leaves.sparse.begin_P[leaves.entry_X]]
+    if overlay.memory is not None:
+        rows += [*overlay.memory.all]
+    every = np.arange(overlay.items + overlay.handles)
+    rows += [overlay.handles_of(every), leaves.of_handles(np.arange(overlay.handles)), *leaves.under(np.unique(leaves.parent_X))]
+    rows.append(live_mask([bundle.tree], overlay, None, overlay.shown_R).eligible_N)
+    return [array.tolist() for array in rows]
+
+
+@pytest.mark.usefixtures("small_arrays")
+@pytest.mark.parametrize("make", [history_bundle, linear_bundle])
+def test_a_snapshot_says_the_same_after_any_writes(tmp_path: Path, make: Callable[[Path], Bundle]) -> None:
+    rng, bundle = np.random.default_rng(2), make(tmp_path)
+    live = random_state(rng, bundle)
+    kept = []
+    for number in range(120):
+        overlay = live.overlay()
+        if number % 3 == 0:  # the others are first asked at the end
+            kept.append((overlay, shown(overlay, bundle)))
+            for name in ("open", "entry_X", "parent_X", "slot_X", "handle_X"):  # what it has worked out is worked out again
+                vars(overlay.trees[0]).pop(name, None)
+            for name in ("leaf_R", "eligible_R", "hidden", "changed"):
+                vars(overlay).pop(name, None)
+        write(rng, live)
+    for overlay, before in kept:
+        assert shown(overlay, bundle) == before
+
+
+def test_a_changed_trained_item_keeps_its_leaf(bundle: Bundle) -> None:
+    state = LiveState(bundle)
+    place = state.leaf_of("item-2")
+    put(state, "item-2")
+    assert state.leaf_of("item-2") == place == state.trained_leaf_of("item-2")
+    overlay = state.overlay()
+    assert (overlay.item_R.tolist(), overlay.hidden.tolist(), overlay.handles_of(np.array([2, 1])).tolist()) == ([2], [2], [0, -1])
+    state.apply([Change(2, "item-2", "delete"), Change(3, "item-2", "put")])  # back as it was trained
+    assert state.overlay().hidden.tolist() == []
+    assert state.overlay().standing is None

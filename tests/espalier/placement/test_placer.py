@@ -425,3 +425,36 @@ def dense(rows: SparseRows) -> NDArray[np.float64]:
         own = slice(int(rows.indptr[i]), int(rows.indptr[i + 1]))
         full[i, rows.indices[own]] = rows.values[own]
     return full
+
+
+def test_events_alone_need_no_second_copy_of_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the item that is lifted it is as large as the memory itself."""
+
+    def refuse(*arrays: object) -> None:
+        raise AssertionError("the memory is transposed")
+
+    monkeypatch.setattr("espalier.placement.memory_rows._transposed", refuse)
+    bundle = product_bundle(tmp_path, with_memory=True)
+    (found,) = placed(bundle, ItemBody(events=(("item-3", "item-8"),)))
+    assert first(found)[1].memory_from
+
+
+def test_an_item_like_others_is_found_by_who_has_them() -> None:
+    """In the sample, whose memory weighs as much as its tree."""
+    bundle = Bundle.open(Path(__file__).parents[3] / "models/debian-depends/1")
+    like = ("libsdl2-2.0-0", "libsdl2-image-2.0-0", "libsdl2-mixer-2.0-0")
+    state, engine = LiveState(bundle), open_engine(bundle, "cpu")
+    parent, row = first(placed(bundle, ItemBody(like=like))[0])
+    state.apply([Change(1, "new", "put", None, (Placement(0, parent, state.next_slot(0, parent), row),))])
+    engine.set_overlay(state.overlay())
+    kind = bundle.manifest.query
+    assert isinstance(kind, HistoryKind)
+    queries = encode_histories(kind, bundle.items, [like, like[:1], like[:2], like[1:]])[0]
+    rows_BM = engine.search(queries, SearchParams.uniform(4, bundle.manifest.search.beam_size, 5)).item_rows_BM
+    assert (rows_BM == len(bundle.items)).any(1).all()
+
+
+def test_a_row_that_is_too_far_is_drawn_in() -> None:
+    scale = RowScale(np.zeros(3), np.ones(3), np.array([True, True, False]), 1.0, 2.0)
+    assert_allclose(scale.capped(np.array([1.0, 9.0, 5.0])), [1, 3, 5])
+    assert_allclose(scale.capped(np.array([1.0, 2.0, 5.0])), [1, 2, 5])

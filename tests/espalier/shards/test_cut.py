@@ -371,3 +371,19 @@ def test_stacking_is_the_routers_and_shards_give_the_order_of_the_trees(tmp_path
     shards = cut(bundle, 2)
     assert shards[0].manifest.stacking is None
     assert merged(bundle, shards, queries, params) == answers_of(plain, ReferenceEngine(plain), queries, params)
+
+
+@given(SEEDS, st.integers(1, 6))
+def test_every_item_is_in_exactly_one_shard_and_no_shard_is_empty(seed: int, count: int) -> None:
+    tree = a_tree(seed)
+    items = shard_items(tree, count)
+    assert len(items) == count
+    assert min(map(len, items)) > 0
+    assert np.array_equal(np.sort(np.concatenate(items)), np.arange(tree.item_count))
+    assert all((np.diff(own) > 0).all() and own.dtype == np.int64 for own in items)
+
+
+def test_the_cut_is_above_the_leaves_where_the_tree_is_small() -> None:
+    tree = complete_tree(np.arange(16), 4)
+    assert [cut_level(tree, count) for count in (1, 4)] == [1, 1]
+    assert [items.tolist() for items in shard_items(tree, 4)] == [[4 * i + j for j in range(4)] for i in range(4)]

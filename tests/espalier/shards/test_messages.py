@@ -410,3 +410,11 @@ def test_a_right_answer_passes_its_check() -> None:
 def test_an_answer_that_makes_no_sense_is_refused(changed: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidMessage, match=f"^{named}"):
         check(**changed)
+
+
+def test_arrays_are_views_of_the_body_that_cannot_be_written_to() -> None:
+    body = encode_query(a_query())
+    states = decode_query(body).states_BLS
+    assert states is not None
+    assert not states.flags.writeable
+    assert np.shares_memory(states, np.frombuffer(body, np.uint8))
