@@ -62,11 +62,6 @@ def test_an_answer_over_the_limit_is_422_with_the_numbers(large: Path) -> None:
         assert str(number) in error["expected"]
 
 
-def test_m_counts_only_as_far_as_there_are_items(large: Path) -> None:
-    with run(large, max_answer_values=2 * MANY) as running:
-        assert running.client.post("/retrieve", json=many(1)).status_code == 200
-
-
 def test_large_answers_that_are_not_taken_keep_others_out_but_no_small_ones(large: Path) -> None:
     """The answers of a client that does not read count until it has taken them."""
     body = json.dumps(many(8, fields=["title"])).encode()

@@ -258,12 +258,6 @@ def test_trailers_are_no_headers(service: Listening) -> None:
     assert reply.headers["x-request-id"] != "fromtrailer"
 
 
-@pytest.mark.parametrize("path", ["/retrieve%0A", "/retrieve/stream%0A", "/models/books/load%0A", "/docs%0A", "/livez%0A"])
-def test_a_line_feed_makes_another_path(service: Listening, path: str) -> None:
-    assert service.ask(get(path)).status == 404
-    assert service.ask(post(path, b"{}")).status == 404
-
-
 def test_a_wish_for_100_continue_with_a_malformed_body_is_400_alone(service: Listening, caplog: pytest.LogCaptureFixture) -> None:
     head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
     with service.connected() as wire:

@@ -88,24 +88,6 @@ def test_files_that_are_no_assets_are_not_served(tmp_path: Path) -> None:
     assert set(read_files(tmp_path)) == {"/", "/console/app.js", "/console/style.css"}
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/console",
-        "/console/",
-        "/console/index.html",
-        "/console/SHA256SUMS",
-        "/console/../settings.py",
-        "/console/%2e%2e/settings.py",
-        "/console/..%2fsettings.py",
-        "/console//etc/passwd",
-        "/console/%00",
-    ],
-)
-def test_nothing_else_is_there(running: Running, path: str) -> None:
-    assert problem(running.client.get(path))["status"] == 404
-
-
 def test_the_console_can_be_switched_off(models: Path) -> None:
     with run(models, console=False) as without:
         for path in read_files():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -81,26 +80,6 @@ def test_exactly_the_eligible_items_come_back_when_the_beam_holds_them(
     assert sorted([item["score"] for item in result["items"]], reverse=True) == [item["score"] for item in result["items"]]
 
 
-def test_mixed_filters_in_one_batch_give_what_each_would_get_alone(shelf: Running) -> None:
-    """Concurrent requests with different beams, m and filters share engine calls."""
-    bodies: list[Json] = [
-        {
-            "queries": [{"history": [f"item-{i}"]}],
-            "m": 1 + i,
-            "beam_size": 4 + 3 * i,
-            "filter": {"section": [SECTIONS[i % 3]]} if i % 2 else {},
-        }
-        for i in range(12)
-    ]
-    alone = [shelf.retrieve(**body)["results"][0]["items"] for body in bodies]
-
-    async def together() -> list[Any]:
-        answers = await asyncio.gather(*(shelf.client.http.post("/retrieve", json={"model": "books"} | body) for body in bodies))
-        return [answer.json()["results"][0]["items"] for answer in answers]
-
-    assert shelf.client.runner.run(together()) == alone
-
-
 def test_a_filter_that_leaves_few_items_widens_the_beam(shelf: Running) -> None:
     count = len(rows(shelf))
     few = [item["id"] for item in rows(shelf)][:30]
@@ -162,15 +141,6 @@ def test_an_explanation_says_where_each_wanted_item_went(shelf: Running) -> None
         assert level["kept"] <= (4 if level["level"] == 5 else result["beam_size"])
         if level["dropped"] is not None:
             assert level["dropped"] <= level["cut"]
-
-
-def test_a_traced_answer_is_the_answer(shelf: Running) -> None:
-    body: Json = {"queries": [{"history": [f"item-{i}"]} for i in range(5)], "m": 20, "beam_size": 15}
-    plain, traced = shelf.retrieve(**body), shelf.retrieve(**body, explain=True)
-    for one, other in zip(plain["results"], traced["results"], strict=True):
-        assert one["items"] == other["items"]
-        assert "explain" not in one
-        assert other["explain"]["items"] == []
 
 
 def test_min_score_is_told_apart_from_the_search(shelf: Running) -> None:

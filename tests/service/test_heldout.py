@@ -151,7 +151,7 @@ def test_what_was_not_set_is_not_shown() -> None:
     assert orjson.loads(as_json(samples.of("books", 1), 1)) == {"queries": [kept], "most": 1}
 
 
-# -- pOST /models/{name}/frontier: what each beam finds of held-out queries, and what it costs, a line a beam -------------
+# -- POST /models/{name}/frontier: what each beam finds of held-out queries, and what it costs, a line a beam -------------
 
 
 PATH = "/models/books/frontier"

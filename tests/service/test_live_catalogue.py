@@ -216,27 +216,6 @@ def test_every_line_of_a_bulk_has_its_outcome_in_order(live: Live) -> None:
     assert {"d", "e", "f"} < {*live.found("item-1")}
 
 
-def test_a_version_that_comes_later_has_what_was_put_before(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with live_service(models, monkeypatch) as live:
-        live.put("new", like=("item-1",), fields={"colour": "red"})
-        live.delete("item-3")
-        add_version(models, 2, seed=1)
-        live.admin("POST", "load", {"version": 2, "default": False})
-        assert "new" in live.found("item-1", version=2)
-        live.put("newer", like=("new", "item-1"))
-        for version in (1, 2):
-            found = {*live.found("item-1", version=version)}
-            assert {"new", "newer"} < found
-            assert "item-3" not in found
-        live.admin("POST", "default", {"version": 2})
-        live.admin("POST", "unload", {"version": 1})
-        live.put("newest", like=("item-1",))
-        expected = live.found("item-1")
-        assert {"new", "newer", "newest"} < {*expected}
-    with live_service(models, monkeypatch) as live:
-        assert live.found("item-1") == expected
-
-
 def test_an_engine_without_live_items_takes_no_writes_and_says_so(running: Running) -> None:
     live = Live(running)
     with pytest.raises(Conflict, match="takes no live items"):

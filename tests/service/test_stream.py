@@ -174,7 +174,7 @@ async def test_a_client_that_never_reads_is_let_go(running: Running) -> None:
     await talk.task
 
 
-# -- pOST /models/{name}/items: many writes in one request, over a fake catalogue -----------------------------------------
+# -- POST /models/{name}/items: many writes in one request, over a fake catalogue -----------------------------------------
 
 
 def write_line(item: str, **rest: Any) -> bytes:

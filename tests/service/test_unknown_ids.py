@@ -141,12 +141,3 @@ def test_customers_unknown_ids_are_counted_and_those_of_background_requests_are_
         found = running.client.get("/models/books/health").json()
         assert found["unknown_ids"] == [{"id": "lost", "count": 4}, {"id": "gone", "count": 2}]
         assert counted(running)['espalier_unknown_ids_total{model="books"}'] == 6
-
-
-def test_a_flood_of_unknown_ids_is_answered_as_ever(versions: Path) -> None:
-    with run(versions, max_history=5000) as running:
-        for number in range(3):
-            history = [f"{number}-{i}" * 100 for i in range(1000)]
-            answer = running.retrieve(queries=[{"history": history}])
-            assert len(answer["results"][0]["unknown"]) == 1000
-        assert len(running.client.get("/models/books/health").json()["unknown_ids"]) == unknown_ids.TOP
