@@ -46,20 +46,14 @@ from tests import ROOT
 from tests.client.stub import FACETS, KEY, NODE, URL, Driver, Json, Stub, answer_to, refuse, serving
 
 
-def test_both_clients_take_the_same() -> None:
+def test_both_clients_take_the_same_and_import_httpx_alone() -> None:
     def shape(kind: type, method: str) -> list[tuple[str, Any, Any]]:
         parameters = inspect.signature(getattr(kind, method)).parameters.values()
         return [(one.name, one.kind, one.default) for one in parameters if one.name != "sleep"]
 
     for method in ["__init__", *(name for name in vars(Client) if not name.startswith("_"))]:
         assert shape(Client, method) == shape(AsyncClient, method), method
-
-
-def test_retrieve_takes_every_field_of_a_request() -> None:
     assert list(Options.__annotations__) == [one.name for one in fields(Request) if one.name != "queries"]
-
-
-def test_nothing_is_imported_but_httpx_and_what_is_below_it() -> None:
     nodes = [node for path in (ROOT / "espalier_client").glob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
     imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}

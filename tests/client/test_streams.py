@@ -39,7 +39,10 @@ from service.http.item_schemas import ItemRequest
 from tests.client.stub import URL, Driver, Json, Pieces, Stub, answer_to, asking, dump, ids, problem, refuse, written
 
 
-def test_a_stream_is_answered_in_order_by_requests_of_bounded_size(driver: Driver) -> None:
+def test_a_stream_is_answered_in_order_by_requests_of_bounded_size_and_an_empty_one_asks_nothing(driver: Driver) -> None:
+    stub = Stub()
+    assert list(driver.open(stub).retrieve_stream([])) == []
+    assert stub.requests == []
     stub = Stub()
     small = [f"b{n}" for n in range(2 * CHUNK_LINES + 3)]
     assert ids(driver.open(stub).retrieve_stream(asking(*small))) == small
@@ -56,12 +59,6 @@ def test_a_stream_is_answered_in_order_by_requests_of_bounded_size(driver: Drive
     huge = ["a", "b" * CHUNK_BYTES, "c"]
     assert ids(driver.retrieve_stream(asking(*huge))) == huge
     assert [len(lines) for lines in stub.lines] == [1, 1, 1]
-
-
-def test_an_empty_stream_asks_nothing(driver: Driver) -> None:
-    stub = Stub()
-    assert list(driver.open(stub).retrieve_stream([])) == []
-    assert stub.requests == []
 
 
 def test_requests_are_read_no_further_than_needed(driver: Driver) -> None:

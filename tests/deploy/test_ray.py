@@ -352,7 +352,7 @@ def test_the_file_in_the_repository_is_what_ray_and_the_builder_take() -> None:
     assert reserved <= 2, "it runs on two cores"
 
 
-def test_there_is_a_deployment_for_each_shard_of_each_folder_with_its_settings() -> None:
+def test_there_is_a_deployment_for_each_shard_with_its_settings_threads_and_reservation() -> None:
     given = arguments(models="m", shards=[SHARDS, {"folder": "models/films-shards", "count": 1, "settings": {"timeout_ms": 7}}])
     found = options(given)
     assert list(found) == ["ingress", "books-shards-0", "books-shards-1", "films-shards-0"]
@@ -360,9 +360,6 @@ def test_there_is_a_deployment_for_each_shard_of_each_folder_with_its_settings()
     assert (second.models, second.shard) == (Path("models/books-shards"), 1)
     assert settings_of(found["films-shards-0"].init_args[0]).timeout_ms == 7
     assert settings_of(found["ingress"].init_args[1]).models == Path("m")
-
-
-def test_what_is_reserved_and_how_many_there_are_is_said_to_ray() -> None:
     given = shards(cpus=2, gpus=0.5, memory_gb=1.5, resources={"ssd": 1}, autoscale={"min": 2, "max": 5, "target": 3})
     shard, ingress = options(given)["books-shards-0"], options(given)["ingress"]
     reserved = {name: shard.ray_actor_options[name] for name in ("num_cpus", "num_gpus", "memory", "resources")}
@@ -372,9 +369,6 @@ def test_what_is_reserved_and_how_many_there_are_is_said_to_ray() -> None:
     assert ingress.num_replicas == 1
     assert shard.max_ongoing_requests == 1024, "the replica itself refuses what is too much"
     assert options(shards(replicas=3))["books-shards-1"].num_replicas == 3
-
-
-def test_a_search_takes_as_many_threads_as_cores_are_reserved_unless_told() -> None:
     for given, threads in ((shards(cpus=2.5), 2), (shards(cpus=0.5), 1), (shards(cpus=4, settings={"threads": 3}), 3)):
         assert settings_of(given.shard_settings(given.shards[0], 0)).threads == threads
 

@@ -30,15 +30,12 @@ def sample() -> Bundle:
     return Bundle.open(FOLDER)  # compares every file with its checksum
 
 
-def test_the_sample_is_small_and_holds_the_files_of_its_manifest_alone(sample: Bundle) -> None:
+def test_the_sample_is_small_whole_and_trained_by_its_configuration_on_the_data_of_the_repository(sample: Bundle) -> None:
     assert {path.name for path in FOLDER.iterdir()} == {"manifest.json", *sample.manifest.files}
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= MAX_BYTES
     scorer = sample.manifest.scorer
     assert isinstance(scorer, GraphScorer)
     assert scorer.dtype == "float16"
-
-
-def test_the_sample_is_trained_on_the_data_of_the_repository_by_its_configuration(sample: Bundle) -> None:
     config = read_deep_config(ROOT / CONFIG)
     assert config_of(sample.manifest, DeepConfig) == config
     assert sample.manifest.data["sha256"] == hashlib.sha256((ROOT / config.data.log).read_bytes()).hexdigest()

@@ -32,7 +32,7 @@ def locked(text: str) -> dict[str, tuple[str, list[str]]]:
     return {SBOM["normal"](name): (version, re.findall(r"sha256:(\w+)", hashes)) for name, version, hashes in entries}
 
 
-def test_every_pinned_version_but_torch_has_its_hashes() -> None:
+def test_every_pinned_version_but_torch_has_its_hashes_and_is_what_is_installed() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     pinned = {SBOM["normal"](name): version for name, version in (line.split("==") for line in lines)}
     lock = (ROOT / "requirements.lock").read_text()
@@ -40,10 +40,7 @@ def test_every_pinned_version_but_torch_has_its_hashes() -> None:
     assert {name: version for name, (version, _) in locked(lock).items()} == pinned
     assert lock.count("==") == len(pinned), "a line that this test cannot read"
     assert all(len(hashes) == len(set(hashes)) >= 1 for _, hashes in locked(lock).values())
-
-
-def test_what_is_installed_is_what_is_locked() -> None:
-    """Whatever of the environment is in the lock: not that all of it is installed."""
+    # Whatever of the environment is in the lock: not that all of it is installed.
     lock = locked((ROOT / "requirements.lock").read_text())
     installed = {SBOM["normal"](one.metadata["Name"]): one.version for one in metadata.distributions()}
     compared = sorted(lock.keys() & installed.keys() - {"pip"})  # an environment may be older than the pip that fills new ones

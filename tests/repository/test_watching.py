@@ -113,15 +113,12 @@ def all_series() -> dict[str, set[str]]:
     return known
 
 
-def test_every_rule_asks_for_what_is_exposed() -> None:
+def test_every_rule_and_every_panel_asks_for_what_is_exposed_and_every_metric_is_shown() -> None:
     known = all_series()
     for alert in ALERTS.values():
         check(alert["expr"], known)
         told = set(re.findall(r"\$labels\.(\w+)", " ".join(alert["annotations"].values())))
         assert told <= set().union(*(known[name] for name, _ in series_of(alert["expr"]))), alert["alert"]
-
-
-def test_every_panel_asks_for_what_is_exposed() -> None:
     known = all_series()
     for title, target in QUERIES:
         check(target["expr"], known)
@@ -130,9 +127,6 @@ def test_every_panel_asks_for_what_is_exposed() -> None:
     variable = next(variable for variable in DASHBOARD["templating"]["list"] if variable["name"] == "model")
     [(series, label)] = re.findall(r"^label_values\((\w+), (\w+)\)$", variable["query"]["query"])
     assert label in known[series]
-
-
-def test_every_metric_is_on_the_dashboard() -> None:
     records = {rule["record"]: rule["expr"] for rule in RECORDED}
     shown = {name for _, target in QUERIES for name, _ in series_of(target["expr"])}
     for record in reversed(records):
@@ -140,10 +134,7 @@ def test_every_metric_is_on_the_dashboard() -> None:
             shown |= {name for name, _ in series_of(records[record])}
     families = set(re.findall(r"^# TYPE (\S+)", Metrics().render().decode(), re.MULTILINE))
     assert {family for family in families if not any(name.startswith(family) for name in shown)} == set()
-
-
-def test_requests_without_a_model_are_in_no_latency() -> None:
-    """They are answered at once, or wait for a body; EspalierLatencyHigh leaves them out, so the panels do."""
+    # They are answered at once, or wait for a body; EspalierLatencyHigh leaves them out, so the panels do.
     for title, target in QUERIES:
         if "request_seconds" in target["expr"]:
             assert 'model!=""' in target["expr"], title

@@ -158,15 +158,12 @@ class Meeting(FakeEngine):
         return super().search(queries, params, context)
 
 
-async def test_several_calls_run_at_once_where_the_engine_takes_them(new_batcher: NewBatcher) -> None:
+async def test_as_many_calls_run_at_once_as_the_limits_say(new_batcher: NewBatcher) -> None:
     engine = Meeting(3)
     batcher = new_batcher(engine, max_batch=1, calls=3)
     answers = await asyncio.gather(*(ask(batcher, i) for i in range(6)))
     assert [answer.batch for answer in answers] == [1] * 6
     assert sorted(calls(engine)) == [[i] for i in range(6)]
-
-
-async def test_one_call_runs_at_a_time_unless_the_limits_say_more(new_batcher: NewBatcher) -> None:
     batcher = new_batcher(Meeting(2, wait_s=0.1), max_batch=1)
     failed = await asyncio.gather(*(ask(batcher, i) for i in range(2)), return_exceptions=True)
     assert [type(error) for error in failed] == [EngineFailed] * 2

@@ -25,7 +25,7 @@ def running(models: Path) -> Iterator[Running]:
         yield started
 
 
-def test_the_page_needs_no_key_and_has_a_strict_policy(running: Running) -> None:
+def test_the_page_and_every_file_come_without_a_key_under_a_strict_policy_and_once(running: Running) -> None:
     answer = running.client.get("/")
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -36,9 +36,6 @@ def test_the_page_needs_no_key_and_has_a_strict_policy(running: Running) -> None
     assert "frame-ancestors 'none'" in policy
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["referrer-policy"] == "no-referrer"
-
-
-def test_every_file_comes_as_it_was_read(running: Running) -> None:
     for path, file in read_files().items():
         for encoding, content in (("identity", file.content), ("gzip", gzip.decompress(file.zipped))):
             answer = running.client.get(path, headers={"Accept-Encoding": encoding})
@@ -46,6 +43,12 @@ def test_every_file_comes_as_it_was_read(running: Running) -> None:
             assert answer.headers.get("content-encoding", "identity") == encoding, path
             assert answer.content == content == file.content, path
             assert {name: answer.headers[name] for name in HEADERS} == HEADERS, path
+    first = running.client.get("/")
+    for named in (first.headers["etag"], f'"other", {first.headers["etag"]}', "*"):
+        again = running.client.get("/", headers={"If-None-Match": named})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", first.headers["etag"])
+        assert again.headers["content-security-policy"] == first.headers["content-security-policy"]
+    assert running.client.get("/", headers={"If-None-Match": 'W/"other"'}).status_code == 200
 
 
 def test_comments_of_a_style_sheet_are_left_out(tmp_path: Path) -> None:
@@ -57,19 +60,17 @@ def test_comments_of_a_style_sheet_are_left_out(tmp_path: Path) -> None:
     assert files["/console/style.css"].content == b"p { q: r; }\n\na { b: c; } /* why */\nd { e: f; }\n"
 
 
-def test_vendored_files_are_those_that_their_makers_published() -> None:
+def test_the_files_are_small_whole_and_as_their_makers_published_them() -> None:
     folder = FOLDER / "vendor"
     sums = {name: digest for digest, name in (line.split() for line in (folder / "SHA256SUMS").read_text().splitlines())}
     assert sums == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.*") if path.suffix != ".txt"}
-
-
-def test_what_a_browser_has_already_is_not_sent_again(running: Running) -> None:
-    first = running.client.get("/")
-    for named in (first.headers["etag"], f'"other", {first.headers["etag"]}', "*"):
-        again = running.client.get("/", headers={"If-None-Match": named})
-        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", first.headers["etag"])
-        assert again.headers["content-security-policy"] == first.headers["content-security-policy"]
-    assert running.client.get("/", headers={"If-None-Match": 'W/"other"'}).status_code == 200
+    sizes = {path: len(file.zipped) for path, file in read_files().items()}
+    assert sum(sizes.values()) <= MAX_BYTES, sizes
+    script = read_files()["/console/app.js"].content.decode()
+    for path in FOLDER.rglob("*.js"):
+        name = path.relative_to(FOLDER).as_posix()
+        assert f'["{name}"] = ' in script, name
+    assert "\n//" not in script
 
 
 def test_a_changed_file_has_another_tag(tmp_path: Path) -> None:
@@ -93,11 +94,6 @@ def test_the_console_can_be_switched_off(models: Path) -> None:
         for path in read_files():
             assert problem(without.client.get(path))["status"] == 404, path
         assert without.client.get("/docs").status_code == 200
-
-
-def test_all_files_together_are_small() -> None:
-    sizes = {path: len(file.zipped) for path, file in read_files().items()}
-    assert sum(sizes.values()) <= MAX_BYTES, sizes
 
 
 @pytest.mark.parametrize(
@@ -205,14 +201,6 @@ def test_the_consoles_own_modules_are_one_script(node: str) -> None:
     script = read_files()["/console/app.js"].content
     checked = subprocess.run([node, "--input-type=module", "--check", "-"], input=script, capture_output=True, check=False, timeout=60)
     assert checked.returncode == 0, checked.stderr.decode()
-
-
-def test_every_module_is_in_the_file_and_comments_are_not() -> None:
-    script = read_files()["/console/app.js"].content.decode()
-    for path in FOLDER.rglob("*.js"):
-        name = path.relative_to(FOLDER).as_posix()
-        assert f'["{name}"] = ' in script, name
-    assert "\n//" not in script
 
 
 @pytest.mark.parametrize(

@@ -168,11 +168,19 @@ def test_live_items_count_by_the_fields_that_they_have_now(live: Live) -> None:
     agree(live.running, live=False)
 
 
-def test_the_parameters_of_the_route_are_those_of_the_count(books: Running) -> None:
+def test_the_route_counts_with_its_parameters_and_makes_histograms_of_many_numbers(books: Running) -> None:
     filter, barred = {"year": {"min": 1995, "max": 2012}}, {"tags": ["c"]}
     asked = shown(books, "colour", filter=json.dumps(filter), exclude_filter=json.dumps(barred), limit=2, live=False)
     assert asked == counted(books, "colour", filter, barred, 2, live=False)
     assert shown(books, "sold") == counted(books, "sold")
+    found, years = counted(books, "year", limit=3), model_of(books).bundle.items.column("year").to_pylist()
+    assert (found["min"], found["max"]) == (min(years), max(years))
+    counts, edges = np.histogram(years, facets_module.BINS)
+    assert [one["count"] for one in found["histogram"]] == counts.tolist()
+    assert [one["min"] for one in found["histogram"]] == pytest.approx(edges[:-1].tolist())
+    assert found["histogram"][-1]["max"] == max(years)
+    assert "histogram" not in counted(books, "year", limit=100)
+    assert "histogram" not in counted(books, "colour", limit=1)
 
 
 def test_facets_leave_the_cache_of_masks_alone(books: Running) -> None:
@@ -184,17 +192,6 @@ def test_facets_leave_the_cache_of_masks_alone(books: Running) -> None:
 
 
 # -- many values ----------------------------------------------------------------------------------------------------------
-
-
-def test_numbers_of_which_there_are_many_have_a_histogram(books: Running) -> None:
-    found, years = counted(books, "year", limit=3), model_of(books).bundle.items.column("year").to_pylist()
-    assert (found["min"], found["max"]) == (min(years), max(years))
-    counts, edges = np.histogram(years, facets_module.BINS)
-    assert [one["count"] for one in found["histogram"]] == counts.tolist()
-    assert [one["min"] for one in found["histogram"]] == pytest.approx(edges[:-1].tolist())
-    assert found["histogram"][-1]["max"] == max(years)
-    assert "histogram" not in counted(books, "year", limit=100)
-    assert "histogram" not in counted(books, "colour", limit=1)
 
 
 def small(folder: Path, **columns: Any) -> Path:

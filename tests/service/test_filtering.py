@@ -143,7 +143,7 @@ def test_an_explanation_says_where_each_wanted_item_went(shelf: Running) -> None
             assert level["dropped"] <= level["cut"]
 
 
-def test_min_score_is_told_apart_from_the_search(shelf: Running) -> None:
+def test_min_score_is_told_apart_and_explanations_are_for_few_queries(shelf: Running) -> None:
     body: Json = {"queries": [{"history": ["item-3"]}], "m": 10, "beam_size": 50}
     items = shelf.retrieve(**body)["results"][0]["items"]
     least = items[4]["score"]
@@ -151,9 +151,6 @@ def test_min_score_is_told_apart_from_the_search(shelf: Running) -> None:
     result = shelf.retrieve(**body, min_score=least, explain_items=[last])["results"][0]
     assert items[-1]["score"] < least
     assert result["explain"]["items"][0]["outcome"] == "below_min_score"
-
-
-def test_explanations_are_for_few_queries(shelf: Running) -> None:
     answer = shelf.client.post("/retrieve", json={"model": "books", "queries": [{"history": []}] * 9, "explain": True})
     assert answer.status_code == 422
     assert problem(answer)["errors"][0]["field"] == "queries"
@@ -221,14 +218,11 @@ def test_an_items_ancestors_have_their_places_among_the_nodes(explained_shelf: R
             assert (len(reached), reached[-1]["kept"], reached[-1]["place"]) == (len(entry["path"]), True, entry["place"])
 
 
-def test_an_excluded_item_has_a_path_that_was_not_searched_to_its_end(explained_shelf: Running) -> None:
+def test_an_excluded_item_has_a_path_and_nodes_count_as_values_of_the_answer(explained_shelf: Running) -> None:
     first = ids(explained_shelf.retrieve(**BODY)["results"][0])[0]
     body = BODY | {"queries": [BODY["queries"][0] | {"exclude": [first]}]}
     (entry,) = explained_shelf.retrieve(**body, explain_items=[first])["results"][0]["explain"]["items"]
     assert (entry["outcome"], entry["path"][-1]["place"], entry["path"][-1]["kept"]) == ("excluded", None, False)
-
-
-def test_nodes_count_as_values_of_the_answer(explained_shelf: Running) -> None:
     assert explained(explained_shelf, explain=True, explain_nodes=True)["levels"]
     wide = BODY | {"model": "books", "beam_size": 400, "explain": True, "m": 200}
     assert explained_shelf.client.post("/retrieve", json=wide).status_code == 200

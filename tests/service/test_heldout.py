@@ -60,7 +60,7 @@ def shown(running: Running, **params: int) -> list[Json]:
 # -- held-out queries -----------------------------------------------------------------------------------------------------
 
 
-def test_all_queries_come_with_what_they_should_find(measured: Running, bundle: Bundle) -> None:
+def test_all_queries_come_with_what_they_should_find_and_the_service_finds_it(measured: Running, bundle: Bundle) -> None:
     table = bundle.heldout().to_pylist()
     assert len(table) == HELD_OUT
     wanted = [
@@ -70,9 +70,6 @@ def test_all_queries_come_with_what_they_should_find(measured: Running, bundle: 
     assert shown(measured, limit=1000) == wanted
     assert shown(measured) == [wanted[i] for i in np.linspace(0, HELD_OUT - 1, 20).astype(int)]
     assert shown(measured, limit=1) == [wanted[0]]
-
-
-def test_they_are_queries_that_the_service_takes_and_finds_what_it_found_at_export(measured: Running) -> None:
     for one in shown(measured, limit=5):
         items = measured.retrieve(queries=[one["query"]], m=5, beam_size=8)["results"][0]["items"]
         found = {item["id"] for item in items}

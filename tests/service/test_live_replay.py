@@ -104,7 +104,7 @@ def asked(replay: LiveReplay, bundle: Bundle, wanted: Sequence[int], frozen: Sea
 # -- the items put in last ------------------------------------------------------------------------------------------------
 
 
-def test_what_is_deleted_or_placed_by_no_query_is_not_asked_for() -> None:
+def test_recent_puts_are_asked_for_by_their_queries_the_oldest_first() -> None:
     recent = RecentPuts("history")
     recent.note([put(1, "a", ["x"]), put(2, "b", ["y"]), put(3, "c", like=("d",)), put(4, "e", text="no query of such a model")])
     assert len(recent) == 2
@@ -112,15 +112,9 @@ def test_what_is_deleted_or_placed_by_no_query_is_not_asked_for() -> None:
     assert recent.next() is None
     recent.note([put(7, "b", ["y"]), put(8, "b")])  # a change of fields alone
     assert recent.next() == ("b", (["y"],))
-
-
-def test_a_text_is_a_query_of_a_model_of_texts() -> None:
     recent = RecentPuts("text")
     recent.note([put(1, "a", text="a red hat"), put(2, "b", "hats", text="a blue hat")])
     assert [recent.next(), recent.next()] == [("a", ("a red hat",)), ("b", ("hats",))]
-
-
-def test_the_oldest_goes_first_and_a_second_put_is_new_again() -> None:
     recent = RecentPuts("history")
     recent.note(put(i + 1, f"i{i}", [str(i)]) for i in range(RECENT))
     recent.note([put(100, "i0", ["again"]), put(101, "last", ["l"])])
@@ -247,7 +241,7 @@ def series(text: str) -> Series:
     }
 
 
-def test_a_version_says_how_full_it_is() -> None:
+def test_metrics_say_how_full_a_version_is_count_refusals_and_forget_what_is_unloaded() -> None:
     metrics = Metrics()
     live = LiveMetrics(metrics, "books")
     live.holds(2, items=3, tombstones=7, limit=12)
@@ -259,9 +253,6 @@ def test_a_version_says_how_full_it_is() -> None:
     assert found["capacity_ratio", "books", "2"] == 0.25
     assert found["canary_recall", "books", "2"] == 0.875
     assert found["displacement", "books", "2"] == -0.01
-
-
-def test_refusals_are_there_before_the_first_and_lines_of_a_bulk_count_each() -> None:
     metrics = Metrics()
     live = LiveMetrics(metrics, "books")
     live.refused(507)
@@ -270,9 +261,6 @@ def test_refusals_are_there_before_the_first_and_lines_of_a_bulk_count_each() ->
     refused = {int(status): value for (name, *_, status), value in found.items() if name == "refused_total"}
     assert refused == {**dict.fromkeys(REFUSED, 0.0), 507: 1.0, 422: 4.0}
     assert found["visible_seconds_count", "books"] == 0
-
-
-def test_an_unloaded_version_leaves_no_series() -> None:
     metrics = Metrics()
     live = LiveMetrics(metrics, "books")
     for version in (1, 2):

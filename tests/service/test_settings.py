@@ -23,25 +23,21 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     return capsys.readouterr().err
 
 
-def test_an_empty_models_folder_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_models_folder_and_a_taken_port_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], models: Path
+) -> None:
     assert "no model there" in refused(monkeypatch, capsys, "ESPALIER_MODELS", str(tmp_path / "nothing"))
-
-
-def test_a_taken_port_is_said(models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("ESPALIER_MODELS", str(models))
     with listen("127.0.0.1", 0) as taken:
         assert main(["--port", str(taken.getsockname()[1])]) == 1
     assert "cannot listen on 127.0.0.1" in capsys.readouterr().err
 
 
-def test_accepted_connections_send_without_delay() -> None:
+def test_accepted_connections_send_without_delay_and_a_service_link_is_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
     with listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
         accepted, _ = listening.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
-def test_a_service_link_of_kubernetes_is_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
     for value, port in (("tcp://10.96.0.7:8000", 8000), ("9000", 9000)):
         monkeypatch.setenv("ESPALIER_PORT", value)
         assert Settings().port == port
@@ -176,7 +172,7 @@ def bearer(key: str) -> bytes:
     return f"Bearer {key}".encode()
 
 
-def test_a_key_opens_what_its_role_allows_and_is_told_by_its_name_or_its_hash() -> None:
+def test_a_key_opens_what_its_roles_allow_and_is_told_by_its_name_or_its_hash() -> None:
     assert keys().check("retrieve", bearer(RETRIEVE)) == RETRIEVE_ID
     assert keys().check("retrieve", bearer(ADMIN)) == ADMIN_ID
     assert keys().check("retrieve", b"bearer  " + ADMIN.encode() + b" ") == ADMIN_ID
@@ -187,6 +183,11 @@ def test_a_key_opens_what_its_role_allows_and_is_told_by_its_name_or_its_hash() 
     assert keys(write=()).roles == ["admin", "retrieve", "internal"]
     with pytest.raises(Denied):
         keys().check("admin", bearer(f"alice:{NAMED}"))  # the name is no part of it
+    for access in ("retrieve", "write"):
+        assert keys(write=(RETRIEVE,)).check(access, bearer(RETRIEVE)) == RETRIEVE_ID
+    Settings(admin_keys=(SecretStr(f"alice:{NAMED}"),))
+    with pytest.raises(ValidationError, match="at least 16 characters"):
+        Settings(admin_keys=(SecretStr("alice-of-the-long-name:short"),))
 
 
 @pytest.mark.parametrize(
@@ -205,14 +206,3 @@ def test_a_key_of_another_role_is_refused(key: str, access: Access, role: str, m
     with pytest.raises(Forbidden, match=message) as raised:
         keys().check(access, bearer(key))
     assert (raised.value.role, raised.value.reason) == (role, "role")
-
-
-def test_a_key_of_two_roles_has_both() -> None:
-    for access in ("retrieve", "write"):
-        assert keys(write=(RETRIEVE,)).check(access, bearer(RETRIEVE)) == RETRIEVE_ID
-
-
-def test_the_name_does_not_make_a_key_long_enough() -> None:
-    Settings(admin_keys=(SecretStr(f"alice:{NAMED}"),))
-    with pytest.raises(ValidationError, match="at least 16 characters"):
-        Settings(admin_keys=(SecretStr("alice-of-the-long-name:short"),))

@@ -49,11 +49,21 @@ def test_many_distinct_ids_take_no_more_memory_and_hide_no_frequent_one() -> Non
     assert sorted(certain.values())[-2] <= 2  # no id that came once looks frequent
 
 
-def test_long_ids_are_cut_between_characters() -> None:
+def test_ids_requests_and_the_sums_of_many_processes_are_bounded(tmp_path: Path) -> None:
     assert cut("short") == "short"
     assert cut("x" * 10**6) == "x" * MAX_ID_BYTES
     assert cut("€" * 500) == "€" * (MAX_ID_BYTES // 3)
     assert len(cut("😀" * 500).encode()) == MAX_ID_BYTES
+    ids = UnknownIds()
+    ids.note("books", [[f"{b}-{i}" for i in range(70)] for b in range(5)])
+    [models] = ids.counts().values()
+    assert len(models["books"]) == PER_REQUEST
+    for pid in range(1, 5):
+        unknown_ids.write(tmp_path, pid, {0: {"books": {f"{pid}-{i}": 1 for i in range(COUNTERS)} | {"most": 7}}})
+    unknown_ids.sum_ended(tmp_path, [], 0.0)
+    [blocks] = unknown_ids.read(tmp_path)
+    assert len(blocks[0]["books"]) == COUNTERS
+    assert blocks[0]["books"]["most"] == 28
 
 
 def test_counts_are_of_this_half_day_and_the_last() -> None:
@@ -75,13 +85,6 @@ def test_counts_are_of_this_half_day_and_the_last() -> None:
     assert top() == []
     ids.note("books", [["new"]])
     assert (top(), len(ids._blocks)) == ([("new", 1)], 1)
-
-
-def test_one_request_counts_so_many_ids_and_no_more() -> None:
-    ids = UnknownIds()
-    ids.note("books", [[f"{b}-{i}" for i in range(70)] for b in range(5)])
-    [models] = ids.counts().values()
-    assert len(models["books"]) == PER_REQUEST
 
 
 def test_processes_add_up_and_those_that_ended_are_kept_in_one_file(tmp_path: Path) -> None:
@@ -120,15 +123,6 @@ def test_while_counts_move_to_the_sums_none_are_missed(tmp_path: Path) -> None:
     moving.join()
     assert read
     assert min(read) >= processes
-
-
-def test_the_sums_of_many_processes_are_bounded(tmp_path: Path) -> None:
-    for pid in range(1, 5):
-        unknown_ids.write(tmp_path, pid, {0: {"books": {f"{pid}-{i}": 1 for i in range(COUNTERS)} | {"most": 7}}})
-    unknown_ids.sum_ended(tmp_path, [], 0.0)
-    [blocks] = unknown_ids.read(tmp_path)
-    assert len(blocks[0]["books"]) == COUNTERS
-    assert blocks[0]["books"]["most"] == 28
 
 
 def test_customers_unknown_ids_are_counted_and_those_of_background_requests_are_not(versions: Path) -> None:

@@ -138,7 +138,7 @@ def test_what_is_beyond_them_or_does_not_fit_the_shard_is_refused_by_its_name(
     assert limited.refusals("invalid") == before + 1
 
 
-def test_no_more_masks_than_queries_and_than_there_is_room_for(limited: Limited) -> None:
+def test_masks_are_bounded_and_asked_for_where_a_shard_lacks_them(limited: Limited) -> None:
     sent = {one.digest: one for one in map(limited.bits, range(4))}
     error = limited.error(limited.query(4, masks=tuple(sent), sent_masks=sent))
     assert error == {"field": "sent", "value": "'4 masks'", "expected": "at most 3"}
@@ -146,9 +146,6 @@ def test_no_more_masks_than_queries_and_than_there_is_room_for(limited: Limited)
     limited.taken(limited.query(4, masks=(*three, None), sent_masks=three))
     assert limited.error(limited.query(2, masks=(None, None), sent_masks=three))["expected"] == "at most 2"
     assert limited.metric("espalier_shard_mask_bytes", model="0") == 3 * limited.shards[0].tree.node_count
-
-
-def test_a_shard_asks_for_masks_that_it_does_not_hold_or_another_one_does(limited: Limited) -> None:
     one, other = limited.bits(255, shard=1), limited.bits(15)
     limited.taken(limited.query(masks=(other.digest, None), sent_masks={other.digest: other}))
     before = limited.refusals("unknown_masks")
@@ -302,14 +299,11 @@ def test_what_a_shard_can_say_of_itself_it_says(service: Running, path: str) -> 
     assert service.client.get(path).status_code == 200
 
 
-def test_a_shard_takes_no_live_items_though_its_engine_would(service: Running) -> None:
+def test_a_shard_takes_no_live_items_and_no_probe(service: Running) -> None:
     registry = service.app.state.service.registry
     whole, shard = (registry.entries[name].loaded.live for name in ("books", "1"))
     assert whole.refused is None
     assert shard.refused == "version 1 on compiled-cpu takes no live items"
-
-
-def test_the_probe_leaves_shards_out(service: Running) -> None:
     registry = service.app.state.service.registry
     assert Probe(registry, service.app.state.service.metrics, 1.0).ready() == [("books", 1)]
 
