@@ -120,7 +120,6 @@ def test_each_status_has_its_error(driver: Driver, statuses: tuple[int, ...], ki
         assert (error.status, error.title, error.detail, error.request_id) == (status, "Title", "What happened.", "the-id")
         assert (error.errors, error.retry_after_s) == ((WrongValue("queries[0].m", "0", "at least 1"),), 7.0)
         assert str(error) == f"{status} Title: What happened. (request the-id)"
-        driver.close()
 
 
 def test_an_error_page_of_a_proxy_tells_its_status(driver: Driver) -> None:
@@ -215,7 +214,6 @@ def test_what_is_no_answer_is_an_error_and_not_asked_again(
         assert type(raised.value) is kind
         assert len(str(raised.value)) < 500
         assert [request.headers["Accept-Encoding"] for request in stub.requests] == ["identity"]
-        driver.close()
 
 
 @pytest.mark.parametrize("status", [204, 205])
@@ -272,11 +270,9 @@ def test_the_longest_answer_is_counted_to_the_byte(driver: Driver) -> None:
     for content, most, ask in asked:
         driver.open(Stub([reply(content)]), max_answer_bytes=most)
         ask()
-        driver.close()
         driver.open(Stub([reply(content)]), max_answer_bytes=most - 1)
         with pytest.raises(InvalidAnswer, match="max_answer_bytes"):
             ask()
-        driver.close()
     with pytest.raises(ValueError, match="max_answer_bytes: got 0, expected at least 1"):
         driver.open(Stub(), max_answer_bytes=0)
 

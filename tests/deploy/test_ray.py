@@ -116,11 +116,15 @@ def versions(found: frozenset[Pin]) -> list[int]:
     return sorted(pin.version for pin in found)
 
 
-def test_a_deployment_has_an_address_for_each_try(transport: Transport) -> None:
+def test_a_deployment_has_an_address_for_each_try_and_names_the_masks_that_it_lacks(transport: Transport, deployment: Deployment) -> None:
     addresses = asyncio.run(transport.addresses("books-shards-0"))
     assert len({*addresses}) == 3
     for address in addresses:
         assert asyncio.run(transport.send(address, b"asked", MOST, 5, {})) == b"asked found"
+    deployment.answers = [(409, orjson.dumps(["a", "b"]))]
+    with pytest.raises(MasksWanted) as raised:
+        send(transport)
+    assert raised.value.digests == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -145,13 +149,6 @@ def test_what_went_wrong_has_a_reason_and_one_line(
     assert raised.value.reason == reason
     assert says in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-def test_masks_that_a_shard_lacks_are_named(transport: Transport, deployment: Deployment) -> None:
-    deployment.answers = [(409, orjson.dumps(["a", "b"]))]
-    with pytest.raises(MasksWanted) as raised:
-        send(transport)
-    assert raised.value.digests == ("a", "b")
 
 
 def test_a_dead_replica_that_ray_still_chooses_is_asked_past(transport: Transport, deployment: Deployment) -> None:
@@ -280,29 +277,20 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     found.runner.close()
 
 
-def test_a_search_is_answered_as_by_the_route(started: Started) -> None:
+def test_a_replica_answers_as_the_route_refuses_by_status_and_says_what_it_serves_until_it_ends(started: Started) -> None:
     status, body = started.search(encode_query(started.query()))
     assert status == 200
     answer = decode_answer(body)
     assert answer.pin == pin_of(started.shards[1])
     assert answer.result.count_B.tolist() == [5, 5, 5]
-
-
-def test_a_refusal_is_a_status_and_no_exception(started: Started) -> None:
     assert started.search(b"garbage")[0] == 422
     status, text = started.search(encode_query(started.query(index=0)))
     assert (status, b"is not served here" in text) == (410, True)
     status, digests = started.search(encode_query(started.query(masks=("0" * 32, None, None))))
     assert (status, orjson.loads(digests)) == (409, ["0" * 32])
-
-
-def test_it_says_what_it_serves_and_is_healthy_as_long_as_that_is_something(started: Started) -> None:
     listed = started.runner.run(started.shard.shards())
     assert [(one["model"], one["version"], one["index"], one["count"], one["ready"]) for one in listed] == [("1", 1, 1, 2, True)]
     started.shard.check_health()
-
-
-def test_a_replica_that_is_ended_answers_no_more(started: Started) -> None:
     other = started.runner.run(constructed(started.folder, 0))
     started.runner.run(other.stop())
     assert started.runner.run(other.search(encode_query(started.query(index=0))))[0] == 503
@@ -373,12 +361,17 @@ def test_there_is_a_deployment_for_each_shard_with_its_settings_threads_and_rese
         assert settings_of(given.shard_settings(given.shards[0], 0)).threads == threads
 
 
-def test_replicas_look_for_new_versions_unless_a_setting_says_how_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replicas_look_for_new_versions_and_live_items_have_one_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     given = arguments()
     assert settings_of(given.ingress_settings()).poll_s == POLL_S
     monkeypatch.setenv("ESPALIER_POLL_S", "9")
     assert settings_of(given.ingress_settings()).poll_s == 9
     assert settings_of(arguments(settings={"poll_s": 4}).ingress_settings()).poll_s == 4
+    monkeypatch.setenv("ESPALIER_WRITE_KEYS", "a-key-of-sixteen-characters")
+    arguments()
+    for several in ({"replicas": 2}, {"autoscale": {"max": 2}}):
+        with pytest.raises(ValidationError, match=r"ingress\.replicas: got several, expected 1"):
+            arguments(ingress=several)
 
 
 @pytest.mark.parametrize(
@@ -406,11 +399,3 @@ def test_what_is_wrong_is_named(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError) as raised:
         Arguments.model_validate(given)
     assert says in str(raised.value)
-
-
-def test_live_items_have_one_writer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ESPALIER_WRITE_KEYS", "a-key-of-sixteen-characters")
-    arguments()
-    for several in ({"replicas": 2}, {"autoscale": {"max": 2}}):
-        with pytest.raises(ValidationError, match=r"ingress\.replicas: got several, expected 1"):
-            arguments(ingress=several)

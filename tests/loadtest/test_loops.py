@@ -243,7 +243,7 @@ def test_recall_of_ids_is_recall_of_rows(data: st.DataObject, m: int) -> None:
 QUERIES = [Query("history", ("a", "b")), Query("history", ()), Query("history", ("c",))]
 
 
-def test_no_two_writes_are_equal_and_few_items_are_written() -> None:
+def test_no_two_writes_are_equal_and_each_is_a_whole_request() -> None:
     writes = Writes(QUERIES, items=4)
     puts = [writes.put(number) for number in range(20)]
     assert {put.id for put in puts} == {f"{PREFIX}{n}" for n in range(4)} == set(writes.ids(20))
@@ -251,6 +251,11 @@ def test_no_two_writes_are_equal_and_few_items_are_written() -> None:
     assert [put.body["events"] for put in puts[:3]] == [[["a", "b"]], [["c"]], [["a", "b"]]]  # an empty history is no evidence
     assert writes.ids(2) == [f"{PREFIX}0", f"{PREFIX}1"]
     assert Writes(QUERIES).put(0).body["source_version"] > puts[0].body["source_version"]
+    put = Writes(QUERIES).put(3)
+    head, _, body = put_bytes(Target("h", 80, "/prefix", {"Authorization": "Bearer k"}), "a/b c", put).partition(b"\r\n\r\n")
+    assert head.splitlines()[0] == b"PUT /prefix/models/a%2Fb%20c/items/loadtest-item-3 HTTP/1.1"
+    assert b"Authorization: Bearer k" in head
+    assert json.loads(body) == put.body
 
 
 @pytest.mark.parametrize("kind", ["vector", "features", "text"])
@@ -303,11 +308,3 @@ def test_what_is_not_deleted_is_told() -> None:
         delete_all(target, "books", ["a", "gone"])
     with pytest.raises(ServiceRefused, match="no answer"):
         delete_all(target, "books", ["a"])
-
-
-def test_a_put_is_a_whole_request() -> None:
-    put = Writes(QUERIES).put(3)
-    head, _, body = put_bytes(Target("h", 80, "/prefix", {"Authorization": "Bearer k"}), "a/b c", put).partition(b"\r\n\r\n")
-    assert head.splitlines()[0] == b"PUT /prefix/models/a%2Fb%20c/items/loadtest-item-3 HTTP/1.1"
-    assert b"Authorization: Bearer k" in head
-    assert json.loads(body) == put.body

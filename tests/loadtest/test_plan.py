@@ -44,11 +44,17 @@ def test_a_test_that_cannot_be_done_says_why(tmp_path: Path, options: dict[str, 
         plan_of(None, given)
 
 
-def test_mixes_filters_and_versions_are_read() -> None:
+def test_mixes_filters_versions_and_shapes_are_read_and_what_was_not_good_enough_is_told() -> None:
     assert mix("50:1,100:8.5,400") == ([50, 100, 400], [1.0, 8.5, 1.0])
     assert conditions("") == {}
     assert conditions('{"section": ["libs"]}') == {"section": ["libs"]}
     assert (versions(""), versions("1,2")) == ([], [1, 2])
+    assert [shaped("ramp", 10, passed) for passed in (0, 0.25, 0.5, 1)] == [1, 3, 5, 10]
+    assert [shaped("spike", 10, passed) for passed in (0, 0.32, 0.34, 0.6, 0.67, 1)] == [10, 10, 30, 30, 10, 10]
+    assert {shaped("steady", 10, passed) for passed in (0, 0.5, 1)} == {10}
+    assert complaints(1000, 10, 10, 0, 0.01, 0.01) == []
+    assert len(complaints(1000, 11, 11, 1, 0.01, 0.01)) == 3
+    assert complaints(0, 0, 0, 0, 1, 1) == ["no request was sent"]
 
 
 @pytest.mark.parametrize("text", ["", "x", "0", "5:-1", "5:0", "5:nan", "5:1:1"])
@@ -64,12 +70,6 @@ def test_there_are_never_no_users_and_never_more_than_a_spike_has(shape: str, ra
     assert 1 <= shaped(shape, most, passed) <= (SPIKE if shape == "spike" else 1) * most
 
 
-def test_the_shapes() -> None:
-    assert [shaped("ramp", 10, passed) for passed in (0, 0.25, 0.5, 1)] == [1, 3, 5, 10]
-    assert [shaped("spike", 10, passed) for passed in (0, 0.32, 0.34, 0.6, 0.67, 1)] == [10, 10, 30, 30, 10, 10]
-    assert {shaped("steady", 10, passed) for passed in (0, 0.5, 1)} == {10}
-
-
 @pytest.mark.parametrize(
     ("found", "complete", "eligible", "wrong"),
     [(5, True, 100, False), (4, True, 100, True), (4, False, 100, False), (4, True, 4, False), (4, True, 0, False), (6, True, 0, True)],
@@ -77,12 +77,6 @@ def test_the_shapes() -> None:
 def test_an_answer_has_as_many_items_as_there_can_be(found: int, complete: bool, eligible: int, wrong: bool) -> None:
     assert (wrong_in(results(found, complete), 5, eligible) is not None) == wrong
     assert wrong_in({}, 5, eligible) == "0 results to one query"
-
-
-def test_what_was_not_good_enough() -> None:
-    assert complaints(1000, 10, 10, 0, 0.01, 0.01) == []
-    assert len(complaints(1000, 11, 11, 1, 0.01, 0.01)) == 3
-    assert complaints(0, 0, 0, 0, 1, 1) == ["no request was sent"]
 
 
 # -- the beam that a latency budget buys ----------------------------------------------------------------------------------

@@ -152,15 +152,12 @@ def marks_of(test: Iterable[str]) -> ExpressionMatcher:
     return lambda name, /, **_: name in known
 
 
-def test_every_test_is_run_by_one_of_the_three_targets(clone: Path) -> None:
+def test_every_test_is_run_by_one_of_the_targets_and_no_slow_one_by_make_test(clone: Path) -> None:
     names = ("slow", "hypothesis", "console", "stack", "hostile")
     tiers = chosen("test", "test-all", "hostile-test", folder=clone)
     for count in range(len(names) + 1):
         for marks in combinations(names, count):
             assert any(expression.evaluate(marks_of(marks)) for expression in tiers), marks
-
-
-def test_make_test_leaves_out_what_is_slow_and_the_other_targets_run_their_own(clone: Path) -> None:
     targets = ("test", "console-test", "stack-test", "hostile-test")
     [fast], [console], [stack], [hostile] = (chosen(target, folder=clone) for target in targets)
     assert [fast.evaluate(marks_of(marks)) for marks in ([], ["hypothesis"], ["slow"])] == [True, True, False]
@@ -301,16 +298,13 @@ def report(outcome: str, test: str) -> Any:
     return SimpleNamespace(outcome=outcome, nodeid=test)
 
 
-def test_the_third_rerun_in_ten_runs_fails_the_build(tmp_path: Path) -> None:
+def test_the_third_rerun_in_ten_runs_fails_the_build_and_tiers_are_counted_apart(tmp_path: Path) -> None:
     file = tmp_path / "kept" / "reruns.json"
     for rerun in (["a"], [], ["a", "b"], *[[]] * 6):
         assert run_of(file, rerun) == (0, [])
     assert run_of(file, ["a", "b"]) == (1, ["a"])
     assert run_of(file, []) == (0, [])  # the first one is eleven runs ago
     assert run_of(file, ["b"]) == (1, ["b"])
-
-
-def test_tiers_are_counted_apart_and_a_failure_stays_one(tmp_path: Path) -> None:
     file = tmp_path / "reruns.json"
     for _ in range(2):
         assert run_of(file, ["a"], "slow") == run_of(file, ["a"], "console") == (0, [])

@@ -234,13 +234,10 @@ def round_trip(document: Json) -> Json:
     return found
 
 
-def test_the_dashboard_has_nothing_that_grafanas_schema_does_not_know() -> None:
+def test_the_dashboard_is_provisioned_says_what_it_shows_and_has_nothing_unknown() -> None:
     assert list(missing(DASHBOARD, round_trip(DASHBOARD))) == []
     misspelt = json.loads(json.dumps(DASHBOARD).replace('"drawStyle"', '"drawstyle"'))
     assert {path.rpartition(".")[2] for path in missing(misspelt, round_trip(misspelt))} == {"drawstyle"}
-
-
-def test_every_panel_says_what_it_shows_and_where_from() -> None:
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
     for panel in PANELS:
         assert re.fullmatch(r"[A-Z].*[.]", panel["description"]), panel["title"]
@@ -251,9 +248,6 @@ def test_every_panel_says_what_it_shows_and_where_from() -> None:
             assert "[$__rate_interval]" in target["expr"] or not re.search(r"\[", target["expr"]), panel["title"]
         defaults = panel["fieldConfig"]["defaults"]
         assert panel["type"] in ("heatmap", "table") or defaults["unit"], panel["title"]
-
-
-def test_grafana_is_provisioned_with_the_data_source_and_the_dashboard() -> None:
     [source] = yaml.safe_load((GRAFANA / "provisioning" / "datasources" / "prometheus.yml").read_text())["datasources"]
     assert (source["uid"], source["url"]) == ("espalier-prometheus", "http://prometheus:9090")
     variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}

@@ -49,7 +49,7 @@ def many(queries: int, **rest: Any) -> dict[str, Any]:
     return {"model": "books", "queries": [{"history": []}] * queries, "m": MANY, "beam_size": MANY} | rest
 
 
-def test_an_answer_over_the_limit_is_422_with_the_numbers(large: Path) -> None:
+def test_an_answer_over_the_limit_is_422_and_blocks_are_those_of_each_query_alone(large: Path) -> None:
     with run(large, max_answer_values=6 * MANY) as running:
         assert running.client.post("/retrieve", json=many(3)).status_code == 200
         assert running.client.post("/retrieve", json=many(2, fields=["title"])).status_code == 200
@@ -60,6 +60,13 @@ def test_an_answer_over_the_limit_is_422_with_the_numbers(large: Path) -> None:
     assert error["field"] == "m"
     for number in (3, MANY, 9 * MANY, 6 * MANY):
         assert str(number) in error["expected"]
+    with run(large) as running:
+        queries = [{"history": [], "exclude": [f"item-{i}"]} for i in range(5)]
+        body = {"model": "books", "m": MANY, "beam_size": MANY, "fields": ["title"]}
+        whole = running.client.post("/retrieve", json=body | {"queries": queries}).json()["results"]
+        assert sum(len(result["items"]) for result in whole) > 2 * BLOCK_ROWS
+        for query, result in zip(queries, whole, strict=True):
+            assert result == running.client.post("/retrieve", json=body | {"queries": [query]}).json()["results"][0]
 
 
 def test_large_answers_that_are_not_taken_keep_others_out_but_no_small_ones(large: Path) -> None:
@@ -130,16 +137,6 @@ def test_blocks_hold_all_queries_once() -> None:
         blocks = _blocks(count_B)
         assert [b for begin, end in blocks for b in range(begin, end)] == list(range(len(count_B)))
         assert all(end - begin == 1 or count_B[begin:end].sum() <= BLOCK_ROWS for begin, end in blocks)
-
-
-def test_answers_in_blocks_are_those_of_each_query_alone(large: Path) -> None:
-    with run(large) as running:
-        queries = [{"history": [], "exclude": [f"item-{i}"]} for i in range(5)]
-        body = {"model": "books", "m": MANY, "beam_size": MANY, "fields": ["title"]}
-        whole = running.client.post("/retrieve", json=body | {"queries": queries}).json()["results"]
-        assert sum(len(result["items"]) for result in whole) > 2 * BLOCK_ROWS
-        for query, result in zip(queries, whole, strict=True):
-            assert result == running.client.post("/retrieve", json=body | {"queries": [query]}).json()["results"][0]
 
 
 # -- streams ------------------------------------------------------------------------------------------------------------
@@ -296,7 +293,7 @@ def test_a_stream_that_waits_for_room_ends_when_its_client_leaves(
     assert service.engines["books"].calls == []
 
 
-def test_a_stream_that_waits_for_room_goes_on_when_there_is_some(service: Listening) -> None:
+def test_lines_wait_for_room_go_on_and_count_until_they_are_answered(service: Listening) -> None:
     answers = direct(service, "/retrieve/stream").answers
     with service.connected() as wire:
         with Held(answers) as others:
@@ -308,9 +305,6 @@ def test_a_stream_that_waits_for_room_goes_on_when_there_is_some(service: Listen
         [document] = received(wire)
     assert len(document["results"]) == 3
     until(lambda: answers.left == answers.units, "the room comes back")
-
-
-def test_a_long_line_that_finds_no_room_is_refused_and_a_short_one_is_answered(service: Listening) -> None:
     bodies = direct(service, "/retrieve/stream").bodies
     with Held(bodies) as others:
         assert others.take(bodies.left + FREE_BYTES)
@@ -322,9 +316,6 @@ def test_a_long_line_that_finds_no_room_is_refused_and_a_short_one_is_answered(s
     assert document["status"] == 503
     assert "bodies" in str(document["detail"])
     until(lambda: bodies.left == bodies.units, "the room comes back")
-
-
-def test_lines_count_until_they_are_answered(service: Listening) -> None:
     bodies, engine = direct(service, "/retrieve/stream").bodies, service.engines["books"]
     line = b"{" + b" " * 40_000 + json.dumps(many(1, m=3)).encode()[1:]
     with service.connected() as wire:

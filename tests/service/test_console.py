@@ -51,13 +51,19 @@ def test_the_page_and_every_file_come_without_a_key_under_a_strict_policy_and_on
     assert running.client.get("/", headers={"If-None-Match": 'W/"other"'}).status_code == 200
 
 
-def test_comments_of_a_style_sheet_are_left_out(tmp_path: Path) -> None:
+def test_comments_are_left_out_a_changed_file_has_another_tag_and_others_are_no_assets(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("<p>/* text */</p>\n")
     (tmp_path / "style.css").write_text("p { q: r; }\n")
     (tmp_path / "a.css").write_text("/* The look,\n   all of it. */\n\na { b: c; } /* why */\n/* two */\nd { e: f; }\n")
     files = read_files(tmp_path)
     assert files["/"].content == b"<p>/* text */</p>\n"
     assert files["/console/style.css"].content == b"p { q: r; }\n\na { b: c; } /* why */\nd { e: f; }\n"
+    (tmp_path / "index.html").write_text("<p>one")
+    one = read_files(tmp_path)["/"]
+    (tmp_path / "index.html").write_text("<p>two")
+    two = read_files(tmp_path)["/"]
+    assert one.tag != two.tag
+    assert read_files(tmp_path)["/"] == two
 
 
 def test_the_files_are_small_whole_and_as_their_makers_published_them() -> None:
@@ -71,15 +77,6 @@ def test_the_files_are_small_whole_and_as_their_makers_published_them() -> None:
         name = path.relative_to(FOLDER).as_posix()
         assert f'["{name}"] = ' in script, name
     assert "\n//" not in script
-
-
-def test_a_changed_file_has_another_tag(tmp_path: Path) -> None:
-    (tmp_path / "index.html").write_text("<p>one")
-    one = read_files(tmp_path)["/"]
-    (tmp_path / "index.html").write_text("<p>two")
-    two = read_files(tmp_path)["/"]
-    assert one.tag != two.tag
-    assert read_files(tmp_path)["/"] == two
 
 
 def test_files_that_are_no_assets_are_not_served(tmp_path: Path) -> None:

@@ -223,7 +223,9 @@ def test_a_catalogue_of_many_blocks_is_counted_whole(live: Live, monkeypatch: py
     assert [counted(live.running, column, limit=limit) for column, limit in asked] == whole
 
 
-def test_a_column_of_too_many_values_has_none_listed(books: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_column_of_too_many_values_has_none_listed_and_a_scan_ends_at_its_deadline(
+    books: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(facets_module, "MAX_VALUES", ITEMS)
     assert counted(books, "id", limit=1)["distinct"] == ITEMS
     monkeypatch.setattr(facets_module, "MAX_VALUES", ITEMS - 1)
@@ -234,21 +236,6 @@ def test_a_column_of_too_many_values_has_none_listed(books: Running, monkeypatch
     monkeypatch.setattr(facets_module, "MAX_VALUES", 3)
     numbers = counted(books, "year", limit=3)
     assert (numbers["values"], sum(one["count"] for one in numbers["histogram"])) == ([], ITEMS)
-
-
-def test_long_values_end_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with run(small(tmp_path, text=["a" * 10, "a" * 10, "é" * 10, "c" * 10])) as running:
-        for room, listed in ((40, 3), (39, 2), (20, 2), (19, 1), (9, 0)):
-            monkeypatch.setattr(facets_module, "MAX_BYTES", room)
-            found = counted(running, "text")
-            assert [one["value"] for one in found["values"]] == ["a" * 10, "c" * 10, "é" * 10][:listed]
-            assert found["others"] + sum(one["count"] for one in found["values"]) == 4
-
-
-# -- what is refused ------------------------------------------------------------------------------------------------------
-
-
-def test_a_scan_ends_at_its_deadline(books: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facets_module, "SCANNED_ROWS", 4)
     looks = 0
 
@@ -261,6 +248,18 @@ def test_a_scan_ends_at_its_deadline(books: Running, monkeypatch: pytest.MonkeyP
     with pytest.raises(DeadlinePassed):
         facets(model_of(books), "colour", Filter(), 20, check)
     assert looks == 4
+
+
+def test_long_values_end_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with run(small(tmp_path, text=["a" * 10, "a" * 10, "é" * 10, "c" * 10])) as running:
+        for room, listed in ((40, 3), (39, 2), (20, 2), (19, 1), (9, 0)):
+            monkeypatch.setattr(facets_module, "MAX_BYTES", room)
+            found = counted(running, "text")
+            assert [one["value"] for one in found["values"]] == ["a" * 10, "c" * 10, "é" * 10][:listed]
+            assert found["others"] + sum(one["count"] for one in found["values"]) == 4
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

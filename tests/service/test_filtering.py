@@ -218,10 +218,10 @@ def test_an_items_ancestors_have_their_places_among_the_nodes(explained_shelf: R
             assert (len(reached), reached[-1]["kept"], reached[-1]["place"]) == (len(entry["path"]), True, entry["place"])
 
 
-def test_an_excluded_item_has_a_path_and_nodes_count_as_values_of_the_answer(explained_shelf: Running) -> None:
+def test_excluded_items_have_paths_nodes_count_as_values_and_levels_are_cut_by_keys(explained_shelf: Running) -> None:
     first = ids(explained_shelf.retrieve(**BODY)["results"][0])[0]
-    body = BODY | {"queries": [BODY["queries"][0] | {"exclude": [first]}]}
-    (entry,) = explained_shelf.retrieve(**body, explain_items=[first])["results"][0]["explain"]["items"]
+    excluding = BODY | {"queries": [BODY["queries"][0] | {"exclude": [first]}]}
+    (entry,) = explained_shelf.retrieve(**excluding, explain_items=[first])["results"][0]["explain"]["items"]
     assert (entry["outcome"], entry["path"][-1]["place"], entry["path"][-1]["kept"]) == ("excluded", None, False)
     assert explained(explained_shelf, explain=True, explain_nodes=True)["levels"]
     wide = BODY | {"model": "books", "beam_size": 400, "explain": True, "m": 200}
@@ -230,6 +230,14 @@ def test_an_excluded_item_has_a_path_and_nodes_count_as_values_of_the_answer(exp
         answer = explained_shelf.client.post("/retrieve", json=body)
         assert answer.status_code == 422
         assert problem(answer)["errors"][0]["field"] == "explain_nodes"
+    body = {"queries": [{"history": HISTORY}], "m": 5, "beam_size": 6}
+    everything = ids(explained_shelf.retrieve(**body | {"m": 500, "beam_size": 500})["results"][0])
+    result = explained_shelf.retrieve(**body, explain_items=everything[-4:])["results"][0]
+    for level in result["explain"]["levels"]:
+        assert level["dropped"] is None or level["dropped"] <= level["cut"]
+    for entry in result["explain"]["items"]:
+        assert entry["outcome"] == "pruned"
+        assert entry["rank"] <= entry["key"] <= entry["cut"]
 
 
 def linked(memory: Memory, item: int) -> dict[str, float]:
@@ -258,14 +266,3 @@ def test_explanations_say_which_past_items_spoke_for_an_item(explained_shelf: Ru
         assert [one["part"] for one in entry["memory"]["items"]] == pytest.approx([part for _, part in expected[:3]])
         assert entry["memory"]["part"] == pytest.approx(sum(part for _, part in expected))
         assert entry["key"] == pytest.approx(entry["rank"] + entry["memory"]["part"], abs=1e-4)
-
-
-def test_levels_are_cut_by_keys(explained_shelf: Running) -> None:
-    body: Json = {"queries": [{"history": HISTORY}], "m": 5, "beam_size": 6}
-    everything = ids(explained_shelf.retrieve(**body | {"m": 500, "beam_size": 500})["results"][0])
-    result = explained_shelf.retrieve(**body, explain_items=everything[-4:])["results"][0]
-    for level in result["explain"]["levels"]:
-        assert level["dropped"] is None or level["dropped"] <= level["cut"]
-    for entry in result["explain"]["items"]:
-        assert entry["outcome"] == "pruned"
-        assert entry["rank"] <= entry["key"] <= entry["cut"]

@@ -222,11 +222,24 @@ def history_of(wrong: dict[str, float], minutes: int, slow: bool = False) -> His
     return history
 
 
-def test_nothing_fires_where_nothing_is_known() -> None:
+def test_names_thresholds_and_times_are_those_of_the_rules_and_nothing_known_is_no_alert() -> None:
     history = History()
     history.add(Totals(BEGIN, {}))
     assert firing(history) == {}
     assert {state["value"] for state in states(history.columns())} <= {None, 0.0}
+    rules = yaml.safe_load((ROOT / "docker/prometheus/rules/alerts.yml").read_text())["groups"][0]["rules"]
+    rule_of = {rule["alert"]: rule for rule in rules}
+    assert rule_of.keys() == {condition.name for condition in CONDITIONS} | ELSEWHERE.keys()
+    assert not {condition.name for condition in CONDITIONS} & ELSEWHERE.keys()
+    for condition in CONDITIONS:
+        rule = rule_of[condition.name]
+        assert seconds(rule.get("for", "0s")) == condition.for_s, condition.name
+        compared = {(sign, product(number)) for sign, number in re.findall(r"(==|<|>) ([\d.]+(?: \* [\d.]+)?)", rule["expr"])}
+        if not callable(condition.threshold):
+            found = [number for sign, number in compared if sign == condition.compare]
+            assert any(number == pytest.approx(condition.threshold) for number in found), condition.name
+    assert "> clamp_max(0.1 * max by (model, version, m) (espalier_probe_expected_recall), 0.02)" in rule_of["EspalierRecallDrop"]["expr"]
+    assert re.findall(r"\[(\d+)m\]", rule_of["EspalierProbeSilent"]["expr"])[0] == "3"
 
 
 @pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
@@ -243,22 +256,6 @@ def test_each_alert_fires_after_its_time_and_not_before(condition: Any) -> None:
     assert firing(history_of(wrong, 0, slow)) == {}
     if condition.for_s > 60 and condition.name not in needed:
         assert condition.name not in firing(history_of(wrong, int(condition.for_s // 60), slow))
-
-
-def test_names_thresholds_and_times_are_those_of_the_rules() -> None:
-    rules = yaml.safe_load((ROOT / "docker/prometheus/rules/alerts.yml").read_text())["groups"][0]["rules"]
-    rule_of = {rule["alert"]: rule for rule in rules}
-    assert rule_of.keys() == {condition.name for condition in CONDITIONS} | ELSEWHERE.keys()
-    assert not {condition.name for condition in CONDITIONS} & ELSEWHERE.keys()
-    for condition in CONDITIONS:
-        rule = rule_of[condition.name]
-        assert seconds(rule.get("for", "0s")) == condition.for_s, condition.name
-        compared = {(sign, product(number)) for sign, number in re.findall(r"(==|<|>) ([\d.]+(?: \* [\d.]+)?)", rule["expr"])}
-        if not callable(condition.threshold):
-            found = [number for sign, number in compared if sign == condition.compare]
-            assert any(number == pytest.approx(condition.threshold) for number in found), condition.name
-    assert "> clamp_max(0.1 * max by (model, version, m) (espalier_probe_expected_recall), 0.02)" in rule_of["EspalierRecallDrop"]["expr"]
-    assert re.findall(r"\[(\d+)m\]", rule_of["EspalierProbeSilent"]["expr"])[0] == "3"
 
 
 def seconds(duration: str) -> float:

@@ -195,15 +195,12 @@ def test_displacement_is_the_recall_that_live_items_cost(bundle: Bundle, live: L
     assert replay.displacement == pytest.approx(0.5)
 
 
-def test_deleted_items_are_wanted_by_nobody(bundle: Bundle, live: Live, replay: LiveReplay) -> None:
+def test_deleted_items_and_results_past_the_fiftieth_do_not_count(bundle: Bundle, live: Live, replay: LiveReplay) -> None:
     live.gone = {2}
     for _ in range(MIN_GAINS):
         asked(replay, bundle, [1, 2], result(1, 2), result(1, 3))
     assert replay.displacement == 0.0
     assert asked(replay, bundle, [2], result(1, 2), result(1, 3)) == []  # nothing is left to find
-
-
-def test_a_result_past_the_fiftieth_does_not_count(bundle: Bundle, live: Live) -> None:
     replay = LiveReplay(bundle, live, 1)
     places = [*range(3, 53), 1]
     asked(replay, bundle, [1], result(1), result(*places))

@@ -194,7 +194,15 @@ def test_a_write_that_a_dropped_default_could_not_place_is_placed_by_the_next(
     assert [found and found.version for found in placed] == [2, 2, 2]
 
 
-def test_a_default_that_is_dropped_between_two_looks_is_followed_by_the_next(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defaults_that_are_dropped_and_places_that_are_gone_are_followed_by_what_there_is(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its stored place is gone, as of a version that was loaded before the write was.
+    first = live.put("new", like=("item-1",))
+    monkeypatch.setattr(Transaction, "placements", lambda *_: {})
+    changed = live.put("new", fields={"title": "Another"})
+    assert (changed.sequence, changed.outcome, changed.placed) == (2, "updated", first.placed)
+    assert live.get("new").body.like == ("item-1",)
     thread, numbers = live.catalogue.thread, itertools.chain([1], itertools.repeat(2))
     monkeypatch.setattr(thread, "served", {2: thread.served[1]})
     monkeypatch.setattr(thread, "default", lambda: next(numbers))
@@ -213,15 +221,6 @@ def test_what_nobody_foresaw_of_one_item_fails_no_other_write(live: Live, monkey
     with pytest.raises(ZeroDivisionError):
         live.bulk(*(Put(f"new-{i}", ItemBody(like=(f"item-{i}",))) for i in (1, 2, 3)))
     assert {f"new-{i}" for i in range(4)} & {*live.found("item-1")} == {"new-1", "new-3"}
-
-
-def test_a_write_whose_item_was_moved_meanwhile_is_placed_by_what_is_stored(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its stored place is gone, as of a version that was loaded before the write was."""
-    first = live.put("new", like=("item-1",))
-    monkeypatch.setattr(Transaction, "placements", lambda *_: {})
-    changed = live.put("new", fields={"title": "Another"})
-    assert (changed.sequence, changed.outcome, changed.placed) == (2, "updated", first.placed)
-    assert live.get("new").body.like == ("item-1",)
 
 
 # -- a journal that has grown is compacted beside the writes, and nothing that counts is lost -----------------------------

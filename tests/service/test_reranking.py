@@ -346,7 +346,7 @@ def test_depth_m_and_min_score_decide_what_comes_back(served: Running, body: Jso
     assert scored == [place < body.get("rerank", {"depth": 8})["depth"] for place in range(len(found))]
 
 
-def test_features_that_callers_send(served: Running) -> None:
+def test_callers_send_features_and_the_stage_is_counted_where_it_ran(served: Running) -> None:
     queries = [
         {"history": [], "item_features": {"item-7": {"price": 1}, "item-6": {"price": 0.5}, "gone": {"price": 2}}},
         {"history": [], "rank_features": {"late": 5}},
@@ -355,6 +355,22 @@ def test_features_that_callers_send(served: Running) -> None:
     assert ids(first) == ["item-5", "item-4", "item-2", "item-1", "item-0", "item-6", "item-7", "item-3"]
     assert first["unknown"] == ["gone"]
     assert second["items"][0]["rerank_score"] == 1999 + 5
+
+    def counted() -> float:
+        for line in served.client.get("/metrics").text.splitlines():
+            if line.startswith('espalier_stage_seconds_count{model="books",stage="rerank"}'):
+                return float(line.split()[-1])
+        return 0.0
+
+    before = counted()
+    plain = served.retrieve(queries=[{"history": []}], m=2)
+    assert plain["results"][0]["items"] == [{"id": "item-0", "score": 1.0}, {"id": "item-1", "score": 0.5}]
+    assert (plain["timing"]["rerank_ms"], served.engines["books"].calls[-1][1].m_B.tolist()) == (0, [2])
+    assert counted() == before
+    body: Json = {"model": "books", "queries": [{"history": []}], "beam_size": 20, "rerank": True}
+    header = served.client.post("/retrieve", json=body).headers["server-timing"]
+    assert counted() == before + 1
+    assert [part.split(";")[0] for part in header.split(", ")] == ["queue", "encode", "search", "rerank", "serialise", "total"]
 
 
 def test_explain_says_what_moved(served: Running, plain: Bundle, ranked: Bundle) -> None:
@@ -402,21 +418,3 @@ def test_wrong_requests_say_what_is_wrong(served: Running, body: Json, field: st
     assert answer.status_code == 422, answer.text
     errors = problem(answer)["errors"]
     assert any(error["field"].startswith(field) and expected in error["expected"] for error in errors), errors
-
-
-def test_the_stage_is_counted_and_named_where_it_ran(served: Running) -> None:
-    def counted() -> float:
-        for line in served.client.get("/metrics").text.splitlines():
-            if line.startswith('espalier_stage_seconds_count{model="books",stage="rerank"}'):
-                return float(line.split()[-1])
-        return 0.0
-
-    before = counted()
-    plain = served.retrieve(queries=[{"history": []}], m=2)
-    assert plain["results"][0]["items"] == [{"id": "item-0", "score": 1.0}, {"id": "item-1", "score": 0.5}]
-    assert (plain["timing"]["rerank_ms"], served.engines["books"].calls[-1][1].m_B.tolist()) == (0, [2])
-    assert counted() == before
-    body: Json = {"model": "books", "queries": [{"history": []}], "beam_size": 20, "rerank": True}
-    header = served.client.post("/retrieve", json=body).headers["server-timing"]
-    assert counted() == before + 1
-    assert [part.split(";")[0] for part in header.split(", ")] == ["queue", "encode", "search", "rerank", "serialise", "total"]

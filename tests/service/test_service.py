@@ -73,7 +73,7 @@ def test_many_queries_each_with_its_own_exclusions(shared: Running) -> None:
     assert answer["timing"]["ms_per_query"] == pytest.approx(answer["timing"]["search_ms"] / 4, abs=1e-4)
 
 
-def test_unknown_ids_are_skipped_and_listed_once(shared: Running) -> None:
+def test_unknown_ids_are_listed_and_models_say_what_they_take(shared: Running) -> None:
     query = {"history": ["gone", "item-7", "gone", "ünknown"], "exclude": ["item-1", "never", "gone"], "exclude_seen": True}
     result = shared.retrieve(queries=[query, {"history": ["item-1"]}], m=2)["results"]
     assert (result[0]["unknown"], result[1]["unknown"]) == (["gone", "ünknown", "never"], [])
@@ -83,6 +83,17 @@ def test_unknown_ids_are_skipped_and_listed_once(shared: Running) -> None:
         found = shared.retrieve(queries=[{"history": history}])["results"][0]
         assert (len(found["items"]), found["unknown"]) == (4, history)
         assert shared.engines["books"].calls[-1][0].array.tolist() == [[-1] * 5]
+    listed = shared.client.get("/models").json()["models"]
+    assert [entry["name"] for entry in listed] == ["books", "points"]
+    books = shared.client.get("/models/books").json()
+    assert books == listed[0]
+    assert books["state"] == "ready"
+    assert books["engine"] == "fake"
+    assert books["query"] == {"kind": "history", "length": 5}
+    assert books["search"] == LIMITS | {"min_beam_size": None}
+    assert books["max_queries"] == 8
+    assert books["tree"]["items"] == ITEMS
+    assert books["fields"] == ["id", "title"]
 
 
 def test_min_score_trims_fields_come_with_items_and_vectors_are_queries(shared: Running) -> None:
@@ -289,20 +300,6 @@ def test_a_model_that_fails_does_not_stop_the_others(models: Path, tmp_path: Pat
         running.retrieve(queries=[COLD])
     with run(tmp_path / "models", verify=False) as running:
         assert running.client.get("/readyz").status_code == 200
-
-
-def test_models_say_what_they_take(shared: Running) -> None:
-    listed = shared.client.get("/models").json()["models"]
-    assert [entry["name"] for entry in listed] == ["books", "points"]
-    books = shared.client.get("/models/books").json()
-    assert books == listed[0]
-    assert books["state"] == "ready"
-    assert books["engine"] == "fake"
-    assert books["query"] == {"kind": "history", "length": 5}
-    assert books["search"] == LIMITS | {"min_beam_size": None}
-    assert books["max_queries"] == 8
-    assert books["tree"]["items"] == ITEMS
-    assert books["fields"] == ["id", "title"]
 
 
 @pytest.mark.parametrize(
