@@ -177,6 +177,16 @@ def drained(items: object) -> None:
     raise NotReady("The service is shutting down.")
 
 
+def test_a_version_that_is_being_dropped_refuses_no_write(live: Live, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_version(models, 2, seed=1)
+    live.admin("POST", "load", {"version": 2, "default": False})
+    monkeypatch.setattr(live.catalogue.thread.versions[1], "where", drained)
+    with pytest.raises(NotReady):
+        live.put("new", like=("item-1",))
+    live.admin("POST", "default", {"version": 2})
+    assert live.put("new", like=("item-1",)).sequence == 1
+
+
 def test_a_write_that_a_dropped_default_could_not_place_is_placed_by_the_next(
     live: Live, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

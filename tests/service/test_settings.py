@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from service.__main__ import listen, main
-from service.errors import Denied, Forbidden
+from service.errors import Denied, Forbidden, Unauthorized
 from service.http.api_keys import Access, Keys
 from service.router.__main__ import main as route
 from service.settings import Settings, unknown_settings, warn_of_unknown_settings
@@ -180,6 +180,8 @@ def test_a_key_opens_what_its_roles_allow_and_is_told_by_its_name_or_its_hash() 
     assert keys(write=()).roles == ["admin", "retrieve", "internal"]
     with pytest.raises(Denied):
         keys().check("admin", bearer(f"alice:{NAMED}"))  # the name is no part of it
+    with pytest.raises(Unauthorized, match="Expected one header"):
+        keys().check("retrieve", b"Bearer ")
     both = keys(write=(RETRIEVE,))
     assert both.check("retrieve", bearer(RETRIEVE)) == both.check("write", bearer(RETRIEVE)) == RETRIEVE_ID
     Settings(admin_keys=(SecretStr(f"alice:{NAMED}"),))

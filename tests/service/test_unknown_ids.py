@@ -61,6 +61,7 @@ def test_ids_requests_and_the_sums_of_many_processes_are_bounded(tmp_path: Path)
     [blocks] = unknown_ids.read(tmp_path)
     assert len(blocks[0]["books"]) == COUNTERS
     assert blocks[0]["books"]["most"] == 28
+    assert len(most_asked(blocks, "books", 0.0)) == unknown_ids.TOP
 
 
 def test_counts_are_of_this_half_day_and_the_last() -> None:
