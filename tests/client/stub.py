@@ -222,7 +222,10 @@ class Driver:
         max_answer_bytes: int = 1 << 26,
         **retry: Any,
     ) -> Driver:
-        """handler: in place of the network; None for the network."""
+        """Anew, without what was before. handler: in place of the network; None for the network."""
+        if "client" in vars(self):
+            self.close()
+        self.now_s, self.pauses_s = 0.0, []
         policy = Retry(**{"clock": lambda: self.now_s, "draw": lambda low, high: high} | retry)
         transport = None if handler is None else httpx.MockTransport(handler)
         options: Json = {"api_key": api_key, "timeout_s": timeout_s, "max_answer_bytes": max_answer_bytes, "retry": policy}

@@ -46,34 +46,21 @@ from tests import ROOT
 from tests.client.stub import FACETS, KEY, NODE, URL, Driver, Json, Stub, answer_to, refuse, serving
 
 
-def test_both_clients_take_the_same() -> None:
+def test_both_clients_take_the_same_and_import_httpx_alone() -> None:
     def shape(kind: type, method: str) -> list[tuple[str, Any, Any]]:
         parameters = inspect.signature(getattr(kind, method)).parameters.values()
         return [(one.name, one.kind, one.default) for one in parameters if one.name != "sleep"]
 
     for method in ["__init__", *(name for name in vars(Client) if not name.startswith("_"))]:
         assert shape(Client, method) == shape(AsyncClient, method), method
-
-
-def test_retrieve_takes_every_field_of_a_request() -> None:
     assert list(Options.__annotations__) == [one.name for one in fields(Request) if one.name != "queries"]
-
-
-def test_nothing_is_imported_but_httpx_and_what_is_below_it() -> None:
     nodes = [node for path in (ROOT / "espalier_client").glob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
     imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
     assert {name.partition(".")[0] for name in imported} - sys.stdlib_module_names <= {"httpx", "espalier_client"}
 
 
-def test_cookies_are_not_kept(driver: Driver) -> None:
-    stub = Stub([httpx.Response(200, json={"ready": True, "reasons": []}, headers={"Set-Cookie": "c=1; Max-Age=99999"})])
-    driver.open(stub)
-    assert driver.ready() == driver.ready()
-    assert ["Cookie" in request.headers for request in stub.requests] == [False, False]
-
-
-def test_retrieve(driver: Driver) -> None:
+def test_retrieve_and_that_cookies_are_not_kept(driver: Driver) -> None:
     stub = Stub()
     answer = driver.open(stub).retrieve([Query(history=["b1", "b2"]), Query()], m=5, beam_size=7, fields=["title"])
     items = (Item("b1", 0.5, {"title": "b1"}), Item("b2", 0.5, {"title": "b2"}))
@@ -84,6 +71,10 @@ def test_retrieve(driver: Driver) -> None:
     assert request.headers["Content-Type"] == "application/json"
     assert "Authorization" not in request.headers
     assert stub.bodies == [{"queries": [{"history": ["b1", "b2"]}, {"history": []}], "m": 5, "beam_size": 7, "fields": ["title"]}]
+    stub = Stub([httpx.Response(200, json={"ready": True, "reasons": []}, headers={"Set-Cookie": "c=1; Max-Age=99999"})])
+    driver.open(stub)
+    assert driver.ready() == driver.ready()
+    assert ["Cookie" in request.headers for request in stub.requests] == [False, False]
 
 
 def test_everything_that_can_be_asked_is_sent(driver: Driver) -> None:
@@ -113,15 +104,12 @@ def test_everything_that_can_be_asked_is_sent(driver: Driver) -> None:
     assert stub.bodies == [options | {"queries": sent}]
 
 
-def test_an_answer_of_a_router_says_which_shards_it_is_of(driver: Driver) -> None:
+def test_an_answer_and_a_model_may_say_more_or_less_than_is_known(driver: Driver) -> None:
     document = answer_to({"queries": [{"history": ["b1"]}]})
     retrieve = driver.open(lambda _: httpx.Response(200, json=document)).retrieve
     assert retrieve([Query()]).coverage is None
     document["coverage"] = {"items": 0.75, "shards": 4, "answered": 3, "missing": [2]}
     assert retrieve([Query()]).coverage == Coverage(0.75, 4, 3, (2,))
-
-
-def test_an_answer_may_hold_more_than_the_client_knows_and_leave_out_what_is_optional(driver: Driver) -> None:
     document = answer_to({"queries": [{"history": ["b1"]}]}) | {"new": 1}
     document["timing"]["rerank_ms"] = 1
     document["results"][0] |= {
@@ -132,6 +120,11 @@ def test_an_answer_may_hold_more_than_the_client_knows_and_leave_out_what_is_opt
     del document["results"][0]["degraded"]
     result = driver.open(lambda _: httpx.Response(200, json=document)).retrieve([Query()]).results[0]
     assert result == Result((Item("b1", 1.0, {}),), True, 100, False, (), {"levels": [], "items": []})
+    plain = {"name": "books", "state": "ready", "version": 3, "versions": []}
+    tail = {"form": "product", "alpha": 0.8, "gamma": 30, "entries": 5}
+    documents = [plain, plain | {"trees": 1, "tail": None}, plain | {"trees": 3, "tail": tail}]
+    models = driver.open(lambda _: httpx.Response(200, json={"models": documents})).models()
+    assert [(model.trees, model.has_tail) for model in models] == [(None, False), (1, False), (3, True)]
 
 
 @pytest.mark.parametrize("results", [0, 1, 3])
@@ -160,14 +153,6 @@ def test_what_is_chosen_of_a_catalogue_is_sent(driver: Driver) -> None:
 def test_a_document_that_is_no_object_is_no_answer(driver: Driver, content: Json) -> None:
     with pytest.raises(InvalidAnswer):
         driver.open(lambda _: httpx.Response(200, json=content)).facets("books", "section")
-
-
-def test_a_model_says_how_many_trees_it_has_and_whether_a_tail(driver: Driver) -> None:
-    plain = {"name": "books", "state": "ready", "version": 3, "versions": []}
-    tail = {"form": "product", "alpha": 0.8, "gamma": 30, "entries": 5}
-    documents = [plain, plain | {"trees": 1, "tail": None}, plain | {"trees": 3, "tail": tail}]
-    models = driver.open(lambda _: httpx.Response(200, json={"models": documents})).models()
-    assert [(model.trees, model.has_tail) for model in models] == [(None, False), (1, False), (3, True)]
 
 
 @pytest.mark.parametrize(
@@ -238,13 +223,10 @@ def without_prefix(request: httpx.Request) -> httpx.Request:
     return httpx.Request(request.method, f"{URL}{path}", content=request.content)
 
 
-def test_not_being_ready_is_an_answer(driver: Driver) -> None:
+def test_not_being_ready_is_an_answer_and_another_503_an_error(driver: Driver) -> None:
     loading = httpx.Response(503, json={"ready": False, "reasons": ["books is loading"]})
     assert driver.open(Stub([loading])).ready() == Readiness(False, ("books is loading",))
     assert driver.pauses_s == []
-
-
-def test_a_503_that_says_nothing_of_readiness_is_an_error(driver: Driver) -> None:
     with pytest.raises(Unavailable):
         driver.open(lambda _: refuse(503), retries=0).ready()
 

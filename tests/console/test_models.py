@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.console.browsing import Watched, visit
-from tests.console.conftest import ADMIN_KEY, RETRIEVE_KEY
+from tests.console.conftest import ADMIN_KEY, RETRIEVE_KEY, WRITE_KEY
 from tests.console.showing import give_key, kept, serious_findings, settled
 from tests.service.processes import Service
 
@@ -69,3 +69,66 @@ def test_a_change_that_is_not_confirmed_is_not_made_and_what_the_service_refuses
     load(page, "77")
     give_key(page, "an admin key", ADMIN_KEY)
     expect(page.get_by_role("alert")).to_contain_text("77")
+
+
+# -- an item is put into the running service from the page, found, looked at and deleted, each with the key that it needs -
+
+
+TITLE = "<b>Simple</b> \u202eDirectMedia Layer 3"
+
+
+@pytest.fixture
+def writer(guarded: Service, browser: Browser) -> Iterator[Watched]:
+    with visit(browser, f"http://127.0.0.1:{guarded.port}") as watched:
+        watched.expect_failures("status of 40")
+        watched.page.goto(f"{watched.origin}/#/live?model=debian-depends")
+        give_key(watched.page, "a retrieval key", RETRIEVE_KEY)
+        settled(watched.page)
+        yield watched
+
+
+def test_an_item_is_put_found_looked_at_and_deleted(writer: Watched) -> None:
+    page = writer.page
+    page.get_by_label("Id", exact=True).fill("made/by hand")
+    page.get_by_label("title", exact=True).fill(TITLE)
+    page.get_by_label("debtags").fill('["role::shared-lib"]')
+    page.get_by_label("Events").fill("libsdl2-2.0-0, libgl1\n\nlibsdl2-2.0-0 nowhere")
+    page.get_by_role("button", name="Put", exact=True).click()
+    give_key(page, "a write", WRITE_KEY)
+    outcome = page.locator(".live-outcome")
+    expect(outcome).to_contain_text("inserted, operation 1: the next request sees it. Placed by events")
+    expect(outcome).to_contain_text("Unknown, and skipped: nowhere")
+    expect(page.locator(".live-status")).to_contain_text("1 live item")
+
+    page.get_by_role("button", name="Read the feed").click()
+    give_key(page, "an admin", ADMIN_KEY)
+    row = page.get_by_role("region", name="Last changes").locator("tbody tr")
+    expect(row).to_contain_text("2 events")
+    expect(row).to_contain_text(TITLE)
+    assert serious_findings(page) == []
+
+    row.get_by_role("link").click()
+    page.get_by_role("button", name="Look made/by hand up").click()
+    expect(page.locator(".live-body")).to_contain_text('"role::shared-lib"')
+    page.get_by_role("link", name="Is it found?").click()
+    expect(page.locator(".whynot-sentence")).to_contain_text("It comes, at place")
+    expect(page.get_by_role("heading", name="Live")).to_be_visible()
+    page.go_back()
+    page.get_by_role("button", name="Look made/by hand up").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete it").click()
+    expect(page.get_by_text("made/by hand: deleted, operation 2.")).to_be_visible()
+    expect(page.locator(".live-status")).to_contain_text("0 live items")
+
+
+def test_what_is_wrong_is_named(writer: Watched) -> None:
+    page = writer.page
+    writer.expect_failures("status of 4")
+    page.get_by_label("Id", exact=True).fill("new")
+    page.get_by_label("Events").fill('["libgl1"]\n["libgl1"')
+    page.get_by_role("button", name="Put", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("Line 2")
+    page.get_by_label("Events").fill("")
+    page.get_by_role("button", name="Put", exact=True).click()
+    give_key(page, "a write", WRITE_KEY)
+    expect(page.get_by_role("alert")).to_contain_text("events")

@@ -8,7 +8,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.console.browsing import Watched
+from tests.console.hours import watched_for_hours
 from tests.console.showing import serious_findings, settled
+from tests.service.processes import Service
 
 pytestmark = [pytest.mark.slow, pytest.mark.console]
 
@@ -83,3 +85,16 @@ def test_the_services_own_figures_are_shown(watched: Watched) -> None:
     expect(page.locator(".today-said")).to_be_visible()
     page.get_by_text("All 2").click()
     expect(page.get_by_role("region", name="Conditions of alerts")).to_contain_text("EspalierRecallDrop")
+
+
+# -- a page that stays open does not grow ---------------------------------------------------------------------------------
+
+
+def test_today_open_for_hours_does_not_grow(console: Service, watched: Watched) -> None:
+    status, health = console.request("GET", "/models/debian-depends/health")
+    assert status == 200
+    grown = watched_for_hours(watched.page, f"{watched.origin}/#/today", health, hours=1)
+    assert grown.answers >= 60 / 5, "it asks every few minutes at least"
+    assert grown.heap_mb <= 4, "all answers would be more"
+    assert grown.nodes < 2000
+    assert grown.listeners < 100

@@ -57,10 +57,19 @@ ALL = [(case, name) for case in CASES for name in workloads(case)]
 # -- values ------------------------------------------------------------------------------------------------------------------------------
 
 
-def test_the_schema_takes_the_defaults_and_every_case() -> None:
+def test_the_schema_knows_every_value_and_no_other_and_takes_every_case() -> None:
     validator = jsonschema_rs.validator_for(SCHEMA)
     for name, given in CASES.items():
         assert [str(error) for error in validator.iter_errors(overridden(VALUES, given))] == [], name
+    described = objects(SCHEMA, VALUES)
+    assert len(described) >= 15
+    for path, schema, values in described:
+        assert schema["additionalProperties"] is False, path
+        optional = {"global"} if path == "" else {"ephemeral-storage"} if path.endswith(".requests") else set()
+        assert schema["properties"].keys() - optional == values.keys(), path
+    project = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert project
+    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == project[1]
 
 
 def objects(schema: Json, values: Json, path: str = "") -> list[tuple[str, Json, Json]]:
@@ -72,15 +81,6 @@ def objects(schema: Json, values: Json, path: str = "") -> list[tuple[str, Json,
         if "properties" in below and key in values:
             found += objects(below, values[key], f"{path}.{key}")
     return found
-
-
-def test_the_schema_knows_every_value_and_no_other() -> None:
-    described = objects(SCHEMA, VALUES)
-    assert len(described) >= 15
-    for path, schema, values in described:
-        assert schema["additionalProperties"] is False, path
-        optional = {"global"} if path == "" else {"ephemeral-storage"} if path.endswith(".requests") else set()
-        assert schema["properties"].keys() - optional == values.keys(), path
 
 
 @pytest.mark.parametrize(
@@ -104,12 +104,6 @@ def test_a_wrong_value_is_refused(wrong: Json) -> None:
     assert not jsonschema_rs.validator_for(SCHEMA).is_valid(overridden(VALUES, wrong))
 
 
-def test_the_chart_has_the_version_of_the_project() -> None:
-    project = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert project
-    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == project[1]
-
-
 # -- pods --------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -128,7 +122,9 @@ ZONES_AND_HOSTS = ["topology.kubernetes.io/zone", "kubernetes.io/hostname"]
 
 
 @pytest.mark.parametrize(("case", "name"), ALL)
-def test_every_pod_is_confined_limited_spread_and_probed(case: str, name: str) -> None:
+def test_every_pod_is_confined_limited_spread_probed_drained_and_set_as_the_service_knows(
+    case: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workload = workloads(case)[name]
     spec, only, selector = pod(workload), container(workload), workload["spec"]["selector"]["matchLabels"]
     assert (spec["securityContext"], only["securityContext"]) == (CONFINED, UNPRIVILEGED)
@@ -142,18 +138,10 @@ def test_every_pod_is_confined_limited_spread_and_probed(case: str, name: str) -
     assert spread == dict.fromkeys(ZONES_AND_HOSTS, selector)
     labels = {other: found["spec"]["template"]["metadata"]["labels"] for other, found in workloads(case).items()}
     assert [other for other, found in labels.items() if selector.items() <= found.items()] == [name], "it selects its own pods alone"
-
-
-@pytest.mark.parametrize(("case", "name"), ALL)
-def test_a_pod_is_killed_only_after_it_has_drained(case: str, name: str) -> None:
     workload = workloads(case)[name]
     delay_s, drain_s = (float(environment(case, workload)[f"ESPALIER_{setting}_S"]) for setting in ("DRAIN_DELAY", "DRAIN"))
     assert delay_s > 0
     assert pod(workload)["terminationGracePeriodSeconds"] > delay_s + drain_s + 10
-
-
-@pytest.mark.parametrize(("case", "name"), ALL)
-def test_pods_start_with_settings_that_the_service_knows(case: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known = {f"ESPALIER_{field.upper()}" for field in Settings.model_fields}
     written = environment(case, workloads(case)[name])
     secret = {variable["name"] for variable in container(workloads(case)[name])["env"] if "valueFrom" in variable}
@@ -204,7 +192,7 @@ def test_each_shard_has_replicas_a_headless_service_and_a_budget_and_routers_kno
     assert commands == [["python", "-m", "service.router", "--config", "/etc/espalier/router.toml"]] * routers
 
 
-def test_each_pod_gets_the_keys_of_its_part_and_no_other() -> None:
+def test_each_pod_gets_the_keys_of_its_part_which_are_in_the_secret_alone() -> None:
     by_name = {
         name: {variable["name"] for variable in container(workload)["env"] if "valueFrom" in variable}
         for name, workload in workloads("store").items()
@@ -221,9 +209,6 @@ def test_each_pod_gets_the_keys_of_its_part_and_no_other() -> None:
     assert set().union(*by_name.values()) == secret["stringData"].keys()
     assert named("existing", "Secret") == named("defaults", "Secret") == {}
     assert "keys-of-search" in json.dumps(workloads("existing"))
-
-
-def test_no_key_is_outside_of_the_secret() -> None:
     rest = [manifest for manifest in manifests("store") if manifest["kind"] != "Secret"]
     assert KEY not in json.dumps(rest)
 
@@ -246,7 +231,7 @@ def test_only_routers_and_prometheus_reach_a_shard() -> None:
 # -- scaling and watching ----------------------------------------------------------------------------------------------------------------
 
 
-def test_autoscalers_ask_for_metrics_that_the_adapter_gives() -> None:
+def test_autoscalers_the_adapter_monitors_and_rules_ask_for_what_is_exposed() -> None:
     given = {rule["name"]["as"] for rule in ADAPTER}
     scalers = named("store", "HorizontalPodAutoscaler")
     assert scalers.keys() == workloads("store").keys() - {"r-espalier-writer"}
@@ -255,9 +240,6 @@ def test_autoscalers_ask_for_metrics_that_the_adapter_gives() -> None:
     for name, scaler in scalers.items():
         assert scaler["spec"]["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": name}
         assert "replicas" not in workloads("store")[name]["spec"]  # each upgrade would undo what the autoscaler did
-
-
-def test_the_adapter_asks_for_series_that_the_service_exposes() -> None:
     known = exposed()
     for rule in ADAPTER:
         queried = re.match(r"\w+", rule["seriesQuery"])
@@ -265,9 +247,6 @@ def test_the_adapter_asks_for_series_that_the_service_exposes() -> None:
         assert queried[0] in known
         for series in re.findall(r"\w+(?=\{<<\.LabelMatchers>>\})", rule["metricsQuery"]):
             assert series in known, rule["name"]["as"]
-
-
-def test_the_monitors_give_the_jobs_that_the_rules_ask_for() -> None:
     monitors = named("store", "PodMonitor")
     jobs = {
         relabeling["replacement"]: set(monitor["spec"]["selector"]["matchExpressions"][0]["values"])
@@ -276,9 +255,6 @@ def test_the_monitors_give_the_jobs_that_the_rules_ask_for() -> None:
     }
     assert jobs == {"espalier": {"router", "writer"}, "espalier-shards": {"shard"}}
     assert all(monitor["metadata"]["labels"]["release"] == "prometheus" for monitor in monitors.values())
-
-
-def test_rules_and_dashboard_of_the_chart_are_those_of_the_compose_file() -> None:
     for ours, theirs in (("rules", "docker/prometheus/rules"), ("dashboards", "docker/grafana/dashboards")):
         assert (CHART / "monitoring" / ours).resolve() == ROOT / theirs
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from espalier.errors import EspalierError, InvalidConfig
 from loadtest.plan import SHAPES, SPIKE, complaints, conditions, mix, plan_of, shaped, users, versions, wrong_in
+from loadtest.proposal import MAX_FAILED_SHARE, Point, propose
 from tests.loadtest.stub import made_up, results
 
 USUAL: dict[str, object] = dict.fromkeys(("model", "key", "admin_key", "write_key", "versions", "queries", "filter"), "")
@@ -43,11 +44,17 @@ def test_a_test_that_cannot_be_done_says_why(tmp_path: Path, options: dict[str, 
         plan_of(None, given)
 
 
-def test_mixes_filters_and_versions_are_read() -> None:
+def test_mixes_filters_versions_and_shapes_are_read_and_what_was_not_good_enough_is_told() -> None:
     assert mix("50:1,100:8.5,400") == ([50, 100, 400], [1.0, 8.5, 1.0])
     assert conditions("") == {}
     assert conditions('{"section": ["libs"]}') == {"section": ["libs"]}
     assert (versions(""), versions("1,2")) == ([], [1, 2])
+    assert [shaped("ramp", 10, passed) for passed in (0, 0.25, 0.5, 1)] == [1, 3, 5, 10]
+    assert [shaped("spike", 10, passed) for passed in (0, 0.32, 0.34, 0.6, 0.67, 1)] == [10, 10, 30, 30, 10, 10]
+    assert {shaped("steady", 10, passed) for passed in (0, 0.5, 1)} == {10}
+    assert complaints(1000, 10, 10, 0, 0.01, 0.01) == []
+    assert len(complaints(1000, 11, 11, 1, 0.01, 0.01)) == 3
+    assert complaints(0, 0, 0, 0, 1, 1) == ["no request was sent"]
 
 
 @pytest.mark.parametrize("text", ["", "x", "0", "5:-1", "5:0", "5:nan", "5:1:1"])
@@ -63,12 +70,6 @@ def test_there_are_never_no_users_and_never_more_than_a_spike_has(shape: str, ra
     assert 1 <= shaped(shape, most, passed) <= (SPIKE if shape == "spike" else 1) * most
 
 
-def test_the_shapes() -> None:
-    assert [shaped("ramp", 10, passed) for passed in (0, 0.25, 0.5, 1)] == [1, 3, 5, 10]
-    assert [shaped("spike", 10, passed) for passed in (0, 0.32, 0.34, 0.6, 0.67, 1)] == [10, 10, 30, 30, 10, 10]
-    assert {shaped("steady", 10, passed) for passed in (0, 0.5, 1)} == {10}
-
-
 @pytest.mark.parametrize(
     ("found", "complete", "eligible", "wrong"),
     [(5, True, 100, False), (4, True, 100, True), (4, False, 100, False), (4, True, 4, False), (4, True, 0, False), (6, True, 0, True)],
@@ -78,7 +79,39 @@ def test_an_answer_has_as_many_items_as_there_can_be(found: int, complete: bool,
     assert wrong_in({}, 5, eligible) == "0 results to one query"
 
 
-def test_what_was_not_good_enough() -> None:
-    assert complaints(1000, 10, 10, 0, 0.01, 0.01) == []
-    assert len(complaints(1000, 11, 11, 1, 0.01, 0.01)) == 3
-    assert complaints(0, 0, 0, 0, 1, 1) == ["no request was sent"]
+# -- the beam that a latency budget buys ----------------------------------------------------------------------------------
+
+
+POINTS = st.lists(
+    st.builds(
+        Point,
+        beam_size=st.integers(1, 1000),
+        m=st.sampled_from([10, 50]),
+        loop=st.sampled_from(["closed", "open"]),
+        recall=st.none() | st.floats(0, 1),
+        p99_ms=st.just(float("nan")) | st.floats(0.01, 100),
+        requests_per_s=st.just(100.0),
+        samples=st.integers(0, 1000),
+        failed_share=st.sampled_from([0.0, 0.005, 0.5]),
+    ),
+    max_size=20,
+)
+
+
+@given(POINTS, st.floats(0.01, 120))
+def test_the_proposed_beam_is_the_best_within_the_budget(points: list[Point], budget_ms: float) -> None:
+    proposals = propose(points, budget_ms)
+    assert {(proposal.m, proposal.loop) for proposal in proposals} == {(point.m, point.loop) for point in points}
+    assert [proposal.loop for proposal in proposals if proposal.m == 10] in ([], ["open"], ["closed"], ["open", "closed"])
+    for proposal in proposals:
+        mine = [point for point in points if (point.m, point.loop) == (proposal.m, proposal.loop)]
+        answered = [point for point in mine if point.failed_share <= MAX_FAILED_SHARE and point.p99_ms > 0]
+        measured = [point for point in answered if point.recall is not None] or answered
+        within = [point for point in measured if point.p99_ms <= budget_ms]
+        if proposal.best is None:
+            assert not within
+            assert (proposal.fastest is None) == (not answered)
+        else:
+            assert proposal.best in within
+            assert all((point.recall or 0) <= (proposal.best.recall or 0) for point in within)
+            assert proposal.best.recall is not None or proposal.best.beam_size == max(point.beam_size for point in within)

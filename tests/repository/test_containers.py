@@ -76,10 +76,15 @@ def test_hadolint_finds_nothing() -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
-def test_all_stages_share_one_base_that_can_be_replaced() -> None:
+def test_stages_share_a_base_and_the_builder_is_sent_what_they_copy() -> None:
     assert {base for base, _ in STAGES.values() if base not in STAGES} == {"${BASE_IMAGE}"}
     assert re.search(r"^ARG BASE_IMAGE=python:3\.\d+-slim-\w+(@sha256:[0-9a-f]{64})?$", DOCKERFILE, re.MULTILINE)
     assert not DOCKERFILE.startswith("# syntax")  # which would be fetched, even where nothing can be
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in lines
+    sent = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    assert sent == {source for stage in STAGES for origin, sources in copied(stage) if origin is None for source in sources}
+    assert {name for name in sent if not (ROOT / name).exists()} == set()
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -111,14 +116,6 @@ def test_images_run_as_a_numbered_user_get_their_signals_and_say_whether_they_ar
         made = instructions(target)
         sample = made.index("COPY --chown=10001:10001 models/debian-depends/1 /models/debian-depends/1")
         assert sample < made.index("VOLUME /models"), "a change of a volume's folder after this line is lost"
-
-
-def test_the_builder_is_sent_what_the_dockerfile_copies_and_nothing_else() -> None:
-    lines = (ROOT / ".dockerignore").read_text().splitlines()
-    assert "*" in lines
-    sent = {line.removeprefix("!") for line in lines if line.startswith("!")}
-    assert sent == {source for stage in STAGES for origin, sources in copied(stage) if origin is None for source in sources}
-    assert {name for name in sent if not (ROOT / name).exists()} == set()
 
 
 def test_an_image_installs_what_its_extras_require() -> None:
@@ -242,20 +239,24 @@ def defaults() -> dict[str, set[str]]:
     return found
 
 
-def test_the_example_lists_every_variable_with_its_default() -> None:
+def test_the_example_lists_every_variable_mounts_are_there_and_no_file_holds_a_secret() -> None:
     lines = re.findall(r"^#([A-Z]\w*)=(.*)$", (ROOT / ".env.example").read_text(), re.MULTILINE)
     assert len(dict(lines)) == len(lines)
     assert {name: {default} for name, default in lines} == defaults()
     assert [line for line in (ROOT / ".env.example").read_text().splitlines() if line and not line.startswith("#")] == []
-
-
-def test_no_file_holds_a_secret() -> None:
     for name, service in SERVICES.items():
         for variable, value in service.get("environment", {}).items():
             if re.search(r"KEY|PASSWORD|SECRET|TOKEN", variable):
                 own = {"AWS_ACCESS_KEY_ID": "STORE_ACCESS_KEY", "AWS_SECRET_ACCESS_KEY": "STORE_SECRET_KEY"}.get(variable, variable)
                 assert value == f"${{{own}:-}}", f"{name}: {variable}"
     assert ".env" in (ROOT / ".gitignore").read_text().splitlines()
+    volumes = [VARIABLE.sub(r"\2", volume).split(":") for service in SERVICES.values() for volume in service["volumes"]]
+    mounts = [volume for volume in volumes if volume[0].startswith("./")]
+    assert mounts
+    for source, _, *mode in mounts:
+        assert (ROOT / source).exists(), source
+        assert mode == ["ro"], source
+    assert {source for source, *_ in volumes if not source.startswith(".")} == set(yaml.safe_load(COMPOSE)["volumes"])
 
 
 @pytest.mark.parametrize("name", SERVING)
@@ -277,13 +278,3 @@ def test_the_service_starts_with_the_settings_of_the_compose_file(name: str, mon
     assert grace_s > settings.drain_delay_s + settings.drain_s + 10
     assert (settings.retrieve_keys, settings.write_keys, settings.admin_keys) == ((), (), ())
     assert SERVICES[name]["ulimits"] == {"nofile": {"soft": 16384, "hard": 16384}}, "many connections"
-
-
-def test_what_is_mounted_is_there_and_read_only_and_named_volumes_are_declared() -> None:
-    volumes = [VARIABLE.sub(r"\2", volume).split(":") for service in SERVICES.values() for volume in service["volumes"]]
-    mounts = [volume for volume in volumes if volume[0].startswith("./")]
-    assert mounts
-    for source, _, *mode in mounts:
-        assert (ROOT / source).exists(), source
-        assert mode == ["ro"], source
-    assert {source for source, *_ in volumes if not source.startswith(".")} == set(yaml.safe_load(COMPOSE)["volumes"])

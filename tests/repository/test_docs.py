@@ -62,20 +62,11 @@ def test_the_reference_is_its_commands_output(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == page
 
 
-def test_every_setting_is_described_with_its_default() -> None:
+def test_every_setting_route_metric_and_error_is_described(tmp_path: Path) -> None:
     rows = table("docs/reference.md", "ESPALIER_[A-Z_]+")
     assert all(meaning for _, meaning in rows.values())
     described = {name: default for name, (default, _) in rows.items()}
     assert described == {f"ESPALIER_{name.upper()}": env(field.default) for name, field in Settings.model_fields.items()}
-
-
-def env(value: object) -> str:
-    if value is None or value == ():
-        return "none"
-    return f"`{str(value).lower() if isinstance(value, bool) else f'{value:g}' if isinstance(value, float) else value}`"
-
-
-def test_every_route_is_described(tmp_path: Path) -> None:
     manifest = tmp_path / "any" / "1" / "manifest.json"
     manifest.parent.mkdir(parents=True)
     manifest.touch()  # the folder is not read before the service starts
@@ -83,20 +74,20 @@ def test_every_route_is_described(tmp_path: Path) -> None:
     served = {f"{method} {route.path_format}" for route in routes for method in route.methods or ()}
     meant = {name for name in served if not name.startswith(("HEAD ", "GET /console/"))}
     assert set(table("docs/reference.md", "(GET|POST|PUT|DELETE) /.*")) == meant
-
-
-def test_every_metric_is_described_with_its_labels() -> None:
     families = [family for family in text_string_to_metric_families(every_metric()) if family.samples]
     scraped = {family.name + "_total" * (family.type == "counter"): set(family.samples[0].labels) - {"le"} for family in families}
     described = {name: cells[0] for name, cells in table("docs/reference.md", "espalier_[a-z_]+").items()}
     assert {name: set(labels.split(", ")) - {"none"} for name, labels in described.items()} == scraped
     assert set(scraped) == set(re.findall(r"^# TYPE (\S+)", Metrics().render().decode(), re.MULTILINE))
-
-
-def test_every_error_status_is_described() -> None:
-    described = set(re.findall(r"^\| (\d{3}) \|", text("docs/serve.md"), re.MULTILINE))
+    statuses = set(re.findall(r"^\| (\d{3}) \|", text("docs/serve.md"), re.MULTILINE))
     raised = {error.status for error in ServiceError.__subclasses__()} | set(_PROBLEMS) | {422, 405}
-    assert described == {str(status) for status in raised}
+    assert statuses == {str(status) for status in raised}
+
+
+def env(value: object) -> str:
+    if value is None or value == ():
+        return "none"
+    return f"`{str(value).lower() if isinstance(value, bool) else f'{value:g}' if isinstance(value, float) else value}`"
 
 
 # -- what a reader copies -------------------------------------------------------------------------------------------------
@@ -119,13 +110,10 @@ MAKE = [(document, command) for document, command in COMMANDS if command.startsw
 PYTHON = [(document, command) for document, command in COMMANDS if command.startswith("python -m")]
 
 
-def test_the_readme_has_its_two_commands_and_its_request() -> None:
+def test_the_readme_has_its_commands_and_shell_blocks_hold_known_ones_alone() -> None:
     readme = [command for document, command in COMMANDS if document == "README.md"]
     for start in ("make run", "make test", "curl ", *(f"python -m training {name}" for name in ("new", "compare", "fit", "evaluate"))):
         assert any(command.startswith(start) for command in readme), start
-
-
-def test_shell_blocks_hold_no_command_that_this_file_does_not_know() -> None:
     known: tuple[str, ...] = ("make", "python -m", "curl ", "export ESPALIER_", ". .venv/bin/activate", "ruff format")
     known += ("helm ", "kubectl ", "ray start ", "serve run ", "serve deploy ", "serve status", "export RAY_")
     known += ("locust ", "docker compose ", "docker build ", "docker run ", "DOCKER_BUILDKIT=1 docker build ", "debootstrap ", "tar ")
@@ -206,12 +194,9 @@ def test_links_and_paths_lead_somewhere(document: str) -> None:
     assert written <= python_files()
 
 
-def test_the_index_of_the_documentation_lists_every_page_once() -> None:
+def test_the_indices_list_every_page_and_every_decision_once() -> None:
     listed = re.findall(r"^\| \[[^\]]+\]\(([^)#]+\.md)\) \|", text("docs/README.md"), re.MULTILINE)
     assert sorted(listed) == sorted([*(page.name for page in (ROOT / "docs").glob("[!R]*.md")), "decisions/README.md"])
-
-
-def test_the_index_lists_every_decision_once() -> None:
     folder = ROOT / "docs/decisions"
     listed = re.findall(r"^- \[\d+\]\(([^)]+)\)", (folder / "README.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(page.name for page in folder.glob("[0-9]*.md"))

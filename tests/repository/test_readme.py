@@ -138,11 +138,14 @@ def history_bodies() -> list[str]:
     return [body for body in found if "history" in body]
 
 
-def test_the_filtered_curl_of_the_readme_says_why_an_item_did_not_come(served: httpx.Client) -> None:
+def test_the_requests_and_the_python_of_the_readme_are_answered(served: httpx.Client, capsys: pytest.CaptureFixture[str]) -> None:
     (body,) = (body for body in history_bodies() if '"python"' in body)
     result = served.post("/retrieve", json=json.loads(body) | {"fields": ["section"]}).raise_for_status().json()["results"][0]
     assert [item["fields"]["section"] for item in result["items"]] == ["python"] * 5
     assert [item["outcome"] for item in result["explain"]["items"]] == ["filtered"]
+    (block,) = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    exec(block.replace("http://localhost:8000", str(served.base_url)), {})
+    assert capsys.readouterr().out.count("Item(id=") == 5
 
 
 def test_the_ranker_of_the_readme_is_trained_measured_and_asked(checkout: Path, model: Bundle) -> None:
@@ -160,9 +163,3 @@ def test_the_ranker_of_the_readme_is_trained_measured_and_asked(checkout: Path, 
     scores = [item["rerank_score"] for item in result["items"]]
     assert len(scores) == 5
     assert scores == sorted(scores, reverse=True)
-
-
-def test_the_python_of_the_readme_runs(served: httpx.Client, capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-    exec(block.replace("http://localhost:8000", str(served.base_url)), {})
-    assert capsys.readouterr().out.count("Item(id=") == 5

@@ -30,15 +30,12 @@ def sample() -> Bundle:
     return Bundle.open(FOLDER)  # compares every file with its checksum
 
 
-def test_the_sample_is_small_and_holds_the_files_of_its_manifest_alone(sample: Bundle) -> None:
+def test_the_sample_is_small_whole_and_trained_by_its_configuration_on_the_data_of_the_repository(sample: Bundle) -> None:
     assert {path.name for path in FOLDER.iterdir()} == {"manifest.json", *sample.manifest.files}
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= MAX_BYTES
     scorer = sample.manifest.scorer
     assert isinstance(scorer, GraphScorer)
     assert scorer.dtype == "float16"
-
-
-def test_the_sample_is_trained_on_the_data_of_the_repository_by_its_configuration(sample: Bundle) -> None:
     config = read_deep_config(ROOT / CONFIG)
     assert config_of(sample.manifest, DeepConfig) == config
     assert sample.manifest.data["sha256"] == hashlib.sha256((ROOT / config.data.log).read_bytes()).hexdigest()
@@ -52,19 +49,7 @@ def test_an_engine_answers_the_golden_queries_of_the_sample(sample: Bundle, engi
     assert verify_golden(sample, found, table) == 1
 
 
-def test_the_samples_held_out_queries_are_histories_of_ids_and_their_leaf_states_the_references(sample: Bundle) -> None:
-    heldout = read_heldout(sample)
-    queries = held_out(sample)
-    assert [list(query.values) for query in queries] == [sample.items.ids_of(row[row >= 0]) for row in heldout.queries.array]
-    assert [list(query.relevant) for query in queries] == [sample.items.ids_of(rows) for rows in heldout.relevant]
-    assert {query.kind for query in queries} == {"history"}
-    few = heldout.queries.take(np.arange(3))
-    found = open_engine(sample, "cpu").parents(few, SearchParams.uniform(3, 1, 1))
-    assert found.leaf_states_BS is not None
-    np.testing.assert_allclose(found.leaf_states_BS, ReferenceEngine(sample).states(few)[:, -1], rtol=1e-4, atol=1e-5)
-
-
-def test_the_sample_finds_what_its_manifest_and_its_held_out_queries_say(sample: Bundle) -> None:
+def test_the_sample_finds_what_its_manifest_and_its_held_out_queries_of_ids_say(sample: Bundle) -> None:
     heldout = read_heldout(sample)
     search = sample.manifest.search
     ms = sorted(heldout.recall_by_m)
@@ -75,3 +60,12 @@ def test_the_sample_finds_what_its_manifest_and_its_held_out_queries_say(sample:
     measured = {row["m"]: row["recall"] for row in sample.manifest.metrics["test"]["seen_excluded"]}
     assert measured[10] > 0.55
     assert measured[50] > 0.72
+    heldout = read_heldout(sample)
+    queries = held_out(sample)
+    assert [list(query.values) for query in queries] == [sample.items.ids_of(row[row >= 0]) for row in heldout.queries.array]
+    assert [list(query.relevant) for query in queries] == [sample.items.ids_of(rows) for rows in heldout.relevant]
+    assert {query.kind for query in queries} == {"history"}
+    few = heldout.queries.take(np.arange(3))
+    found = open_engine(sample, "cpu").parents(few, SearchParams.uniform(3, 1, 1))
+    assert found.leaf_states_BS is not None
+    np.testing.assert_allclose(found.leaf_states_BS, ReferenceEngine(sample).states(few)[:, -1], rtol=1e-4, atol=1e-5)

@@ -32,23 +32,20 @@ def locked(text: str) -> dict[str, tuple[str, list[str]]]:
     return {SBOM["normal"](name): (version, re.findall(r"sha256:(\w+)", hashes)) for name, version, hashes in entries}
 
 
-def test_every_pinned_version_but_torch_has_its_hashes() -> None:
+def test_every_pinned_version_but_torch_has_its_hashes_and_is_what_is_installed() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     pinned = {SBOM["normal"](name): version for name, version in (line.split("==") for line in lines)}
     lock = (ROOT / "requirements.lock").read_text()
     assert pinned.pop("torch")
-    assert {name: version for name, (version, _) in locked(lock).items()} == pinned
     assert lock.count("==") == len(pinned), "a line that this test cannot read"
     assert all(len(hashes) == len(set(hashes)) >= 1 for _, hashes in locked(lock).values())
-
-
-def test_what_is_installed_is_what_is_locked() -> None:
-    """Whatever of the environment is in the lock: not that all of it is installed."""
-    lock = locked((ROOT / "requirements.lock").read_text())
+    # Whatever of the environment is in the lock: not that all of it is installed.
+    versions = {name: version for name, (version, _) in locked(lock).items()}
+    assert versions == pinned
     installed = {SBOM["normal"](one.metadata["Name"]): one.version for one in metadata.distributions()}
-    compared = sorted(lock.keys() & installed.keys() - {"pip"})  # an environment may be older than the pip that fills new ones
+    compared = sorted(versions.keys() & installed.keys() - {"pip"})  # an environment may be older than the pip that fills new ones
     assert len(compared) > 50
-    assert {name: installed[name] for name in compared} == {name: lock[name][0] for name in compared}
+    assert {name: installed[name] for name in compared} == {name: versions[name] for name in compared}
 
 
 # -- known vulnerabilities ------------------------------------------------------------------------------------------------
@@ -154,7 +151,7 @@ class Distribution(metadata.Distribution):
         raise NotImplementedError
 
 
-def test_the_bill_says_what_is_there_under_which_licence_and_who_needs_it() -> None:
+def test_the_bill_says_what_is_there_in_the_form_of_cyclonedx() -> None:
     needs = [("Requires-Dist", line) for line in ("b_b[x]>=1", "absent", "c; extra == 'more'")]
     distributions = [
         Distribution("A.a", "1.0", ("License-Expression", "MIT OR Apache-2.0"), ("Summary", "It is a."), *needs),
@@ -172,9 +169,6 @@ def test_the_bill_says_what_is_there_under_which_licence_and_who_needs_it() -> N
     assert licences == [[{"expression": "MIT OR Apache-2.0"}], [{"license": {"name": "BSD License"}}], [{"license": {"name": "MIT"}}]]
     assert {one["ref"]: one["dependsOn"] for one in bill["dependencies"]} == {"ours": [a, b, c, python], a: [b], b: [], c: [], python: []}
     assert SBOM["bill"]("ours", distributions[:2]) == SBOM["bill"]("ours", distributions[1::-1]), "the same environment, the same bill"
-
-
-def test_the_bill_of_this_environment_has_the_form_of_cyclonedx() -> None:
     run = subprocess.run([sys.executable, ROOT / "docker/sbom.py", "this"], capture_output=True, text=True, check=True)
     bill = json.loads(run.stdout)
     assert {one["name"].lower() for one in bill["components"]} >= {"numpy", "httpx", "pytest", "python"}

@@ -113,15 +113,12 @@ def all_series() -> dict[str, set[str]]:
     return known
 
 
-def test_every_rule_asks_for_what_is_exposed() -> None:
+def test_every_rule_and_every_panel_asks_for_what_is_exposed_and_every_metric_is_shown() -> None:
     known = all_series()
     for alert in ALERTS.values():
         check(alert["expr"], known)
         told = set(re.findall(r"\$labels\.(\w+)", " ".join(alert["annotations"].values())))
         assert told <= set().union(*(known[name] for name, _ in series_of(alert["expr"]))), alert["alert"]
-
-
-def test_every_panel_asks_for_what_is_exposed() -> None:
     known = all_series()
     for title, target in QUERIES:
         check(target["expr"], known)
@@ -130,9 +127,6 @@ def test_every_panel_asks_for_what_is_exposed() -> None:
     variable = next(variable for variable in DASHBOARD["templating"]["list"] if variable["name"] == "model")
     [(series, label)] = re.findall(r"^label_values\((\w+), (\w+)\)$", variable["query"]["query"])
     assert label in known[series]
-
-
-def test_every_metric_is_on_the_dashboard() -> None:
     records = {rule["record"]: rule["expr"] for rule in RECORDED}
     shown = {name for _, target in QUERIES for name, _ in series_of(target["expr"])}
     for record in reversed(records):
@@ -140,10 +134,7 @@ def test_every_metric_is_on_the_dashboard() -> None:
             shown |= {name for name, _ in series_of(records[record])}
     families = set(re.findall(r"^# TYPE (\S+)", Metrics().render().decode(), re.MULTILINE))
     assert {family for family in families if not any(name.startswith(family) for name in shown)} == set()
-
-
-def test_requests_without_a_model_are_in_no_latency() -> None:
-    """They are answered at once, or wait for a body; EspalierLatencyHigh leaves them out, so the panels do."""
+    # They are answered at once, or wait for a body; EspalierLatencyHigh leaves them out, so the panels do.
     for title, target in QUERIES:
         if "request_seconds" in target["expr"]:
             assert 'model!=""' in target["expr"], title
@@ -243,13 +234,10 @@ def round_trip(document: Json) -> Json:
     return found
 
 
-def test_the_dashboard_has_nothing_that_grafanas_schema_does_not_know() -> None:
+def test_the_dashboard_is_provisioned_says_what_it_shows_and_has_nothing_unknown() -> None:
     assert list(missing(DASHBOARD, round_trip(DASHBOARD))) == []
     misspelt = json.loads(json.dumps(DASHBOARD).replace('"drawStyle"', '"drawstyle"'))
     assert {path.rpartition(".")[2] for path in missing(misspelt, round_trip(misspelt))} == {"drawstyle"}
-
-
-def test_every_panel_says_what_it_shows_and_where_from() -> None:
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
     for panel in PANELS:
         assert re.fullmatch(r"[A-Z].*[.]", panel["description"]), panel["title"]
@@ -260,9 +248,6 @@ def test_every_panel_says_what_it_shows_and_where_from() -> None:
             assert "[$__rate_interval]" in target["expr"] or not re.search(r"\[", target["expr"]), panel["title"]
         defaults = panel["fieldConfig"]["defaults"]
         assert panel["type"] in ("heatmap", "table") or defaults["unit"], panel["title"]
-
-
-def test_grafana_is_provisioned_with_the_data_source_and_the_dashboard() -> None:
     [source] = yaml.safe_load((GRAFANA / "provisioning" / "datasources" / "prometheus.yml").read_text())["datasources"]
     assert (source["uid"], source["url"]) == ("espalier-prometheus", "http://prometheus:9090")
     variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}

@@ -106,14 +106,6 @@ async def answered(running: Running, busy: list[asyncio.Task[httpx.Response]]) -
     assert [(await task).status_code for task in busy] == [200, 200]
 
 
-@pytest.mark.settings(max_queue=2, max_queries=4)
-async def test_an_invalid_request_is_no_load(running: Running) -> None:
-    """It is 422 also where a queue has no room for it, and makes no overload."""
-    busy = await overloaded(running)
-    assert (await running.client.http.post("/retrieve", json=BODY | {"queries": [COLD] * 5})).status_code == 422
-    await answered(running, busy)
-
-
 @pytest.fixture
 def one_version(tmp_path: Path) -> Iterator[Running]:
     """A body is not needed to know whose queue it is for."""

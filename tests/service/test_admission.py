@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from service.batching.admission import MORE_CALLS, QUEUE_CALLS, SHORT_S, STANDING_S, STREAM_CALLS, Admission, Cost, retry_after_s
 
 
-def test_a_cost_is_learned_per_power_of_two_of_the_beam() -> None:
+def test_a_cost_is_learned_per_power_of_two_of_the_beam_and_says_how_wide_a_beam_fits() -> None:
     cost = Cost(serial=True)
     assert cost.of(100) == 0
     cost.learn([(100, 4)], 0.004)
@@ -21,24 +21,15 @@ def test_a_cost_is_learned_per_power_of_two_of_the_beam() -> None:
     for _ in range(200):
         cost.learn([(100, 1)], 0.003)
     assert cost.of(100) == pytest.approx(3e-3, rel=1e-3)
-
-
-def test_a_call_costs_its_sum_on_a_cpu_and_its_dearest_query_on_a_gpu() -> None:
     for serial, expected in ((True, 2e-3 + 3 * 4e-3), (False, 4e-3)):
         cost = Cost(serial)
         cost.learn([(64, 1)], 2e-3)
         assert cost.of_call([(64, 1), (128, 3)]) == pytest.approx(expected)
-
-
-def test_a_mixed_call_corrects_all_its_beams_alike() -> None:
     cost = Cost(serial=True)
     cost.learn([(64, 1)], 1e-3)
     for _ in range(200):
         cost.learn([(64, 2), (256, 1)], 12e-3)  # expected 2 · 1 + 4 ms
     assert [cost.of(64), cost.of(256)] == pytest.approx([2e-3, 8e-3], rel=1e-3)
-
-
-def test_the_beam_is_halved_until_it_fits() -> None:
     cost = Cost(serial=True)
     cost.learn([(256, 1)], 4e-3)
     assert cost.affordable(256, 10, 5e-3) == 256
@@ -48,25 +39,40 @@ def test_the_beam_is_halved_until_it_fits() -> None:
     assert cost.affordable(50, 100, 0.0) == 50
 
 
-def test_an_empty_queue_takes_anything() -> None:
+def test_a_queue_refuses_what_it_cannot_hold_or_would_feel_and_says_when_to_come_again() -> None:
     assert not Admission(max_queue=1, burst_s=0.1).refuses(now=0, waiting=0, queries=999, wait_s=9, call_s=9)
+    admission = Admission(max_queue=10, burst_s=0.1)
+    assert not admission.refuses(0, waiting=9, queries=1, wait_s=0, call_s=0)
+    assert admission.refuses(0, waiting=9, queries=2, wait_s=0, call_s=0)
+    admission = Admission(max_queue=1000, burst_s=0.1)
+    assert admission.refuses(0.0, waiting=500, queries=1, wait_s=0.11, call_s=0.0002)
+    assert not admission.refuses(0.1, waiting=10, queries=1, wait_s=SHORT_S, call_s=0.0002)
+    assert admission.refuses(0.2, waiting=10, queries=1, wait_s=SHORT_S * 1.01, call_s=0.0002)
+    admission = Admission(max_queue=1000, burst_s=0.1)
+    assert admission.has_room(waiting=1, queries=1, wait_s=STREAM_CALLS * 0.01, call_s=0.01)
+    assert not admission.has_room(waiting=2, queries=1, wait_s=0.02, call_s=0.01)
+    assert [retry_after_s(s) for s in (0, 0.2, 1.0, 1.1)] == [1, 1, 1, 2]
 
 
-def test_a_burst_may_fill_the_queue_and_after_an_overflow_it_is_kept_short() -> None:
+def test_a_burst_is_no_queue_that_stands_and_overload_ends_after_a_pause() -> None:
     admission = Admission(max_queue=1000, burst_s=0.1)
     assert not admission.refuses(0.0, waiting=40, queries=1, wait_s=0.1, call_s=0.01)
     assert admission.refuses(0.01, waiting=50, queries=1, wait_s=0.11, call_s=0.01)
     assert admission.refuses(0.02, waiting=40, queries=1, wait_s=0.1, call_s=0.01)
     assert not admission.refuses(0.03, waiting=6, queries=1, wait_s=(QUEUE_CALLS + MORE_CALLS) * 0.01, call_s=0.01)
-
-
-def test_a_queue_that_stands_is_no_burst() -> None:
-    """A long queue that was short for a moment is one."""
+    # A long queue that was short for a moment is one.
     dips, stands = (Admission(max_queue=1000, burst_s=0.1) for _ in range(2))
     for number in range(30):
         now, dip = number * 0.01, number % 4 == 3
         assert not dips.refuses(now, waiting=2 if dip else 30, queries=1, wait_s=0.002 if dip else 0.03, call_s=0.001)
         assert stands.refuses(now, waiting=30, queries=1, wait_s=0.03, call_s=0.001) is (now >= STANDING_S)
+    admission = Admission(max_queue=1000, burst_s=0.1)
+    assert admission.refuses(0.0, waiting=500, queries=1, wait_s=0.11, call_s=0.001)
+    for _ in range(2000):
+        assert admission.refuses(0.5, waiting=10, queries=1, wait_s=0.01, call_s=0.001)
+    assert admission.refuses(1.1, waiting=10, queries=1, wait_s=0.01, call_s=0.001)
+    assert not admission.refuses(5.0, waiting=10, queries=1, wait_s=0.003, call_s=0.001)
+    assert not admission.refuses(5.0, waiting=10, queries=1, wait_s=0.01, call_s=0.001)
 
 
 SERVICE_S = 0.002
@@ -127,36 +133,3 @@ class _Shifted(Admission):
 
     def accepted(self, queries: int, busy: bool) -> None:
         self._other.accepted(queries, busy)
-
-
-def test_overload_is_over_after_a_pause() -> None:
-    admission = Admission(max_queue=1000, burst_s=0.1)
-    assert admission.refuses(0.0, waiting=500, queries=1, wait_s=0.11, call_s=0.001)
-    for _ in range(2000):
-        assert admission.refuses(0.5, waiting=10, queries=1, wait_s=0.01, call_s=0.001)
-    assert admission.refuses(1.1, waiting=10, queries=1, wait_s=0.01, call_s=0.001)
-    assert not admission.refuses(5.0, waiting=10, queries=1, wait_s=0.003, call_s=0.001)
-    assert not admission.refuses(5.0, waiting=10, queries=1, wait_s=0.01, call_s=0.001)
-
-
-def test_streams_keep_the_engine_busy_and_leave_room() -> None:
-    admission = Admission(max_queue=1000, burst_s=0.1)
-    assert admission.has_room(waiting=1, queries=1, wait_s=STREAM_CALLS * 0.01, call_s=0.01)
-    assert not admission.has_room(waiting=2, queries=1, wait_s=0.02, call_s=0.01)
-
-
-def test_a_wait_that_nobody_feels_is_no_reason_to_refuse() -> None:
-    admission = Admission(max_queue=1000, burst_s=0.1)
-    assert admission.refuses(0.0, waiting=500, queries=1, wait_s=0.11, call_s=0.0002)
-    assert not admission.refuses(0.1, waiting=10, queries=1, wait_s=SHORT_S, call_s=0.0002)
-    assert admission.refuses(0.2, waiting=10, queries=1, wait_s=SHORT_S * 1.01, call_s=0.0002)
-
-
-def test_more_queries_than_the_queue_holds_are_refused_whatever_they_cost() -> None:
-    admission = Admission(max_queue=10, burst_s=0.1)
-    assert not admission.refuses(0, waiting=9, queries=1, wait_s=0, call_s=0)
-    assert admission.refuses(0, waiting=9, queries=2, wait_s=0, call_s=0)
-
-
-def test_retry_after_is_in_whole_seconds() -> None:
-    assert [retry_after_s(s) for s in (0, 0.2, 1.0, 1.1)] == [1, 1, 1, 2]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import logging
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,16 +16,22 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from starlette.types import Message
 
 from service import lifecycle
+from service.http import memory_budget
+from service.http.connection import CONNECTION
 from service.http.memory_budget import Budget, Held
+from service.http.retrieve_route import FREE_BYTES, FREE_VALUES, send_body
 from service.http.stream_route import _Lines
 from service.retrieval.retrieve import BLOCK_ROWS, _blocks
 from tests.service.conversation import Conversation
-from tests.service.listening import direct, listening, post, retrieval
+from tests.service.listening import Listening, Wire, direct, listening, post, retrieval
 from tests.service.own_time import pass_time
-from tests.service.running import Running, problem, run, small_model
+from tests.service.running import Json, Running, problem, run, small_model
 from tests.waiting import until
+
+__all__ = ["large"]
 
 MANY = 2048
 
@@ -41,7 +49,7 @@ def many(queries: int, **rest: Any) -> dict[str, Any]:
     return {"model": "books", "queries": [{"history": []}] * queries, "m": MANY, "beam_size": MANY} | rest
 
 
-def test_an_answer_over_the_limit_is_422_with_the_numbers(large: Path) -> None:
+def test_an_answer_over_the_limit_is_422_and_blocks_are_those_of_each_query_alone(large: Path) -> None:
     with run(large, max_answer_values=6 * MANY) as running:
         assert running.client.post("/retrieve", json=many(3)).status_code == 200
         assert running.client.post("/retrieve", json=many(2, fields=["title"])).status_code == 200
@@ -52,11 +60,13 @@ def test_an_answer_over_the_limit_is_422_with_the_numbers(large: Path) -> None:
     assert error["field"] == "m"
     for number in (3, MANY, 9 * MANY, 6 * MANY):
         assert str(number) in error["expected"]
-
-
-def test_m_counts_only_as_far_as_there_are_items(large: Path) -> None:
-    with run(large, max_answer_values=2 * MANY) as running:
-        assert running.client.post("/retrieve", json=many(1)).status_code == 200
+    with run(large) as running:
+        queries = [{"history": [], "exclude": [f"item-{i}"]} for i in range(5)]
+        body = {"model": "books", "m": MANY, "beam_size": MANY, "fields": ["title"]}
+        whole = running.client.post("/retrieve", json=body | {"queries": queries}).json()["results"]
+        assert sum(len(result["items"]) for result in whole) > 2 * BLOCK_ROWS
+        for query, result in zip(queries, whole, strict=True):
+            assert result == running.client.post("/retrieve", json=body | {"queries": [query]}).json()["results"][0]
 
 
 def test_large_answers_that_are_not_taken_keep_others_out_but_no_small_ones(large: Path) -> None:
@@ -127,16 +137,6 @@ def test_blocks_hold_all_queries_once() -> None:
         blocks = _blocks(count_B)
         assert [b for begin, end in blocks for b in range(begin, end)] == list(range(len(count_B)))
         assert all(end - begin == 1 or count_B[begin:end].sum() <= BLOCK_ROWS for begin, end in blocks)
-
-
-def test_answers_in_blocks_are_those_of_each_query_alone(large: Path) -> None:
-    with run(large) as running:
-        queries = [{"history": [], "exclude": [f"item-{i}"]} for i in range(5)]
-        body = {"model": "books", "m": MANY, "beam_size": MANY, "fields": ["title"]}
-        whole = running.client.post("/retrieve", json=body | {"queries": queries}).json()["results"]
-        assert sum(len(result["items"]) for result in whole) > 2 * BLOCK_ROWS
-        for query, result in zip(queries, whole, strict=True):
-            assert result == running.client.post("/retrieve", json=body | {"queries": [query]}).json()["results"][0]
 
 
 # -- streams ------------------------------------------------------------------------------------------------------------
@@ -235,3 +235,111 @@ def test_a_collection_frees_cycles() -> None:
     finally:
         gc.enable()
     assert watched() is None
+
+
+# -- streams share memory: they wait for room, are refused where their bodies find none, and give up when their clients leave
+
+
+HEAD = b"POST /retrieve/stream HTTP/1.1\r\nHost: test\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
+BODY = json.dumps(many(3)).encode() + b"\n"
+"""Its answer takes more than the values that every request may have."""
+
+
+def chunk(body: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(body), body)
+
+
+def left(caplog: pytest.LogCaptureFixture) -> bool:
+    return any("the client hung up inside its stream" in record.getMessage() for record in caplog.records)
+
+
+def streamed(wire: Wire, lines: bytes) -> list[Json]:
+    """The answers to a stream that ends after these lines."""
+    wire.send(HEAD + chunk(lines) + chunk(b""))
+    return received(wire)
+
+
+def received(wire: Wire) -> list[Json]:
+    """The answers of a stream, once it has ended."""
+    while not wire.rest.endswith(b"\r\n0\r\n\r\n"):
+        wire.more()
+    rest, body = wire.rest.partition(b"\r\n\r\n")[2], b""
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+    return [json.loads(line) for line in body.splitlines()]
+
+
+@pytest.fixture
+def service(large: Path) -> Iterator[Listening]:
+    with listening(large, max_answer_values=6 * MANY) as running:
+        yield running
+
+
+def test_a_stream_that_waits_for_room_ends_when_its_client_leaves(
+    service: Listening, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(memory_budget, "RECHECK_S", 0.01)
+    caplog.set_level(logging.DEBUG, "service.http.retrieve_route")
+    answers = direct(service, "/retrieve/stream").answers
+    with Held(answers) as others:
+        assert others.take(answers.left + FREE_VALUES)
+        with service.connected() as wire:
+            wire.send(HEAD + chunk(BODY))
+            until(lambda: answers.waiting, "the line waits for room")
+        until(lambda: left(caplog), "the stream ends")
+        assert not answers.waiting
+    assert answers.left == answers.units
+    assert service.engines["books"].calls == []
+
+
+def test_lines_wait_for_room_go_on_and_count_until_they_are_answered(service: Listening) -> None:
+    answers = direct(service, "/retrieve/stream").answers
+    with service.connected() as wire:
+        with Held(answers) as others:
+            assert others.take(answers.left + FREE_VALUES)
+            wire.send(HEAD + chunk(BODY))
+            until(lambda: answers.waiting, "the line waits for room")
+            assert service.engines["books"].calls == []
+        wire.send(chunk(b""))
+        [document] = received(wire)
+    assert len(document["results"]) == 3
+    until(lambda: answers.left == answers.units, "the room comes back")
+    bodies = direct(service, "/retrieve/stream").bodies
+    with Held(bodies) as others:
+        assert others.take(bodies.left + FREE_BYTES)
+        with service.connected() as wire:
+            [document] = streamed(wire, json.dumps(many(1, m=3)).encode())
+            assert "results" in document
+        with service.connected() as wire:
+            [document] = streamed(wire, json.dumps(many(1, m=3)).encode() + b" " * (2 * FREE_BYTES))
+    assert document["status"] == 503
+    assert "bodies" in str(document["detail"])
+    until(lambda: bodies.left == bodies.units, "the room comes back")
+    bodies, engine = direct(service, "/retrieve/stream").bodies, service.engines["books"]
+    line = b"{" + b" " * 40_000 + json.dumps(many(1, m=3)).encode()[1:]
+    with service.connected() as wire:
+        engine.go.clear()
+        wire.send(HEAD + b"".join(chunk(line + b"\n") for _ in range(3)))
+        until(lambda: bodies.left == bodies.units - (3 * len(line) - FREE_BYTES), "all lines are counted")
+        engine.go.set()
+        until(lambda: bodies.left == bodies.units, "answered lines are counted no more")
+        wire.send(chunk(b""))
+        assert len(received(wire)) == 3
+
+
+def test_nothing_is_sent_to_a_client_that_has_gone() -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    left: list[bool] = []
+    connection = SimpleNamespace(gone=True, leave_answer=lambda: left.append(True))
+    scope = {CONNECTION: connection}
+    assert asyncio.run(send_body(send, scope, b"answer", 1.0)) is False
+    assert sent == []
+    assert left, "or the server logs an error about the answer"
+    connection.gone = False
+    assert asyncio.run(send_body(send, scope, b"answer", 1.0)) is True
+    assert sent == [{"type": "http.response.body", "body": b"answer"}]

@@ -98,12 +98,15 @@ async def test_turns_are_few_in_order_and_bounded() -> None:
 # -- over HTTP ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_background_request_gets_the_same_answer(running: Running) -> None:
+def test_a_background_request_gets_the_same_answer_and_another_priority_is_422(running: Running) -> None:
     body = BODY | {"queries": [{"history": ["item-1"], "exclude": ["item-0"]}, {"history": []}], "fields": ["title"]}
     usual, behind = (running.client.post("/retrieve", json=body, headers=headers) for headers in ({}, BEHIND))
     assert (usual.status_code, behind.status_code) == (200, 200)
     assert usual.json()["results"] == behind.json()["results"]
     assert "server-timing" in behind.headers
+    answer = running.client.post("/retrieve", json=BODY, headers={"Espalier-Priority": "urgent"})
+    assert answer.status_code == 422
+    assert answer.json()["errors"] == [{"field": "Espalier-Priority", "value": "'urgent'", "expected": "`background`, or no such header"}]
 
 
 def test_customers_metrics_do_not_count_background_requests(running: Running) -> None:
@@ -119,12 +122,6 @@ def test_customers_metrics_do_not_count_background_requests(running: Running) ->
     changed = {name for name in after if after[name] != before.get(name)} - set(own)
     others = sorted(name for name in changed if not name.startswith(("espalier_worker_", "espalier_batch_queries")))
     assert others == ['espalier_engine_seconds_total{model="books"}']
-
-
-def test_another_priority_is_422_and_named(running: Running) -> None:
-    answer = running.client.post("/retrieve", json=BODY, headers={"Espalier-Priority": "urgent"})
-    assert answer.status_code == 422
-    assert answer.json()["errors"] == [{"field": "Espalier-Priority", "value": "'urgent'", "expected": "`background`, or no such header"}]
 
 
 async def flooded(running: Running) -> tuple[list[asyncio.Task[httpx.Response]], list[asyncio.Task[httpx.Response]]]:

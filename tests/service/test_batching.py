@@ -216,7 +216,9 @@ async def test_each_request_is_told_of_its_own_queries_alone_whether_their_score
 # -- the way out ----------------------------------------------------------------------------------------------------------
 
 
-async def test_draining_finishes_accepted_requests_and_refuses_new_ones(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+async def test_draining_finishes_what_was_accepted_wakes_who_waits_and_gives_up_after_its_time(
+    engine: FakeEngine, new_batcher: NewBatcher
+) -> None:
     batcher = new_batcher(max_batch=1)
     async with held(engine, batcher) as busy:
         (waiting,) = await accepted(ask(batcher, 1, m=2))
@@ -226,9 +228,14 @@ async def test_draining_finishes_accepted_requests_and_refuses_new_ones(engine: 
             await ask(batcher, 2)
     assert await drained
     assert [(await task).result.count_B.tolist() for task in (busy, waiting)] == [[5], [2]]
-
-
-async def test_draining_gives_up_after_its_time(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(max_queue=1)
+    async with held(engine, batcher):
+        first, patient = await accepted(ask(batcher, 1), ask(batcher, 2, priority=Priority.PATIENT))
+        drained = asyncio.create_task(batcher.drain(10))
+        with pytest.raises(NotReady):
+            await patient
+    await first
+    assert await drained
     batcher = new_batcher(max_batch=1)
     async with held(engine, batcher) as busy:
         assert not await batcher.drain(0)
@@ -313,7 +320,9 @@ async def test_near_the_deadline_the_beam_shrinks_as_far_as_allowed(
 # -- a queue with an end --------------------------------------------------------------------------------------------------
 
 
-async def test_a_full_queue_refuses_and_says_when_to_try_again(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+async def test_a_full_queue_refuses_and_says_when_to_try_again_but_not_while_nothing_waits(
+    engine: FakeEngine, new_batcher: NewBatcher
+) -> None:
     batcher = new_batcher(max_queue=3)
     async with held(engine, batcher):
         tasks = await accepted(*(ask(batcher, i) for i in (1, 2, 3)))
@@ -322,6 +331,7 @@ async def test_a_full_queue_refuses_and_says_when_to_try_again(engine: FakeEngin
         assert refused.value.headers == (("Retry-After", "1"),)
     await asyncio.gather(*tasks)
     assert (await ask(batcher, 5)).batch == 1
+    assert len((await ask(new_batcher(max_queue=3), *range(9))).result.count_B) == 9
 
 
 async def test_in_overload_one_large_request_behind_a_small_one_is_no_queue(engine: FakeEngine, new_batcher: NewBatcher) -> None:
@@ -338,10 +348,6 @@ async def test_in_overload_one_large_request_behind_a_small_one_is_no_queue(engi
         tasks += await accepted(ask(batcher, 1))
     await asyncio.gather(*tasks)
     assert batcher._admission.overloaded
-
-
-async def test_a_request_larger_than_the_queue_is_taken_when_nothing_waits(new_batcher: NewBatcher) -> None:
-    assert len((await ask(new_batcher(max_queue=3), *range(9))).result.count_B) == 9
 
 
 async def test_accepted_work_counts_as_offered_unless_it_would_have_waited(
@@ -370,17 +376,6 @@ async def test_a_patient_request_waits_for_room(engine: FakeEngine, new_batcher:
         assert (batcher.depth, second.done()) == (1, False)
     await asyncio.gather(first, second)
     assert calls(engine) == [[0], [1], [2]]
-
-
-async def test_draining_wakes_those_who_wait_for_room(engine: FakeEngine, new_batcher: NewBatcher) -> None:
-    batcher = new_batcher(max_queue=1)
-    async with held(engine, batcher):
-        first, patient = await accepted(ask(batcher, 1), ask(batcher, 2, priority=Priority.PATIENT))
-        drained = asyncio.create_task(batcher.drain(10))
-        with pytest.raises(NotReady):
-            await patient
-    await first
-    assert await drained
 
 
 async def test_a_patient_request_that_finds_no_room_by_its_deadline_has_expired(engine: FakeEngine, new_batcher: NewBatcher) -> None:

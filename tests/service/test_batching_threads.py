@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +16,15 @@ from espalier.live.overlay import Overlay
 from espalier.queries import QueryBatch
 from espalier.search import NO_CONTEXT, Engine, SearchContext, SearchParams, SearchResult
 from service.batching.admission import OVERLOAD_S, Limits
-from service.batching.batcher import JOB_QUERIES, QUIET_JOB_QUERIES, QUIET_S, Batcher
-from service.errors import EngineFailed, NotReady, QueueFull
+from service.batching.batcher import INLINE_VALUES, JOB_QUERIES, QUIET_JOB_QUERIES, QUIET_S, Batcher
+from service.batching.priority import Priority
+from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
+from service.models.loading import limits_of
+from service.settings import Settings
 from tests.service.fake_engine import FakeEngine
 from tests.service.own_time import OwnTime, pass_time
-from tests.service.test_batching import ITEMS, NewBatcher, accepted, ask, calls, held, new_batcher, queries
+from tests.service.shards.cutting import whole_bundle
+from tests.service.test_batching import ITEMS, NewBatcher, accepted, ask, calls, held, idle, new_batcher, queries
 
 __all__ = ["new_batcher"]
 
@@ -151,15 +158,12 @@ class Meeting(FakeEngine):
         return super().search(queries, params, context)
 
 
-async def test_several_calls_run_at_once_where_the_engine_takes_them(new_batcher: NewBatcher) -> None:
+async def test_as_many_calls_run_at_once_as_the_limits_say(new_batcher: NewBatcher) -> None:
     engine = Meeting(3)
     batcher = new_batcher(engine, max_batch=1, calls=3)
     answers = await asyncio.gather(*(ask(batcher, i) for i in range(6)))
     assert [answer.batch for answer in answers] == [1] * 6
     assert sorted(calls(engine)) == [[i] for i in range(6)]
-
-
-async def test_one_call_runs_at_a_time_unless_the_limits_say_more(new_batcher: NewBatcher) -> None:
     batcher = new_batcher(Meeting(2, wait_s=0.1), max_batch=1)
     failed = await asyncio.gather(*(ask(batcher, i) for i in range(2)), return_exceptions=True)
     assert [type(error) for error in failed] == [EngineFailed] * 2
@@ -173,3 +177,240 @@ async def test_an_engine_of_several_calls_is_told_the_nearest_deadline_of_a_call
     assert [context.deadline for context in engine.contexts[:2]] == [None, None]
     assert {context.deadline for context in engine.contexts[2:]} <= {50, 51}
     assert engine.contexts[2].deadline == 50
+
+
+# -- which queries the event loop searches for itself: those that are known to be short, where the engine is free ---------
+
+
+SHORT_S = 1e-4
+
+
+class Timed(FakeEngine):
+    """A call takes `takes_s` of the running loop's time. inline: of each call, whether the event loop made it."""
+
+    def __init__(self) -> None:
+        super().__init__(ITEMS)
+        self.takes_s, self.inline = SHORT_S, list[bool]()
+        self.loop, self.meanwhile = asyncio.get_running_loop(), list[Callable[[], None]]()
+
+    def search(self, queries: QueryBatch, params: SearchParams, context: SearchContext = NO_CONTEXT) -> SearchResult:
+        self.inline.append(threading.current_thread() is threading.main_thread())
+        assert isinstance(self.loop, OwnTime)
+        self.loop.passed_s += self.takes_s
+        for act in self.meanwhile:
+            act()
+        return super().search(queries, params, context)
+
+
+async def seen(new_batcher: NewBatcher, takes_s: float = SHORT_S, **limits: Any) -> tuple[Timed, Batcher]:
+    """A batcher that searches for queries of at most SHORT_S itself, and has seen one of beam 5 take so long; it is idle."""
+    engine = Timed()
+    engine.takes_s = takes_s
+    batcher = new_batcher(engine, **{"inline_s": SHORT_S} | limits)
+    await ask(batcher, 0)
+    await idle(batcher)
+    return engine, batcher
+
+
+@pytest.mark.parametrize(("takes_s", "inline"), [(SHORT_S, True), (1.01 * SHORT_S, False)])
+async def test_a_query_is_searched_inline_once_its_beam_is_known_to_be_short(new_batcher: NewBatcher, takes_s: float, inline: bool) -> None:
+    engine, batcher = await seen(new_batcher, takes_s)
+    answer = await ask(batcher, 1)
+    assert engine.inline == [False, inline]
+    assert answer.result.item_rows_BM.tolist() == [[0, 1, 2, 3, 4]]
+    assert (answer.batch, answer.beam_size, answer.degraded) == (1, 5, False)
+    assert answer.engine_s == pytest.approx(takes_s)
+
+
+async def test_another_power_of_two_of_the_beam_must_be_seen_first(new_batcher: NewBatcher) -> None:
+    """What is assumed of it is no measurement."""
+    engine, batcher = await seen(new_batcher)
+    for beam_size in (7, 3, 2):
+        await ask(batcher, 1, beam_size=beam_size)
+        await idle(batcher)
+    assert engine.inline == [False, True, False, True]
+
+
+async def test_after_one_long_query_the_next_are_handed_to_the_thread(new_batcher: NewBatcher) -> None:
+    engine, batcher = await seen(new_batcher)
+    engine.takes_s = 100 * SHORT_S
+    await ask(batcher, 1)
+    engine.takes_s = SHORT_S / 2
+    while not engine.inline[-1] or len(engine.inline) == 2:
+        await ask(batcher, 1)
+        await idle(batcher)
+    assert engine.inline[:2] == [False, True]
+    assert engine.inline[2:6] == [False] * 4
+
+
+def wide(values: int) -> SearchParams:
+    """Of a query whose history, results and exclusions are so many values."""
+    return SearchParams.uniform(1, 5, 5, np.full((1, values - 3 - 5), -1))
+
+
+@pytest.mark.parametrize(
+    ("batch", "params", "inline"),
+    [
+        (1, wide(INLINE_VALUES), True),
+        (1, wide(INLINE_VALUES + 1), False),
+        (1, SearchParams.uniform(1, 5, INLINE_VALUES - 3), True),
+        (1, SearchParams.uniform(1, 5, INLINE_VALUES - 2), False),
+        (1, SearchParams.uniform(1, 5, 5, trace=True), False),
+        (2, SearchParams.uniform(2, 5, 5), False),
+    ],
+)
+async def test_only_a_single_small_query_is(new_batcher: NewBatcher, batch: int, params: SearchParams, inline: bool) -> None:
+    engine, batcher = await seen(new_batcher)
+    await batcher.search(queries(*range(batch)), params)
+    assert engine.inline == [False, inline]
+
+
+@pytest.mark.parametrize("priority", [Priority.PATIENT, Priority.BACKGROUND])
+async def test_only_a_normal_query_is(new_batcher: NewBatcher, priority: Priority) -> None:
+    """A stream, or a measurement in the background, would keep the event loop for itself."""
+    engine, batcher = await seen(new_batcher)
+    await ask(batcher, 1, priority=priority)
+    assert engine.inline == [False, False]
+
+
+async def test_queries_that_come_together_go_to_the_thread(new_batcher: NewBatcher) -> None:
+    engine, batcher = await seen(new_batcher)
+    await asyncio.gather(*(ask(batcher, item) for item in range(3)))
+    assert not any(engine.inline)
+    await idle(batcher)
+    await ask(batcher, 1)
+    assert engine.inline[-1]
+
+
+async def test_who_hung_up_at_once_makes_no_later_query_one_of_two(new_batcher: NewBatcher) -> None:
+    engine, batcher = await seen(new_batcher)
+    for _ in range(2):
+        gone = asyncio.ensure_future(ask(batcher, 1))
+        await asyncio.sleep(0)
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+    await ask(batcher, 1)
+    assert engine.inline == [False, True]
+
+
+async def test_a_query_waits_for_a_busy_engine(new_batcher: NewBatcher) -> None:
+    engine, batcher = await seen(new_batcher)
+    async with held(engine, batcher, beam_size=16) as busy:
+        (behind,) = await accepted(ask(batcher, 1))
+        assert not behind.done()
+    await asyncio.gather(busy, behind)
+    assert engine.inline == [False, False, False]
+
+
+async def test_a_query_waits_for_a_job(new_batcher: NewBatcher) -> None:
+    engine, batcher = await seen(new_batcher)
+    begun, end = threading.Event(), threading.Event()
+
+    def job(_: Engine) -> None:
+        begun.set()
+        assert end.wait(10)
+
+    done = batcher.run(job)
+    assert await asyncio.to_thread(begun.wait, 10)
+    (behind,) = await accepted(ask(batcher, 1))
+    end.set()
+    await asyncio.gather(behind, asyncio.wrap_future(done))
+    assert engine.inline == [False, False]
+
+
+async def test_a_job_waits_for_the_query(new_batcher: NewBatcher) -> None:
+    """An engine takes one search at a time."""
+    engine, batcher = await seen(new_batcher)
+    jobs = []
+
+    def ask_for_a_job() -> None:
+        jobs.append(batcher.run(lambda _: "done"))
+        with pytest.raises(TimeoutError):
+            jobs[0].result(0.02)
+
+    engine.meanwhile.append(ask_for_a_job)
+    await ask(batcher, 1)
+    assert engine.inline == [False, True]
+    assert await asyncio.wrap_future(jobs[0]) == "done"
+
+
+async def test_an_engine_that_fails_inline_serves_on(new_batcher: NewBatcher) -> None:
+    engine, batcher = await seen(new_batcher)
+    engine.failure = ValueError("out of memory")
+    with pytest.raises(EngineFailed, match="out of memory"):
+        await ask(batcher, 1)
+    assert (await ask(batcher, 2)).batch == 1
+    assert engine.inline == [False, True, True]
+
+
+async def test_a_search_of_the_event_loop_is_waited_for_before_the_engine_may_close(new_batcher: NewBatcher) -> None:
+    engine, batcher = await seen(new_batcher)
+    ended: list[bool] = []
+
+    def drain_elsewhere() -> None:
+        draining = threading.Thread(target=lambda: ended.append(asyncio.run(batcher.drain(0.05))))
+        draining.start()
+        draining.join()
+
+    engine.meanwhile.append(drain_elsewhere)
+    await ask(batcher, 1)
+    assert (engine.inline, ended) == ([False, True], [False])
+    assert await batcher.drain(10)
+
+
+async def test_near_the_deadline_the_beam_shrinks_inline_too(new_batcher: NewBatcher) -> None:
+    engine, batcher = await seen(new_batcher, smallest_beam_size=1)
+    answer = await ask(batcher, 1, beam_size=5, deadline=asyncio.get_running_loop().time() + SHORT_S / 2)
+    assert (answer.beam_size, answer.degraded, engine.inline) == (2, True, [False, True])
+
+
+async def test_in_overload_all_queries_are_counted_in_the_queue(new_batcher: NewBatcher) -> None:
+    engine, batcher = await seen(new_batcher, max_queue=1, inline_s=2 * SHORT_S)
+    async with held(engine, batcher, beam_size=16) as busy:
+        (waiting,) = await accepted(ask(batcher, 1, beam_size=16))
+        with pytest.raises(QueueFull):
+            await ask(batcher, 2)
+    await asyncio.gather(busy, waiting)
+    for _ in range(2):
+        await idle(batcher)
+        await ask(batcher, 1)
+        await pass_time(2 * OVERLOAD_S)  # the second finds that overload is over
+    await idle(batcher)
+    await ask(batcher, 1)
+    assert engine.inline[-3:] == [False, False, True]
+
+
+async def test_a_job_that_paused_for_expired_queries_is_done(new_batcher: NewBatcher) -> None:
+    engine, batcher = await seen(new_batcher)
+    loop = engine.loop
+    assert isinstance(loop, OwnTime)
+
+    def takes_a_second(_: Engine) -> None:
+        loop.passed_s += 1
+
+    async with held(engine, batcher, beam_size=16) as busy:
+        (late,) = await accepted(ask(batcher, 1, deadline=loop.time() + 0.5))
+        jobs = [asyncio.wrap_future(batcher.run(takes_a_second)) for _ in range(2)]
+    await asyncio.wait_for(asyncio.gather(*jobs), 60)
+    with pytest.raises(DeadlinePassed):
+        await late
+    await busy
+
+
+@pytest.mark.parametrize(
+    ("engine", "calls", "settings", "inline_s"),
+    [
+        ("compiled-cpu", 1, {}, 2e-4),
+        ("compiled-cpu", 1, {"max_inline_us": 50}, 5e-5),
+        ("compiled-cpu", 1, {"max_wait_us": 1}, 0.0),
+        ("compiled-cpu", 2, {}, 0.0),
+        ("triton", 1, {}, 0.0),
+    ],
+)
+def test_only_engines_that_search_here_on_a_cpu_and_wait_for_nothing_do(
+    tmp_path: Path, engine: str, calls: int, settings: dict[str, Any], inline_s: float
+) -> None:
+    bundle, named = whole_bundle(tmp_path), FakeEngine(ITEMS)
+    named.name = engine
+    assert limits_of(Settings(**settings), bundle, named, calls).inline_s == inline_s

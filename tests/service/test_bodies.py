@@ -43,20 +43,18 @@ def lines(*pieces: bytes, longest: int = 100, whole: bool = True) -> list[bytes 
     return asyncio.run(collect())
 
 
-def test_a_body_in_pieces_is_put_together() -> None:
+def test_a_body_is_put_together_or_was_too_slow_left_or_of_another_type() -> None:
     assert asyncio.run(read_body(arriving(b"ab", b"", b"cd"), 10, Held(ROOM))) == b"abcd"
-
-
-def test_a_body_that_does_not_arrive_in_time() -> None:
     with pytest.raises(SlowBody, match=r"0\.01 s"):
         asyncio.run(read_body(never, 0.01, Held(ROOM)))
-
-
-def test_a_client_that_hangs_up_before_the_end() -> None:
     with pytest.raises(ClientDisconnect):
         asyncio.run(read_body(arriving(b"ab", whole=False), 10, Held(ROOM)))
     with pytest.raises(ClientDisconnect):
         lines(b"ab", whole=False)
+    check_type(b"Application/JSON; charset=utf-8", ["application/json"])
+    for wrong in (b"", b"text/plain", b"application/jsonx", b"\xff"):
+        with pytest.raises(NotJson, match="application/json or text/x"):
+            check_type(wrong, ["application/json", "text/x"])
 
 
 @given(st.lists(st.binary(max_size=9).filter(lambda line: b"\n" not in line and line == line.strip()), max_size=6), st.data())
@@ -74,28 +72,19 @@ def test_a_line_that_is_too_long_costs_one_line(cut: int) -> None:
     assert lines(b"y" * 40, longest=10) == ["too long"]
 
 
-def test_an_endless_line_takes_no_memory() -> None:
+def test_an_endless_line_takes_no_memory_and_a_silent_stream_ends() -> None:
     async def first() -> bytes | BodyTooLarge:
         found = read_lines(arriving(*[b"z" * 1000] * 50, b"\nok"), 10, 10, Held(ROOM))
         return [line async for line in found][-1]
 
     assert asyncio.run(first()) == b"ok"
 
-
-def test_a_silent_stream_ends() -> None:
     async def collect() -> None:
         async for _ in read_lines(never, 10, 0.01, Held(ROOM)):
             raise AssertionError
 
     with pytest.raises(SlowBody):
         asyncio.run(collect())
-
-
-def test_content_types() -> None:
-    check_type(b"Application/JSON; charset=utf-8", ["application/json"])
-    for wrong in (b"", b"text/plain", b"application/jsonx", b"\xff"):
-        with pytest.raises(NotJson, match="application/json or text/x"):
-            check_type(wrong, ["application/json", "text/x"])
 
 
 def test_a_line_that_is_not_whole_takes_room() -> None:
@@ -160,7 +149,7 @@ def test_what_is_given_back_is_there_again(steps: list[tuple[int, int]]) -> None
     assert budget.left == 20
 
 
-async def test_who_waits_is_woken() -> None:
+async def test_who_waits_for_room_is_woken_gives_up_or_waits_for_itself() -> None:
     budget = Budget(10, free=0)
     first, second = Held(budget), Held(budget)
     assert first.take(8)
@@ -172,9 +161,6 @@ async def test_who_waits_is_woken() -> None:
     first.give(3)
     assert await waiting
     assert budget.left == 10 - 3 - 5
-
-
-async def test_who_gives_up_waiting_holds_nothing() -> None:
     budget = Budget(10, free=0)
     with Held(budget) as first, Held(budget) as second:
         assert first.take(10)
@@ -184,6 +170,14 @@ async def test_who_gives_up_waiting_holds_nothing() -> None:
         first.give(10)
         await asyncio.gather(waiting, return_exceptions=True)
     assert budget.left == 10
+    budget = Budget(100, free=0)
+    with Held(budget) as held:
+        assert await held.wait(7, 5, lambda: False)  # more than its share, but nothing else
+        waiting = asyncio.create_task(held.wait(1, 5, lambda: False))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        held.give(7)
+        assert await waiting
 
 
 async def test_only_so_many_may_wait_and_nobody_who_has_gone() -> None:
@@ -198,14 +192,3 @@ async def test_only_so_many_may_wait_and_nobody_who_has_gone() -> None:
         assert await asyncio.gather(*waiting) == [False, False]
         assert budget.waiting == set()
     assert budget.left == 10
-
-
-async def test_one_holder_waits_for_itself_before_it_takes_more_than_its_share() -> None:
-    budget = Budget(100, free=0)
-    with Held(budget) as held:
-        assert await held.wait(7, 5, lambda: False)  # more than its share, but nothing else
-        waiting = asyncio.create_task(held.wait(1, 5, lambda: False))
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        held.give(7)
-        assert await waiting

@@ -54,10 +54,16 @@ def test_a_head_that_is_too_large_is_431(service: Listening, head: bytes) -> Non
     assert service.refused("head_too_large") == before + 1
 
 
-def test_a_head_may_be_as_large_as_the_limit(service: Listening) -> None:
+def test_long_heads_bodies_of_many_parts_and_long_names_are_answered_in_short(service: Listening) -> None:
     headers = [f"A{i}: b" for i in range(MAX_HEADERS - 2)]
     left = MAX_HEAD_BYTES - len(get("/livez", *headers, "X: "))
     assert service.ask(get("/livez", *headers, "X: " + "a" * left)).status == 200
+    reply = service.ask(post("/retrieve", b'{"model": "books", "queries": [' + b"{}," * 200_000))
+    assert reply.problem["status"] == 422
+    assert "65536" in reply.problem["detail"]
+    reply = service.ask(retrieval(model="x" * 1_000_000))
+    assert reply.problem["status"] == 422
+    assert len(reply.body) < 2000
 
 
 @given(st.integers(1, 60), st.booleans())
@@ -135,7 +141,7 @@ def test_many_chunks_are_no_trouble_unless_they_are_small() -> None:
     assert ChunkedBody().take(body) == len(body)
 
 
-def test_chunked_requests_follow_one_another(service: Listening) -> None:
+def test_chunked_requests_follow_one_another_and_their_trailers_are_no_headers(service: Listening) -> None:
     head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     content = json.dumps({"model": "books", "queries": [{"history": []}], "m": 3}).encode()
     chunked = b"".join(b"%x\r\n%s\r\n" % (len(content[i : i + 7]), content[i : i + 7]) for i in range(0, len(content), 7)) + b"0\r\n\r\n"
@@ -143,6 +149,11 @@ def test_chunked_requests_follow_one_another(service: Listening) -> None:
         wire.send((head + chunked) * 3 + get("/livez"))
         assert [len(wire.reply().document["results"][0]["items"]) for _ in range(3)] == [3, 3, 3]
         assert wire.reply().document == {"alive": True}
+    body = json.dumps({"model": "books", "queries": [{"history": []}]}).encode()
+    head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    reply = service.ask(head + b"%x\r\n%s\r\n0\r\nX-Request-Id: fromtrailer\r\n\r\n" % (len(body), body))
+    assert reply.status == 200
+    assert reply.headers["x-request-id"] != "fromtrailer"
 
 
 def test_a_body_over_the_limit_is_answered_although_its_client_sends_on(service: Listening) -> None:
@@ -159,14 +170,11 @@ def test_a_body_over_the_limit_is_answered_although_its_client_sends_on(service:
         assert wire.ended()
 
 
-def test_what_is_left_of_a_small_body_is_skipped_and_the_connection_kept(service: Listening) -> None:
+def test_what_is_left_of_a_small_body_is_skipped_and_of_a_large_one_ends_the_connection(service: Listening) -> None:
     request = post("/nowhere", b"x" * SKIPPED_BYTES)
     with service.connected() as wire:
         assert wire.ask(request[:200]).status == 404
         assert wire.ask(request[200:] + get("/livez")).document == {"alive": True}
-
-
-def test_what_is_left_of_a_large_body_ends_the_connection(service: Listening) -> None:
     request = post("/nowhere", b"x" * (SKIPPED_BYTES + 300))
     with service.connected() as wire:
         assert wire.ask(request[:200]).status == 404
@@ -213,12 +221,23 @@ def test_what_is_sent_ahead_stays_in_the_socket(models: Path) -> None:
         assert wire.reply().document == {"alive": True}
 
 
-def test_nonsense_behind_a_request_costs_that_connection_alone(service: Listening) -> None:
+def test_nonsense_costs_its_connection_alone(service: Listening, caplog: pytest.LogCaptureFixture) -> None:
     with service.connected() as wire:
         assert wire.ask(get("/livez") + b"nonsense\r\n\r\n").status == 200
         assert wire.reply().problem["status"] == 400
         assert wire.ended()
     assert service.ask(get("/livez")).status == 200
+    inner = get("/readyz")
+    with service.connected() as wire:
+        wire.send(b"CONNECT /livez HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(inner) + inner)
+        assert wire.reply().problem["status"] == 400
+        with pytest.raises((EOFError, ConnectionResetError)):
+            wire.reply()
+    head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
+    with service.connected() as wire:
+        assert wire.ask(head + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n").problem["status"] == 400
+        assert wire.ended()
+    assert "Traceback" not in caplog.text
 
 
 UPGRADES = [
@@ -241,38 +260,14 @@ def test_a_body_behind_a_wish_to_upgrade_is_that_requests(service: Listening, he
         assert wire.reply().document == {"alive": True}
 
 
-def test_what_follows_connect_is_no_request(service: Listening) -> None:
-    inner = get("/readyz")
-    with service.connected() as wire:
-        wire.send(b"CONNECT /livez HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(inner) + inner)
-        assert wire.reply().problem["status"] == 400
-        with pytest.raises((EOFError, ConnectionResetError)):
-            wire.reply()
-
-
-def test_trailers_are_no_headers(service: Listening) -> None:
-    body = json.dumps({"model": "books", "queries": [{"history": []}]}).encode()
-    head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
-    reply = service.ask(head + b"%x\r\n%s\r\n0\r\nX-Request-Id: fromtrailer\r\n\r\n" % (len(body), body))
-    assert reply.status == 200
-    assert reply.headers["x-request-id"] != "fromtrailer"
-
-
-@pytest.mark.parametrize("path", ["/retrieve%0A", "/retrieve/stream%0A", "/models/books/load%0A", "/docs%0A", "/livez%0A"])
-def test_a_line_feed_makes_another_path(service: Listening, path: str) -> None:
-    assert service.ask(get(path)).status == 404
-    assert service.ask(post(path, b"{}")).status == 404
-
-
-def test_a_wish_for_100_continue_with_a_malformed_body_is_400_alone(service: Listening, caplog: pytest.LogCaptureFixture) -> None:
-    head = b"POST /retrieve HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
-    with service.connected() as wire:
-        assert wire.ask(head + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n").problem["status"] == 400
-        assert wire.ended()
-    assert "Traceback" not in caplog.text
-
-
-def test_line_ends_between_requests_mean_nothing(models: Path) -> None:
+def test_a_silent_connection_ends_and_line_ends_are_no_word(models: Path) -> None:
+    with listening(models, head_timeout_s=0.2, keep_alive_s=0.2) as running:
+        with running.connected() as silent:
+            assert silent.ended()
+        with running.connected() as kept:
+            assert kept.ask(get("/livez")).status == 200
+            assert kept.ended()
+        until(lambda: not running.server._connections.open)
     with listening(models, head_timeout_s=0.1, keep_alive_s=60) as running, running.connected() as kept:
         assert kept.ask(get("/livez") + b"\r\n").status == 200
         with running.connected() as silent:
@@ -305,16 +300,6 @@ def test_a_head_that_is_not_complete_in_time_is_408(models: Path) -> None:
             stop.set()
             thread.join()
         assert running.refused("head_too_slow") == 2
-
-
-def test_a_silent_connection_ends(models: Path) -> None:
-    with listening(models, head_timeout_s=0.2, keep_alive_s=0.2) as running:
-        with running.connected() as silent:
-            assert silent.ended()
-        with running.connected() as kept:
-            assert kept.ask(get("/livez")).status == 200
-            assert kept.ended()
-        until(lambda: not running.server._connections.open)
 
 
 def test_a_client_that_takes_nothing_is_cut_off(models: Path) -> None:
@@ -354,7 +339,9 @@ def test_a_client_that_reads_steadily_gets_its_answer_however_long_it_takes(mode
 # -- number -------------------------------------------------------------------------------------------------------------
 
 
-def test_above_the_limit_an_idle_connection_makes_room(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_above_the_limit_who_is_idle_or_never_asked_makes_room_but_not_who_has_just_come(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("service.http.connections.GRACE_S", 0)
     with listening(models, max_connections=2) as running, running.connected() as first, running.connected() as second:
         for wire in (first, second, first):
@@ -362,9 +349,6 @@ def test_above_the_limit_an_idle_connection_makes_room(models: Path, monkeypatch
         assert running.ask(retrieval()).status == 200
         assert second.ended()  # it was idle for longest
         assert first.ask(get("/livez")).status == 200
-
-
-def test_a_connection_that_never_asked_makes_room_before_one_that_did(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.http.connections.GRACE_S", 0)
     with listening(models, max_connections=2) as running, running.connected() as asks:
         assert asks.ask(get("/livez")).status == 200
@@ -374,9 +358,6 @@ def test_a_connection_that_never_asked_makes_room_before_one_that_did(models: Pa
                 assert silent.ended()
                 assert third.ask(get("/livez")).status == 200
         assert asks.ask(get("/livez")).status == 200
-
-
-def test_who_has_just_come_does_not_make_room(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.http.connections.GRACE_S", 600)
     with listening(models, max_connections=1) as running, running.connected() as first:
         until(lambda: len(running.server._connections.silent) == 1)
@@ -454,15 +435,3 @@ def test_a_request_has_one_host(service: Listening, hosts: list[str]) -> None:
     request = "\r\n".join(["GET /livez HTTP/1.1", *hosts, "", ""]).encode()
     assert "Host" in service.ask(request).problem["detail"]
     assert service.ask(b"GET /livez HTTP/1.0\r\n\r\n").status == 200
-
-
-def test_a_body_of_very_many_parts_is_422(service: Listening) -> None:
-    reply = service.ask(post("/retrieve", b'{"model": "books", "queries": [' + b"{}," * 200_000))
-    assert reply.problem["status"] == 422
-    assert "65536" in reply.problem["detail"]
-
-
-def test_a_long_name_does_not_come_back(service: Listening) -> None:
-    reply = service.ask(retrieval(model="x" * 1_000_000))
-    assert reply.problem["status"] == 422
-    assert len(reply.body) < 2000

@@ -168,11 +168,19 @@ def test_live_items_count_by_the_fields_that_they_have_now(live: Live) -> None:
     agree(live.running, live=False)
 
 
-def test_the_parameters_of_the_route_are_those_of_the_count(books: Running) -> None:
+def test_the_route_counts_with_its_parameters_and_makes_histograms_of_many_numbers(books: Running) -> None:
     filter, barred = {"year": {"min": 1995, "max": 2012}}, {"tags": ["c"]}
     asked = shown(books, "colour", filter=json.dumps(filter), exclude_filter=json.dumps(barred), limit=2, live=False)
     assert asked == counted(books, "colour", filter, barred, 2, live=False)
     assert shown(books, "sold") == counted(books, "sold")
+    found, years = counted(books, "year", limit=3), model_of(books).bundle.items.column("year").to_pylist()
+    assert (found["min"], found["max"]) == (min(years), max(years))
+    counts, edges = np.histogram(years, facets_module.BINS)
+    assert [one["count"] for one in found["histogram"]] == counts.tolist()
+    assert [one["min"] for one in found["histogram"]] == pytest.approx(edges[:-1].tolist())
+    assert found["histogram"][-1]["max"] == max(years)
+    assert "histogram" not in counted(books, "year", limit=100)
+    assert "histogram" not in counted(books, "colour", limit=1)
 
 
 def test_facets_leave_the_cache_of_masks_alone(books: Running) -> None:
@@ -184,17 +192,6 @@ def test_facets_leave_the_cache_of_masks_alone(books: Running) -> None:
 
 
 # -- many values ----------------------------------------------------------------------------------------------------------
-
-
-def test_numbers_of_which_there_are_many_have_a_histogram(books: Running) -> None:
-    found, years = counted(books, "year", limit=3), model_of(books).bundle.items.column("year").to_pylist()
-    assert (found["min"], found["max"]) == (min(years), max(years))
-    counts, edges = np.histogram(years, facets_module.BINS)
-    assert [one["count"] for one in found["histogram"]] == counts.tolist()
-    assert [one["min"] for one in found["histogram"]] == pytest.approx(edges[:-1].tolist())
-    assert found["histogram"][-1]["max"] == max(years)
-    assert "histogram" not in counted(books, "year", limit=100)
-    assert "histogram" not in counted(books, "colour", limit=1)
 
 
 def small(folder: Path, **columns: Any) -> Path:
@@ -226,7 +223,9 @@ def test_a_catalogue_of_many_blocks_is_counted_whole(live: Live, monkeypatch: py
     assert [counted(live.running, column, limit=limit) for column, limit in asked] == whole
 
 
-def test_a_column_of_too_many_values_has_none_listed(books: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_column_of_too_many_values_has_none_listed_and_a_scan_ends_at_its_deadline(
+    books: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(facets_module, "MAX_VALUES", ITEMS)
     assert counted(books, "id", limit=1)["distinct"] == ITEMS
     monkeypatch.setattr(facets_module, "MAX_VALUES", ITEMS - 1)
@@ -237,21 +236,6 @@ def test_a_column_of_too_many_values_has_none_listed(books: Running, monkeypatch
     monkeypatch.setattr(facets_module, "MAX_VALUES", 3)
     numbers = counted(books, "year", limit=3)
     assert (numbers["values"], sum(one["count"] for one in numbers["histogram"])) == ([], ITEMS)
-
-
-def test_long_values_end_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with run(small(tmp_path, text=["a" * 10, "a" * 10, "é" * 10, "c" * 10])) as running:
-        for room, listed in ((40, 3), (39, 2), (20, 2), (19, 1), (9, 0)):
-            monkeypatch.setattr(facets_module, "MAX_BYTES", room)
-            found = counted(running, "text")
-            assert [one["value"] for one in found["values"]] == ["a" * 10, "c" * 10, "é" * 10][:listed]
-            assert found["others"] + sum(one["count"] for one in found["values"]) == 4
-
-
-# -- what is refused ------------------------------------------------------------------------------------------------------
-
-
-def test_a_scan_ends_at_its_deadline(books: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facets_module, "SCANNED_ROWS", 4)
     looks = 0
 
@@ -264,6 +248,18 @@ def test_a_scan_ends_at_its_deadline(books: Running, monkeypatch: pytest.MonkeyP
     with pytest.raises(DeadlinePassed):
         facets(model_of(books), "colour", Filter(), 20, check)
     assert looks == 4
+
+
+def test_long_values_end_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with run(small(tmp_path, text=["a" * 10, "a" * 10, "é" * 10, "c" * 10])) as running:
+        for room, listed in ((40, 3), (39, 2), (20, 2), (19, 1), (9, 0)):
+            monkeypatch.setattr(facets_module, "MAX_BYTES", room)
+            found = counted(running, "text")
+            assert [one["value"] for one in found["values"]] == ["a" * 10, "c" * 10, "é" * 10][:listed]
+            assert found["others"] + sum(one["count"] for one in found["values"]) == 4
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.random_bundles import make_bundle, random_tree
+from benchmarks.random_bundles import make_bundle, random_memory, random_tree
 from espalier.engines import open_engine
+from espalier.memory import Memory
 from tests.service.running import Json, Running, ids, problem, run
 
 SECTIONS = ("games", "math", "libs", None)
@@ -79,26 +80,6 @@ def test_exactly_the_eligible_items_come_back_when_the_beam_holds_them(
     assert sorted([item["score"] for item in result["items"]], reverse=True) == [item["score"] for item in result["items"]]
 
 
-def test_mixed_filters_in_one_batch_give_what_each_would_get_alone(shelf: Running) -> None:
-    """Concurrent requests with different beams, m and filters share engine calls."""
-    bodies: list[Json] = [
-        {
-            "queries": [{"history": [f"item-{i}"]}],
-            "m": 1 + i,
-            "beam_size": 4 + 3 * i,
-            "filter": {"section": [SECTIONS[i % 3]]} if i % 2 else {},
-        }
-        for i in range(12)
-    ]
-    alone = [shelf.retrieve(**body)["results"][0]["items"] for body in bodies]
-
-    async def together() -> list[Any]:
-        answers = await asyncio.gather(*(shelf.client.http.post("/retrieve", json={"model": "books"} | body) for body in bodies))
-        return [answer.json()["results"][0]["items"] for answer in answers]
-
-    assert shelf.client.runner.run(together()) == alone
-
-
 def test_a_filter_that_leaves_few_items_widens_the_beam(shelf: Running) -> None:
     count = len(rows(shelf))
     few = [item["id"] for item in rows(shelf)][:30]
@@ -162,16 +143,7 @@ def test_an_explanation_says_where_each_wanted_item_went(shelf: Running) -> None
             assert level["dropped"] <= level["cut"]
 
 
-def test_a_traced_answer_is_the_answer(shelf: Running) -> None:
-    body: Json = {"queries": [{"history": [f"item-{i}"]} for i in range(5)], "m": 20, "beam_size": 15}
-    plain, traced = shelf.retrieve(**body), shelf.retrieve(**body, explain=True)
-    for one, other in zip(plain["results"], traced["results"], strict=True):
-        assert one["items"] == other["items"]
-        assert "explain" not in one
-        assert other["explain"]["items"] == []
-
-
-def test_min_score_is_told_apart_from_the_search(shelf: Running) -> None:
+def test_min_score_is_told_apart_and_explanations_are_for_few_queries(shelf: Running) -> None:
     body: Json = {"queries": [{"history": ["item-3"]}], "m": 10, "beam_size": 50}
     items = shelf.retrieve(**body)["results"][0]["items"]
     least = items[4]["score"]
@@ -179,9 +151,118 @@ def test_min_score_is_told_apart_from_the_search(shelf: Running) -> None:
     result = shelf.retrieve(**body, min_score=least, explain_items=[last])["results"][0]
     assert items[-1]["score"] < least
     assert result["explain"]["items"][0]["outcome"] == "below_min_score"
-
-
-def test_explanations_are_for_few_queries(shelf: Running) -> None:
     answer = shelf.client.post("/retrieve", json={"model": "books", "queries": [{"history": []}] * 9, "explain": True})
     assert answer.status_code == 422
     assert problem(answer)["errors"][0]["field"] == "queries"
+
+
+# -- an explained search names its nodes, an item's ancestors among them, and what a memory adds to its key ---------------
+
+
+HISTORY = ["item-3", "item-7", "item-3", "item-11", "item-20"]
+"""The memory weighs the last four."""
+BODY: Json = {"queries": [{"history": ["item-1", "item-7"]}], "m": 5, "beam_size": 6}
+
+
+@pytest.fixture(scope="module")
+def explained_shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One model `books` of 82 items and with a memory."""
+    folder, rng = tmp_path_factory.mktemp("nodes"), np.random.default_rng(3)
+    tree = random_tree(rng, height=5, branching=3, empty_share=0.1)
+    memory = random_memory(rng, tree.item_count, 4, integer=False)
+    make_bundle(folder, rng, tree, name="books", integer=False, memory=memory, beam_size=8, m=5, max_beam_size=500, max_m=500)
+    with run(folder, lambda bundle: open_engine(bundle, "cpu"), max_answer_values=280) as running:
+        yield running
+
+
+def explained(explained_shelf: Running, **more: object) -> Json:
+    found: Json = explained_shelf.retrieve(**BODY, **more)["results"][0]["explain"]
+    return found
+
+
+def test_levels_name_their_nodes_best_first_and_those_kept_before_the_others(explained_shelf: Running) -> None:
+    tree = explained_shelf.app.state.service.registry.choose("books", None).bundle.tree
+    plain, levels = (
+        explained(explained_shelf, explain=True)["levels"],
+        explained(explained_shelf, explain=True, explain_nodes=True)["levels"],
+    )
+    assert [{key: level[key] for key in level if key not in ("nodes", "keys")} for level in levels] == plain
+    for level in levels:
+        kept, keys = level["kept"], level["keys"]
+        assert len(level["nodes"]) == len({*level["nodes"]}) == len(keys) == level["candidates"]
+        assert keys[:kept] == sorted(keys[:kept], reverse=True)
+        assert keys[kept:] == sorted(keys[kept:], reverse=True)
+        assert (keys[kept - 1], keys[kept]) == pytest.approx((level["cut"], level["dropped"]))
+        assert {*level["nodes"]} <= {*tree.level(level["level"])}
+    for above, below in pairwise(levels):
+        children, _ = tree.children(np.sort(np.array(above["nodes"][: above["kept"]])))
+        assert {*below["nodes"]} <= {*children.tolist()}
+
+
+def test_an_items_ancestors_have_their_places_among_the_nodes(explained_shelf: Running) -> None:
+    wide = ids(explained_shelf.retrieve(**BODY | {"m": 500, "beam_size": 500})["results"][0])
+    returned = ids(explained_shelf.retrieve(**BODY)["results"][0])[2]
+    for item in (returned, wide[-1], wide[40]):
+        found = explained(explained_shelf, explain_items=[item], explain_nodes=True)
+        (entry,) = found["items"]
+        assert [one["level"] for one in entry["path"]] == [level["level"] for level in found["levels"]]
+        reached = [one for one in entry["path"] if one["place"] is not None]
+        for one in reached:
+            level = next(level for level in found["levels"] if level["level"] == one["level"])
+            at = level["nodes"].index(one["node"])
+            assert (one["kept"], one["place"]) == (at < level["kept"], at + 1)
+            assert one["key"] == pytest.approx(level["keys"][at])
+        if entry["outcome"] == "pruned":
+            assert (reached[-1]["level"], reached[-1]["kept"]) == (entry["level"], False)
+        else:
+            assert (len(reached), reached[-1]["kept"], reached[-1]["place"]) == (len(entry["path"]), True, entry["place"])
+
+
+def test_excluded_items_have_paths_nodes_count_as_values_and_levels_are_cut_by_keys(explained_shelf: Running) -> None:
+    first = ids(explained_shelf.retrieve(**BODY)["results"][0])[0]
+    excluding = BODY | {"queries": [BODY["queries"][0] | {"exclude": [first]}]}
+    (entry,) = explained_shelf.retrieve(**excluding, explain_items=[first])["results"][0]["explain"]["items"]
+    assert (entry["outcome"], entry["path"][-1]["place"], entry["path"][-1]["kept"]) == ("excluded", None, False)
+    assert explained(explained_shelf, explain=True, explain_nodes=True)["levels"]
+    wide = BODY | {"model": "books", "beam_size": 400, "explain": True, "m": 200}
+    assert explained_shelf.client.post("/retrieve", json=wide).status_code == 200
+    for body in (wide | {"explain_nodes": True}, BODY | {"model": "books", "explain_nodes": True}):
+        answer = explained_shelf.client.post("/retrieve", json=body)
+        assert answer.status_code == 422
+        assert problem(answer)["errors"][0]["field"] == "explain_nodes"
+    body = {"queries": [{"history": HISTORY}], "m": 5, "beam_size": 6}
+    everything = ids(explained_shelf.retrieve(**body | {"m": 500, "beam_size": 500})["results"][0])
+    result = explained_shelf.retrieve(**body, explain_items=everything[-4:])["results"][0]
+    for level in result["explain"]["levels"]:
+        assert level["dropped"] is None or level["dropped"] <= level["cut"]
+    for entry in result["explain"]["items"]:
+        assert entry["outcome"] == "pruned"
+        assert entry["rank"] <= entry["key"] <= entry["cut"]
+
+
+def linked(memory: Memory, item: int) -> dict[str, float]:
+    """What each item of the history adds to the key of an item, from the definition."""
+    found: dict[str, float] = {}
+    for d, source in enumerate(HISTORY[::-1][: len(memory.weight)]):
+        row = int(source.removeprefix("item-"))
+        for e in range(int(memory.offset[row]), int(memory.offset[row + 1])):
+            if memory.item[e] == item:
+                found[source] = found.get(source, 0.0) + memory.key_weight * float(memory.weight[d]) * float(memory.value[e])
+    return found
+
+
+def test_explanations_say_which_past_items_spoke_for_an_item(explained_shelf: Running) -> None:
+    memory = explained_shelf.app.state.service.registry.choose("books", None).bundle.memory
+    body: Json = {"queries": [{"history": HISTORY}], "m": 500, "beam_size": 500}
+    found = ids(explained_shelf.retrieve(**body)["results"][0])
+    numbers = [int(item.removeprefix("item-")) for item in found]
+    most = sorted(numbers, key=lambda item: -len(linked(memory, item)))
+    assert len(linked(memory, most[0])) > 1
+    wanted = [f"item-{item}" for item in (most[0], most[1], most[-1])]
+    told = explained_shelf.retrieve(**body, explain_items=wanted)["results"][0]["explain"]["items"]
+    for item, entry in zip((most[0], most[1], most[-1]), told, strict=True):
+        expected = sorted(linked(memory, item).items(), key=lambda one: -one[1])
+        assert [one["id"] for one in entry["memory"]["items"]] == [source for source, _ in expected[:3]]
+        assert [one["part"] for one in entry["memory"]["items"]] == pytest.approx([part for _, part in expected[:3]])
+        assert entry["memory"]["part"] == pytest.approx(sum(part for _, part in expected))
+        assert entry["key"] == pytest.approx(entry["rank"] + entry["memory"]["part"], abs=1e-4)

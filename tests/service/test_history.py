@@ -100,7 +100,14 @@ def test_rows_are_of_the_last_day_and_in_order(times: list[float], kept: list[fl
     assert [*recorded(*((at, 0) for at in times)).at] == kept
 
 
-def test_quantiles_are_those_of_the_last_five_minutes() -> None:
+def test_quantiles_are_prometheus_estimates_of_the_last_five_minutes() -> None:
+    buckets = {1.0: 10.0, 2.0: 30.0, 4.0: 40.0, inf: 40.0}
+    assert quantile(buckets, 0.5) == 1.5
+    assert quantile(buckets, 0.25) == 1.0
+    assert quantile(buckets, 0.125) == 0.5
+    assert quantile(buckets | {inf: 50.0}, 0.99) == 4.0
+    assert isnan(quantile({1.0: 0.0, inf: 0.0}, 0.5))
+    assert isnan(quantile({}, 0.5))
     history, counts = History(), {0.001: 0.0, 0.1: 0.0, inf: 0.0}
     for minute in range(12):
         slow = minute == 6
@@ -109,16 +116,6 @@ def test_quantiles_are_those_of_the_last_five_minutes() -> None:
     p99 = document(history)["series"]["p99_ms"]
     assert [value > 1 for value in p99] == [False] * 6 + [True] * 5 + [False]
     assert p99[0] == pytest.approx(0.99)
-
-
-def test_a_quantile_is_prometheus_estimate() -> None:
-    buckets = {1.0: 10.0, 2.0: 30.0, 4.0: 40.0, inf: 40.0}
-    assert quantile(buckets, 0.5) == 1.5
-    assert quantile(buckets, 0.25) == 1.0
-    assert quantile(buckets, 0.125) == 0.5
-    assert quantile(buckets | {inf: 50.0}, 0.99) == 4.0
-    assert isnan(quantile({1.0: 0.0, inf: 0.0}, 0.5))
-    assert isnan(quantile({}, 0.5))
 
 
 # -- events ---------------------------------------------------------------------------------------------------------------
@@ -131,7 +128,7 @@ def happened(*steps: tuple[dict[str, float], tuple[int, ...]]) -> list[str]:
     return [what for _, what in history.events]
 
 
-def test_loads_defaults_and_failures_are_events() -> None:
+def test_loads_defaults_and_failures_are_events_and_these_are_bounded() -> None:
     assert happened(({"default_version": 0}, ()), ({"default_version": 3}, (3,)), ({"default_version": 3}, (3,))) == [
         "Version 3 serves.",
         "Version 3 is the default now.",
@@ -151,9 +148,6 @@ def test_loads_defaults_and_failures_are_events() -> None:
         "The files of desired state cannot be read.",
     ]
     assert happened(({}, ()), ({"default_version": 0}, ())) == ["No version is ready."]
-
-
-def test_events_are_bounded() -> None:
     assert len(happened(*(({"reload_failures": float(i)}, ()) for i in range(3 * MAX_EVENTS)))) == MAX_EVENTS
     history = History()
     history.add(Totals(0.0, {}, ready=(1,)))
@@ -228,11 +222,24 @@ def history_of(wrong: dict[str, float], minutes: int, slow: bool = False) -> His
     return history
 
 
-def test_nothing_fires_where_nothing_is_known() -> None:
+def test_names_thresholds_and_times_are_those_of_the_rules_and_nothing_known_is_no_alert() -> None:
     history = History()
     history.add(Totals(BEGIN, {}))
     assert firing(history) == {}
     assert {state["value"] for state in states(history.columns())} <= {None, 0.0}
+    rules = yaml.safe_load((ROOT / "docker/prometheus/rules/alerts.yml").read_text())["groups"][0]["rules"]
+    rule_of = {rule["alert"]: rule for rule in rules}
+    assert rule_of.keys() == {condition.name for condition in CONDITIONS} | ELSEWHERE.keys()
+    assert not {condition.name for condition in CONDITIONS} & ELSEWHERE.keys()
+    for condition in CONDITIONS:
+        rule = rule_of[condition.name]
+        assert seconds(rule.get("for", "0s")) == condition.for_s, condition.name
+        compared = {(sign, product(number)) for sign, number in re.findall(r"(==|<|>) ([\d.]+(?: \* [\d.]+)?)", rule["expr"])}
+        if not callable(condition.threshold):
+            found = [number for sign, number in compared if sign == condition.compare]
+            assert any(number == pytest.approx(condition.threshold) for number in found), condition.name
+    assert "> clamp_max(0.1 * max by (model, version, m) (espalier_probe_expected_recall), 0.02)" in rule_of["EspalierRecallDrop"]["expr"]
+    assert re.findall(r"\[(\d+)m\]", rule_of["EspalierProbeSilent"]["expr"])[0] == "3"
 
 
 @pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
@@ -251,22 +258,6 @@ def test_each_alert_fires_after_its_time_and_not_before(condition: Any) -> None:
         assert condition.name not in firing(history_of(wrong, int(condition.for_s // 60), slow))
 
 
-def test_names_thresholds_and_times_are_those_of_the_rules() -> None:
-    rules = yaml.safe_load((ROOT / "docker/prometheus/rules/alerts.yml").read_text())["groups"][0]["rules"]
-    rule_of = {rule["alert"]: rule for rule in rules}
-    assert rule_of.keys() == {condition.name for condition in CONDITIONS} | ELSEWHERE.keys()
-    assert not {condition.name for condition in CONDITIONS} & ELSEWHERE.keys()
-    for condition in CONDITIONS:
-        rule = rule_of[condition.name]
-        assert seconds(rule.get("for", "0s")) == condition.for_s, condition.name
-        compared = {(sign, product(number)) for sign, number in re.findall(r"(==|<|>) ([\d.]+(?: \* [\d.]+)?)", rule["expr"])}
-        if not callable(condition.threshold):
-            found = [number for sign, number in compared if sign == condition.compare]
-            assert any(number == pytest.approx(condition.threshold) for number in found), condition.name
-    assert "> clamp_max(0.1 * max by (model, version, m) (espalier_probe_expected_recall), 0.02)" in rule_of["EspalierRecallDrop"]["expr"]
-    assert re.findall(r"\[(\d+)m\]", rule_of["EspalierProbeSilent"]["expr"])[0] == "3"
-
-
 def seconds(duration: str) -> float:
     return float(duration[:-1]) * {"s": 1, "m": 60, "h": 3600}[duration[-1]]
 
@@ -283,7 +274,8 @@ def test_totals_are_what_the_metrics_count() -> None:
     metrics = Metrics()
     for model in ("books", "films"):
         metrics.add_model(model)
-    own = ModelMetrics(metrics, "books", "fake", lambda: 3)
+    own = ModelMetrics(metrics, "books", "fake", lambda: 1)
+    ModelMetrics(metrics, "books", "fake", lambda: 2)  # of another version
     own.call(2, 0.5)
     own.retrieved((0.1,), 0.1, 8, queries=4, incomplete=1, degraded=2, unknown=7)
     for status, times in ((200, 5), (429, 2), (500, 1), (422, 3)):
@@ -383,16 +375,13 @@ def test_another_worker_goes_on_where_the_recorder_ended(tmp_path: Path) -> None
     second.close()
 
 
-def test_one_process_keeps_its_history_in_memory() -> None:
+def test_a_history_stays_in_memory_alone_and_where_a_folder_takes_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workers = Workers(None)
     recorder = workers.recorder()
     workers.pass_time(300, recorder)
     assert len(rates(recorder)) == 6
     assert rates(recorder) == rates(recorder)  # asking adds no row
     recorder.close()
-
-
-def test_a_folder_that_takes_no_files_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workers = Workers(tmp_path)
     recorder = workers.recorder()
     workers.pass_time(120, recorder)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.random_bundles import make_bundle
 from espalier.bundle import Bundle
@@ -19,6 +20,8 @@ from espalier.search import SearchParams, SearchResult
 from espalier.tree import complete_tree
 from service.live.recent_puts import RECENT, RecentPuts
 from service.models.live_replay import CANARY_ANSWERS, MAX_TRIES, MIN_CANARY_ANSWERS, MIN_GAINS, LiveReplay
+from service.watch.live_metrics import REFUSED, LiveMetrics
+from service.watch.metrics import Metrics
 
 ITEMS, HELD_OUT = 64, 40
 NEW = [f"new-{i}" for i in range(20)]
@@ -101,7 +104,7 @@ def asked(replay: LiveReplay, bundle: Bundle, wanted: Sequence[int], frozen: Sea
 # -- the items put in last ------------------------------------------------------------------------------------------------
 
 
-def test_what_is_deleted_or_placed_by_no_query_is_not_asked_for() -> None:
+def test_recent_puts_are_asked_for_by_their_queries_the_oldest_first() -> None:
     recent = RecentPuts("history")
     recent.note([put(1, "a", ["x"]), put(2, "b", ["y"]), put(3, "c", like=("d",)), put(4, "e", text="no query of such a model")])
     assert len(recent) == 2
@@ -109,15 +112,9 @@ def test_what_is_deleted_or_placed_by_no_query_is_not_asked_for() -> None:
     assert recent.next() is None
     recent.note([put(7, "b", ["y"]), put(8, "b")])  # a change of fields alone
     assert recent.next() == ("b", (["y"],))
-
-
-def test_a_text_is_a_query_of_a_model_of_texts() -> None:
     recent = RecentPuts("text")
     recent.note([put(1, "a", text="a red hat"), put(2, "b", "hats", text="a blue hat")])
     assert [recent.next(), recent.next()] == [("a", ("a red hat",)), ("b", ("hats",))]
-
-
-def test_the_oldest_goes_first_and_a_second_put_is_new_again() -> None:
     recent = RecentPuts("history")
     recent.note(put(i + 1, f"i{i}", [str(i)]) for i in range(RECENT))
     recent.note([put(100, "i0", ["again"]), put(101, "last", ["l"])])
@@ -198,15 +195,12 @@ def test_displacement_is_the_recall_that_live_items_cost(bundle: Bundle, live: L
     assert replay.displacement == pytest.approx(0.5)
 
 
-def test_deleted_items_are_wanted_by_nobody(bundle: Bundle, live: Live, replay: LiveReplay) -> None:
+def test_deleted_items_and_results_past_the_fiftieth_do_not_count(bundle: Bundle, live: Live, replay: LiveReplay) -> None:
     live.gone = {2}
     for _ in range(MIN_GAINS):
         asked(replay, bundle, [1, 2], result(1, 2), result(1, 3))
     assert replay.displacement == 0.0
     assert asked(replay, bundle, [2], result(1, 2), result(1, 3)) == []  # nothing is left to find
-
-
-def test_a_result_past_the_fiftieth_does_not_count(bundle: Bundle, live: Live) -> None:
     replay = LiveReplay(bundle, live, 1)
     places = [*range(3, 53), 1]
     asked(replay, bundle, [1], result(1), result(*places))
@@ -226,3 +220,53 @@ def test_while_nothing_is_live_nothing_is_asked_and_nothing_is_displaced(bundle:
     live.is_empty = False
     assert replay.canary_recall is None  # what was found before is forgotten
     assert replay.displacement is None
+
+
+# -- the metrics of live catalogues: whichever worker is scraped, the worst of them shows, and an unloaded version leaves no series
+
+
+Series = dict[tuple[str, ...], float]
+
+
+def series(text: str) -> Series:
+    """(name, values of its labels by their names) → number, of the live catalogue's series; of a histogram its count."""
+    return {
+        (sample.name.removeprefix("espalier_live_"), *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("espalier_live_") and not sample.name.endswith(("_bucket", "_sum"))
+    }
+
+
+def test_metrics_say_how_full_a_version_is_count_refusals_and_forget_what_is_unloaded() -> None:
+    metrics = Metrics()
+    live = LiveMetrics(metrics, "books")
+    live.holds(2, items=3, tombstones=7, limit=12)
+    live.probed(2, 0.875, -0.01)
+    live.probed(2, None, None)  # too few answers since: what is known stays
+    found = series(metrics.render().decode())
+    assert found["items", "books", "2"] == 3
+    assert found["tombstones", "books", "2"] == 7
+    assert found["capacity_ratio", "books", "2"] == 0.25
+    assert found["canary_recall", "books", "2"] == 0.875
+    assert found["displacement", "books", "2"] == -0.01
+    metrics = Metrics()
+    live = LiveMetrics(metrics, "books")
+    live.refused(507)
+    live.refused(422, writes=4)
+    found = series(metrics.render().decode())
+    refused = {int(status): value for (name, *_, status), value in found.items() if name == "refused_total"}
+    assert refused == {**dict.fromkeys(REFUSED, 0.0), 507: 1.0, 422: 4.0}
+    assert found["visible_seconds_count", "books"] == 0
+    metrics = Metrics()
+    live = LiveMetrics(metrics, "books")
+    for version in (1, 2):
+        live.holds(version, 1, 1, 10)
+        live.probed(version, 1.0, 0.0)
+    live.lag(4)
+    metrics.forget_version("books", 1)
+    found = series(metrics.render().decode())
+    versioned = {key for key in found if key[0] in ("items", "tombstones", "capacity_ratio", "canary_recall", "displacement")}
+    assert {key[2] for key in versioned} == {"2"}
+    assert len(versioned) == 5
+    assert found["lag", "books"] == 4

@@ -316,11 +316,6 @@ def test_a_refusal_has_its_status_and_is_counted(
     assert put(shelf, "new").status_code == 201
 
 
-def test_an_unknown_model_leaves_no_series(shelf: Running) -> None:
-    assert put(shelf, "x", model="nobody").status_code == 404
-    assert 'model="nobody"' not in shelf.client.get("/metrics").text
-
-
 # -- the feed -------------------------------------------------------------------------------------------------------------
 
 

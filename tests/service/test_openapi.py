@@ -60,11 +60,8 @@ def document(folder: Path, retrieve_keys: tuple[str, ...] = ("openapi-retrieve-k
     return found
 
 
-def test_the_golden_document_is_the_services(tmp_path: Path) -> None:
+def test_the_golden_document_is_the_services_and_says_where_a_key_is_asked_for(tmp_path: Path) -> None:
     assert json.loads(GOLDEN.read_text()) == document(tmp_path), "see the top of this file"
-
-
-def test_a_key_is_documented_where_one_is_asked_for(tmp_path: Path) -> None:
     for keys, open_to_all in ((("openapi-retrieve-key",), {""}), ((), {"", "retrieve", "private", "internal"})):
         paths = document(tmp_path / str(len(keys)), keys)["paths"]
         operations = {f"{method} {path}": one for path, methods in paths.items() for method, one in methods.items()}

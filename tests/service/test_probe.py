@@ -391,7 +391,14 @@ async def named_tasks() -> list[str]:
 # -- what is asked --------------------------------------------------------------------------------------------------------
 
 
-def test_golden_queries_are_asked_evenly_among_the_held_out_ones(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_golden_queries_are_asked_evenly_among_held_out_ones_of_which_some_at_even_distances_are(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, few = read_heldout(bundle), read_heldout(bundle, 7)
+    assert len(few.queries) == len(few.relevant) == 7
+    assert few.place_B.tolist() == [0, 3, 7, 11, 15, 19, 23]
+    np.testing.assert_array_equal(few.queries.array, whole.queries.array[few.place_B])
+    np.testing.assert_array_equal(few.recall_by_m[5], whole.recall_by_m[5][few.place_B])
     kinds = [kind for kind, _ in Replay(bundle).questions]
     places = [i for i, kind in enumerate(kinds) if kind == "golden"]
     assert (len(kinds), len(places)) == (ROUND, GOLDEN)
@@ -417,11 +424,3 @@ def test_recall_at_more_than_the_model_returns_is_not_expected(bundle: Bundle, t
     made = write_bundle(tmp_path / "books" / "2", draft_of(bundle, 2), replace(content_of(bundle), heldout=table))
     assert bundle.manifest.search.max_m < 500
     assert list(Replay(made).expected) == MS
-
-
-def test_of_many_held_out_queries_some_at_even_distances_are_asked(bundle: Bundle) -> None:
-    whole, few = read_heldout(bundle), read_heldout(bundle, 7)
-    assert len(few.queries) == len(few.relevant) == 7
-    assert few.place_B.tolist() == [0, 3, 7, 11, 15, 19, 23]
-    np.testing.assert_array_equal(few.queries.array, whole.queries.array[few.place_B])
-    np.testing.assert_array_equal(few.recall_by_m[5], whole.recall_by_m[5][few.place_B])

@@ -84,10 +84,25 @@ def on_disk(folder: Path) -> Removed:
 # -- entity tags ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_tag_is_that_of_the_list_and_of_no_other() -> None:
+def test_a_tag_is_of_one_list_and_the_bytes_of_a_list_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lists: list[list[str]] = [[], ["a"], ["ab"], ["a", "b"], ["b", "a"], ["a", "b", ""], ["", "ab"], ["ä"], ["a\x00\x00\x00\x01b"]]
     assert len({etag(one) for one in lists}) == len(lists)
     assert etag(["a", "b"]) == etag(("a", "b"))
+    # JSON needs up to six times the bytes, and a file that is too large would be written and never read.
+    worst = "\x01" * MAX_ID_BYTES
+    ids = tuple(f"{i:08}{worst[8:]}" for i in range(removals.MAX_LIST_BYTES // MAX_ID_BYTES))
+    assert check_list(ids, len(ids)) == ids
+    state = DesiredState(tmp_path)
+    state.write(Removed(generation=1, ids=ids))
+    found = state.read(Removed)
+    assert found is not None
+    assert found.ids == ids
+    monkeypatch.setattr(removals, "MAX_LIST_BYTES", 10)
+    assert check_list(["12345", "67890"], 100) == ("12345", "67890")
+    with pytest.raises(InvalidInput, match="at most 10 bytes together"):
+        check_list(["12345", "67890", "1"], 100)
+    with pytest.raises(InvalidInput, match="at most 10 bytes together"):
+        with_id(("12345", "67890"), "1", 100)
 
 
 def test_whoever_reads_or_changes_the_list_gets_its_tag(shelf: Running) -> None:
@@ -231,27 +246,6 @@ def test_a_list_that_is_too_long_by_hand_can_be_made_shorter(folder: Path) -> No
 def test_a_whole_list_is_checked_id_by_id(ids: list[str], field: str) -> None:
     with pytest.raises(InvalidInput, match=f"^{field}: got"):
         check_list(ids, most=2)
-
-
-def test_the_bytes_of_a_list_have_a_limit_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(removals, "MAX_LIST_BYTES", 10)
-    assert check_list(["12345", "67890"], 100) == ("12345", "67890")
-    with pytest.raises(InvalidInput, match="at most 10 bytes together"):
-        check_list(["12345", "67890", "1"], 100)
-    with pytest.raises(InvalidInput, match="at most 10 bytes together"):
-        with_id(("12345", "67890"), "1", 100)
-
-
-def test_a_list_of_the_most_bytes_can_be_written_and_read_again(tmp_path: Path) -> None:
-    """JSON needs up to six times the bytes, and a file that is too large would be written and never read."""
-    worst = "\x01" * MAX_ID_BYTES
-    ids = tuple(f"{i:08}{worst[8:]}" for i in range(removals.MAX_LIST_BYTES // MAX_ID_BYTES))
-    assert check_list(ids, len(ids)) == ids
-    state = DesiredState(tmp_path)
-    state.write(Removed(generation=1, ids=ids))
-    found = state.read(Removed)
-    assert found is not None
-    assert found.ids == ids
 
 
 # -- several editors ------------------------------------------------------------------------------------------------------

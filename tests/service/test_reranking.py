@@ -137,9 +137,12 @@ def test_features_of_histories_of_columns_and_of_callers(
         assert found[name] == pytest.approx(values, nan_ok=True), name
 
 
-def test_a_history_of_one_item_has_a_best_three(plain: Bundle) -> None:
+def test_a_history_of_one_item_has_a_best_three_and_equal_scores_keep_their_order(plain: Bundle) -> None:
     found = features(plain, ("history.top3", "history.best"), [6], [1, 2])
     assert found["history.top3"] == found["history.best"]
+    bundle = add_ranker(plain, {"attribute.free": 1.0}, version=11)
+    reranked = Reranker(bundle).rerank(histories(bundle, []), result_of([[1, 2, 3, 4, 6, 5]]), 6)
+    assert reranked.of(np.array([[1, 2, 3, 4, 6, 5]])).tolist() == [[2, 4, 6, 1, 3, 5]]
 
 
 @pytest.mark.parametrize(("column", "why"), [("brand", "type string"), ("weight", "the items have id, title, year")])
@@ -173,12 +176,6 @@ def test_the_order_is_the_rankers_as_far_as_the_depth(ranked: Bundle, depth: int
     assert reranked.score_BM[0, :depth].tolist() == scores
     assert np.isnan(reranked.score_BM[0, depth:]).all()
     assert reranked.of(np.array([[4, 9, 2, 8]])).tolist() == [np.array([4, 9, 2, 8])[places].tolist()]
-
-
-def test_equal_scores_keep_their_order(plain: Bundle) -> None:
-    bundle = add_ranker(plain, {"attribute.free": 1.0}, version=11)
-    reranked = Reranker(bundle).rerank(histories(bundle, []), result_of([[1, 2, 3, 4, 6, 5]]), 6)
-    assert reranked.of(np.array([[1, 2, 3, 4, 6, 5]])).tolist() == [[2, 4, 6, 1, 3, 5]]
 
 
 @pytest.mark.parametrize("price", [3e38, -3e38])
@@ -229,7 +226,7 @@ def test_the_new_version_is_the_old_one_with_a_ranker(plain: Bundle, ranked: Bun
         add_ranker(ranked, {"retrieval.score": 1.0}, version=12)
 
 
-def test_a_ranker_that_answers_otherwise_is_not_served(plain: Bundle) -> None:
+def test_a_ranker_that_answers_otherwise_or_does_not_fit_its_manifest_is_not_served(plain: Bundle) -> None:
     names = ("attribute.year", "retrieval.position")
     golden, other = plain.golden(), weighted_sum(dict(zip(names, (1.0, 0.5), strict=True)))
     graph = weighted_sum(dict(zip(names, (1.0, 3.5), strict=True)))
@@ -244,9 +241,6 @@ def test_a_ranker_that_answers_otherwise_is_not_served(plain: Bundle) -> None:
     engines = EngineSource(lambda b, *_: open_engine(b, "cpu", "onnx-cpu"))
     with pytest.raises(LoadFailed, match="golden query 0 otherwise"):
         load_version(Settings(models=plain.path.parent.parent, engine="reference"), Metrics(), engines, "books", 13, print)
-
-
-def test_a_ranker_must_fit_its_manifest(plain: Bundle) -> None:
     info = RankerInfo(features=("retrieval.score",), depth=4, max_depth=8)
     golden = plain.golden().append_column(GOLDEN_SCORES, pa.array([[0.0] * 10] * 4, pa.list_(pa.float32())))
     wide = weighted_sum({"retrieval.score": 1, "retrieval.rank": 1})
@@ -315,7 +309,7 @@ def served(plain: Bundle, ranked: Bundle, tmp_path_factory: pytest.TempPathFacto
         yield running
 
 
-def test_the_answer_in_the_rankers_order(served: Running) -> None:
+def test_the_answer_is_in_the_rankers_order_also_outside_of_the_event_loop(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = served.retrieve(queries=[{"history": []}], m=3, beam_size=20, rerank=True, fields=["year"])
     items = answer["results"][0]["items"]
     assert [item["fields"]["year"] for item in items] == [1997, 1996, 1995]
@@ -324,6 +318,12 @@ def test_the_answer_in_the_rankers_order(served: Running) -> None:
     assert [item["score"] for item in items] == pytest.approx([1 / 8, 1 / 7, 1 / 6])
     assert answer["timing"]["rerank_ms"] > 0
     assert served.engines["books"].calls[-1][1].m_B.tolist() == [8]
+    monkeypatch.setattr("service.retrieval.retrieve.INLINE_VALUES", 4)
+    answer = served.retrieve(queries=[{"history": []}] * 3, m=2, beam_size=20, rerank=True)
+    assert [ids(result) for result in answer["results"]] == [["item-7", "item-6"]] * 3
+    told = {model["name"]: model["ranker"] for model in served.client.get("/models").json()["models"]}
+    assert told["plain"] is None
+    assert (told["books"]["depth"], told["books"]["max_depth"], told["books"]["features"][0]) == (8, 16, "attribute.year")
 
 
 ALL_BUT_FOUR: Json = {"queries": [{"history": [], "exclude": [f"item-{i}" for i in range(28)]}]}
@@ -346,7 +346,7 @@ def test_depth_m_and_min_score_decide_what_comes_back(served: Running, body: Jso
     assert scored == [place < body.get("rerank", {"depth": 8})["depth"] for place in range(len(found))]
 
 
-def test_features_that_callers_send(served: Running) -> None:
+def test_callers_send_features_and_the_stage_is_counted_where_it_ran(served: Running) -> None:
     queries = [
         {"history": [], "item_features": {"item-7": {"price": 1}, "item-6": {"price": 0.5}, "gone": {"price": 2}}},
         {"history": [], "rank_features": {"late": 5}},
@@ -355,6 +355,22 @@ def test_features_that_callers_send(served: Running) -> None:
     assert ids(first) == ["item-5", "item-4", "item-2", "item-1", "item-0", "item-6", "item-7", "item-3"]
     assert first["unknown"] == ["gone"]
     assert second["items"][0]["rerank_score"] == 1999 + 5
+
+    def counted() -> float:
+        for line in served.client.get("/metrics").text.splitlines():
+            if line.startswith('espalier_stage_seconds_count{model="books",stage="rerank"}'):
+                return float(line.split()[-1])
+        return 0.0
+
+    before = counted()
+    plain = served.retrieve(queries=[{"history": []}], m=2)
+    assert plain["results"][0]["items"] == [{"id": "item-0", "score": 1.0}, {"id": "item-1", "score": 0.5}]
+    assert (plain["timing"]["rerank_ms"], served.engines["books"].calls[-1][1].m_B.tolist()) == (0, [2])
+    assert counted() == before
+    body: Json = {"model": "books", "queries": [{"history": []}], "beam_size": 20, "rerank": True}
+    header = served.client.post("/retrieve", json=body).headers["server-timing"]
+    assert counted() == before + 1
+    assert [part.split(";")[0] for part in header.split(", ")] == ["queue", "encode", "search", "rerank", "serialise", "total"]
 
 
 def test_explain_says_what_moved(served: Running, plain: Bundle, ranked: Bundle) -> None:
@@ -377,12 +393,6 @@ def test_explain_says_what_moved(served: Running, plain: Bundle, ranked: Bundle)
     moved = {entry["id"]: (entry["retrieved_place"], entry["place"]) for entry in result["explain"]["moved"]}
     places = {item_id: (ids(before).index(item_id) + 1, place) for place, item_id in enumerate(ids(result), 1)}
     assert moved == {item_id: pair for item_id, pair in places.items() if pair[0] != pair[1]}
-
-
-def test_many_queries_leave_the_event_loop(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.retrieval.retrieve.INLINE_VALUES", 4)
-    answer = served.retrieve(queries=[{"history": []}] * 3, m=2, beam_size=20, rerank=True)
-    assert [ids(result) for result in answer["results"]] == [["item-7", "item-6"]] * 3
 
 
 @pytest.mark.parametrize(
@@ -408,27 +418,3 @@ def test_wrong_requests_say_what_is_wrong(served: Running, body: Json, field: st
     assert answer.status_code == 422, answer.text
     errors = problem(answer)["errors"]
     assert any(error["field"].startswith(field) and expected in error["expected"] for error in errors), errors
-
-
-def test_the_stage_is_counted_and_named_where_it_ran(served: Running) -> None:
-    def counted() -> float:
-        for line in served.client.get("/metrics").text.splitlines():
-            if line.startswith('espalier_stage_seconds_count{model="books",stage="rerank"}'):
-                return float(line.split()[-1])
-        return 0.0
-
-    before = counted()
-    plain = served.retrieve(queries=[{"history": []}], m=2)
-    assert plain["results"][0]["items"] == [{"id": "item-0", "score": 1.0}, {"id": "item-1", "score": 0.5}]
-    assert (plain["timing"]["rerank_ms"], served.engines["books"].calls[-1][1].m_B.tolist()) == (0, [2])
-    assert counted() == before
-    body: Json = {"model": "books", "queries": [{"history": []}], "beam_size": 20, "rerank": True}
-    header = served.client.post("/retrieve", json=body).headers["server-timing"]
-    assert counted() == before + 1
-    assert [part.split(";")[0] for part in header.split(", ")] == ["queue", "encode", "search", "rerank", "serialise", "total"]
-
-
-def test_models_tell_of_their_ranker(served: Running) -> None:
-    told = {model["name"]: model["ranker"] for model in served.client.get("/models").json()["models"]}
-    assert told["plain"] is None
-    assert (told["books"]["depth"], told["books"]["max_depth"], told["books"]["features"][0]) == (8, 16, "attribute.year")

@@ -73,7 +73,7 @@ def test_many_queries_each_with_its_own_exclusions(shared: Running) -> None:
     assert answer["timing"]["ms_per_query"] == pytest.approx(answer["timing"]["search_ms"] / 4, abs=1e-4)
 
 
-def test_unknown_ids_are_skipped_and_listed_once(shared: Running) -> None:
+def test_unknown_ids_are_listed_and_models_say_what_they_take(shared: Running) -> None:
     query = {"history": ["gone", "item-7", "gone", "ünknown"], "exclude": ["item-1", "never", "gone"], "exclude_seen": True}
     result = shared.retrieve(queries=[query, {"history": ["item-1"]}], m=2)["results"]
     assert (result[0]["unknown"], result[1]["unknown"]) == (["gone", "ünknown", "never"], [])
@@ -83,21 +83,26 @@ def test_unknown_ids_are_skipped_and_listed_once(shared: Running) -> None:
         found = shared.retrieve(queries=[{"history": history}])["results"][0]
         assert (len(found["items"]), found["unknown"]) == (4, history)
         assert shared.engines["books"].calls[-1][0].array.tolist() == [[-1] * 5]
+    listed = shared.client.get("/models").json()["models"]
+    assert [entry["name"] for entry in listed] == ["books", "points"]
+    books = shared.client.get("/models/books").json()
+    assert books == listed[0]
+    assert books["state"] == "ready"
+    assert books["engine"] == "fake"
+    assert books["query"] == {"kind": "history", "length": 5}
+    assert books["search"] == LIMITS | {"min_beam_size": None}
+    assert books["max_queries"] == 8
+    assert books["tree"]["items"] == ITEMS
+    assert books["fields"] == ["id", "title"]
 
 
-def test_min_score_trims_after_complete_is_decided(shared: Running) -> None:
+def test_min_score_trims_fields_come_with_items_and_vectors_are_queries(shared: Running) -> None:
     result = shared.retrieve(queries=[{"history": []}, {"history": [], "exclude": ["item-0"]}], m=4, min_score=0.4)["results"]
     assert [ids(found) for found in result] == [["item-0", "item-1"], ["item-1", "item-2"]]
     assert [found["complete"] for found in result] == [True, True]
-
-
-def test_fields_come_with_each_item_when_asked_for(shared: Running) -> None:
     result = shared.retrieve(queries=[{"history": []}, {"history": []}], m=2, fields=["title", "id"])["results"]
     for found in result:
         assert [item["fields"] for item in found["items"]] == [{"title": f"Title {i}", "id": f"item-{i}"} for i in range(2)]
-
-
-def test_a_vector_query(shared: Running) -> None:
     answer = shared.client.post("/retrieve", json={"model": "points", "queries": [{"vector": [1, 2.5, -3, 0]}], "m": 2})
     assert answer.status_code == 200
     queries, _ = shared.engines["points"].calls[-1]
@@ -180,13 +185,10 @@ def test_a_wrong_value_is_422_and_names_the_field(shared: Running, body: Json, f
     assert all(set(error) == {"field", "value", "expected"} for error in errors)
 
 
-def test_several_wrong_values_are_all_listed(shared: Running) -> None:
+def test_all_wrong_values_and_all_models_are_listed(shared: Running) -> None:
     answer = shared.client.post("/retrieve", json={"queries": [COLD], "m": 0, "beam_size": "9", "oops": 1})
     assert [error["field"] for error in problem(answer)["errors"]] == ["m", "beam_size", "oops"]
     assert problem(answer)["errors"][1] == {"field": "beam_size", "value": "'9'", "expected": "a valid integer"}
-
-
-def test_without_a_name_several_models_are_listed(shared: Running) -> None:
     answer = shared.client.post("/retrieve", json={"queries": [COLD]})
     assert problem(answer)["errors"] == [{"field": "model", "value": "None", "expected": "one of books, points"}]
 
@@ -298,20 +300,6 @@ def test_a_model_that_fails_does_not_stop_the_others(models: Path, tmp_path: Pat
         running.retrieve(queries=[COLD])
     with run(tmp_path / "models", verify=False) as running:
         assert running.client.get("/readyz").status_code == 200
-
-
-def test_models_say_what_they_take(shared: Running) -> None:
-    listed = shared.client.get("/models").json()["models"]
-    assert [entry["name"] for entry in listed] == ["books", "points"]
-    books = shared.client.get("/models/books").json()
-    assert books == listed[0]
-    assert books["state"] == "ready"
-    assert books["engine"] == "fake"
-    assert books["query"] == {"kind": "history", "length": 5}
-    assert books["search"] == LIMITS | {"min_beam_size": None}
-    assert books["max_queries"] == 8
-    assert books["tree"]["items"] == ITEMS
-    assert books["fields"] == ["id", "title"]
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ import socket
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 
 from service.__main__ import listen, main
+from service.errors import Denied, Forbidden, Unauthorized
+from service.http.api_keys import Access, Keys
 from service.router.__main__ import main as route
 from service.settings import Settings, unknown_settings, warn_of_unknown_settings
 
@@ -21,28 +23,28 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     return capsys.readouterr().err
 
 
-def test_an_empty_models_folder_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_models_folder_and_a_taken_port_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], models: Path
+) -> None:
     assert "no model there" in refused(monkeypatch, capsys, "ESPALIER_MODELS", str(tmp_path / "nothing"))
-
-
-def test_a_taken_port_is_said(models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("ESPALIER_MODELS", str(models))
     with listen("127.0.0.1", 0) as taken:
         assert main(["--port", str(taken.getsockname()[1])]) == 1
     assert "cannot listen on 127.0.0.1" in capsys.readouterr().err
 
 
-def test_accepted_connections_send_without_delay() -> None:
+def test_the_longest_times_a_service_link_and_connections_without_delay_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     with listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
         accepted, _ = listening.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
-def test_a_service_link_of_kubernetes_is_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
     for value, port in (("tcp://10.96.0.7:8000", 8000), ("9000", 9000)):
         monkeypatch.setenv("ESPALIER_PORT", value)
         assert Settings().port == port
+    for name, most in {"DRAIN_S": 86400, "TIMEOUT_MS": 3600000, "MAX_TIMEOUT_MS": 3600000, "THREADS": 1024, "WORKERS": 1024}.items():
+        monkeypatch.setenv(f"ESPALIER_{name}", str(most))
+        assert getattr(Settings(max_timeout_ms=3600000), name.lower()) == most
+    assert Settings(follow="https://host/shop/").follow == "https://host/shop"  # an address may have a path
 
 
 @pytest.mark.parametrize(
@@ -71,13 +73,6 @@ def test_a_wrong_setting_is_named(
     said = refused(monkeypatch, capsys, f"ESPALIER_{name}", value)
     about = "MAX_TIMEOUT_MS" if expected.startswith("at least ESPALIER") else name
     assert re.fullmatch(rf"ESPALIER_{about}: got .+, expected {re.escape(expected)}.*\n", said)
-
-
-def test_the_longest_times_and_the_most_threads_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"DRAIN_S": 86400, "TIMEOUT_MS": 3600000, "MAX_TIMEOUT_MS": 3600000, "THREADS": 1024, "WORKERS": 1024}.items():
-        monkeypatch.setenv(f"ESPALIER_{name}", str(value))
-        assert getattr(Settings(max_timeout_ms=3600000), name.lower()) == value
-    assert Settings(follow="https://host/shop/").follow == "https://host/shop"  # an address may have a path
 
 
 # -- secrets --------------------------------------------------------------------------------------------------------------
@@ -153,3 +148,60 @@ def test_what_kubernetes_and_the_compose_file_set_is_not_taken_for_settings() ->
     links |= {f"ESPALIER_ADMIN_KEY_PORT_8000_TCP_{part}": "x" for part in ("PROTO", "PORT", "ADDR")}
     assert unknown_settings(links | {"ESPALIER_SHARD_STORE": "s3://a", "ESPALIER_NOTHING": "", "PATH": "/bin"}) == {}
     assert unknown_settings({"ESPALIER_ROUTER_PORT": "8000"}) == {"ESPALIER_ROUTER_PORT": None}
+
+
+# -- API keys and their roles. tests/service/test_contract.py asks each route ---------------------------------------------
+
+
+RETRIEVE, WRITE, ADMIN, NAMED = "retrieve-0123456789", "write-0123456789", "admin-0123456789", "admin-key-of-alice"
+INTERNAL = "internal-0123456789"
+RETRIEVE_ID, ADMIN_ID = "0e9c038e", "2e7be159"
+"""The first hex digits of a key's SHA-256: printf %s KEY | sha256sum."""
+
+
+def keys(
+    retrieve: tuple[str, ...] = (RETRIEVE,), admin: tuple[str, ...] = (ADMIN, f"alice:{NAMED}"), write: tuple[str, ...] = (WRITE,)
+) -> Keys:
+    return Keys(*([SecretStr(key) for key in own] for own in (retrieve, admin, write, (f"router:{INTERNAL}",))))
+
+
+def bearer(key: str) -> bytes:
+    return f"Bearer {key}".encode()
+
+
+def test_a_key_opens_what_its_roles_allow_and_is_told_by_its_name_or_its_hash() -> None:
+    assert keys().check("retrieve", bearer(RETRIEVE)) == RETRIEVE_ID
+    assert keys().check("retrieve", bearer(ADMIN)) == ADMIN_ID
+    assert keys().check("retrieve", b"bearer  " + ADMIN.encode() + b" ") == ADMIN_ID
+    for access in ("retrieve", "write", "admin"):
+        assert keys().check(access, bearer(NAMED)) == "alice"
+    assert keys().check("internal", bearer(INTERNAL)) == "router"
+    assert keys().roles == ["admin", "write", "retrieve", "internal"]
+    assert keys(write=()).roles == ["admin", "retrieve", "internal"]
+    with pytest.raises(Denied):
+        keys().check("admin", bearer(f"alice:{NAMED}"))  # the name is no part of it
+    with pytest.raises(Unauthorized, match="Expected one header"):
+        keys().check("retrieve", b"Bearer ")
+    both = keys(write=(RETRIEVE,))
+    assert both.check("retrieve", bearer(RETRIEVE)) == both.check("write", bearer(RETRIEVE)) == RETRIEVE_ID
+    Settings(admin_keys=(SecretStr(f"alice:{NAMED}"),))
+    with pytest.raises(ValidationError, match="at least 16 characters"):
+        Settings(admin_keys=(SecretStr("alice-of-the-long-name:short"),))
+
+
+@pytest.mark.parametrize(
+    ("key", "access", "role", "message"),
+    [
+        (RETRIEVE, "admin", "admin", "This key may retrieve; this route needs an admin key"),
+        (RETRIEVE, "private", "admin", "This key may retrieve; this route needs an admin key"),
+        (RETRIEVE, "write", "write", "This key may retrieve; this route needs a write key"),
+        (WRITE, "retrieve", "retrieve", "This key may write; this route needs a retrieval key"),
+        (WRITE, "admin", "admin", "This key may write; this route needs an admin key"),
+        (WRITE, "internal", "internal", "This key may write; this route needs an internal key"),
+        (INTERNAL, "retrieve", "retrieve", "This key may search shards; this route needs a retrieval key"),
+    ],
+)
+def test_a_key_of_another_role_is_refused(key: str, access: Access, role: str, message: str) -> None:
+    with pytest.raises(Forbidden, match=message) as raised:
+        keys().check(access, bearer(key))
+    assert (raised.value.role, raised.value.reason) == (role, "role")

@@ -213,7 +213,7 @@ def test_every_tree_of_a_forest_is_shown(tmp_path: Path) -> None:
             assert (wrong["status"], wrong["errors"][0]["field"]) == (422, "tree")
 
 
-def test_items_may_have_ids_alone(tmp_path: Path) -> None:
+def test_titles_values_and_ids_alone_are_shown(tmp_path: Path) -> None:
     made = make_bundle(tmp_path / "made", np.random.default_rng(0), complete_tree(np.arange(8), 2), name="books", **LIMITS)
     bare = replace(content_of(made), items=ItemTable.build(pa.table({"id": [f"item-{i}" for i in range(8)]})))
     write_bundle(tmp_path / "models" / "books" / "1", draft_of(made, 1), bare)
@@ -222,6 +222,14 @@ def test_items_may_have_ids_alone(tmp_path: Path) -> None:
         assert node(running, 0)["values"] == {}
         assert running.client.get("/models/books/facets?column=id&limit=1").json()["others"] == 7
         assert refused(running, "facets?column=title")["errors"][0]["expected"] == "a column that can be filtered: id"
+    # Not the most frequent one, if it is as frequent everywhere, and not the rarest.
+    colours = ["red"] * 6 + ["blue", "odd"] + ["red"] * 7 + ["blue"]
+    kinds = ["x"] * 5 + ["y", "y", "y"] + ["y"] * 8
+    with run(books_over(tmp_path, complete_tree(np.arange(16), 2), colour=colours, kind=kinds)) as running:
+        values = node(running, 1)["values"]
+        assert [value["value"] for value in values["kind"]] == ["x", "y"]
+        assert [value["value"] for value in values["colour"]] == ["odd", "blue", "red"]
+        assert values["kind"][0] == {"value": "x", "count": 5, "share": 5 / 8, "lift": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -259,17 +267,6 @@ def test_a_large_node_is_looked_at_in_part(models: Path, monkeypatch: pytest.Mon
         parent = node(live.running, path(live.running, "new-0")[-2])
         assert len(parent["children"]) == 1
         assert parent["child_count"] >= 6
-
-
-def test_the_most_typical_value_is_first(tmp_path: Path) -> None:
-    """Not the most frequent one, if it is as frequent everywhere, and not the rarest."""
-    colours = ["red"] * 6 + ["blue", "odd"] + ["red"] * 7 + ["blue"]
-    kinds = ["x"] * 5 + ["y", "y", "y"] + ["y"] * 8
-    with run(books_over(tmp_path, complete_tree(np.arange(16), 2), colour=colours, kind=kinds)) as running:
-        values = node(running, 1)["values"]
-        assert [value["value"] for value in values["kind"]] == ["x", "y"]
-        assert [value["value"] for value in values["colour"]] == ["odd", "blue", "red"]
-        assert values["kind"][0] == {"value": "x", "count": 5, "share": 5 / 8, "lift": 2.0}
 
 
 def test_the_most_frequent_values_are_first_at_the_root_whatever_is_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

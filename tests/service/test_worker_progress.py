@@ -16,7 +16,7 @@ import pytest
 
 from service.models.worker_progress import WorkerProgress, Workers
 from service.run_folder import living, make, remove_dead
-from service.watch.metrics import Metrics, ModelMetrics
+from service.watch.metrics import Metrics
 from service.watch.multiprocess import forget_process
 from tests import ROOT
 
@@ -187,38 +187,6 @@ def test_workers_forget_versions_that_do_not_serve(tmp_path: Path) -> None:
 
 def lines(metrics: Metrics) -> set[str]:
     return set(metrics.render().decode().splitlines())
-
-
-def test_what_is_scraped_is_what_was_counted() -> None:
-    metrics = Metrics()
-    model = ModelMetrics(metrics, "books", "onnx-cpu", lambda: 3)
-    for seconds in (15e-6, 1e-3, 20.0):
-        metrics.request("books", 200, seconds)
-    metrics.request("", 404, 1e-5)
-    model.retrieved((1e-5, 2e-5, 3e-5, 4e-5), 1e-3, 100, incomplete=2, degraded=1)
-    model.retrieved((1e-5, 2e-5, 3e-5, 4e-5), 1e-3, 127, incomplete=0)
-    model.call(7, 0.5)
-    metrics.shed("books")
-    lines = metrics.render().decode().splitlines()
-    assert set(lines) >= {
-        'espalier_requests_total{model="books",status="200"} 3.0',
-        'espalier_requests_total{model="",status="404"} 1.0',
-        'espalier_request_seconds_bucket{le="1.5e-05",model="books"} 1.0',
-        'espalier_request_seconds_bucket{le="+Inf",model="books"} 3.0',
-        'espalier_request_seconds_count{model="books"} 3.0',
-        'espalier_request_seconds_sum{model="books"} 20.001015',
-        'espalier_query_seconds_count{beam="64",engine="onnx-cpu",model="books"} 2.0',
-        'espalier_batch_queries_bucket{le="8.0",model="books"} 1.0',
-        'espalier_batch_queries_bucket{le="4.0",model="books"} 0.0',
-        'espalier_incomplete_total{model="books"} 2.0',
-        'espalier_degraded_total{model="books"} 1.0',
-        'espalier_shed_total{model="books"} 1.0',
-        'espalier_queue_depth{model="books"} 3.0',
-    }
-    ModelMetrics(metrics, "books", "onnx-cpu", lambda: 5)  # of another version
-    assert 'espalier_queue_depth{model="books"} 8.0' in metrics.render().decode()
-    model.close()
-    assert 'espalier_queue_depth{model="books"} 5.0' in metrics.render().decode()
 
 
 def test_folders_of_killed_services_are_removed_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from espalier.search import Engine
 from espalier.serving import Serving
 from service.errors import Conflict, ModelNotFound, NotReady
 from service.models.desired_state import DesiredState
+from service.models.loading import LOADER_SWITCH_S, OVERLOAD_SWITCH_S, USUAL_SWITCH_S, in_overload, short_switch_interval
 from tests.service.fake_engine import FakeEngine
 from tests.service.models.lost import killed_while_opening
 from tests.service.models.registry import add_version, run
@@ -151,3 +153,22 @@ def test_leaving_is_said_while_requests_are_served(models: Path) -> None:
         running.run(running.registry.drain(10))
         with pytest.raises(NotReady, match="shutting down"):
             running.served()
+
+
+# -- how long one thread may keep the interpreter from another: as short as whoever wants it shortest ---------------------
+
+
+def test_threads_take_turns_faster_in_overload_and_fastest_while_a_version_is_loaded() -> None:
+    first, second = in_overload(Path("books/1")), in_overload(Path("books/2"))
+    before, found = sys.getswitchinterval(), []
+    try:
+        for say, overloaded in ((first, True), (second, True), (first, False), (second, False), (first, True)):
+            say(overloaded)
+            found.append(sys.getswitchinterval())
+        with short_switch_interval():
+            found.append(sys.getswitchinterval())
+        found.append(sys.getswitchinterval())
+        first(False)
+    finally:
+        sys.setswitchinterval(before)
+    assert found == pytest.approx([OVERLOAD_SWITCH_S] * 3 + [USUAL_SWITCH_S, OVERLOAD_SWITCH_S, LOADER_SWITCH_S, OVERLOAD_SWITCH_S])

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from espalier.bundle import Bundle
 from espalier.engines import open_engine
+from service.router.fleet import Fleet
+from service.router.shard_search import ShardSearch, whole_of
 from tests.rankers import add_ranker
-from tests.service.router.cluster import cluster, shard_folders
-from tests.service.running import Json, run
-from tests.service.shards.cutting import queries_of, whole_bundle
+from tests.service.router.cluster import Cluster, cluster, serve_shards, shard_folders
+from tests.service.running import Json, bearer, ids, run
+from tests.service.shards.cutting import cut, queries_of, whole_bundle
+from tests.waiting import until
 
 
 def plain(document: Json) -> Json:
@@ -74,3 +82,175 @@ def test_a_ranker_orders_what_shards_found(tmp_path: Path) -> None:
         assert plain(found)["results"] == plain(expected)["results"]
         scores = [item["rerank_score"] for item in found["results"][0]["items"][:8]]
         assert scores == sorted(scores, reverse=True)
+
+
+# -- items come and go at the router while its shards know nothing of it --------------------------------------------------
+
+
+KEY = "a-key-that-may-write"
+EVENT: Json = {"indices": [1, 4], "values": [1.0, 2.0]}
+FEATURES: Json = {"queries": [{"features": EVENT}], "m": 40, "beam_size": 64}
+
+
+def put(shards: Cluster, item: str, **body: object) -> Json:
+    answer = shards.client.request("PUT", f"/models/books/items/{item}", json=body, headers=bearer(KEY))
+    assert answer.status_code in (200, 201), answer.text
+    document: Json = answer.json()
+    return document
+
+
+@pytest.mark.parametrize("kind", ["linear", "forest"])
+def test_items_are_put_and_deleted_at_the_router(tmp_path: Path, kind: str) -> None:
+    whole = whole_bundle(tmp_path / "models", kind)
+    with cluster(tmp_path / "models", shard_folders(whole, tmp_path / "shards", 2), write_keys=KEY, timeout_ms=5000) as shards:
+        before = ids(shards.retrieve(**FEATURES)["results"][0])
+        sequence = put(shards, "new", events=[EVENT])["sequence"]
+        answer = shards.retrieve(**FEATURES, min_sequence=sequence, explain_items=["new"])
+        assert set(ids(answer["results"][0])) == {*before, "new"}
+        (explained,) = answer["results"][0]["explain"]["items"]
+        assert explained["outcome"] == "returned"
+        assert {entry["feature"] for entry in explained["features"]} == {"1", "4"}
+        assert shards.client.request("DELETE", f"/models/books/items/{before[0]}", headers=bearer(KEY)).status_code == 200
+        assert before[0] not in ids(shards.retrieve(**FEATURES)["results"][0])
+        assert before[0] in ids(shards.retrieve(**FEATURES, live=False)["results"][0])
+
+
+def test_without_a_shard_nothing_is_placed_and_without_any_nothing_is_found(tmp_path: Path) -> None:
+    whole = whole_bundle(tmp_path / "models", "linear")
+    with cluster(tmp_path / "models", shard_folders(whole, tmp_path / "shards", 2), write_keys=KEY, timeout_ms=2000) as shards:
+        put(shards, "new", events=[EVENT])
+        shards.transport.dead.add("http://shard-1-0")
+        refused = shards.client.request("PUT", "/models/books/items/other", json={"events": [EVENT]}, headers=bearer(KEY))
+        assert refused.status_code == 503
+        assert "shard 1 of 2" in refused.json()["detail"]
+        shards.transport.dead.add("http://shard-0-0")
+        refused = shards.client.post("/retrieve", json=FEATURES)
+        assert refused.status_code == 503, refused.text
+        assert "coverage: got 0" in refused.json()["detail"]
+
+
+# -- versions wait for their shards, are served when all are there, and never meet in one answer --------------------------
+
+
+QUERY: Json = {"queries": [{"history": ["item-1"]}], "m": 40, "beam_size": 64}
+
+
+@contextmanager
+def served(folder: Path, shards: Cluster, address: str) -> Iterator[None]:
+    """Another replica, which serves a folder of shards."""
+    registry = shards.transport.registries[address] = serve_shards(folder)
+    yield
+    asyncio.run(registry.drain(1.0))
+
+
+def test_a_version_waits_until_every_shard_is_there(tmp_path: Path) -> None:
+    whole = whole_bundle(tmp_path / "models")
+    folders = shard_folders(whole, tmp_path / "shards", 2)
+    with cluster(tmp_path / "models", {"shard-0-0": folders["shard-0-0"]}, ready=False) as shards:
+        answer = shards.client.get("/readyz")
+        assert answer.status_code == 503
+        assert answer.json()["reasons"] == ["books version 1: loading: waiting for shard 1 of 2"]
+        until(lambda: shards.metric("espalier_router_replicas") == 1)
+        assert shards.client.post("/retrieve", json=QUERY).status_code == 503
+        with served(folders["shard-1-0"], shards, "http://late"):
+            shards.transport.names["http://shard-0-0"] = ["http://shard-0-0", "http://late"]
+            until(lambda: shards.client.get("/readyz").status_code == 200)
+            assert shards.retrieve(**QUERY)["coverage"]["answered"] == 2
+
+
+def test_shards_of_another_bundle_do_not_count(tmp_path: Path) -> None:
+    whole_bundle(tmp_path / "models")
+    other = whole_bundle(tmp_path / "elsewhere", seed=9)
+    with cluster(tmp_path / "models", shard_folders(other, tmp_path / "shards", 2), ready=False) as shards:
+        (reason,) = shards.client.get("/readyz").json()["reasons"]
+        assert "digest differs" in reason
+
+
+def test_the_next_version_serves_when_its_shards_do_and_no_answer_mixes_two(tmp_path: Path) -> None:
+    first = whole_bundle(tmp_path / "models", version=1)
+    second = whole_bundle(tmp_path / "published", version=2, seed=6)
+    cut(first, tmp_path / "shards", 2)
+    with cluster(tmp_path / "models", {"all": tmp_path / "shards"}, of_shards={"poll_s": 0.1}, poll_s=0.1) as shards:
+        expected = {1: shards.retrieve(**QUERY)["results"]}
+        found: list[Json] = []
+        publish(second, tmp_path / "models")
+        until(lambda: "waiting" in str(shards.client.get("/models").json()))
+        assert shards.retrieve(**QUERY)["version"] == 1
+        cut(second, tmp_path / "hidden", 2)
+        for index in ("0", "1"):
+            shutil.move(tmp_path / "hidden" / index / "2", tmp_path / "shards" / index / "2")
+            found.append(shards.retrieve(**QUERY))
+
+        def is_new() -> bool:
+            found.append(shards.retrieve(**QUERY))
+            return bool(found[-1]["version"] == 2)
+
+        until(is_new)
+        expected[2] = found[-1]["results"]
+        assert expected[1] != expected[2]
+        assert all(answer["results"] == expected[answer["version"]] for answer in found)
+        assert all(answer["coverage"]["items"] == 1 for answer in found)
+        assert shards.metric("espalier_router_mixed_total") == 0
+
+
+def test_a_router_over_a_folder_of_shards_says_so(tmp_path: Path) -> None:
+    cut(whole_bundle(tmp_path / "models"), tmp_path / "shards", 2)
+    with cluster(tmp_path / "shards", {"all": tmp_path / "shards"}, ready=False) as shards:
+        until(lambda: "shard 0 of 2; a router opens the whole bundle, books" in shards.client.get("/models").text)
+
+
+def test_a_version_that_is_cut_into_another_number_is_opened_anew_once_all_of_it_is_there(tmp_path: Path) -> None:
+    """Until then the metric is of the layout that is searched."""
+    whole = whole_bundle(tmp_path / "models")
+    cut(whole, tmp_path / "three", 3)
+    shutil.move(tmp_path / "three" / "2", tmp_path / "aside")
+    with cluster(tmp_path / "models", shard_folders(whole, tmp_path / "shards", 2)) as shards:
+
+        def up() -> dict[str, float]:
+            samples = shards.app.state.service.metrics.samples()
+            return {labels["shard"]: float(value) for name, labels, value in samples if name == "espalier_router_replicas"}
+
+        before = shards.retrieve(**QUERY)
+        with served(tmp_path / "three", shards, "http://three"):
+            shards.transport.names["http://shard-0-0"] = ["http://three"]
+            until(lambda: up() == {"0": 0, "1": 1})
+            assert shards.transport.forgotten == ["http://shard-0-0"]
+        shutil.move(tmp_path / "aside", tmp_path / "three" / "2")
+        with served(tmp_path / "three", shards, "http://all"):
+            shards.transport.names["http://shard-0-0"] = shards.transport.names["http://shard-1-0"] = ["http://all"]
+            until(lambda: shards.client.post("/retrieve", json=QUERY).json().get("coverage", {}).get("shards") == 3)
+            after = shards.retrieve(**QUERY)
+            assert after["coverage"] == {"items": 1.0, "shards": 3, "answered": 3, "missing": []}
+            assert after["version"] == before["version"]
+            assert shards.client.get("/readyz").status_code == 200
+            until(lambda: up() == {"0": 1, "1": 1, "2": 1})
+
+
+@pytest.mark.parametrize(("kind", "query"), [("product", {"history": []}), ("forest", {"features": {"indices": [1], "values": [1.0]}})])
+def test_the_layout_of_a_version_is_the_one_that_its_engine_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, query: Json
+) -> None:
+    whole = whole_bundle(tmp_path / "models", kind)
+    cut(whole, tmp_path / "three", 3)
+    three = serve_shards(tmp_path / "three")
+
+    opened = ShardSearch.__init__
+
+    def cut_anew(search: ShardSearch, bundle: Bundle, fleet: Fleet) -> None:
+        transport: Any = fleet.transport
+        transport.registries["http://three"] = three
+        transport.names |= {f"http://shard-{index}-0": ["http://three"] for index in range(2)}
+        until(lambda: fleet.count_of(whole_of(bundle)) == 3)
+        opened(search, bundle, fleet)
+
+    monkeypatch.setattr(ShardSearch, "__init__", cut_anew)
+    with cluster(tmp_path / "models", shard_folders(whole, tmp_path / "shards", 2), poll_s=60.0) as shards:
+        loaded = shards.app.state.service.registry.entries["books"].loaded
+        assert loaded.layout == 3
+        assert shards.retrieve(queries=[query])["coverage"]["shards"] == 3
+        asyncio.run(three.drain(1.0))
+
+
+def publish(bundle: Bundle, models: Path) -> None:
+    shutil.copytree(bundle.path, models / "books" / ".new")
+    (models / "books" / ".new").rename(models / "books" / str(bundle.manifest.version))

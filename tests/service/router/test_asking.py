@@ -178,23 +178,17 @@ def test_retries_company_and_failures_are_counted(clock: Clock, first: tuple[flo
     assert [shard.counted(name) for name in ("hedges", "retries", "failures")] == [hedged, retried, failed]
 
 
-def test_without_a_budget_nobody_gets_company_and_whoever_holds_nothing_is_not_asked(clock: Clock) -> None:
+def test_who_is_silent_or_gone_is_followed_and_three_are_asked_at_most(clock: Clock) -> None:
     assert ask(clock, Shard(clock, [[(0.3, OK)], [(0.01, OK)]], hedges=False), 1)[:2] == ("0", 300)
     gone = Shard(clock, [[(0.01, OK)], [(0.01, "not_served")]])
     gone.replicas[0].gone = True
     assert ask(clock, gone, 1).outcome == "not_served"
     assert PIN not in gone.replicas[1].shards
     assert ask(clock, gone, 1)[:2] == ("connection", 0)
-
-
-def test_a_replica_that_answers_no_look_either_is_followed_at_once(clock: Clock) -> None:
     found = ask(clock, Shard(clock, [[(NEVER, OK)], [(0.01, OK)]]), 1, silent=(0, 0.02))
     assert found[:2] == ("1", 30)
     assert (found.shard.counted("hedges"), found.shard.counted("retries")) == (0, 1)
-
-
-def test_three_replicas_are_asked_at_most(clock: Clock) -> None:
-    """One fails, one is silent, and one that was asked beside it fails, too."""
+    # One fails, one is silent, and one that was asked beside it fails, too.
     turns = [[(0.01, "broken")], [(NEVER, OK)], [(0.01, "broken")], [(0.01, OK)]]
     assert ask(clock, Shard(clock, turns), 1, silent=(1, 0.1))[:2] == ("late", 1000)
 
@@ -218,7 +212,7 @@ def test_who_has_time_asks_again_those_that_were_too_busy(clock: Clock, patient:
     assert ask(clock, shard, 5, patient)[:2] == (outcome, took_ms)
 
 
-def test_a_suspect_rests_longer_after_each_failure_in_a_row() -> None:
+def test_suspects_rest_longer_percentiles_are_found_anew_and_second_tries_are_a_share() -> None:
     replica, now = Replica("0"), 100.0
     for failure in range(10):
         replica.suspect("failed", now)
@@ -232,9 +226,6 @@ def test_a_suspect_rests_longer_after_each_failure_in_a_row() -> None:
     replica.answered()
     replica.suspect("failed", now)
     assert replica.rests_until == now + REST_S
-
-
-def test_a_percentile_is_known_after_some_answers_and_found_anew_from_time_to_time() -> None:
     latencies = Latencies(9.0)
     found = []
     for number in range(1, 300):
@@ -243,9 +234,6 @@ def test_a_percentile_is_known_after_some_answers_and_found_anew_from_time_to_ti
     assert found[: LEAST - 1] == [9.0] * (LEAST - 1)
     assert (found[LEAST - 1], found[30], found[31]) == (20.0, 20.0, 31.0)  # the 20th of 20, and the 31st of 32
     assert found[287] == 32 + 1 + int(0.95 * 256)  # the oldest are forgotten
-
-
-def test_second_tries_are_a_share_of_first_ones_and_some_are_saved() -> None:
     budget = Budget(0.5)
     assert [budget.take() for _ in range(int(SAVED) + 1)] == [True] * int(SAVED) + [False]
     budget.first_try()

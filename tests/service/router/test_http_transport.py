@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
+import orjson
 import pytest
 
+from espalier.shards.messages import Pin
 from service.router.config import RouterConfig
 from service.router.connections import HttpTransport
-from service.router.transport import MasksWanted, ReplicaFailed
+from service.router.transport import MAX_CONTAINERS, MAX_COUNTED, MAX_LISTED, MasksWanted, ReplicaFailed, answered, held_of
+from service.watch.logs import LONGEST
+from tests.service.running import Json
 
 pytestmark = pytest.mark.real_time
 MOST = 1000
@@ -64,7 +69,7 @@ async def serving(*answers: bytes | None, **config: float) -> AsyncIterator[tupl
             await transport.close()
 
 
-async def test_a_connection_is_kept_and_carries_the_key_and_the_origin_of_a_query() -> None:
+async def test_a_kept_connection_carries_key_and_origin_and_is_made_anew_closed_or_forgotten() -> None:
     async with serving(OK) as (server, transport):
         for body in (b"abcd", b"efgh"):
             assert await transport.send(server.address, body, MOST, 5, {"X-Request-Id": "r-1\r\nEvil: 1"}) == body
@@ -73,13 +78,22 @@ async def test_a_connection_is_kept_and_carries_the_key_and_the_origin_of_a_quer
         assert head.startswith("POST /internal/search HTTP/1.1\r\n")
         assert "Authorization: Bearer a-key-of-routers\r\n" in head
         assert "X-Request-Id: r-1Evil:1\r\n" in head
-
-
-async def test_a_kept_connection_that_was_closed_meanwhile_is_made_anew() -> None:
     async with serving(OK, None) as (server, transport):
         for _ in range(3):
             assert await transport.send(server.address, b"abcd", MOST, 5, {}) == b"abcd"
         assert server.connections == 3
+    async with serving(OK) as (server, transport):
+        giving_up = asyncio.create_task(transport.send(server.address, b"abcd", MOST, 5, {}))
+        await asyncio.sleep(0)
+        giving_up.cancel()
+        await asyncio.gather(giving_up, return_exceptions=True)
+        assert await transport.send(server.address, b"efgh", MOST, 5, {}) == b"efgh"
+    async with serving(OK) as (server, transport):
+        await transport.send(server.address, b"abcd", MOST, 5, {})
+        transport.forget(server.address)
+        async with asyncio.timeout(5):
+            while not server.ended:
+                await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -108,12 +122,13 @@ async def test_every_way_to_fail_has_a_reason(answer: bytes | None, reason: str)
         assert failed.value.reason == reason
 
 
-async def test_an_answer_as_long_as_it_may_be_is_read() -> None:
+async def test_the_longest_answer_is_read_lacking_masks_are_named_and_a_look_may_fail() -> None:
     async with serving(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n" + b"x" * MOST) as (server, transport):
         assert await transport.send(server.address, b"abcd", MOST, 5, {}) == b"x" * MOST
-
-
-async def test_a_look_fails_where_the_list_is_huge_or_nobody_listens() -> None:
+    async with serving(b'HTTP/1.1 409 Masks\r\ncontent-length: 9\r\n\r\n["a","b"]') as (server, transport):
+        with pytest.raises(MasksWanted) as wanted:
+            await transport.send(server.address, b"", MOST, 5, {})
+        assert wanted.value.digests == ("a", "b")
     async with serving(b"HTTP/1.1 200 OK\r\ncontent-length: 5000000\r\n\r\n") as (server, transport):
         with pytest.raises(ReplicaFailed) as failed:
             await transport.held(server.address, 5)
@@ -123,27 +138,11 @@ async def test_a_look_fails_where_the_list_is_huge_or_nobody_listens() -> None:
     assert failed.value.reason == "connection"
 
 
-async def test_masks_that_a_shard_lacks_are_named() -> None:
-    async with serving(b'HTTP/1.1 409 Masks\r\ncontent-length: 9\r\n\r\n["a","b"]') as (server, transport):
-        with pytest.raises(MasksWanted) as wanted:
-            await transport.send(server.address, b"", MOST, 5, {})
-        assert wanted.value.digests == ("a", "b")
-
-
 async def test_connections_to_one_address_are_bounded() -> None:
     async with serving(b"HTTP/1.1 200 OK\r\n", connections=2) as (server, transport):
         sent = [asyncio.create_task(transport.send(server.address, b"", MOST, 0.3, {})) for _ in range(3)]
         found = await asyncio.gather(*sent, return_exceptions=True)
         assert sorted(error.reason for error in found if isinstance(error, ReplicaFailed)) == ["full", "late", "late"]
-
-
-async def test_an_exchange_that_is_given_up_leaves_no_connection_behind() -> None:
-    async with serving(OK) as (server, transport):
-        giving_up = asyncio.create_task(transport.send(server.address, b"abcd", MOST, 5, {}))
-        await asyncio.sleep(0)
-        giving_up.cancel()
-        await asyncio.gather(giving_up, return_exceptions=True)
-        assert await transport.send(server.address, b"efgh", MOST, 5, {}) == b"efgh"
 
 
 async def test_a_name_may_stand_for_several_addresses() -> None:
@@ -168,10 +167,69 @@ async def test_a_connection_that_is_not_kept_is_closed_here(answer: bytes) -> No
                 await asyncio.sleep(0.01)
 
 
-async def test_connections_to_an_address_that_is_forgotten_are_closed() -> None:
-    async with serving(OK) as (server, transport):
-        await transport.send(server.address, b"abcd", MOST, 5, {})
-        transport.forget(server.address)
-        async with asyncio.timeout(5):
-            while not server.ended:
-                await asyncio.sleep(0.01)
+# -- what replicas may say that they hold ---------------------------------------------------------------------------------
+
+
+SHARD: Json = {"of": "books", "version": 1, "digest": "d" * 64, "index": 0, "count": 2, "engine": "compiled-cpu"}
+
+
+def listed(*shards: Any, **more: Any) -> bytes:
+    return orjson.dumps({"shards": shards, **more})
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"count": 300_000_000},
+        {"of": "books\nforged"},
+        {"of": "x" * 100},
+        {"digest": "d"},
+        {"version": 0},
+        {"version": 1 << 63},
+        {"index": -1},
+        {"index": None},
+        {"count": True},
+        {"ready": 1},
+    ],
+)
+def test_a_shard_that_cannot_be_is_garbage(changed: Json) -> None:
+    assert len(held_of(listed(SHARD))) == 1
+    with pytest.raises(ReplicaFailed) as failed:
+        held_of(listed(SHARD, SHARD | changed))
+    assert failed.value.reason == "garbage"
+    assert "shards.1" in str(failed.value)
+
+
+def test_a_replica_may_say_more_and_hold_no_more_than_so_many_layouts() -> None:
+    without = {name: value for name, value in SHARD.items() if name != "engine"}
+    for document in (listed(without), listed(SHARD | {"engine": None, "items": 5}, process="p" * 1000)):
+        assert held_of(document) == {Pin("books", 1, "d" * 64, 0, 2)}
+    many = [SHARD | {"version": version, "count": 4096} for version in range(1, MAX_COUNTED // 4096 + 1)]
+    assert len(held_of(listed(*many))) == len(many)
+    with pytest.raises(ReplicaFailed, match="expected at most"):
+        held_of(listed(SHARD, *many))
+
+
+@pytest.mark.parametrize(
+    "document", [b"no JSON", "\ud800", b"[]", b"{}", listed(SHARD, *[1] * MAX_LISTED), listed(1), listed(more=[[]] * MAX_CONTAINERS)]
+)
+def test_what_is_no_list_of_shards_is_garbage(document: bytes | str) -> None:
+    with pytest.raises(ReplicaFailed, match="a list of shards was expected") as failed:
+        held_of(document)
+    assert failed.value.reason == "garbage"
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (500, b"\x1b[31m\nfake log line\n" * 50),
+        (503, "\x9b2J\u2028".encode() * 100),
+        (409, b'[0, "\n\x1b[31m"]'),
+        (409, orjson.dumps([["\n\x1b"] * 1000])),
+    ],
+)
+def test_what_a_replica_says_can_neither_end_a_line_of_the_log_nor_act_on_a_terminal(status: int, body: bytes) -> None:
+    with pytest.raises(ReplicaFailed) as failed:
+        answered(status, body)
+    assert str(failed.value).isprintable()
+    assert len(str(failed.value)) <= LONGEST

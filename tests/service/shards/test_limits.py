@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,8 +22,9 @@ from espalier.queries import HistoryKind, QueryBatch, VectorKind
 from espalier.search import SearchParams
 from espalier.shards.messages import MEDIA_TYPE, MaskBits, ShardAnswer, ShardQuery, encode_query
 from espalier.text.sparse_rows import SparseRows
+from service.models.probe import Probe
 from service.shards import search as search_module
-from tests.service.running import Json, Running, problem, run
+from tests.service.running import Json, Running, bearer, problem, run
 from tests.service.shards.cutting import cut, post, queries_of, query_for, search, whole_bundle
 
 MAX_QUERIES, MAX_VALUES = 8, 200
@@ -136,7 +138,7 @@ def test_what_is_beyond_them_or_does_not_fit_the_shard_is_refused_by_its_name(
     assert limited.refusals("invalid") == before + 1
 
 
-def test_no_more_masks_than_queries_and_than_there_is_room_for(limited: Limited) -> None:
+def test_masks_are_bounded_and_asked_for_where_a_shard_lacks_them(limited: Limited) -> None:
     sent = {one.digest: one for one in map(limited.bits, range(4))}
     error = limited.error(limited.query(4, masks=tuple(sent), sent_masks=sent))
     assert error == {"field": "sent", "value": "'4 masks'", "expected": "at most 3"}
@@ -144,9 +146,6 @@ def test_no_more_masks_than_queries_and_than_there_is_room_for(limited: Limited)
     limited.taken(limited.query(4, masks=(*three, None), sent_masks=three))
     assert limited.error(limited.query(2, masks=(None, None), sent_masks=three))["expected"] == "at most 2"
     assert limited.metric("espalier_shard_mask_bytes", model="0") == 3 * limited.shards[0].tree.node_count
-
-
-def test_a_shard_asks_for_masks_that_it_does_not_hold_or_another_one_does(limited: Limited) -> None:
     one, other = limited.bits(255, shard=1), limited.bits(15)
     limited.taken(limited.query(masks=(other.digest, None), sent_masks={other.digest: other}))
     before = limited.refusals("unknown_masks")
@@ -237,3 +236,87 @@ def test_features_whose_offsets_wrap_are_refused(tmp_path: Path) -> None:
         assert post(running, good).status_code == 200
         answer = post(running, good.replace(np.arange(5).tobytes(), np.array(WRAPPED).tobytes()))
         assert "features.indptr" in str(problem(answer)["errors"][0])
+
+
+# -- what a shard leaves to its router, and whose requests it takes -------------------------------------------------------
+
+
+open_cpu = partial(open_engine, device="cpu")
+KEYS = {"admin": "admin-key-of-the-test", "write": "write-key-of-the-test", "retrieve": "retrieve-key-of-it"}
+
+
+@pytest.fixture(scope="module")
+def folder(whole: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of two shards and a model that is whole."""
+    folder = tmp_path_factory.mktemp("models")
+    cut(whole, folder)
+    shutil.copytree(whole.path.parent, folder / "books")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Iterator[Running]:
+    with run(folder, open_cpu, admin_keys=(KEYS["admin"],), write_keys=(KEYS["write"],)) as running:
+        yield running
+
+
+ITEM: dict[str, Any] = {"json": {"fields": {}, "events": [["item-1"]]}}
+LINE: dict[str, Any] = {"content": b'{"queries": [{"history": []}], "model": "1"}\n', "headers": {"content-type": "application/x-ndjson"}}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "more"),
+    [
+        ("POST", "/retrieve", {"json": {"model": "1", "queries": [{"history": []}]}}),
+        ("POST", "/retrieve", {"json": {"model": "1", "version": 1, "queries": [{"history": []}]}}),
+        ("POST", "/models/1/frontier", {"json": {"beam_size": [3]}}),
+        ("POST", "/retrieve/stream", LINE),
+        ("GET", "/models/1/heldout", {}),
+        ("PUT", "/models/1/items/new", ITEM),
+        ("GET", "/models/1/items/new", {}),
+        ("DELETE", "/models/1/items/item-1", {}),
+        ("POST", "/models/1/items", {"content": b"", "headers": {"content-type": "application/x-ndjson"}}),
+        ("GET", "/models/1/changes", {}),
+        ("PUT", "/models/1/removed", {"json": {"ids": ["item-1"]}}),
+        ("PUT", "/models/1/removed/item-1", {}),
+        ("DELETE", "/models/1/removed/item-1", {}),
+    ],
+)
+def test_what_needs_the_whole_catalogue_is_left_to_the_router(service: Running, method: str, path: str, more: dict[str, Any]) -> None:
+    more = more | {"headers": more.get("headers", {}) | bearer(KEYS["admin"])}
+    answer = service.client.request(method, path, **more)
+    refusal = answer.json() if path == "/retrieve/stream" else problem(answer)  # of its only line
+    assert refusal["status"] == 409
+    assert refusal["detail"] == "'1' is shard 1 of 2 of books version 1: a part of a catalogue. Ask the router of 'books' instead."
+    if "model" in more.get("json", {}):
+        more["json"]["model"] = "books"
+    right = service.client.request(method, path.replace("/1/", "/books/"), **more)
+    assert right.status_code != 409 or "router" not in right.text
+
+
+@pytest.mark.parametrize("path", ["/models", "/models/1", "/models/1/items?prefix=item", "/models/1/tree/0", "/readyz", "/metrics"])
+def test_what_a_shard_can_say_of_itself_it_says(service: Running, path: str) -> None:
+    assert service.client.get(path).status_code == 200
+
+
+def test_a_shard_takes_no_live_items_and_no_probe(service: Running) -> None:
+    registry = service.app.state.service.registry
+    whole, shard = (registry.entries[name].loaded.live for name in ("books", "1"))
+    assert whole.refused is None
+    assert shard.refused == "version 1 on compiled-cpu takes no live items"
+    registry = service.app.state.service.registry
+    assert Probe(registry, service.app.state.service.metrics, 1.0).ready() == [("books", 1)]
+
+
+def test_a_search_is_logged_under_the_routers_request_id_and_trace(whole: Bundle, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    more = {"content-type": MEDIA_TYPE, "x-request-id": "from-a-router", "traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+    query = query_for(whole, Bundle.open(folder / "1" / "1"), queries_of(whole), SearchParams.uniform(3, 4, 5))
+    with run(folder, open_cpu, log_requests="all") as service, caplog.at_level(logging.INFO, "service.requests"):
+        answer = service.client.post("/internal/search", content=encode_query(query), headers=more)
+    assert answer.headers["x-request-id"] == "from-a-router"
+    fields = next(vars(record)["fields"] for record in caplog.records if record.name == "service.requests")
+    wanted = {"request_id": "from-a-router", "trace_id": trace, "path": "/internal/search", "status": 200, "model": "1", "version": 1}
+    wanted |= {"queries": 3, "m": 5, "beam_size": 4}
+    assert wanted.items() <= fields.items()
+    assert {"queue_ms", "encode_ms", "search_ms", "serialise_ms"} <= fields.keys()
