@@ -372,7 +372,7 @@ def test_queries_of_the_log_are_held_out_and_texts_of_items_are_not(tmp_path: Pa
     bundle = trained(tmp_path, titled_items(tmp_path, 120, 300, train=str(tmp_path / "log.csv")))
     assert bundle.manifest.data["tested"] == "queries of the log, held out"
     assert (bundle.manifest.data["queries"], bundle.manifest.data["test_queries"]) == (120 + 270, 30)
-    assert bundle.manifest.metrics["validation"]["held_out"] == 5 * 27
+    assert bundle.manifest.metrics["validation"]["held_out"] == 4 * 67
     texts = set(bundle.items.column("title").to_pylist())
     assert not texts & set(bundle.heldout().column("text").to_pylist())
     parts = from_log(bundle, None, "training", False)

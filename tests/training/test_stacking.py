@@ -263,7 +263,7 @@ def test_the_most_frequent_features_have_no_postings_and_queries_read_no_more_th
     assert (cosines < 0.999).all()  # they count in lengths
 
 
-@pytest.mark.parametrize(("points", "steps"), [(64, 20), (5 * 64, 20 * 5), (6 * 64, 16 * 6), (101 * 64, 101)])
+@pytest.mark.parametrize(("points", "steps"), [(32, 10), (10 * 32, 10 * 10), (12 * 32, 8 * 12), (101 * 32, 101)])
 def test_a_network_takes_about_as_many_steps_as_are_wanted(monkeypatch: pytest.MonkeyPatch, points: int, steps: int) -> None:
     monkeypatch.setattr(stacking_network, "STEPS", 100)
     taken = 0
