@@ -20,7 +20,7 @@ from service.processes.supervisor import Supervisor
 from service.settings import Settings
 from service.watch.unknown_ids import most_asked, read, summed
 from tests.service.models.registry import add_version
-from tests.service.processes import ANSWERED, BODY, exit_code, process_state, service
+from tests.service.processes import ANSWERED, BODY, COMPILING_S, exit_code, process_state, service
 from tests.service.running import small_model
 from tests.service.test_counts import fill, small_disk
 from tests.waiting import until
@@ -128,7 +128,7 @@ def test_while_the_models_folder_is_away_the_workers_that_have_loaded_serve_on(m
     with service(models, 2) as running:
         models.rename(models.parent / "away")
         os.kill(running.workers()[0], signal.SIGKILL)
-        until(lambda: "".join(running.log).count("ended with exit code 1 and is replaced") >= 3, "others could not begin")
+        until(lambda: "".join(running.log).count("ended with exit code 1 and is replaced") >= 3, "others could not begin", COMPILING_S)
         running.served()
         assert running.process.poll() is None
         (models.parent / "away").rename(models)
