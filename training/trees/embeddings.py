@@ -28,9 +28,8 @@ Float64 = NDArray[np.float64]
 
 OVERSAMPLED = 10
 """Columns more than are asked for, at least, with which the iteration finds these."""
-ITERATIONS, TURNED_EVERY = 8, 2
-"""Products with AᵀA; scikit-learn's default makes as many. After every second one, and before the last, the columns are made orthonormal:
-with many columns that takes far longer than a product."""
+ITERATIONS = 8
+"""Products with AᵀA; scikit-learn's default makes as many."""
 BLOCK_BYTES = 1 << 31
 """Of a product's columns: all columns at once are fastest, since rows are read in random order and a whole row costs as much as a part."""
 ROWS = 1 << 16
@@ -75,14 +74,12 @@ def item_embeddings(interactions: Interactions, users: Int64, width: int, *, see
                 z_UK = np.empty((len(users), y_IK.shape[1]), np.float32)
                 _multiply(pool, threads, by_user, scales[0], scales[1], y_IK, z_UK)
                 _multiply(pool, threads, by_item, scales[1], scales[0], z_UK, y_IK)
-            last = done == ITERATIONS - 1
-            if not last and done % TURNED_EVERY:
-                continue
             values, turn = _principal(blocks)
             # Y = AᵀA Q with orthonormal Q has the singular values σ², and right singular vectors of A on its left.
-            power = -0.25 if last else -0.5
-            turn *= np.power(values, power, out=np.zeros_like(values), where=values > LEAST_SHARE * values.max())
-            if not last:
+            power = -0.5 if done < ITERATIONS - 1 else -0.25
+            factor = np.power(values, power, out=np.zeros_like(values), where=values > LEAST_SHARE * values.max())
+            turn *= factor
+            if done < ITERATIONS - 1:
                 _turn(blocks, turn)
     embeddings = np.empty((items, width), np.float32)
     for start in range(0, items, ROWS):
