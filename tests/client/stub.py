@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterat
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from typing import Any
 
 import httpx
@@ -305,7 +306,14 @@ def serving(stub: Handler) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
+    with listening(ThreadingHTTPServer(("127.0.0.1", 0), Answering)) as address:
+        yield address
+
+
+@contextmanager
+def listening(server: TCPServer) -> Iterator[str]:
+    """A server that serves in a thread; gives its address."""
+    with server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:

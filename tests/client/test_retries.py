@@ -6,7 +6,6 @@ import http.client
 import json
 import socket
 import socketserver
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from io import BufferedIOBase
@@ -16,7 +15,7 @@ import httpx
 import pytest
 
 from espalier_client import ClientError, ConnectionFailed, Overloaded, Query, Readiness, TimedOut, Unavailable
-from tests.client.stub import Driver, Pieces, Stub, answer_to, asking, dump, ids, refuse
+from tests.client.stub import Driver, Pieces, Stub, answer_to, asking, dump, ids, listening, refuse
 
 
 @pytest.mark.parametrize(
@@ -213,15 +212,10 @@ def behaving(behave: Behaviour) -> Iterator[str]:
             with suppress(OSError):  # the client has gone
                 behave(self.rfile, self.wfile.write)
 
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+    server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    with listening(server) as address:
+        yield address
 
 
 def read_head(stream: BufferedIOBase) -> int | None:

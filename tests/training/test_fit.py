@@ -530,8 +530,7 @@ def test_int8_is_chosen_where_rows_are_large_and_nothing_is_lost(
 ) -> None:
     monkeypatch.setattr(module, "LARGE_BYTES", 2 * made[-1].numel() - 1 - large_bytes * (large_bytes < 0))
     recalls = iter([1.0, 1.0 - lost])
-    figures = lambda searches, options: Figures(np.full((3, 4), next(recalls)))  # noqa: E731
-    monkeypatch.setattr(Searches, "measured", figures)
+    monkeypatch.setattr(Searches, "measured", lambda searches, options: Figures(np.full((3, 4), next(recalls))))
     found, model = stored(made, "auto")
     assert found == expected
     np.testing.assert_array_equal(model.node_rows.detach().numpy(), rounded(made[-1].numpy(), expected))

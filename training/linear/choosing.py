@@ -1,13 +1,12 @@
 """C and γ of linear scorers, chosen on held-out training points by the search that will serve.
 
 A quarter of the points is held out, at most a thousand, and of few points each quarter in turn; never texts of items, which the tree has
-seen in another form. Scorers learn from a quarter of the rest, where that is enough: the C that it chooses is the best of all points on
-BibTeX and Delicious, and one with .3 % less quality on EURLex-4K. For each γ the held-out points are searched with the beam that will
-serve and with one five times as wide. Quality is the geometric mean of nDCG@5 and recall@10, each as the worse of both beams finds it.
-Precision@1 is in it only as a part of nDCG@5: alone it is one draw a point, and noise decides. Recall@100 is not, since a smaller C raises
-it at the expense of the first results. A γ with which quality falls as the beam widens is not taken if another is there. C climbs from its
-first value while quality rises; γ is chosen anew for each C, without training. C and γ are then those of scorers that learn from all
-points.
+seen in another form. Scorers learn from a quarter of the rest, where that is enough. For each γ the held-out points are searched with the
+beam that will serve and with one five times as wide. Quality is the geometric mean of nDCG@5 and recall@10, each as the worse of both
+beams finds it. Precision@1 is in it only as a part of nDCG@5: alone it is one draw a point, and noise decides. Recall@100 is not, since a
+smaller C raises it at the expense of the first results. A γ with which quality falls as the beam widens is not taken if another is there.
+C climbs from its first value while quality rises; γ is chosen anew for each C, without training. C and γ are then those of scorers that
+learn from all points.
 
 A configured C or γ is kept. The matcher's beam ranks with γ = .5 in trials whose γ is not configured.
 
@@ -233,7 +232,7 @@ def _folds(unseen: NDArray[np.int64], count: int, seed: int) -> Iterator[tuple[N
     size = min(int(SHARE * len(unseen)), HELD_OUT)
     learned = max(LEAST_LEARNED, int(LEARNED * (len(unseen) - size)))
     for fold in range(min(int(1 / SHARE), math.ceil(HELD_OUT / size)) if size else 0):
-        held, *left = np.split(np.roll(order, -fold * size), [size, size + learned])
+        held, _, left_out = np.split(np.roll(order, -fold * size), [size, size + learned])
         is_learned = np.ones(count, np.bool_)
-        is_learned[held] = is_learned[left[-1]] = False
+        is_learned[held] = is_learned[left_out] = False
         yield np.sort(held), np.flatnonzero(is_learned)

@@ -78,7 +78,8 @@ def _trained(inputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor,
     passes = max(1, min(PASSES, STEPS // (count // size)))
     steps = passes * (count // size)
     optimiser = torch.optim.AdamW(layers, lr=RATE, weight_decay=DECAY)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, RATE, total_steps=steps + 1, pct_start=0.1)  # of 10 it divides by 0
+    # One step more than are made: of ten, PyTorch would divide by the length of the first phase, which is 0.
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, RATE, total_steps=steps + 1, pct_start=0.1)
     for _ in range(passes):
         order = torch.randperm(count, generator=random)
         for begin in range(0, count - size + 1, size):
