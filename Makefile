@@ -4,7 +4,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run train install test test-all check bench slow-test console-test stack-test hostile-test audit sbom lock pin-images
+.PHONY: help run train install test test-all check bench slow-test console-test release-test stack-test hostile-test audit sbom lock pin-images
 
 # HOST is not taken from the environment, where other tools keep other things under this name.
 PYTHON ?=
@@ -57,7 +57,8 @@ help:
 	@echo 'make test-all    install, then the other tests: processes, long trainings, interpreters, images'
 	@echo 'make check       install, then the checks alone: ruff, mypy, import rules, and those of audit'
 	@echo 'make hostile-test  install, then attack a running service: heads, bodies, readers, connections, disks, signals'
-	@echo 'make slow-test  install, then the tests of test-all that need neither browser nor images'
+	@echo 'make slow-test  install, then the tests of processes; with test and console-test it is what CI runs'
+	@echo 'make release-test  install, then what a release needs besides: benchmarks, interpreted kernels, Ray, trainings of the docs'
 	@echo 'make console-test  install, then drive the console in Chromium, where one is installed'
 	@echo 'make stack-test  install, then build the images and bring docker-compose.yml up with them'
 	@echo 'make bench       install, then the quick benchmarks; figures go to build/benchmarks/'
@@ -98,11 +99,16 @@ test: check
 test-all: $(INSTALLED)
 	@$(MAKE) --no-print-directory slow-test
 	@$(MAKE) --no-print-directory console-test
+	@$(MAKE) --no-print-directory release-test
 	$(VENV_PYTHON) -m pytest -m stack -v
 
 slow-test: $(INSTALLED)
 	@$(COMPILE)
-	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest $(PARALLEL) -m 'slow and not console and not stack and not hostile'
+	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest $(PARALLEL) -m 'slow and not console and not release and not stack and not hostile'
+
+release-test: $(INSTALLED)
+	@$(COMPILE)
+	OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest $(PARALLEL) -m release
 
 # Types take a core for a minute or two, in which the other one compiles.
 check: $(INSTALLED)

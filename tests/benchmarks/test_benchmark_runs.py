@@ -52,6 +52,7 @@ def report_of(benchmark: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("benchmark", "options", "keys"),
     [
@@ -85,6 +86,7 @@ def test_every_row_has_its_figures(
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_every_system_answers_the_same_queries_and_is_timed_in_two_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A beam beside HNSW and exact search over its own rows."""
     monkeypatch.setattr(engine_cpu, "VECTORS", 6)
@@ -104,6 +106,7 @@ def test_every_system_answers_the_same_queries_and_is_timed_in_two_parts(tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("engine", live_speed.ENGINES)
 def test_live_items_are_found(tmp_path: Path, engine: str) -> None:
     """Or their cost would be that of nothing."""
@@ -180,6 +183,7 @@ def test_all_users_of_a_long_tail_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_without_a_comparison_a_long_tail_reports_the_counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = report_of(long_tail, tmp_path, monkeypatch, "--items 500 --counting")
     assert report["log"]["items"] == 500
@@ -201,6 +205,7 @@ LIMITS = {
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_no_walk_through_the_code_is_longer_than_its_limit(tmp_path: Path) -> None:
     file = tmp_path / "walks.json"
     subprocess.run([sys.executable, "-m", "benchmarks.code_path", "--json", str(file)], cwd=ROOT, check=True, timeout=300)

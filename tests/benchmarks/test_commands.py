@@ -50,6 +50,7 @@ def test_modules_import_each_other_by_their_long_names() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_says_what_it_measures(name: str) -> None:
     assert f"python -m benchmarks.{name}" in help_of(f"benchmarks.{name}")

@@ -16,7 +16,7 @@ from benchmarks.gpu.lines import COLUMNS, latest, read
 from benchmarks.gpu.stages import STAGES, Stage, groups
 from tests.waiting import until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.release]
 
 Arguments = dict[str, Any]
 

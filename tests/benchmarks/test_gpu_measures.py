@@ -24,7 +24,7 @@ from espalier.engines.stages import Leaves, TreeQuery
 from espalier.engines.triton.graph_engine import TritonSearch
 from espalier.engines.triton.linear_engine import SparseCudaSearch
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.release]
 
 
 def once(run: Any, least: int = 1) -> float:

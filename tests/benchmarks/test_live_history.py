@@ -215,6 +215,7 @@ def test_workers_that_disagree_are_reported() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_a_service_whose_workers_are_killed_loses_nothing_and_applies_nothing_twice(tmp_path: Path) -> None:
     found = chaos(tmp_path, kills=4)
     assert found["acknowledged"] > 20
@@ -224,6 +225,7 @@ def test_a_service_whose_workers_are_killed_loses_nothing_and_applies_nothing_tw
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_a_service_under_failures_does_every_kind_of_operation(tmp_path: Path) -> None:
     found = live_history(tmp_path, seconds=20, seed=3)
     assert found["failure"] == ""

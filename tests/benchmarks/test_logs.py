@@ -76,6 +76,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_next_item_has_a_row_for_each_method_seed_and_beam(log: list[str], run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(task: Task) -> Fitted:
         raise InvalidConfig("memory", "9 GB", "at most 1 GB")
@@ -100,6 +101,7 @@ def test_next_item_has_a_row_for_each_method_seed_and_beam(log: list[str], run: 
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_a_fixed_split_is_two_files_of_users(tmp_path: Path, run: Run) -> None:
     rng = np.random.default_rng(2)
     lists = [[f"i{item * 5 + user % 5}" for item in rng.permutation(30)[:9]] for user in range(USERS)]

@@ -33,7 +33,7 @@ from espalier.relevance import Relevance
 from espalier.search import NO_ITEM
 from training.data.csr import as_rows
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.release]
 COLOURS = ["red", "green", "blue", "yellow", "black", "white", "purple", "orange"]
 THINGS = ["teapot", "kettle", "lamp", "chair", "spoon", "ladder", "bucket", "mirror"]
 ITEMS = len(COLOURS) * len(THINGS)

@@ -23,7 +23,7 @@ from tests.service.running import run
 from tests.service.shards.cutting import cut, whole_bundle
 from tests.waiting import until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.release]
 STARTED_S = 180.0
 """On a busy machine that compiles everything anew."""
 COMMAND = [sys.executable, "-m", "deploy.ray.small", "--cpus", "2"]

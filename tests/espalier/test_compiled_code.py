@@ -109,6 +109,7 @@ def shop(compiled_shop: Shop, tmp_path: Path) -> Shop:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_what_was_compiled_is_read_and_nothing_is_written(shop: Shop) -> None:
     before = {path: path.stat().st_mtime_ns for path in shop.kept.iterdir()}
     assert shop.compile("--check")[0] == 0
@@ -118,6 +119,7 @@ def test_what_was_compiled_is_read_and_nothing_is_written(shop: Shop) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_a_call_that_is_not_written_down_is_compiled_in_memory_or_refused(shop: Shop) -> None:
     assert shop.read("from shop.price import price\nprint(int(price(2.5) * 2), sum(price.stats.cache_hits.values()))") == [15, 0]
     code, said = shop.run("-c", "from espalier.compile import make_ready\nmake_ready('shop')\nfrom shop.price import price\nprice(2.5)")
@@ -127,6 +129,7 @@ def test_a_call_that_is_not_written_down_is_compiled_in_memory_or_refused(shop: 
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_code_compiled_beside_what_was_read_shares_nothing_with_it(shop: Shop) -> None:
     """numba's sort and argsort have parts of one name, which only a number tells apart."""
     own = """
@@ -141,6 +144,7 @@ assert list(y[numba.njit(lambda y: np.argsort(y))(y)]) == list(numba.njit(lambda
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_of_three_that_start_at_once_one_compiles_and_the_others_wait(shop: Shop) -> None:
     shutil.rmtree(shop.kept)
     started = [shop.start("-m", "espalier.compile", "--write", "shop") for _ in range(3)]
@@ -181,6 +185,7 @@ def damage_a_page(shop: Shop) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("change", "said", "price"),
     [
@@ -205,6 +210,7 @@ def test_nothing_stale_half_written_or_damaged_is_taken_for_code(shop: Shop, cha
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_code_is_named_by_all_that_it_was_made_of(shop: Shop) -> None:
     before = sources_digest(shop.package)
     found = {Path(name).name for name in sources(shop.package) if name.startswith("shop/")}
@@ -219,6 +225,7 @@ def test_code_is_named_by_all_that_it_was_made_of(shop: Shop) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_sources_that_change_while_they_are_imported_are_not_kept(shop: Shop) -> None:
     """`price` would have the new rate under the name of the old one, to which the sources return."""
     program = """
@@ -236,12 +243,14 @@ print(main(["--write", "shop"]))
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_bounds_checks_and_other_processors_have_code_of_their_own(shop: Shop) -> None:
     for more in ({"NUMBA_BOUNDSCHECK": "1"}, {"NUMBA_OPT": "1"}, {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}):
         assert shop.read(**more) == [30, 0]
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_code_of_the_baseline_is_taken_where_there_is_none_of_the_processor(shop: Shop) -> None:
     shop.file.unlink()
     code, said = shop.compile("--write", "--baseline")
@@ -259,6 +268,7 @@ def test_code_of_the_baseline_is_taken_where_there_is_none_of_the_processor(shop
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_a_file_with_any_damaged_page_is_not_read(shop: Shop) -> None:
     """Truncated anywhere, a page of zeros anywhere, or under another name."""
     whole = shop.file.read_bytes()
@@ -278,6 +288,7 @@ def test_a_file_with_any_damaged_page_is_not_read(shop: Shop) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_an_open_file_is_read_to_its_end_after_another_took_its_place(shop: Shop) -> None:
     opened = CodeFile(shop.file)
     key = next(iter(opened.keys))
@@ -335,6 +346,7 @@ def test_a_package_without_signatures_is_not_complete() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_code_that_cannot_be_compiled_is_said_and_no_folder_is_blamed(shop: Shop) -> None:
     (shop.package / "signatures.txt").write_text(f"{SOURCES['signatures.txt']}shop.price:price (int64,int64)\n")
     code, said = shop.compile("--write")
@@ -344,6 +356,7 @@ def test_code_that_cannot_be_compiled_is_said_and_no_folder_is_blamed(shop: Shop
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_a_service_that_can_keep_nothing_compiles_before_it_is_ready(shop: Shop) -> None:
     program = "import logging\nlogging.basicConfig(level=20)\nfrom espalier.compile import make_ready\nmake_ready('shop')\n" + READ
     code, said = shop.run("-c", program, NUMBA_CACHE_DIR="/proc/nowhere")
@@ -404,6 +417,7 @@ KERNELS = (
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(1600)
 def test_nothing_that_engines_call_is_missing_from_the_list() -> None:
     subprocess.run([sys.executable, "-m", "espalier.compile", "--write", "espalier"], cwd=ROOT, check=True)
@@ -414,6 +428,7 @@ def test_nothing_that_engines_call_is_missing_from_the_list() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(1600)
 def test_compiled_code_stays_within_its_arrays(tmp_path: Path) -> None:
     """The tests of all compiled loops once more, in a process in which numba checks every index.

@@ -83,7 +83,7 @@ from espalier.engines.triton.graph_engine import TritonSearch
 from espalier.engines.triton.kernels.numbers import log_sigmoid
 from espalier.engines.triton.linear_engine import FEATURES, SparseCudaSearch
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.release]
 
 ONE = FixedShapes(batches=(1,), m_sizes=(64,))
 

@@ -20,7 +20,7 @@ from tests.loadtest.stub import made_up, results
 from tests.service.models.registry import add_version
 from tests.service.processes import KEY, service
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.release]
 
 SECONDS, WRITE = "2", "a-key-that-may-write"
 REFUSED = "refused (429)"

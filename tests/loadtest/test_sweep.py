@@ -34,7 +34,7 @@ from tests.service.damaged_models import content_of, draft_of
 from tests.service.processes import service
 from training.evaluate import evaluate, held_out_pairs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.release]
 
 KEY, WRITE = "a-key-that-may-retrieve", "a-key-that-may-write"
 BEAMS, MS = (2, 8, 32), (3, 20)

@@ -129,6 +129,7 @@ def test_make_commands_name_targets_and_variables_of_the_makefile(document: str,
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(("document", "command"), PYTHON)
 def test_python_commands_name_modules_and_options_that_exist(document: str, command: str) -> None:
     module, *rest = shlex.split(command.replace("[", " ").replace("]", " "), comments=True)[2:]

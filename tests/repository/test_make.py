@@ -153,18 +153,18 @@ def marks_of(test: Iterable[str]) -> ExpressionMatcher:
 
 
 def test_every_test_is_run_by_one_of_the_targets_and_no_slow_one_by_make_test(clone: Path) -> None:
-    names = ("slow", "hypothesis", "console", "stack", "hostile")
+    names = ("slow", "hypothesis", "console", "release", "stack", "hostile")
     tiers = chosen("test", "test-all", "hostile-test", folder=clone)
     for count in range(len(names) + 1):
         for marks in combinations(names, count):
             assert any(expression.evaluate(marks_of(marks)) for expression in tiers), marks
-    targets = ("test", "console-test", "stack-test", "hostile-test")
-    [fast], [console], [stack], [hostile] = (chosen(target, folder=clone) for target in targets)
+    targets = ("test", "console-test", "release-test", "stack-test", "hostile-test")
+    [fast], [console], [release], [stack], [hostile] = (chosen(target, folder=clone) for target in targets)
     assert [fast.evaluate(marks_of(marks)) for marks in ([], ["hypothesis"], ["slow"])] == [True, True, False]
-    for target in ("test", "slow-test"):  # xdist would wait without end for the tests that a crashed process left
+    for target in ("test", "slow-test", "release-test"):  # xdist would wait without end for the tests that a crashed process left
         (command,) = [line for line in would_run(target, folder=clone) if "-m pytest" in line]
         assert "--dist loadfile --max-worker-restart 0" in command
-    for own, mark in ((console, "console"), (stack, "stack"), (hostile, "hostile")):
+    for own, mark in ((console, "console"), (release, "release"), (stack, "stack"), (hostile, "hostile")):
         assert [own.evaluate(marks_of(marks)) for marks in (["slow", mark], ["slow"], [])] == [True, False, False]
 
 
@@ -205,7 +205,7 @@ def test_a_python_that_is_too_old_or_not_there_is_refused_with_what_is_expected(
         assert not (clone / ".venv").exists()
 
 
-def ci(folder: Path, cache: Path | None = None, /, **tools: str) -> subprocess.CompletedProcess[str]:
+def ci(folder: Path, cache: Path | None = None, /, *words: str, **tools: str) -> subprocess.CompletedProcess[str]:
     """.ci/run in a copy of the repository's root where `make` and the given commands are scripts, and nothing else is installed."""
     kept = {} if cache is None else {"ESPALIER_CI_CACHE": str(cache)}
     (folder / ".ci").mkdir()
@@ -217,23 +217,25 @@ def ci(folder: Path, cache: Path | None = None, /, **tools: str) -> subprocess.C
     for name, script in {"make": 'echo "make $*"', **tools}.items():
         (programs / name).write_text(f"#!/bin/sh\n{script}\n")
         (programs / name).chmod(0o755)
-    return subprocess.run([folder / ".ci" / "run"], env={"PATH": str(programs)} | kept, capture_output=True, text=True)
+    return subprocess.run([folder / ".ci" / "run", *words], env={"PATH": str(programs)} | kept, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("broken", ["", "test", "test-all"])
-def test_ci_runs_both_tiers_and_fails_with_any_of_them(tmp_path: Path, broken: str) -> None:
+@pytest.mark.parametrize("broken", [None, 0, 1, 2])
+@pytest.mark.parametrize(("words", "tiers"), [([], ["test", "slow-test", "console-test"]), (["all"], ["test", "test-all"])])
+def test_ci_runs_its_tiers_and_fails_with_any_of_them(tmp_path: Path, broken: int | None, words: list[str], tiers: list[str]) -> None:
     assert (ROOT / ".ci" / "run").stat().st_mode & stat.S_IXUSR
-    run = ci(tmp_path, id="echo 1000", make=f'echo "make $*"; test "$1" != "{broken}"')
-    assert (run.returncode == 0) == (not broken)
-    assert run.stdout.splitlines() == ["make test", "make test-all"][: 1 if broken == "test" else 2]
+    failing = tiers[broken] if broken is not None and broken < len(tiers) else ""
+    run = ci(tmp_path, None, *words, id="echo 1000", make=f'echo "make $*"; test "$1" != "{failing}"')
+    assert (run.returncode == 0) == (not failing)
+    assert run.stdout.splitlines() == [f"make {tier}" for tier in (tiers[: tiers.index(failing) + 1] if failing else tiers)]
 
 
 def test_ci_installs_what_the_images_need_and_is_missing_where_it_may(tmp_path: Path) -> None:
-    run = ci(tmp_path, id="echo 0", **{"apt-get": 'echo "apt-get $*"', "dockerd": "", "ip": ""})
+    run = ci(tmp_path, None, "all", id="echo 0", **{"apt-get": 'echo "apt-get $*"', "dockerd": "", "ip": ""})
     assert run.returncode == 0, run.stderr
     installed = next(line for line in run.stdout.splitlines() if line.startswith("apt-get install"))
     assert "--no-install-recommends" in installed
-    assert installed.split()[-4:] == ["docker-compose", "prometheus", "debootstrap", "chromium"]
+    assert installed.split()[-4:] == ["prometheus", "chromium", "docker-compose", "debootstrap"]
     assert run.stdout.splitlines()[-2:] == ["make test", "make test-all"]
 
 
@@ -242,10 +244,11 @@ SHOWN = 'echo "$*: mypy ${MYPY_CACHE_DIR-} compiled ${NUMBA_CACHE_DIR-} pytest $
 
 def test_ci_keeps_caches_and_counts_where_a_folder_is_named(tmp_path: Path) -> None:
     cache = tmp_path / "kept between runs"
-    fast, other = ci(tmp_path, cache, id="echo 1000", make=SHOWN).stdout.splitlines()
+    fast, *others = ci(tmp_path, cache, id="echo 1000", make=SHOWN).stdout.splitlines()
     assert fast == f"test: mypy {cache}/mypy compiled {cache}/compiled pytest "
-    assert other.startswith(f"test-all: mypy {cache}/mypy compiled {cache}/compiled pytest --reruns=2 ")
-    assert f"--rerun-history={cache}/reruns.json" in shlex.split(other)
+    for other, tier in zip(others, ("slow-test", "console-test"), strict=True):
+        assert other.startswith(f"{tier}: mypy {cache}/mypy compiled {cache}/compiled pytest --reruns=2 ")
+        assert f"--rerun-history={cache}/reruns.json" in shlex.split(other)
 
 
 # -- what becomes of a test that CI must run again: at once, and over the runs --------------------------------------------

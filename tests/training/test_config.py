@@ -236,7 +236,7 @@ def test_a_scorer_and_an_objective_have_the_defaults_of_their_kind() -> None:
     assert (attention.node_dim, attention.hidden) == (mlp.node_dim, mlp.hidden)
     sequence = deep_config(raw(kind="otm-sequence", scorer={"heads": 4}))
     assert isinstance(sequence, SequenceConfig)
-    assert (sequence.scorer.kind, sequence.scorer.heads, sequence.scorer.node_dim) == ("sequence", 4, 256)
+    assert (sequence.scorer.kind, sequence.scorer.heads, sequence.scorer.node_dim) == ("sequence", 4, "auto")
     kinds = {kind: deep_config(raw(kind=kind)).objective.model_dump() for kind in ("otm-robust", "otm", "otm-no-bs", "tdm", "plt")}
     negatives = {"negatives": 200, "negative_decay": 0.7}
     beam = {"beam_size": 200, "gamma": 0, "warm_start": 0} | negatives

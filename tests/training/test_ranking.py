@@ -6,6 +6,7 @@ The log: users walk around rings of items, so an item is followed by its neighbo
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,13 @@ from espalier.memory import Memory
 from espalier.memory_lists import MemoryTree
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
-from training.deep.beam import Added
+from training.deep.beam import Added, Own
 from training.deep.export import export
 from training.deep.first_model import build_model
-from training.deep.memory import Remembered, in_units, unit_of
+from training.deep.memory import Remembered, in_units, remembered, unit_of
 from training.deep.prepare import Prepared, build_tree, prepare
-from training.deep.ranking import FIRST_WEIGHTS, Chosen, Figures, Searches, choose_ranking
+from training.deep.ranking import FIRST_WEIGHT, ROUNDS, Chosen, Figures, Reweighed, Searches, choose_ranking
+from training.deep.reweighing import Candidates
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
 from training.deep.validation import search_encoded
@@ -213,9 +215,15 @@ def test_what_a_query_adds_up_is_counted_over_the_places_that_have_a_weight(run:
         assert searches.visits(source, kept, source.recency) == pytest.approx(expected)
 
 
-def test_a_memory_that_takes_long_to_add_up_is_tried_with_fewer_neighbours_only(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_that_takes_long_to_add_up_is_tried_with_fewer_neighbours_only(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+
     def tried() -> set[int]:
-        return {trial["options"]["kept"] for trial in run.chosen().trials if "kept" in trial["options"]}
+        caplog.clear()
+        assert run.chosen().memory is not None
+        return {int(kept) for kept in re.findall(r"(\d+) neighbours an item", caplog.text)}
 
     monkeypatch.setattr("training.deep.ranking.KEPT", (1, 2, 4096))
     whole = tried()
@@ -230,18 +238,42 @@ def test_a_memory_without_time_is_the_first_that_was_tried(run: Run) -> None:
     chosen = choose_ranking(run.config, run.prepared, run.topology, run.model, memory_s=0)
     assert chosen.memory is not None
     (tried,) = [trial["options"] for trial in chosen.trials if "weight" in trial["options"]]
-    assert (tried["weight"], tried["kept"]) == (FIRST_WEIGHTS[0], max(np.diff(chosen.memory.offset)))
+    assert (tried["weight"], tried["kept"]) == (FIRST_WEIGHT, max(np.diff(chosen.memory.offset)))
 
 
-def test_each_first_weight_is_tried_and_the_better_one_climbs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(self: Searches, options: dict[str, Any]) -> Figures:
-        figures = Figures(np.full((2, 400), 0.5 - abs(options.get("weight", 0) - 22) / 1000))
-        self.figures[tuple(sorted(options.items()))] = figures
-        return figures
+@pytest.mark.parametrize("own", ["logit", "log_activation"])
+def test_leaves_ordered_anew_are_what_a_search_finds_that_keeps_them_all(run: Run, own: Own) -> None:
+    config = run.config.model_copy(update={"search": run.config.search.model_copy(update={"beam_size": ITEMS})})
+    searches = Searches(config, run.topology, run.model, list(run.prepared.split.validation), own)
+    searches.source = remembered(config, run.prepared)
+    alone = {"gamma": 0.3}
+    first = searches.memory(alone | {"weight": 1.0, "kept": 5, "recency": 1.0})
+    assert first is not None
+    anew = Reweighed(searches, alone, first)
+    anew.add(np.tile(np.arange(ITEMS), (len(searches.pairs), 1)))
+    for gamma, weight, kept, recency in [(0.0, 1.0, 5, 1.0), (0.5, 2.5, 3, 0.8), (1.0, 40.0, ITEMS, 0.5)]:
+        options = {"gamma": gamma, "weight": weight, "kept": kept, "recency": recency}
+        assert_allclose(anew.measured(options).recall_CB.mean(1), searches.measured(options).recall_CB.mean(1), atol=2e-3)
 
-    monkeypatch.setattr(Searches, "measured", measured)
-    weights = [trial["options"]["weight"] for trial in run.chosen().trials if "weight" in trial["options"]]
-    assert weights[:4] == [*FIRST_WEIGHTS, 24.0, 32.0]
+
+def test_only_what_was_found_is_ordered_anew(run: Run) -> None:
+    searches = Searches(run.config, run.topology, run.model, list(run.prepared.split.validation), "logit")
+    candidates = Candidates(run.model, run.topology, searches.blocks, "logit")
+    queries, chosen = len(searches.pairs), np.array([7, 3, 40])
+    candidates.add(np.tile([3, 7, -1], (queries, 1)))
+    candidates.add(np.tile([7, 40, 3], (queries, 1)))
+    assert ((candidates.leaf_BC >= 0).sum(1) == 3).all(), "each leaf is a candidate once"
+    added_BC = np.zeros(candidates.leaf_BC.shape, np.float32)
+    for place, item in enumerate(chosen):
+        added_BC[candidates.leaf_BC == run.topology.tree.leaf_of_item[item]] = 1e6 / (1 + place)
+    found_BM = candidates.best(0.5, added_BC, 5)
+    assert_array_equal(found_BM, np.tile([*chosen, -1, -1], (queries, 1)))
+
+
+def test_a_weight_climbs_without_a_search_for_each_step(run: Run) -> None:
+    trials = [trial["options"] for trial in run.chosen().trials if "weight" in trial["options"]]
+    assert max(trial["weight"] for trial in trials) > FIRST_WEIGHT, "an untrained tree leaves it to the memory"
+    assert 1 <= len(trials) <= ROUNDS + 1
     assert run.chosen(weight=3.0).trials[-1]["options"]["weight"] == 3.0
 
 

@@ -26,7 +26,7 @@ from training.deep.sequence.batches import SequenceSource
 from training.deep.sequence.columns import ColumnSource
 from training.deep.sequence.level_softmax import level_softmax_loss
 from training.deep.sequence.places import _drawn, trained_places
-from training.deep.sequence.rules import dropout_of, epochs_of, nearness_of, steps_of
+from training.deep.sequence.rules import dropout_of, epochs_of, nearness_of, steps_of, width_of
 from training.deep.topology import Topology
 from training.specification.networks import ProductScorer, SequenceScorer
 from training.trees.balanced import random_tree
@@ -300,6 +300,13 @@ def test_a_log_of_few_events_an_item_is_passed_over_less_often_and_with_more_dro
     log = log_of([[0, 1] * (events // 2) + [0] * (events % 2), [1] * 40], items=2)
     assert epochs_of(log, np.array([0])) == epochs, "the second user is no training user"
     assert dropout_of(log, np.array([0])) == dropout
+
+
+@pytest.mark.parametrize(
+    ("items", "encoders", "width"), [(65_536, ("windows",), 256), (65_537, ("windows",), 128), (65_537, ("windows", "transformer"), 256)]
+)
+def test_rows_of_many_items_are_narrower(items: int, encoders: tuple[str, ...], width: int) -> None:
+    assert width_of(items, encoders) == width
 
 
 def test_an_exported_encoder_of_a_long_history_is_run_by_onnx_own_evaluator() -> None:

@@ -140,9 +140,10 @@ def test_a_loss_that_is_not_finite_ends_training_with_advice(log: Path, tmp_path
 # -- rules and earlier models ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tree", ["earlier", "jtm"])
-def test_training_goes_on_from_a_bundle(log: Path, bundle: Bundle, tmp_path: Path, tree: str) -> None:
-    raw = settings(log, tree={"kind": tree, "branching": 3}, scorer={"init": "earlier"}, optimiser={"steps": 1, "learning_rate": 1e-9})
+@pytest.mark.parametrize(("tree", "shape"), [("earlier", {}), ("jtm", {}), ("earlier", {"node_dim": "auto", "length": "auto"})])
+def test_training_goes_on_from_a_bundle(log: Path, bundle: Bundle, tmp_path: Path, tree: str, shape: dict[str, str]) -> None:
+    scorer = {"init": "earlier"} | shape
+    raw = settings(log, tree={"kind": tree, "branching": 3}, scorer=scorer, optimiser={"steps": 1, "learning_rate": 1e-9})
     raw["earlier_model"] = str(bundle.path)
     run = begun(raw, tmp_path / "log")
     model = run.fit(tmp_path)

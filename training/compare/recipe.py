@@ -31,7 +31,7 @@ from training.deep.fit import CURVE, steps_of
 from training.deep.fit import VALIDATION_QUERIES as QUERIES_OF_A_ROUND
 from training.deep.memory import FIT_S, KEPT, memory_task
 from training.deep.prepare import Begun, Prepared, build_tree
-from training.deep.ranking import GAMMAS, MEMORY_TRIALS, VALIDATION_QUERIES
+from training.deep.ranking import GAMMAS, ROUNDS, VALIDATION_QUERIES
 from training.deep.run import train_and_export
 from training.deep.sequence.rules import with_rules
 from training.deep.topology import Topology
@@ -214,7 +214,7 @@ def memory_seconds(config: DeepConfig, prepared: Prepared, costs: Costs, most_s:
     if not has_memory(config, prepared):
         return 0.0
     queries = min(VALIDATION_QUERIES, len(prepared.split.validation))
-    adding_s = (MEMORY_TRIALS + len(KEPT)) * SLOWER_WITH_MEMORY * costs.search_s * queries
+    adding_s = (2 + 2 * ROUNDS + len(KEPT)) * SLOWER_WITH_MEMORY * costs.search_s * queries
     return sum(min(seconds, most_s, FIT_S) for seconds in (costs.memory_s, adding_s))
 
 

@@ -35,6 +35,10 @@ log = logging.getLogger(__name__)
 Int64 = NDArray[np.int64]
 
 
+SHAPES = ("node_dim", "length")
+"""Keys of a scorer that an earlier model says where they are `auto`."""
+
+
 @dataclass(frozen=True)
 class EarlierModel:
     """`tree` holds the log's item rows; `model` has a row for each of its nodes and takes histories of `length`.
@@ -165,7 +169,8 @@ def _check_alike(config: DeepConfig, before: DeepConfig, branching: int) -> None
         pairs.append(("instances.windows", list(config.windowed_instances.windows), list(before.windowed_instances.windows)))
         free = {"init", "init_std", "dtype", "dropout"}
         was = before.scorer.model_dump(exclude=free)
-        pairs += [(f"scorer.{key}", value, was.get(key)) for key, value in config.scorer.model_dump(exclude=free).items()]
+        asked = config.scorer.model_dump(exclude=free | {key for key in SHAPES if getattr(config.scorer, key, None) == "auto"})
+        pairs += [(f"scorer.{key}", value, was.get(key)) for key, value in asked.items()]
     for key, value, wanted in pairs:
         if value != wanted:
             raise InvalidConfig(key, value, f"{wanted!r}, as in earlier_model")

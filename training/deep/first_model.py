@@ -58,7 +58,7 @@ def _without_rows(config: DeepConfig, tree: Tree, prepared: Prepared) -> NodeSco
     """A model that lacks node rows, for weights of `build_model`'s shapes."""
     model = new_model(config, tree, query_kind(config, prepared.interactions), nodes=0)
     if prepared.content is not None:
-        model.content_table = nn.Parameter(torch.zeros(prepared.content.rows.width, config.scorer.node_dim))
+        model.content_table = nn.Parameter(torch.zeros(prepared.content.rows.width, model.node_rows.shape[1]))
     return model
 
 
@@ -76,7 +76,7 @@ def build_model(config: DeepConfig, tree: Tree, prepared: Prepared) -> NodeScore
     if scorer.init == "embeddings":
         biased = isinstance(model.head, ProductHead)  # then the last entry of a row, or of each part of it, is a bias
         encoder = model.encoder
-        columns = [part.columns for part in encoder.each] if isinstance(encoder, SequenceQuery) else [slice(0, scorer.node_dim)]
+        columns = [part.columns for part in encoder.each] if isinstance(encoder, SequenceQuery) else [slice(0, model.node_rows.shape[1])]
         if not isinstance(kind, VectorKind):
             embeddings_ID = item_embeddings(prepared, columns[0].stop - biased, config.seed)
         else:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,8 @@ class Remembered:
 
     lists: NeighbourLists
     recency: float
+    _latest: dict[int, NeighbourLists] = field(default_factory=dict, compare=False)
+    """The rows of the last memory, by ascending item: sorting tens of millions of entries takes seconds."""
 
     @property
     def most(self) -> int:
@@ -60,12 +62,15 @@ class Remembered:
 
     def memory(self, kept: int, recency: float, length: int) -> Memory:
         """The best `kept` neighbours of each item, for the last `length` items of a history at most; weights are recency^d."""
-        lists = self.lists.limited(kept)
+        if kept not in self._latest:
+            self._latest.clear()  # first: each is as large as the bundle's
+            lists = self.lists.limited(kept)
+            _sort_rows(lists.offset_I1, lists.item_N, lists.score_N)
+            self._latest[kept] = lists
+        lists = self._latest[kept]
         longest = int(np.diff(lists.offset_I1).max(initial=1))
         weight = fading(recency, min(length, MAX_VISITS // max(1, longest)))
-        memory = Memory(lists.offset_I1, lists.item_N, lists.score_N, weight[weight >= LEAST_WEIGHT].astype(np.float32), key_weight=1.0)
-        _sort_rows(memory.offset, memory.item, memory.value)
-        return memory
+        return Memory(lists.offset_I1, lists.item_N, lists.score_N, weight[weight >= LEAST_WEIGHT].astype(np.float32), key_weight=1.0)
 
 
 def remembered(config: DeepConfig, prepared: Prepared, seconds: float = FIT_S) -> Remembered:

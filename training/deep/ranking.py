@@ -1,6 +1,7 @@
 """How a trained tree ranks: γ, the memory and its weight, and the calibration, chosen by searches of validation users.
 
-γ is chosen without a memory first. Then γ, λ and the recency of the history's weights climb together, one after another; then as few
+γ is chosen without a memory first. Then γ, λ and the recency of the history's weights climb together, one after another, over the leaves
+that searches have found, ordered anew (`reweighing.py`); a search with the best of them adds leaves, and they climb again. Then as few
 neighbours an item are kept as find as much within a standard error; and then the memory stays only if it finds more than the tree alone by
 over a standard error. Differences are paired by query.
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,13 +24,14 @@ from numpy.typing import NDArray
 
 from espalier.manifest import Calibration, Ranking
 from espalier.memory import Memory
-from espalier.memory_lists import MemoryTree
+from espalier.memory_lists import MemoryLists, MemoryTree
 from espalier.metrics import precision_recall_f
 from training.data.splits import EvaluationPair
 from training.deep.beam import Own
 from training.deep.calibration import calibrate
 from training.deep.memory import FIT_S, KEPT, Remembered, in_units, remembered, unit_of
 from training.deep.prepare import Prepared
+from training.deep.reweighing import Candidates, most_remembered
 from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
 from training.deep.validation import encoded, ranked_by, search_encoded, validation_pairs
@@ -43,18 +45,15 @@ log = logging.getLogger(__name__)
 
 GAMMAS = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 WEIGHTS = Option("weight", (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0), times=1.5, least=0.1, most=1000.0)
-FIRST_WEIGHTS = 4.0, 16.0
-"""λ that are tried first. A tree that had little time leaves more to the memory, and each step from 4 costs a search."""
-CLIMB_SHARE = 0.7
-"""Of the time for choosing how a memory is added, what γ, λ and the recency may take; the rest is for the number of neighbours."""
+FIRST_WEIGHT = 4.0
+ROUNDS = 3
+"""Searches with a memory whose leaves are ordered anew, at most."""
 RECENCY = next(option for option in GRID if option.name == "recency")
 CUTS = (10, 50, 200)
 """The m whose recall is what a ranking is chosen by."""
 VALIDATION_QUERIES = 2000
 MIN_QUERIES = 30
 """With fewer validation users there is no memory: its gain could not be told from noise."""
-MEMORY_TRIALS = 24
-"""Most searches of validation users for γ, λ and the recency with a memory."""
 TRIAL_VISITS = 1 << 17
 """Entries that a validation query of a search with a memory may have to add up, on average: some milliseconds. Else fewer are kept."""
 LEAST_RECALL = 1e-4
@@ -105,6 +104,7 @@ class Searches:
     own: Own
     source: Remembered | None = None
     figures: dict[tuple[tuple[str, Any], ...], Figures] = field(default_factory=dict)
+    units: dict[tuple[int, float], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.ms = reported_ms(CUTS, self.config.search.max_m)
@@ -116,11 +116,16 @@ class Searches:
         """The memory of these options, None where they name none or no validation query has any."""
         if self.source is None or "weight" not in options:
             return None
-        raw = self.source.memory(options["kept"], options["recency"], self.length)
-        of = MemoryTree(raw, self.topology.tree)
-        lists = (of.lists(block.rows, block.eligible) for block in self.blocks)
-        unit = unit_of(lists, self.topology.tree.leaf_offset, CUTS[-1])
-        return in_units(raw, unit, options["weight"]) if unit > 0 else None
+        key = options["kept"], options["recency"]
+        raw = self.source.memory(*key, self.length)
+        if key not in self.units:
+            self.units[key] = unit_of(self.lists(raw), self.topology.tree.leaf_offset, CUTS[-1])
+        return in_units(raw, self.units[key], options["weight"]) if self.units[key] > 0 else None
+
+    def lists(self, memory: Memory) -> Iterator[MemoryLists]:
+        """The nodes with memory, of one block of queries after another."""
+        of = MemoryTree(memory, self.topology.tree)
+        return (of.lists(block.rows, block.eligible) for block in self.blocks)
 
     def visits(self, source: Remembered, kept: int, recency: float) -> float:
         """Entries of a memory that a query has to add up, on average."""
@@ -133,18 +138,26 @@ class Searches:
     def found(self, options: Options, m: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """int64[B, M] item rows and float32[B, M] keys of all queries."""
         memory = self.memory(options)
-        of = None if memory is None else MemoryTree(memory, self.topology.tree)
-        weight = 0.0 if memory is None else memory.key_weight
-        blocks = ((block, None if of is None else of.lists(block.rows, block.eligible)) for block in self.blocks)
+        lists = [None] * len(self.blocks) if memory is None else self.lists(memory)
+        weight, blocks = 0.0 if memory is None else memory.key_weight, zip(self.blocks, lists, strict=True)
         return search_encoded(self.model, self.topology, blocks, options["gamma"], self.own, self.config.search.beam_size, m, weight)
 
     def measured(self, options: Options) -> Figures:
         """The figures of some options, searched for once."""
         key = tuple(sorted(options.items()))
         if key not in self.figures:
-            rows_BM, _ = self.found(options, self.ms[-1])
-            self.figures[key] = Figures(np.stack([precision_recall_f(rows_BM, self.relevant, m)[1] for m in self.ms]))
+            self.answers(options)
         return self.figures[key]
+
+    def answers(self, options: Options) -> NDArray[np.int64]:
+        """int64[B, M]: what a search with these options finds, whose figures are measured."""
+        rows_BM, _ = self.found(options, self.ms[-1])
+        self.figures[tuple(sorted(options.items()))] = self.figures_of(rows_BM)
+        return rows_BM
+
+    def figures_of(self, rows_BM: NDArray[np.int64]) -> Figures:
+        """The figures of answers."""
+        return Figures(np.stack([precision_recall_f(rows_BM, self.relevant, m)[1] for m in self.ms]))
 
     def figure(self, options: Options) -> float:
         """What options are chosen by."""
@@ -160,6 +173,39 @@ class Searches:
             }
             for key, figures in self.figures.items()
         ]
+
+
+class Reweighed:
+    """Figures of rankings with a memory, without a search for each: of the leaves that searches have found, and those remembered most.
+
+    alone  the options without a memory, whose search comes first
+    first  options with one
+    """
+
+    def __init__(self, searches: Searches, alone: Options, first: Memory) -> None:
+        self._searches, topology = searches, searches.topology
+        self._candidates = Candidates(searches.model, topology, searches.blocks, searches.own)
+        self._mem: dict[tuple[int, float], NDArray[np.float32]] = {}
+        self.add(searches.answers(alone))
+        self.add(most_remembered(searches.lists(first), topology, searches.ms[-1]))
+
+    def add(self, rows_BM: NDArray[np.int64]) -> None:
+        """Answers of a search."""
+        self._candidates.add(rows_BM)
+        self._mem = {}
+
+    def measured(self, options: Options) -> Figures:
+        """The figures of some options."""
+        key = options["kept"], options["recency"]
+        if key not in self._mem:
+            memory = self._searches.memory(options)
+            self._mem[key] = self._candidates.memory([] if memory is None else self._searches.lists(memory))
+        added_BC = np.float32(options["weight"]) * self._mem[key]
+        return self._searches.figures_of(self._candidates.best(options["gamma"], added_BC, self._searches.ms[-1]))
+
+    def figure(self, options: Options) -> float:
+        """What options are chosen by."""
+        return self.measured(options).figure
 
 
 def choose_ranking(config: DeepConfig, prepared: Prepared, topology: Topology, model: NodeScorer, memory_s: float = FIT_S) -> Chosen:
@@ -208,34 +254,40 @@ def _with_memory(
     sizes = [kept for kept in sizes if searches.visits(source, kept, source.recency) <= TRIAL_VISITS] or sizes[:1]
     if config.memory.neighbours != "auto":
         sizes = [source.most]
-    weights = FIRST_WEIGHTS if weight == "auto" else (weight,)
-    starts = [{"gamma": alone["gamma"], "weight": first, "kept": sizes[-1], "recency": source.recency} for first in weights]
-    if searches.memory(starts[0]) is None:
+    first = FIRST_WEIGHT if weight == "auto" else weight
+    best = {"gamma": alone["gamma"], "weight": first, "kept": sizes[-1], "recency": source.recency}
+    memory = searches.memory(best)
+    if memory is None:
         log.info("no memory: no validation user has a neighbour to be told of")
         return alone
     grid = [Option("gamma", tuple(gammas))] if len(gammas) > 1 else []
     grid = [WEIGHTS, *grid] if weight == "auto" else grid
     grid = [*grid, RECENCY] if prepared.interactions.order != "none" else grid
-    begin = time.monotonic()
-    best = search(searches.figure, starts, grid, Deadline(begin + CLIMB_SHARE * memory_s), most_trials=MEMORY_TRIALS).best.options
-    best = _fewest(searches, best, sizes, Deadline(begin + memory_s))
+    deadline, anew = Deadline(time.monotonic() + memory_s), Reweighed(searches, alone, memory)
+    tried: list[Options] = []
+    while best not in tried and len(tried) < ROUNDS:
+        best = search(anew.figure, [best], grid, deadline).best.options
+        if best not in tried:
+            anew.add(searches.answers(best))
+            tried.append(best)
+    best = _fewest(anew, max(tried, key=searches.figure), sizes, deadline)
     gain, error = searches.measured(best).gain_over(searches.measured(alone))
     kept = weight != "auto" or gain > error
     log.info("%s: %+.1f ± %.1f %% over the tree alone", "memory" if kept else "no memory", 100 * gain, 100 * error)
     return best if kept else alone
 
 
-def _fewest(searches: Searches, best: Options, sizes: Sequence[int], deadline: Deadline) -> Options:
+def _fewest(anew: Reweighed, best: Options, sizes: Sequence[int], deadline: Deadline) -> Options:
     """The options with the fewest neighbours an item, of what there is time to try, whose figure is within a standard error of the best."""
     tried = [best]
     for kept in reversed(sizes):
         if deadline.is_over():
             break
         tried.append(best | {"kept": kept})
-        log.info("  %.5f  %d neighbours an item", searches.figure(tried[-1]), kept)
-    most = max(tried, key=searches.figure)
+        log.info("  %.5f  %d neighbours an item", anew.figure(tried[-1]), kept)
+    most = max(tried, key=anew.figure)
     for options in reversed(tried):
-        gain, error = searches.measured(options).gain_over(searches.measured(most))
+        gain, error = anew.measured(options).gain_over(anew.measured(most))
         if options == most or gain >= -error:
             return options
     return most

@@ -439,8 +439,9 @@ class SequenceConfig(DeepConfig):
     @model_validator(mode="after")
     def _rows_are_shared_alike(self) -> SequenceConfig:
         shares = len(self.scorer.readers(self.data.format.order != "none")) * self.scorer.heads
-        if self.scorer.node_dim % shares:
-            raise InvalidConfig("scorer.node_dim", self.scorer.node_dim, f"a multiple of {shares}: encoders, times scorer.heads")
+        for node_dim in (128, 256) if self.scorer.node_dim == "auto" else (self.scorer.node_dim,):
+            if node_dim % shares:
+                raise InvalidConfig("scorer.node_dim", self.scorer.node_dim, f"a multiple of {shares}: encoders, times scorer.heads")
         return self
 
 

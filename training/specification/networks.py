@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from espalier.errors import InvalidConfig
 from espalier.queries import MAX_HISTORY
 from training.specification.sections import Form, Section, auto_or, auto_or_integer, default_kind
 
@@ -16,6 +17,7 @@ MAX_PLACES = 1 << 20
 """Of an update: what its encoder computes is in memory at once."""
 WARM_SHARE = 5
 """A learning rate that rises during more than a fifth of the steps is too low for too long: a short trial says nothing then."""
+MAX_NODE_DIM = 1 << 14
 MAX_EPOCHS = 1_000_000
 """Of a training: `steps` ends it long before."""
 EPOCHS = auto_or(f"a number above 0 and at most {MAX_EPOCHS:,}", lambda epochs: 0 < epochs <= MAX_EPOCHS)
@@ -154,8 +156,9 @@ class SequenceScorer(NodeRows):
     """history encoders, or `"auto"`. `"windows"`: averages over the papers' windows through a layer, or over the whole of a list without an
     order; `"transformer"`: a causal transformer. Each has its share of a node row and a softmax of its own in training; their scores are
     added. `"auto"`: both; of lists without an order windows alone"""
-    node_dim: int = Field(default=256, ge=2)
-    """width of a node row. Encoders have equal shares of it, multiples of `heads`"""
+    node_dim: Annotated[Literal["auto"] | int, auto_or_integer(2, MAX_NODE_DIM)] = "auto"
+    """width of a node row, or `"auto"`. Encoders have equal shares of it, multiples of `heads`. `"auto"`: 256; 128 where `windows` alone
+    read a catalogue of more than 65,536 items"""
     window_hidden: int = Field(default=256, ge=1)
     """units of the hidden layer of `windows`"""
     window_dropout: float = Field(default=0.3, ge=0, lt=1)
@@ -168,7 +171,15 @@ class SequenceScorer(NodeRows):
     """dropout of the transformer, or `"auto"`. Of its inputs, and of what each block adds. `"auto"`: 0.5 for logs of fewer than 50 events
     an item, else 0.2"""
     length: Annotated[Literal["auto"] | int, auto_or_integer(1, MAX_HISTORY)] = "auto"
-    """history items that are read, or `"auto"`. The last ones. `"auto"`: as many as 99 of 100 lists hold, from 50 to 200"""
+    """history items that are read, or `"auto"`. The last ones. `"auto"`: as many as 99 of 100 lists hold, from 50 to 200, or to
+    1,000 where `windows` alone read lists without an order"""
+
+    @property
+    def width(self) -> int:
+        """Of a node row. Raises InvalidConfig where the log is yet to say."""
+        if self.node_dim == "auto":
+            raise InvalidConfig("scorer.node_dim", self.node_dim, "a number, or a log that it is read from")
+        return self.node_dim
 
     def readers(self, ordered: bool) -> tuple[Encoder, ...]:
         """The encoders of lists with an order or without."""

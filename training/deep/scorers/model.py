@@ -83,13 +83,13 @@ def new_model(config: DeepConfig, tree: Tree, kind: Kind, nodes: int | None = No
         return new_scorer(scorer, config.windowed_instances.windows, nodes, width)
     parts = sequence_parts(scorer, config.history_length, tree.height + 1, config.data.format.order != "none")
     encoder = SequenceQuery(config.history_length, parts)
-    return NodeScorer(nodes, scorer.node_dim, encoder, ProductHead(scorer.node_dim, scorer.node_dim, None), scorer.init_std)
+    return NodeScorer(nodes, scorer.width, encoder, ProductHead(scorer.width, scorer.width, None), scorer.init_std)
 
 
 def sequence_parts(config: SequenceScorer, length: int, levels: int, ordered: bool = True) -> list[SequencePart]:
     """The configured parts, with equal shares of the row, for lists with an order or without."""
     encoders, windows, parts = config.readers(ordered), windows_of(length) if ordered else (length,), []
-    width = config.node_dim // len(encoders)
+    width = config.width // len(encoders)
     for number, name in enumerate(encoders):
         reader: Reader
         if name == "transformer":

@@ -1,6 +1,6 @@
-"""What the log says where a configuration of sequences leaves it open: targets, length of a history, dropout, updates.
+"""What the log says where a configuration of sequences leaves it open: targets, width of a row, length of a history, dropout, updates.
 
-Knows lengths of lists. Does not know models.
+Knows lengths of lists, and the shape of an earlier model. Does not know models.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from training.specification.deep import DeepConfig, SequenceConfig
 Int64 = NDArray[np.int64]
 
 
-def history_length(lists: Interactions, users: Int64) -> int:
-    """As many items as 99 of 100 lists of the users hold, from 50 to 200."""
+def history_length(lists: Interactions, users: Int64, most: int = 200) -> int:
+    """As many items as 99 of 100 lists of the users hold, from 50 to `most`."""
     length_U = np.diff(lists.offset_U1)[users]
-    return int(np.clip(np.quantile(length_U, 0.99), 50, 200)) if len(users) else 50
+    return int(np.clip(np.quantile(length_U, 0.99), 50, most)) if len(users) else 50
 
 
 def places_of_a_batch(lists: Interactions, users: Int64) -> int:
@@ -31,6 +31,9 @@ def places_of_a_batch(lists: Interactions, users: Int64) -> int:
 
 FEW_EVENTS = 50
 """Events an item below which a transformer overfits soon."""
+MANY_ITEMS = 65_536
+LONGEST_MEAN = 1000
+"""Items of a history that is averaged as a whole: more cost next to nothing, where each place of a transformer sees all others."""
 LEAST_STEPS = 1000
 """Fewer updates learn too little of a small log, however often they see it."""
 
@@ -56,6 +59,11 @@ def steps_of(lists: Interactions, users: Int64, epochs: float, places: int, most
     return min(most, max(LEAST_STEPS, round(epochs * events / places)))
 
 
+def width_of(items: int, encoders: Sequence[str]) -> int:
+    """256; 128 for many items that windows alone read, whose rows take most of the time and of the bundle."""
+    return 128 if items > MANY_ITEMS and list(encoders) == ["windows"] else 256
+
+
 def nearness_of(validation: Sequence[EvaluationPair]) -> float:
     """1 where validation queries have two relevant items or more, on average; else 2: what comes next is looked for."""
     relevant = [len(pair.relevant) for pair in validation]
@@ -68,11 +76,18 @@ def with_rules(config: DeepConfig, prepared: Prepared) -> DeepConfig:
         return config
     lists, users = prepared.interactions, prepared.split.train
     instances, scorer, optimiser = config.instances, config.scorer, config.optimiser
+    if scorer.init == "earlier" and prepared.earlier is not None:
+        shape = {"node_dim": prepared.earlier.model.node_rows.shape[1], "length": prepared.earlier.length}
+        scorer = scorer.model_copy(update={key: value for key, value in shape.items() if getattr(scorer, key) == "auto"})
     if instances.nearness == "auto":
         nearness = 0.0 if lists.order == "none" else nearness_of(prepared.split.validation)
         instances = instances.model_copy(update={"nearness": nearness})
+    encoders = scorer.readers(lists.order != "none")
     if scorer.length == "auto":
-        scorer = scorer.model_copy(update={"length": history_length(lists, users)})
+        most = LONGEST_MEAN if list(encoders) == ["windows"] and lists.order == "none" else 200
+        scorer = scorer.model_copy(update={"length": history_length(lists, users, most)})
+    if scorer.node_dim == "auto":
+        scorer = scorer.model_copy(update={"node_dim": width_of(lists.item_count, encoders)})
     if scorer.dropout == "auto":
         scorer = scorer.model_copy(update={"dropout": dropout_of(lists, users)})
     epochs = epochs_of(lists, users) if optimiser.epochs == "auto" else optimiser.epochs

@@ -1,0 +1,109 @@
+"""Leaves that some searches found, ordered anew by other rankings: what γ, a memory and its weight would find, without a search for each.
+
+    rank(leaf) = Σ_h γ^(H − h) · own(ancestor on level h),   key(leaf) = rank(leaf) + λ · mem(leaf)
+
+Own scores of a leaf's path are computed once, so that a ranking costs a product and a sort. It finds what a search would if that kept all
+these leaves; the searches that are added say which.
+
+Knows leaves, their paths and keys. Does not know what is chosen.
+
+Legend: B queries, C candidate leaves, H levels without the root, M results, X nodes of a query's list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from espalier.memory_lists import MemoryLists
+from training.deep.beam import Own
+from training.deep.scorers.model import NodeScorer
+from training.deep.topology import Topology
+from training.deep.validation import EncodedQueries
+
+Int64, Float32 = NDArray[np.int64], NDArray[np.float32]
+NO_LEAF = -1
+
+
+@dataclass
+class Candidates:
+    """The candidate leaves of queries, each once.
+
+    blocks    the queries, encoded
+    leaf_BC   int64[B, C]: NO_LEAF as padding
+    own_BCH   float32[B, C, H]: own scores along the path to each, the root's child first
+    """
+
+    model: NodeScorer
+    topology: Topology
+    blocks: Sequence[EncodedQueries]
+    own: Own
+    leaf_BC: Int64 = field(init=False)
+    own_BCH: Float32 = field(init=False)
+
+    def __post_init__(self) -> None:
+        queries = sum(len(block.rows) for block in self.blocks)
+        self.leaf_BC = np.empty((queries, 0), np.int64)
+        self.own_BCH = np.empty((queries, 0, self.topology.tree.height), np.float32)
+
+    def add(self, rows_BM: Int64) -> None:
+        """The leaves of item rows (−1: none) that are not candidates yet."""
+        tree = self.topology.tree
+        leaf_BM = np.where(rows_BM >= 0, tree.leaf_of_item[rows_BM], NO_LEAF)
+        for leaf_M, known_C in zip(leaf_BM, self.leaf_BC, strict=True):
+            leaf_M[np.isin(leaf_M, known_C)] = NO_LEAF
+        self.leaf_BC = np.concatenate([self.leaf_BC, leaf_BM], 1)
+        self.own_BCH = np.concatenate([self.own_BCH, self._own_scores(leaf_BM)], 1)
+
+    @torch.no_grad()
+    def _own_scores(self, leaf_BM: Int64) -> Float32:
+        tree, begin = self.topology.tree, 0
+        own_BMH = np.empty((*leaf_BM.shape, tree.height), np.float32)
+        for block in self.blocks:
+            end = begin + len(block.rows)
+            node_BM = np.maximum(leaf_BM[begin:end], tree.leaf_offset)
+            for level in range(tree.height, 0, -1):
+                logits_BM = self.model.logits(block.state_BLS, torch.from_numpy(node_BM).to(self.topology.device), level).float()
+                own_BM = torch.nn.functional.logsigmoid(logits_BM) if self.own == "log_activation" else logits_BM
+                own_BMH[begin:end, :, level - 1] = own_BM.cpu().numpy()
+                node_BM = tree.parent[node_BM]
+            begin = end
+        return own_BMH
+
+    def memory(self, lists: Iterable[MemoryLists]) -> Float32:
+        """float32[B, C]: mem of the candidates, by the lists of each block of queries."""
+        mem_BC = np.zeros(self.leaf_BC.shape, np.float32)
+        each = (part.of(b) for part in lists for b in range(len(part.offset_B) - 1))
+        for mem_C, leaf_C, (node_X, value_X) in zip(mem_BC, self.leaf_BC, each, strict=True):
+            at_C = np.minimum(np.searchsorted(node_X, leaf_C), max(0, len(node_X) - 1))  # nodes ascend
+            if len(node_X):
+                mem_C[:] = np.where(node_X[at_C] == leaf_C, value_X[at_C], 0)
+        return mem_BC
+
+    def best(self, gamma: float, added_BC: Float32, m: int) -> Int64:
+        """int64[B, M]: the item rows with the largest keys, best first, −1 where there are fewer. `added_BC` is λ · mem."""
+        tree = self.topology.tree
+        weight_H = np.power(gamma, np.arange(tree.height - 1, -1, -1), dtype=np.float32)
+        key_BC = np.where(self.leaf_BC >= 0, self.own_BCH @ weight_H + added_BC, -np.inf)
+        place_BM = np.argsort(-key_BC, axis=1, kind="stable")[:, :m]
+        leaf_BM = np.take_along_axis(self.leaf_BC, place_BM, 1)
+        rows_BM = np.where(leaf_BM >= 0, tree.leaf_item[np.maximum(leaf_BM - tree.leaf_offset, 0)], -1)
+        return np.pad(rows_BM, ((0, 0), (0, m - rows_BM.shape[1])), constant_values=-1)
+
+
+def most_remembered(lists: Iterable[MemoryLists], topology: Topology, m: int) -> Int64:
+    """int64[B, M]: the item rows with the largest mem of each query, best first, −1 where fewer have any."""
+    tree, rows = topology.tree, []
+    for part in lists:
+        for b in range(len(part.offset_B) - 1):
+            node_X, value_X = part.of(b)
+            begin = np.searchsorted(node_X, tree.leaf_offset)
+            best = np.argsort(-value_X[begin:], kind="stable")[:m] + begin
+            row_M = np.full(m, -1, np.int64)
+            row_M[: len(best)] = tree.leaf_item[node_X[best] - tree.leaf_offset]
+            rows.append(row_M)
+    return np.stack(rows)
