@@ -41,7 +41,7 @@ from training.deep import export as module
 from training.deep.beam import search_states, sorted_excluded_nodes
 from training.deep.export import check_parity, export, store_rows
 from training.deep.fit import fit
-from training.deep.ranking import Figures, Searches
+from training.deep.ranking import Chosen, Figures, Searches
 from training.deep.scorers.model import NodeScorer, export_graphs
 from training.deep.scorers.row_table import lookup
 from training.deep.topology import Topology
@@ -505,7 +505,8 @@ def stored(made: tuple[Any, ...], dtype: str, rows: torch.Tensor | None = None) 
     config, prepared, tree, model, first = made
     model.node_rows.data = (first if rows is None else rows).clone()
     config = config.model_copy(update={"scorer": config.scorer.model_copy(update={"dtype": dtype})})
-    return store_rows(config, prepared, Topology(tree, torch.device("cpu")), model, RANKING), model
+    chosen = Chosen(RANKING, None, [])
+    return store_rows(config, prepared, Topology(tree, torch.device("cpu")), model, chosen), model
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
@@ -530,7 +531,7 @@ def test_int8_is_chosen_where_rows_are_large_and_nothing_is_lost(
 ) -> None:
     monkeypatch.setattr(module, "LARGE_BYTES", 2 * made[-1].numel() - 1 - large_bytes * (large_bytes < 0))
     recalls = iter([1.0, 1.0 - lost])
-    monkeypatch.setattr(Searches, "measured", lambda searches, options: Figures(np.full((3, 4), next(recalls))))
+    monkeypatch.setattr(Searches, "figures_of", lambda searches, rows_BM: Figures(np.full((3, 4), next(recalls))))
     found, model = stored(made, "auto")
     assert found == expected
     np.testing.assert_array_equal(model.node_rows.detach().numpy(), rounded(made[-1].numpy(), expected))

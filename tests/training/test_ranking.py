@@ -29,7 +29,7 @@ from espalier.search import SearchParams
 from training.deep.beam import Added, Own
 from training.deep.export import export
 from training.deep.first_model import build_model
-from training.deep.memory import Remembered, in_units, remembered, unit_of
+from training.deep.memory import Remembered, in_order, in_units, remembered, unit_of
 from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.ranking import FIRST_WEIGHT, ROUNDS, Chosen, Figures, Reweighed, Searches, choose_ranking
 from training.deep.reweighing import Candidates
@@ -108,7 +108,7 @@ def lists_of(S: np.ndarray) -> NeighbourLists:
 def test_a_memory_holds_the_best_neighbours_by_ascending_item(kept: int, seed: int, recency: float, length: int) -> None:
     rng = np.random.default_rng(seed)
     S = np.where(rng.random((6, 6)) < 0.6, rng.integers(1, 50, (6, 6)), 0).astype(np.float32)
-    memory = Remembered(lists_of(S), 1.0).memory(kept, recency, length)
+    memory = in_order(Remembered(lists_of(S), 1.0).memory(kept, recency, length))
     memory.check(6)
     for a, row in enumerate(S):
         best = best_first(row)[:kept]

@@ -225,8 +225,8 @@ def has_memory(config: DeepConfig, prepared: Prepared) -> bool:
 
 def export_seconds(config: DeepConfig, prepared: Prepared, costs: Costs) -> float:
     """About what follows training, the memory aside: searches for γ, the measurement of test users, and the files."""
-    queries = min(VALIDATION_QUERIES, len(prepared.split.validation))
-    return EXPORT_S + costs.search_s * (len(GAMMAS) * queries + 2 * len(prepared.split.test) + HELD_OUT_QUERIES)
+    queries, slower = min(VALIDATION_QUERIES, len(prepared.split.validation)), SLOWER_WITH_MEMORY if has_memory(config, prepared) else 1
+    return EXPORT_S + costs.search_s * (len(GAMMAS) * queries + slower * (2 * len(prepared.split.test) + HELD_OUT_QUERIES))
 
 
 def shortened(config: DeepConfig, prepared: Prepared, costs: Costs, seconds: float) -> DeepConfig:

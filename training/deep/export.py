@@ -42,7 +42,7 @@ from training.deep.content_rows import content_graph
 from training.deep.memory import FIT_S
 from training.deep.prepare import Prepared
 from training.deep.queries import model_input, query_kind, rows_of_pairs
-from training.deep.ranking import CUTS, Figures, Searches, choose_ranking
+from training.deep.ranking import CUTS, Chosen, Figures, Searches, choose_ranking
 from training.deep.scorers.heads import MlpHead, ProductHead
 from training.deep.scorers.model import NodeScorer, export_graphs
 from training.deep.scorers.sequence import SequenceQuery
@@ -74,7 +74,7 @@ def export(config: DeepConfig, prepared: Prepared, tree: Tree, model: NodeScorer
     """
     model, topology = model.eval(), Topology(tree, model.node_rows.device)
     chosen = choose_ranking(config, prepared, topology, model, memory_s)
-    dtype = store_rows(config, prepared, topology, model, chosen.ranking)
+    dtype = store_rows(config, prepared, topology, model, chosen)
     kind = query_kind(config, prepared.interactions)
     most = most_kept(kind)
     validation = list(prepared.split.validation[: min(GOLDEN_QUERIES, most) - 1])
@@ -261,7 +261,7 @@ def _draft(config: DeepConfig, prepared: Prepared, ranking: Ranking, path: Path)
     )
 
 
-def store_rows(config: DeepConfig, prepared: Prepared, topology: Topology, model: NodeScorer, ranking: Ranking) -> Dtype:
+def store_rows(config: DeepConfig, prepared: Prepared, topology: Topology, model: NodeScorer, chosen: Chosen) -> Dtype:
     """Round the model's node rows to what they will be stored as, and return that.
 
     Raises FloatingPointError where the configured type cannot hold them.
@@ -284,7 +284,8 @@ def store_rows(config: DeepConfig, prepared: Prepared, topology: Topology, model
         return "float16"
 
     def measured() -> Figures:
-        return Searches(config, topology, model, pairs, ranking.own).measured({"gamma": ranking.gamma})
+        searches = Searches(config, topology, model, pairs, chosen.ranking.own)
+        return searches.figures_of(searches.ranked(chosen.ranking.gamma, chosen.memory, searches.ms[-1])[0])
 
     before = measured()
     rounded_to("int8")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -52,8 +52,6 @@ class Remembered:
 
     lists: NeighbourLists
     recency: float
-    _latest: dict[int, NeighbourLists] = field(default_factory=dict, compare=False)
-    """The rows of the last memory, by ascending item: sorting tens of millions of entries takes seconds."""
 
     @property
     def most(self) -> int:
@@ -61,16 +59,21 @@ class Remembered:
         return int(np.diff(self.lists.offset_I1).max(initial=0))
 
     def memory(self, kept: int, recency: float, length: int) -> Memory:
-        """The best `kept` neighbours of each item, for the last `length` items of a history at most; weights are recency^d."""
-        if kept not in self._latest:
-            self._latest.clear()  # first: each is as large as the bundle's
-            lists = self.lists.limited(kept)
-            _sort_rows(lists.offset_I1, lists.item_N, lists.score_N)
-            self._latest[kept] = lists
-        lists = self._latest[kept]
-        longest = int(np.diff(lists.offset_I1).max(initial=1))
-        weight = fading(recency, min(length, MAX_VISITS // max(1, longest)))
-        return Memory(lists.offset_I1, lists.item_N, lists.score_N, weight[weight >= LEAST_WEIGHT].astype(np.float32), key_weight=1.0)
+        """The best `kept` neighbours of each item, best first, for the last `length` items of a history at most; weights are recency^d.
+
+        Sums do not depend on the entries' order. Those of a bundle are `in_order`.
+        """
+        lists = self.lists.limited(kept)
+        return Memory(lists.offset_I1, lists.item_N, lists.score_N, self.weights(kept, recency, length), key_weight=1.0)
+
+    def weights(self, kept: int, recency: float, length: int) -> NDArray[np.float32]:
+        """w_d of that memory, times the unit."""
+        weight = fading(recency, min(length, MAX_VISITS // max(1, min(kept, self.most))))
+        return weight[weight >= LEAST_WEIGHT].astype(np.float32)
+
+    def lengths(self, kept: int) -> NDArray[np.int64]:
+        """int64[I]: the neighbours of each item in that memory."""
+        return np.minimum(np.diff(self.lists.offset_I1), kept)
 
 
 def remembered(config: DeepConfig, prepared: Prepared, seconds: float = FIT_S) -> Remembered:
@@ -88,6 +91,12 @@ def memory_task(config: DeepConfig, prepared: Prepared, seconds: float | None) -
     """What the neighbours of a memory learn from."""
     metric = Metric("recall", config.search.m)
     return Task(prepared.split, prepared.items, metric, config.search.exclude_seen, InstanceConfig(), config.seed, seconds)
+
+
+def in_order(memory: Memory) -> Memory:
+    """The memory with the entries of each item by ascending item, in its own arrays: of tens of millions that takes seconds."""
+    _sort_rows(memory.offset, memory.item, memory.value)
+    return memory
 
 
 def in_units(memory: Memory, unit: float, weight: float) -> Memory:

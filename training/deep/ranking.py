@@ -2,7 +2,7 @@
 
 γ is chosen without a memory first. Then γ, λ and the recency of the history's weights climb together, one after another, over the leaves
 that searches have found, ordered anew (`reweighing.py`); a search with the best of them adds leaves, and they climb again. Then as few
-neighbours an item are kept as find as much within a standard error; and then the memory stays only if it finds more than the tree alone by
+neighbours an item are kept as find as much but for half a percent; and then the memory stays only if it finds more than the tree alone by
 over a standard error. Differences are paired by query.
 
 Knows searches and their figures. Does not know how neighbours are counted or a bundle is written.
@@ -29,7 +29,7 @@ from espalier.metrics import precision_recall_f
 from training.data.splits import EvaluationPair
 from training.deep.beam import Own
 from training.deep.calibration import calibrate
-from training.deep.memory import FIT_S, KEPT, Remembered, in_units, remembered, unit_of
+from training.deep.memory import FIT_S, KEPT, Remembered, in_order, in_units, remembered, unit_of
 from training.deep.prepare import Prepared
 from training.deep.reweighing import Candidates, most_remembered
 from training.deep.scorers.model import NodeScorer
@@ -56,6 +56,8 @@ MIN_QUERIES = 30
 """With fewer validation users there is no memory: its gain could not be told from noise."""
 TRIAL_VISITS = 1 << 17
 """Entries that a validation query of a search with a memory may have to add up, on average: some milliseconds. Else fewer are kept."""
+MOST_LOST = 0.005
+"""Fewer neighbours are kept where the figure falls by no more than this share, and by no more than its standard error."""
 LEAST_RECALL = 1e-4
 """Recall below this counts as this, so that the mean of logarithms has a value."""
 
@@ -129,18 +131,21 @@ class Searches:
 
     def visits(self, source: Remembered, kept: int, recency: float) -> float:
         """Entries of a memory that a query has to add up, on average."""
-        memory = source.memory(kept, recency, self.length)
-        length_I, rows = np.diff(memory.offset), np.concatenate([block.rows for block in self.blocks])
+        length_I, places = source.lengths(kept), len(source.weights(kept, recency, self.length))
+        rows = np.concatenate([block.rows for block in self.blocks])
         place_BT = np.cumsum((rows >= 0)[:, ::-1], 1)[:, ::-1]  # 1 for the newest item
-        counts_BT = (rows >= 0) & (place_BT <= len(memory.weight))
+        counts_BT = (rows >= 0) & (place_BT <= places)
         return float(length_I[rows[counts_BT]].sum()) / len(rows)
 
     def found(self, options: Options, m: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """int64[B, M] item rows and float32[B, M] keys of all queries."""
-        memory = self.memory(options)
+        return self.ranked(options["gamma"], self.memory(options), m)
+
+    def ranked(self, gamma: float, memory: Memory | None, m: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The same with a memory that is there already."""
         lists = [None] * len(self.blocks) if memory is None else self.lists(memory)
         weight, blocks = 0.0 if memory is None else memory.key_weight, zip(self.blocks, lists, strict=True)
-        return search_encoded(self.model, self.topology, blocks, options["gamma"], self.own, self.config.search.beam_size, m, weight)
+        return search_encoded(self.model, self.topology, blocks, gamma, self.own, self.config.search.beam_size, m, weight)
 
     def measured(self, options: Options) -> Figures:
         """The figures of some options, searched for once."""
@@ -232,11 +237,12 @@ def choose_ranking(config: DeepConfig, prepared: Prepared, topology: Topology, m
     if memory is not None:
         size = sum(array.nbytes for array in memory.arrays().values()) / 1e6
         log.info("memory: %s, %d places, %s entries, %.1f MB", _named(best), len(memory.weight), f"{len(memory.item):,}", size)
-    rows_BM, keys_BM = searches.found(best, config.search.m)
+    rows_BM, keys_BM = searches.ranked(best["gamma"], memory, config.search.m)
     # A softmax's logits are the log of a probability up to a constant only, and a key with a memory is none at all.
     probability = memory is None and (own != "logit" or (best["gamma"] == 0 and not config.is_softmax))
     calibration = None if probability else calibrate(rows_BM, keys_BM, searches.relevant, heavy_tailed=memory is not None)
-    return Chosen(Ranking(own=own, gamma=best["gamma"], calibration=calibration), memory, searches.trials())
+    ranking = Ranking(own=own, gamma=best["gamma"], calibration=calibration)
+    return Chosen(ranking, None if memory is None else in_order(memory), searches.trials())
 
 
 def _with_memory(
@@ -250,6 +256,7 @@ def _with_memory(
         log.warning("no memory: %d validation users are too few to choose one by", len(searches.pairs))
         return alone
     source = searches.source = remembered(config, prepared, memory_s)
+    deadline = Deadline(time.monotonic() + memory_s)
     sizes = [kept for kept in KEPT if kept < source.most] + [source.most]
     sizes = [kept for kept in sizes if searches.visits(source, kept, source.recency) <= TRIAL_VISITS] or sizes[:1]
     if config.memory.neighbours != "auto":
@@ -263,7 +270,7 @@ def _with_memory(
     grid = [Option("gamma", tuple(gammas))] if len(gammas) > 1 else []
     grid = [WEIGHTS, *grid] if weight == "auto" else grid
     grid = [*grid, RECENCY] if prepared.interactions.order != "none" else grid
-    deadline, anew = Deadline(time.monotonic() + memory_s), Reweighed(searches, alone, memory)
+    anew = Reweighed(searches, alone, memory)
     tried: list[Options] = []
     while best not in tried and len(tried) < ROUNDS:
         best = search(anew.figure, [best], grid, deadline).best.options
@@ -278,7 +285,7 @@ def _with_memory(
 
 
 def _fewest(anew: Reweighed, best: Options, sizes: Sequence[int], deadline: Deadline) -> Options:
-    """The options with the fewest neighbours an item, of what there is time to try, whose figure is within a standard error of the best."""
+    """The options with the fewest neighbours an item, of what there is time to try, that lose next to nothing against the best."""
     tried = [best]
     for kept in reversed(sizes):
         if deadline.is_over():
@@ -288,7 +295,7 @@ def _fewest(anew: Reweighed, best: Options, sizes: Sequence[int], deadline: Dead
     most = max(tried, key=anew.figure)
     for options in reversed(tried):
         gain, error = anew.measured(options).gain_over(anew.measured(most))
-        if options == most or gain >= -error:
+        if options == most or gain >= -min(error, MOST_LOST):
             return options
     return most
 

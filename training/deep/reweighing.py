@@ -25,7 +25,8 @@ from training.deep.scorers.model import NodeScorer
 from training.deep.topology import Topology
 from training.deep.validation import EncodedQueries
 
-Int64, Float32 = NDArray[np.int64], NDArray[np.float32]
+Int64 = NDArray[np.int64]
+Float32 = NDArray[np.float32]
 NO_LEAF = -1
 
 
