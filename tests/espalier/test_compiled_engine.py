@@ -44,7 +44,7 @@ from espalier.engines.encoder import own_length, places
 from espalier.engines.overflow_graph import leaf_logits
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.scorer_weights import Layer, ScorerWeights, verified_weights
-from espalier.engines.stored_numbers import number
+from espalier.stored_numbers import number
 from espalier.errors import BundleCorrupt, DeviceUnavailable, UnsupportedGraph
 from espalier.manifest import DenseLayer, InnerProductForm, MlpForm, ScorerForm
 from espalier.read_only import read_only

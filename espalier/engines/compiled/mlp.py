@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from espalier.compiled_code import compiled
 from espalier.engines.compiled.tile import LANES, ROOM, ROWS, add_tile
 from espalier.engines.scorer_weights import ScorerWeights
-from espalier.engines.stored_numbers import number, scale
+from espalier.stored_numbers import number, scale
 from espalier.read_only import read_only
 
 Array = NDArray[Any]
