@@ -201,13 +201,13 @@ def in_order(numbers: Array, highest: int, shift: int = 0) -> Array:
     other = np.empty_like(numbers)
     while highest >> shift > 0:
         begin = np.zeros(257, np.int64)
-        for number in numbers:
-            begin[((number >> shift) & 255) + 1] += 1
+        for one in numbers:
+            begin[((one >> shift) & 255) + 1] += 1
         for digit in range(256):
             begin[digit + 1] += begin[digit]
-        for number in numbers:
-            digit = (number >> shift) & 255
-            other[begin[digit]] = number
+        for one in numbers:
+            digit = (one >> shift) & 255
+            other[begin[digit]] = one
             begin[digit] += 1
         numbers, other = other, numbers
         shift += 8

@@ -639,7 +639,12 @@ LARGEST = float(np.finfo(np.float32).max) / 2
             MAX_ROW,
             f"{MAX_VISITS // MAX_ROW + 1} places over rows of up to {MAX_ROW} entries, at most {MAX_VISITS} together",
         ),
-        (one_row(1, 1, weight=0.99 * LARGEST, key_weight=1e-30), one_row(1, 1, weight=1.01 * LARGEST, key_weight=1e-30), 1, "sums of weight"),
+        (
+            one_row(1, 1, weight=0.99 * LARGEST, key_weight=1e-30),
+            one_row(1, 1, weight=1.01 * LARGEST, key_weight=1e-30),
+            1,
+            "sums of weight",
+        ),
         (one_row(1, 1, weight=0.99 * LARGEST), one_row(1, 1, weight=1.01 * LARGEST), 1, "value: sums of weight · value reach"),
         (
             one_row(1, 1, weight=0.99 * LARGEST / 1e30, key_weight=1e30),
