@@ -52,7 +52,7 @@ class Memory:
 
     offset: NDArray[np.int64]
     item: NDArray[np.int32]
-    value: NDArray[np.float32]
+    value: NDArray[np.float16]
     weight: NDArray[np.float32]
     key_weight: float
 
