@@ -158,7 +158,7 @@ def random_memory(rng: Rng, items: int, length: int, integer: bool = True) -> Me
     item = np.concatenate(rows).astype(np.int32)
     value, weight = (rng.integers(0, 4, size) if integer else rng.random(size) for size in (len(item), length))
     offset = np.append(0, np.cumsum([len(row) for row in rows])).astype(np.int64)
-    return Memory(offset, item, value.astype(np.float32), weight.astype(np.float32), 0.5 if integer else float(rng.choice([0.1, 10.0])))
+    return Memory(offset, item, value.astype(np.float16), weight.astype(np.float32), 0.5 if integer else float(rng.choice([0.1, 10.0])))
 
 
 def product_graphs(rng: Rng, width: int, integer: bool, step: float | None = None) -> tuple[bytes, bytes]:

@@ -32,9 +32,10 @@ MAX_ROW = 4096
 MAX_VISITS = 1 << 20
 """Entries that one query may have to add up: places of the history times the longest row; some 70 ms."""
 LARGEST = float(np.finfo(np.float32).max)
+LARGEST_VALUE = float(np.finfo(np.float16).max)
 BLOCK = 1 << 20
 """Entries that are checked at once: a mapped array need not fit into memory."""
-DTYPES = {"offset": np.int64, "item": np.int32, "value": np.float32, "weight": np.float32}
+DTYPES = {"offset": np.int64, "item": np.int32, "value": np.float16, "weight": np.float32}
 """The arrays of memory.safetensors."""
 
 
@@ -44,14 +45,14 @@ class Memory:
 
     offset      int64[I + 1]: the entries of item a are offset[a] … offset[a + 1] − 1
     item        int32[E]: item rows, ascending within the entries of an item
-    value       float32[E]: S[a, item] ≥ 0
+    value       float16[E]: S[a, item] ≥ 0
     weight      float32[length]: w_d ≥ 0, for d = 0, the last item of a history, and so on
     key_weight  λ > 0
     """
 
     offset: NDArray[np.int64]
     item: NDArray[np.int32]
-    value: NDArray[np.float32]
+    value: NDArray[np.float16]
     weight: NDArray[np.float32]
     key_weight: float
 
@@ -140,6 +141,11 @@ class Memory:
     @property
     def _largest_mem(self) -> float:
         return float(self.weight.sum(dtype=np.float64)) * float(self.value.max(initial=0))
+
+
+def as_stored(value: float) -> float:
+    """A value as a memory holds it, so that a live entry counts as much as in a fold."""
+    return float(np.float16(min(value, LARGEST_VALUE)))
 
 
 def largest_first(parts: Mapping[int, float]) -> list[tuple[int, float]]:

@@ -21,6 +21,7 @@ from espalier.memory import Memory
 from espalier.memory_sums import add_up, in_order
 from espalier.read_only import read_only
 from espalier.search import NodeMask
+from espalier.stored_numbers import stored
 from espalier.thread_scratch import ThreadScratch
 from espalier.tree import Tree
 
@@ -106,7 +107,7 @@ class MemoryTree:
     """A memory on its tree: makes the lists of histories. Used by any number of threads."""
 
     def __init__(self, memory: Memory, tree: Tree) -> None:
-        self.trained = read_only(memory.offset, memory.item, memory.value, memory.weight)
+        self.trained = read_only(memory.offset, memory.item, stored(memory.value), memory.weight)
         arrays = read_only(tree.leaf_of_item, tree.leaf_item, tree.parent, np.diff(tree.level_offset)[1:])
         self._tree = *arrays, tree.leaf_offset, tree.height
         self.sums = ThreadScratch(lambda handles: (np.zeros(tree.leaf_count), np.zeros(handles)))

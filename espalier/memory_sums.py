@@ -6,7 +6,7 @@ Sums are made place by place in float64, so that a live leaf has the mem that it
 
 Legend: B queries, T history, I trained items, R handles, L leaves, E live entries, C live leaves.
 
-trained  offset int64[I + 1], item, value, weight of `Memory`
+trained  offset int64[I + 1], item, value (as `stored_numbers` has it), weight of `Memory`
 live     entries by source, `EntryArrays`, and value float32[E] of `LiveMemory`; all empty: there are no live entries
 """
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
 from espalier.entry_lists import BORN, DIED, KEY, NEXT
+from espalier.stored_numbers import number
 
 Array = NDArray[Any]
 SOURCE, TARGET = KEY, NEXT + 1
@@ -74,7 +75,7 @@ def add_up(history_T: Array, trained: Any, live: Any, leaf_of_item: Array, leaf_
                 else:
                     at = e + np.searchsorted(item[e:end], row)
                     has_trained = at < end and item[at] == row
-                    if not has_trained or live_value[x] > value[at]:
+                    if not has_trained or live_value[x] > number(value[at]):
                         if has_trained:
                             exceeded = with_number(exceeded, at)
                         leaf = leaf_of_item[row]
@@ -88,7 +89,7 @@ def add_up(history_T: Array, trained: Any, live: Any, leaf_of_item: Array, leaf_
             if left_out < len(exceeded) and exceeded[left_out] == at:
                 left_out += 1
                 continue
-            part = np.float64(weight[d]) * np.float64(value[at])
+            part = np.float64(weight[d]) * np.float64(number(value[at]))
             if not part > 0:
                 continue
             leaf = leaf_of_item[item[at]]
@@ -162,7 +163,7 @@ def of_item(history_T: Array, row: int, trained: Any, live: Any) -> float:
 def trained_entry(row: int, item: Array, value: Array, begin: int, end: int) -> Any:
     """The value of an item row among trained entries, which ascend; 0 where it is not there."""
     at = begin + np.searchsorted(item[begin:end], row)
-    return value[at] if at < end and item[at] == row else np.float32(0)
+    return number(value[at]) if at < end and item[at] == row else np.float32(0)
 
 
 @compiled()
@@ -200,13 +201,13 @@ def in_order(numbers: Array, highest: int, shift: int = 0) -> Array:
     other = np.empty_like(numbers)
     while highest >> shift > 0:
         begin = np.zeros(257, np.int64)
-        for number in numbers:
-            begin[((number >> shift) & 255) + 1] += 1
+        for one in numbers:
+            begin[((one >> shift) & 255) + 1] += 1
         for digit in range(256):
             begin[digit + 1] += begin[digit]
-        for number in numbers:
-            digit = (number >> shift) & 255
-            other[begin[digit]] = number
+        for one in numbers:
+            digit = (one >> shift) & 255
+            other[begin[digit]] = one
             begin[digit] += 1
         numbers, other = other, numbers
         shift += 8

@@ -276,7 +276,7 @@ class ReferenceEngine(Engine):
         known_T = history_T[history_T >= 0][::-1]
         for item, weight in zip(known_T.tolist(), memory.weight.astype(np.float64), strict=False):
             entries = slice(memory.offset[item], memory.offset[item + 1])
-            mem_N[tree.leaf_of_item[memory.item[entries]]] += weight * memory.value[entries]
+            mem_N[tree.leaf_of_item[memory.item[entries]]] += weight * memory.value[entries].astype(np.float64)
         mem_N[~eligible_N] = 0
         for level in range(tree.height, 1, -1):
             nodes = np.asarray(tree.level(level))

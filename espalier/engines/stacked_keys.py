@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
 from espalier.engines.best_nodes import best_first, best_positions
-from espalier.engines.stored_numbers import number, stored
 from espalier.read_only import read_only
 from espalier.stacking import BESIDE_OF, FARTHEST, FEATURES, FLOOR, LOWEST, NEAREST, NETWORK, VOTES, Stacking, StackingTables
+from espalier.stored_numbers import number, stored
 
 Array = NDArray[Any]
 KNOWN = len(FEATURES)

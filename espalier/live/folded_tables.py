@@ -111,7 +111,7 @@ def folded_memory(memory: Memory, live: LiveMemory, rows: FoldedRows) -> Memory:
         kept = np.sort(by_value[place < most])
         source, target, value = source[kept], target[kept], value[kept]
     offset = np.append(0, np.cumsum(np.bincount(source, minlength=rows.items)))
-    return replace(memory, offset=offset, item=target.astype(np.int32), value=value.astype(np.float32))
+    return replace(memory, offset=offset, item=target.astype(np.int32), value=value.astype(np.float16))
 
 
 def folded_stacking(stacking: Stacking, rows: FoldedRows) -> Stacking:

@@ -16,6 +16,7 @@ import numpy as np
 from espalier.entry_lists import FIRST, EntryLists, with_room
 from espalier.live.overlay import LiveMemory
 from espalier.live.rows import Entries
+from espalier.memory import as_stored
 from espalier.memory_sums import pair_entries
 from espalier.read_only import read_only
 
@@ -87,6 +88,7 @@ class MemoryEntries:
         return pairs
 
     def _give(self, handle: int, pair: Pair, value: float, changed: set[Pair]) -> None:
+        value = as_stored(value)
         if value > 0:
             owners = self._given.setdefault(pair, {})
             owners[handle] = max(value, owners.get(handle, 0.0))

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from espalier.compiled_code import compiled
 from espalier.memory import Memory
 from espalier.read_only import read_only
+from espalier.stored_numbers import number, stored
 
 Array = NDArray[Any]
 HIGH, MIDDLE, POWER = 0.9, 0.5, 0.25
@@ -39,7 +40,7 @@ class MemoryRows:
 
     def __init__(self, memory: Memory) -> None:
         self.length, self._memory = len(memory.weight), memory
-        arrays = read_only(memory.offset, memory.value)
+        arrays = read_only(memory.offset, stored(memory.value))
         high_I, middle_I, largest_I = (_levels(*arrays, quantile) for quantile in (HIGH, MIDDLE, 1.0))
         self._level_I = np.minimum(high_I**2 / np.where(middle_I > 0, middle_I, 1), largest_I)
         positive = self._level_I[self._level_I > 0]
@@ -58,7 +59,7 @@ class MemoryRows:
     @cached_property
     def _columns(self) -> tuple[Array, ...]:
         """S by the item that is lifted: as large as the memory, so it is made for the first item that needs it."""
-        columns: tuple[Array, ...] = _transposed(*read_only(self._memory.offset, self._memory.item, self._memory.value))
+        columns: tuple[Array, ...] = _transposed(*read_only(self._memory.offset, self._memory.item, stored(self._memory.value)))
         return columns
 
     def of_like(self, items: NDArray[np.int64], cosine: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -89,7 +90,9 @@ def _levels(offset: Array, value: Array, quantile: float) -> Array:
     """float64[I]: a quantile of each item's values above 0; 0 where it has none."""
     levels = np.zeros(len(offset) - 1)
     for a in range(len(levels)):
-        own = value[offset[a] : offset[a + 1]]
+        own = np.empty(offset[a + 1] - offset[a], np.float32)
+        for e in range(len(own)):
+            own[e] = number(value[offset[a] + e])
         own = np.sort(own[own > 0])
         if len(own):
             levels[a] = own[int(np.ceil(quantile * (len(own) - 1)))]
@@ -108,6 +111,6 @@ def _transposed(offset: Array, item: Array, value: Array) -> tuple[Array, Array,
     for a in range(len(offset) - 1):
         for e in range(offset[a], offset[a + 1]):
             place = begin[item[e] + 1]
-            source[place], moved[place] = a, value[e]
+            source[place], moved[place] = a, number(value[e])
             begin[item[e] + 1] = place + 1
     return begin[:-1], source, moved

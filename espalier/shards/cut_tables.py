@@ -45,7 +45,7 @@ def cut_memory(memory: Memory, item_i: Int64) -> Memory:
     """The entries of every item of the whole that lead to some items."""
     place_I = places_of(item_i, len(memory.offset) - 1).astype(np.int32)
     offset, total = np.zeros(len(memory.offset), np.int64), 0
-    items, values = [np.empty(0, np.int32)], [np.empty(0, np.float32)]
+    items, values = [np.empty(0, np.int32)], [np.empty(0, np.float16)]
     for begin in range(0, len(memory.item), BLOCK):
         place = place_I[memory.item[begin : begin + BLOCK]]
         kept = place >= 0

@@ -44,11 +44,11 @@ from espalier.engines.encoder import own_length, places
 from espalier.engines.overflow_graph import leaf_logits
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.scorer_weights import Layer, ScorerWeights, verified_weights
-from espalier.engines.stored_numbers import number
 from espalier.errors import BundleCorrupt, DeviceUnavailable, UnsupportedGraph
 from espalier.manifest import DenseLayer, InnerProductForm, MlpForm, ScorerForm
 from espalier.read_only import read_only
 from espalier.search import SearchParams
+from espalier.stored_numbers import number
 from tests import ROOT
 from tests.espalier.bundle.parts import content_of, draft_of
 from tests.espalier.test_signature import assert_same

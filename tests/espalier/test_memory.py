@@ -98,7 +98,7 @@ def test_lists_hold_the_sums_at_eligible_leaves_and_their_maxima_above(
 def test_beams_are_cut_by_key_and_rank_alone_goes_down(tmp_path: Path) -> None:
     """Item 0 remembers item 3. By rank the left half is better; the memory lifts the right half over it, and not item 2 there."""
     tree = tree_from_children([[2], [2, 2]], np.arange(4))
-    memory = Memory(np.array([0, 1, 1, 1, 1]), np.array([3], np.int32), np.ones(1, np.float32), np.ones(1, np.float32), 3.0)
+    memory = Memory(np.array([0, 1, 1, 1, 1]), np.array([3], np.int32), np.ones(1, np.float16), np.ones(1, np.float32), 3.0)
     bundle = make_bundle(tmp_path, np.random.default_rng(1), tree, gamma=0.5, memory=memory)
     reference = ReferenceEngine(bundle)
     ranks = np.array([0, 2, 1, 0, 0, 0, 0], np.float32)
@@ -189,7 +189,7 @@ def test_a_node_whose_key_is_not_finite_is_no_candidate(tmp_path: Path, batch: i
     """Logits and memory are finite; their sums are not, at items 0 and 3, and where `inner` above item 3."""
     tree = complete_tree(np.arange(8), 2)
     large = np.float32(1.6e38)
-    memory = Memory(np.append(0, np.full(8, 2)), np.array([0, 3], np.int32), np.full(2, large), np.ones(1, np.float32), 1.0)
+    memory = Memory(np.append(0, np.full(8, 2)), np.array([0, 3], np.int32), np.ones(2, np.float16), np.full(1, large), 1.0)
     nodes = [
         helper.make_node("GreaterOrEqual", ["history_nodes", "zero"], ["present"]),
         helper.make_node("Cast", ["present"], ["float"], to=onnx.TensorProto.FLOAT),

@@ -114,7 +114,7 @@ def test_a_memory_holds_the_best_neighbours_by_ascending_item(kept: int, seed: i
         best = best_first(row)[:kept]
         part = slice(memory.offset[a], memory.offset[a + 1])
         assert memory.item[part].tolist() == sorted(best)
-        assert_array_equal(memory.value[part], row[sorted(best)])
+        assert_array_equal(memory.value[part], (row[sorted(best)] / S.max()).astype(np.float16))
     places = [recency**d for d in range(length) if recency**d >= 0.01]
     assert_allclose(memory.weight, places, rtol=1e-6)
 
@@ -137,10 +137,10 @@ def test_the_unit_is_by_how_much_memory_parts_the_first_of_a_list_from_its_last(
         eligible = eligible_nodes(run.topology.tree, SearchParams.uniform(3, 1, 1), None)
         return MemoryTree(memory, run.topology.tree).lists(history_BT, eligible)
 
-    # The second is 1, 5 and none; a third there is not.
-    assert unit_of([lists(raw)], leaf_offset, 2) == pytest.approx(((8 - 1) + (8 - 5) + 4) / 3)
+    # Of the largest value, 8. The second is 1, 5 and none; a third there is not.
+    assert unit_of([lists(raw)], leaf_offset, 2) == pytest.approx(((8 - 1) + (8 - 5) + 4) / 3 / 8)
     unit = unit_of([lists(raw)], leaf_offset, 3)
-    assert unit == pytest.approx((8 + 8 + 4) / 3)
+    assert unit == pytest.approx((8 + 8 + 4) / 3 / 8)
     memory = in_units(raw, unit, 2.5)
     assert unit_of([lists(memory)], leaf_offset, 3) == pytest.approx(1)
     assert memory.key_weight == 2.5

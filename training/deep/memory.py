@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from espalier.compiled_code import compiled
 from espalier.memory import MAX_VISITS, Memory
 from espalier.memory_lists import MemoryLists
+from espalier.stored_numbers import stored
 from training.deep.prepare import Prepared
 from training.neighbours.fit import Neighbours, fading, neighbours
 from training.neighbours.neighbour_lists import NeighbourLists
@@ -36,6 +37,7 @@ Array = NDArray[Any]
 
 KEPT = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Neighbours an item that are tried, up to those that a bundle may hold."""
+LEAST_SCORE = 1e-30
 LEAST_WEIGHT = 0.01
 """Places of a history that weigh less, over the last item, are left out: each costs a row of S in every search."""
 FIT_S = 300.0
@@ -64,7 +66,8 @@ class Remembered:
         Sums do not depend on the entries' order. Those of a bundle are `in_order`.
         """
         lists = self.lists.limited(kept)
-        return Memory(lists.offset_I1, lists.item_N, lists.score_N, self.weights(kept, recency, length), key_weight=1.0)
+        value_N = (lists.score_N / max(float(self.lists.score_N.max(initial=0)), LEAST_SCORE)).astype(np.float16)  # of the largest
+        return Memory(lists.offset_I1, lists.item_N, value_N, self.weights(kept, recency, length), key_weight=1.0)
 
     def weights(self, kept: int, recency: float, length: int) -> NDArray[np.float32]:
         """w_d of that memory, times the unit."""
@@ -95,7 +98,7 @@ def memory_task(config: DeepConfig, prepared: Prepared, seconds: float | None) -
 
 def in_order(memory: Memory) -> Memory:
     """The memory with the entries of each item by ascending item, in its own arrays: of tens of millions that takes seconds."""
-    _sort_rows(memory.offset, memory.item, memory.value)
+    _sort_rows(memory.offset, memory.item, stored(memory.value))
     return memory
 
 

@@ -83,7 +83,7 @@ def joined_memory(memories: Sequence[Memory], items: Sequence[Int64], folder: Pa
     """The memory of all shards' items. folder: for the files of its entries."""
     offset = np.sum([memory.offset for memory in memories], axis=0)
     item = _room(folder / "memory-item", offset[-1], np.int32)
-    value = _room(folder / "memory-value", offset[-1], np.float32)
+    value = _room(folder / "memory-value", offset[-1], np.float16)
     for part in blocks(np.diff(offset)):
         columns: list[list[Array]] = [[], [], []]
         for memory, rows in zip(memories, items, strict=True):

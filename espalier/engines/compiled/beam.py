@@ -18,7 +18,7 @@ from espalier.compiled_code import compiled
 from espalier.engines.best_nodes import best_first, best_positions
 from espalier.engines.compiled.mlp import FAST, mlp_logits
 from espalier.engines.compiled.prefetch import LINE_BYTES, fetch
-from espalier.engines.stored_numbers import number, scale
+from espalier.stored_numbers import number, scale
 
 Array = NDArray[Any]
 LARGEST = np.finfo(np.float32).max

@@ -20,9 +20,9 @@ from espalier.engines.compiled.beam import search_queries
 from espalier.engines.compiled.mlp import packed
 from espalier.engines.scorer_weights import ScorerWeights, scorer_weights
 from espalier.engines.stages import Frontier, Leaves, TreeQuery, TreeSearch
-from espalier.engines.stored_numbers import stored
 from espalier.read_only import read_only
 from espalier.search import LevelTrace
+from espalier.stored_numbers import stored
 from espalier.tree import Tree
 
 Array = NDArray[Any]

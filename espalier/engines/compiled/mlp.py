@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from espalier.compiled_code import compiled
 from espalier.engines.compiled.tile import LANES, ROOM, ROWS, add_tile
 from espalier.engines.scorer_weights import ScorerWeights
-from espalier.engines.stored_numbers import number, scale
 from espalier.read_only import read_only
+from espalier.stored_numbers import number, scale
 
 Array = NDArray[Any]
 FAST = {"reassoc", "contract", "arcp", "nsz"}

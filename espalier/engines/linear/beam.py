@@ -18,7 +18,7 @@ from espalier.compiled_code import compiled
 from espalier.engines.best_nodes import best_first, best_positions
 from espalier.engines.compiled.prefetch import LINE_BYTES, fetch_number
 from espalier.engines.linear.feature_tables import ENTRY_COUNTS, NO_ROW, slot_of
-from espalier.engines.stored_numbers import number
+from espalier.stored_numbers import number
 
 Array = NDArray[Any]
 Arrays = tuple[Array, ...]

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from espalier.chunks import Chunks
 from espalier.compiled_code import compiled
-from espalier.engines.stored_numbers import stored
 from espalier.read_only import read_only
+from espalier.stored_numbers import stored
 from espalier.tree import Tree
 
 Array = NDArray[Any]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from espalier.chunks import Chunks
 from espalier.compiled_code import compiled
-from espalier.engines.stored_numbers import number, stored
+from espalier.stored_numbers import number, stored
 from espalier.tree import Tree
 
 Array = NDArray[Any]

@@ -456,7 +456,7 @@ CASES: dict[tuple[str, str], list[tuple[Callable[[Arrays], Arrays], str]]] = {
         (swap("item", lambda item: item[::-1]), "item: expected ascending"),
         (put("value", 1, -1), "value: expected finite"),
         (put("value", 0, np.nan), "value: expected finite"),
-        (put("value", 1, 3e38), "value: sums of weight"),
+        (put("weight", 0, 3e38), "value: sums of weight"),
         (put("weight", 0, -1), "weight: expected at least one"),
         (new("weight", ONES), "3 weights and"),
         (new("value", ONES), r"value: float32\[3\]"),
@@ -618,11 +618,11 @@ def test_a_node_of_more_children_than_chunks_can_number_is_refused() -> None:
 # -- limits of a memory ---------------------------------------------------------------------------------------------------
 
 
-def one_row(entries: int, items: int, places: int = 1, value: float = 1.0, key_weight: float = 1.0) -> Memory:
+def one_row(entries: int, items: int, places: int = 1, weight: float = 1.0, key_weight: float = 1.0) -> Memory:
     """A memory of which the first item has all entries."""
     offset = np.full(items + 1, entries)
     offset[0] = 0
-    values, weights = np.full(entries, value, np.float32), np.ones(places, np.float32)
+    values, weights = np.ones(entries, np.float16), np.full(places, weight, np.float32)
     return Memory(offset, np.arange(entries, dtype=np.int32), values, weights, key_weight)
 
 
@@ -639,11 +639,16 @@ LARGEST = float(np.finfo(np.float32).max) / 2
             MAX_ROW,
             f"{MAX_VISITS // MAX_ROW + 1} places over rows of up to {MAX_ROW} entries, at most {MAX_VISITS} together",
         ),
-        (one_row(1, 1, value=0.99 * LARGEST, key_weight=1e-30), one_row(1, 1, value=1.01 * LARGEST, key_weight=1e-30), 1, "sums of weight"),
-        (one_row(1, 1, value=0.99 * LARGEST), one_row(1, 1, value=1.01 * LARGEST), 1, "value: sums of weight · value reach"),
         (
-            one_row(1, 1, value=0.99 * LARGEST / 1e30, key_weight=1e30),
-            one_row(1, 1, value=1.01 * LARGEST / 1e30, key_weight=1e30),
+            one_row(1, 1, weight=0.99 * LARGEST, key_weight=1e-30),
+            one_row(1, 1, weight=1.01 * LARGEST, key_weight=1e-30),
+            1,
+            "sums of weight",
+        ),
+        (one_row(1, 1, weight=0.99 * LARGEST), one_row(1, 1, weight=1.01 * LARGEST), 1, "value: sums of weight · value reach"),
+        (
+            one_row(1, 1, weight=0.99 * LARGEST / 1e30, key_weight=1e30),
+            one_row(1, 1, weight=1.01 * LARGEST / 1e30, key_weight=1e30),
             1,
             "value: key_weight · sums of weight · value reach",
         ),

@@ -239,7 +239,7 @@ def test_an_item_of_few_events_comes_back_half_as_often_as_trained_ones() -> Non
 
 
 def test_the_memory_of_an_item_follows_what_its_events_share() -> None:
-    memory = Memory(np.array([0, 3, 4, 4]), np.array([0, 1, 2, 0], np.int32), np.array([5, 4, 6, 8], np.float32), np.ones(2, np.float32), 1)
+    memory = Memory(np.array([0, 3, 4, 4]), np.array([0, 1, 2, 0], np.int32), np.array([5, 4, 6, 8], np.float16), np.ones(2, np.float32), 1)
     rows, values = MemoryRows(memory).of(np.array([[-1, 0], [2, 0], [1, 0], [1, 2]]))
     assert rows.tolist() == [0, 1, 2]
     assert_allclose(values[:2], np.array([6, 8]) * (np.array([3, 2]) / 4) ** 0.25)
@@ -255,7 +255,7 @@ def features(*indices: int) -> dict[str, list[float]]:
 
 
 def test_an_item_like_others_goes_with_what_they_go_with() -> None:
-    values = np.array([5, 4, 6, 8], np.float32)
+    values = np.array([5, 4, 6, 8], np.float16)
     memory = Memory(np.array([0, 3, 4, 4]), np.array([0, 1, 2, 1], np.int32), values, np.ones(2, np.float32), 1)
     rows, lifted = MemoryRows(memory).of_like(np.array([1, 2]), np.array([0.5, 1.0]))
     assert rows.tolist() == [0, 1]
