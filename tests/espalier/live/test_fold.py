@@ -97,6 +97,19 @@ def test_a_row_of_the_memory_that_is_too_long_for_a_bundle_keeps_its_largest_ent
     assert memory.value[memory.offset[36] :].tolist() == [item % 7 + 1 for item in sorted(largest)]
 
 
+def test_a_live_entry_of_the_memory_counts_as_much_as_after_a_fold(bundle: Bundle) -> None:
+    """It is rounded to 16 bit when the item is placed, and no larger than these can be."""
+    state = LiveState(bundle)
+    put(state, "new", memory_to=(("item-1", 0.3), ("item-2", 1e6)))
+    overlay = state.overlay()
+    memory = folded(bundle, overlay, state.table).content.memory  # type: ignore[union-attr]  # of graphs
+    assert overlay.memory is not None
+    assert memory is not None
+    values = memory.value[memory.offset[36] :].astype(np.float64).tolist()
+    assert values == [float(np.float16(0.3)), float(np.finfo(np.float16).max)]
+    assert overlay.memory.value[1:3].tolist() == values
+
+
 @pytest.mark.parametrize(
     ("leaves", "what"),
     [
