@@ -25,7 +25,7 @@ settings.load_profile("fast")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     reruns.add_option(parser)
-    parser.addoption("--signatures", choices=signatures.MODES, help="what becomes of calls of compiled functions that are not written down")
+    parser.addoption("--record-signatures", action="store_true", help="write down with which types tests call compiled functions")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,10 +34,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _policy_of_compiled_code(pytestconfig: pytest.Config) -> Iterator[None]:
-    """A service that a test starts in this process would refuse to compile what later tests call."""
+def _policy_of_compiled_code(request: pytest.FixtureRequest) -> Iterator[None]:
+    """As a service that a test starts in this process sets a policy too, it is set after the test once more."""
+    when_missing(signatures.policy_of(request.node))
     yield
-    when_missing(signatures.policy_of(pytestconfig))
+    when_missing(signatures.policy_of(request.node))
 
 
 @pytest.fixture

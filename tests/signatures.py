@@ -1,19 +1,22 @@
-"""`pytest --signatures refuse` fails where a compiled function is called with types that are not written down; `--signatures record` adds
-them to their package's `signatures.txt`.
+"""A test fails where it calls a compiled function with types that are not written down, as a service does: `pytest --record-signatures`
+adds them to their package's `signatures.txt`. Where code was not compiled beforehand, all of it is compiled in memory.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from numba.core import event
 
-from espalier.compiled_code import Missing, package_of, when_missing
+from espalier.code_files import find, names_of
+from espalier.compiled_code import Missing, package_of
 from espalier.signatures import FILE, accepts, read_signatures, text_of
+from tests import ROOT
 
-MODES = ("record", "refuse")
+PARTS = "parts"
 
 
 class Recorder(event.Listener):
@@ -44,14 +47,20 @@ class Recorder(event.Listener):
             (package / FILE).write_text("".join(f"{name} {types}\n" for name, types in sorted(kept)))
 
 
-def policy_of(config: pytest.Config) -> Missing:
-    return Missing.REFUSE if config.getoption("--signatures") == "refuse" else Missing.COMPILE
+def policy_of(item: pytest.Item) -> Missing:
+    may_compile = item.config.getoption("--record-signatures") or item.get_closest_marker(PARTS) is not None
+    return Missing.COMPILE if may_compile or not _is_compiled() else Missing.REFUSE
+
+
+@cache
+def _is_compiled() -> bool:
+    return all(find(ROOT / name, names_of(ROOT / name))[0] is not None for name in ("espalier", "training"))
 
 
 def configure(config: pytest.Config) -> None:
     """Do what the option says."""
-    when_missing(policy_of(config))
-    if config.getoption("--signatures") == "record":
+    config.addinivalue_line("markers", f"{PARTS}: calls parts of compiled functions from Python, which nothing else does")
+    if config.getoption("--record-signatures"):
         recorder = Recorder()
         event.register("numba:compile", recorder)
         config.add_cleanup(recorder.write)

@@ -63,7 +63,7 @@ def masks_of(live_BR: Sequence[NDArray[np.bool_] | None]) -> tuple[Array, ...]:
 
 
 (FIRST,) = read_only(np.zeros(1, np.int64))
-_NO_TRAINED = read_only(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.float32))
+_NO_TRAINED = read_only(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int16), np.empty(0, np.float32))
 NO_MEMORY = np.float32(0), *read_only(np.empty((0, 0), np.int64)), _NO_TRAINED, NO_LIVE_ITEMS.memory, np.empty(0)
 """What `joined` takes without a memory."""
 

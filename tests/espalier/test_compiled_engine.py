@@ -238,6 +238,7 @@ def logits_of(scorer: ScorerWeights, counts: list[int], rows_PD: Floats, place_X
     return logits_C
 
 
+@pytest.mark.parts
 @given(
     seed=st.integers(0, 2**32 - 1),
     widths=st.lists(st.integers(1, 40), min_size=2, max_size=5),
@@ -261,6 +262,7 @@ def test_logits_of_a_compiled_mlp_are_those_of_its_weights(seed: int, widths: li
         assert_allclose(found_C, expected_C, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parts
 @pytest.mark.parametrize("widths", [[16, 2048], [1, 16, 2048, 3]])
 def test_the_widest_layers_fit_a_compiled_mlp(widths: list[int]) -> None:
     rng = np.random.default_rng(5)
@@ -269,6 +271,7 @@ def test_the_widest_layers_fit_a_compiled_mlp(widths: list[int]) -> None:
     assert_array_equal(logits_of(scorer, [7], rows_PD, np.arange(7), states_BS), scorer.logits(states_BS, rows_PD[None])[0])
 
 
+@pytest.mark.parts
 def test_a_row_that_overflows_in_a_compiled_mlp_leaves_the_others_alone() -> None:
     rng = np.random.default_rng(3)
     scorer, rows_PD, states_BS = random_scorer(rng, [5, 7, 3], False), rng.standard_normal((6, 5), np.float32), np.zeros((1, 7), np.float32)

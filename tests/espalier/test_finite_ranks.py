@@ -241,6 +241,7 @@ def test_engines_refuse_queries_that_hold_no_number(tmp_path: Path, name: str, w
 # -- the compiled search --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parts
 @pytest.mark.parametrize("wanted", [1, 2, 5, 19, 20, 30])
 def test_the_selection_is_a_stable_sorts_first(wanted: int) -> None:
     """Ties, both zeros and the ends of float32 among them. Of what is no number it keeps anything, but never more than is wanted."""

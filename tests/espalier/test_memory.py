@@ -163,6 +163,7 @@ LIVE = live_entries()
 EXPECTED = {1: 3.0, 2: 4.5, LIVE_ROW: 7.5}  # the history holds item 0 twice, with the weights 1 and .5
 
 
+@pytest.mark.parts
 def test_of_two_entries_of_a_pair_the_larger_one_counts() -> None:
     """One is trained and one live; so in sums of live leaves alone."""
     (history_T, leaf_of_item), sum_L, sum_R = read_only(np.array([-1, 0, 0]), np.arange(3)), np.zeros(3), np.zeros(1)
@@ -170,6 +171,7 @@ def test_of_two_entries_of_a_pair_the_larger_one_counts() -> None:
     assert {leaf: sum_L[leaf] for leaf in leaves.tolist()} | {LIVE_ROW + handle: sum_R[handle] for handle in handles.tolist()} == EXPECTED
 
 
+@pytest.mark.parts
 @pytest.mark.parametrize("more_sources", [0, 4])
 def test_live_leaves_have_the_same_sums(more_sources: int) -> None:
     """Those of a shard, too: its memory has the entries of all items of the whole, of which the shard holds some."""
