@@ -20,7 +20,7 @@ from espalier.chunks import Chunks, TreeChunks
 from espalier.items import ItemTable
 from espalier.manifest import DenseLayer, InnerProductForm, ManifestDraft, MlpForm, Ranking, ScorerForm, SearchDefaults
 from espalier.masks.eligibility import forest_mask
-from espalier.memory import Memory
+from espalier.memory import BUCKETS, Memory
 from espalier.node_rows import stored_as
 from espalier.queries import FeaturesKind, HistoryKind, QueryBatch, QueryKind, TextKind, VectorKind, pad_histories
 from espalier.search import NodeMask
@@ -153,12 +153,25 @@ def sequence_query(rng: Rng, width: int, hidden: int, levels: int, length: int, 
 
 
 def random_memory(rng: Rng, items: int, length: int, integer: bool = True) -> Memory:
-    """Some entries of most items, of values that are often equal or 0; whole numbers, and λ a half, unless drawn from a line."""
+    """Some entries of most items, of values that are often equal or 0; whole numbers, and λ a half, unless drawn from a line.
+
+    Half of them have a repeat term, and a third leave some of their histories' items out.
+    """
     rows = [np.flatnonzero(rng.random(items) < rng.choice([0.0, 3 / items, 0.3])) for _ in range(items)]
     item = np.concatenate(rows).astype(np.int32)
     value, weight = (rng.integers(0, 4, size) if integer else rng.random(size) for size in (len(item), length))
     offset = np.append(0, np.cumsum([len(row) for row in rows])).astype(np.int64)
-    return Memory(offset, item, value.astype(np.float16), weight.astype(np.float32), 0.5 if integer else float(rng.choice([0.1, 10.0])))
+    repeat = rng.integers(0, 4, BUCKETS) * rng.integers(0, 2) if integer else rng.random(BUCKETS) * rng.choice([0.0, 1.0])
+    left_out = rng.random(BUCKETS) < rng.choice([0.0, 0.0, 0.3])
+    return Memory(
+        offset,
+        item,
+        value.astype(np.float16),
+        weight.astype(np.float32),
+        0.5 if integer else float(rng.choice([0.1, 10.0])),
+        repeat.astype(np.float32),
+        left_out,
+    )
 
 
 def product_graphs(rng: Rng, width: int, integer: bool, step: float | None = None) -> tuple[bytes, bytes]:

@@ -274,7 +274,13 @@ def _write_memory(folder: Path, graphs: GraphContent, shard: ShardInfo | None) -
         return None
     memory.check(graphs.tree.item_count, None if shard is None else shard.items)
     write_safetensors(folder / MEMORY, memory.arrays())
-    return MemoryInfo(weight=memory.key_weight, length=len(memory.weight), entries=len(memory.item))
+    return MemoryInfo(
+        weight=memory.key_weight,
+        length=len(memory.weight),
+        entries=len(memory.item),
+        repeat=tuple(memory.repeat.tolist()),
+        left_out=tuple(memory.left_out.tolist()),
+    )
 
 
 def _write_tree(file: Path, tree: Tree) -> None:

@@ -219,18 +219,25 @@ class RankerInfo(_Strict):
         return self
 
 
+Bonus = Annotated[float, Field(ge=0, le=LARGEST)]
+
+
 class MemoryInfo(_Strict):
     """memory.safetensors (espalier.memory): beams are cut and leaves ordered by key = rank + weight · mem.
 
     weight   λ, a normal float32: engines multiply by it in float32, where a smaller one would be 0 to some of them
     length   how many of a history's last items count
     entries  of the sparse matrix item → item
+    repeat   what an item of the history adds to itself, by how many places ago it came last: 0, 1, 2–3, 4–7, 8–15, 16 and more
+    left_out for which of these places the items of the history are not found at all
     search   `pushed`: by key on every level
     """
 
     weight: float = Field(ge=float(np.finfo(np.float32).tiny), le=LARGEST)
     length: int = Field(ge=1)
     entries: int = Field(ge=0)
+    repeat: tuple[Bonus, Bonus, Bonus, Bonus, Bonus, Bonus] = (0.0,) * 6
+    left_out: tuple[bool, bool, bool, bool, bool, bool] = (False,) * 6
     search: Literal["pushed"] = "pushed"
 
 

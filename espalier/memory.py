@@ -1,8 +1,11 @@
 """The memory of a bundle: which items go with which, and what that adds to a search.
 
-    mem(leaf of item b) = Σ_d w_d · S[h_d, b], h_d the d-th last item of the history, d = 0 … length − 1
+    mem(leaf of item b) = Σ_d w_d · S[h_d, b] + r(b), h_d the d-th last item of the history, d = 0 … length − 1
     mem(inner node)     = the largest mem of the eligible leaves below it, 0 where none has any
     key(n)              = rank(n) + λ · mem(n)
+
+r(b), the repeat term, is what an item of the history adds to itself, by the bucket of the places since it came last; 0 for other items. An
+item whose bucket is left out is excluded, as if the query had named it.
 
 Beams are cut and leaves ordered by key; rank alone goes down the tree. Knows the arrays and what is right of them. What they give for a
 history is in `memory_lists.py`.
@@ -16,13 +19,14 @@ Legend: I items, E entries.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import BundleCorrupt
+from espalier.read_only import read_only
 
 if TYPE_CHECKING:
     from espalier.manifest import MemoryInfo
@@ -35,6 +39,9 @@ LARGEST = float(np.finfo(np.float32).max)
 LARGEST_VALUE = float(np.finfo(np.float16).max)
 BLOCK = 1 << 20
 """Entries that are checked at once: a mapped array need not fit into memory."""
+BUCKETS = 6
+"""Of places since an item came last: 0, 1, 2–3, 4–7, 8–15, 16 and more."""
+NO_REPEAT, NONE_LEFT_OUT = read_only(np.zeros(BUCKETS, np.float32), np.zeros(BUCKETS, np.bool_))
 DTYPES = {"offset": np.int64, "item": np.int32, "value": np.float16, "weight": np.float32}
 """The arrays of memory.safetensors."""
 
@@ -48,6 +55,8 @@ class Memory:
     value       float16[E]: S[a, item] ≥ 0
     weight      float32[length]: w_d ≥ 0, for d = 0, the last item of a history, and so on
     key_weight  λ > 0
+    repeat      float32[BUCKETS]: r of a bucket ≥ 0
+    left_out    bool[BUCKETS]
     """
 
     offset: NDArray[np.int64]
@@ -55,6 +64,8 @@ class Memory:
     value: NDArray[np.float16]
     weight: NDArray[np.float32]
     key_weight: float
+    repeat: NDArray[np.float32] = field(default_factory=lambda: NO_REPEAT)
+    left_out: NDArray[np.bool_] = field(default_factory=lambda: NONE_LEFT_OUT)
 
     @staticmethod
     def of_arrays(arrays: Mapping[str, NDArray[Any]], info: MemoryInfo, items: int, sources: int) -> Memory:
@@ -64,7 +75,7 @@ class Memory:
         for name, array in arrays.items():
             if array.ndim != 1:
                 raise BundleCorrupt(f"{name}: {array.dtype}{list(array.shape)}, expected one dimension")
-        memory = Memory(**arrays, key_weight=info.weight)
+        memory = Memory(**arrays, key_weight=info.weight, repeat=np.array(info.repeat, np.float32), left_out=np.array(info.left_out))
         if (len(memory.weight), len(memory.item)) != (info.length, info.entries):
             found = f"{len(memory.weight)} weights and {len(memory.item)} entries"
             raise BundleCorrupt(f"{found}, the manifest says {info.length} and {info.entries}")
@@ -77,7 +88,19 @@ class Memory:
         known_T = history_T[history_T >= 0][::-1]
         for source, weight in zip(known_T.tolist(), self.weight.tolist(), strict=False):
             parts[source] = parts.get(source, 0.0) + self.key_weight * weight * self.value_of(source, item)
-        return largest_first(parts)
+        return largest_first(self.with_repeat(parts, known_T, item))
+
+    def leaves_out(self, history_T: NDArray[Any], item: int) -> bool:
+        """Whether an item of a history is not to be found for it."""
+        places = np.flatnonzero(history_T[history_T >= 0][::-1] == item)
+        return len(places) > 0 and bool(self.left_out[bucket_of(int(places[0]))])
+
+    def with_repeat(self, parts: dict[int, float], known_T: NDArray[Any], item: int) -> dict[int, float]:
+        """What items of a history (the last one first) add to an item's key, with what it adds to itself where it is one of them."""
+        places = np.flatnonzero(known_T == item)
+        if len(places):
+            parts[item] = parts.get(item, 0.0) + self.key_weight * float(self.repeat[bucket_of(int(places[0]))])
+        return parts
 
     def value_of(self, source: int, item: int) -> float:
         """S[source, item]."""
@@ -140,7 +163,12 @@ class Memory:
 
     @property
     def _largest_mem(self) -> float:
-        return float(self.weight.sum(dtype=np.float64)) * float(self.value.max(initial=0))
+        return float(self.weight.sum(dtype=np.float64)) * float(self.value.max(initial=0)) + float(self.repeat.max())
+
+
+def bucket_of(place: int) -> int:
+    """The bucket of how many places ago an item came last."""
+    return min(place.bit_length(), BUCKETS - 1)
 
 
 def as_stored(value: float) -> float:

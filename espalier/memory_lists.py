@@ -18,7 +18,7 @@ from espalier.compiled_code import compiled
 from espalier.entry_lists import KEY, NO_ENTRIES, EntryArrays, entry_of
 from espalier.masks.eligibility import EligibleNodes
 from espalier.memory import Memory
-from espalier.memory_sums import add_up, in_order
+from espalier.memory_sums import add_up, in_order, left_out_rows
 from espalier.read_only import read_only
 from espalier.search import NodeMask
 from espalier.stored_numbers import stored
@@ -104,14 +104,25 @@ class MemoryLists:
 
 
 class MemoryTree:
-    """A memory on its tree: makes the lists of histories. Used by any number of threads."""
+    """A memory on its tree: makes the lists of histories. Used by any number of threads.
 
-    def __init__(self, memory: Memory, tree: Tree) -> None:
-        self.trained = read_only(memory.offset, memory.item, stored(memory.value), memory.weight)
+    own  int64, ascending: the items of the tree by their rows in the whole, where it is a shard's
+    """
+
+    def __init__(self, memory: Memory, tree: Tree, own: Array | None = None) -> None:
+        own_I = np.full(0 if own is None else len(memory.offset) - 1, -1)
+        if own is not None:
+            own_I[own] = np.arange(len(own))
+        self.trained = read_only(memory.offset, memory.item, stored(memory.value), memory.weight, memory.repeat, own_I)
+        self._left_out = read_only(memory.left_out) if memory.left_out.any() else None
         arrays = read_only(tree.leaf_of_item, tree.leaf_item, tree.parent, np.diff(tree.level_offset)[1:])
         self._tree = *arrays, tree.leaf_offset, tree.height
         self.sums = ThreadScratch(lambda handles: (np.zeros(tree.leaf_count), np.zeros(handles)))
         """float64[#leaves], and of at least so many handles."""
+
+    def left_out(self, history_BT: Array) -> Array | None:
+        """int64[B, E]: the items of each history that are not to be found, −1 as padding; None: there are none."""
+        return None if self._left_out is None else left_out_rows(*read_only(history_BT), *self._left_out, self.trained[-1])
 
     def lists(self, history_BT: Array, eligible: EligibleNodes, live: LiveEntries | None = None) -> MemoryLists:
         """The nodes with memory for histories of item rows (int64[B, T], −1: no item, the last item last).
@@ -151,7 +162,7 @@ def memory_lists(
 
     eligible_N   bool[N], or empty: all nodes are eligible
     excluded_BX  leaves that are not eligible either, ascending, −1 as padding behind
-    trained      offset, item, value and weight of the memory
+    trained      see `memory_sums.py`
     live         the entries of live items, see `memory_sums.py`
     leaves       live leaves by parent and by handle; eligible_R bool, False for later ones; handle_I of `LiveEntries`
     tree         leaf_of_item, leaf_item, parent, the sizes of the levels 1 … H, leaf_offset, height

@@ -1,12 +1,13 @@
 """The mem of leaves, for a history: sums over its places of trained and of live entries, compiled.
 
-    mem(leaf of item b) = Σ_d w_d · S[h_d, b], S the larger of the trained entry and the live one, 0 where there is neither
+    mem(leaf of item b) = Σ_d w_d · S[h_d, b] + r(b), S the larger of the trained entry and the live one, 0 where there is neither
 
-Sums are made place by place in float64, so that a live leaf has the mem that it has in a fold. Knows arrays alone.
+Sums are made place by place in float64, r last, so that a live leaf has the mem that it has in a fold. Knows arrays alone.
 
-Legend: B queries, T history, I trained items, R handles, L leaves, E live entries, C live leaves.
+Legend: B queries, T history, D distinct items of it, I trained items, R handles, L leaves, E live entries, C live leaves.
 
-trained  offset int64[I + 1], item, value (as `stored_numbers` has it), weight of `Memory`
+trained  offset int64[I + 1], item, value (as `stored_numbers` has it), weight and repeat of `Memory`; own int64: the row that each item of
+         the whole has in a shard, −1 of those that it does not hold; empty where the tree is whole
 live     entries by source, `EntryArrays`, and value float32[E] of `LiveMemory`; all empty: there are no live entries
 """
 
@@ -19,11 +20,14 @@ from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
 from espalier.entry_lists import BORN, DIED, KEY, NEXT
+from espalier.memory import BUCKETS
 from espalier.stored_numbers import number
 
 Array = NDArray[Any]
 SOURCE, TARGET = KEY, NEXT + 1
 """Columns of a live entry."""
+PLACE_BITS, LAST_PLACE = 24, (1 << 24) - 1
+"""Of the place that an item of a history carries along while it is sorted."""
 
 
 @compiled()
@@ -56,7 +60,10 @@ def add_up(history_T: Array, trained: Any, live: Any, leaf_of_item: Array, leaf_
             total += end - e
             most_live += entries.length[source] if source < len(entries.length) else 0
             d += 1
-    leaves, handles = np.empty(min(total + most_live, len(sum_L)), np.int64), np.empty(min(most_live, len(sum_R)), np.int64)
+    repeat, own = trained[4], trained[5]
+    repeats, place_D = newest(history_T) if repeat.max() > 0 else (np.empty(0, np.int64), np.empty(0, np.int64))
+    leaves = np.empty(min(total + most_live + len(repeats), len(sum_L)), np.int64)
+    handles = np.empty(min(most_live + len(repeats), len(sum_R)), np.int64)
     leaf_count, handle_count, d = 0, 0, 0
     for t in range(len(history_T) - 1, -1, -1):
         source = history_T[t]
@@ -98,7 +105,71 @@ def add_up(history_T: Array, trained: Any, live: Any, leaf_of_item: Array, leaf_
                 leaf_count += 1
             sum_L[leaf - leaf_offset] += part
         d += 1
+    for i in range(len(repeats)):
+        row, part = own_row(repeats[i], own), np.float64(repeat[bucket_of(place_D[i])])
+        if row < 0 or row - items >= len(sum_R) or not part > 0:
+            continue
+        if row >= items:
+            if sum_R[row - items] == 0:
+                handles[handle_count] = row - items
+                handle_count += 1
+            sum_R[row - items] += part
+        else:
+            leaf = leaf_of_item[row]
+            if sum_L[leaf - leaf_offset] == 0:
+                leaves[leaf_count] = leaf
+                leaf_count += 1
+            sum_L[leaf - leaf_offset] += part
     return leaves[:leaf_count], handles[:handle_count]
+
+
+@compiled()
+def newest(history_T: Array) -> Any:
+    """int64[D] and int64[D]: the distinct items of a history, and how many places ago each came last."""
+    numbers, count, highest = np.empty(len(history_T), np.int64), 0, np.int64(0)
+    for t in range(len(history_T) - 1, -1, -1):
+        if history_T[t] >= 0:
+            numbers[count] = (history_T[t] << PLACE_BITS) + count
+            highest = max(highest, numbers[count])
+            count += 1
+    numbers, distinct = in_order(numbers[:count], highest, PLACE_BITS), 0
+    for i in range(count):
+        if i == 0 or numbers[i] >> PLACE_BITS != numbers[distinct - 1] >> PLACE_BITS:
+            numbers[distinct] = numbers[i]
+            distinct += 1
+    return numbers[:distinct] >> PLACE_BITS, numbers[:distinct] & LAST_PLACE
+
+
+@compiled()
+def bucket_of(place: int) -> Any:
+    """See `espalier.memory`."""
+    bucket = 0
+    while place > 0 and bucket < BUCKETS - 1:
+        place >>= 1
+        bucket += 1
+    return bucket
+
+
+@compiled()
+def own_row(row: int, own: Array) -> Any:
+    """An item row of the whole in this tree, −1 where it is not in it."""
+    if len(own) == 0:
+        return row
+    return own[row] if row < len(own) else np.int64(-1)
+
+
+@compiled()
+def left_out_rows(history_BT: Array, left_out: Array, own: Array) -> Array:
+    """int64[B, T]: the items of each history whose bucket is left out (bool[BUCKETS]), −1 as padding and for those not in this tree."""
+    rows_BT = np.full(history_BT.shape, -1, np.int64)
+    for b in range(len(history_BT)):
+        row_D, place_D = newest(history_BT[b])
+        count = 0
+        for i in range(len(row_D)):
+            if left_out[bucket_of(place_D[i])]:
+                rows_BT[b, count] = own_row(row_D[i], own)
+                count += 1
+    return rows_BT
 
 
 @compiled()
@@ -120,10 +191,13 @@ def of_live_leaves(history_BT: Array, begin_B: Array, row_C: Array, items: int, 
     items  I of the tree: `trained` may have sources that the tree does not hold
     sum_R  float64, 0 before and afterwards
     """
-    weight, entries, live_value = trained[3], live[0], live[1]
+    weight, repeat, entries, live_value = trained[3], trained[4], live[0], live[1]
     rows, moment = entries.rows, entries.moment
     mem_C = np.empty(len(row_C), np.float32)
+    repeats, place_D = np.empty(0, np.int64), np.empty(0, np.int64)
     for b in range(len(history_BT)):
+        if repeat.max() > 0 and begin_B[b] < begin_B[b + 1]:
+            repeats, place_D = newest(history_BT[b])
         for is_gone in (False, True):  # add up, then clear what was added up
             d = 0
             for t in range(history_BT.shape[1] - 1, -1, -1):
@@ -138,16 +212,26 @@ def of_live_leaves(history_BT: Array, begin_B: Array, row_C: Array, items: int, 
                         sum_R[at] = 0 if is_gone else sum_R[at] + part
                     x = rows[x, NEXT]
                 d += 1
+            for i in range(len(repeats) if begin_B[b] < begin_B[b + 1] else 0):
+                at = repeats[i] - items
+                if 0 <= at < len(sum_R):
+                    sum_R[at] = 0 if is_gone else sum_R[at] + np.float64(repeat[bucket_of(place_D[i])])
             if not is_gone:
                 for c in range(begin_B[b], begin_B[b + 1]):
-                    is_new = row_C[c] >= items
-                    mem_C[c] = sum_R[row_C[c] - items] if is_new else of_item(history_BT[b], row_C[c], trained, live)
+                    if row_C[c] >= items:
+                        mem_C[c] = sum_R[row_C[c] - items]
+                        continue
+                    mem = of_item(history_BT[b], row_C[c], trained, live)
+                    for i in range(len(repeats)):
+                        if repeats[i] == row_C[c]:
+                            mem += np.float64(repeat[bucket_of(place_D[i])])
+                    mem_C[c] = mem
     return mem_C
 
 
 @compiled()
 def of_item(history_T: Array, row: int, trained: Any, live: Any) -> float:
-    """mem of one item row, float64."""
+    """mem of one item row without the repeat term, float64."""
     weight, mem, d = trained[3], 0.0, 0
     for t in range(len(history_T) - 1, -1, -1):
         if history_T[t] < 0 or d == len(weight):

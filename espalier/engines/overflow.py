@@ -19,6 +19,7 @@ from espalier.compiled_code import compiled
 from espalier.engines.best_nodes import best_first
 from espalier.entry_lists import BORN, DIED, KEY, NEXT, OTHER_KEY
 from espalier.live.overlay import SLOT
+from espalier.memory import NO_REPEAT
 from espalier.memory_lists import NO_LIVE_ITEMS
 from espalier.memory_sums import of_live_leaves
 from espalier.read_only import read_only
@@ -63,7 +64,8 @@ def masks_of(live_BR: Sequence[NDArray[np.bool_] | None]) -> tuple[Array, ...]:
 
 
 (FIRST,) = read_only(np.zeros(1, np.int64))
-_NO_TRAINED = read_only(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int16), np.empty(0, np.float32))
+_NO_ROWS = np.empty(0, np.int64)
+_NO_TRAINED = read_only(_NO_ROWS, np.empty(0, np.int32), np.empty(0, np.int16), np.empty(0, np.float32), NO_REPEAT, _NO_ROWS)
 NO_MEMORY = np.float32(0), *read_only(np.empty((0, 0), np.int64)), _NO_TRAINED, NO_LIVE_ITEMS.memory, np.empty(0)
 """What `joined` takes without a memory."""
 

@@ -68,7 +68,8 @@ class Pipeline:
         one = SearchParams.uniform(1, 1, 1)  # a single query without a filter is the usual case
         self._one_eligible_T = tuple(eligible_nodes(tree, one, every) for tree, every in zip(self._trees, self._unrestricted, strict=True))
         self._encoder = Encoder(bundle, trees.encodes)
-        self._memory = None if bundle.memory is None else MemoryTree(bundle.memory, bundle.tree)
+        own = None if bundle.shard is None else bundle.shard.items
+        self._memory = None if bundle.memory is None else MemoryTree(bundle.memory, bundle.tree, own)
         self._mean = ForestMean(bundle) if bundle.manifest.trees else None
         self._ranking = bundle.manifest.ranking if self._mean is None else bundle.manifest.result_ranking
         self._stacker = None if bundle.stacking is None else Stacker(bundle, bundle.stacking)
@@ -162,6 +163,8 @@ class Pipeline:
         handles = 0 if overlay is None else overlay.handles
         check_queries(self.bundle, queries, handles)
         params.check(len(queries), self._trees[0].item_count + handles, self._trees[0].node_count)
+        if self._memory is not None:
+            params = _excluding(params, self._memory.left_out(queries.array))
         if overlay is not None:
             params = _brought_forward(overlay, params)
         eligible_T = self._one_eligible_T
@@ -227,6 +230,13 @@ class Pipeline:
         if not coverage.answered_BS.all():  # nobody knows how many items the other shards have for a query
             result = replace(result, complete_B=result.count_B >= query.m_B)
         return replace(result, coverage=coverage)
+
+
+def _excluding(params: SearchParams, rows_BE: NDArray[np.int64] | None) -> SearchParams:
+    """Parameters with more item rows that queries exclude."""
+    if rows_BE is None:
+        return params
+    return replace(params, exclude_BE=rows_BE if params.exclude_BE is None else np.concatenate([params.exclude_BE, rows_BE], axis=1))
 
 
 def _brought_forward(overlay: Overlay, params: SearchParams) -> SearchParams:

@@ -103,7 +103,7 @@ class ReferenceEngine(Engine):
                 path.append(steps)
             rows, ranks, keys = (array[: params.m_B[b]] for array in (found.item_rows, found.ranks, found.keys))
             rows_BM[b, : len(rows)], ranks_BM[b, : len(rows)], keys_BM[b, : len(rows)] = rows, ranks, keys
-            eligible_B[b] = self.eligible_nodes(params, b).items
+            eligible_B[b] = self.eligible_nodes(queries, params, b).items
             finite_B[b] = all(step.finite for steps in found.steps for step in steps)
         vectors_finite_B = finite_B if isinstance(queries.kind, VectorKind) else None
         ranking = self.bundle.manifest.result_ranking
@@ -168,7 +168,7 @@ class ReferenceEngine(Engine):
         follow  another engine's beams (ascending node numbers by level) to go on from instead of the own ones, for a replay
         place   which tree of a forest, from 0; it keeps all leaves that it scored
         """
-        eligible_N = self.eligible_nodes(params, b, place).eligible_N
+        eligible_N = self.eligible_nodes(queries, params, b, place).eligible_N
         part_N = None
         if isinstance(queries, GivenQueries) and queries.memory is not None:
             part_N = self.lifted(queries.memory, b)
@@ -224,17 +224,20 @@ class ReferenceEngine(Engine):
         info = self.bundle.manifest.stacking
         return max(int(params.m_B[b]), 0 if info is None else min(info.candidates, self.bundle.tree.item_count))
 
-    def eligible_nodes(self, params: SearchParams, b: int, place: int = 0) -> NodeMask:
-        """The nodes of a tree that query b's mask lets pass, without those below which it excludes all that is eligible.
+    def eligible_nodes(self, queries: QueryBatch, params: SearchParams, b: int, place: int = 0) -> NodeMask:
+        """The nodes of a tree that query b's mask lets pass, without those below which it, or the memory, excludes all that is eligible.
 
         A mask may have open nodes without an eligible item of the bundle below: those above live items (espalier.live).
         """
         tree, mask = self._alone[place].tree, None if params.mask_B is None else params.mask_B[b]
         mask = every_item(tree) if mask is None else mask.of_tree(place)
-        if params.exclude_BE is None:
+        excluded = set() if params.exclude_BE is None else set(params.exclude_BE[b][params.exclude_BE[b] != NO_ITEM].tolist())
+        if self._memory is not None:
+            excluded |= {row for row, bucket in self._repeated(queries.array[b]).items() if self._memory.left_out[bucket]}
+        if not excluded:
             return mask
         eligible_N, gone = mask.eligible_N.copy(), 0
-        for row in np.unique(params.exclude_BE[b][params.exclude_BE[b] != NO_ITEM]).tolist():
+        for row in sorted(excluded):
             node = int(tree.leaf_of_item[row])
             gone += int(eligible_N[node])
             while node > 0 and eligible_N[node]:
@@ -277,11 +280,21 @@ class ReferenceEngine(Engine):
         for item, weight in zip(known_T.tolist(), memory.weight.astype(np.float64), strict=False):
             entries = slice(memory.offset[item], memory.offset[item + 1])
             mem_N[tree.leaf_of_item[memory.item[entries]]] += weight * memory.value[entries].astype(np.float64)
+        for item, bucket in self._repeated(history_T).items():
+            mem_N[tree.leaf_of_item[item]] += float(memory.repeat[bucket])
         mem_N[~eligible_N] = 0
         for level in range(tree.height, 1, -1):
             nodes = np.asarray(tree.level(level))
             np.maximum.at(mem_N, tree.parent[nodes], mem_N[nodes])
         return np.float32(memory.key_weight) * mem_N.astype(np.float32)
+
+    def _repeated(self, history_T: NDArray[Any]) -> dict[int, int]:
+        """The items of a history that this tree holds, and the bucket of the place where each came last: its bits, at most 5."""
+        oldest_first, shard = history_T[history_T >= 0].tolist(), self.bundle.shard
+        places = {item: len(oldest_first) - 1 - t for t, item in enumerate(oldest_first)}
+        if shard is not None:
+            places = {row: places[item] for row, item in enumerate(shard.items.tolist()) if item in places}
+        return {item: min(place.bit_length(), 5) for item, place in places.items()}
 
     def lifted(self, lists: MemoryLists, b: int) -> NDArray[np.float32]:
         """float32[N]: λ · mem of every node for query b, by another's sums."""

@@ -204,7 +204,7 @@ class LiveView:
                 targets, values = self.overlay.memory.of(source)
                 value = max(value, float(values[targets == row].max(initial=0)))
             parts[source] = parts.get(source, 0.0) + memory.key_weight * weight * value
-        return largest_first(parts)
+        return largest_first(memory.with_repeat(parts, known_T, row))
 
     # -- the catalogue as `Items` ---------------------------------------------------------------------------------------
 

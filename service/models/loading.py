@@ -154,7 +154,7 @@ def _load(
     filters = ItemFilters([alone.tree for alone in bundle.alone], bundle.items, settings.mask_cache_bytes)
     metrics.model_state(name, version, engine.name, ready=False)
     doing.append("answering its golden queries")
-    overlap = verify_golden(bundle, engine)
+    log.info("%s version %d: golden overlap %.4f", name, version, verify_golden(bundle, engine))
     if manifest.content is not None:
         doing.append("opening its content")
         ContentRows(bundle)
@@ -173,7 +173,6 @@ def _load(
     loaded = LoadedModel(bundle, engine, batcher, model_metrics, filters, files, held, live, reranker, shard, engines.layout_of(engine))
     doing.append("applying its live items")
     join(loaded)
-    log.info("%s version %d is ready on %s (golden overlap %.4f)", name, version, engine.name, overlap)
     return loaded
 
 

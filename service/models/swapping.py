@@ -305,11 +305,13 @@ class Swapper:
         before = entry.ready
         if not before:
             entry.looked_at = -inf  # nobody waited for this worker before: it looks for removals before its first answer
-        for version, loaded in ready.items():
-            if before.get(version) is not loaded:
-                loaded.live.set_removed(entry.removed)  # while it was opened, the list may have changed, or become empty
-                self._metrics.model_state(entry.name, version, loaded.engine.name, ready=True)
+        fresh = {version: loaded for version, loaded in ready.items() if before.get(version) is not loaded}
+        for loaded in fresh.values():
+            loaded.live.set_removed(entry.removed)  # while it was opened, the list may have changed, or become empty
         entry.ready, entry.loaded = ready, ready.get(default)
+        for version, loaded in fresh.items():  # only now: who waits for this asks at once
+            self._metrics.model_state(entry.name, version, loaded.engine.name, ready=True)
+            log.info("%s version %d is ready on %s", entry.name, version, loaded.engine.name)
         gone = [loaded for version, loaded in before.items() if ready.get(version) is not loaded]
         entry.retired += tuple(self._retire(entry, loaded) for loaded in gone)
         for loaded in gone:

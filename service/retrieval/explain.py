@@ -82,7 +82,7 @@ def explain(
             entry["outcome"] = "removed"
         elif requested.filtered_W[w]:
             entry["outcome"] = "filtered"
-        elif row in encoded.excluded[b]:
+        elif row in encoded.excluded[b] or (query.memory is not None and query.memory.leaves_out(encoded.queries.array[b], row)):
             entry["outcome"] = "excluded"
         else:
             entry |= query.outcome_of(row)

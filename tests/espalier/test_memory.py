@@ -42,6 +42,12 @@ from training.golden import golden_answers
 from training.inspect import inspect
 
 
+def last_places(history_T: NDArray[np.int64]) -> dict[int, int]:
+    """The items of a history, and how many places ago each came last."""
+    newest_first = [int(a) for a in history_T[::-1] if a >= 0]
+    return {item: newest_first.index(item) for item in newest_first}
+
+
 def mem_of(bundle: Bundle, history_T: NDArray[np.int64], allowed: set[int]) -> dict[int, float]:
     """mem of every node with memory, from the definition alone. allowed: the eligible item rows."""
     memory, tree = bundle.memory, bundle.tree
@@ -52,6 +58,10 @@ def mem_of(bundle: Bundle, history_T: NDArray[np.int64], allowed: set[int]) -> d
             item = int(memory.item[e])
             if item in allowed:
                 at_leaf[item] = at_leaf.get(item, 0.0) + float(memory.weight[d]) * float(memory.value[e])
+    for item, place in last_places(history_T).items():
+        bucket = [place < 1, place < 2, place < 4, place < 8, place < 16, True].index(True)
+        if item in allowed:
+            at_leaf[item] = at_leaf.get(item, 0.0) + float(memory.repeat[bucket])
     mem: dict[int, float] = {}
     for item, total in at_leaf.items():
         node = int(tree.leaf_of_item[item])
@@ -81,10 +91,13 @@ def test_lists_hold_the_sums_at_eligible_leaves_and_their_maxima_above(
     params = params if passing is None else replace(params, mask_B=random_masks(rng, tree, 4, passing))
     made = MemoryTree(memory, tree)
     reference = ReferenceEngine(bundle)
+    left_out = made.left_out(queries.array)
+    if left_out is not None:
+        params = replace(params, exclude_BE=left_out if exclude_BE is None else np.hstack([exclude_BE, left_out]))
     for _ in range(2):  # nothing is left from the first call
         lists = made.lists(queries.array, eligible_nodes(tree, params, None))
         for b, history_T in enumerate(queries.array):
-            eligible_N = reference.eligible_nodes(params, b).eligible_N
+            eligible_N = reference.eligible_nodes(queries, params, b).eligible_N
             allowed = set(np.flatnonzero(eligible_N[tree.leaf_of_item]).tolist())
             nodes, values = lists.of(b)
             expected = mem_of(bundle, history_T, allowed)
@@ -142,7 +155,9 @@ def test_golden_queries_of_a_memory_compare_keys(tmp_path: Path) -> None:
 
 LIVE_ROW = 3
 """Of the first handle: items 0 … 2 are trained."""
-TRAINED = read_only(np.array([0, 2, 2, 2]), np.array([1, 2], np.int32), np.array([2, 1], np.float32), np.array([1, 0.5], np.float32))
+REPEAT = np.array([0.25, 0, 0.5, 0, 0, 0], np.float32)
+ENTRIES = np.array([0, 2, 2, 2]), np.array([1, 2], np.int32), np.array([2, 1], np.float32), np.array([1, 0.5], np.float32)
+TRAINED = read_only(*ENTRIES, REPEAT, np.empty(0, np.int64))
 
 
 def live_entries() -> tuple[EntryArrays, Any]:
@@ -160,13 +175,15 @@ def live_entries() -> tuple[EntryArrays, Any]:
 
 
 LIVE = live_entries()
-EXPECTED = {1: 3.0, 2: 4.5, LIVE_ROW: 7.5}  # the history holds item 0 twice, with the weights 1 and .5
+HISTORY = np.array([LIVE_ROW, 0, 0])
+EXPECTED = {0: 0.25, 1: 3.0, 2: 4.5, LIVE_ROW: 8.0}
+"""The weights of item 0 are 1 and .5; items of the history have a repeat term for themselves."""
 
 
 @pytest.mark.parts
 def test_of_two_entries_of_a_pair_the_larger_one_counts() -> None:
     """One is trained and one live; so in sums of live leaves alone."""
-    (history_T, leaf_of_item), sum_L, sum_R = read_only(np.array([-1, 0, 0]), np.arange(3)), np.zeros(3), np.zeros(1)
+    (history_T, leaf_of_item), sum_L, sum_R = read_only(HISTORY, np.arange(3)), np.zeros(3), np.zeros(1)
     leaves, handles = add_up(history_T, TRAINED, LIVE, leaf_of_item, 0, sum_L, sum_R)
     assert {leaf: sum_L[leaf] for leaf in leaves.tolist()} | {LIVE_ROW + handle: sum_R[handle] for handle in handles.tolist()} == EXPECTED
 
@@ -176,7 +193,7 @@ def test_of_two_entries_of_a_pair_the_larger_one_counts() -> None:
 def test_live_leaves_have_the_same_sums(more_sources: int) -> None:
     """Those of a shard, too: its memory has the entries of all items of the whole, of which the shard holds some."""
     trained = *read_only(np.pad(TRAINED[0], (0, more_sources), mode="edge")), *TRAINED[1:]
-    arrays, sum_R = read_only(np.array([[-1, 0, 0]]), np.array([0, 3]), np.array(list(EXPECTED))), np.zeros(1)
+    arrays, sum_R = read_only(HISTORY[None], np.array([0, 4]), np.array(list(EXPECTED))), np.zeros(1)
     assert of_live_leaves(*arrays, LIVE_ROW, trained, LIVE, sum_R).tolist() == list(EXPECTED.values())
     assert not sum_R.any()
 

@@ -355,7 +355,7 @@ def test_the_eligible_children_of_a_frontier_are_the_leaves_that_were_scored(
             for b in range(len(queries)):
                 *above, last = reference.steps(queries, params, b, place=place)
                 nodes_K = frontier.nodes_BK[b][frontier.nodes_BK[b] >= 0]
-                eligible_N = reference.eligible_nodes(params, b, place).eligible_N
+                eligible_N = reference.eligible_nodes(queries, params, b, place).eligible_N
                 children_C, parent_C = alone.tree.children(nodes_K)
                 is_open_C = eligible_N[children_C]
                 assert children_C[is_open_C].tolist() == last.candidates_C.tolist()

@@ -37,6 +37,6 @@ def settings(log: Path, kind: str, **sections: dict[str, Any]) -> dict[str, Any]
         "objective": {} if kind == "plt" else {"negatives": 40} if kind == "tdm" else {"beam_size": 10, "negatives": 40},
         "optimiser": {"steps": 150, "batch": 60, "learning_rate": 0.01, "average": 1},
         "search": {"beam_size": 20, "m": 10, "max_beam_size": 32, "max_m": 64},
-        "memory": {"weight": 0},
+        "memory": {"weight": 0, "repeat": "none"},
     }
     return plain | {name: plain[name] | section for name, section in sections.items()}

@@ -34,12 +34,14 @@ from training.baselines.methods import METHODS
 from training.baselines.popularity import fit_popularity
 from training.baselines.sasrec_model import SasRecConfig
 from training.data.interactions import Interactions
+from training.data.splits import EvaluationPair
 from training.data.user_item_matrix import user_item_matrix
 from training.neighbours import cooccurrence
 from training.neighbours.fit import fading
 from training.neighbours.neighbour_lists import NeighbourLists
+from training.retrieval import repeats
 from training.retrieval.needs import LEAST_S, available_bytes
-from training.retrieval.task import Deadline, Fitted
+from training.retrieval.task import Deadline, Fitted, Metric
 from training.retrieval.tuning import Options
 
 
@@ -479,3 +481,51 @@ def test_available_memory_is_the_smaller_of_the_machines_and_the_containers(tmp_
     (tmp_path / "memory.current").write_text("1000000\n")
     assert available_bytes(tmp_path, tmp_path) == 2_000_000
     assert available_bytes() > 1 << 20
+
+
+# -- seen items -----------------------------------------------------------------------------------------------------------
+
+
+def rank_rows(queries: Sequence[NDArray[Any]], m: int, exclude_seen: bool) -> NDArray[np.int64]:
+    """Items by their row."""
+    return np.array([[item for item in range(60) if not exclude_seen or item not in query][:m] for query in queries])
+
+
+@pytest.mark.parametrize(
+    ("places", "found"),
+    [
+        ((repeats.OWN,) * 6, [0, 1, 2, 3, 4, 5]),
+        ((repeats.LEFT_OUT,) * 6, [0, 2, 4, 5, 6, 7]),
+        ((0, repeats.OWN, repeats.LEFT_OUT, 0, 0, 0), [3, 0, 2, 4, 5, 6]),
+        ((0, 0, 2, 0, 0, 0), [3, 9, 1, 0, 2, 4]),
+        ((100, 5, 5, 0, 0, 0), [0, 2, 4, 5, 6, 9]),
+    ],
+)
+def test_seen_items_stand_where_their_buckets_say(places: tuple[int, ...], found: list[int]) -> None:
+    """Item 3 came last now, 9 one place ago and 1 two; 3 earlier, too."""
+    history = np.array([-1, 3, 1, 9, 3])
+    rank = repeats.SeenPlaced(rank_rows, places)
+    assert rank([history], 6, exclude_seen=False).tolist() == [found]
+    assert rank([history], 6, exclude_seen=True).tolist() == [[0, 2, 4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_method_places_seen_items_as_validation_queries_say(again: bool) -> None:
+    rng = np.random.default_rng(2)
+    pairs = []
+    for _ in range(60):
+        history = rng.choice(np.arange(4, 60), 5, replace=False)
+        pairs.append(EvaluationPair(0, history, history[-2:-1] if again else np.array([3])))
+    places = repeats.best_places(rank_rows, pairs, Metric("recall", 1), has_order=True)
+    assert places[:2] == (repeats.OWN, 0 if again else repeats.OWN), "a place that changes nothing is not taken"
+    assert repeats.best_places(rank_rows, pairs[:29], Metric("recall", 1), has_order=True) == (repeats.OWN,) * 6
+
+
+def test_every_baseline_places_seen_items_where_they_count() -> None:
+    """In this log each list is one item again and again, or two in turns."""
+    lists = [[item, item + 10] * 4 for item in range(10)] * 12
+    task = task_of(log_of(lists, items=20), list(range(60)), list(range(60, 120)))
+    fitted = METHODS["popularity"](replace(task, exclude_seen=False))
+    assert fitted.options["seen"][:2] == [0, 0]
+    limited = replace(task, exclude_seen=True, seconds=60.0)
+    assert "seen" not in METHODS["popularity"](limited).options, "time is not spent on what does not count"

@@ -41,9 +41,10 @@ from training.deep import export as module
 from training.deep.beam import search_states, sorted_excluded_nodes
 from training.deep.export import check_parity, export, store_rows
 from training.deep.fit import fit
-from training.deep.ranking import Chosen, Figures, Searches
+from training.deep.ranking import Chosen
 from training.deep.scorers.model import NodeScorer, export_graphs
 from training.deep.scorers.row_table import lookup
+from training.deep.searches import Figures, Searches
 from training.deep.topology import Topology
 from training.deep.validation import compiled_search, encoded, search_encoded, search_pairs
 from training.retrieval.task import Deadline
@@ -130,7 +131,7 @@ def test_ties_between_gammas_go_to_the_trained_one_and_a_softmaxs_logits_are_alw
         return np.tile(np.arange(10), (30, 1)), np.tile(-np.arange(10.0, dtype=np.float32), (30, 1))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranking_module, "search_encoded", always)
+        patch.setattr("training.deep.searches.search_encoded", always)
         patch.setattr(ranking_module, "VALIDATION_QUERIES", 30)
         auto = run.config.model_copy(update={"search": run.config.search.model_copy(update={"gamma": "auto"})})
         chosen = ranking_module.choose_ranking(auto, run.prepared, topology, model)

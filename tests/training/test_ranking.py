@@ -31,9 +31,10 @@ from training.deep.export import export
 from training.deep.first_model import build_model
 from training.deep.memory import Remembered, in_order, in_units, remembered, unit_of
 from training.deep.prepare import Prepared, build_tree, prepare
-from training.deep.ranking import FIRST_WEIGHT, ROUNDS, Chosen, Figures, Reweighed, Searches, choose_ranking
+from training.deep.ranking import FIRST_WEIGHT, ROUNDS, Chosen, Reweighed, choose_ranking
 from training.deep.reweighing import Candidates
 from training.deep.scorers.model import NodeScorer
+from training.deep.searches import Figures, Searches
 from training.deep.topology import Topology
 from training.deep.validation import search_encoded
 from training.neighbours.neighbour_lists import NeighbourLists
@@ -54,11 +55,12 @@ class Run:
     model: NodeScorer
 
     def chosen(self, **memory: Any) -> Chosen:
-        config = self.config.model_copy(update={"memory": type(self.config.memory)(**memory)})
+        config = self.config.model_copy(update={"memory": type(self.config.memory)(**{"repeat": "none"} | memory)})
         return choose_ranking(config, self.prepared, self.topology, self.model)
 
 
 def run_on(folder: Path, lists: list[list[int]], validation_share: float = 0.4, order: str = "file") -> Run:
+    folder.mkdir(exist_ok=True)
     rows = "\n".join(f"u{user},i{item}" for user, items in enumerate(lists) for item in items)
     (folder / "log.csv").write_text(f"user,item\n{rows}\n")
     form = {"user": "user", "item": "item", "order": order, "min_user_events": 2}
@@ -266,7 +268,7 @@ def test_only_what_was_found_is_ordered_anew(run: Run) -> None:
     added_BC = np.zeros(candidates.leaf_BC.shape, np.float32)
     for place, item in enumerate(chosen):
         added_BC[candidates.leaf_BC == run.topology.tree.leaf_of_item[item]] = 1e6 / (1 + place)
-    found_BM = candidates.best(0.5, added_BC, 5)
+    found_BM = candidates.best(candidates.keys(0.5, added_BC), 5)
     assert_array_equal(found_BM, np.tile([*chosen, -1, -1], (queries, 1)))
 
 
@@ -305,6 +307,46 @@ def test_lists_without_an_order_weigh_all_places_alike(tmp_path: Path) -> None:
     assert {trial["options"]["weight"] for trial in chosen.trials if "weight" in trial["options"]} == {4}
     assert len(set(chosen.memory.weight.tolist())) == 1
     assert len(chosen.memory.weight) == 6
+
+
+# -- the repeat term ------------------------------------------------------------------------------------------------------
+
+
+def loops(users: int, again: float) -> list[list[int]]:
+    """Three songs of a user's own, again and again, the one before last next; or never again one that was heard."""
+    rng = np.random.default_rng(1)
+    lists = []
+    for _ in range(users):
+        a, b, c = rng.choice(ITEMS, 3, replace=False).tolist()
+        lists.append([a, b, c] * 3 if rng.random() < again else rng.choice(ITEMS, 9, replace=False).tolist())
+    return lists
+
+
+def test_items_that_come_again_are_lifted(tmp_path: Path) -> None:
+    heard = run_on(tmp_path, loops(300, again=1)).chosen(repeat="auto", weight=0).memory
+    assert heard is not None
+    heard.check(ITEMS)
+    assert heard.repeat.max() > 0
+    assert not heard.left_out[:2].any()
+
+
+@pytest.mark.parametrize("weight", [0, 4])
+def test_items_that_never_come_again_are_left_out(tmp_path: Path, weight: float) -> None:
+    bought = run_on(tmp_path, loops(300, again=0)).chosen(repeat="auto", weight=weight).memory
+    assert bought is not None
+    assert bought.left_out[:3].all(), "nobody buys again what is in the history"
+    assert not bought.repeat[bought.left_out].any()
+
+
+def test_lists_without_an_order_have_one_repeat_term_for_all_places(tmp_path: Path) -> None:
+    chosen = run_on(tmp_path, loops(300, again=0), order="none").chosen(repeat="auto", weight=0).memory
+    assert chosen is not None
+    assert chosen.left_out.all()
+
+
+def test_a_repeat_term_that_adds_nothing_is_none(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Figures, "gain_over", lambda self, other: (0.01, 0.02))
+    assert run.chosen(weight=0, repeat="auto").memory is None
 
 
 # -- the bundle -----------------------------------------------------------------------------------------------------------

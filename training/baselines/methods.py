@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from training.retrieval.needs import Estimate, by_parts
+from training.retrieval.repeats import with_seen_placed
 from training.retrieval.task import Method, Task
 
 
@@ -22,7 +23,7 @@ def _at(module: str, function: str, **given: str) -> Callable[[Task], Any]:
 FOR_VECTORS = ("popularity", "item-means")
 """The baselines of logs whose queries are vectors; the others learn from histories."""
 
-METHODS: dict[str, Method] = {
+_METHODS: dict[str, Method] = {
     "popularity": _at("baselines.popularity", "popularity"),
     "item-cf": _at("baselines.item_cf", "item_cf"),
     "neighbours": _at("neighbours.fit", "neighbours"),
@@ -36,14 +37,16 @@ METHODS: dict[str, Method] = {
     "sasrec-sampled": _at("baselines.sasrec", "sasrec", loss="sampled"),
 }
 
+METHODS = {name: with_seen_placed(method) for name, method in _METHODS.items()}
+
 NEEDS: dict[str, Estimate] = {
-    "popularity": by_parts(METHODS["popularity"], trials=1),
-    "item-cf": by_parts(METHODS["item-cf"], trials=3),
-    "neighbours": by_parts(METHODS["neighbours"], trials=40),
+    "popularity": by_parts(_METHODS["popularity"], trials=1),
+    "item-cf": by_parts(_METHODS["item-cf"], trials=3),
+    "neighbours": by_parts(_METHODS["neighbours"], trials=40),
     "ease": _at("baselines.ease", "needs"),
-    "ials": by_parts(METHODS["ials"], once=8, trials=100),  # its shortest fit is one iteration of eight
-    "content": by_parts(METHODS["content"], trials=5),
-    "item-means": by_parts(METHODS["item-means"], trials=10),
+    "ials": by_parts(_METHODS["ials"], once=8, trials=100),  # its shortest fit is one iteration of eight
+    "content": by_parts(_METHODS["content"], trials=5),
+    "item-means": by_parts(_METHODS["item-means"], trials=10),
     "product-dnn": _at("baselines.product_dnn", "needs"),
     "sasrec": _at("baselines.sasrec", "needs"),
     "sasrec-full": _at("baselines.sasrec", "needs", loss="full"),

@@ -10,7 +10,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from espalier.hardware import hardware
 from training.compare.contest import FUSION, MOST_QUERIES, QUICK, RECIPE, REFUSALS, Contest, Fuse, attempted, in_order, named, parts_of
 from training.compare.figures import Figures, ms_per_query, paired
 from training.compare.plan import Plan, is_judged
+from training.compare.recipe import MEMORY_SHARE
 from training.compare.report import (
     Key,
     Report,
@@ -158,6 +159,9 @@ def _planned(asked: Asked, contest: Contest, names: Sequence[str], begin: float)
             needs[name] = _needs(contest, name, names)
         except REFUSALS as refusal:
             refused[name] = named(refusal)
+    if STRONG in needs and RECIPE in needs:  # the time that the tree would take for its memory
+        least_s = min(needs[STRONG].full_s, max(needs[STRONG].least_s, MEMORY_SHARE * needs[RECIPE].least_s))
+        needs[STRONG] = replace(needs[STRONG], least_s=least_s)
     needs = {name: needs[name] for name in names if name in needs}
     return Plan(asked.clock, begin, seconds, needs, {name: contest.answering_seconds(name) for name in needs}, refused)
 
@@ -165,7 +169,7 @@ def _planned(asked: Asked, contest: Contest, names: Sequence[str], begin: float)
 def _needs(contest: Contest, name: str, names: Sequence[str]) -> Needs:
     """What the method needs, with those parts of a fusion that are not among the methods themselves."""
     exclude_seen = contest.config.search.exclude_seen
-    found = contest.needs(name, exclude_seen)
+    found = contest.needs(name, exclude_seen, has_neighbours=STRONG in names)
     for part in parts_of(name) if name.split(":")[0] == FUSION else ():
         if part not in names:
             of_part = contest.needs(part, exclude_seen)

@@ -101,11 +101,14 @@ class Contest:
         split, items = self.prepared.split, self.prepared.items
         return Task(split, items, self.metric, exclude_seen, self.config.windowed_instances, self.config.seed, seconds, self.clock)
 
-    def needs(self, name: str, exclude_seen: bool) -> Needs:
-        """What the method needs, its parts aside. Raises one of REFUSALS where it cannot be fitted to this log."""
+    def needs(self, name: str, exclude_seen: bool, has_neighbours: bool = False) -> Needs:
+        """What the method needs, its parts aside. Raises one of REFUSALS where it cannot be fitted to this log.
+
+        has_neighbours  neighbours are fitted before: the tree's memory is made of these
+        """
         if name == RECIPE:
             self._costs = costs_of(self.config, self.prepared, self.folder, self.device, self.clock)
-            return needs_of(self.config, self.prepared, self._costs)
+            return needs_of(self.config, self.prepared, replace(self._costs, memory_s=0.0) if has_neighbours else self._costs)
         if name in self.baselines:
             self._refuse_histories(name)
             return self.estimates[name](self.task(exclude_seen, None))

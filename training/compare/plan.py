@@ -2,9 +2,10 @@
 
 Knows what methods need, by name, and a clock. Does not know how they learn.
 
-A method is planned if it can see ENOUGH of its data and of its steps to be judged. The tree comes first, then the strong baseline, then
-whatever needs least. What is left then goes to all of them by weight, until they have all that they need. Whatever a method leaves goes to
-those after it; one that had no time at first gets it then, if it is enough.
+A method is planned if it can see ENOUGH of its data and of its steps to be judged. The strong baseline comes first, as no verdict is
+worth anything without it, then the tree, whose memory is made of the same neighbours, then whatever needs least. What is left then goes to
+all of them by weight, until they have all that they need. Whatever a method leaves goes to those after it; one that had no time at first
+gets it then, if it is enough.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Plan:
     def waiting(self) -> list[str]:
         """By importance: each is planned only if those before it leave it enough."""
         names = [name for name in self.needs if name not in self.done]
-        return sorted(names, key=lambda name: (_is_fusion(name), name != RECIPE, name != STRONG, self.needs[name].least_s))
+        return sorted(names, key=lambda name: (_is_fusion(name), name != STRONG, name != RECIPE, self.needs[name].least_s))
 
     def shares(self) -> dict[str, float]:
         """Method → seconds of choosing and training, of those that wait and can be judged."""

@@ -123,6 +123,8 @@ def _pays(field: Field, tree: Contestant, best: Contestant, difference: Differen
         return f"Undecided: {difference.queries} queries are too few to tell ({costs})"
     fused = _fusion_that_pays(field, best)
     if difference.low > 0:
+        if field.strong in field.not_judged:
+            return f"Undecided: {field.strong}, often the best baseline, were not judged ({costs})"
         others = [other.name for other in field.baselines if field.paired(tree.name, other.name).low <= 0]
         if others:
             return f"Undecided: {_listed(others)}, which validation did not choose, may find as much as the tree ({costs})"

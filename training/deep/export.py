@@ -42,10 +42,11 @@ from training.deep.content_rows import content_graph
 from training.deep.memory import FIT_S
 from training.deep.prepare import Prepared
 from training.deep.queries import model_input, query_kind, rows_of_pairs
-from training.deep.ranking import CUTS, Chosen, Figures, Searches, choose_ranking
+from training.deep.ranking import Chosen, choose_ranking
 from training.deep.scorers.heads import MlpHead, ProductHead
 from training.deep.scorers.model import NodeScorer, export_graphs
 from training.deep.scorers.sequence import SequenceQuery
+from training.deep.searches import CUTS, Figures, Searches
 from training.deep.topology import Topology
 from training.deep.validation import validation_pairs
 from training.evaluate import evaluate

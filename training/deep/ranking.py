@@ -3,20 +3,19 @@
 γ is chosen without a memory first. Then γ, λ and the recency of the history's weights climb together, one after another, over the leaves
 that searches have found, ordered anew (`reweighing.py`); a search with the best of them adds leaves, and they climb again. Then as few
 neighbours an item are kept as find as much but for half a percent; and then the memory stays only if it finds more than the tree alone by
-over a standard error. Differences are paired by query.
+over a standard error. Differences are paired by query. The repeat term comes last (`repeats.py`).
 
 Knows searches and their figures. Does not know how neighbours are counted or a bundle is written.
 
-Legend: B queries, M results, C cuts.
+Legend: B queries, C candidate leaves.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,19 +23,16 @@ from numpy.typing import NDArray
 
 from espalier.manifest import Calibration, Ranking
 from espalier.memory import Memory
-from espalier.memory_lists import MemoryLists, MemoryTree
-from espalier.metrics import precision_recall_f
-from training.data.splits import EvaluationPair
-from training.deep.beam import Own
 from training.deep.calibration import calibrate
-from training.deep.memory import FIT_S, KEPT, Remembered, in_order, in_units, remembered, unit_of
+from training.deep.memory import FIT_S, KEPT, in_order, remembered
 from training.deep.prepare import Prepared
+from training.deep.repeats import with_repeat
 from training.deep.reweighing import Candidates, most_remembered
 from training.deep.scorers.model import NodeScorer
+from training.deep.searches import Figures, Searches
 from training.deep.topology import Topology
-from training.deep.validation import encoded, ranked_by, search_encoded, validation_pairs
+from training.deep.validation import ranked_by, validation_pairs
 from training.neighbours.fit import GRID
-from training.publish import reported_ms
 from training.retrieval.task import Deadline
 from training.retrieval.tuning import Option, Options, search
 from training.specification.deep import DeepConfig
@@ -49,8 +45,6 @@ FIRST_WEIGHT = 4.0
 ROUNDS = 3
 """Searches with a memory whose leaves are ordered anew, at most."""
 RECENCY = next(option for option in GRID if option.name == "recency")
-CUTS = (10, 50, 200)
-"""The m whose recall is what a ranking is chosen by."""
 VALIDATION_QUERIES = 2000
 MIN_QUERIES = 30
 """With fewer validation users there is no memory: its gain could not be told from noise."""
@@ -58,8 +52,6 @@ TRIAL_VISITS = 1 << 17
 """Entries that a validation query of a search with a memory may have to add up, on average: some milliseconds. Else fewer are kept."""
 MOST_LOST = 0.005
 """Fewer neighbours are kept where the figure falls by no more than this share, and by no more than its standard error."""
-LEAST_RECALL = 1e-4
-"""Recall below this counts as this, so that the mean of logarithms has a value."""
 
 
 @dataclass(frozen=True)
@@ -69,115 +61,6 @@ class Chosen:
     ranking: Ranking
     memory: Memory | None
     trials: list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Figures:
-    """recall_CB float64[C, B]: recall@m of each query, for each m of the cuts."""
-
-    recall_CB: NDArray[np.float64]
-
-    @property
-    def mean_C(self) -> NDArray[np.float64]:
-        """Recall at each cut."""
-        mean_C: NDArray[np.float64] = np.maximum(self.recall_CB.mean(1), LEAST_RECALL)
-        return mean_C
-
-    @property
-    def figure(self) -> float:
-        """The geometric mean of the recalls: the top of a list counts as much as its length."""
-        return float(np.exp(np.log(self.mean_C).mean()))
-
-    def gain_over(self, other: Figures) -> tuple[float, float]:
-        """The relative gain in `figure`, to first order, and its standard error, paired by query."""
-        gain_B = ((self.recall_CB - other.recall_CB) / other.mean_C[:, None]).mean(0)
-        error = float(gain_B.std(ddof=1)) / math.sqrt(len(gain_B)) if len(gain_B) > 1 else math.inf
-        return float(gain_B.mean()), error
-
-
-@dataclass
-class Searches:
-    """Searches of the same validation queries, encoded once; figures by options."""
-
-    config: DeepConfig
-    topology: Topology
-    model: NodeScorer
-    pairs: Sequence[EvaluationPair]
-    own: Own
-    source: Remembered | None = None
-    figures: dict[tuple[tuple[str, Any], ...], Figures] = field(default_factory=dict)
-    units: dict[tuple[int, float], float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.ms = reported_ms(CUTS, self.config.search.max_m)
-        self.relevant = [pair.relevant for pair in self.pairs]
-        self.length = self.config.history_length
-        self.blocks = list(encoded(self.config, self.topology, self.model, self.pairs))
-
-    def memory(self, options: Options) -> Memory | None:
-        """The memory of these options, None where they name none or no validation query has any."""
-        if self.source is None or "weight" not in options:
-            return None
-        key = options["kept"], options["recency"]
-        raw = self.source.memory(*key, self.length)
-        if key not in self.units:
-            self.units[key] = unit_of(self.lists(raw), self.topology.tree.leaf_offset, CUTS[-1])
-        return in_units(raw, self.units[key], options["weight"]) if self.units[key] > 0 else None
-
-    def lists(self, memory: Memory) -> Iterator[MemoryLists]:
-        """The nodes with memory, of one block of queries after another."""
-        of = MemoryTree(memory, self.topology.tree)
-        return (of.lists(block.rows, block.eligible) for block in self.blocks)
-
-    def visits(self, source: Remembered, kept: int, recency: float) -> float:
-        """Entries of a memory that a query has to add up, on average."""
-        length_I, places = source.lengths(kept), len(source.weights(kept, recency, self.length))
-        rows = np.concatenate([block.rows for block in self.blocks])
-        place_BT = np.cumsum((rows >= 0)[:, ::-1], 1)[:, ::-1]  # 1 for the newest item
-        counts_BT = (rows >= 0) & (place_BT <= places)
-        return float(length_I[rows[counts_BT]].sum()) / len(rows)
-
-    def found(self, options: Options, m: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """int64[B, M] item rows and float32[B, M] keys of all queries."""
-        return self.ranked(options["gamma"], self.memory(options), m)
-
-    def ranked(self, gamma: float, memory: Memory | None, m: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The same with a memory that is there already."""
-        lists = [None] * len(self.blocks) if memory is None else self.lists(memory)
-        weight, blocks = 0.0 if memory is None else memory.key_weight, zip(self.blocks, lists, strict=True)
-        return search_encoded(self.model, self.topology, blocks, gamma, self.own, self.config.search.beam_size, m, weight)
-
-    def measured(self, options: Options) -> Figures:
-        """The figures of some options, searched for once."""
-        key = tuple(sorted(options.items()))
-        if key not in self.figures:
-            self.answers(options)
-        return self.figures[key]
-
-    def answers(self, options: Options) -> NDArray[np.int64]:
-        """int64[B, M]: what a search with these options finds, whose figures are measured."""
-        rows_BM, _ = self.found(options, self.ms[-1])
-        self.figures[tuple(sorted(options.items()))] = self.figures_of(rows_BM)
-        return rows_BM
-
-    def figures_of(self, rows_BM: NDArray[np.int64]) -> Figures:
-        """The figures of answers."""
-        return Figures(np.stack([precision_recall_f(rows_BM, self.relevant, m)[1] for m in self.ms]))
-
-    def figure(self, options: Options) -> float:
-        """What options are chosen by."""
-        return self.measured(options).figure
-
-    def trials(self) -> list[dict[str, Any]]:
-        """All that were tried, in order: options, what they were compared by, and the recall at each cut."""
-        return [
-            {
-                "options": dict(key),
-                "figure": figures.figure,
-                "recall": dict(zip(map(str, self.ms), figures.recall_CB.mean(1).tolist(), strict=True)),
-            }
-            for key, figures in self.figures.items()
-        ]
 
 
 class Reweighed:
@@ -206,7 +89,8 @@ class Reweighed:
             memory = self._searches.memory(options)
             self._mem[key] = self._candidates.memory([] if memory is None else self._searches.lists(memory))
         added_BC = np.float32(options["weight"]) * self._mem[key]
-        return self._searches.figures_of(self._candidates.best(options["gamma"], added_BC, self._searches.ms[-1]))
+        key_BC = self._candidates.keys(options["gamma"], added_BC)
+        return self._searches.figures_of(self._candidates.best(key_BC, self._searches.ms[-1]))
 
     def figure(self, options: Options) -> float:
         """What options are chosen by."""
@@ -233,7 +117,7 @@ def choose_ranking(config: DeepConfig, prepared: Prepared, topology: Topology, m
     start = {"gamma": trained if fixed == "auto" else fixed}
     alone = search(searches.figure, [start], [Option("gamma", tuple(gammas), ordered=False)], Deadline(None)).best.options
     best = _with_memory(config, prepared, searches, alone, gammas, memory_s)
-    memory = searches.memory(best)
+    memory = _with_repeat(config, prepared, searches, best["gamma"], searches.memory(best))
     if memory is not None:
         size = sum(array.nbytes for array in memory.arrays().values()) / 1e6
         log.info("memory: %s, %d places, %s entries, %.1f MB", _named(best), len(memory.weight), f"{len(memory.item):,}", size)
@@ -282,6 +166,19 @@ def _with_memory(
     kept = weight != "auto" or gain > error
     log.info("%s: %+.1f ± %.1f %% over the tree alone", "memory" if kept else "no memory", 100 * gain, 100 * error)
     return best if kept else alone
+
+
+def _with_repeat(config: DeepConfig, prepared: Prepared, searches: Searches, gamma: float, memory: Memory | None) -> Memory | None:
+    """The memory with a repeat term, where one is wanted and pays."""
+    if config.memory.repeat == "none" or prepared.interactions.vectors_UF is not None:
+        return memory
+    whole = config.model_copy(update={"search": config.search.model_copy(update={"exclude_seen": False})})
+    pairs = validation_pairs(whole, prepared, VALIDATION_QUERIES)
+    if len(pairs) < MIN_QUERIES:
+        log.info("no repeat term: %d validation users are too few to choose one by", len(pairs))
+        return memory
+    raw = replace(searches, config=whole, pairs=pairs)
+    return with_repeat(raw, gamma, memory, has_order=prepared.interactions.order != "none")
 
 
 def _fewest(anew: Reweighed, best: Options, sizes: Sequence[int], deadline: Deadline) -> Options:

@@ -85,14 +85,18 @@ class Candidates:
                 mem_C[:] = np.where(node_X[at_C] == leaf_C, value_X[at_C], 0)
         return mem_BC
 
-    def best(self, gamma: float, added_BC: Float32, m: int) -> Int64:
-        """int64[B, M]: the item rows with the largest keys, best first, −1 where there are fewer. `added_BC` is λ · mem."""
+    def keys(self, gamma: float, added_BC: Float32) -> Float32:
+        """float32[B, C]: the keys of the candidates, −inf for padding. `added_BC` is λ · mem."""
+        weight_H = np.power(gamma, np.arange(self.topology.tree.height - 1, -1, -1), dtype=np.float32)
+        return np.where(self.leaf_BC >= 0, self.own_BCH @ weight_H + added_BC, np.float32(-np.inf))
+
+    def best(self, key_BC: Float32, m: int) -> Int64:
+        """int64[B, M]: the item rows with the largest keys, best first, −1 where fewer are above −inf."""
         tree = self.topology.tree
-        weight_H = np.power(gamma, np.arange(tree.height - 1, -1, -1), dtype=np.float32)
-        key_BC = np.where(self.leaf_BC >= 0, self.own_BCH @ weight_H + added_BC, -np.inf)
         place_BM = np.argsort(-key_BC, axis=1, kind="stable")[:, :m]
         leaf_BM = np.take_along_axis(self.leaf_BC, place_BM, 1)
-        rows_BM = np.where(leaf_BM >= 0, tree.leaf_item[np.maximum(leaf_BM - tree.leaf_offset, 0)], -1)
+        is_found_BM = np.take_along_axis(key_BC, place_BM, 1) > -np.inf
+        rows_BM = np.where(is_found_BM, tree.leaf_item[np.maximum(leaf_BM - tree.leaf_offset, 0)], -1)
         return np.pad(rows_BM, ((0, 0), (0, m - rows_BM.shape[1])), constant_values=-1)
 
 

@@ -267,6 +267,9 @@ class MemoryConfig(Section):
     """λ, the weight of the memory, or `"auto"`. From 0.001 to 1,000,000, in units of the mean difference between the first and the last of
     the 200 items that a history's memory ranks highest. 0: no memory. `"auto"`: the best for validation users, or no memory where they do
     not gain more than a standard error"""
+    repeat: Literal["auto", "none"] = "auto"
+    """`"auto"`: items of the history are lifted or left out by how many places ago they came last, as finds most for validation users,
+    where that gains more than a standard error; without effect where a query excludes seen items. `"none"`: they rank like any other"""
 
 
 # -- search --------------------------------------------------------------------------------------------------

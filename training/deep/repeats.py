@@ -1,0 +1,127 @@
+"""The repeat term: how much items of the history are lifted, or whether they are left out, as finds most for validation users.
+
+One value for all buckets of places first, then, where lists have an order, each bucket for itself if that finds more by over a standard
+error. Values are parts of D, the mean over queries of the largest key less the 200th. Queries are not searched for each value: the best
+leaves of one search and the history's own are ordered anew. The term stays if it finds more than none by over a standard error.
+
+With seen items excluded it changes nothing, so it does not matter how seen items are treated elsewhere.
+
+Legend: B queries, C candidate leaves, T history, M results.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.memory import BUCKETS, Memory, bucket_of
+from espalier.memory_sums import newest
+from espalier.read_only import read_only
+from training.deep.reweighing import Candidates
+from training.deep.searches import Figures, Searches
+from training.deep.validation import EncodedQueries
+
+log = logging.getLogger(__name__)
+
+LEFT_OUT = -np.inf
+PARTS = (0.0, LEFT_OUT, 0.2, 0.4, 0.6, 0.8, 1.0, 1.4, 2.0)
+"""Of D. The first one that finds most is chosen."""
+PASSES = 2
+"""Over the buckets."""
+
+
+def with_repeat(searches: Searches, gamma: float, memory: Memory | None, *, has_order: bool) -> Memory | None:
+    """The memory with the repeat term that finds most; one without entries where there was none; as it was where none pays.
+
+    searches   of queries whose lists are whole, seen items not excluded
+    """
+    known = _KnownLeaves(searches, gamma, memory)
+    none = known.measured((0.0,) * BUCKETS)
+    best = max(((part,) * BUCKETS for part in PARTS), key=lambda parts: known.measured(parts).figure)
+    for _ in range(PASSES if has_order else 0):
+        for bucket in range(BUCKETS):
+            best = _better(known, best, bucket)
+    gain, error = known.measured(best).gain_over(none)
+    kept = gain > error
+    named = ", ".join("left out" if part == LEFT_OUT else f"{part:g} D" for part in best)
+    log.info("%s: %+.1f ± %.1f %% with seen items, at 0, 1, 2, 4, 8 and 16 places: %s", _title(kept), 100 * gain, 100 * error, named)
+    if not kept:
+        return memory
+    left_out = np.array(best) == LEFT_OUT
+    bonus = np.where(left_out, 0, np.maximum(best, 0) * known.spread).astype(np.float32)
+    if memory is None:
+        memory = _without_entries(searches.topology.tree.item_count)
+    return replace(memory, repeat=(bonus / np.float32(memory.key_weight)).astype(np.float32), left_out=left_out)
+
+
+def _title(kept: bool) -> str:
+    return "repeat term" if kept else "no repeat term"
+
+
+def _better(known: _KnownLeaves, best: tuple[float, ...], bucket: int) -> tuple[float, ...]:
+    """Values that differ in one bucket, where these find more by over a standard error."""
+    others = [(*best[:bucket], part, *best[bucket + 1 :]) for part in PARTS if part != best[bucket]]
+    other = max(others, key=lambda parts: known.measured(parts).figure)
+    gain, error = known.measured(other).gain_over(known.measured(best))
+    return other if gain > error else best
+
+
+def _without_entries(items: int) -> Memory:
+    return Memory(np.zeros(items + 1, np.int64), np.empty(0, np.int32), np.empty(0, np.float16), np.ones(1, np.float32), key_weight=1.0)
+
+
+class _KnownLeaves:
+    """The best leaves of a search without the term, and those of the history, with their keys.
+
+    spread  D
+    """
+
+    def __init__(self, searches: Searches, gamma: float, memory: Memory | None) -> None:
+        self._searches, self._m = searches, searches.ms[-1]
+        self._found: dict[tuple[float, ...], Figures] = {}
+        tree = searches.topology.tree
+        self._candidates = Candidates(searches.model, searches.topology, searches.blocks, searches.own)
+        longest = max(block.rows.shape[1] for block in searches.blocks)
+        rows_BM, _ = searches.ranked(gamma, memory, min(self._m + longest, tree.item_count))
+        self._candidates.add(rows_BM)
+        history_BT, place_BT = _histories(searches.blocks, longest)
+        self._candidates.add(history_BT)
+        added_BC = np.zeros(self._candidates.leaf_BC.shape, np.float32)
+        if memory is not None:
+            added_BC = np.float32(memory.key_weight) * self._candidates.memory(searches.lists(memory))
+        self._key_BC = self._candidates.keys(gamma, added_BC)
+        self._bucket_BC = _buckets(self._candidates.leaf_BC, np.where(history_BT >= 0, tree.leaf_of_item[history_BT], -1), place_BT)
+        best_BM = -np.sort(-self._key_BC, axis=1)[:, : self._m]
+        self.spread = float(np.mean([best_M[0] - best_M[np.isfinite(best_M)][-1] for best_M in best_BM]))
+
+    def measured(self, parts: Sequence[float]) -> Figures:
+        """The figures of one value for each bucket, in parts of D."""
+        key = tuple(parts)
+        if key not in self._found:
+            bonus = np.array([*(part if part == LEFT_OUT else part * self.spread for part in parts), 0.0], np.float32)
+            rows_BM = self._candidates.best(self._key_BC + bonus[self._bucket_BC], self._m)
+            self._found[key] = self._searches.figures_of(rows_BM)
+        return self._found[key]
+
+
+def _histories(blocks: Sequence[EncodedQueries], longest: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """int64[B, T] and int64[B, T]: the distinct items of each history, −1 as padding, and how many places ago each came last."""
+    found = [newest(*read_only(np.ascontiguousarray(row_T))) for block in blocks for row_T in block.rows]
+    item_BT, place_BT = np.full((len(found), longest), -1), np.zeros((len(found), longest), np.int64)
+    for b, (row_D, place_D) in enumerate(found):
+        item_BT[b, : len(row_D)], place_BT[b, : len(row_D)] = row_D, place_D
+    return item_BT, place_BT
+
+
+def _buckets(leaf_BC: NDArray[np.int64], seen_BT: NDArray[np.int64], place_BT: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64[B, C]: the bucket of each candidate, BUCKETS of those that are not in the history."""
+    bucket_BC = np.full(leaf_BC.shape, BUCKETS)
+    for bucket_C, leaf_C, seen_T, place_T in zip(bucket_BC, leaf_BC, seen_BT, place_BT, strict=True):
+        place_of = {leaf: place for leaf, place in zip(seen_T.tolist(), place_T.tolist(), strict=True) if leaf >= 0}
+        for c in np.flatnonzero(np.isin(leaf_C, seen_T[seen_T >= 0])).tolist():
+            bucket_C[c] = bucket_of(place_of[int(leaf_C[c])])
+    return bucket_BC

@@ -1,0 +1,157 @@
+"""Searches of validation queries, encoded once, and their figures.
+
+Legend: B queries, M results, C cuts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.masks.eligibility import eligible_nodes, unrestricted_mask
+from espalier.memory import Memory
+from espalier.memory_lists import MemoryLists, MemoryTree
+from espalier.metrics import precision_recall_f
+from espalier.search import SearchParams
+from training.data.splits import EvaluationPair
+from training.deep.beam import Own
+from training.deep.memory import Remembered, in_units, unit_of
+from training.deep.scorers.model import NodeScorer
+from training.deep.topology import Topology
+from training.deep.validation import EncodedQueries, encoded, search_encoded
+from training.publish import reported_ms
+from training.retrieval.tuning import Options
+from training.specification.deep import DeepConfig
+
+CUTS = (10, 50, 200)
+"""The m whose recall is what a ranking is chosen by."""
+LEAST_RECALL = 1e-4
+"""Recall below this counts as this, so that the mean of logarithms has a value."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """recall_CB float64[C, B]: recall@m of each query, for each m of the cuts."""
+
+    recall_CB: NDArray[np.float64]
+
+    @property
+    def mean_C(self) -> NDArray[np.float64]:
+        """Recall at each cut."""
+        mean_C: NDArray[np.float64] = np.maximum(self.recall_CB.mean(1), LEAST_RECALL)
+        return mean_C
+
+    @property
+    def figure(self) -> float:
+        """The geometric mean of the recalls: the top of a list counts as much as its length."""
+        return float(np.exp(np.log(self.mean_C).mean()))
+
+    def gain_over(self, other: Figures) -> tuple[float, float]:
+        """The relative gain in `figure`, to first order, and its standard error, paired by query."""
+        gain_B = ((self.recall_CB - other.recall_CB) / other.mean_C[:, None]).mean(0)
+        error = float(gain_B.std(ddof=1)) / math.sqrt(len(gain_B)) if len(gain_B) > 1 else math.inf
+        return float(gain_B.mean()), error
+
+
+@dataclass
+class Searches:
+    """Searches of the same validation queries, encoded once; figures by options."""
+
+    config: DeepConfig
+    topology: Topology
+    model: NodeScorer
+    pairs: Sequence[EvaluationPair]
+    own: Own
+    source: Remembered | None = None
+    figures: dict[tuple[tuple[str, Any], ...], Figures] = field(default_factory=dict, init=False)
+    units: dict[tuple[int, float], float] = field(default_factory=dict, init=False)
+    _entries: tuple[int, Memory] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.ms = reported_ms(CUTS, self.config.search.max_m)
+        self.relevant = [pair.relevant for pair in self.pairs]
+        self.length = self.config.history_length
+        self.blocks = list(encoded(self.config, self.topology, self.model, self.pairs))
+
+    def memory(self, options: Options) -> Memory | None:
+        """The memory of these options, None where they name none or no validation query has any."""
+        if self.source is None or "weight" not in options:
+            return None
+        key = options["kept"], options["recency"]
+        if self._entries is None or self._entries[0] != options["kept"]:
+            self._entries = options["kept"], self.source.memory(*key, self.length)
+        raw = replace(self._entries[1], weight=self.source.weights(*key, self.length))
+        if key not in self.units:
+            self.units[key] = unit_of(self.lists(raw), self.topology.tree.leaf_offset, CUTS[-1])
+        return in_units(raw, self.units[key], options["weight"]) if self.units[key] > 0 else None
+
+    def lists(self, memory: Memory) -> Iterator[MemoryLists]:
+        """The nodes with memory, of one block of queries after another."""
+        of = MemoryTree(memory, self.topology.tree)
+        return (of.lists(block.rows, block.eligible) for block in self.blocks)
+
+    def visits(self, source: Remembered, kept: int, recency: float) -> float:
+        """Entries of a memory that a query has to add up, on average."""
+        length_I, places = source.lengths(kept), len(source.weights(kept, recency, self.length))
+        rows = np.concatenate([block.rows for block in self.blocks])
+        place_BT = np.cumsum((rows >= 0)[:, ::-1], 1)[:, ::-1]  # 1 for the newest item
+        counts_BT = (rows >= 0) & (place_BT <= places)
+        return float(length_I[rows[counts_BT]].sum()) / len(rows)
+
+    def found(self, options: Options, m: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """int64[B, M] item rows and float32[B, M] keys of all queries."""
+        return self.ranked(options["gamma"], self.memory(options), m)
+
+    def ranked(self, gamma: float, memory: Memory | None, m: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The same with a memory that is there already."""
+        lists = [None] * len(self.blocks) if memory is None else self.lists(memory)
+        weight, blocks = 0.0 if memory is None else memory.key_weight, zip(self._allowed(memory), lists, strict=True)
+        return search_encoded(self.model, self.topology, blocks, gamma, self.own, self.config.search.beam_size, m, weight)
+
+    def _allowed(self, memory: Memory | None) -> Iterator[EncodedQueries]:
+        """The blocks without what a memory leaves out; seen items are excluded already where the configuration says so."""
+        tree = self.topology.tree
+        of = None if memory is None or self.config.search.exclude_seen else MemoryTree(memory, tree)
+        for block in self.blocks:
+            left_out = None if of is None else of.left_out(block.rows)
+            if left_out is not None:
+                params = SearchParams.uniform(len(left_out), 1, 1, left_out)
+                block = replace(block, eligible=eligible_nodes(tree, params, unrestricted_mask(tree)))
+            yield block
+
+    def measured(self, options: Options) -> Figures:
+        """The figures of some options, searched for once."""
+        key = tuple(sorted(options.items()))
+        if key not in self.figures:
+            self.answers(options)
+        return self.figures[key]
+
+    def answers(self, options: Options) -> NDArray[np.int64]:
+        """int64[B, M]: what a search with these options finds, whose figures are measured."""
+        rows_BM, _ = self.found(options, self.ms[-1])
+        self.figures[tuple(sorted(options.items()))] = self.figures_of(rows_BM)
+        return rows_BM
+
+    def figures_of(self, rows_BM: NDArray[np.int64]) -> Figures:
+        """The figures of answers."""
+        return Figures(np.stack([precision_recall_f(rows_BM, self.relevant, m)[1] for m in self.ms]))
+
+    def figure(self, options: Options) -> float:
+        """What options are chosen by."""
+        return self.measured(options).figure
+
+    def trials(self) -> list[dict[str, Any]]:
+        """All that were tried, in order: options, what they were compared by, and the recall at each cut."""
+        return [
+            {
+                "options": dict(key),
+                "figure": figures.figure,
+                "recall": dict(zip(map(str, self.ms), figures.recall_CB.mean(1).tolist(), strict=True)),
+            }
+            for key, figures in self.figures.items()
+        ]
