@@ -295,10 +295,21 @@ def test_updates_are_so_many_passes_over_the_lists(epochs: float, places: int, m
     assert steps_of(log, np.array([0]), epochs, places, most) == steps, "the second user is no training user"
 
 
-@pytest.mark.parametrize(("events", "epochs", "dropout"), [(99, 4, 0.5), (100, 16, 0.2)])
-def test_a_log_of_few_events_an_item_is_passed_over_less_often_and_with_more_dropout(events: int, epochs: float, dropout: float) -> None:
-    log = log_of([[0, 1] * (events // 2) + [0] * (events % 2), [1] * 40], items=2)
-    assert epochs_of(log, np.array([0])) == epochs, "the second user is no training user"
+@pytest.mark.parametrize(
+    ("items", "events", "encoders", "epochs", "dropout"),
+    [
+        (2, 99, ("windows",), 4, 0.5),
+        (2, 100, ("windows",), 16, 0.2),
+        (65_536, 99, ("windows",), 4, 0.5),
+        (65_537, 99, ("windows",), 2, 0.5),
+        (65_537, 99, ("windows", "transformer"), 4, 0.5),
+    ],
+)
+def test_a_log_of_few_events_an_item_is_passed_over_less_often_and_with_more_dropout(
+    items: int, events: int, encoders: tuple[str, ...], epochs: float, dropout: float
+) -> None:
+    log = log_of([[0, 1] * (events // 2) + [0] * (events % 2), [1] * 40], items=items)
+    assert epochs_of(log, np.array([0]), encoders) == epochs, "the second user is no training user"
     assert dropout_of(log, np.array([0])) == dropout
 
 

@@ -182,19 +182,16 @@ def _with_repeat(config: DeepConfig, prepared: Prepared, searches: Searches, gam
 
 
 def _fewest(anew: Reweighed, best: Options, sizes: Sequence[int], deadline: Deadline) -> Options:
-    """The options with the fewest neighbours an item, of what there is time to try, that lose next to nothing against the best."""
-    tried = [best]
-    for kept in reversed(sizes):
-        if deadline.is_over():
+    """The options with the fewest neighbours an item that lose next to nothing, as far as there is time to try: few are tried first."""
+    for kept in sizes:
+        if kept == best["kept"] or deadline.is_over():
             break
-        tried.append(best | {"kept": kept})
-        log.info("  %.5f  %d neighbours an item", anew.figure(tried[-1]), kept)
-    most = max(tried, key=anew.figure)
-    for options in reversed(tried):
-        gain, error = anew.measured(options).gain_over(anew.measured(most))
-        if options == most or gain >= -min(error, MOST_LOST):
-            return options
-    return most
+        fewer = best | {"kept": kept}
+        log.info("  %.5f  %d neighbours an item", anew.figure(fewer), kept)
+        gain, error = anew.measured(fewer).gain_over(anew.measured(best))
+        if gain >= -min(error, MOST_LOST):
+            return fewer
+    return best
 
 
 def _named(options: Options) -> str:

@@ -48,9 +48,11 @@ def dropout_of(lists: Interactions, users: Int64) -> float:
     return 0.5 if has_few_events(lists, users) else 0.2
 
 
-def epochs_of(lists: Interactions, users: Int64) -> float:
-    """4 for logs of few events an item, else 16."""
-    return 4.0 if has_few_events(lists, users) else 16.0
+def epochs_of(lists: Interactions, users: Int64, encoders: Sequence[str]) -> float:
+    """16; 4 for logs of few events an item, 2 where their many items are read by windows alone."""
+    if not has_few_events(lists, users):
+        return 16.0
+    return 2.0 if is_wide(lists.item_count, encoders) else 4.0
 
 
 def steps_of(lists: Interactions, users: Int64, epochs: float, places: int, most: int) -> int:
@@ -61,7 +63,12 @@ def steps_of(lists: Interactions, users: Int64, epochs: float, places: int, most
 
 def width_of(items: int, encoders: Sequence[str]) -> int:
     """256; 128 for many items that windows alone read, whose rows take most of the time and of the bundle."""
-    return 128 if items > MANY_ITEMS and list(encoders) == ["windows"] else 256
+    return 128 if is_wide(items, encoders) else 256
+
+
+def is_wide(items: int, encoders: Sequence[str]) -> bool:
+    """Whether most of the time goes to node rows: there are many, and windows alone read them."""
+    return items > MANY_ITEMS and list(encoders) == ["windows"]
 
 
 def nearness_of(validation: Sequence[EvaluationPair]) -> float:
@@ -90,7 +97,7 @@ def with_rules(config: DeepConfig, prepared: Prepared) -> DeepConfig:
         scorer = scorer.model_copy(update={"node_dim": width_of(lists.item_count, encoders)})
     if scorer.dropout == "auto":
         scorer = scorer.model_copy(update={"dropout": dropout_of(lists, users)})
-    epochs = epochs_of(lists, users) if optimiser.epochs == "auto" else optimiser.epochs
+    epochs = epochs_of(lists, users, encoders) if optimiser.epochs == "auto" else optimiser.epochs
     places = places_of_a_batch(lists, users) if optimiser.places == "auto" else optimiser.places
     optimiser = optimiser.model_copy(
         update={"epochs": epochs, "places": places, "steps": steps_of(lists, users, epochs, places, optimiser.steps)}
