@@ -3,7 +3,7 @@
     python -m benchmarks.long_tail --items 340000 --json F                  the log, the counting, and `compare --minutes 5`
     python -m benchmarks.long_tail --items 340000 --counting --json F       without `compare`
 
-The log is made from a seed: --items items, three events an item, lists without an order. Items lie in clusters, popularity in a cluster is
+The log is made from a seed: --items items, --events for each, lists without an order. Items lie in clusters, popularity in a cluster is
 Zipf's, some clusters are more popular than others, and a user takes most items from a few. One user has 14,000 events, of all clusters; the
 others' lengths are log-normal, 100 on average. Items that a user drew twice count once.
 
@@ -36,7 +36,7 @@ from training.specification.models import read_deep_config
 
 Int64 = NDArray[np.int64]
 
-EVENTS_AN_ITEM, EVENTS_A_USER, LONGEST = 3, 100, 14_000
+EVENTS_A_USER, LONGEST = 100, 14_000
 ITEMS_A_CLUSTER = 500
 INTERESTS, FAITHFUL = 3, 0.8
 """Clusters that a user likes, and the share of events in them."""
@@ -49,13 +49,13 @@ format = {{ format = "lists", separator = " ", order = "none", min_user_events =
 """
 
 
-def long_tail(items: int, seed: int = 1) -> list[Int64]:
+def long_tail(items: int, seed: int = 1, events_an_item: int = 3) -> list[Int64]:
     """A user's items, ascending and each once, for each user; the first has the longest list. Every item is in some list."""
     rng = np.random.default_rng(seed)
     clusters = max(2, items // ITEMS_A_CLUSTER)
     cluster_I = np.sort(rng.integers(0, clusters, items))
     first_C1 = np.searchsorted(cluster_I, np.arange(clusters + 1))
-    user_E = _users(rng, items)
+    user_E = _users(rng, items, events_an_item * items)
     interest_UK = _clusters(rng, clusters, (user_E[-1] + 1, INTERESTS))
     liked_E = interest_UK[user_E, rng.integers(0, INTERESTS, len(user_E))]
     wanted_E = np.where(rng.random(len(user_E)) < FAITHFUL, liked_E, _clusters(rng, clusters, user_E.shape))
@@ -75,9 +75,8 @@ def _clusters(rng: np.random.Generator, clusters: int, shape: tuple[int, ...]) -
     return (clusters * rng.random(shape) ** 2).astype(np.int64)
 
 
-def _users(rng: np.random.Generator, items: int) -> Int64:
+def _users(rng: np.random.Generator, items: int, events: int) -> Int64:
     """int64[E]: the user of each event, ascending."""
-    events = EVENTS_AN_ITEM * items
     longest = min(LONGEST, items // 10)
     share_U = rng.lognormal(0, 1, max(20, events // EVENTS_A_USER))
     length_U = np.maximum(2, (events - longest) * share_U / share_U.sum()).astype(np.int64)
@@ -128,6 +127,7 @@ def compared(config: Path, minutes: float, report: Path) -> dict[str, Any]:
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--items", type=int, default=340_000)
+    parser.add_argument("--events", type=int, default=3, metavar="N", help="events an item, on average")
     parser.add_argument("--minutes", type=float, default=5.0, help="of `compare`")
     parser.add_argument("--counting", action="store_true", help="only count, without `compare`")
     parser.add_argument("--seed", type=int, default=1)
@@ -135,7 +135,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.work or Path(temporary)
-        lists = long_tail(options.items, options.seed)
+        lists = long_tail(options.items, options.seed, options.events)
         config = write_log(lists, folder)
         log = {"users": len(lists), "items": options.items, "events": sum(map(len, lists)), "longest": max(map(len, lists))}
         report: dict[str, Any] = {"log": log, "counting": []}

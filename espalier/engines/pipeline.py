@@ -163,10 +163,11 @@ class Pipeline:
         handles = 0 if overlay is None else overlay.handles
         check_queries(self.bundle, queries, handles)
         params.check(len(queries), self._trees[0].item_count + handles, self._trees[0].node_count)
-        if self._memory is not None:
-            params = _excluding(params, self._memory.left_out(queries.array))
         if overlay is not None:
             params = _brought_forward(overlay, params)
+        encoded = self._encoder.of(queries, params.beam_size_B, params.trace, overlay, params.mask_B)
+        if self._memory is not None:
+            params = _excluding(params, self._memory.left_out(encoded.queries.array))
         eligible_T = self._one_eligible_T
         may_differ = overlay is not None and (not overlay.is_as_trained or params.exclude_BE is not None)
         if len(queries) != 1 or may_differ or params.mask_B is not None or params.exclude_BE is not None:
@@ -176,7 +177,6 @@ class Pipeline:
                 else eligible_nodes(tree, params, every, place)
                 for place, (tree, every) in enumerate(zip(self._trees, self._unrestricted, strict=True))
             )
-        encoded = self._encoder.of(queries, params.beam_size_B, params.trace, overlay, params.mask_B)
         memory = queries.memory if isinstance(queries, GivenQueries) else None
         if memory is None and self._memory is not None:
             memory = self._memory.lists(encoded.queries.array, eligible_T[0], None if live is None else live.memory)

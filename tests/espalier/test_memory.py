@@ -37,15 +37,9 @@ from espalier.read_only import read_only
 from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResult
 from espalier.tree import complete_tree, tree_from_children
 from tests.espalier.bundle.parts import content_of, draft_of, remembering
-from tests.espalier.test_signature import assert_same
+from tests.espalier.test_signature import assert_same, last_buckets
 from training.golden import golden_answers
 from training.inspect import inspect
-
-
-def last_places(history_T: NDArray[np.int64]) -> dict[int, int]:
-    """The items of a history, and how many places ago each came last."""
-    newest_first = [int(a) for a in history_T[::-1] if a >= 0]
-    return {item: newest_first.index(item) for item in newest_first}
 
 
 def mem_of(bundle: Bundle, history_T: NDArray[np.int64], allowed: set[int]) -> dict[int, float]:
@@ -58,8 +52,7 @@ def mem_of(bundle: Bundle, history_T: NDArray[np.int64], allowed: set[int]) -> d
             item = int(memory.item[e])
             if item in allowed:
                 at_leaf[item] = at_leaf.get(item, 0.0) + float(memory.weight[d]) * float(memory.value[e])
-    for item, place in last_places(history_T).items():
-        bucket = [place < 1, place < 2, place < 4, place < 8, place < 16, True].index(True)
+    for item, bucket in last_buckets(history_T).items():
         if item in allowed:
             at_leaf[item] = at_leaf.get(item, 0.0) + float(memory.repeat[bucket])
     mem: dict[int, float] = {}

@@ -150,11 +150,21 @@ LINEAR = Family(linear_shapes(), draw_small_linear, linear_bundle, ("sparse-cpu"
 each_family = pytest.mark.parametrize("family", [GRAPHS, LINEAR], ids=["graphs", "linear"])
 
 
-def eligible_rows(bundle: Bundle, params: SearchParams, b: int) -> set[int]:
+def last_buckets(history_T: NDArray[np.int64]) -> dict[int, int]:
+    """The items of a history, and the bucket of how many places ago each came last."""
+    newest_first = [int(a) for a in history_T[::-1] if a >= 0]
+    places = {item: newest_first.index(item) for item in newest_first}
+    return {item: [place < 1, place < 2, place < 4, place < 8, place < 16, True].index(True) for item, place in places.items()}
+
+
+def eligible_rows(bundle: Bundle, queries: QueryBatch, params: SearchParams, b: int) -> set[int]:
     """The item rows that query b may get."""
     mask = None if params.mask_B is None else params.mask_B[b]
     rows = np.arange(bundle.tree.item_count) if mask is None else np.flatnonzero(mask.eligible_N[bundle.tree.leaf_of_item])
-    return set(rows.tolist()) - (set() if params.exclude_BE is None else set(params.exclude_BE[b].tolist()))
+    excluded = set() if params.exclude_BE is None else set(params.exclude_BE[b].tolist())
+    if bundle.memory is not None:
+        excluded |= {item for item, bucket in last_buckets(queries.array[b]).items() if bundle.memory.left_out[bucket]}
+    return set(rows.tolist()) - excluded
 
 
 def assert_same(got: SearchResult, expected: SearchResult) -> None:
@@ -166,7 +176,7 @@ def assert_wide_beams_bring_enough(engine: Engine, bundle: Bundle, queries: Quer
     params = replace(params, beam_size_B=np.maximum(params.beam_size_B, params.m_B))
     result = engine.search(queries, params)
     for b in range(len(queries)):
-        eligible = eligible_rows(bundle, params, b)
+        eligible = eligible_rows(bundle, queries, params, b)
         rows = result.item_rows_BM[b][: result.count_B[b]].tolist()
         assert len(rows) == len(set(rows)) == min(params.m_B[b], len(eligible))
         assert set(rows) <= eligible

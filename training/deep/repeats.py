@@ -1,8 +1,8 @@
 """The repeat term: how much items of the history are lifted, or whether they are left out, as finds most for validation users.
 
-One value for all buckets of places first, then, where lists have an order, each bucket for itself if that finds more by over a standard
-error. Values are parts of D, the mean over queries of the largest key less the 200th. Queries are not searched for each value: the best
-leaves of one search and the history's own are ordered anew. The term stays if it finds more than none by over a standard error.
+Values, one for each bucket of places, are parts of D, the mean over queries of the largest key less the 200th. Queries are not searched for
+each value: the best leaves of one search and the history's own are ordered anew. The term stays if it finds more than none by over a
+standard error.
 
 With seen items excluded it changes nothing, so it does not matter how seen items are treated elsewhere.
 
@@ -24,14 +24,14 @@ from espalier.read_only import read_only
 from training.deep.reweighing import Candidates
 from training.deep.searches import Figures, Searches
 from training.deep.validation import EncodedQueries
+from training.retrieval.repeats import chosen_by_bucket
 
 log = logging.getLogger(__name__)
 
 LEFT_OUT = -np.inf
 PARTS = (0.0, LEFT_OUT, 0.2, 0.4, 0.6, 0.8, 1.0, 1.4, 2.0)
 """Of D. The first one that finds most is chosen."""
-PASSES = 2
-"""Over the buckets."""
+NONE = (PARTS[0],) * BUCKETS
 
 
 def with_repeat(searches: Searches, gamma: float, memory: Memory | None, *, has_order: bool) -> Memory | None:
@@ -40,34 +40,18 @@ def with_repeat(searches: Searches, gamma: float, memory: Memory | None, *, has_
     searches   of queries whose lists are whole, seen items not excluded
     """
     known = _KnownLeaves(searches, gamma, memory)
-    none = known.measured((0.0,) * BUCKETS)
-    best = max(((part,) * BUCKETS for part in PARTS), key=lambda parts: known.measured(parts).figure)
-    for _ in range(PASSES if has_order else 0):
-        for bucket in range(BUCKETS):
-            best = _better(known, best, bucket)
-    gain, error = known.measured(best).gain_over(none)
-    kept = gain > error
-    named = ", ".join("left out" if part == LEFT_OUT else f"{part:g} D" for part in best)
-    log.info("%s: %+.1f ± %.1f %% with seen items, at 0, 1, 2, 4, 8 and 16 places: %s", _title(kept), 100 * gain, 100 * error, named)
-    if not kept:
+    best = chosen_by_bucket(PARTS, lambda parts: known.measured(parts).figure, known.is_better, has_order=has_order)
+    if best == NONE:
+        log.info("no repeat term")
         return memory
+    gain, error = known.measured(best).gain_over(known.measured(NONE))
+    named = ", ".join("left out" if part == LEFT_OUT else f"{part:g} D" for part in best)
+    log.info("repeat term: %+.1f ± %.1f %% with seen items, at 0, 1, 2, 4, 8 and 16 places: %s", 100 * gain, 100 * error, named)
     left_out = np.array(best) == LEFT_OUT
     bonus = np.where(left_out, 0, np.maximum(best, 0) * known.spread).astype(np.float32)
     if memory is None:
         memory = _without_entries(searches.topology.tree.item_count)
     return replace(memory, repeat=(bonus / np.float32(memory.key_weight)).astype(np.float32), left_out=left_out)
-
-
-def _title(kept: bool) -> str:
-    return "repeat term" if kept else "no repeat term"
-
-
-def _better(known: _KnownLeaves, best: tuple[float, ...], bucket: int) -> tuple[float, ...]:
-    """Values that differ in one bucket, where these find more by over a standard error."""
-    others = [(*best[:bucket], part, *best[bucket + 1 :]) for part in PARTS if part != best[bucket]]
-    other = max(others, key=lambda parts: known.measured(parts).figure)
-    gain, error = known.measured(other).gain_over(known.measured(best))
-    return other if gain > error else best
 
 
 def _without_entries(items: int) -> Memory:
@@ -98,14 +82,18 @@ class _KnownLeaves:
         best_BM = -np.sort(-self._key_BC, axis=1)[:, : self._m]
         self.spread = float(np.mean([best_M[0] - best_M[np.isfinite(best_M)][-1] for best_M in best_BM]))
 
-    def measured(self, parts: Sequence[float]) -> Figures:
+    def is_better(self, parts: tuple[float, ...], than: tuple[float, ...]) -> bool:
+        """Whether some values find more than others by over a standard error."""
+        gain, error = self.measured(parts).gain_over(self.measured(than))
+        return gain > error
+
+    def measured(self, parts: tuple[float, ...]) -> Figures:
         """The figures of one value for each bucket, in parts of D."""
-        key = tuple(parts)
-        if key not in self._found:
+        if parts not in self._found:
             bonus = np.array([*(part if part == LEFT_OUT else part * self.spread for part in parts), 0.0], np.float32)
             rows_BM = self._candidates.best(self._key_BC + bonus[self._bucket_BC], self._m)
-            self._found[key] = self._searches.figures_of(rows_BM)
-        return self._found[key]
+            self._found[parts] = self._searches.figures_of(rows_BM)
+        return self._found[parts]
 
 
 def _histories(blocks: Sequence[EncodedQueries], longest: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -11,7 +11,7 @@ Legend: B queries, M results.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,8 @@ from training.retrieval.task import Fitted, Method, Metric, Rank, Task
 log = logging.getLogger(__name__)
 
 Int64 = NDArray[np.int64]
+Choice = tuple[Any, ...]
+"""A value for each bucket."""
 OWN, LEFT_OUT = -1, -2
 """Where the method has it; nowhere."""
 PLACES = (OWN, LEFT_OUT, 0, 2, 5, 10, 20, 50, 100)
@@ -91,8 +93,7 @@ def with_seen_placed(method: Method) -> Method:
 
 
 def best_places(rank: Rank, pairs: Sequence[EvaluationPair], metric: Metric, *, has_order: bool) -> tuple[int, ...]:
-    """The places that find most for validation queries whose lists are whole: one for all buckets first, then, in lists with an order, each
-    bucket for itself where that finds more by over a standard error."""
+    """The places that find most for validation queries whose lists are whole, see `chosen_by_bucket`."""
     none = (OWN,) * BUCKETS
     if len(pairs) < LEAST_QUERIES:
         return none
@@ -109,9 +110,27 @@ def best_places(rank: Rank, pairs: Sequence[EvaluationPair], metric: Metric, *, 
         gain_B = figure_B(places) - figure_B(than)
         return bool(gain_B.mean() > gain_B.std(ddof=1) / np.sqrt(len(gain_B)))
 
-    best = max(((place,) * BUCKETS for place in PLACES), key=lambda places: float(figure_B(places).mean()))
-    for bucket in list(range(BUCKETS)) * (PASSES if has_order else 0):
-        others = [(*best[:bucket], place, *best[bucket + 1 :]) for place in PLACES]
-        other = max(others, key=lambda places: float(figure_B(places).mean()))
-        best = other if is_better(other, best) else best
+    return chosen_by_bucket(PLACES, lambda places: float(figure_B(places).mean()), is_better, has_order=has_order)
+
+
+def chosen_by_bucket(
+    values: Sequence[Any],
+    figure: Callable[[Choice], float],
+    is_better: Callable[[Choice, Choice], bool],
+    *,
+    has_order: bool,
+) -> Choice:
+    """A value for each bucket: one for all first, then, in lists with an order, each bucket for itself where that is better.
+
+    values     the first one is what is without a choice, and stays unless others are better
+    is_better  whether the first ones find more than the second ones by over a standard error
+    """
+    none = (values[0],) * BUCKETS
+    best: Choice = max([(value,) * BUCKETS for value in values], key=figure)
+    for step in range(PASSES * BUCKETS if has_order else 0):
+        at = step % BUCKETS
+        others = [(*best[:at], value, *best[at + 1 :]) for value in values]
+        other = max(others, key=figure)
+        if is_better(other, best):
+            best = other
     return best if is_better(best, none) else none
