@@ -167,8 +167,7 @@ def test_the_capacity_is_that_of_as_many_clients_as_it_takes(
     assert loop["requests_per_s"] == pytest.approx(100 * min(found, lanes), rel=0.02)
 
 
-def test_what_is_due_and_never_sent_counts_as_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loops, "GRACE_S", 0.1)
+def test_what_is_due_and_never_sent_counts_as_unanswered() -> None:
     stop = threading.Event()
 
     def answer(number: int, body: Json) -> int:
@@ -176,7 +175,7 @@ def test_what_is_due_and_never_sent_counts_as_unanswered(monkeypatch: pytest.Mon
         return 200
 
     with answering(answer) as target:
-        answered = open_loop(target.address, [REQUEST], 500, 0.1, connections=2)
+        answered = open_loop(target.address, [REQUEST], 500, 0.1, connections=2, grace_s=0.1)
         stop.set()
     assert len(answered) == 50
     assert {answer.status for answer in answered} == {0}

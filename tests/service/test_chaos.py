@@ -172,7 +172,7 @@ def admin(port: int, method: str, path: str, body: Json) -> tuple[int, Json]:
 
 
 def test_overload_is_answered_by_refusals_and_right_answers(port: int, checked: Checked) -> None:
-    answered = open_loop(("127.0.0.1", port), checked.requests, 6000, 1.0, connections=300)
+    answered = open_loop(("127.0.0.1", port), checked.requests, 6000, 1.0, connections=300, grace_s=60.0)
     found = Counter(answer.status for answer in answered)
     assert set(found) <= {200, 429, 503, 504}, found
     assert found[200] > 100
