@@ -55,6 +55,9 @@ def new(
 def fit(
     config: Annotated[Path, typer.Option(help="TOML file; `options` lists the keys")],
     out: NewVersion,
+    kind: Annotated[
+        str | None, typer.Option(help="what is trained on the same data with its own defaults, instead of the kind in the file")
+    ] = None,
     data: Annotated[Path | None, typer.Option("--data", "--train", help="a log or a file of points to read instead")] = None,
     test: Annotated[Path | None, typer.Option(help="xr-linear: a file to measure on instead of the configured one")] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where to train")] = "auto",
@@ -67,7 +70,7 @@ def fit(
     from training.specification.linear import LinearConfig
     from training.specification.models import read_config
 
-    settings = read_config(config, earlier, train=data, test=test)
+    settings = read_config(config, earlier, kind, train=data, test=test)
     if isinstance(settings, LinearConfig):
         _fit_linear(out, settings, device, resume, earlier)
         return

@@ -25,7 +25,7 @@ from training.specification.sections import sections_in
 from training.specification.splits import DateSplit
 
 CONFIGS = ROOT / "training" / "configs"
-KINDS = "'otm-robust', 'otm-sequence', 'otm', 'otm-no-bs', 'otm-no-optest', 'tdm', 'plt', 'hsm', 'xr-linear' or 'xreg'"
+KINDS = "'otm-robust', 'otm-sequence', 'otm', 'otm-no-bs', 'otm-no-optest', 'tdm', 'plt', 'hsm', 'neighbours', 'xr-linear' or 'xreg'"
 NAN, INF = float("nan"), float("inf")
 
 Raw = dict[str, Any]
@@ -107,7 +107,7 @@ NETWORKS: list[tuple[Raw, str, str]] = [
     ({"kind": "otm-sequence", "scorer": {"heads": 3}}, "scorer.node_dim", "a multiple of 6"),
     ({"kind": "otm-sequence", "scorer": {"length": 5000}}, "scorer.length", "4096"),
     ({"kind": "otm-sequence", "scorer": {"node_dim": 7}} | of_data({"order": "none"}, {}), "scorer.node_dim", "a multiple of 2"),
-    ({"kind": "otm-sequence"} | of_data(VECTORS, {}), "kind", "a kind without a sequence encoder"),
+    ({"kind": "otm-sequence"} | of_data(VECTORS, {}), "kind", "a kind that reads no sequences"),
     # vectors
     (of_data(VECTORS, {}) | {"scorer": {"kind": "attention"}}, "scorer.kind", "product or mlp, since data.format.format is vectors"),
     (of_data(VECTORS, {}) | {"instances": {"windows": [4, 2]}}, "instances.windows", "since data.format.format is vectors"),
@@ -276,7 +276,7 @@ def test_a_short_training_warms_up_for_a_fifth_of_its_steps(steps: int) -> None:
 # -- the list of keys -----------------------------------------------------------------------------------------------------
 
 
-MODELS = ["otm-robust", "otm-sequence", "otm", "otm-no-bs", "otm-no-optest", "tdm", "plt", "hsm", "xr-linear", "xreg"]
+MODELS = ["otm-robust", "otm-sequence", "otm", "otm-no-bs", "otm-no-optest", "tdm", "plt", "hsm", "neighbours", "xr-linear", "xreg"]
 
 
 def test_all_kinds_are_listed_with_a_line_and_another_is_refused() -> None:
@@ -301,6 +301,15 @@ def test_keys_are_printed_with_type_default_and_meaning() -> None:
     assert "\nobjective.random_nodes = 0\n" in as_text("otm")
 
 
+def is_fixed(section: type[BaseModel], name: str) -> bool:
+    """Whether a dotted key has no other value than its default."""
+    key, _, rest = name.partition(".")
+    inner = sections_in(section.model_fields[key].annotation)
+    return key in getattr(section, "FIXED", ()) or (
+        bool(rest) and any(is_fixed(one, rest) for one in inner if rest.split(".")[0] in one.model_fields)
+    )
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_keys_of_a_kind_are_those_of_its_configuration_with_their_defaults(kind: str) -> None:
     data = {"format": "xmc", "train": "train.txt"} if kind in ("xr-linear", "xreg") else {"log": "log.csv"}
@@ -309,6 +318,7 @@ def test_the_keys_of_a_kind_are_those_of_its_configuration_with_their_defaults(k
     for option in options(section_of(kind)):
         listed.setdefault(option.name, []).append(None if option.default is None else json.loads(option.default))
     required = {"kind", "name", "data.log", "data.train", "data.format", "text"}
+    plain = {name: value for name, value in plain.items() if not is_fixed(section_of(kind), name)}
     assert {name for name, value in plain.items() if value not in listed.get(name, ["no such key"])} <= required
 
 

@@ -270,6 +270,7 @@ def test_a_tree_that_finds_less_as_much_or_little_more_is_not_said_to_pay(figure
     sentences = judged(replace(TREE, figure=figure), NEIGHBOURS, EASE, error=error)
     assert sentences[0].startswith(found)
     assert sentences[1].startswith(pays)
+    assert ("`fit --kind neighbours`" in sentences[1]) == pays.startswith("Use")
 
 
 @pytest.mark.parametrize("figure", [0.1, 0.28, 0.9])

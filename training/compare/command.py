@@ -17,6 +17,7 @@ from training.compare.plot import plot_rows
 from training.compare.report import Report
 from training.compare.verdict import duration, size
 from training.deep.fit import pick_device
+from training.specification.deep import NeighboursConfig
 from training.specification.log_format import VectorsFormat
 from training.specification.models import read_deep_config
 
@@ -44,6 +45,10 @@ def run(
     if min(beams) < 1:
         raise InvalidConfig("--beam", beams, "serving beams of at least 1")
     settings = read_deep_config(config)
+    if isinstance(settings, NeighboursConfig):
+        raise InvalidConfig(
+            "kind", settings.kind, "a kind that trains a tree, such as otm-sequence: neighbours are compared with it anyway"
+        )
     usual = VECTOR_METHODS if isinstance(settings.data.format, VectorsFormat) else DEFAULT_METHODS
     names = list(usual) if methods is None else checked_names(methods, [RECIPE, *METHODS])
     for file in (json_file, plot):

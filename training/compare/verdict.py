@@ -129,7 +129,7 @@ def _pays(field: Field, tree: Contestant, best: Contestant, difference: Differen
         if others:
             return f"Undecided: {_listed(others)}, which validation did not choose, may find as much as the tree ({costs})"
         if difference.high < MARGIN * best.figure:
-            return f"Use {best.name} unless so little more is worth the cost ({costs})"
+            return f"Use {best.name} unless so little more is worth the cost ({costs}{_model_of(best)})"
         more = "" if fused is None or field.paired(fused.name, tree.name).low <= 0 else f", and {_fused(fused)} find more still"
         return f"The tree pays{more} ({costs})"
     if fused is not None:
@@ -139,8 +139,13 @@ def _pays(field: Field, tree: Contestant, best: Contestant, difference: Differen
         rivals = [other for other in field.baselines if field.paired(tree.name, other.name).low <= 0]
         if difference.high >= 0 and difference.low > -MARGIN * best.figure and all(tree.ms < MUCH_FASTER * rival.ms for rival in rivals):
             return f"The tree pays by its speed: it finds as much in less time ({costs})"
-        return f"Use {best.name} ({costs})"
+        return f"Use {best.name} ({costs}{_model_of(best)})"
     return f"Undecided with {difference.queries:,} queries: they leave room for either ({costs})"
+
+
+def _model_of(best: Contestant) -> str:
+    """How to serve what is to be used instead of a tree, where that is a kind of model, too."""
+    return f"; `fit --kind {STRONG}` makes a model of them" if best.name == STRONG else ""
 
 
 def _is_settled(difference: Difference, best: Contestant) -> bool:

@@ -99,6 +99,22 @@ def build_model(config: DeepConfig, tree: Tree, prepared: Prepared) -> NodeScore
     return model
 
 
+@torch.no_grad()
+def by_popularity(config: DeepConfig, prepared: Prepared, tree: Tree) -> NodeScorer:
+    """A model that ranks leaves by the events of their items, whatever the history, and an inner node as its best leaf: from 0 to 1."""
+    model = new_model(config, tree, query_kind(config, prepared.interactions))
+    for weights in model.parameters():
+        weights.zero_()
+    known_I = np.log1p(events_of_items(prepared.interactions, prepared.split.train))
+    best_N = np.zeros(tree.node_count, np.float32)
+    best_N[tree.leaf_of_item] = known_I / max(known_I.max(), 1)
+    for h in range(tree.height, 0, -1):
+        nodes = np.arange(tree.level(h).start, tree.level(h).stop)
+        np.maximum.at(best_N, tree.parent[nodes], best_N[nodes])
+    model.node_rows[:, -1] = torch.from_numpy(best_N)  # the last entry of a query's state is 1
+    return model
+
+
 def rows_from_embeddings(tree: Tree, embeddings_ID: Float32, std: float) -> Float32:
     """float32[N, D]: means over the items below of unit-length embeddings, scaled to root mean square `std` on each level.
 

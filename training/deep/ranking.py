@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.errors import InvalidData
 from espalier.manifest import Calibration, Ranking
 from espalier.memory import Memory
 from training.deep.calibration import calibrate
@@ -35,7 +36,7 @@ from training.deep.validation import ranked_by, validation_pairs
 from training.neighbours.fit import GRID
 from training.retrieval.task import Deadline
 from training.retrieval.tuning import Option, Options, search
-from training.specification.deep import DeepConfig
+from training.specification.deep import DeepConfig, NeighboursConfig
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ ROUNDS = 3
 RECENCY = next(option for option in GRID if option.name == "recency")
 VALIDATION_QUERIES = 2000
 MIN_QUERIES = 30
-"""With fewer validation users there is no memory: its gain could not be told from noise."""
+"""With fewer validation users nothing about a memory is chosen, whether there is one included: a gain could not be told from noise."""
 TRIAL_VISITS = 1 << 17
 """Entries that a validation query of a search with a memory may have to add up, on average: some milliseconds. Else fewer are kept."""
 MOST_LOST = 0.005
@@ -106,6 +107,8 @@ def choose_ranking(config: DeepConfig, prepared: Prepared, topology: Topology, m
     fixed = trained if own == "log_activation" else config.search.gamma
     gammas = sorted({*GAMMAS, trained}) if fixed == "auto" else [fixed]
     pairs = validation_pairs(config, prepared, VALIDATION_QUERIES)
+    if not pairs and isinstance(config, NeighboursConfig):
+        raise InvalidData("log", "no validation user with anything left to find", "some, by whom neighbours are chosen")
     if not pairs:
         log.warning("no validation user has anything left to find: γ is the trained one, scores are not calibrated")
         gamma = trained if fixed == "auto" else fixed
@@ -136,7 +139,8 @@ def _with_memory(
     weight = config.memory.weight
     if weight == 0 or prepared.interactions.vectors_UF is not None:
         return alone
-    if len(searches.pairs) < MIN_QUERIES:
+    few = len(searches.pairs) < MIN_QUERIES
+    if few and weight == "auto":
         log.warning("no memory: %d validation users are too few to choose one by", len(searches.pairs))
         return alone
     source = searches.source = remembered(config, prepared, memory_s)
@@ -154,6 +158,8 @@ def _with_memory(
     grid = [Option("gamma", tuple(gammas))] if len(gammas) > 1 else []
     grid = [WEIGHTS, *grid] if weight == "auto" else grid
     grid = [*grid, RECENCY] if prepared.interactions.order != "none" else grid
+    if few:
+        return best
     anew = Reweighed(searches, alone, memory)
     tried: list[Options] = []
     while best not in tried and len(tried) < ROUNDS:

@@ -15,13 +15,14 @@ import torch
 from espalier.bundle import Bundle
 from training.deep.earlier import as_earlier
 from training.deep.export import export
+from training.deep.first_model import by_popularity
 from training.deep.fit import fit
 from training.deep.memory import FIT_S
 from training.deep.parallel import joined, process, shared_tree, wait_for_all
 from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.sequence.rules import with_rules
 from training.retrieval.task import NO_DEADLINE, Deadline
-from training.specification.deep import DeepConfig
+from training.specification.deep import DeepConfig, NeighboursConfig
 from training.versions import clear, only_run, work_folder
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,10 @@ def train_and_export(
         folder = work if number == 1 else work / f"round-{number}"
         folder.mkdir(exist_ok=True)
         tree = shared_tree(partial(build_tree, config, prepared, device), device)
-        model = fit(config, prepared, tree, device, folder, resume, deadline)
+        if isinstance(config, NeighboursConfig):
+            model = by_popularity(config, prepared, tree)
+        else:
+            model = fit(config, prepared, tree, device, folder, resume, deadline)
         prepared = replace(prepared, earlier=as_earlier(config, tree, model), begun=None)
     return export(config, prepared, tree, model, out, memory_s) if process() == 0 else None
 

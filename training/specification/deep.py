@@ -254,7 +254,7 @@ MOST_WEIGHT = 1_000_000
 """Ranks count for nothing long before; and what no float32 can hold would only be found out at the export."""
 
 WEIGHT = auto_or(
-    f"0, or a number from {LEAST_WEIGHT} to {MOST_WEIGHT}", lambda weight: weight == 0 or LEAST_WEIGHT <= weight <= MOST_WEIGHT
+    f"0, or a number from {LEAST_WEIGHT} to {MOST_WEIGHT}", lambda weight: weight == 0 or LEAST_WEIGHT <= weight <= float(MOST_WEIGHT)
 )
 
 
@@ -366,8 +366,8 @@ class DeepConfig(Section):
     def _vectors_have_no_history(self) -> DeepConfig:
         if isinstance(self.data.format, VectorsFormat):
             because = "since data.format.format is vectors and such queries have no history"
-            if isinstance(self.scorer, SequenceScorer):
-                raise InvalidConfig("kind", self.kind, f"a kind without a sequence encoder, such as otm-robust, {because}")
+            if isinstance(self.scorer, SequenceScorer) or isinstance(self.memory, CountedMemory):
+                raise InvalidConfig("kind", self.kind, f"a kind that reads no sequences, such as otm-robust, {because}")
             if self.scorer.kind not in ("product", "mlp"):
                 raise InvalidConfig("scorer.kind", self.scorer.kind, f"product or mlp, {because}")
             if self.search.exclude_seen:
@@ -498,6 +498,44 @@ class HsmConfig(_PathProductConfig):
     kind: Literal["hsm"]
 
 
+COUNTED_HISTORY = 1000
+"""Most items of a history that a model of neighbours reads; their weights end before where a list has an order."""
+
+
+class CountedMemory(MemoryConfig):
+    """Item neighbours, which outweigh the ranks of a tree."""
+
+    FIXED: ClassVar = ("weight",)
+    weight: Annotated[Literal["auto"] | float, WEIGHT] = float(MOST_WEIGHT)
+
+
+class CountedSearch(SearchConfig):
+    """Search defaults and limits of the exported model."""
+
+    FIXED: ClassVar = ("gamma",)
+    gamma: Annotated[Literal["auto"] | float, SHARE] = 0.0
+
+
+class NeighboursConfig(WindowConfig):
+    """Tuned item neighbours in a tree that is not trained: a beam of at least m finds what they rank best, popular items behind them."""
+
+    FIXED: ClassVar = ("earlier_model", "instances", "scorer", "objective", "optimiser", "content")
+    kind: Literal["neighbours"]
+    instances: InstanceConfig = InstanceConfig(windows=(COUNTED_HISTORY,))
+    scorer: Scorer = ProductScorer(node_dim=2, hidden=(), dtype="float32")
+    objective: TdmObjective = TdmObjective()
+    search: CountedSearch = CountedSearch()
+    memory: CountedMemory = CountedMemory()
+
+
 DeepKinds = (
-    OtmRobustConfig | SequenceConfig | OtmConfig | OtmNoBeamSearchConfig | OtmNoOptimalTestConfig | TdmConfig | PltConfig | HsmConfig
+    OtmRobustConfig
+    | SequenceConfig
+    | OtmConfig
+    | OtmNoBeamSearchConfig
+    | OtmNoOptimalTestConfig
+    | TdmConfig
+    | PltConfig
+    | HsmConfig
+    | NeighboursConfig
 )

@@ -19,6 +19,8 @@ from training.specification.sections import Form, Raw, kinds_of, read_toml
 Specification = Annotated[DeepKinds | LinearConfig | XRegConfig, Field(discriminator="kind")]
 SPECIFICATION: Form[DeepConfig | LinearConfig] = Form(Specification)
 LINEAR_KINDS = (*kinds_of(LinearConfig), *kinds_of(XRegConfig))
+KEPT = ("name", "seed", "data")
+"""Keys that mean the same for every kind."""
 
 Family = TypeVar("Family", bound=DeepConfig | LinearConfig)
 
@@ -33,13 +35,16 @@ def window_config(raw: Raw) -> WindowConfig:
     return _of_family(SPECIFICATION.checked(raw), WindowConfig, "kind")
 
 
-def read_config(file: Path, earlier: Path | None = None, **files: Path | None) -> DeepConfig | LinearConfig:
+def read_config(file: Path, earlier: Path | None = None, kind: str | None = None, **files: Path | None) -> DeepConfig | LinearConfig:
     """The specification in a TOML file. Raises InvalidConfig.
 
+    kind     what is trained instead, with the same data, seed and name, and its own defaults for all else; None: what the file says
     earlier  what `earlier_model` is instead, where there is one
     files    what `data.train` and `data.test` of linear models are instead, unless None
     """
     raw = read_toml(file)
+    if kind is not None and kind != raw.get("kind"):
+        raw = {key: raw[key] for key in KEPT if key in raw} | {"kind": kind}
     if earlier is not None and raw.get("earlier_model") is not None:
         raw["earlier_model"] = str(earlier)
     if raw.get("kind") in LINEAR_KINDS and isinstance(raw.get("data"), dict):

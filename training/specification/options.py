@@ -18,7 +18,7 @@ from espalier.errors import InvalidConfig
 from training.specification.linear import LinearConfig
 from training.specification.models import SPECIFICATION
 from training.specification.ranker import RANKER_CONFIG
-from training.specification.sections import kind_key, kinds_of, sections_in
+from training.specification.sections import Section, kind_key, kinds_of, sections_in
 
 PYTHON_NAMES = {"int": "integer", "float": "number", "bool": "true or false", "str": "string", "Path": "path"}
 FAMILIES = (("Models (`fit --config`)", SPECIFICATION.sections), ("Rankers (`fit-ranker --config`)", RANKER_CONFIG.sections))
@@ -67,6 +67,8 @@ def options(section: type[BaseModel], prefix: str = "", only: str = "") -> Itera
     fields = sorted(section.model_fields.items(), key=lambda entry: entry[0] != own)  # the kind first
     for name, field in fields:
         inner = sections_in(field.annotation)
+        if issubclass(section, Section) and name in section.FIXED:
+            continue
         if not inner:
             meaning = "which keys there are" if name == own else _description(section, name)
             yield _option(prefix + name, meaning, only, field)
@@ -153,7 +155,7 @@ def _shared_keys(sections: Sequence[type[BaseModel]]) -> Variants:
 
 
 def _tables(sections: Sequence[type[BaseModel]], shared: Variants) -> list[str]:
-    """A table for each section of the file, without the keys that are described already."""
+    """A table for each section of the file, without the keys that are described already. Kinds without the section are not named in it."""
     tables: dict[str, dict[str, Sequence[_Variant]]] = {}
     for name, variants in _by_name(sections).items():
         if name not in shared:
@@ -161,7 +163,9 @@ def _tables(sections: Sequence[type[BaseModel]], shared: Variants) -> list[str]:
             tables.setdefault(table, {})[name] = variants
     lines = []
     for table, keys in tables.items():
-        lines += [*(["", f"### {table}"] if table else []), *_table(keys, _every_kind(sections))]
+        owners = {kind for variants in keys.values() for variant in variants for kind in variant.kinds}
+        every = tuple(kind for kind in _every_kind(sections) if kind in owners)
+        lines += [*(["", f"### {table}"] if table else []), *_table(keys, every)]
     return lines
 
 

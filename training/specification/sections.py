@@ -11,9 +11,19 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
-from typing import Any, Generic, Literal, TypeVar, cast, get_args, get_origin
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from espalier.errors import InvalidConfig, expectation
@@ -31,6 +41,16 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    FIXED: ClassVar[tuple[str, ...]] = ()
+    """Keys that only have their default in this section; no page lists them."""
+
+    @field_validator("*")
+    @classmethod
+    def _is_fixed(cls, value: object, info: ValidationInfo) -> object:
+        if info.field_name in cls.FIXED and value != cls.model_fields[info.field_name].default:
+            raise ValueError("no such key: its kind leaves no choice")
+        return value
 
 
 class SearchLimits(Section):

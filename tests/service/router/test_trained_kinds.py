@@ -43,6 +43,10 @@ def of_log(folder: Path, kind: str, **sections: Any) -> Raw:
     return raw | sections
 
 
+def of_neighbours(folder: Path) -> Raw:
+    return {key: value for key, value in of_log(folder, "neighbours").items() if key not in ("scorer", "optimiser")}
+
+
 def of_vectors(folder: Path) -> Raw:
     return vector_logs.settings(vector_logs.write_log(folder), optimiser={"steps": 20, "validate_every": 10}, search={"beam_size": 3})
 
@@ -85,6 +89,7 @@ MADE: Mapping[str, Callable[[Path], Raw]] = {
     "tdm": lambda folder: of_log(folder, "tdm"),
     "plt": lambda folder: of_log(folder, "plt"),
     "hsm": lambda folder: of_log(folder, "hsm"),
+    "neighbours": of_neighbours,
     "xr-linear": of_points,
     "xr-linear without stacking": lambda folder: of_points(folder, stacking={"model": "none"}),
     "xr-linear, a forest": lambda folder: of_points(folder, trees=2),
