@@ -3,7 +3,7 @@
     python -m benchmarks.live_speed --json F [--engines compiled-cpu,onnx-cpu,sparse-cpu] [--live 10000,65536] [--beam 200] [--m 50]
 
 The same queries, one a call on one thread: an engine without an overlay, with an empty one, and with so many live items under random
-parents that have room. All take turns query by query, in random order; figures are medians over all queries of all rounds. The models are
+parents that have room. These take turns query by query, in random order; figures are medians over all queries of all rounds. The models are
 synthetic: 8^6 items and 32,768 parents for `compiled-cpu` (inner product) and `sparse-cpu`, 2^16 items under as many parents for `onnx-cpu`
 (the papers' scorer).
 
@@ -33,12 +33,13 @@ from espalier.engines import open_engine
 from espalier.engines.pipeline import Pipeline
 from espalier.errors import EspalierError
 from espalier.live.operations import ItemBody
+from espalier.live.overlay import Overlay
 from espalier.live.rows import Placement
 from espalier.live.state import Change, LiveState
 from espalier.manifest import Ranking
 from espalier.placement.placer import Placer
 from espalier.queries import QueryBatch
-from espalier.search import Engine, SearchParams
+from espalier.search import SearchParams
 from espalier.tree import complete_tree
 from loadtest.queries import held_out
 
@@ -95,40 +96,36 @@ def with_placed_items(bundle: Bundle, count: int) -> LiveState:
     return state
 
 
-def searchers(engine: str | None, bundle: Bundle, live: list[int], live_state: StateOf = with_live_items) -> dict[str, Engine]:
-    """The engines that are compared, by what is live. engine: None for that of the bundle's choice."""
-    opened: dict[str, Engine] = {"no overlay": open_engine(bundle, "cpu", engine)}
-    for count in (0, *live):
-        searched = open_engine(bundle, "cpu", engine)
-        searched.set_overlay(live_state(bundle, count).overlay())
-        opened[f"{count} live"] = searched
-    return opened
+def overlays(bundle: Bundle, live: list[int], live_state: StateOf = with_live_items) -> dict[str, Overlay | None]:
+    """What is live in each engine that is compared."""
+    return {"no overlay": None} | {f"{count} live": live_state(bundle, count).overlay() for count in (0, *live)}
 
 
-def with_all_gone(bundle: Bundle, count: int) -> Pipeline:
-    """An engine whose live items were all deleted again."""
-    state, searched = with_placed_items(bundle, count), open_engine(bundle, "cpu")
+def all_gone(bundle: Bundle, count: int) -> Overlay:
+    """What is live once all live items were deleted again."""
+    state = with_placed_items(bundle, count)
     state.apply([Change(count + number, f"new-{number}", "delete") for number in range(1, count + 1)])
-    searched.set_overlay(state.overlay())
-    return searched
+    return state.overlay()
 
 
-def measured(engines: dict[str, Engine], queries: QueryBatch, beam: int, m: int, rounds: int, batch: int = 1) -> dict[str, float]:
-    """Milliseconds of the median query, by engine, in calls of `batch` queries."""
+def measured(
+    engine: Pipeline, live: dict[str, Overlay | None], queries: QueryBatch, beam: int, m: int, rounds: int, batch: int = 1
+) -> dict[str, float]:
+    """Milliseconds of the median query, by what is live, in calls of `batch` queries.
+
+    One engine has each overlay in turn: two engines of the same bundle may differ by a tenth.
+    """
     params = SearchParams.uniform(batch, beam, m)
     one = [queries.take(np.arange(begin, begin + batch)) for begin in range(0, len(queries) - batch + 1, batch)]
-    times_s: dict[str, list[float]] = {name: [] for name in engines}
-    searches: list[tuple[str, Callable[..., object]]] = [(name, engine.search) for name, engine in engines.items()]
-    for _, search in searches:
-        search(one[0], params)
-    rng = np.random.default_rng(3)
-    for _ in range(rounds):
+    times_s: dict[str, list[float]] = {name: [] for name in live}
+    rng, names = np.random.default_rng(3), list(live)
+    for round_ in range(-1, rounds):  # the first one warms up
         for b in range(len(one)):
-            for place in rng.permutation(len(searches)).tolist():  # what ran before leaves caches as it needs them
-                name, search = searches[place]
+            for name in rng.permutation(names).tolist():  # what ran before leaves caches as it needs them
+                engine.set_overlay(live[name])
                 begin_s = time.perf_counter()
-                search(one[b], params)
-                times_s[name].append(time.perf_counter() - begin_s)
+                engine.search(one[b], params)
+                times_s[name] += [time.perf_counter() - begin_s] * (round_ >= 0)
     return {name: 1e3 * float(np.median(own)) / batch for name, own in times_s.items()}
 
 
@@ -150,7 +147,8 @@ def run(folder: Path, names: list[str], live: list[int], height: int, beam: int,
     for engine in names:
         bundle = bundle_for(engine, folder, height)
         queries = random_queries(np.random.default_rng(2), bundle, QUERIES, integer=False)
-        rows += rows_of(engine, bundle, measured(searchers(engine, bundle, live), queries, beam, m, rounds), beam, m, 1)
+        ms = measured(open_engine(bundle, "cpu", engine), overlays(bundle, live), queries, beam, m, rounds)
+        rows += rows_of(engine, bundle, ms, beam, m, 1)
     return rows
 
 
@@ -158,11 +156,14 @@ def run_sample(model: Path, live: list[int], rounds: int) -> list[dict[str, Any]
     """The rows of a trained model of one tree."""
     bundle = Bundle.open(model, verify=False)
     search, queries = bundle.manifest.search, read_heldout(bundle, SAMPLED).queries
-    opened = searchers(None, bundle, live, with_placed_items) | {f"{live[0]} gone": with_all_gone(bundle, live[0])}
+    compared, engine = (
+        overlays(bundle, live, with_placed_items) | {f"{live[0]} gone": all_gone(bundle, live[0])},
+        open_engine(bundle, "cpu"),
+    )
     rows = []
     for batch in BATCHES:
-        ms = measured(opened, queries, search.beam_size, search.m, rounds, batch)
-        rows += rows_of(opened["no overlay"].name, bundle, ms, search.beam_size, search.m, batch)
+        ms = measured(engine, compared, queries, search.beam_size, search.m, rounds, batch)
+        rows += rows_of(engine.name, bundle, ms, search.beam_size, search.m, batch)
     return rows
 
 

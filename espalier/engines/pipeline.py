@@ -30,7 +30,7 @@ from espalier.live.eligible import eligible_with_live_items
 from espalier.live.overlay import Overlay
 from espalier.masks.eligibility import eligible_nodes, unrestricted_mask
 from espalier.memory_lists import NO_LIVE_ITEMS, LiveEntries, MemoryTree
-from espalier.queries import QueryBatch, VectorKind
+from espalier.queries import HistoryKind, QueryBatch, VectorKind
 from espalier.read_only import read_only
 from espalier.scores import finish
 from espalier.search import NO_CONTEXT, SearchContext, SearchParams, SearchResult
@@ -135,6 +135,8 @@ class Pipeline:
     def _run(self, queries: QueryBatch, params: SearchParams, context: SearchContext, frontier: bool) -> Found:
         """encode, search, merge: the best m items, the beams above the leaves, and the leaf states where the search made them."""
         live = self._live
+        if live is not None and self._is_as_trained(live.overlay, queries, params):
+            live = None
         query = self._encoded(queries, params, context, live, frontier)
         size = self._at_once(query)
         if size >= len(queries):
@@ -147,6 +149,13 @@ class Pipeline:
             results.append(self._merged(block, leaves, live))
             frontiers.append(leaves.frontiers)
         return joined(results), joined_frontiers(frontiers), None
+
+    def _is_as_trained(self, overlay: Overlay, queries: QueryBatch, params: SearchParams) -> bool:
+        """Whether an overlay makes no difference to a search: all that came has gone again, and nothing in the request may name it."""
+        if not overlay.is_as_trained or params.mask_B is not None or params.exclude_BE is not None or isinstance(queries, GivenQueries):
+            return False
+        items = self._trees[0].item_count
+        return not isinstance(queries.kind, HistoryKind) or bool((queries.array < items).all())
 
     def _at_once(self, query: TreeQuery) -> int:
         """How many queries are searched at a time."""

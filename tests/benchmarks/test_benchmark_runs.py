@@ -21,6 +21,7 @@ from benchmarks.random_bundles import random_queries
 from benchmarks.speed import engine_cpu, live_speed
 from espalier.bundle import Bundle
 from espalier.bundle_writer import with_parts
+from espalier.engines import open_engine
 from espalier.search import SearchParams
 from tests import ROOT
 from tests.espalier.placement.test_placer import product_bundle
@@ -111,10 +112,11 @@ def test_every_system_answers_the_same_queries_and_is_timed_in_two_parts(tmp_pat
 def test_live_items_are_found(tmp_path: Path, engine: str) -> None:
     """Or their cost would be that of nothing."""
     bundle = live_speed.bundle_for(engine, tmp_path, 3)
-    opened = live_speed.searchers(engine, bundle, [50])
+    opened, found = open_engine(bundle, "cpu", engine), {}
     queries = random_queries(np.random.default_rng(0), bundle, 5, integer=False)
-    params = SearchParams.uniform(5, 64, 100)
-    found = {name: searched.search(queries, params).item_rows_BM for name, searched in opened.items()}
+    for name, overlay in live_speed.overlays(bundle, [50]).items():
+        opened.set_overlay(overlay)
+        found[name] = opened.search(queries, SearchParams.uniform(5, 64, 100)).item_rows_BM
     assert (found["50 live"] >= bundle.tree.item_count).any(axis=1).all()
     assert (found["0 live"] == found["no overlay"]).all()
 
