@@ -29,7 +29,7 @@ from espalier.search import SearchParams
 from training.deep.beam import Added, Own
 from training.deep.export import export
 from training.deep.first_model import build_model
-from training.deep.memory import Remembered, in_order, in_units, remembered, unit_of
+from training.deep.memory import KEPT, Remembered, in_order, in_units, memory_task, remembered, unit_of
 from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.ranking import FIRST_WEIGHT, ROUNDS, Chosen, Reweighed, choose_ranking
 from training.deep.reweighing import Candidates
@@ -37,6 +37,8 @@ from training.deep.scorers.model import NodeScorer
 from training.deep.searches import Figures, Searches
 from training.deep.topology import Topology
 from training.deep.validation import search_encoded
+from training.neighbours.cooccurrence import lists_of as lists_of_users
+from training.neighbours.fit import count, neighbours, neighbours_of
 from training.neighbours.neighbour_lists import NeighbourLists
 from training.specification.deep import DeepConfig
 from training.specification.models import deep_config
@@ -167,6 +169,26 @@ def test_what_a_memory_adds_is_found_for_each_query_alone(run: Run) -> None:
     assert found_BC.any()
 
 
+def test_neighbours_are_weighed_anew_from_the_same_counts(run: Run) -> None:
+    found = neighbours(memory_task(run.config, run.prepared, None))
+    source = remembered(run.config, dataclasses.replace(run.prepared, neighbours=found))
+    assert source.weighed(source.options | {"weight": 3.0}) is source
+    other = {"column": 0.9, "row": -0.3, "power": 2.0}
+    lists = lists_of_users(run.prepared.interactions, run.prepared.split.train)
+    expected = neighbours_of(count(lists, found.options), lists.events_I, found.options | other)
+    weighed = source.weighed(other)
+    assert weighed.options == other
+    assert_allclose(weighed.lists.score_N, expected.lists.limited(KEPT[-1]).score_N, rtol=1e-6)
+    assert not np.allclose(weighed.lists.score_N, source.lists.score_N)
+    searches = Searches(run.config, run.topology, run.model, list(run.prepared.split.validation), "logit", source)
+    options = {"weight": 1.0, "kept": 5, "recency": 1.0}
+    before, after = searches.memory(options), searches.memory(options | other)
+    assert before is not None
+    assert after is not None
+    assert not np.array_equal(before.value, after.value)
+    assert [searches.has_entries(options), searches.has_entries(options | other)] == [False, True]
+
+
 # -- the choice -----------------------------------------------------------------------------------------------------------
 
 
@@ -192,7 +214,7 @@ def test_an_untrained_tree_is_told_what_follows(run: Run) -> None:
     assert told.ranking.calibration.knots
     assert {frozenset(tried["options"]) for tried in told.trials} == {
         frozenset({"gamma"}),
-        frozenset({"gamma", "weight", "kept", "recency"}),
+        frozenset({"gamma", "weight", "kept", "recency", "column", "row", "power"}),
     }
 
 

@@ -268,13 +268,14 @@ def test_the_largest_share_is_the_last_item_at_most(nearness: float) -> None:
     np.testing.assert_array_equal(drawn[:, 1], left[:, 0] - 1)
 
 
-def test_without_a_history_any_item_of_a_list_is_as_likely() -> None:
+@pytest.mark.parametrize("targets", [1, 5])
+def test_without_a_history_any_item_of_a_list_is_as_likely(targets: int) -> None:
     log = log_of([list(range(10))])
     rng = np.random.default_rng(1)
     batch = next(SequenceSource(log, np.arange(1), 100, 100, 1).epoch(0))
-    places = [trained_places(log, batch, 1, 1.0, 0.3, rng) for _ in range(1000)]
-    count_I = np.bincount([int(made.target_NP[made.place_N == 0][0, 0]) for made in places], minlength=10)
-    assert count_I.min() > 60, "each about 100 times"
+    places = [trained_places(log, batch, targets, 1.0, 0.3, rng) for _ in range(1000)]
+    count_I = np.bincount(np.concatenate([made.target_NP[made.place_N == 0][0] for made in places]), minlength=10)
+    assert count_I.min() > 60 * targets, "each about 100 times, for each target"
 
 
 # -- what the log says ----------------------------------------------------------------------------------------------------

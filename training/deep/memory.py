@@ -14,8 +14,8 @@ Legend: I items, E entries, B queries, X nodes of a query's list.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,10 @@ from espalier.memory import MAX_VISITS, Memory
 from espalier.memory_lists import MemoryLists
 from espalier.stored_numbers import stored
 from training.deep.prepare import Prepared
-from training.neighbours.fit import Neighbours, fading, neighbours
+from training.neighbours.fit import WEIGHED, Neighbours, fading, neighbours, neighbours_of
 from training.neighbours.neighbour_lists import NeighbourLists
 from training.retrieval.task import Metric, Task
+from training.retrieval.tuning import Options
 from training.specification.deep import DeepConfig, InstanceConfig
 
 log = logging.getLogger(__name__)
@@ -50,10 +51,23 @@ class Remembered:
 
     lists    S, best first
     recency  of the weights that were best for the neighbours alone; 1 for lists without an order
+    options  those of S that were; other values of them weigh the same counts anew
+    weigh    options → S, best first; None: it is as it is
     """
 
     lists: NeighbourLists
     recency: float
+    options: Options = field(default_factory=dict)
+    weigh: Callable[[Options], NeighbourLists] | None = None
+
+    def weighed(self, options: Options) -> Remembered:
+        """With the values that some options have of its own."""
+        values = self.values(options)
+        return self if self.weigh is None or values == self.options else replace(self, lists=self.weigh(values), options=values)
+
+    def values(self, options: Options) -> Options:
+        """Those of its options, where these have none of them its own."""
+        return {name: options.get(name, value) for name, value in self.options.items()}
 
     @property
     def most(self) -> int:
@@ -86,8 +100,14 @@ def remembered(config: DeepConfig, prepared: Prepared, seconds: float = FIT_S) -
     if not isinstance(found, Neighbours):
         raise TypeError(f"a memory is made of Neighbours, not of {type(found).__name__}")
     most = KEPT[-1] if config.memory.neighbours == "auto" else config.memory.neighbours
+    chosen = fitted.options
+
+    def weigh(options: Options) -> NeighbourLists:
+        return neighbours_of(found.counts, found.events_I, chosen | options).lists.limited(most)
+
     log.info("memory: neighbours in %.1f s%s", fitted.seconds, "" if fitted.ended is None else f", {fitted.ended}")
-    return Remembered(found.lists.limited(most), float(fitted.options["recency"]))
+    options = {option.name: chosen[option.name] for option in WEIGHED}
+    return Remembered(found.lists.limited(most), float(chosen["recency"]), options, weigh)
 
 
 def memory_task(config: DeepConfig, prepared: Prepared, seconds: float | None) -> Task:

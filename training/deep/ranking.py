@@ -1,9 +1,10 @@
 """How a trained tree ranks: γ, the memory and its weight, and the calibration, chosen by searches of validation users.
 
-γ is chosen without a memory first. Then γ, λ and the recency of the history's weights climb together, one after another, over the leaves
-that searches have found, ordered anew (`reweighing.py`); a search with the best of them adds leaves, and they climb again. Then as few
-neighbours an item are kept as find as much but for half a percent; and then the memory stays only if it finds more than the tree alone by
-over a standard error. Differences are paired by query. The repeat term comes last (`repeats.py`).
+γ is chosen without a memory first. Then γ, λ, the recency of the history's weights and the damping of the neighbours, which was best for
+them alone, climb together, one after another, over the leaves that searches have found, ordered anew (`reweighing.py`); a search with the
+best of them adds leaves, and they climb again. Then as few neighbours an item are kept as find as much but for half a percent; and then the
+memory stays only if it finds more than the tree alone by over a standard error. Differences are paired by query. The repeat term comes last
+(`repeats.py`).
 
 Knows searches and their figures. Does not know how neighbours are counted or a bundle is written.
 
@@ -33,7 +34,7 @@ from training.deep.scorers.model import NodeScorer
 from training.deep.searches import Figures, Searches
 from training.deep.topology import Topology
 from training.deep.validation import ranked_by, validation_pairs
-from training.neighbours.fit import GRID
+from training.neighbours.fit import GRID, WEIGHED
 from training.retrieval.task import Deadline
 from training.retrieval.tuning import Option, Options, search
 from training.specification.deep import DeepConfig, NeighboursConfig
@@ -74,7 +75,7 @@ class Reweighed:
     def __init__(self, searches: Searches, alone: Options, first: Memory) -> None:
         self._searches, topology = searches, searches.topology
         self._candidates = Candidates(searches.model, topology, searches.blocks, searches.own)
-        self._mem: dict[tuple[int, float], NDArray[np.float32]] = {}
+        self._mem: dict[tuple[Any, ...], NDArray[np.float32]] = {}
         self.add(searches.answers(alone))
         self.add(most_remembered(searches.lists(first), topology, searches.ms[-1]))
 
@@ -85,7 +86,7 @@ class Reweighed:
 
     def measured(self, options: Options) -> Figures:
         """The figures of some options."""
-        key = options["kept"], options["recency"]
+        key = tuple(value for name, value in sorted(options.items()) if name not in ("gamma", "weight"))
         if key not in self._mem:
             memory = self._searches.memory(options)
             self._mem[key] = self._candidates.memory([] if memory is None else self._searches.lists(memory))
@@ -150,20 +151,25 @@ def _with_memory(
     if config.memory.neighbours != "auto":
         sizes = [source.most]
     first = FIRST_WEIGHT if weight == "auto" else weight
-    best = {"gamma": alone["gamma"], "weight": first, "kept": sizes[-1], "recency": source.recency}
+    best = {"gamma": alone["gamma"], "weight": first, "kept": sizes[-1], "recency": source.recency, **source.options}
+    begin = time.monotonic()
     memory = searches.memory(best)
+    weighing_s = time.monotonic() - begin
     if memory is None:
         log.info("no memory: no validation user has a neighbour to be told of")
         return alone
     grid = [Option("gamma", tuple(gammas))] if len(gammas) > 1 else []
     grid = [WEIGHTS, *grid] if weight == "auto" else grid
     grid = [*grid, RECENCY] if prepared.interactions.order != "none" else grid
-    if few:
-        return best
+    grid += WEIGHED
+    if few or isinstance(config, NeighboursConfig):
+        grid = []  # what was best alone stays, or cannot be told
     anew = Reweighed(searches, alone, memory)
     tried: list[Options] = []
     while best not in tried and len(tried) < ROUNDS:
-        best = search(anew.figure, [best], grid, deadline).best.options
+        best = search(
+            anew.figure, [best], grid, deadline, cost_s=lambda options: weighing_s * (not searches.has_entries(options))
+        ).best.options
         if best not in tried:
             anew.add(searches.answers(best))
             tried.append(best)

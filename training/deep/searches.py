@@ -69,8 +69,8 @@ class Searches:
     own: Own
     source: Remembered | None = None
     figures: dict[tuple[tuple[str, Any], ...], Figures] = field(default_factory=dict, init=False)
-    units: dict[tuple[int, float], float] = field(default_factory=dict, init=False)
-    _entries: tuple[int, Memory] | None = field(default=None, init=False)
+    units: dict[tuple[Any, ...], float] = field(default_factory=dict, init=False)
+    _entries: tuple[tuple[Any, ...], Memory] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.ms = reported_ms(CUTS, self.config.search.max_m)
@@ -82,13 +82,21 @@ class Searches:
         """The memory of these options, None where they name none or no validation query has any."""
         if self.source is None or "weight" not in options:
             return None
-        key = options["kept"], options["recency"]
-        if self._entries is None or self._entries[0] != options["kept"]:
-            self._entries = options["kept"], self.source.memory(*key, self.length)
-        raw = replace(self._entries[1], weight=self.source.weights(*key, self.length))
+        kept, recency = options["kept"], options["recency"]
+        entries = kept, *self.source.values(options).values()
+        if self._entries is None or self._entries[0] != entries:
+            self._entries = entries, self.source.weighed(options).memory(kept, recency, self.length)
+        raw = replace(self._entries[1], weight=self.source.weights(kept, recency, self.length))
+        key = *entries, recency
         if key not in self.units:
             self.units[key] = unit_of(self.lists(raw), self.topology.tree.leaf_offset, CUTS[-1])
         return in_units(raw, self.units[key], options["weight"]) if self.units[key] > 0 else None
+
+    def has_entries(self, options: Options) -> bool:
+        """Whether the entries of their memory are at hand."""
+        if self.source is None or self._entries is None:
+            return False
+        return self._entries[0] == (options["kept"], *self.source.values(options).values())
 
     def lists(self, memory: Memory) -> Iterator[MemoryLists]:
         """The nodes with memory, of one block of queries after another."""

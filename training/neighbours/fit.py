@@ -57,6 +57,8 @@ GRID = (
 GRID_WITHOUT_ORDER = DAMPING
 COUNTED = ("window", "decay", "user")
 """Options that the counts depend on."""
+WEIGHED = tuple(option for option in DAMPING if option.name in ("column", "row", "power"))
+"""Those of S that weigh the same counts anew and say most."""
 KEPT = (100, 200, 500, 1000, 2000, 5000)
 """Neighbours an item that are tried in the end; all of them is the last that is."""
 _DAMPED: Options = {"column": 0.2, "row": 0.5, "power": 0.8, "user": 0.0, "shrink": 0.0}
@@ -72,10 +74,12 @@ COUNTS_LEFT = 10
 
 @dataclass(frozen=True)
 class Neighbours:
-    """`lists` holds S; weight_L float64[L] those of the last item of a history, the one before it, …."""
+    """`lists` holds S, made of `counts` and events_I; weight_L float64[L] those of the last item of a history, the one before it, …."""
 
     lists: NeighbourLists
     weight_L: Float64
+    counts: Counts
+    events_I: Int64
 
     def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
         """int64[B, M = m]: as `NeighbourLists.rank`: popular items come after those with a score."""
@@ -89,7 +93,8 @@ def neighbours_of(counts: Counts, events_I: Int64, options: Options) -> Neighbou
     scales = (damped_I ** -options["row"], damped_I ** -options["column"])
     _scale(counts, *scales, float(options["back"]), float(options["power"]), score_N)
     popular_I = by_popularity(events_I)
-    return Neighbours(NeighbourLists(counts.offset_I1, counts.item_N, score_N, popular_I), fading(options["recency"], options["longest"]))
+    lists = NeighbourLists(counts.offset_I1, counts.item_N, score_N, popular_I)
+    return Neighbours(lists, fading(options["recency"], options["longest"]), counts, events_I)
 
 
 def fading(factor: float, most: int) -> Float64:

@@ -47,7 +47,7 @@ def trained_places(
               but each as often as it is likely to be, rounded up or down
     nearness  a: the chance of the d-th item that follows is in proportion to the integral of t^−a over d ± ½
 
-    Before the first item, one target is any item of the list: a user without a history is not one at the start of theirs.
+    Before the first item, targets are any items of the list: a user without a history is not one at the start of theirs.
     """
     sequence_N, place_N = np.nonzero(batch.target_BT >= 0)
     place_N += 1
@@ -56,12 +56,9 @@ def trained_places(
     sequence_N, place_N = np.concatenate([np.sort(cold), sequence_N]), np.concatenate([np.zeros(len(cold), np.int64), place_N])
     next_N = batch.first_B[sequence_N] + place_N
     left_N = lists.offset_U1[np.searchsorted(lists.offset_U1, next_N, side="right")] - next_N
-    if targets == 1:
-        skipped_NP = np.zeros((len(next_N), 1), np.int64)
-        skipped_NP[: len(cold), 0] = (rng.random(len(cold)) * left_N[: len(cold)]).astype(np.int64)
-    else:
-        share_NP = (np.arange(targets) + rng.random((len(next_N), 1))) / targets
-        skipped_NP = _drawn(share_NP, left_N[:, None], nearness)
+    share_NP = (np.arange(targets) + rng.random((len(next_N), 1))) / targets
+    skipped_NP = np.zeros((len(next_N), 1), np.int64) if targets == 1 else _drawn(share_NP, left_N[:, None], nearness)
+    skipped_NP[: len(cold)] = _drawn(share_NP[: len(cold)], left_N[: len(cold), None], 0.0)
     target_NP = batch.events_E[next_N[:, None] + skipped_NP].astype(np.int64)
     return Places(sequence_N, place_N, target_NP)
 
