@@ -35,7 +35,7 @@ from training.baselines.sasrec_model import SasRecConfig, Training, start_table
 from training.data.interactions import Interactions
 from training.data.splits import EvaluationPair, Split
 from training.data.user_item_matrix import events_of_items
-from training.deep.scorers.transformer import Dropout, SequenceEncoder
+from training.deep.scorers.transformer import BUCKETS, Dropout, SequenceEncoder, buckets_of
 from training.deep.sequence import blocked_softmax
 from training.deep.sequence.batches import SequenceSource
 from training.deep.sequence.blocked_softmax import places_of, softmax_loss
@@ -72,6 +72,17 @@ def planted_log() -> tuple[Interactions, Split]:
     lists = [(rng.permutation(PLANTED_ITEMS // GROUPS)[:8] * GROUPS + group).tolist() for group in groups]
     log = log_of(lists, items=PLANTED_ITEMS)
     return log, split_of(log, 200, 50, 50)
+
+
+def test_distances_have_buckets_that_widen_and_the_first_place_its_own() -> None:
+    bucket_TT = buckets_of(600)
+    assert bucket_TT[599, 0] == bucket_TT[0, 0] == BUCKETS - 1
+    of_distance = bucket_TT[599, 1:].flip(0)  # distances 0 … 598
+    assert of_distance[:16].tolist() == list(range(16))
+    steps = of_distance.diff()
+    assert ((steps == 0) | (steps == 1)).all()
+    assert of_distance.max() == BUCKETS - 2
+    assert (bucket_TT[7, 1:8] == of_distance[:7].flip(0)).all()
 
 
 # -- losses ---------------------------------------------------------------------------------------------------------------
@@ -261,8 +272,13 @@ TINY = SasRecConfig(
 
 
 def encoder(length: int = 12) -> SequenceEncoder:
+    """As it may be after some training."""
     torch.manual_seed(3)
-    return SequenceEncoder(8, 2, 2, length)
+    made = SequenceEncoder(8, 2, 2, length)
+    for name, weights in made.named_parameters():
+        if name.endswith("bias_KH"):
+            weights.data.normal_()
+    return made
 
 
 def planted_task(order: Any = "file", seed: int = 1, seconds: float | None = None, users: int = 150) -> Task:
@@ -296,8 +312,8 @@ def test_a_later_item_changes_no_earlier_state() -> None:
     changed_BTD = items_BTD.clone()
     changed_BTD[:, 4] = torch.randn(3, 8, generator=torch.Generator().manual_seed(2))
     before, after = encoder()(items_BTD), encoder()(changed_BTD)
-    alike_TD = encoder()(torch.ones(1, 4, 8) * torch.arange(8.0))[0]
-    assert all((alike_TD[t] - alike_TD[t + 1]).abs().max() > 1e-4 for t in range(3)), "places differ where items do not"
+    swapped_TD = encoder()(items_BTD[:1, [1, 0, 2, 3]])[0]
+    assert (swapped_TD[3] - before[0, 3]).abs().max() > 1e-4, "the order of earlier items says something"
     torch.testing.assert_close(after[:, :4], before[:, :4])
     assert (after[:, 4:] - before[:, 4:]).abs().amax(-1).min() > 1e-4, "and every state from there on depends on it"
 

@@ -112,7 +112,7 @@ class SasRec:
     @torch.inference_mode()
     def _scores(self, histories: Sequence[Int64]) -> Float32:
         """float32[B, I]."""
-        length = len(self.encoder.position_TD)
+        length = self.encoder.length
         known = [history[history >= 0][-length:] for history in histories]
         score_BI = np.empty((len(known), len(self.item_ID)), np.float32)
         order = sorted(range(len(known)), key=lambda query: len(known[query]))

@@ -3,10 +3,13 @@
 Knows vectors of items and their order. Does not know item tables, losses or search. A block normalises what it reads and not what it
 writes (pre-norm), which trains at most learning rates; its dense part is 4 D wide.
 
-    x_t ← v_t + position_t                                                  v the item's vector
-    x_t ← x_t + W_o · Σ_{s ≤ t} softmax_s(⟨q_t, k_s⟩ / √(D/H)) · v_s         q, k, v = W · norm(x)
+    x_t ← v_t                                                                      the item's vector
+    x_t ← x_t + W_o · Σ_{s ≤ t} softmax_s(⟨q_t, k_s⟩ / √(D/H) + b(t − s)) · v_s         q, k, v = W · norm(x)
     x_t ← x_t + W_2 · gelu(W_1 · norm(x_t))
     state_t = norm(x_t)
+
+b is learned for each head and bucket of distances, 0 at the start (Raffel et al. 2020, arXiv 1910.10683, 2.1). Published SASRec adds a
+vector for each position from the oldest item instead, which says nothing of recency, and nothing at all where longer lists are cut.
 
 Legend: B sequences, T places, D width, H heads, E width of a head.
 """
@@ -46,23 +49,39 @@ class Dropout:
         return x * ((byte >= self.dropped_of_256).to(x.dtype) * (256 / (256 - self.dropped_of_256)))
 
 
+EXACT, BUCKETS = 16, 33
+"""Distances with a bucket each; all buckets, the last of which is that of the first place."""
+
+
+def buckets_of(length: int) -> Tensor:
+    """int64[T, T]: the bucket of what stands in the column for the row: distances up to EXACT, then 16 of a rising number of them up to
+    EXACT² and more; the first place, behind which padding may stand, has its own."""
+    distance_TT = (torch.arange(length)[:, None] - torch.arange(length)).clamp(min=0)
+    far_TT = EXACT + (torch.log(distance_TT.clamp(min=1) / EXACT) / math.log(EXACT) * (BUCKETS - 1 - EXACT)).long()
+    bucket_TT = torch.where(distance_TT < EXACT, distance_TT, far_TT.clamp(max=BUCKETS - 2))
+    bucket_TT[:, 0] = BUCKETS - 1
+    return bucket_TT
+
+
 class SequenceEncoder(nn.Module):
     """Vectors of items → states.
 
     width   D, a multiple of `heads`
-    length  most places of a sequence; each has a learned position vector, counted from the oldest item
+    length  most places of a sequence
     """
 
     def __init__(self, width: int, layers: int, heads: int, length: int) -> None:
         super().__init__()
         if width % heads:
             raise InvalidConfig("width", width, f"a multiple of heads, {heads}")
-        self.position_TD = nn.Parameter(torch.randn(length, width) * 0.02)
+        self.length = length
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         future_TT = torch.full((length, length), -torch.inf).triu(1)  # −∞ where the column is later than the row, else 0
         self.register_buffer("hidden_TT", future_TT, persistent=False)
         self.hidden_TT: Tensor
+        self.register_buffer("bucket_TT", buckets_of(length), persistent=False)
+        self.bucket_TT: Tensor
 
     def forward(self, items_BTD: Tensor, dropout: Dropout | None = None) -> Tensor:
         """[B, T, D] → [B, T, D]: the state at t depends on places 0 … t alone. Oldest first, padding behind, where it changes nothing.
@@ -70,31 +89,28 @@ class SequenceEncoder(nn.Module):
         Raises InvalidData where T is above `length`.
         """
         length = items_BTD.shape[1]
-        if length > len(self.position_TD):
-            raise InvalidData("items_BTD", f"{length} places", f"at most {len(self.position_TD)}")
-        x_BTD = items_BTD + self.position_TD[:length]
-        x_BTD = x_BTD if dropout is None else dropout(x_BTD)
+        if length > self.length:
+            raise InvalidData("items_BTD", f"{length} places", f"at most {self.length}")
+        x_BTD = items_BTD if dropout is None else dropout(items_BTD)
         for block in self.blocks:
-            x_BTD = block(x_BTD, self.hidden_TT[:length, :length], dropout)
+            x_BTD = block(x_BTD, self.bucket_TT[:length, :length], self.hidden_TT[:length, :length], dropout)
         state_BTD: Tensor = self.norm(x_BTD)
         return state_BTD
 
     def last(self, items_BTD: Tensor, present_BT: Tensor) -> Tensor:
-        """[B, D]: the state at the last present place, as `forward` gives it for the present places alone, wherever padding stands.
+        """[B, D]: the state at the last present place, as `forward` gives it for the present places alone.
 
-        present_BT  bool[B, T], true at the first place; what stands where it is false changes nothing
+        present_BT  bool[B, T], true at the first place, false at none or some of those that follow it, and true behind them; what stands
+                    where it is false changes nothing
         """
-        place_BT = present_BT.long().cumsum(1) - 1
-        x_BTD = items_BTD + self.position_TD[place_BT]
-        newest_BT = present_BT & (place_BT == place_BT[:, -1:])
-        newest_B1D = newest_BT.to(x_BTD.dtype).unsqueeze(1) @ x_BTD  # a product: ONNX's own evaluator gathers from at most 64 places
-        x_BTD = torch.cat([x_BTD[:, :-1], newest_B1D], 1)  # it sees what it saw where it stood, and itself there
+        x_BTD = torch.cat([items_BTD[:, :-1], torch.where(present_BT[:, -1:, None], items_BTD[:, -1:], items_BTD[:, :1])], 1)
         padding_BT = torch.zeros_like(present_BT, dtype=x_BTD.dtype).masked_fill(~present_BT, -torch.inf)
         length = present_BT.shape[1]
         hidden_B1TT = (self.hidden_TT[:length, :length] + padding_BT.unsqueeze(1)).unsqueeze(1)
+        bucket_TT = self.bucket_TT[:length, :length]
         for block in list(self.blocks)[:-1]:
-            x_BTD = block(x_BTD, hidden_B1TT, None)
-        state_BD: Tensor = self.norm(self.blocks[-1](x_BTD, hidden_B1TT, None, last=True)).squeeze(1)
+            x_BTD = block(x_BTD, bucket_TT, hidden_B1TT, None)
+        state_BD: Tensor = self.norm(self.blocks[-1](x_BTD, bucket_TT, hidden_B1TT, None, last=True)).squeeze(1)
         return state_BD
 
 
@@ -104,6 +120,7 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
+        self.bias_KH = nn.Parameter(torch.zeros(BUCKETS, heads))
         self.attention_norm, self.dense_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.query_key_value, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -111,29 +128,31 @@ class Block(nn.Module):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
 
-    def forward(self, x_BTD: Tensor, hidden: Tensor, dropout: Dropout | None, last: bool = False) -> Tensor:
+    def forward(self, x_BTD: Tensor, bucket_TT: Tensor, hidden: Tensor, dropout: Dropout | None, last: bool = False) -> Tensor:
         """[B, T, D] → [B, T, D], or with `last` [B, 1, D], the last place alone.
 
-        hidden  [T, T] or [B, 1, T, T]: −∞ where the row does not see the column, else 0
+        bucket_TT  int64: of the distance from the row to the column
+        hidden     [T, T] or [B, 1, T, T]: −∞ where the row does not see the column, else 0
         """
-        part_BTD = self.out(self._attended(self.attention_norm(x_BTD), hidden, last))
+        part_BTD = self.out(self._attended(self.attention_norm(x_BTD), bucket_TT, hidden, last))
         x_BTD = (x_BTD[:, -1:] if last else x_BTD) + (part_BTD if dropout is None else dropout(part_BTD))
         part_BTD = self.down(nn.functional.gelu(self.up(self.dense_norm(x_BTD))))
         return x_BTD + (part_BTD if dropout is None else dropout(part_BTD))
 
-    def _attended(self, x_BTD: Tensor, hidden: Tensor, last: bool) -> Tensor:
+    def _attended(self, x_BTD: Tensor, bucket_TT: Tensor, hidden: Tensor, last: bool) -> Tensor:
         # Plain products: for sequences of some hundred places a CPU is faster with them than with torch's fused attention.
         if last:
             weight, bias = self.query_key_value.weight, self.query_key_value.bias
             width = x_BTD.shape[2]
             query = nn.functional.linear(x_BTD[:, -1:], weight[:width], bias[:width])
             key, value = nn.functional.linear(x_BTD, weight[width:], bias[width:]).chunk(2, 2)
-            hidden = hidden[..., -1:, :]
+            bucket_TT, hidden = bucket_TT[-1:], hidden[..., -1:, :]
         else:
             query, key, value = self.query_key_value(x_BTD).chunk(3, 2)
         query_BHTE, key_BHTE, value_BHTE = (self._by_head(part) for part in (query, key, value))
         logit_BHTT = (query_BHTE * query_BHTE.shape[-1] ** -0.5) @ key_BHTE.transpose(-1, -2)
-        weight_BHTT = torch.softmax(logit_BHTT + hidden.to(logit_BHTT.dtype), -1)
+        seen = nn.functional.embedding(bucket_TT, self.bias_KH).permute(2, 0, 1) + hidden
+        weight_BHTT = torch.softmax(logit_BHTT + seen.to(logit_BHTT.dtype), -1)
         attended_BHTE = weight_BHTT.to(value_BHTE.dtype) @ value_BHTE
         return attended_BHTE.transpose(1, 2).flatten(2)
 
