@@ -12,15 +12,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.compiled_code import compiled
 from espalier.errors import InvalidQuery
+from espalier.read_only import read_only
 from espalier.search import NO_ITEM, NodeMask, SearchParams
 from espalier.tree import Tree
 
 NO_NODE = -1
+(NO_MASK,) = read_only(np.empty(0, np.bool_))
 
 
 def node_mask(tree: Tree, eligible_I: NDArray[np.bool_]) -> NodeMask:
@@ -174,13 +178,93 @@ def excluded_nodes(tree: Tree, exclude_BE: NDArray[np.int64], mask_B: Sequence[N
 
     An inner node is excluded when all of its eligible children are. O(E · levels with excluded nodes).
     """
-    mask_B = mask_B or (None,) * len(exclude_BE)
-    query, slot = np.nonzero(exclude_BE != NO_ITEM)
-    key = eligible_leaves(tree, query, exclude_BE[query, slot], mask_B)
-    count_B = np.bincount(key // tree.node_count, minlength=len(exclude_BE))
-    inner = closed_nodes(tree, mask_B, *parents_of(tree, key))
-    leaves_BX, inner_BX = (padded_nodes(len(exclude_BE), tree.node_count, keys) for keys in (key, inner))
+    if mask_B is None or len(set(map(id, mask_B))) == 1:
+        return _excluded_under(tree, exclude_BE, None if mask_B is None else mask_B[0])
+    groups = {id(mask): np.flatnonzero([other is mask for other in mask_B]) for mask in mask_B}
+    parts = [(own, _excluded_under(tree, exclude_BE[own], mask_B[own[0]])) for own in groups.values()]
+    leaves_BX, inner_BX = (
+        np.full((len(exclude_BE), max(getattr(part, name).shape[1] for _, part in parts)), NO_NODE, np.int64)
+        for name in ("leaves_BX", "inner_BX")
+    )
+    count_B = np.empty(len(exclude_BE), np.int64)
+    for own, part in parts:
+        leaves_BX[own, : part.leaves_BX.shape[1]], inner_BX[own, : part.inner_BX.shape[1]] = part.leaves_BX, part.inner_BX
+        count_B[own] = part.count_B
     return ExcludedNodes(leaves_BX, inner_BX, count_B)
+
+
+def _excluded_under(tree: Tree, exclude_BE: NDArray[np.int64], mask: NodeMask | None) -> ExcludedNodes:
+    """Of queries with the same mask."""
+    eligible_N = NO_MASK if mask is None else mask.eligible_N
+    arrays = read_only(tree.leaf_of_item, tree.parent, tree.first_child, tree.items_below)
+    return ExcludedNodes(*_excluded(*read_only(exclude_BE), arrays, *read_only(eligible_N), tree.height))
+
+
+@compiled()
+def _excluded(exclude_BE: Any, tree: Any, eligible_N: Any, height: int) -> Any:
+    """The arrays of ExcludedNodes. tree: leaf_of_item, parent, first_child, items_below; without a mask, eligible_N is empty."""
+    batch, width = exclude_BE.shape
+    leaf_BE, count_B = np.full((batch, max(width, 1)), NO_NODE), np.zeros(batch, np.int64)
+    inner_X, inner_B = np.empty(width * height, np.int64), np.zeros(batch, np.int64)
+    for b in range(batch):
+        count_B[b] = _leaves(exclude_BE[b], tree, eligible_N, leaf_BE[b])
+        inner_B[b] = _close(leaf_BE[b, : count_B[b]].copy(), tree, eligible_N, inner_X)
+    inner_BX = np.full((batch, max(1, inner_B.max())), NO_NODE)
+    for b in range(batch):
+        if inner_B[b]:
+            _close(leaf_BE[b, : count_B[b]].copy(), tree, eligible_N, inner_X)
+            inner_BX[b, : inner_B[b]] = inner_X[: inner_B[b]]
+    return leaf_BE[:, : max(1, count_B.max())].copy(), inner_BX, count_B
+
+
+@compiled()
+def _leaves(exclude_E: Any, tree: Any, eligible_N: Any, leaf_E: Any) -> int:
+    """Fills in the eligible leaves of some items, ascending and each once; returns how many."""
+    leaf_of_item, _, _, items_below = tree
+    found = 0
+    for row in exclude_E:
+        if row != NO_ITEM and _is_eligible(leaf_of_item[row], items_below, eligible_N):
+            leaf_E[found] = leaf_of_item[row]
+            found += 1
+    leaf_E[:found].sort()
+    kept = 0
+    for e in range(found):
+        if e == 0 or leaf_E[e] != leaf_E[kept - 1]:
+            leaf_E[kept] = leaf_E[e]
+            kept += 1
+    leaf_E[kept:found] = NO_NODE
+    return kept
+
+
+@compiled()
+def _close(below: Any, tree: Any, eligible_N: Any, inner_X: Any) -> int:
+    """Fills in the inner nodes, ascending, all of whose eligible children are among `below` (ascending) or filled in; returns how many.
+
+    The root is never scored, so it is not among them.
+    """
+    _, parent, first_child, items_below = tree
+    closed, count = 0, len(below)
+    while count:
+        above, first = 0, 0
+        while first < count:
+            up, last = parent[below[first]], first
+            while last < count and parent[below[last]] == up:
+                last += 1
+            eligible = 0
+            for child in range(first_child[up], first_child[up + 1]):
+                eligible += _is_eligible(child, items_below, eligible_N)
+            if eligible == last - first and up > 0:
+                below[above], inner_X[closed] = up, up
+                above, closed = above + 1, closed + 1
+            first = last
+        count = above
+    inner_X[:closed].sort()
+    return closed
+
+
+@compiled()
+def _is_eligible(node: int, items_below: Any, eligible_N: Any) -> bool:
+    return bool(eligible_N[node]) if len(eligible_N) else items_below[node] > 0
 
 
 def eligible_leaves(tree: Tree, query: NDArray[np.int64], rows: NDArray[np.int64], mask_B: Sequence[NodeMask | None]) -> NDArray[np.int64]:
