@@ -245,7 +245,7 @@ class GraphPlacement:
         found = self._in_blocks(held.queries, search, defaults.beam_size, defaults.m)
         states_BS = np.concatenate([_states(block) for block in found])
         scale = scale_of(self._tree, rows_ND, states_BS)
-        if scale.is_free_S.all():
+        if scale.is_free_S.all() or not scale.is_free_S.any():  # no biases, or nothing but biases, which no query tells apart
             return scale
         histories = np.asarray(held.queries.array, np.int64) if isinstance(held.queries.kind, HistoryKind) else None
         background = Background(

@@ -192,9 +192,11 @@ def results_json(
             own = _items(ids[begin:end], found.scores_BM[b], [column[begin:end] for column in columns], fields)
             if found.reranked is not None:
                 own = [{**item, "rerank_score": score} for item, score in zip(own, found.reranked.score_BM[b], strict=False)]
+            named = checked.request.queries[b].excluded if encoded.unknown[b] else frozenset()
+            kept = [item for item in own if item["id"] not in named]  # unknown to the request, and put before the search
             entry: dict[str, Any] = {
-                "items": own,
-                "complete": bool(found.complete_B[b]),
+                "items": kept,
+                "complete": bool(found.complete_B[b]) and len(kept) == len(own),
                 "beam_size": answer.beam_size,
                 "degraded": answer.degraded,
                 "unknown": encoded.unknown[b],

@@ -51,6 +51,11 @@ class Query(StrictBody):
         default_factory=dict, description="Item id → numbers that the model's ranker takes for an item, by name."
     )
 
+    @property
+    def excluded(self) -> frozenset[str]:
+        """Ids that must not be returned."""
+        return frozenset(self.exclude).union(self.history if self.exclude_seen else ())
+
 
 class Rerank(StrictBody):
     """How to re-rank."""

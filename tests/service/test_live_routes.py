@@ -21,10 +21,12 @@ from service.http import live_routes
 from service.http.dependencies import FEEDS
 from service.http.item_bodies import MAX_FIELDS_BYTES, VALUES
 from service.http.item_schemas import MAX_EVENTS, MAX_LIKE
+from service.retrieval import retrieve as retrieve_module
+from service.retrieval.request import encode
 from tests.service.fake_catalogue import ADMIN, WRITE, FakeCatalogue, FakeCatalogues
 from tests.service.live_running import Live
 from tests.service.own_time import settled
-from tests.service.running import ITEMS, Json, Running, bearer, counted, problem, run
+from tests.service.running import ITEMS, Json, Running, bearer, counted, ids, problem, run
 
 EVENT = {"events": [["item-1", "item-2"]]}
 A_TIME = "a time from 1970 to 9999, as 2027-01-31T12:00:00Z"
@@ -70,6 +72,27 @@ def test_a_new_item_is_201_with_its_sequence_as_tag(shelf: Running, catalogue: F
     operation = catalogue.latest["new/one"]
     assert (operation.source_version, operation.body.valid_until) == (7, 1896084000.0)
     assert (operation.body.events, operation.body.like) == ((["item-1", "item-2"],), ("item-3", "nobody"))
+
+
+@pytest.mark.settings(write_keys=(WRITE,))
+@pytest.mark.parametrize("query", [{"history": ["item-1"], "exclude": ["late"]}, {"history": ["item-1", "late"], "exclude_seen": True}])
+def test_an_item_that_comes_after_a_request_excluded_it_is_excluded(live: Live, monkeypatch: pytest.MonkeyPatch, query: Json) -> None:
+    views: list[Any] = []
+
+    def encoded_as_before(checked: Any, view: Any, *rest: Any) -> Any:
+        views.append(view)
+        return encode(checked, views[0], *rest)
+
+    monkeypatch.setattr(retrieve_module, "encode", encoded_as_before)
+    body = QUERY | {"m": 40, "beam_size": 64}
+    live.running.retrieve(**body)
+    assert put(live.running, "late", {"like": ["item-1"]}).status_code == 201
+    assert "late" in ids(live.running.retrieve(**body)["results"][0])
+    (result,) = live.running.retrieve(**body | {"queries": [query]})["results"]
+    assert result["unknown"] == ["late"]
+    assert "late" not in ids(result)
+    assert result["items"]
+    assert send(live.running, "DELETE", "late").status_code == 200
 
 
 @pytest.mark.settings(write_keys=(WRITE,))

@@ -14,7 +14,11 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
-from espalier.errors import InvalidConfig, InvalidData
+from espalier.errors import EspalierError, InvalidConfig, InvalidData
+from espalier.live.operations import ItemBody
+from espalier.live.rows import Placement
+from espalier.live.state import Change, LiveState
+from espalier.placement.placer import Placer
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import Engine, SearchParams
 from tests.training import content_logs
@@ -137,6 +141,42 @@ def test_a_comparison_wants_a_tree_to_compare(tmp_path: Path) -> None:
     assert "kind" in refused.err
 
 
+def test_the_refusal_of_another_kind_names_the_option_and_what_the_data_lacks(tmp_path: Path) -> None:
+    file = written_toml(tmp_path / "config.toml", configuration(tmp_path))
+    with pytest.raises(InvalidConfig, match=r"^--kind: got 'xreg'.*data\.format"):
+        read_config(file, kind="xreg")
+
+
+@pytest.mark.parametrize("events", [1, 5, 64])
+def test_a_live_item_ranks_among_trained_ones_and_is_found_by_its_own_histories(
+    made: tuple[Bundle, Prepared, Neighbours], events: int
+) -> None:
+    bundle, prepared, _ = made
+    history = prepared.split.test[0].history
+    state, engine = LiveState(bundle), open_engine(bundle, "cpu")
+    body = ItemBody(events=tuple([list(bundle.items.ids_of(history[-3:]))] * events))
+    (found,) = Placer(bundle).place([body], state.table, None, engine.parents)
+    assert not isinstance(found, EspalierError)
+    parent, row = next((parent, row) for parent, row in found[0] if state.has_room(0, parent))
+    assert 0 <= row.values[-1] <= 1
+    state.apply([Change(1, "new", "put", placements=(Placement(0, parent, state.next_slot(0, parent), row),))])
+    engine.set_overlay(state.overlay())
+    new = bundle.tree.item_count
+    asked = engine.search(batch_of(bundle, [history[-3:], np.empty(0, np.int64)]), SearchParams.uniform(2, M, M)).item_rows_BM
+    assert new in asked[0]
+    assert new not in asked[1], "popular items come to nobody's history"
+
+
+def test_lists_with_nothing_in_common_are_refused(tmp_path: Path) -> None:
+    lines = [f"u{user},i{user}-{item}" for user in range(60) for item in range(12)]
+    (tmp_path / "log.csv").write_text("user,item\n" + "\n".join(lines) + "\n")
+    data = {"log": str(tmp_path / "log.csv"), "format": {"user": "user", "item": "item", "order": "file"}}
+    with pytest.raises(InvalidData, match="in common"):
+        fit_and_export(
+            deep_config({"kind": "neighbours", "name": "alone", "data": data}), None, tmp_path / "m" / "1", torch.device("cpu"), False
+        )
+
+
 def test_without_anything_to_find_there_is_nothing_to_choose_by(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("user,item\n" + "".join(f"u{user},i{item % 2}\n" for user in range(20) for item in range(12)))
     form = {"user": "user", "item": "item", "order": "file"}
@@ -152,7 +192,7 @@ def test_without_anything_to_find_there_is_nothing_to_choose_by(tmp_path: Path) 
         ("optimiser", {"steps": 5}, "optimiser"),
         ("memory", {"weight": 2.0}, "memory.weight"),
         ("search", {"gamma": 0.5}, "search.gamma"),
-        ("tree", {"kind": "jtm"}, "earlier_model"),
+        ("tree", {"kind": "jtm"}, "tree.kind"),
     ],
 )
 def test_keys_that_say_how_to_train_are_refused(tmp_path: Path, section: str, value: dict[str, object], key: str) -> None:

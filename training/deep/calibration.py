@@ -23,6 +23,9 @@ MIN_HITS = 20
 TAIL = 0.2
 """Most that log-odds rise from the last bin to the largest key: so much more may be true of its largest keys, and no more is known."""
 
+LEAST_SLOPE = 1e-6
+"""For a key that is a standard deviation larger: scores are to rise with keys, even where hits do not."""
+
 
 def calibrate(
     rows_BM: NDArray[np.int64], keys_BM: NDArray[np.float32], relevant: Sequence[NDArray[np.int64]], heavy_tailed: bool = False
@@ -39,8 +42,9 @@ def calibrate(
     knots = piecewise(keys_R, hits_R) if heavy_tailed else ()
     if knots:
         return Calibration(slope=1, intercept=0, knots=knots)
-    fit = LogisticRegression(C=np.inf).fit(keys_R[:, None], hits_R)
-    return Calibration(slope=max(float(fit.coef_[0, 0]), 1e-6), intercept=float(fit.intercept_[0]))
+    scale = float(keys_R.std()) or 1.0
+    fit = LogisticRegression(C=np.inf).fit(keys_R[:, None] / scale, hits_R)
+    return Calibration(slope=max(float(fit.coef_[0, 0]), LEAST_SLOPE) / scale, intercept=float(fit.intercept_[0]))
 
 
 def piecewise(keys_R: NDArray[np.float64], hits_R: NDArray[np.bool_]) -> tuple[tuple[float, float], ...]:

@@ -121,6 +121,8 @@ def choose_ranking(config: DeepConfig, prepared: Prepared, topology: Topology, m
     start = {"gamma": trained if fixed == "auto" else fixed}
     alone = search(searches.figure, [start], [Option("gamma", tuple(gammas), ordered=False)], Deadline(None)).best.options
     best = _with_memory(config, prepared, searches, alone, gammas, memory_s)
+    if isinstance(config, NeighboursConfig) and "weight" not in best:
+        raise InvalidData("log", "lists of which no item leads to one of a validation user", "users who have items in common")
     memory = _with_repeat(config, prepared, searches, best["gamma"], searches.memory(best))
     if memory is not None:
         size = sum(array.nbytes for array in memory.arrays().values()) / 1e6

@@ -382,6 +382,8 @@ class DeepConfig(Section):
     @model_validator(mode="after")
     def _earlier_model_fits(self) -> DeepConfig:
         tree = self.tree.kind
+        if isinstance(self.memory, CountedMemory) and isinstance(self.tree, TreeOfEarlierModel):
+            raise InvalidConfig("tree.kind", tree, f"random, category or kmeans, since kind {self.kind} goes on from no earlier model")
         if self.earlier_model is None and isinstance(self.tree, TreeOfEarlierModel):
             raise InvalidConfig("earlier_model", None, f"a bundle, since tree.kind is {tree}")
         if self.scorer.init == "earlier" and not isinstance(self.tree, TreeOfEarlierModel):

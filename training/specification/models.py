@@ -49,7 +49,12 @@ def read_config(file: Path, earlier: Path | None = None, kind: str | None = None
         raw["earlier_model"] = str(earlier)
     if raw.get("kind") in LINEAR_KINDS and isinstance(raw.get("data"), dict):
         raw["data"] |= {key: path for key, path in files.items() if path is not None}
-    return SPECIFICATION.checked(raw)
+    try:
+        return SPECIFICATION.checked(raw)
+    except InvalidConfig as refusal:
+        if kind is None:
+            raise
+        raise InvalidConfig("--kind", kind, f"a kind that trains on the data of {file}; with this one, {refusal}") from refusal
 
 
 def read_deep_config(file: Path) -> DeepConfig:
