@@ -92,8 +92,8 @@ class SequenceEncoder(nn.Module):
         if length > self.length:
             raise InvalidData("items_BTD", f"{length} places", f"at most {self.length}")
         x_BTD = items_BTD if dropout is None else dropout(items_BTD)
-        for block in self.blocks:
-            x_BTD = block(x_BTD, self.bucket_TT[:length, :length], self.hidden_TT[:length, :length], dropout)
+        for block, seen_HTT in zip(self.blocks, self._seen(), strict=True):
+            x_BTD = block(x_BTD, seen_HTT[:, :length, :length], dropout)
         state_BTD: Tensor = self.norm(x_BTD)
         return state_BTD
 
@@ -106,12 +106,19 @@ class SequenceEncoder(nn.Module):
         x_BTD = torch.cat([items_BTD[:, :-1], torch.where(present_BT[:, -1:, None], items_BTD[:, -1:], items_BTD[:, :1])], 1)
         padding_BT = torch.zeros_like(present_BT, dtype=x_BTD.dtype).masked_fill(~present_BT, -torch.inf)
         length = present_BT.shape[1]
-        hidden_B1TT = (self.hidden_TT[:length, :length] + padding_BT.unsqueeze(1)).unsqueeze(1)
-        bucket_TT = self.bucket_TT[:length, :length]
-        for block in list(self.blocks)[:-1]:
-            x_BTD = block(x_BTD, bucket_TT, hidden_B1TT, None)
-        state_BD: Tensor = self.norm(self.blocks[-1](x_BTD, bucket_TT, hidden_B1TT, None, last=True)).squeeze(1)
+        *below, top = [seen_HTT[:, :length, :length] + padding_BT[:, None, None] for seen_HTT in self._seen()]
+        for block, seen_BHTT in zip(list(self.blocks)[:-1], below, strict=True):
+            x_BTD = block(x_BTD, seen_BHTT, None)
+        state_BD: Tensor = self.norm(self.blocks[-1](x_BTD, top, None, last=True)).squeeze(1)
         return state_BD
+
+    def _seen(self) -> list[Tensor]:
+        """[H, T, T] of each block, for sequences of any length: what a row adds to a column's logit. A graph holds it as a constant."""
+        return [nn.functional.embedding(self.bucket_TT, block.bias_KH).permute(2, 0, 1) + self.hidden_TT for block in self.each]
+
+    @property
+    def each(self) -> list[Block]:
+        return [block for block in self.blocks if isinstance(block, Block)]
 
 
 class Block(nn.Module):
@@ -128,30 +135,28 @@ class Block(nn.Module):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
 
-    def forward(self, x_BTD: Tensor, bucket_TT: Tensor, hidden: Tensor, dropout: Dropout | None, last: bool = False) -> Tensor:
+    def forward(self, x_BTD: Tensor, seen: Tensor, dropout: Dropout | None, last: bool = False) -> Tensor:
         """[B, T, D] → [B, T, D], or with `last` [B, 1, D], the last place alone.
 
-        bucket_TT  int64: of the distance from the row to the column
-        hidden     [T, T] or [B, 1, T, T]: −∞ where the row does not see the column, else 0
+        seen  [H, T, T] or [B, H, T, T]: −∞ where the row does not see the column, else the bias of their distance
         """
-        part_BTD = self.out(self._attended(self.attention_norm(x_BTD), bucket_TT, hidden, last))
+        part_BTD = self.out(self._attended(self.attention_norm(x_BTD), seen, last))
         x_BTD = (x_BTD[:, -1:] if last else x_BTD) + (part_BTD if dropout is None else dropout(part_BTD))
         part_BTD = self.down(nn.functional.gelu(self.up(self.dense_norm(x_BTD))))
         return x_BTD + (part_BTD if dropout is None else dropout(part_BTD))
 
-    def _attended(self, x_BTD: Tensor, bucket_TT: Tensor, hidden: Tensor, last: bool) -> Tensor:
+    def _attended(self, x_BTD: Tensor, seen: Tensor, last: bool) -> Tensor:
         # Plain products: for sequences of some hundred places a CPU is faster with them than with torch's fused attention.
         if last:
             weight, bias = self.query_key_value.weight, self.query_key_value.bias
             width = x_BTD.shape[2]
             query = nn.functional.linear(x_BTD[:, -1:], weight[:width], bias[:width])
             key, value = nn.functional.linear(x_BTD, weight[width:], bias[width:]).chunk(2, 2)
-            bucket_TT, hidden = bucket_TT[-1:], hidden[..., -1:, :]
+            seen = seen[..., -1:, :]
         else:
             query, key, value = self.query_key_value(x_BTD).chunk(3, 2)
         query_BHTE, key_BHTE, value_BHTE = (self._by_head(part) for part in (query, key, value))
         logit_BHTT = (query_BHTE * query_BHTE.shape[-1] ** -0.5) @ key_BHTE.transpose(-1, -2)
-        seen = nn.functional.embedding(bucket_TT, self.bias_KH).permute(2, 0, 1) + hidden
         weight_BHTT = torch.softmax(logit_BHTT + seen.to(logit_BHTT.dtype), -1)
         attended_BHTE = weight_BHTT.to(value_BHTE.dtype) @ value_BHTE
         return attended_BHTE.transpose(1, 2).flatten(2)
