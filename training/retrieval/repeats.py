@@ -34,6 +34,10 @@ PLACES = (OWN, LEFT_OUT, 0, 2, 5, 10, 20, 50, 100)
 """Places that are tried, from 0. The first one that finds most is chosen."""
 PASSES = 2
 """Over the buckets."""
+CUTS = (10, 50, 200)
+"""Of the figure by whose geometric mean places are chosen, as the tree's repeat term is. By one, seen items would stand anywhere above it."""
+LEAST = 1e-4
+"""A figure below counts as this."""
 QUERIES, LEAST_QUERIES = 2000, 30
 """Validation queries by which places are chosen: at most, and at least."""
 
@@ -98,19 +102,24 @@ def best_places(rank: Rank, pairs: Sequence[EvaluationPair], metric: Metric, *, 
     if len(pairs) < LEAST_QUERIES:
         return none
     histories = [pair.query for pair in pairs]
-    rows_BN = rank(histories, metric.m + max(map(len, histories)), False)
+    rows_BN = rank(histories, CUTS[-1] + max(map(len, histories)), False)
     figures: dict[tuple[int, ...], NDArray[np.float64]] = {}
 
-    def figure_B(places: tuple[int, ...]) -> NDArray[np.float64]:
+    def figures_CB(places: tuple[int, ...]) -> NDArray[np.float64]:
         if places not in figures:
-            figures[places] = metric.of(placed(rows_BN, histories, places, metric.m), pairs)
+            rows_BM = placed(rows_BN, histories, places, CUTS[-1])
+            figures[places] = np.stack([replace(metric, m=cut).of(rows_BM, pairs) for cut in CUTS])
         return figures[places]
 
+    def mean_C(places: tuple[int, ...]) -> NDArray[np.float64]:
+        found_C: NDArray[np.float64] = np.maximum(figures_CB(places).mean(1), LEAST)
+        return found_C
+
     def is_better(places: tuple[int, ...], than: tuple[int, ...]) -> bool:
-        gain_B = figure_B(places) - figure_B(than)
+        gain_B = ((figures_CB(places) - figures_CB(than)) / mean_C(than)[:, None]).mean(0)
         return bool(gain_B.mean() > gain_B.std(ddof=1) / np.sqrt(len(gain_B)))
 
-    return chosen_by_bucket(PLACES, lambda places: float(figure_B(places).mean()), is_better, has_order=has_order)
+    return chosen_by_bucket(PLACES, lambda places: float(np.log(mean_C(places)).mean()), is_better, has_order=has_order)
 
 
 def chosen_by_bucket(
