@@ -35,7 +35,7 @@ PLACES = (OWN, LEFT_OUT, 0, 2, 5, 10, 20, 50, 100)
 PASSES = 2
 """Over the buckets."""
 CUTS = (10, 50, 200)
-"""Of the figure by whose geometric mean places are chosen, as the tree's repeat term is. By one, seen items would stand anywhere above it."""
+"""Of the figure by whose geometric mean places are chosen, as the tree's repeat term is: by one alone, they may be anywhere above it."""
 LEAST = 1e-4
 """A figure below counts as this."""
 QUERIES, LEAST_QUERIES = 2000, 30
