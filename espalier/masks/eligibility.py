@@ -178,6 +178,9 @@ def excluded_nodes(tree: Tree, exclude_BE: NDArray[np.int64], mask_B: Sequence[N
 
     An inner node is excluded when all of its eligible children are. O(E · levels with excluded nodes).
     """
+    if not len(exclude_BE):
+        none = np.full((0, 1), NO_NODE, np.int64)
+        return ExcludedNodes(none, none, np.zeros(0, np.int64))
     if mask_B is None or len(set(map(id, mask_B))) == 1:
         return _excluded_under(tree, exclude_BE, None if mask_B is None else mask_B[0])
     groups = {id(mask): np.flatnonzero([other is mask for other in mask_B]) for mask in mask_B}

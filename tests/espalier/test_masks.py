@@ -248,7 +248,7 @@ def test_a_mask_is_made_of_one_boolean_per_item(eligible_I: NDArray[np.bool_]) -
         node_mask(complete_tree(np.arange(8), 2), eligible_I)
 
 
-@given(tree=trees, seed=seeds, share=st.sampled_from([None, 0.0, 0.1, 0.5]), batch=st.integers(1, 4), width=st.integers(0, 60))
+@given(tree=trees, seed=seeds, share=st.sampled_from([None, 0.0, 0.1, 0.5]), batch=st.integers(0, 4), width=st.integers(0, 60))
 def test_the_closed_nodes_are_those_of_the_definition(tree: Tree, seed: int, share: float | None, batch: int, width: int) -> None:
     rng = np.random.default_rng(seed)
     exclude_BE = rng.integers(-1, tree.item_count, (batch, width))

@@ -107,7 +107,7 @@ NETWORKS: list[tuple[Raw, str, str]] = [
     ({"kind": "otm-sequence", "scorer": {"heads": 3}}, "scorer.node_dim", "a multiple of 6"),
     ({"kind": "otm-sequence", "scorer": {"length": 5000}}, "scorer.length", "4096"),
     ({"kind": "otm-sequence", "scorer": {"node_dim": 7}} | of_data({"order": "none"}, {}), "scorer.node_dim", "a multiple of 2"),
-    ({"kind": "otm-sequence"} | of_data(VECTORS, {}), "kind", "a kind that reads no sequences"),
+    ({"kind": "otm-sequence"} | of_data(VECTORS, {}), "kind", "a kind without a sequence encoder"),
     # vectors
     (of_data(VECTORS, {}) | {"scorer": {"kind": "attention"}}, "scorer.kind", "product or mlp, since data.format.format is vectors"),
     (of_data(VECTORS, {}) | {"instances": {"windows": [4, 2]}}, "instances.windows", "since data.format.format is vectors"),

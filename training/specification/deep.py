@@ -254,7 +254,7 @@ MOST_WEIGHT = 1_000_000
 """Ranks count for nothing long before; and what no float32 can hold would only be found out at the export."""
 
 WEIGHT = auto_or(
-    f"0, or a number from {LEAST_WEIGHT} to {MOST_WEIGHT}", lambda weight: weight == 0 or LEAST_WEIGHT <= weight <= float(MOST_WEIGHT)
+    f"0, or a number from {LEAST_WEIGHT} to {MOST_WEIGHT}", lambda weight: weight == 0 or LEAST_WEIGHT <= weight <= MOST_WEIGHT
 )
 
 
@@ -366,8 +366,8 @@ class DeepConfig(Section):
     def _vectors_have_no_history(self) -> DeepConfig:
         if isinstance(self.data.format, VectorsFormat):
             because = "since data.format.format is vectors and such queries have no history"
-            if isinstance(self.scorer, SequenceScorer) or isinstance(self.memory, CountedMemory):
-                raise InvalidConfig("kind", self.kind, f"a kind that reads no sequences, such as otm-robust, {because}")
+            if isinstance(self.scorer, SequenceScorer):
+                raise InvalidConfig("kind", self.kind, f"a kind without a sequence encoder, such as otm-robust, {because}")
             if self.scorer.kind not in ("product", "mlp"):
                 raise InvalidConfig("scorer.kind", self.scorer.kind, f"product or mlp, {because}")
             if self.search.exclude_seen:
@@ -382,8 +382,6 @@ class DeepConfig(Section):
     @model_validator(mode="after")
     def _earlier_model_fits(self) -> DeepConfig:
         tree = self.tree.kind
-        if isinstance(self.memory, CountedMemory) and isinstance(self.tree, TreeOfEarlierModel):
-            raise InvalidConfig("tree.kind", tree, f"random, category or kmeans, since kind {self.kind} goes on from no earlier model")
         if self.earlier_model is None and isinstance(self.tree, TreeOfEarlierModel):
             raise InvalidConfig("earlier_model", None, f"a bundle, since tree.kind is {tree}")
         if self.scorer.init == "earlier" and not isinstance(self.tree, TreeOfEarlierModel):
@@ -528,6 +526,19 @@ class NeighboursConfig(WindowConfig):
     objective: TdmObjective = TdmObjective()
     search: CountedSearch = CountedSearch()
     memory: CountedMemory = CountedMemory()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _counts_lists_of_users(cls, raw: object) -> object:
+        """Before the checks of trained kinds, which would name keys that this one has not."""
+        if isinstance(raw, dict) and _is_of_vectors(raw.get("data")):
+            raise InvalidConfig("kind", raw.get("kind"), "a kind for vectors, such as otm-robust, since data.format.format is vectors")
+        tree = raw.get("tree") if isinstance(raw, dict) else None
+        if isinstance(tree, dict) and tree.get("kind") in ("earlier", "jtm"):
+            raise InvalidConfig(
+                "tree.kind", tree["kind"], "random, category or kmeans, since kind neighbours goes on from no earlier model"
+            )
+        return raw
 
 
 DeepKinds = (

@@ -54,8 +54,11 @@ EXACT, BUCKETS = 16, 33
 
 
 def buckets_of(length: int) -> Tensor:
-    """int64[T, T]: the bucket of what stands in the column for the row: distances up to EXACT, then 16 of a rising number of them up to
-    EXACT² and more; the first place, behind which padding may stand, has its own."""
+    """int64[T, T]: the bucket of what stands in the column for the row.
+
+    Each distance below EXACT has one of its own; 16 more widen up to EXACT² and what lies beyond. The first place, behind which padding may
+    stand, has the last.
+    """
     distance_TT = (torch.arange(length)[:, None] - torch.arange(length)).clamp(min=0)
     far_TT = EXACT + (torch.log(distance_TT.clamp(min=1) / EXACT) / math.log(EXACT) * (BUCKETS - 1 - EXACT)).long()
     bucket_TT = torch.where(distance_TT < EXACT, distance_TT, far_TT.clamp(max=BUCKETS - 2))
