@@ -524,6 +524,17 @@ def test_a_method_places_seen_items_as_validation_queries_say(again: bool) -> No
     assert repeats.best_places(rank_rows, pairs[:29], Metric("recall", 1), has_order=True) == (repeats.OWN,) * 6
 
 
+def test_places_are_chosen_by_the_top_of_a_list_and_by_its_length() -> None:
+    """By recall@50 alone all places above it are as good; the last item, which never comes again, would push another one out of the top."""
+    rng, pairs = np.random.default_rng(3), []
+    for number in range(60):
+        history = rng.choice(np.arange(12, 60), 2, replace=False)
+        pairs.append(EvaluationPair(0, history, history[:1] if number % 2 else np.array([8])))
+    places = repeats.best_places(rank_rows, pairs, Metric("recall", 50), has_order=True)
+    assert places[1] in (0, 2, 5)
+    assert places[0] not in (0, 2, 5)
+
+
 def test_every_baseline_places_seen_items_where_they_count() -> None:
     """In this log each list is one item again and again, or two in turns."""
     lists = [[item, item + 10] * 4 for item in range(10)] * 12

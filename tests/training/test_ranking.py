@@ -27,6 +27,7 @@ from espalier.memory_lists import MemoryTree
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
 from training.deep.beam import Added, Own
+from training.deep.calibration import MIN_HITS, calibrate
 from training.deep.export import export
 from training.deep.first_model import build_model
 from training.deep.memory import KEPT, Remembered, in_order, in_units, memory_task, remembered, unit_of
@@ -468,3 +469,16 @@ def test_weights_are_chosen_by_the_ranking_that_is_served_or_trained(
     recall = validation.validation_recall(config, Topology(tree, torch.device("cpu")), build_model(config, tree, data).eval(), pairs)
     assert asked == [ranking]
     assert recall == 1.0  # m is larger than the catalogue
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
+def test_mean_scores_are_the_share_of_hits_whatever_the_size_of_keys(scale: float) -> None:
+    rng = np.random.default_rng(4)
+    key_BM = np.sort(rng.lognormal(0, 1, (100, 20)))[:, ::-1].astype(np.float32)
+    hit_BM = rng.random(key_BM.shape) < 1 / (1 + np.exp(5 - 0.3 * key_BM))
+    assert 5 < hit_BM.sum() < 2 * MIN_HITS, "too few for a piecewise function"
+    rows_BM = np.tile(np.arange(20), (100, 1))
+    found = calibrate(rows_BM, key_BM * np.float32(scale), [np.flatnonzero(hit_M) for hit_M in hit_BM], heavy_tailed=True)
+    scores_BM = 1 / (1 + np.exp(-found.intercept - found.slope * scale * key_BM))
+    assert found.slope > 0
+    assert scores_BM.mean() == pytest.approx(hit_BM.mean(), rel=0.02)

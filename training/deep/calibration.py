@@ -22,7 +22,6 @@ MIN_HITS = 20
 """Hits of a bin: the standard error of its log-odds is then 0.2."""
 TAIL = 0.2
 """Most that log-odds rise from the last bin to the largest key: so much more may be true of its largest keys, and no more is known."""
-
 LEAST_SLOPE = 1e-6
 """For a key that is a standard deviation larger: scores are to rise with keys, even where hits do not."""
 
