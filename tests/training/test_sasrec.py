@@ -463,8 +463,8 @@ def test_of_several_configurations_the_best_by_the_metric_is_kept() -> None:
     assert fitted.trials[1].figure > fitted.trials[0].figure
 
 
-def test_the_weights_of_the_best_round_are_kept_and_training_ends_after_the_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    figures, models = iter([0.1, 0.5, 0.5, 0.2, 0.4, 0.9]), []
+def test_training_goes_on_from_the_best_round_with_a_falling_rate_and_the_best_weights_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures, models = iter([0.1, 0.5, 0.5, 0.2, 0.4, 0.3, 0.9]), []
 
     def measured(_: Task, rank: Any, __: Any) -> float:
         models.append(rank.__self__)
@@ -473,12 +473,31 @@ def test_the_weights_of_the_best_round_are_kept_and_training_ends_after_the_pati
     monkeypatch.setattr(Task, "measured", measured)
     task, config = planted_task(), replace(TINY, patience=3)
     training = Training(task, config, start_table(task, config))
+    rates: list[float] = []
     while not training.is_over:
+        before = training.network.item_ID.detach().clone()
         training.round(Deadline(None))
-    assert training.curve == [0.1, 0.5, 0.5, 0.2, 0.4]
+        rates.append(training.optimiser.param_groups[0]["lr"])
+        if len(rates) == 5:
+            assert_allclose(training.network.item_ID.detach(), models[1].item_ID, err_msg="it goes back to the best weights")
+    assert training.curve == [0.1, 0.5, 0.5, 0.2, 0.4, 0.3], "a quarter of five rounds is one"
+    assert rates[:5] == [config.learning_rate] * 5
+    assert 0 < rates[5] < config.learning_rate / 3, "that of its last step, before 0"
+    assert (training.network.item_ID - before).abs().max() > 1e-4
     assert training.best == 0.5
     assert training.kept is models[1], "the earlier of equals"
     assert (models[1].item_ID - models[2].item_ID).abs().max() > 1e-3, "a model is a copy, which later rounds do not change"
+
+
+def test_before_a_deadline_the_rate_falls_in_time() -> None:
+    now = iter(range(10**6))
+    task = replace(planted_task(), clock=lambda: float(next(now)))
+    training = Training(task, replace(TINY, patience=10**6), start_table(task, TINY))
+    deadline = Deadline(task.clock() + 100, task.clock)
+    while not (training.is_over or deadline.is_over()):
+        training.round(deadline)
+    assert training.steps_left < training.falling_steps / 3
+    assert len(training.curve) > 4
 
 
 def test_items_start_as_co_occurrence_embeddings_or_at_random() -> None:

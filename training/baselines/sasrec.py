@@ -43,8 +43,9 @@ FEW_EVENTS = 50
 def fit_sasrec(task: Task, candidates: Sequence[SasRecConfig]) -> Fitted:
     """The best of some configurations by the task's metric, each with the weights of its best round.
 
-    One after the other trains until its figure has stopped rising: with dropout a model that ends higher often starts lower, so none is
-    given up early. A deadline ends the one that is trained; of the first at least one batch is.
+    One after the other trains until its figure has stopped rising, and then while its learning rate falls: with dropout a model that ends
+    higher often starts lower, so none is given up early. A deadline ends the one that is trained, whose rate falls before; of the first at
+    least one batch is.
     """
     begin, deadline = time.monotonic(), task.deadline()
     tables: dict[tuple[int, str, float], Tensor] = {}

@@ -45,6 +45,8 @@ STEPS = 1000
 ROUNDS = 20
 """About as many a fit takes until its figure has stopped rising: its steps are those of so many."""
 VALIDATION_QUERIES = 5000
+ANNEALED = 0.25
+"""Of the rounds, or of the time that is left for them: as many follow in which the learning rate falls to 0."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ class SasRecConfig:
     learning_rate  of Adam, after `warm_steps` in which it rises linearly
     weight_decay   of all weights, decoupled (AdamW)
     average        steps over which the weights that are measured and kept are averaged, exponentially
-    patience       rounds without a better figure after which training ends
-    max_rounds     rounds after which it ends anyway
+    patience       rounds without a better figure after which the learning rate begins to fall
+    max_rounds     rounds after which it does so anyway
     bfloat16       whether matrix products of training run in it; weights, losses and answers stay float32
     """
 
@@ -156,7 +158,10 @@ class Network(nn.Module):
 
 
 class Training:
-    """One fit, round by round: an epoch, or STEPS steps where that is less, then the figure of the averaged weights."""
+    """One fit, round by round: an epoch, or STEPS steps where that is less, then the figure of the averaged weights.
+
+    Once the figure has stopped rising, training goes on from the best weights while the learning rate falls linearly to 0.
+    """
 
     def __init__(self, task: Task, config: SasRecConfig, start_ID: Tensor) -> None:
         lists, users = task.split.lists, task.split.train
@@ -177,6 +182,9 @@ class Training:
         self.batches = self._endless()
         self.step = 0
         self.curve: list[float] = []
+        self.begin_s = task.clock()
+        self.rounds_left: int | None = None
+        self.steps_left = self.falling_steps = 1
 
     def _endless(self) -> Iterator[tuple[SequenceBatch, bool]]:
         """Batches of epoch after epoch, and whether each is the last of its epoch."""
@@ -191,9 +199,23 @@ class Training:
 
     @property
     def is_over(self) -> bool:
+        """Whether the learning rate has fallen to 0."""
+        return self.rounds_left == 0
+
+    @property
+    def has_stopped_rising(self) -> bool:
         """Whether the figure has not risen for `patience` rounds, or `max_rounds` are over."""
-        behind = len(self.curve) - 1 - self.curve.index(self.best) if self.curve else 0
+        behind = len(self.curve) - 1 - self.curve.index(self.best)
         return behind >= self.config.patience or len(self.curve) >= self.config.max_rounds
+
+    def anneal(self) -> None:
+        """Go back to the best weights; from here on the learning rate falls."""
+        weights = {"item_ID": self.kept.item_ID}
+        weights |= {f"encoder.{name}": value for name, value in self.kept.encoder.state_dict().items()}
+        for network in (self.network, self.averaged.module):
+            network.load_state_dict(weights)
+        self.rounds_left = max(1, round(ANNEALED * len(self.curve)))
+        self.steps_left = self.falling_steps = 1 + self.rounds_left * self.step // len(self.curve)
 
     def round(self, deadline: Deadline) -> None:
         """Train for a round, or until the deadline, and measure; the best weights are kept."""
@@ -211,13 +233,18 @@ class Training:
         if figure > self.best:
             self.kept = now
         self.curve.append(figure)
+        if self.rounds_left is not None:
+            self.rounds_left -= 1
+        elif self.has_stopped_rising or deadline.left_s() <= ANNEALED * (self.task.clock() - self.begin_s):
+            self.anneal()
         log.info("  step %d: loss %.4f, validation %s %.4f", self.step, loss, self.task.metric, figure)
 
     def update(self, batch: SequenceBatch) -> Tensor:
         """One step; its loss."""
         config, network = self.config, self.network
         for group in self.optimiser.param_groups:
-            group["lr"] = config.learning_rate * min(1.0, (self.step + 1) / max(1, config.warm_steps))
+            rising = min(1.0, (self.step + 1) / max(1, config.warm_steps))
+            group["lr"] = config.learning_rate * rising * max(0, self.steps_left) / self.falling_steps
         target_BT = torch.from_numpy(batch.target_BT)
         real_BT = target_BT >= 0
         self.optimiser.zero_grad(set_to_none=False)  # new arrays of the item table's size take longer than old ones
@@ -237,6 +264,7 @@ class Training:
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         self.optimiser.step()
         self.step += 1
+        self.steps_left -= int(self.rounds_left is not None)
         if self.step % AVERAGE_EVERY == 0:
             self.averaged.update_parameters(network)
         return loss.detach()
