@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from training.baselines.item_cf import GRID, fit_item_cf
 from training.data.interactions import Interactions, read_interactions
 from training.neighbours.cooccurrence import lists_of
 from training.neighbours.fit import WITHOUT_ORDER, count, neighbours_of
+from training.neighbours.near_items import near_items
 from training.specification.models import read_deep_config
 
 Int64 = NDArray[np.int64]
@@ -110,7 +112,8 @@ def _count(interactions: Interactions, users: Int64, method: str) -> int:
     if method == "item-cf":
         return len(fit_item_cf(interactions, users, GRID[-1]).neighbours.item_N)
     lists = lists_of(interactions, users)
-    return len(neighbours_of(count(lists, WITHOUT_ORDER), lists.events_I, WITHOUT_ORDER).lists.item_N)
+    near = partial(near_items, interactions, users, seed=1)
+    return len(neighbours_of(count(lists, WITHOUT_ORDER), near, lists.events_I, WITHOUT_ORDER).lists.item_N)
 
 
 def compared(config: Path, minutes: float, report: Path) -> dict[str, Any]:

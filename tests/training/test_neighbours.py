@@ -18,13 +18,16 @@ from tests.training.logs import log_of, task_of
 from training.baselines import methods
 from training.neighbours import cooccurrence
 from training.neighbours import fit as neighbours
+from training.neighbours import near_items as near_module
 from training.neighbours.cooccurrence import Counts, Lists, counted, lists_of
 from training.neighbours.fit import WIDE, Neighbours, count, fading, neighbours_of
+from training.neighbours.near_items import near_items, nearest
 from training.retrieval import scores as scores_module
 from training.retrieval.scores import best_of_all, by_popularity, empty_rows, filled, keep_best
 from training.retrieval.task import Deadline
 from training.retrieval.tuning import Option, Options, Remembered, search
 from training.specification.log_format import Order
+from training.trees.embeddings import item_embeddings
 
 NEVER = Deadline(None)
 
@@ -189,7 +192,7 @@ def test_an_answer_has_at_least_one_place() -> None:
 
 Float64 = NDArray[np.float64]
 OPTIONS: Options = {
-    **{"recency": 0.7, "back": 0.3, "decay": 0.8, "column": 0.4, "row": 0.6, "power": 0.9, "user": 0.25, "shrink": 2.0},
+    **{"recency": 0.7, "back": 0.3, "decay": 0.8, "near": 0.0, "column": 0.4, "row": 0.6, "power": 0.9, "user": 0.25, "shrink": 2.0},
     **{"window": 3, "longest": 4},
 }
 
@@ -202,8 +205,13 @@ def some_lists(seed: int, items: int, users: int) -> list[list[int]]:
 
 def fitted_on(lists: list[list[int]], options: Options, items: int | None = None) -> Neighbours:
     """Neighbours by these options, of all users."""
-    copied = lists_of(log_of(lists, items=items), np.arange(len(lists)))
-    return neighbours_of(count(copied, options), copied.events_I, options)
+    log, users = log_of(lists, items=items), np.arange(len(lists))
+    copied = lists_of(log, users)
+    return neighbours_of(count(copied, options), lambda: near_items(log, users, seed=1), copied.events_I, options)
+
+
+def no_cosines() -> Any:
+    raise AssertionError("cosines are made only where they count")
 
 
 def by_hand(lists: list[list[int]], items: int, window: int, decay: float, user: float) -> Float64:
@@ -282,17 +290,21 @@ def test_beyond_the_limit_of_memory_an_item_keeps_its_likest_neighbours() -> Non
     assert counted(popular, fading(1.0, 5), damping=0.4, most_pairs=3).item_N[0] == 1
 
 
-@given(seed=st.integers(0, 2**32 - 1), exclude_seen=st.booleans())
-def test_answers_are_those_of_the_formula(seed: int, exclude_seen: bool) -> None:
+@given(seed=st.integers(0, 2**32 - 1), exclude_seen=st.booleans(), near=st.sampled_from([0.0, 0.4]))
+def test_answers_are_those_of_the_formula(seed: int, exclude_seen: bool, near: float) -> None:
     lists, items = some_lists(seed, 10, 12), 12
     rng = np.random.default_rng([seed, 1])
     histories = [rng.integers(-1, items, rng.integers(1, 8)) for _ in range(4)]
-    fitted = fitted_on(lists, OPTIONS, items)
+    fitted = fitted_on(lists, OPTIONS | {"near": near}, items)
     found = fitted.rank(histories, 6, exclude_seen)
 
     after = by_hand(lists, items, 3, 0.8, 0.25)
     events = np.maximum(np.bincount(np.concatenate(lists), minlength=items), 1) + 2.0
     similarity = ((after + 0.3 * after.T) / np.outer(events**0.6, events**0.4)) ** 0.9
+    has_row = (after + after.T).any(1)
+    if near and has_row.any():
+        cosine = cosines(item_embeddings(log_of(lists, items=items), np.arange(len(lists)), min(items, len(lists)) - 1, seed=1))
+        similarity += near * similarity[has_row].max(1).mean() * np.maximum(cosine, 0) ** 2
     for history, answer in zip(histories, found, strict=True):
         known = history[history >= 0]
         score = sum((0.7**d * similarity[item] for d, item in enumerate(known[::-1][:4])), np.zeros(items))
@@ -302,6 +314,61 @@ def test_answers_are_those_of_the_formula(seed: int, exclude_seen: bool) -> None
         assert len(row) == min(6, items - len(set(known.tolist())) if exclude_seen else items)
         assert not exclude_seen or not set(row.tolist()) & set(known.tolist())
         assert_allclose(score[row], np.sort(score)[::-1][: len(row)], rtol=1e-4, atol=1e-9)
+
+
+def cosines(embeddings_ID: Any) -> Float64:
+    """float64[I, I]: −1 of an item with itself, and of one without an embedding."""
+    length_I1 = np.linalg.norm(embeddings_ID, axis=1, keepdims=True)
+    unit_ID = embeddings_ID / np.where(length_I1 > 0, length_I1, np.nan)
+    cosine_II: Float64 = np.nan_to_num((unit_ID @ unit_ID.T).astype(np.float64), nan=-1.0)
+    np.fill_diagonal(cosine_II, -1)
+    return cosine_II
+
+
+@pytest.mark.parametrize("most_pairs", [1 << 25, 20 * 300])
+def test_the_nearest_items_are_those_with_the_largest_cosines(most_pairs: int) -> None:
+    embeddings_ID = np.random.default_rng(3).standard_normal((300, 8)).astype(np.float32)
+    embeddings_ID[[5, 17]] = 0
+    embeddings_ID[9] = 2 * embeddings_ID[4]
+    found = nearest(embeddings_ID, seed=1, most_pairs=most_pairs)
+    cosine_II, most = cosines(embeddings_ID), min(near_module.NEAREST, most_pairs // 300)
+    for a in range(300):
+        row = slice(found.offset_I1[a], found.offset_I1[a + 1])
+        expected = np.sort(cosine_II[a][cosine_II[a] > 0])[::-1][:most]
+        assert_allclose(found.near_N[row], expected**2, rtol=1e-4, atol=1e-6)
+        assert_allclose(cosine_II[a, found.item_N[row]], expected, rtol=1e-4, atol=1e-6)
+    assert np.diff(found.offset_I1)[[5, 17]].tolist() == [0, 0]
+    assert found.item_N[found.offset_I1[4]] == 9
+
+
+def test_of_many_items_those_of_a_group_and_of_the_groups_beside_it_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(near_module, "GROUP", 20)
+    monkeypatch.setattr(near_module, "PROBED", 4)
+    monkeypatch.setattr(near_module, "NEAREST", 10)
+    rng = np.random.default_rng(4)
+    embeddings_ID = (rng.standard_normal((30, 16))[rng.integers(30, size=900)] + 0.6 * rng.standard_normal((900, 16))).astype(np.float32)
+    embeddings_ID[7] = 0
+    exact, found = nearest(embeddings_ID, seed=1), nearest(embeddings_ID, seed=1, exact=100)
+    rows = [[set(one.item_N[one.offset_I1[a] : one.offset_I1[a + 1]].tolist()) for a in range(900)] for one in (exact, found)]
+    kept = [len(ours & theirs) / len(ours) for ours, theirs in zip(*rows, strict=True) if ours]
+    assert 0.9 < np.mean(kept) < 1
+    assert all(a not in row for a, row in enumerate(rows[1]))
+    assert not rows[1][7]
+    assert all(np.all(np.diff(found.near_N[found.offset_I1[a] : found.offset_I1[a + 1]]) <= 0) for a in range(900))
+
+
+def test_items_that_no_list_has_together_are_near_where_they_come_with_the_same_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(near_module, "WIDTH", 2)  # two kinds of items; with more, each is of its own
+    lists = [[0, 2], [0, 3], [0, 4], [1, 2], [1, 3], [1, 4], [5, 6], [5, 7]]
+    history = np.array([0])
+    assert 1 not in fitted_on(lists, OPTIONS).rank([history], 4, exclude_seen=True)[0, :3]
+    assert 1 in fitted_on(lists, OPTIONS | {"near": 1.0}).rank([history], 4, exclude_seen=True)[0]
+
+
+def test_of_one_user_nothing_is_near() -> None:
+    near = near_items(log_of([[0, 1, 2], [2, 3]]), np.arange(1), seed=1)
+    assert len(near.item_N) == 0
+    assert near.offset_I1.tolist() == [0] * 5
 
 
 def test_equal_scores_come_by_the_lower_row_and_popular_items_fill_up() -> None:
@@ -340,7 +407,7 @@ def test_options_are_chosen_by_validation_queries_from_training_users() -> None:
     fitted = methods.METHODS["neighbours"](task)
     pairs = task.validation_pairs()
     assert task.measured(fitted.rank, pairs) == max(trial.figure for trial in fitted.trials)
-    start = neighbours_of(count(lists_of(task.split.lists, task.split.train), WIDE), np.ones(33, np.int64), WIDE)
+    start = neighbours_of(count(lists_of(task.split.lists, task.split.train), WIDE), no_cosines, np.ones(33, np.int64), WIDE)
     assert task.measured(fitted.rank, pairs) > task.measured(start.rank, pairs) + 0.1
     assert task.measured(fitted.rank, pairs) > task.measured(methods.METHODS["item-cf"](task).rank, pairs) + 0.1
     assert task.measured(methods.METHODS["item-cf"](task).rank, pairs) > task.measured(methods.METHODS["popularity"](task).rank, pairs)

@@ -6,6 +6,7 @@ The log: users walk around rings of items, so an item is followed by its neighbo
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from training.deep.topology import Topology
 from training.deep.validation import search_encoded
 from training.neighbours.cooccurrence import lists_of as lists_of_users
 from training.neighbours.fit import count, neighbours, neighbours_of
+from training.neighbours.near_items import near_items
 from training.neighbours.neighbour_lists import NeighbourLists
 from training.specification.deep import DeepConfig
 from training.specification.models import deep_config
@@ -174,13 +176,15 @@ def test_neighbours_are_weighed_anew_from_the_same_counts(run: Run) -> None:
     found = neighbours(memory_task(run.config, run.prepared, None))
     source = remembered(run.config, dataclasses.replace(run.prepared, neighbours=found))
     assert source.weighed(source.options | {"weight": 3.0}) is source
-    other = {"column": 0.9, "row": -0.3, "power": 2.0}
-    lists = lists_of_users(run.prepared.interactions, run.prepared.split.train)
-    expected = neighbours_of(count(lists, found.options), lists.events_I, found.options | other)
+    other = {"near": 0.2, "column": 0.9, "row": -0.3, "power": 2.0}
+    interactions, users = run.prepared.interactions, run.prepared.split.train
+    lists = lists_of_users(interactions, users)
+    near = functools.partial(near_items, interactions, users, run.config.seed)
+    expected = neighbours_of(count(lists, found.options), near, lists.events_I, found.options | other)
     weighed = source.weighed(other)
     assert weighed.options == other
     assert_allclose(weighed.lists.score_N, expected.lists.limited(KEPT[-1]).score_N, rtol=1e-6)
-    assert not np.allclose(weighed.lists.score_N, source.lists.score_N)
+    assert len(weighed.lists.item_N) > len(source.lists.item_N), "cosines were not among what was chosen"
     searches = Searches(run.config, run.topology, run.model, list(run.prepared.split.validation), "logit", source)
     options = {"weight": 1.0, "kept": 5, "recency": 1.0}
     before, after = searches.memory(options), searches.memory(options | other)
@@ -215,7 +219,7 @@ def test_an_untrained_tree_is_told_what_follows(run: Run) -> None:
     assert told.ranking.calibration.knots
     assert {frozenset(tried["options"]) for tried in told.trials} == {
         frozenset({"gamma"}),
-        frozenset({"gamma", "weight", "kept", "recency", "column", "row", "power"}),
+        frozenset({"gamma", "weight", "kept", "recency", "near", "column", "row", "power"}),
     }
 
 

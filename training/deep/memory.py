@@ -103,7 +103,7 @@ def remembered(config: DeepConfig, prepared: Prepared, seconds: float = FIT_S) -
     chosen = fitted.options
 
     def weigh(options: Options) -> NeighbourLists:
-        return neighbours_of(found.counts, found.events_I, chosen | options).lists.limited(most)
+        return neighbours_of(found.counts, found.near, found.events_I, chosen | options).lists.limited(most)
 
     log.info("memory: neighbours in %.1f s%s", fitted.seconds, "" if fitted.ended is None else f", {fitted.ended}")
     options = {option.name: chosen[option.name] for option in WEIGHED}

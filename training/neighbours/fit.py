@@ -1,7 +1,8 @@
 """Item neighbours with distance decay, direction, damping and recency: what an expert tries first, since it costs seconds.
 
     M = after + back · before                                    of `cooccurrence.py`, within W events, weighted by dec^(distance − 1)
-    S[a, b] = (M[a, b] / ((pop_a + s)^row · (pop_b + s)^column))^power
+    C[a, b] = (M[a, b] / ((pop_a + s)^row · (pop_b + s)^column))^power
+    S[a, b] = C[a, b] + near · unit · near(a, b)                 near(a, b) of `near_items.py`, unit the mean over a of the largest C[a, b]
     score(b | history) = Σ_{d < L} recency^d · S[h_d, b],        h_0 the last item of the history
 
 pop is how many events of training users an item has. Lists without an order have no distance, direction or recency: W is the whole list,
@@ -18,8 +19,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from numpy.typing import NDArray
 from espalier.compiled_code import compiled
 from training.data.splits import EvaluationPair
 from training.neighbours.cooccurrence import Counts, Lists, counted, lists_of
+from training.neighbours.near_items import NearItems, near_items
 from training.neighbours.neighbour_lists import NeighbourLists
 from training.retrieval.scores import by_popularity
 from training.retrieval.task import Deadline, Fitted, Task, Trial
@@ -38,8 +41,10 @@ log = logging.getLogger(__name__)
 Array = NDArray[Any]
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
+Near = Callable[[], NearItems]
 
 DAMPING = (
+    Option("near", (0.0, 0.03, 0.1, 0.3, 1.0)),
     Option("column", (0.0, 0.1, 0.2, 0.3, 0.4, 0.5), add=0.1, least=-1.0, most=1.0),
     Option("row", (0.2, 0.3, 0.4, 0.5, 0.6, 0.7), add=0.1, least=-0.5, most=1.5),
     Option("power", (0.6, 0.8, 1.0, 1.25), add=0.1, least=0.1, most=2.5),
@@ -57,11 +62,11 @@ GRID = (
 GRID_WITHOUT_ORDER = DAMPING
 COUNTED = ("window", "decay", "user")
 """Options that the counts depend on."""
-WEIGHED = tuple(option for option in DAMPING if option.name in ("column", "row", "power"))
-"""Those of S that weigh the same counts anew and say most."""
+WEIGHED = tuple(option for option in DAMPING if option.name in ("near", "column", "row", "power"))
+"""Those of S that weigh the same counts and cosines anew and say most."""
 KEPT = (100, 200, 500, 1000, 2000, 5000)
 """Neighbours an item that are tried in the end; all of them is the last that is."""
-_DAMPED: Options = {"column": 0.2, "row": 0.5, "power": 0.8, "user": 0.0, "shrink": 0.0}
+_DAMPED: Options = {"near": 0.0, "column": 0.2, "row": 0.5, "power": 0.8, "user": 0.0, "shrink": 0.0}
 WIDE: Options = {"recency": 0.93, "back": 0.5, "decay": 0.95, **_DAMPED, "window": 50, "longest": 100}
 NARROW: Options = {"recency": 0.7, "back": 0.125, "decay": 0.85, **_DAMPED, "window": 20, "longest": 100}
 WITHOUT_ORDER: Options = {"recency": 1.0, "back": 1.0, "decay": 1.0, **_DAMPED, "user": 0.5, "window": 2000, "longest": 2000}
@@ -74,11 +79,12 @@ COUNTS_LEFT = 10
 
 @dataclass(frozen=True)
 class Neighbours:
-    """`lists` holds S, made of `counts` and events_I; weight_L float64[L] those of the last item of a history, the one before it, …."""
+    """`lists` holds S, made of the others; weight_L float64[L] those of the last item of a history, the one before it, …."""
 
     lists: NeighbourLists
     weight_L: Float64
     counts: Counts
+    near: Near
     events_I: Int64
 
     def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
@@ -86,15 +92,59 @@ class Neighbours:
         return self.lists.rank(histories, m, exclude_seen, self.weight_L)
 
 
-def neighbours_of(counts: Counts, events_I: Int64, options: Options) -> Neighbours:
-    """S and the history's weights, by what the options say."""
+def neighbours_of(counts: Counts, near: Near, events_I: Int64, options: Options) -> Neighbours:
+    """S and the history's weights, by what the options say. near: called where they want it."""
     damped_I = np.maximum(events_I, 1) + options["shrink"]
     score_N = np.empty(len(counts.item_N), np.float32)
     scales = (damped_I ** -options["row"], damped_I ** -options["column"])
     _scale(counts, *scales, float(options["back"]), float(options["power"]), score_N)
-    popular_I = by_popularity(events_I)
-    lists = NeighbourLists(counts.offset_I1, counts.item_N, score_N, popular_I)
-    return Neighbours(lists, fading(options["recency"], options["longest"]), counts, events_I)
+    lists = NeighbourLists(counts.offset_I1, counts.item_N, score_N, by_popularity(events_I))
+    if options["near"]:
+        lists = _with_near(lists, near(), options["near"])
+    return Neighbours(lists, fading(options["recency"], options["longest"]), counts, near, events_I)
+
+
+def _with_near(lists: NeighbourLists, near: NearItems, weight: float) -> NeighbourLists:
+    """C with the cosines added."""
+    has_I = np.diff(lists.offset_I1) > 0
+    unit = float(np.maximum.reduceat(lists.score_N, lists.offset_I1[:-1][has_I]).mean()) if has_I.any() else 1.0
+    rows = lists.offset_I1, lists.item_N, lists.score_N
+    offset_I1 = np.zeros(len(has_I) + 1, np.int64)
+    _count_union(rows, near, offset_I1)
+    item_N, score_N = np.empty(offset_I1[-1], np.int32), np.empty(offset_I1[-1], np.float32)
+    _fill_union(rows, near, np.float32(weight * unit), offset_I1, item_N, score_N)
+    return NeighbourLists(offset_I1, item_N, score_N, lists.popular_I)
+
+
+@compiled()
+def _count_union(rows: Any, near: NearItems, offset_I1: Array) -> None:
+    first_I1, counted_N, _ = rows
+    row_of_I = np.full(len(first_I1) - 1, -1, np.int64)
+    for a in range(len(first_I1) - 1):
+        row_of_I[counted_N[first_I1[a] : first_I1[a + 1]]] = a
+        more = 0
+        for n in range(near.offset_I1[a], near.offset_I1[a + 1]):
+            more += row_of_I[near.item_N[n]] != a
+        offset_I1[a + 1] = offset_I1[a] + first_I1[a + 1] - first_I1[a] + more
+
+
+@compiled()
+def _fill_union(rows: Any, near: NearItems, weight: Any, offset_I1: Array, item_N: Array, score_N: Array) -> None:
+    first_I1, counted_N, counted_score_N = rows
+    place_I = np.full(len(first_I1) - 1, -1, np.int64)
+    for a in range(len(first_I1) - 1):
+        begin, used = offset_I1[a], offset_I1[a]
+        for n in range(first_I1[a], first_I1[a + 1]):
+            item_N[used], score_N[used] = counted_N[n], counted_score_N[n]
+            place_I[counted_N[n]] = used
+            used += 1
+        for n in range(near.offset_I1[a], near.offset_I1[a + 1]):
+            b, score = near.item_N[n], weight * near.near_N[n]
+            if place_I[b] >= begin:
+                score_N[place_I[b]] += score
+            else:
+                item_N[used], score_N[used] = b, score
+                used += 1
 
 
 def fading(factor: float, most: int) -> Float64:
@@ -131,8 +181,10 @@ def neighbours(task: Task) -> Fitted:
     counts.of(starts[0])
     count_s = time.perf_counter() - counting
 
+    near = cache(lambda: near_items(interactions, users, task.seed))
+
     def fitted(options: Options) -> Neighbours:
-        return neighbours_of(counts.of(options), lists.events_I, options)
+        return neighbours_of(counts.of(options), near, lists.events_I, options)
 
     def cost_s(options: Options) -> float:
         return 0.0 if counts.has(options) else COUNTS_LEFT * count_s * options["window"] / starts[0]["window"]

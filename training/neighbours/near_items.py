@@ -1,0 +1,115 @@
+"""Items whose users are alike, though few have both: the nearest by the cosine of co-occurrence embeddings.
+
+    near(a, b) = cos(e_a, e_b)²  for the NEAREST items b of a with a cosine above 0,   e of `item_embeddings`, WIDTH columns
+
+Counts of pairs say nothing of two items that no user had together, which in sparse logs are most. Up to EXACT items every cosine is looked
+at. Of more, those of an item's group and of the groups PROBED that are nearest to it: a group has about GROUP items, and is what is nearest
+to one of some vectors, moved by a few rounds of spherical k-means. No more than MOST_PAIRS are kept of all items together.
+
+Knows embeddings. Does not know what is made of the cosines.
+
+Legend: I items, D embedding width, G groups, R rows of a block, C candidates, K nearest items of each, N pairs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.compiled_code import compiled
+from training.data.interactions import Interactions
+from training.retrieval.scores import keep_best
+from training.trees.embeddings import item_embeddings
+
+Array = NDArray[Any]
+Int64 = NDArray[np.int64]
+Int32 = NDArray[np.int32]
+Float32 = NDArray[np.float32]
+
+WIDTH, NEAREST = 96, 256
+MOST_PAIRS, LEAST_NEAREST = 1 << 25, 16
+EXACT, GROUP, PROBED = 1 << 16, 1 << 10, 8
+"""Of 65,536 items every cosine takes some ten seconds on a core."""
+ROUNDS = 4
+BLOCK_SCORES = 1 << 24
+"""Cosines that are held at a time, 64 MiB."""
+
+
+class NearItems(NamedTuple):
+    """offset_I1 int64[I + 1]: row a is offset_I1[a] … offset_I1[a + 1] − 1 of item_N int32 and near_N float32, in (0, 1], nearest first."""
+
+    offset_I1: Int64
+    item_N: Int32
+    near_N: Float32
+
+
+def near_items(interactions: Interactions, users: Int64, seed: int) -> NearItems:
+    """Of the lists of some users. An item that none of them has is near to none."""
+    width = min(WIDTH, len(users) - 1, interactions.item_count - 1)
+    if width < 1:
+        return NearItems(np.zeros(interactions.item_count + 1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32))
+    return nearest(item_embeddings(interactions, users, width, seed=seed), seed=seed)
+
+
+def nearest(embeddings_ID: Float32, *, seed: int, exact: int = EXACT, most_pairs: int = MOST_PAIRS) -> NearItems:
+    """The items nearest to each, ties by the lower row; rows of zeros are near to nothing.
+
+    exact  items up to which every cosine is looked at
+    """
+    items = len(embeddings_ID)
+    known = np.flatnonzero(embeddings_ID.any(1))
+    unit_ID = np.zeros_like(embeddings_ID)
+    unit_ID[known] = embeddings_ID[known] / np.linalg.norm(embeddings_ID[known], axis=1, keepdims=True)
+    most = min(NEAREST, max(LEAST_NEAREST, most_pairs // max(1, items)))
+    item_IK, cosine_IK = np.full((items, most), -1, np.int64), np.zeros((items, most))
+    for members, candidates in _groups(unit_ID, known, seed, exact):
+        candidate_CD = unit_ID[candidates]
+        size = max(1, BLOCK_SCORES // len(candidates))
+        for begin in range(0, len(members), size):
+            block = members[begin : begin + size]
+            _keep_nearest(block, candidates, unit_ID[block] @ candidate_CD.T, item_IK, cosine_IK)
+    kept_IK = item_IK >= 0
+    offset_I1 = np.concatenate([[0], np.cumsum(kept_IK.sum(1))]).astype(np.int64)
+    return NearItems(offset_I1, item_IK[kept_IK].astype(np.int32), np.square(cosine_IK[kept_IK]).astype(np.float32))
+
+
+def _groups(unit_ID: Float32, known: Int64, seed: int, exact: int) -> list[tuple[Int64, Int64]]:
+    """Items of a group, and those among which their nearest are looked for, ascending."""
+    if len(known) <= exact:
+        return [(known, known)] if len(known) else []
+    rng = np.random.default_rng(seed)
+    centre_GD = unit_ID[np.sort(rng.choice(known, len(known) // GROUP, replace=False))]
+    for _ in range(ROUNDS):
+        group_I = _nearest_centres(unit_ID, known, centre_GD)
+        total_GD = np.zeros_like(centre_GD)
+        np.add.at(total_GD, group_I, unit_ID[known])
+        length_G1 = np.linalg.norm(total_GD, axis=1, keepdims=True)
+        centre_GD = np.where(length_G1 > 0, total_GD / np.maximum(length_G1, 1e-12), centre_GD)
+    order = np.argsort(group_I := _nearest_centres(unit_ID, known, centre_GD), kind="stable")
+    members_G = np.split(known[order], np.cumsum(np.bincount(group_I, minlength=len(centre_GD)))[:-1])
+    probed_GP = np.argsort(-(centre_GD @ centre_GD.T), axis=1, kind="stable")[:, : 1 + PROBED]
+    return [
+        (members, np.sort(np.concatenate([members_G[other] for other in probed_P])))
+        for members, probed_P in zip(members_G, probed_GP.tolist(), strict=True)
+        if len(members)
+    ]
+
+
+def _nearest_centres(unit_ID: Float32, known: Int64, centre_GD: Float32) -> Int64:
+    """int64[known]: the centre with the largest cosine, the first of equals."""
+    size = max(1, BLOCK_SCORES // len(centre_GD))
+    blocks = [known[begin : begin + size] for begin in range(0, len(known), size)]
+    return np.concatenate([(unit_ID[block] @ centre_GD.T).argmax(1) for block in blocks])
+
+
+@compiled()
+def _keep_nearest(members: Array, candidates: Array, cosine_RC: Array, item_IK: Array, cosine_IK: Array) -> None:
+    """The best candidates of each member with a cosine above 0, itself left out, to its rows."""
+    for r in range(len(members)):
+        item = members[r]
+        for c in range(len(candidates)):
+            if candidates[c] == item or not cosine_RC[r, c] > 0:
+                cosine_RC[r, c] = -np.inf
+        keep_best(candidates, cosine_RC[r], len(candidates), item_IK[item], cosine_IK[item])
