@@ -28,6 +28,7 @@ _METHODS: dict[str, Method] = {
     "item-cf": _at("baselines.item_cf", "item_cf"),
     "neighbours": _at("neighbours.fit", "neighbours"),
     "ease": _at("baselines.ease", "ease"),
+    "graph-filter": _at("baselines.graph_filter", "graph_filter"),
     "ials": _at("baselines.ials", "ials"),
     "content": _at("baselines.content", "content"),
     "item-means": _at("baselines.item_means", "item_means"),
@@ -44,6 +45,7 @@ NEEDS: dict[str, Estimate] = {
     "item-cf": by_parts(_METHODS["item-cf"], trials=3),
     "neighbours": by_parts(_METHODS["neighbours"], trials=40),
     "ease": _at("baselines.ease", "needs"),
+    "graph-filter": by_parts(_METHODS["graph-filter"], trials=40),
     "ials": by_parts(_METHODS["ials"], once=8, trials=100),  # its shortest fit is one iteration of eight
     "content": by_parts(_METHODS["content"], trials=5),
     "item-means": by_parts(_METHODS["item-means"], trials=10),

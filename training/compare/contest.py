@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 RECIPE, FUSION, NEIGHBOURS = "recipe", "fusion", "neighbours"
 FUSED_BY_DEFAULT = "fusion:recipe:neighbours"
-QUICK = ("popularity", "item-means", "item-cf", "neighbours", "content", "ease", "ials")
+QUICK = ("popularity", "item-means", "item-cf", "neighbours", "content", "ease", "graph-filter", "ials")
 """Baselines without training by gradient steps: seconds on most logs."""
 TUNED_FOR_EACH = ("popularity", "item-cf", "neighbours", "content")
 """Baselines that are chosen anew for answers with and without seen items: it takes seconds."""

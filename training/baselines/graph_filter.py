@@ -1,0 +1,120 @@
+"""Filters of the graph of users and items (GF-CF: Shen et al. 2021, arXiv 2108.07567): a linear one plus an ideal low-pass one.
+
+    R̃ = D_U^−½ R D_I^−½,   P = R̃ᵀ R̃,   V = its first `width` eigenvectors
+    score(j | history) = pop_j^−column · (Σ_{d < L} recency^d · pop_{h_d}^−row · (P + alpha · V Vᵀ)[h_d, j]),   h_0 the last item
+
+R is who touched what, D_U and D_I are how many items a user and how many users an item has; row = −column is the published filter where it
+is ½ for the low-pass part. P's diagonal is left out: it only says that a history holds what it holds. Polynomials of P (Turbo-CF, ChebyCF)
+lie between its two parts. Lists without an order have a recency of 1.
+
+Legend: B queries, I items, W width, M results, L items of a history that count.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from espalier.errors import InvalidData
+from training.data.user_item_matrix import latest_items
+from training.neighbours.cooccurrence import counted, lists_of
+from training.neighbours.fit import fading
+from training.retrieval.scores import best_then_popular, by_popularity
+from training.retrieval.task import Fitted, Task
+from training.retrieval.tuning import Option, Options, search
+from training.trees.embeddings import item_embeddings
+
+log = logging.getLogger(__name__)
+
+Int64 = NDArray[np.int64]
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+
+GRID = (
+    Option("alpha", (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)),
+    Option("column", (-0.5, -0.25, 0.0, 0.25), add=0.1, least=-1.0, most=1.0),
+    Option("row", (-0.25, 0.0, 0.25, 0.5), add=0.1, least=-1.0, most=1.0),
+    Option("width", (32, 64, 128, 256)),
+)
+RECENCY = Option("recency", (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.99, 1.0))
+START: Options = {"recency": 1.0, "alpha": 0.3, "column": 0.0, "row": 0.0, "width": 64}
+WIDEST = 256
+LONGEST, WINDOW = 1000, 2000
+VALIDATION_QUERIES = 2000
+
+
+@dataclass(frozen=True)
+class GraphFilter:
+    """How it answers.
+
+    linear_II  P without its diagonal · low_IW float32[I, W]: V
+    row_I, column_I, weight_L, popular_I  as in `ease.py`; column_I is NaN where no training user has the item
+    """
+
+    linear_II: sparse.csr_array[np.float32]
+    low_IW: Float32
+    alpha: float
+    row_I: Float64
+    column_I: Float64
+    weight_L: Float64
+    popular_I: Int64
+
+    @property
+    def bytes(self) -> int:
+        linear = self.linear_II.data.nbytes + self.linear_II.indices.nbytes + self.linear_II.indptr.nbytes
+        return linear + sum(array.nbytes for array in (self.low_IW, self.row_I, self.column_I, self.popular_I))
+
+    def rank(self, histories: Sequence[Int64], m: int, exclude_seen: bool) -> Int64:
+        """int64[B, M = m]: the best items with training users, ties by the lower row; an empty history gets popular ones."""
+        return best_then_popular(self.scores, self.popular_I, histories, m, exclude_seen)
+
+    def scores(self, histories: Sequence[Int64]) -> Float32:
+        """float32[B, I]; NaN for an item without training users, and for every item where no item of the history has any."""
+        history_BI = latest_items(histories, self.weight_L, len(self.popular_I))
+        known_B = history_BI.astype(np.bool_) @ np.isfinite(self.column_I)
+        history_BI.data *= self.row_I[history_BI.indices].astype(np.float32)
+        score_BI: Float32 = (history_BI @ self.linear_II).toarray()
+        score_BI += np.float32(self.alpha) * ((history_BI @ self.low_IW) @ self.low_IW.T)
+        score_BI *= self.column_I.astype(np.float32)
+        score_BI[~known_B] = np.nan
+        return score_BI
+
+
+def graph_filter(task: Task) -> Fitted:
+    """Choose the options on validation queries, at most VALIDATION_QUERIES, and fit on all training users.
+
+    Raises InvalidData where there are fewer than two of either users or items.
+    """
+    begin, deadline = time.perf_counter(), task.deadline()
+    lists, users = task.split.lists, task.split.train
+    widest = min(WIDEST, len(users) - 1, lists.item_count - 1)
+    if widest < 1:
+        raise InvalidData("log", f"{len(users)} training users and {lists.item_count} items", "at least 2 of each")
+    distinct = lists_of(lists, users, distinct=True)
+    counts = counted(distinct, np.ones(WINDOW), 1.0)
+    root_I = np.sqrt(np.maximum(distinct.events_I, 1)).astype(np.float32)
+    both_N = (counts.after_N + counts.before_N) / (np.repeat(root_I, np.diff(counts.offset_I1)) * root_I[counts.item_N])
+    linear_II = sparse.csr_array((both_N, counts.item_N, counts.offset_I1), shape=(lists.item_count, lists.item_count))
+    low_IW = item_embeddings(lists, users, widest, seed=task.seed)
+    low_IW /= np.maximum(np.linalg.norm(low_IW, axis=0), 1e-12)
+    damped_I = np.maximum(distinct.events_I, 1).astype(np.float64)
+    popular_I = by_popularity(distinct.events_I)
+    pairs = task.validation_pairs(VALIDATION_QUERIES)
+    log.info("graph filter: %s", "; ".join(map(str, GRID)))
+
+    def fitted(options: Options) -> GraphFilter:
+        column_I = np.where(distinct.events_I > 0, damped_I ** -options["column"], np.nan)
+        weight_L = fading(options["recency"], LONGEST)
+        width = min(options["width"], widest)
+        return GraphFilter(linear_II, low_IW[:, :width], options["alpha"], damped_I ** -options["row"], column_I, weight_L, popular_I)
+
+    grid = GRID if lists.order == "none" else (RECENCY, *GRID)
+    found = search(lambda options: task.measured(fitted(options).rank, pairs), [START], grid, deadline)
+    best = fitted(found.best.options)
+    return Fitted(best.rank, found.best.options, best.bytes, time.perf_counter() - begin, found.trials, found.ended)
