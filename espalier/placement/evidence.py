@@ -32,6 +32,7 @@ from espalier.queries import (
     encode_vectors,
     pad_histories,
 )
+from espalier.text.sparse_rows import SparseRows
 
 Int64 = NDArray[np.int64]
 STRINGS, INTEGERS, NUMBERS = frozenset({str}), frozenset({int}), frozenset({int, float})
@@ -47,12 +48,14 @@ class Evidence:
     like    item rows
     own     its text as a query, None where it has none that says anything
     fields  None where none were given
+    words   its text as what is searched for, where the model finds items by their words
     """
 
     events: QueryBatch
     like: Int64
     own: QueryBatch | None
     fields: Mapping[str, Any] | None
+    words: SparseRows | None = None
 
     @staticmethod
     def of_all(bundle: Bundle, bodies: Sequence[ItemBody], known: Items, takes_fields: bool) -> list[Evidence | EspalierError]:
@@ -84,7 +87,13 @@ class Evidence:
             own = None
         if not len(events) and not len(like) and own is None and not (takes_fields and body.fields):
             raise _nothing(body, kind, takes_fields)
-        return Evidence(events, like, own, body.fields)
+        words = bundle.vectoriser.documents([body.text]) if own is not None and body.text is not None and finds_by_words(bundle) else None
+        return Evidence(events, like, own, body.fields, words)
+
+
+def finds_by_words(bundle: Bundle) -> bool:
+    """Whether the items of a bundle are found by words of their own columns, of which its scorers are made."""
+    return bool((bundle.manifest.training.get("data") or {}).get("own_texts"))
 
 
 def _nothing(body: ItemBody, kind: Kind, takes_fields: bool) -> InvalidQuery:

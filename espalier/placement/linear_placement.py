@@ -85,6 +85,7 @@ class LinearPlacement:
         with self._lock:
             leaves, index = self._rows, self._near
         own = concatenated([own_features(item) for item in items]).normalised()
+        written = concatenated([_written(item) for item in items]).normalised()
         told = np.flatnonzero(np.diff(own.indptr) > 0)
         parents = self._searched(own.take(told), search)
         near: dict[int, tuple[Sequence[int], Sequence[float]]] = {}
@@ -95,8 +96,8 @@ class LinearPlacement:
         place_of = {int(i): k for k, i in enumerate(told)}
         found = []
         for i, item in enumerate(items):
-            entries = slice(int(own.indptr[i]), int(own.indptr[i + 1]))
-            x = own.indices[entries], own.values[entries]
+            entries = slice(int(written.indptr[i]), int(written.indptr[i + 1]))
+            x = written.indices[entries], written.values[entries]
             trees = []
             for tree in range(len(leaves)):
                 nodes = parents[tree][place_of[i]] if i in place_of else self._parents_of(item.like, tree, overlay)
@@ -161,8 +162,19 @@ class LinearPlacement:
 
 
 def own_features(item: Evidence) -> SparseRows:
-    """[1, F]: the sum of an item's text and events."""
-    parts = [*([] if item.own is None else [item.own.features]), item.events.features]
+    """[1, F]: the sum of an item's text, as a query, and events."""
+    return _sum([*([] if item.own is None else [item.own.features]), item.events.features])
+
+
+def _written(item: Evidence) -> SparseRows:
+    """[1, F]: the sum of an item's words, as trained items have them, and events: what its row is made of."""
+    if item.words is None:
+        return own_features(item)
+    return _sum([item.words.normalised(), item.events.features])
+
+
+def _sum(parts: Sequence[SparseRows]) -> SparseRows:
+    """[1, F]: of all rows."""
     rows = parts[0] if len(parts) == 1 else concatenated(parts)
     if len(rows) == 1:  # a row's features are distinct and ascend
         return rows
@@ -172,10 +184,8 @@ def own_features(item: Evidence) -> SparseRows:
 
 def text_columns(bundle: Bundle) -> tuple[str, ...]:
     """The columns of the item table that hold an item's own text, by the model's configuration, else all that hold strings."""
-    training = bundle.manifest.training
-    data, labels = training.get("data") or {}, training.get("labels") or {}
-    named = labels.get("columns") or [name for text in data.get("own_texts") or () for name in text]
-    known = [name for name in dict.fromkeys(named) if name in bundle.items.fields]
+    data = bundle.manifest.training.get("data") or {}
+    known = [name for name in data.get("own_texts") or () if name in bundle.items.fields]
     if known:
         return tuple(known)
     return tuple(name for name in bundle.items.fields if name != "id" and str(bundle.items.column(name).type).endswith("string"))

@@ -70,7 +70,7 @@ class LinearRows:
     ) -> LiveRow:
         """A new item's row.
 
-        own      its features, ascending, of length 1, or none
+        own      its features, ascending, of length 1, or none; of a model that finds items by their words, those of a document
         near     item rows of its nearest neighbours, below 0 as padding, with their cosines to it
         like     the mean weights of items that it is known to resemble: neighbours of cosine 1; without features of its own its weights
         in_tail  the row has a tail row, too: its features

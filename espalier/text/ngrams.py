@@ -151,8 +151,20 @@ def fill_table(hashes: Array, layout: Array, table: Array) -> int:
 
 
 @compiled()
-def weigh(codes: Array, text_from: Array, classes: Array, layout: Array, table: Array, idf: Array, rows: tuple[Array, Array, Array]) -> int:
-    """Write the rows of some texts: indptr, indices, values. Returns the number of entries."""
+def weigh(
+    codes: Array,
+    text_from: Array,
+    classes: Array,
+    layout: Array,
+    table: Array,
+    idf: Array,
+    saturation: float,
+    rows: tuple[Array, Array, Array],
+) -> int:
+    """Write the rows of some texts: indptr, indices, values. Returns the number of entries.
+
+    saturation  0: rows of queries, of length 1; above: those of documents, tf / (tf + saturation) · idf^¼, as they are
+    """
     indptr, indices, values = rows
     words, grams = _room(text_from)
     features = np.empty(len(grams.hash), np.int32)
@@ -165,10 +177,11 @@ def weigh(codes: Array, text_from: Array, classes: Array, layout: Array, table: 
             found = _find_ngrams(codes, count, words, layout[k, 0], layout[k, 1], grams)
             found = _find_features(grams, found, layout[k], table, idf, features)
             if found > 0:
-                used = _write_block(features[:found], idf, indices, values, used)
+                used = _write_block(features[:found], idf, saturation, indices, values, used)
                 blocks += 1
-        for e in range(begin, used):
-            values[e] = values[e] / np.sqrt(np.float64(blocks))  # each block has length 1
+        if saturation == 0:
+            for e in range(begin, used):
+                values[e] = values[e] / np.sqrt(np.float64(blocks))  # each block has length 1
         indptr[t + 1] = used
     return used
 
@@ -196,21 +209,23 @@ def _find_features(grams: Grams, count: int, block: Array, table: Array, idf: Ar
 
 
 @compiled()
-def _write_block(features: Array, idf: Array, indices: Array, values: Array, used: int) -> int:
-    """Append a block's weights tf · idf, of length 1, to a row. Returns the number of entries."""
+def _write_block(features: Array, idf: Array, saturation: float, indices: Array, values: Array, used: int) -> int:
+    """Append a block's weights to a row: tf · idf of length 1, or those of documents. Returns the number of entries."""
     features.sort()
     begin, squares, g = used, 0.0, 0
     while g < len(features):
         first = g
         while g < len(features) and features[g] == features[first]:
             g += 1
-        weight = (g - first) * np.float64(idf[features[first]])
+        frequency, rarity = np.float64(g - first), np.float64(idf[features[first]])
+        weight = frequency * rarity if saturation == 0 else frequency / (frequency + saturation) * np.sqrt(np.sqrt(rarity))
         squares += weight * weight
         indices[used], values[used] = features[first], weight
         used += 1
-    length = np.sqrt(squares)
-    for e in range(begin, used):
-        values[e] = values[e] / length
+    if saturation == 0:
+        length = np.sqrt(squares)
+        for e in range(begin, used):
+            values[e] = values[e] / length
     return used
 
 

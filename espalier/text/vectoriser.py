@@ -5,6 +5,11 @@ With N documents, df(g) that contain the n-gram g, and tf(g) occurrences of g in
 
     idf(g) = max(ln(N / (df(g) + 1)), 0)        x_block = tf · idf / ‖tf · idf‖        x = [x_block, …] / ‖[x_block, …]‖
 
+What is searched for has rows of its own kind, as in BM25, in which a second occurrence says less than the first, and rarity counts little,
+since the query weighs it already:
+
+    d = tf / (tf + SATURATION) · idf^¼          by blocks, without a length
+
 Knows what a word is and how n-grams get feature numbers. Does not know where its arrays are stored, what rows are used for, languages,
 stems or stop words. Letters are those of this Python's Unicode version; a newer version adds letters and changes none.
 
@@ -31,6 +36,8 @@ from espalier.text.sparse_rows import MAX_FEATURES, SparseRows, concatenated
 Array = NDArray[Any]
 CHUNK = 1 << 18
 """Code points that are processed at a time (at least one text): this bounds the memory of large batches."""
+SATURATION = 1.2
+"""k1 of BM25."""
 LARGEST_IDF = 44.0
 """Above ln 2⁶³, the idf of any corpus."""
 _ACCENTS = re.compile("[\u0300-\u036f]+")
@@ -145,7 +152,14 @@ class Vectoriser:
 
     def transform(self, texts: Sequence[str]) -> SparseRows:
         """A row of length 1 per text, empty for a text without features. Any text is valid, and a row depends on its text alone."""
-        parts = [self._rows(codes, text_from) for codes, text_from in _chunks(texts)]
+        return self._transformed(texts, 0.0)
+
+    def documents(self, texts: Sequence[str]) -> SparseRows:
+        """A row d per text."""
+        return self._transformed(texts, SATURATION)
+
+    def _transformed(self, texts: Sequence[str], saturation: float) -> SparseRows:
+        parts = [self._rows(codes, text_from, saturation) for codes, text_from in _chunks(texts)]
         return parts[0] if len(parts) == 1 else concatenated(parts)
 
     def features_of(self, indices: Sequence[int] | NDArray[np.integer[Any]]) -> list[str]:
@@ -176,10 +190,10 @@ class Vectoriser:
             names.append(name if block.unit == "word" else _affix(name))
         return names
 
-    def _rows(self, codes: Array, text_from: Array) -> SparseRows:
+    def _rows(self, codes: Array, text_from: Array, saturation: float = 0.0) -> SparseRows:
         room = self._room * len(codes)
         indptr, indices, values = np.empty(len(text_from), np.int64), np.empty(room, np.int32), np.empty(room, np.float32)
-        used = weigh(codes, text_from, _classes(), self._layout, self._table, self._arrays["idf"], (indptr, indices, values))
+        used = weigh(codes, text_from, _classes(), self._layout, self._table, self._arrays["idf"], saturation, (indptr, indices, values))
         return SparseRows(indptr, indices[:used].copy(), values[:used].copy(), self.width)
 
 

@@ -33,7 +33,7 @@ def write_shop(folder: Path, **sections: dict[str, Any]) -> Path:
             "format": "log",
             "train": str(folder / "log.csv"),
             "items": str(folder / "items.parquet"),
-            "own_texts": [["title"]],
+            "own_texts": ["title"],
         },
         "tree": {"branching": 4, "max_leaf": 8},
     }

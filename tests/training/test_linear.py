@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -479,15 +480,14 @@ def test_configured_numbers_are_kept_and_without_inner_nodes_there_is_no_gamma_t
 
 
 def test_too_few_points_that_the_tree_has_not_seen_choose_nothing() -> None:
-    data, unseen_B = clusters(600, 0.8), np.zeros(600, np.bool_)
-    unseen_B[:199] = True
+    data = clusters(600, 0.8)
+    few, many = (replace(data, own_B=np.arange(600) >= asked) for asked in (199, 400))
     none = data.take(np.empty(0, np.int64))
-    for some, unseen in ((none, None), (clusters(5, 0.8), None), (clusters(199, 0.8), None), (data, unseen_B)):
-        found = choose(some, features, SHAPE, LinearOptions(), 2, unseen_B=unseen)
+    for some in (none, clusters(5, 0.8), clusters(199, 0.8), few):
+        found = choose(some, features, SHAPE, LinearOptions(), 2)
         assert found.report is None
         assert (found.options.cost, found.options.gamma) == (1.0, 0.5)
-    unseen_B[:400] = True
-    enough = choose(data, features, SHAPE, LinearOptions(), 2, unseen_B=unseen_B)
+    enough = choose(many, features, SHAPE, LinearOptions(), 2)
     assert enough.report is not None
     assert enough.report["held_out"] == 400
 

@@ -63,8 +63,8 @@ def assert_refused(running: Running, query: Json, field: str, expected: str = ""
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A shop of coloured things, a log of what was searched for and bought, and a model of it."""
     folder = tmp_path_factory.mktemp("shop")
-    data = {"weight": "times", "own_texts": [["title", "tags"]]}
-    config = write_shop(folder, data=data, labels={"kind": "both", "columns": ["title"]}, linear={"weighted": True})
+    data = {"weight": "times", "own_texts": ["title", "tags"]}
+    config = write_shop(folder, data=data, linear={"weighted": True})
     fit(config=config, out=folder / "models" / "shop" / "1", data=None, test=None, device="cpu", resume=False)
     return folder
 
@@ -78,7 +78,7 @@ def test_a_model_of_texts_finds_what_was_bought(shop: Path) -> None:
     assert Replay(bundle).expected[10] == pytest.approx(np.mean(bundle.heldout().column("recall@10").to_pylist()))
     assert len(held_out(bundle)) == len(bundle.heldout()) == bundle.manifest.data["test_queries"]
     counts = bundle.manifest.data["queries"], bundle.manifest.data["test_queries"]
-    assert counts == (226, 14)  # a tenth of the log's 48 · 4 less 48 titles; the others, and the items' own texts
+    assert counts == (234, 14)  # a tenth of the log's 48 · 4 less 48 titles; the others, and the items' titles and tags
     assert sorted(path.name for path in (shop / "models" / "shop").iterdir()) == ["1"]
     assert command("evaluate", "--model", bundle.path, "--beam", "1,10", "--m", "1,10", "--json", shop / "rows.json").status == 0
     rows = json.loads((shop / "rows.json").read_text())["rows"]
@@ -339,8 +339,8 @@ def titled_items(folder: Path, items: int, queries: int, **log: Any) -> dict[str
         row = int(rng.integers(items))
         searched[" ".join(rng.permutation(titles[row])[: rng.integers(2, 4)])] = f"i{row}"
     pl.DataFrame({"query": list(searched), "item": list(searched.values())}).write_csv(folder / "log.csv")
-    data = {"format": "log", "items": str(folder / "items.parquet"), "own_texts": [["title"]], **log}
-    return {"data": data, "labels": {"kind": "text", "columns": ["title"]}}
+    data = {"format": "log", "items": str(folder / "items.parquet"), "own_texts": ["title"], **log}
+    return {"data": data}
 
 
 def share_with_all_words(bundle: Bundle) -> float:
@@ -361,8 +361,8 @@ def test_nothing_is_chosen_by_texts_of_items(tmp_path: Path, caplog: pytest.LogC
     bundle = trained(tmp_path, titled_items(tmp_path, 2500, 0))
     assert bundle.stacking is None
     assert "validation" not in bundle.manifest.metrics
-    assert (bundle.manifest.ranking.gamma, bundle.manifest.data["tested"]) == (0.5, "texts of items, which the tree has seen")
-    assert "figures will be of texts of items, which the tree has seen" in caplog.text
+    assert (bundle.manifest.ranking.gamma, bundle.manifest.data["tested"]) == (0.5, "made of words of the items")
+    assert "figures will be of queries made of words of the items" in caplog.text
     assert "no stacking: 0 points with labels that are not texts of items, it takes 2000" in caplog.text
     assert share_with_all_words(bundle) > 0.9
 
@@ -385,7 +385,7 @@ def test_a_log_of_the_items_own_texts_chooses_nothing(tmp_path: Path) -> None:
     text = pl.col("title").str.to_uppercase().str.replace(" ", ", ").alias("query")
     pl.read_parquet(tmp_path / "items.parquet").select(text, pl.col("id").alias("item")).write_csv(tmp_path / "log.csv")
     bundle = trained(tmp_path, raw)
-    assert bundle.manifest.data["tested"] == "texts of items, which the tree has seen"
+    assert bundle.manifest.data["tested"] == "made of words of the items"
     assert "validation" not in bundle.manifest.metrics
     with pytest.raises(InvalidConfig, match="0 training queries that are not texts of items"):
         from_log(bundle, None, "training", False)

@@ -55,17 +55,25 @@ class LabelledPoints:
 
     points  float32[B, F]: features
     labels  float32[B, L]: the weight of each label that a point has, above 0; 1 where the data have no weights
+    own_B   bool[B]: the points that are texts of items: a tree that did not learn from one has seen it in another form, so that nothing is
+            chosen by it; None: none is
     """
 
     points: Csr
     labels: Csr
+    own_B: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return self.points.shape[0]
 
     def take(self, rows: NDArray[np.int64]) -> LabelledPoints:
         """The points at some positions (int64)."""
-        return LabelledPoints(self.points[rows], self.labels[rows])
+        return LabelledPoints(self.points[rows], self.labels[rows], None if self.own_B is None else self.own_B[rows])
+
+    @property
+    def asked(self) -> NDArray[np.int64]:
+        """The positions of the points that are no texts of items."""
+        return np.arange(len(self)) if self.own_B is None else np.flatnonzero(~self.own_B)
 
     def weights_of(self, b: int) -> NDArray[np.float32]:
         """The weights of a point's labels."""

@@ -148,12 +148,12 @@ def _check(data: LabelledPoints, tree: Tree, centroids: Csr | None) -> None:
 
 
 def _has_enough_positives(data: LabelledPoints, tree: Tree, least: float) -> NDArray[np.bool_]:
-    """bool[P]: inner nodes whose items average at least `least` points.
+    """bool[P]: inner nodes whose items average at least `least` points, texts of items aside.
 
     The average is over the points' labels: one over items would be decided by items that nobody asks for.
     """
     count_N, square_N = np.zeros(tree.node_count), np.zeros(tree.node_count)
-    count_N[tree.leaf_of_item] = np.bincount(data.labels.indices, minlength=tree.item_count)
+    count_N[tree.leaf_of_item] = np.bincount(data.labels[data.asked].indices, minlength=tree.item_count)
     square_N[tree.leaf_of_item] = count_N[tree.leaf_of_item] ** 2
     for level in range(tree.height, 0, -1):
         nodes = slice(tree.level(level).start, tree.level(level).stop)

@@ -34,26 +34,28 @@ from training.data.xmc import LabelledPoints, read_xmc
 from training.evaluate import LabelledQueries
 from training.graded import grades_of
 from training.linear.label_features import pifa, weighted_sums
-from training.live.joined_points import joined_items, joined_points, live_pairs, new_ids, with_likes, with_live_points, without_gone
+from training.linear.own_texts import made_queries, own_rows
+from training.live.joined_points import (
+    joined_items,
+    joined_points,
+    live_pairs,
+    new_ids,
+    with_likes,
+    with_live_points,
+    with_live_texts,
+    without_gone,
+)
 from training.live.taken_along import TakenAlong
-from training.specification.linear import LinearConfig, LinearOptions, LogData, NpzData, TextLabels, XmcData
+from training.specification.linear import LinearConfig, LinearOptions, LogData, NpzData, XmcData
 from training.specification.log_format import TextTable
 from training.specification.models import config_of
 
 log = logging.getLogger(__name__)
 OF_TEST, OF_TRAINING, OF_LOG = "of data.test", "training points held out", "queries of the log, held out"
-OF_ITEMS = "texts of items, which the tree has seen"
+OF_ITEMS = "made of words of the items"
 """What test queries are."""
 MAX_LABELS = 1 << 26
 """Every label is an item, whether or not a point has it, so that a number in a file's first line costs memory."""
-
-
-@dataclass(frozen=True, eq=False)
-class OwnFeatures:
-    """Of labels that have texts of their own: rows [I, F] of length 1, and whether training points count besides."""
-
-    rows: Csr
-    both: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,10 +64,8 @@ class Prepared:
 
     labels     rows [I, …] of length 1: the features of labels that the tree is built from
     centroids  rows [I, F] of length 1: the same in the features of queries
-    own        what of labels' features comes from their own texts; None: nothing
+    own        what of labels' features comes from their own texts, rows [I, F] of length 1; None: nothing
     written    the test queries as clients write them: an Arrow array of texts, or of structs of `indices` and `values`
-    unseen_B   bool[B], of `train`: the points that a tree which did not learn from them has not seen in any form, so that it may be chosen
-               by them: all but texts of items, which other points and `own` repeat
     tested     what `test` is: OF_TEST, OF_TRAINING, OF_LOG or OF_ITEMS
     relevance  what made the relevance in `train.labels` and `test.labels` of the weights that were read
     smoothing  what made the weights of clicks; None where they were read
@@ -79,10 +79,9 @@ class Prepared:
     items: ItemTable
     labels: Csr
     centroids: Csr
-    own: OwnFeatures | None
+    own: Csr | None
     kind: FeaturesKind | TextKind
     vectoriser: Vectoriser | None
-    unseen_B: NDArray[np.bool_]
     tested: str
     fingerprint: str
     relevance: LabelRelevance
@@ -101,12 +100,11 @@ def prepare(config: LinearConfig, along: TakenAlong | None = None, vectoriser: V
     return _from_points(config, config.data, along)
 
 
-def label_features(train: LabelledPoints, own: OwnFeatures | None, options: LinearOptions) -> tuple[Csr, Csr]:
-    """The features of labels from training points and their own texts: `labels` and `centroids` of Prepared."""
-    if own is not None and not own.both:
-        return own.rows, own.rows
-    rows = weighted_sums(train) if options.loss == "relevance" else pifa(train)
-    return (rows, rows) if own is None else (normalised(hstack([rows, own.rows], format="csr")), normalised(rows + own.rows))
+def label_features(train: LabelledPoints, own: Csr | None, options: LinearOptions) -> tuple[Csr, Csr]:
+    """The features of labels from training points, texts of items aside, and from these: `labels` and `centroids` of Prepared."""
+    asked = train if train.own_B is None else train.take(train.asked)
+    rows = weighted_sums(asked) if options.loss == "relevance" else pifa(asked)
+    return (rows, rows) if own is None else (normalised(hstack([rows, own], format="csr")), normalised(rows + own))
 
 
 def read_points(data: XmcData | NpzData, test: bool = False, graded: bool = False) -> LabelledPoints:
@@ -214,9 +212,9 @@ def _from_points(config: LinearConfig, data: XmcData | NpzData, along: TakenAlon
     _check_something_is_left(config, train.labels)
     kind = FeaturesKind(width=train.points.shape[1], unit=data.unit)
     centroids, _ = label_features(train, None, config.linear)
-    all_B, tested = np.ones(len(train), np.bool_), OF_TRAINING if data.test is None else OF_TEST
+    tested = OF_TRAINING if data.test is None else OF_TEST
     rest = _fingerprint(config), relevance
-    return Prepared(train, test, written, items, centroids, centroids, None, kind, None, all_B, tested, *rest, along=along)
+    return Prepared(train, test, written, items, centroids, centroids, None, kind, None, tested, *rest, along=along)
 
 
 def _check_size(data: XmcData | NpzData, train: LabelledPoints) -> None:
@@ -230,27 +228,25 @@ def _check_size(data: XmcData | NpzData, train: LabelledPoints) -> None:
 
 
 def _from_texts(config: LinearConfig, data: LogData, along: TakenAlong | None, vectoriser: Vectoriser | None) -> Prepared:
-    parts = []
     bad_rows = BadRows(data.bad_rows, data.SECTION)
-    if data.train is not None:
-        parts.append(_read_pairs(data, data.train, bad_rows))
-    for columns in data.own_texts:
-        frame = read_columns(_named(data.items), ["id", *columns], data.items_format)
-        parts.append(pl.DataFrame({"query": texts_of(frame, columns), "item": frame["id"].cast(pl.String), "weight": 1.0}))
+    parts = [] if data.train is None else [_read_pairs(data, data.train, bad_rows)]
+    if data.own_texts:
+        frame = read_columns(_named(data.items), ["id", *data.own_texts], data.items_format)
+        ids, columns = frame["id"].cast(pl.String), [texts_of(frame, [column]) for column in data.own_texts]
+        parts += [pl.DataFrame({"query": texts, "item": ids, "weight": 1.0}).filter(pl.col("query") != "") for texts in columns]
     pairs = pl.concat(parts)
     if data.items is None:
         items = ItemTable.build(pa.table({"id": pairs["item"].unique(maintain_order=True).to_arrow()}))
     else:
         items = _table(data.items, data.items_format)
-    queries = pairs.select(pl.col("query").unique(maintain_order=True))
-    searched = _searched(config, data, queries)
+    searched = _searched(data, pairs.select(pl.col("query").unique(maintain_order=True)))
     if data.test is not None:
         test_pairs, tested = _read_pairs(data, data.test, BadRows(data.bad_rows, data.SECTION)), OF_TEST
-    else:
-        tested = OF_LOG if len(searched) == len(queries) or round(data.test_share * len(searched)) else OF_ITEMS
-        queries = searched if tested == OF_LOG else queries
-        held = queries[_split(len(queries), data.test_share, config.seed)[0]]
+    elif not data.own_texts or round(data.test_share * len(searched)):
+        held, tested = searched[_split(len(searched), data.test_share, config.seed)[0]], OF_LOG
         test_pairs, pairs = (pairs.join(held, on="query", how=how, maintain_order="left") for how in ("semi", "anti"))
+    else:
+        test_pairs, tested = made_queries(ids.to_list(), columns, data.test_share, config.seed), OF_ITEMS
     new: list[str] = []
     if along is not None:
         before, items = items, joined_items(items, along.items, along.held)
@@ -265,33 +261,33 @@ def _from_texts(config: LinearConfig, data: LogData, along: TakenAlong | None, v
         training = LabelledTexts(training.texts, with_likes(training.labels, new, along.items, items))
     log.info("%d queries to learn from, %d items; %d queries to measure on: %s", len(training), len(items), len(testing), tested)
     if tested == OF_ITEMS:
-        log.warning("figures will be of %s: people's queries find less. Give some in data.test or data.train", tested)
+        log.warning("figures will be of queries %s: people's find less. Give some in data.test or data.train", tested)
     relevance = LabelRelevance.of_training(config.relevance, training.labels)
     training, testing = (LabelledTexts(part.texts, relevance.of(part.labels)) for part in (training, testing))
     _check_something_is_left(config, training.labels)
     vectoriser = vectoriser or Vectoriser.fit(training.texts, config.blocks)
     train = _vectorised(vectoriser, training)
     own = None
-    if isinstance(config.labels, TextLabels):
-        columns = config.labels.columns
-        frame = _frame_of(items, columns) if along is not None else read_columns(_named(data.items), columns, data.items_format)
-        texts_of_items = texts_of(frame, config.labels.columns)
-        own = OwnFeatures(as_matrix(vectoriser.transform(texts_of_items)), config.labels.kind == "both")
+    if data.own_texts:
+        if along is not None:
+            joined = _frame_of(items, data.own_texts)
+            columns = with_live_texts([texts_of(joined, [column]) for column in data.own_texts], new, along.items, items)
+        own = own_rows(vectoriser, columns)
+    own_B = ~pl.Series(training.texts, dtype=pl.String).is_in(searched["query"].implode()).to_numpy()
+    train = LabelledPoints(train.points, train.labels, own_B if own_B.any() else None)
     rows, centroids = label_features(train, own, config.linear)
     kind = TextKind(width=vectoriser.width, blocks=config.blocks)
     test, written = _vectorised(vectoriser, testing), pa.array(testing.texts, pa.string())
-    unseen_B = pl.Series(training.texts, dtype=pl.String).is_in(searched["query"].implode()).to_numpy()
     rest = _fingerprint(config), relevance, smoothing, along, bad_rows.counts
-    return Prepared(train, test, written, items, rows, centroids, own, kind, vectoriser, unseen_B, tested, *rest)
+    return Prepared(train, test, written, items, rows, centroids, own, kind, vectoriser, tested, *rest)
 
 
-def _searched(config: LinearConfig, data: LogData, queries: pl.DataFrame) -> pl.DataFrame:
+def _searched(data: LogData, queries: pl.DataFrame) -> pl.DataFrame:
     """The queries, a column of different texts, that are no text of an item: what is made of `data.items`, in the same words."""
-    columns = {*data.own_texts, *((config.labels.columns,) if isinstance(config.labels, TextLabels) else ())}
-    frames = [(read_columns(_named(data.items), own, data.items_format), own) for own in columns]
-    texts = [pl.Series("query", texts_of(frame, own), dtype=pl.String).to_frame() for frame, own in frames]
-    if not texts:
+    if not data.own_texts:
         return queries
+    frame = read_columns(_named(data.items), data.own_texts, data.items_format)
+    texts = [pl.Series("query", texts_of(frame, own), dtype=pl.String).to_frame() for own in (*zip(data.own_texts), data.own_texts)]
     words = pl.col("query").str.to_lowercase().str.extract_all(r"\w+").list.join(" ")
     return queries.join(pl.concat(texts), on=words, how="anti", maintain_order="left")
 

@@ -74,7 +74,7 @@ def _stacking(config: LinearConfig, choice: Choice, prepared: Prepared, train: T
     inverse = prepared.relevance.inverse_propensity_I if config.relevance.source == "inverse-propensity" else None
     weighing, ranking = Weighing.of(prepared.train.labels, inverse), choice.options.ranking
     beam_size = config.search.beam_size
-    return learn(prepared.train, weighing, train, ranking, config.stacking, beam_size, config.seed, work, prepared.unseen_B)
+    return learn(prepared.train, weighing, train, ranking, config.stacking, beam_size, config.seed, work)
 
 
 def seed_of_tree(seed: int, place: int) -> int:
@@ -99,7 +99,7 @@ def _choice(config: LinearConfig, prepared: Prepared, shape: Shape, threads: int
         return label_features(points, prepared.own, config.linear)
 
     beam = config.search.beam_size
-    choice = choose(prepared.train, features, shape, config.linear, beam, threads, config.seed, prepared.unseen_B)
+    choice = choose(prepared.train, features, shape, config.linear, beam, threads, config.seed)
     chosen = {"cost": choice.options.cost, "gamma": choice.options.gamma}
     unfinished = file.with_suffix(".part")
     unfinished.write_text(json.dumps({"options": chosen, "report": choice.report}))

@@ -50,20 +50,17 @@ def learn(
     beam_size: int,
     seed: int,
     work: Path,
-    unseen_B: NDArray[np.bool_] | None = None,
 ) -> Stacking | None:
     """The stacking of trees as `train` makes them; None where none is wanted, or it finds no more.
 
     data      all training points
     work      a folder; what a fold gave is kept there, for a run that was killed
-    unseen_B  bool[B]: the points that may be held out, see `Prepared`; None: all
     Raises InvalidConfig where a network is wanted of fewer than LEAST_WANTED points with labels.
     """
     if options.model == "none":
         return None
-    known_B = np.diff(data.labels.indptr) > 0
-    known = np.flatnonzero(known_B if unseen_B is None else known_B & unseen_B).astype(np.int64)
-    others = "" if unseen_B is None or unseen_B.all() else " that are not texts of items"
+    known = data.asked[np.diff(data.labels.indptr)[data.asked] > 0]
+    others = "" if data.own_B is None else " that are not texts of items"
     if options.model == "auto" and len(known) < LEAST_POINTS:
         log.info("no stacking: %d points with labels%s, it takes %d", len(known), others, LEAST_POINTS)
         return None

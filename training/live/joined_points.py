@@ -55,9 +55,7 @@ def without_gone(pairs: pl.DataFrame, journal: JournalItems) -> pl.DataFrame:
     return pairs.filter(~pl.col("item").is_in([*journal.gone]))
 
 
-def live_pairs(
-    new: Sequence[str], journal: JournalItems, items: ItemTable, own_texts: Sequence[Sequence[str]], pairs: pl.DataFrame
-) -> pl.DataFrame:
+def live_pairs(new: Sequence[str], journal: JournalItems, items: ItemTable, own_texts: Sequence[str], pairs: pl.DataFrame) -> pl.DataFrame:
     """Pairs of `query` and `item` that train new items, with a 1 in the number columns of other `pairs`."""
     found = []
     for item_id in new:
@@ -67,10 +65,18 @@ def live_pairs(
     rows = items.rows_of(list(new))
     frame = pl.from_arrow(items.to_table().take(pa.array(rows)))
     if isinstance(frame, pl.DataFrame) and len(frame):
-        for columns in own_texts:
-            found += [(text, item_id) for text, item_id in zip(texts_of(frame, columns), new, strict=True) if text]
+        for column in own_texts:
+            found += [(text, item_id) for text, item_id in zip(texts_of(frame, [column]), new, strict=True) if text]
     live = pl.DataFrame(found, schema={"query": pl.String, "item": pl.String}, orient="row")
     return live.with_columns(pl.lit(1.0).alias(name) for name in pairs.columns if name not in live.columns).select(pairs.columns)
+
+
+def with_live_texts(columns: list[list[str]], new: Sequence[str], journal: JournalItems, items: ItemTable) -> list[list[str]]:
+    """The texts of all items by column, in the first of which a new item that has none has the text that it came with."""
+    for item_id, row in zip(new, items.rows_of(list(new)).tolist(), strict=True):
+        if not any(texts[row] for texts in columns):
+            columns[0][row] = journal.put[item_id].body.text or ""
+    return columns
 
 
 def joined_points(points: LabelledPoints, before: ItemTable, after: ItemTable) -> LabelledPoints:

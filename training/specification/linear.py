@@ -16,7 +16,7 @@ from espalier.manifest import MAX_TREES, Activation, ModelName, Ranking
 from espalier.stacking import MOST_POINTS
 from espalier.text.blocks import TextBlock
 from training.specification.log_format import TextTable
-from training.specification.sections import SHARE, Form, SearchLimits, Section, auto_or, auto_or_integer, default_kind
+from training.specification.sections import SHARE, Form, SearchLimits, Section, auto_or, auto_or_integer
 
 Columns = tuple[str, ...]
 AUTO: Literal["auto"] = "auto"
@@ -93,8 +93,9 @@ class LogData(_Data, TextTable):
     """table of query texts. Parquet with a column `id`, where the query column holds ids and not texts"""
     text_columns: Columns = ()
     """text columns of `data.texts`"""
-    own_texts: tuple[Columns, ...] = ()
-    """lists of `data.items` columns that become queries. Each list makes a query of every item, to which that item is the answer"""
+    own_texts: Columns = ()
+    """columns of `data.items` by whose words items are found, whether or not a query led to them. A word of a column whose texts are long
+    says less"""
 
     @model_validator(mode="after")
     def _something_to_learn(self) -> LogData:
@@ -121,23 +122,6 @@ class LogData(_Data, TextTable):
         """The columns of `weight`, or of `views` and `clicks`; none where rows count alike."""
         every = {"weight": self.weight, "views": self.views, "clicks": self.clicks}
         return {name: column for name, column in every.items() if column is not None}
-
-
-class QueryLabels(Section):
-    """The tree is made from each item's training queries (PIFA)."""
-
-    kind: Literal["pifa"] = "pifa"
-
-
-class TextLabels(Section):
-    """The tree is made from each item's own text, or from its training queries and its text together (`both`)."""
-
-    kind: Literal["text", "both"]
-    columns: Columns = Field(min_length=1)
-    """text columns of `data.items`"""
-
-
-Labels = Annotated[QueryLabels | TextLabels, Field(discriminator="kind"), default_kind("pifa")]
 
 
 ITEMS_OF_A_LEAF, ITEMS_OF_ONE_NODE, WEIGHTS_OF_ONE_NODE = 32, 1024, 1 << 26
@@ -276,7 +260,12 @@ class LinearSearch(SearchLimits):
     """Search defaults and limits of the exported model."""
 
     beam_size: int = Field(default=10, ge=1)
+    """beam size where a query names none. 100 by default where `data.own_texts` names columns"""
     m: int = Field(default=10, ge=1)
+
+
+OWN_TEXTS_BEAM = 100
+"""Words lead to many clusters: with 10 a tenth of the first hundred is not found for queries of words, a quarter for whole sentences."""
 
 
 class LinearConfig(Section):
@@ -290,7 +279,6 @@ class LinearConfig(Section):
     data: Annotated[XmcData | NpzData | LogData, Field(discriminator="format")]
     text: tuple[TextBlock, ...] | None = None
     """n-grams of texts, for `data.format` log; by default words, pairs of words and character trigrams"""
-    labels: Labels = QueryLabels()
     tree: LinearTree = LinearTree()
     linear: LinearOptions = LinearOptions()
     relevance: RelevanceOptions = RelevanceOptions()
@@ -303,13 +291,19 @@ class LinearConfig(Section):
         """The kinds of n-grams."""
         return self.text or (TextBlock(unit="word", n=1), TextBlock(unit="word", n=2), TextBlock(unit="char", n=3))
 
+    @model_validator(mode="before")
+    @classmethod
+    def _wide_for_own_texts(cls, raw: object) -> object:
+        data, search = (raw.get("data"), raw.get("search", {})) if isinstance(raw, dict) else (None, None)
+        if isinstance(raw, dict) and isinstance(data, dict) and data.get("own_texts") and isinstance(search, dict):
+            return raw | {"search": {"beam_size": OWN_TEXTS_BEAM} | search}
+        return raw
+
     @model_validator(mode="after")
     def _texts_where_there_are_some(self) -> LinearConfig:
         if not isinstance(self.data, LogData):
             if self.text is not None:
                 raise InvalidConfig("text", len(self.text), f"nothing, since data of format {self.data.format} has no texts")
-            if isinstance(self.labels, TextLabels):
-                raise InvalidConfig("labels.kind", self.labels.kind, f"pifa, since data of format {self.data.format} has no texts")
         elif self.text is not None and not self.text:
             raise InvalidConfig("text", 0, "at least one block of n-grams")
         if self.tail.form != "none" and self.tree.count < 2:
@@ -318,8 +312,6 @@ class LinearConfig(Section):
             raise InvalidConfig("linear.intercept", self.linear.intercept, f'"zero" where linear.loss is "{self.linear.loss}"')
         if self.stacking.model == "network" and self.tail.form != "none":
             raise InvalidConfig("stacking.model", "network", '"auto" or "none" where tail.form is one: both order candidates')
-        if isinstance(self.labels, TextLabels) and self.data.items is None:
-            raise InvalidConfig("data.items", None, "a table of items, since labels.columns names columns of it")
         return self
 
 

@@ -74,7 +74,7 @@ def of_texts(folder: Path) -> Raw:
     log = pl.DataFrame(wanted, schema=["query", "item"], orient="row")
     items.write_parquet(folder / "items.parquet")
     log.write_csv(folder / "log.csv")
-    data = {"format": "log", "train": f"{folder}/log.csv", "items": f"{folder}/items.parquet", "own_texts": [["title"]]}
+    data = {"format": "log", "train": f"{folder}/log.csv", "items": f"{folder}/items.parquet", "own_texts": ["title"]}
     return {"kind": "xr-linear", "data": data, "tree": {"branching": 2, "max_leaf": 2}, "search": dict(NARROW)}
 
 

@@ -1,0 +1,202 @@
+"""A table of products and no log: BM25, BM25F and a tree over the products' words, on queries that people or the texts themselves ask.
+
+    python -m benchmarks.own_words --data DIR --set psearch --json F
+    python -m benchmarks.own_words --data DIR --set debian-describe --json F
+
+Sets, see `text_sets.py`. psearch: products with a title and a description, and the judged queries of which a product has a grade of 3 or
+4 of 4; grades count as 2^(grade − 1) − 1, products that were not judged as 0. debian-describe: packages with the first words of their
+description and with name and section, asked for by later words of it; every right package counts the same.
+
+BM25F is chosen on every other query (weights of the fields, k1, b, by nDCG@10) and BM25, with the usual options, reads all fields as one;
+both have the words of `\\w+` in the same normalised letters. The tree has its defaults and learns from no query. All are measured on the
+other half. Rows: {"system", "options", "ndcg10", "recall10", "recall100", "ms", "train_seconds"}, ms a query, one after the other.
+
+Legend: B queries, I products, F words.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+from scipy.sparse import csr_array, diags_array
+
+from benchmarks.papers.product_search.text_linear import engine_find
+from benchmarks.papers.product_search.text_sets import WORD, describe, read_frame
+from benchmarks.report_file import command_line, print_row, write_report
+from espalier.engines import open_engine
+from espalier.errors import EspalierError
+from espalier.hardware import hardware
+from espalier.text.vectoriser import normalise
+from training.data.csr import Csr
+from training.linear.run import fit_and_export
+from training.specification.linear import LinearConfig
+
+SETS = ("psearch", "debian-describe")
+BEAMS = (10, 50, 100)
+WEIGHTS = (0.0, 0.1, 0.3, 1.0)
+K1, B = (0.6, 1.2, 2.0), (0.3, 0.75)
+Find = Callable[[str], NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Products:
+    """Texts of each product by field, and the grade of each right product of each query, 1 … 3."""
+
+    fields: Mapping[str, Sequence[str]]
+    right: Mapping[str, Mapping[int, int]]
+
+
+def read(folder: Path, name: str) -> Products:
+    frame = read_frame(folder, name)
+    if name == "debian-describe":
+        task = describe(frame)
+        (fold,) = task.folds
+        first = [" ".join((text or "").split()[:12]) for text in frame["description"].to_list()]
+        right = {query: dict.fromkeys(rows.tolist(), 1) for query, rows in zip(fold.texts, fold.relevant, strict=True)}
+        return Products({"description": first, "name": task.own_texts}, right)
+    by_title: dict[str, str] = {}
+    grades: dict[str, dict[int, int]] = {}
+    rows: dict[str, int] = {}
+    for query, title, description, grade in frame.select("query", "product_title", "product_description", "median_relevance").iter_rows():
+        row = rows.setdefault(title, len(rows))
+        by_title[title] = max(by_title.get(title, ""), description or "", key=len)
+        grades.setdefault(query, {})[row] = int(float(grade)) - 1
+    return Products(
+        {"title": list(rows), "description": list(by_title.values())},
+        {query: own for query, own in grades.items() if max(own.values()) >= 2},
+    )
+
+
+def figures(find: Find, products: Products, queries: Sequence[str]) -> dict[str, float]:
+    """Means over the queries, in percent. Right is a grade of 2, or of all where there is no other."""
+    discount = 1 / np.log2(np.arange(10) + 2)
+    rows = []
+    for query in queries:
+        grades = products.right[query]
+        found = find(query)[:100].tolist()
+        gains = np.array([2 ** grades.get(row, 0) - 1 for row in found[:10]])
+        ideal = np.sort([2**grade - 1 for grade in grades.values()])[::-1][:10]
+        right = {row for row, grade in grades.items() if grade >= min(2, max(grades.values()))}
+        ndcg = (gains * discount[: len(gains)]).sum() / (ideal * discount[: len(ideal)]).sum()
+        rows.append((ndcg, len(right & set(found[:10])) / len(right), len(right & set(found)) / len(right)))
+    return dict(zip(("ndcg10", "recall10", "recall100"), np.round(100 * np.mean(rows, axis=0), 1).tolist(), strict=True))
+
+
+def milliseconds(find: Find, queries: Sequence[str]) -> float:
+    for query in queries[:20]:
+        find(query)
+    begin = time.perf_counter()
+    for query in queries:
+        find(query)
+    return round(1e3 * (time.perf_counter() - begin) / len(queries), 3)
+
+
+class Bm25F:
+    """Words of fields: tf of a word is Σ_f w_f tf_f / (1 − b + b · length / mean length), of which k1 makes it less."""
+
+    def __init__(self, fields: Mapping[str, Sequence[str]]) -> None:
+        self.vocabulary: dict[str, int] = {}
+        entries = [[self._numbers(text, new=True) for text in texts] for texts in fields.values()]
+        self.fields = [self._matrix(rows) for rows in entries]
+
+    def _numbers(self, text: str, *, new: bool = False) -> list[int]:
+        words = WORD.findall(normalise(text))
+        if new:
+            return [self.vocabulary.setdefault(word, len(self.vocabulary)) for word in words]
+        return [self.vocabulary[word] for word in words if word in self.vocabulary]
+
+    def _matrix(self, rows: Sequence[Sequence[int]]) -> Csr:
+        begin = np.cumsum([0, *map(len, rows)])
+        columns = np.fromiter(itertools.chain.from_iterable(rows), np.int64, begin[-1])
+        matrix = csr_array((np.ones(len(columns), np.float32), columns, begin), shape=(len(rows), len(self.vocabulary)))
+        matrix.sum_duplicates()
+        return matrix
+
+    def index(self, weights: Sequence[float], k1: float, b: float, *, joined: bool = False) -> Find:
+        """How it answers. joined: all fields are one text."""
+        fields = [sum(self.fields[1:], start=self.fields[0])] if joined else self.fields
+        parts = []
+        for weight, field in zip(weights, fields, strict=False):
+            length = field.sum(1)
+            parts.append(diags_array(weight / (1 - b + b * length / length[length > 0].mean())) @ field)
+        frequency = csr_array(sum(parts[1:], start=parts[0]))
+        frequency.eliminate_zeros()
+        documents = np.bincount(frequency.indices, minlength=frequency.shape[1])
+        frequency.data *= (k1 + 1) / (frequency.data + k1)
+        idf = np.log1p((frequency.shape[0] - documents + 0.5) / (documents + 0.5))
+        by_word = csr_array((frequency @ diags_array(idf)).T)
+
+        def find(query: str) -> NDArray[np.int64]:
+            total = np.zeros(by_word.shape[1])
+            for number in self._numbers(query):
+                own = slice(by_word.indptr[number], by_word.indptr[number + 1])
+                total[by_word.indices[own]] += by_word.data[own]
+            best = np.argpartition(-total, min(100, len(total) - 1))[:100]
+            best = best[np.argsort(-total[best], kind="stable")]
+            return best[total[best] > 0]
+
+        return find
+
+
+def rows_of(products: Products) -> list[dict[str, Any]]:
+    """The rows, printed as they come."""
+    queries = list(products.right)
+    chosen_by, measured = queries[::2], queries[1::2]
+    rows = []
+
+    def add(system: str, options: str, find: Find, seconds: float) -> None:
+        rows.append({"system": system, "options": options} | figures(find, products, measured))
+        rows[-1] |= {"ms": milliseconds(find, measured), "train_seconds": round(seconds, 1)}
+        print_row(rows[-1])
+
+    begin = time.perf_counter()
+    words = Bm25F(products.fields)
+    usual = words.index((1.0,), 1.5, 0.75, joined=True)
+    add("bm25", "k1 1.5, b 0.75, all fields as one", usual, time.perf_counter() - begin)
+    grid = [
+        (weights, k1, b) for weights in itertools.product(WEIGHTS, repeat=len(words.fields)) if max(weights) == 1 for k1 in K1 for b in B
+    ]
+    best = max(grid, key=lambda options: figures(words.index(*options), products, chosen_by)["ndcg10"])
+    add("bm25f", f"weights {best[0]}, k1 {best[1]}, b {best[2]}", words.index(*best), time.perf_counter() - begin)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        count = len(next(iter(products.fields.values())))
+        width = len(str(count))
+        ids = [f"{row:0{width}d}" for row in range(count)]
+        pl.DataFrame({"id": ids, **products.fields}).write_parquet(folder / "items.parquet")
+        data = {"format": "log", "items": folder / "items.parquet", "own_texts": list(products.fields)}
+        config = LinearConfig.model_validate({"kind": "xr-linear", "name": "own-words", "data": data})
+        (folder / "work").mkdir()
+        begin = time.perf_counter()
+        bundle = fit_and_export(config, folder / "own-words" / "1", folder / "work")
+        seconds = time.perf_counter() - begin
+        engine = open_engine(bundle, "cpu")
+        for beam in BEAMS:
+            add("xr-linear", f"beam {beam}", engine_find(engine, bundle, beam), seconds)
+        engine.close()
+    return rows
+
+
+def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="the folder that holds the sets")
+    parser.add_argument("--set", choices=SETS, required=True)
+    options = parser.parse_args()
+    try:
+        report = {"set": options.set, "hardware": hardware(), "rows": rows_of(read(options.data, options.set))}
+    except EspalierError as error:
+        raise SystemExit(f"error: {error}") from None
+    write_report(options.json, report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Items by their own words: rows of documents against the formula, and queries made of words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from numpy.testing import assert_allclose
+
+from espalier.bundle import Bundle
+from espalier.engines import open_engine
+from espalier.live.operations import ItemBody
+from espalier.placement.evidence import Evidence
+from espalier.queries import TextKind, encode_texts
+from espalier.search import SearchParams
+from espalier.text.blocks import TextBlock
+from espalier.text.vectoriser import Vectoriser
+from tests.training.commands import command, written_toml
+from training.data.csr import as_matrix
+from training.linear import own_texts
+from training.linear.own_texts import made_queries, own_rows
+
+TITLES = ["red lamp red", "blue lamp", "chair", "", "red chair and table"]
+NOTES = ["a lamp of red glass for any table and any chair", "", "a chair", "nothing known", "wood"]
+WORDS = (TextBlock(unit="word", n=1), TextBlock(unit="word", n=2))
+
+
+def test_a_document_says_less_with_a_second_occurrence_and_a_rare_word_a_little_more() -> None:
+    vectoriser = Vectoriser.fit([*TITLES, *NOTES], WORDS)
+    features = vectoriser.features_of(np.arange(vectoriser.width))
+    idf = dict(zip(features, vectoriser.arrays()["idf"].tolist(), strict=True))
+    row = as_matrix(vectoriser.documents(["red lamp red"])).toarray()[0]
+    expected = {
+        name: count / (count + 1.2) * idf[name] ** 0.25 for name, count in (("red", 2), ("lamp", 1), ("red lamp", 1), ("lamp red", 1))
+    }
+    assert {features[at]: value for at, value in enumerate(row.tolist()) if value} == pytest.approx(expected, rel=1e-5)
+    query = as_matrix(vectoriser.transform(["red lamp red"])).toarray()[0]
+    assert_allclose(np.linalg.norm(query), 1, rtol=1e-6)
+
+
+def test_own_rows_add_up_columns_by_the_length_of_their_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectoriser = Vectoriser.fit([*TITLES, *NOTES], WORDS)
+    titles, notes = (as_matrix(vectoriser.documents(texts)).toarray() for texts in (TITLES, NOTES))
+    monkeypatch.setattr(own_texts, "SHORT", 3)
+    rows = own_rows(vectoriser, [TITLES, NOTES]).toarray()
+    expected = titles + np.sqrt(3 / np.mean([11, 2, 2, 1])) * notes  # titles have two and a half
+    length = np.linalg.norm(expected, axis=1)
+    assert_allclose(rows, expected / length[:, None], atol=1e-6)
+    assert not own_rows(vectoriser, [["unheard"], [""]]).toarray().any()
+
+
+def test_queries_are_made_of_two_to_five_words_of_an_item() -> None:
+    ids = [f"i{row}" for row in range(400)]
+    columns = [[f"alpha{row} beta{row} gamma{row} delta{row} epsilon{row} zeta{row}" for row in range(400)], ["alone"] * 400]
+    made = made_queries(ids, columns, 0.5, seed=1)
+    assert made.equals(made_queries(ids, columns, 0.5, seed=1))
+    assert made["item"].n_unique() == len(made) == 200
+    queries, known, misspelt = made["query"].to_list(), 0, 0
+    for query, item in zip(queries, made["item"].to_list(), strict=True):
+        own = columns[0][int(item[1:])].split()
+        words = query.split()
+        places = [own.index(word) for word in words if word in own]
+        assert 2 <= len(words) <= 5
+        assert places == sorted(places)
+        known, misspelt = known + len(places), misspelt + len(words) - len(places)
+        assert all(sorted(word) in [sorted(other) for other in own] for word in words)
+    assert 0.05 < misspelt / (known + misspelt) < 0.15
+    assert set(map(len, map(str.split, queries))) == {2, 3, 4, 5}
+    assert made_queries(ids, [["one"] * 400], 1.0, seed=1).is_empty()
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A model of products whose titles and long descriptions share words, without a log."""
+    folder = tmp_path_factory.mktemp("own")
+    rng = np.random.default_rng(3)
+    words = np.array([f"{first}{second}" for first in ("ba", "ko", "mi", "tu", "re") for second in ("lan", "per", "sto", "vik", "zen")])
+    titles = [" ".join(rng.permutation(words)[:3]) for _ in range(200)]
+    notes = [" ".join(rng.permutation(words)[:15]) for _ in range(200)]
+    pl.DataFrame({"id": [f"p{row}" for row in range(200)], "title": titles, "notes": notes}).write_parquet(folder / "items.parquet")
+    data = {"format": "log", "items": str(folder / "items.parquet"), "own_texts": ["title", "notes"]}
+    config = written_toml(folder / "own.toml", {"kind": "xr-linear", "name": "own", "data": data})
+    assert command("fit", "--config", config, "--out", folder / "models" / "own" / "1").status == 0
+    return Bundle.open(folder / "models" / "own" / "1")
+
+
+def test_a_table_of_products_is_found_by_words_without_a_log(shop: Bundle) -> None:
+    assert shop.manifest.data["tested"] == "made of words of the items"
+    assert shop.manifest.search.beam_size == 100
+    assert shop.manifest.metrics["test"]["raw"][0]["recall"] > 0.3
+    kind, titles, notes = shop.manifest.query, shop.items.column("title").to_pylist(), shop.items.column("notes").to_pylist()
+    assert isinstance(kind, TextKind)
+    engine = open_engine(shop, "cpu")
+    for word in ("balan", "tuzen"):
+        queries = encode_texts(kind, shop.vectoriser, [word])
+        first = engine.search(queries, SearchParams.uniform(1, 50, 5)).item_rows_BM[0].tolist()
+        assert all(word in titles[row].split() for row in first), "a word of a title says more than one of a description"
+        queries = encode_texts(kind, shop.vectoriser, [f"{word}s"])
+        found = engine.search(queries, SearchParams.uniform(1, 50, 5)).item_rows_BM[0].tolist()
+        assert all(word in f"{titles[row]} {notes[row]}" for row in found), "letters lead from one form to another"
+
+
+def test_a_new_item_is_found_by_words_as_if_it_had_been_trained(shop: Bundle, tmp_path: Path) -> None:
+    body = ItemBody(text="balan tuzen balan")
+    evidence = Evidence.of(shop, body, shop.items, takes_fields=False)
+    assert evidence.words is not None
+    assert_allclose(as_matrix(evidence.words).toarray(), as_matrix(shop.vectoriser.documents([str(body.text)])).toarray())

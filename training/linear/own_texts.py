@@ -1,0 +1,59 @@
+"""Items by their own words: what the texts of an item's columns say, as BM25F does, and queries that are made of them.
+
+    own_i = Σ_f w_f · d(text of column f of item i), of length 1,     w_f = min(1, √(SHORT / words of column f))
+
+d is a document's row (`Vectoriser.documents`), the words of a column are the mean over its texts. BM25F (Robertson, Zaragoza and Taylor
+2004) weighs columns by hand; here a word among a hundred says less than one of a title, and one of a title as much as a brand.
+
+Knows texts and a vectoriser. Does not know files.
+
+Legend: I items, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+
+from espalier.text.vectoriser import Vectoriser
+from training.data.csr import Csr, as_matrix, normalised
+
+SHORT = 8
+"""Words of a column that weighs 1, at most."""
+FEWEST_WORDS, MOST_WORDS = 2, 5
+"""Of a made query."""
+MISSPELT, LEAST_LETTERS = 0.1, 4
+"""The share of its words of so many letters in which two letters that follow each other change places."""
+MOST_MADE = 5000
+
+
+def own_rows(vectoriser: Vectoriser, columns: Sequence[Sequence[str]]) -> Csr:
+    """float32 rows [I, F] of length 1; an item without a known word has an empty row. columns: the texts of all items, by column."""
+    words = [np.mean([len(text.split()) for text in texts if text] or [1]) for texts in columns]
+    rows = [as_matrix(vectoriser.documents(texts)) for texts in columns]
+    parts = [np.float32(min(1.0, np.sqrt(SHORT / own))) * part for own, part in zip(words, rows, strict=True)]
+    return normalised(sum(parts[1:], start=parts[0]).tocsr())
+
+
+def made_queries(ids: Sequence[str], columns: Sequence[Sequence[str]], share: float, seed: int) -> pl.DataFrame:
+    """`query`, `item` and `weight` 1: of a share of the items, at most MOST_MADE, two to five words of one text, in their order."""
+    rng = np.random.default_rng([seed, 0x9E57])
+    found = []
+    for row in np.sort(rng.permutation(len(ids))[: min(MOST_MADE, round(share * len(ids)))]).tolist():
+        texts = [words for words in (texts[row].split() for texts in columns) if len(words) >= FEWEST_WORDS]
+        if texts:
+            words = texts[rng.integers(len(texts))]
+            count = min(len(words), int(rng.integers(FEWEST_WORDS, MOST_WORDS + 1)))
+            chosen = [words[place] for place in np.sort(rng.permutation(len(words))[:count]).tolist()]
+            found.append((" ".join(_misspelt(word, rng) for word in chosen), ids[row]))
+    frame = pl.DataFrame(found, schema={"query": pl.String, "item": pl.String}, orient="row")
+    return frame.with_columns(weight=pl.lit(1.0))
+
+
+def _misspelt(word: str, rng: np.random.Generator) -> str:
+    if len(word) < LEAST_LETTERS or rng.random() >= MISSPELT:
+        return word
+    place = int(rng.integers(len(word) - 1))
+    return word[:place] + word[place + 1] + word[place] + word[place + 2 :]
