@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 from numpy.testing import assert_allclose
+from scipy.sparse import csr_array
 
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
@@ -19,8 +20,11 @@ from espalier.text.blocks import TextBlock
 from espalier.text.vectoriser import Vectoriser
 from tests.training.commands import command, written_toml
 from training.data.csr import as_matrix
+from training.data.xmc import LabelledPoints
 from training.linear import own_texts
 from training.linear.own_texts import made_queries, own_rows
+from training.linear.prepare import OWN_WEIGHT, label_features
+from training.specification.linear import LinearOptions
 
 TITLES = ["red lamp red", "blue lamp", "chair", "", "red chair and table"]
 NOTES = ["a lamp of red glass for any table and any chair", "", "a chair", "nothing known", "wood"]
@@ -69,6 +73,18 @@ def test_queries_are_made_of_two_to_five_words_of_an_item() -> None:
     assert 0.05 < misspelt / (known + misspelt) < 0.15
     assert set(map(len, map(str.split, queries))) == {2, 3, 4, 5}
     assert made_queries(ids, [["one"] * 400], 1.0, seed=1).is_empty()
+
+
+def test_queries_of_an_item_count_beside_its_own_texts_the_more_there_are() -> None:
+    points = csr_array(np.eye(5, dtype=np.float32)[[0, 1, 2, 2, 2]])
+    labels = csr_array(np.eye(3, dtype=np.float32)[[0, 1, 1, 1, 2]])
+    own = csr_array(np.eye(5, dtype=np.float32)[[3, 3, 4]])
+    data = LabelledPoints(points, labels, np.array([False, False, False, False, True]))  # the last is a text of an item
+    _, centroids = label_features(data, own, LinearOptions())
+    one, three = 1 / (1 + OWN_WEIGHT), 3 / (3 + OWN_WEIGHT)
+    second = three * np.array([0, 1, 2, 0, 0]) / np.sqrt(5) + [0, 0, 0, 1, 0]
+    expected = [[one, 0, 0, 1, 0], second, [0, 0, 0, 0, 1]]
+    assert_allclose(centroids.toarray(), [row / np.linalg.norm(row) for row in expected], atol=1e-6)
 
 
 @pytest.fixture(scope="module")

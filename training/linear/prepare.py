@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
-from scipy.sparse import hstack
+from scipy.sparse import csr_array, diags_array, hstack
 
 from espalier.bundle import Bundle
 from espalier.checks.heldout import RELEVANCE
@@ -54,6 +54,8 @@ log = logging.getLogger(__name__)
 OF_TEST, OF_TRAINING, OF_LOG = "of data.test", "training points held out", "queries of the log, held out"
 OF_ITEMS = "made of words of the items"
 """What test queries are."""
+OWN_WEIGHT = 30
+"""Queries of an item that say as much of it as its own texts: few are of people who looked for something like it, among others."""
 MAX_LABELS = 1 << 26
 """Every label is an item, whether or not a point has it, so that a number in a file's first line costs memory."""
 
@@ -101,10 +103,17 @@ def prepare(config: LinearConfig, along: TakenAlong | None = None, vectoriser: V
 
 
 def label_features(train: LabelledPoints, own: Csr | None, options: LinearOptions) -> tuple[Csr, Csr]:
-    """The features of labels from training points, texts of items aside, and from these: `labels` and `centroids` of Prepared."""
+    """The features of labels, `labels` and `centroids` of Prepared, from training points and own texts.
+
+    Beside own texts the points count the more, the more there are of an item, and texts of items are no such points.
+    """
     asked = train if train.own_B is None else train.take(train.asked)
     rows = weighted_sums(asked) if options.loss == "relevance" else pifa(asked)
-    return (rows, rows) if own is None else (normalised(hstack([rows, own], format="csr")), normalised(rows + own))
+    if own is None:
+        return rows, rows
+    queries_I = np.bincount(asked.labels.indices, minlength=len(rows.indptr) - 1)
+    rows = csr_array(diags_array((queries_I / (queries_I + OWN_WEIGHT)).astype(np.float32)) @ rows)
+    return normalised(hstack([rows, own], format="csr")), normalised(csr_array(rows + own))
 
 
 def read_points(data: XmcData | NpzData, test: bool = False, graded: bool = False) -> LabelledPoints:
