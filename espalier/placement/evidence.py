@@ -82,18 +82,36 @@ class Evidence:
         events = _that_say(_events(bundle, body.events, known) if events is None else events)
         rows = known.rows_of(list(body.like)) if body.like else np.empty(0, np.int64)
         like = rows[rows >= 0]
-        own = encode_texts(kind, bundle.vectoriser, [body.text]) if isinstance(kind, TextKind) and body.text is not None else None
+        text = _text_of_fields(bundle, body.fields) if body.text is None and takes_fields else body.text
+        own = encode_texts(kind, bundle.vectoriser, [text]) if isinstance(kind, TextKind) and text is not None else None
         if own is not None and not len(own.features.indices):
             own = None
-        if not len(events) and not len(like) and own is None and not (takes_fields and body.fields):
+        fields_say = takes_fields and bool(body.fields) and not isinstance(kind, TextKind)  # of texts they are in `own`
+        if not len(events) and not len(like) and own is None and not fields_say:
             raise _nothing(body, kind, takes_fields)
-        words = bundle.vectoriser.documents([body.text]) if own is not None and body.text is not None and finds_by_words(bundle) else None
+        words = bundle.vectoriser.documents([text]) if own is not None and text is not None and finds_by_words(bundle) else None
         return Evidence(events, like, own, body.fields, words)
 
 
 def finds_by_words(bundle: Bundle) -> bool:
     """Whether the items of a bundle are found by words of their own columns, of which its scorers are made."""
-    return bool((bundle.manifest.training.get("data") or {}).get("own_texts"))
+    return bool(own_columns(bundle))
+
+
+def own_columns(bundle: Bundle) -> tuple[str, ...]:
+    """Those columns, as far as the item table has them."""
+    data = bundle.manifest.training.get("data") or {}
+    return tuple(name for name in data.get("own_texts") or () if name in bundle.items.fields)
+
+
+def joined_text(values: Sequence[object]) -> str:
+    """An item's text: the values of its columns, joined by spaces; those that are missing are left out."""
+    return " ".join(" ".join(map(str, value)) if isinstance(value, list) else str(value) for value in values if value is not None)
+
+
+def _text_of_fields(bundle: Bundle, fields: Mapping[str, Any] | None) -> str | None:
+    """What those columns say, None where there are none."""
+    return None if not fields else joined_text([fields.get(name) for name in own_columns(bundle)]) or None
 
 
 def _nothing(body: ItemBody, kind: Kind, takes_fields: bool) -> InvalidQuery:

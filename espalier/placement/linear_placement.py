@@ -23,7 +23,7 @@ from espalier.items import Items
 from espalier.live.overlay import PARENT, Overlay
 from espalier.live.rows import LiveRow
 from espalier.masks.eligibility import bundle_alone
-from espalier.placement.evidence import Evidence
+from espalier.placement.evidence import Evidence, finds_by_words, joined_text, own_columns
 from espalier.placement.linear_rows import NEIGHBOURS, LinearRows, Weights, added
 from espalier.placement.near_items import NearItems
 from espalier.placement.parents import MOST, Parents, Search, summed
@@ -47,10 +47,8 @@ class LinearPlacement:
     columns  of the item table that are an item's own text; None: what the model was trained with, else all columns of strings
     """
 
-    takes_fields = False
-
     def __init__(self, bundle: Bundle, columns: Sequence[str] | None = None) -> None:
-        self.bundle = bundle
+        self.bundle, self.takes_fields = bundle, finds_by_words(bundle)
         self._columns = columns
         self._lock = threading.Lock()
 
@@ -75,7 +73,7 @@ class LinearPlacement:
         for begin in range(0, len(items), BLOCK):
             rows = np.arange(begin, min(begin + BLOCK, len(items)))
             values = [items.values(name, rows) for name in columns]
-            parts.append(self.bundle.vectoriser.transform([_joined(fields) for fields in zip(*values, strict=True)]))
+            parts.append(self.bundle.vectoriser.transform([joined_text(fields) for fields in zip(*values, strict=True)]))
         return NearItems(concatenated(parts))
 
     def place(self, items: Sequence[Evidence], known: Items, overlay: Overlay | None, search: Search) -> list[tuple[Parents, ...]]:
@@ -184,17 +182,8 @@ def _sum(parts: Sequence[SparseRows]) -> SparseRows:
 
 def text_columns(bundle: Bundle) -> tuple[str, ...]:
     """The columns of the item table that hold an item's own text, by the model's configuration, else all that hold strings."""
-    data = bundle.manifest.training.get("data") or {}
-    known = [name for name in data.get("own_texts") or () if name in bundle.items.fields]
-    if known:
-        return tuple(known)
-    return tuple(name for name in bundle.items.fields if name != "id" and str(bundle.items.column(name).type).endswith("string"))
-
-
-def _joined(fields: Sequence[object]) -> str:
-    """An item's text: the values of its columns, joined by spaces; those that are missing are left out."""
-    values = [" ".join(map(str, value)) if isinstance(value, list) else str(value) for value in fields if value is not None]
-    return " ".join(values)
+    strings = (name for name in bundle.items.fields if name != "id" and str(bundle.items.column(name).type).endswith("string"))
+    return own_columns(bundle) or tuple(strings)
 
 
 def _live_entry(item: int, tree: int, overlay: Overlay | None) -> int | None:

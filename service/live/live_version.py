@@ -31,6 +31,7 @@ from espalier.live.operations import ItemBody, Operation
 from espalier.live.rows import Placement
 from espalier.live.state import MAX_HANDLES, Change, LiveState
 from espalier.masks.filters import ItemFilters
+from espalier.placement.evidence import finds_by_words
 from espalier.placement.parents import Search
 from espalier.placement.placer import Candidates, Placer
 from espalier.queries import QueryBatch
@@ -305,7 +306,7 @@ class LiveVersion:
     @property
     def takes_fields(self) -> bool:
         """Whether fields alone say where an item belongs."""
-        return self.bundle.manifest.content is not None
+        return self.bundle.manifest.content is not None or finds_by_words(self.bundle)
 
     def fields_of(self, item_id: str) -> dict[str, Any]:
         """The fields of an item that is there, those that are null left out."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import polars as pl
 import pytest
@@ -12,12 +10,14 @@ from scipy.sparse import csr_array
 
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
+from espalier.errors import InvalidQuery
 from espalier.live.operations import ItemBody
 from espalier.placement.evidence import Evidence
 from espalier.queries import TextKind, encode_texts
 from espalier.search import SearchParams
 from espalier.text.blocks import TextBlock
 from espalier.text.vectoriser import Vectoriser
+from tests.service.running import bearer, ids, run
 from tests.training.commands import command, written_toml
 from training.data.csr import as_matrix
 from training.data.xmc import LabelledPoints
@@ -118,8 +118,33 @@ def test_a_table_of_products_is_found_by_words_without_a_log(shop: Bundle) -> No
         assert all(word in f"{titles[row]} {notes[row]}" for row in found), "letters lead from one form to another"
 
 
-def test_a_new_item_is_found_by_words_as_if_it_had_been_trained(shop: Bundle, tmp_path: Path) -> None:
-    body = ItemBody(text="balan tuzen balan")
-    evidence = Evidence.of(shop, body, shop.items, takes_fields=False)
+def test_a_new_item_is_found_by_words_as_if_it_had_been_trained(shop: Bundle) -> None:
+    alone = ItemBody(text="balan tuzen balan")
+    evidence = Evidence.of(shop, alone, shop.items, takes_fields=True)
     assert evidence.words is not None
-    assert_allclose(as_matrix(evidence.words).toarray(), as_matrix(shop.vectoriser.documents([str(body.text)])).toarray())
+    assert_allclose(as_matrix(evidence.words).toarray(), as_matrix(shop.vectoriser.documents([str(alone.text)])).toarray())
+    by_fields = Evidence.of(shop, ItemBody(fields={"title": "balan tuzen", "notes": "balan", "price": 3}), shop.items, takes_fields=True)
+    assert by_fields.words is not None
+    assert_allclose(by_fields.words.values, evidence.words.values)
+    with pytest.raises(InvalidQuery, match="fields"):
+        Evidence.of(shop, ItemBody(fields={"title": "unheard", "price": 3}), shop.items, takes_fields=True)
+
+
+def test_a_product_is_put_with_its_columns_alone(shop: Bundle) -> None:
+    key = "a-key-of-sixteen-letters"
+    with run(shop.path.parent.parent, lambda opened: open_engine(opened, "cpu"), write_keys=(key,)) as running:
+
+        def put(title: str) -> int:
+            body = {"fields": {"title": title}}
+            return int(running.client.request("PUT", "/models/own/items/new", json=body, headers=bearer(key)).status_code)
+
+        def found(text: str) -> list[str]:
+            answer = running.client.post("/retrieve", json={"model": "own", "queries": [{"text": text}], "m": 3})
+            return ids(answer.json()["results"][0])
+
+        assert put("unheard") == 422
+        assert put("balan tuzen mivik") == 201
+        assert found("balan tuzen mivik")[0] == "new"
+        assert put("korlan resto") == 200, "its words change with its column"
+        assert found("resto")
+        assert "new" not in found("balan tuzen mivik")
