@@ -30,6 +30,7 @@ from espalier.placement.parents import MOST, Parents, Search, summed
 from espalier.queries import QueryBatch, TextKind
 from espalier.search import NodeMask, SearchParams
 from espalier.text.sparse_rows import SparseRows, concatenated
+from espalier.text.words import column_weight
 
 Int64 = NDArray[np.int64]
 
@@ -55,6 +56,23 @@ class LinearPlacement:
     @cached_property
     def _rows(self) -> list[LinearRows]:
         return [LinearRows(tree, chunks) for tree, chunks in self.bundle.trees]
+
+    @cached_property
+    def _column_weights(self) -> dict[str, float]:
+        """What a word of each of the item's own columns says."""
+        items = self.bundle.items
+        columns = {name: items.values(name, np.arange(len(items))) for name in own_columns(self.bundle)}
+        return {name: column_weight([joined_text([value]) for value in values]) for name, values in columns.items()}
+
+    def _written(self, item: Evidence) -> SparseRows:
+        """[1, F]: what a new item's row is made of: its words, as trained items have them, and events."""
+        texts = {name: joined_text([(item.fields or {}).get(name)]) for name in self._column_weights} if item.words is not None else {}
+        if not any(texts.values()):
+            return own_features(item) if item.words is None else _sum([item.words.normalised(), item.events.features])
+        rows = [self.bundle.vectoriser.documents([text]) for text in texts.values()]
+        weights = self._column_weights.values()
+        weighed = [replace(row, values=np.float32(weight) * row.values) for row, weight in zip(rows, weights, strict=True)]
+        return _sum([_sum(weighed).normalised(), item.events.features])
 
     @cached_property
     def _trained(self) -> NodeMask:
@@ -83,7 +101,7 @@ class LinearPlacement:
         with self._lock:
             leaves, index = self._rows, self._near
         own = concatenated([own_features(item) for item in items]).normalised()
-        written = concatenated([_written(item) for item in items]).normalised()
+        written = concatenated([self._written(item) for item in items]).normalised()
         told = np.flatnonzero(np.diff(own.indptr) > 0)
         parents = self._searched(own.take(told), search)
         near: dict[int, tuple[Sequence[int], Sequence[float]]] = {}
@@ -162,13 +180,6 @@ class LinearPlacement:
 def own_features(item: Evidence) -> SparseRows:
     """[1, F]: the sum of an item's text, as a query, and events."""
     return _sum([*([] if item.own is None else [item.own.features]), item.events.features])
-
-
-def _written(item: Evidence) -> SparseRows:
-    """[1, F]: the sum of an item's words, as trained items have them, and events: what its row is made of."""
-    if item.words is None:
-        return own_features(item)
-    return _sum([item.words.normalised(), item.events.features])
 
 
 def _sum(parts: Sequence[SparseRows]) -> SparseRows:

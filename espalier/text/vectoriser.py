@@ -42,7 +42,7 @@ LARGEST_IDF = 44.0
 """Above ln 2⁶³, the idf of any corpus."""
 _ACCENTS = re.compile("[\u0300-\u036f]+")
 # Chinese and Japanese are written without spaces: each of these characters is a word. Korean has spaces.
-_ALONE = (
+ALONE_RANGES = (
     (0x3005, 0x3007), (0x3021, 0x3029), (0x3031, 0x3035), (0x3038, 0x303C), (0x3040, 0x30FF), (0x31F0, 0x31FF), (0x3400, 0x4DBF),
     (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0xFF66, 0xFF9F), (0x1AFF0, 0x1B16F), (0x20000, 0x3FFFF),
 )  # fmt: skip
@@ -263,7 +263,7 @@ class _Counts:
 def _classes() -> NDArray[np.uint8]:
     """uint8[0x110000]: SEPARATOR, LETTER or ALONE for each code point."""
     classes = np.array([c.isalnum() or unicodedata.category(c) in ("Mn", "Mc") for c in map(chr, range(0x110000))], np.uint8)
-    for first, last in _ALONE:
+    for first, last in ALONE_RANGES:
         for code in range(first, last + 1):
             if chr(code).isalnum():
                 classes[code] = ALONE

@@ -481,7 +481,7 @@ def test_configured_numbers_are_kept_and_without_inner_nodes_there_is_no_gamma_t
 
 def test_too_few_points_that_the_tree_has_not_seen_choose_nothing() -> None:
     data = clusters(600, 0.8)
-    few, many = (replace(data, own_B=np.arange(600) >= asked) for asked in (199, 400))
+    few, many = (replace(data, seen_B=np.arange(600) >= asked) for asked in (199, 400))
     none = data.take(np.empty(0, np.int64))
     for some in (none, clusters(5, 0.8), clusters(199, 0.8), few):
         found = choose(some, features, SHAPE, LinearOptions(), 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import polars as pl
 import pytest
@@ -10,18 +12,20 @@ from scipy.sparse import csr_array
 
 from espalier.bundle import Bundle
 from espalier.engines import open_engine
-from espalier.errors import InvalidQuery
+from espalier.errors import InvalidData, InvalidQuery
 from espalier.live.operations import ItemBody
 from espalier.placement.evidence import Evidence
 from espalier.queries import TextKind, encode_texts
 from espalier.search import SearchParams
+from espalier.text import words
 from espalier.text.blocks import TextBlock
 from espalier.text.vectoriser import Vectoriser
+from espalier.text.words import column_weight, words_of
 from tests.service.running import bearer, ids, run
 from tests.training.commands import command, written_toml
 from training.data.csr import as_matrix
+from training.data.query_logs import texts_of
 from training.data.xmc import LabelledPoints
-from training.linear import own_texts
 from training.linear.own_texts import made_queries, own_rows
 from training.linear.prepare import OWN_WEIGHT, label_features
 from training.specification.linear import LinearOptions
@@ -47,44 +51,89 @@ def test_a_document_says_less_with_a_second_occurrence_and_a_rare_word_a_little_
 def test_own_rows_add_up_columns_by_the_length_of_their_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     vectoriser = Vectoriser.fit([*TITLES, *NOTES], WORDS)
     titles, notes = (as_matrix(vectoriser.documents(texts)).toarray() for texts in (TITLES, NOTES))
-    monkeypatch.setattr(own_texts, "SHORT", 3)
+    monkeypatch.setattr(words, "SHORT", 3)
     rows = own_rows(vectoriser, [TITLES, NOTES]).toarray()
     expected = titles + np.sqrt(3 / np.mean([11, 2, 2, 1])) * notes  # titles have two and a half
     length = np.linalg.norm(expected, axis=1)
     assert_allclose(rows, expected / length[:, None], atol=1e-6)
-    assert not own_rows(vectoriser, [["unheard"], [""]]).toarray().any()
+    with pytest.raises(InvalidData, match=r"data\.own_texts: got .texts of 1 items., expected words"):
+        own_rows(vectoriser, [["unheard"], [""]])
 
 
 def test_queries_are_made_of_two_to_five_words_of_an_item() -> None:
     ids = [f"i{row}" for row in range(400)]
-    columns = [[f"alpha{row} beta{row} gamma{row} delta{row} epsilon{row} zeta{row}" for row in range(400)], ["alone"] * 400]
+    columns = [[f"alpha{row} beta{row} gamma{row} delta{row} epsilon{row} zeta{row}" for row in range(400)], [""] * 400]
     made = made_queries(ids, columns, 0.5, seed=1)
     assert made.equals(made_queries(ids, columns, 0.5, seed=1))
     assert made["item"].n_unique() == len(made) == 200
     queries, known, misspelt = made["query"].to_list(), 0, 0
     for query, item in zip(queries, made["item"].to_list(), strict=True):
         own = columns[0][int(item[1:])].split()
-        words = query.split()
-        places = [own.index(word) for word in words if word in own]
-        assert 2 <= len(words) <= 5
+        said = query.split()
+        places = [own.index(word) for word in said if word in own]
+        assert 2 <= len(said) <= 5
         assert places == sorted(places)
-        known, misspelt = known + len(places), misspelt + len(words) - len(places)
-        assert all(sorted(word) in [sorted(other) for other in own] for word in words)
+        known, misspelt = known + len(places), misspelt + len(said) - len(places)
+        assert all(sorted(word) in [sorted(other) for other in own] for word in said)
     assert 0.05 < misspelt / (known + misspelt) < 0.15
     assert set(map(len, map(str.split, queries))) == {2, 3, 4, 5}
-    assert made_queries(ids, [["one"] * 400], 1.0, seed=1).is_empty()
+    assert made_queries(ids, [["one"] * 400], 1.0, seed=1)["query"].unique().to_list() == ["one"]
+    assert made_queries(ids, [[""] * 400], 1.0, seed=1).is_empty()
+    chinese = made_queries(["a"], [["紅茶 杯子"]], 1.0, seed=2)["query"].item()
+    assert 2 <= len(chinese.split()) <= 4, "each character is a word"
+
+
+def test_a_text_has_words_in_any_script() -> None:
+    assert words_of("Café 27-inch MFC-9340, 紅茶と杯") == ["cafe", "27", "inch", "mfc", "9340", "紅", "茶", "と", "杯"]
+    assert column_weight(["a b", "", "a b c d e f"]) == 1
+    assert column_weight(["紅" * 32]) == pytest.approx(0.5)
+    assert column_weight([""]) == 1
 
 
 def test_queries_of_an_item_count_beside_its_own_texts_the_more_there_are() -> None:
     points = csr_array(np.eye(5, dtype=np.float32)[[0, 1, 2, 2, 2]])
     labels = csr_array(np.eye(3, dtype=np.float32)[[0, 1, 1, 1, 2]])
     own = csr_array(np.eye(5, dtype=np.float32)[[3, 3, 4]])
-    data = LabelledPoints(points, labels, np.array([False, False, False, False, True]))  # the last is a text of an item
+    own_B = np.array([False, False, False, False, True])  # the last is a text of an item, and nobody asked for it
+    data = LabelledPoints(points, labels, own_B, own_B)
     _, centroids = label_features(data, own, LinearOptions())
     one, three = 1 / (1 + OWN_WEIGHT), 3 / (3 + OWN_WEIGHT)
     second = three * np.array([0, 1, 2, 0, 0]) / np.sqrt(5) + [0, 0, 0, 1, 0]
     expected = [[one, 0, 0, 1, 0], second, [0, 0, 0, 0, 1]]
     assert_allclose(centroids.toarray(), [row / np.linalg.norm(row) for row in expected], atol=1e-6)
+
+
+def test_a_query_of_people_that_is_a_text_of_items_is_learned_from(tmp_path: Path) -> None:
+    brands = [f"brand{row % 5}" for row in range(100)]
+    titles = [f"thing{row} part{row % 7} kind{row % 3}" for row in range(100)]
+    pl.DataFrame({"id": [f"p{row}" for row in range(100)], "brand": brands, "title": titles}).write_parquet(tmp_path / "items.parquet")
+    pl.DataFrame({"query": ["brand2"] * 2 + ["Brand3"], "item": ["p17", "p42", "p8"]}).write_csv(tmp_path / "log.csv")
+    data = {"format": "log", "train": str(tmp_path / "log.csv"), "items": str(tmp_path / "items.parquet"), "own_texts": ["brand", "title"]}
+    config = written_toml(tmp_path / "own.toml", {"kind": "xr-linear", "name": "own", "data": data})
+    assert command("fit", "--config", config, "--out", tmp_path / "models" / "own" / "1").status == 0
+    bundle = Bundle.open(tmp_path / "models" / "own" / "1")
+    assert bundle.manifest.data["tested"] == "made of words of the items", "it is not held out"
+    kind = bundle.manifest.query
+    assert isinstance(kind, TextKind)
+    found = open_engine(bundle, "cpu").search(encode_texts(kind, bundle.vectoriser, ["brand2"]), SearchParams.uniform(1, 100, 2))
+    assert set(bundle.items.ids_of(found.item_rows_BM[0])) == {"p17", "p42"}
+
+
+@pytest.mark.parametrize("values", [[b"\xff", b"a"], [[["a"]], [["b"]]]])
+def test_a_column_that_holds_no_texts_is_named(tmp_path: Path, values: list[object]) -> None:
+    pl.DataFrame({"id": ["a", "b"], "what": values}).write_parquet(tmp_path / "items.parquet")
+    data = {"format": "log", "items": str(tmp_path / "items.parquet"), "own_texts": ["what"]}
+    config = written_toml(tmp_path / "own.toml", {"kind": "xr-linear", "name": "own", "data": data})
+    assert "column what: got 'values of" in command("fit", "--config", config, "--out", tmp_path / "models" / "own" / "1").err
+
+
+def test_arrays_are_texts_and_an_empty_table_is_refused(tmp_path: Path) -> None:
+    arrays = pl.DataFrame({"what": [["red", "lamp"], ["blue", "chair"]]}, schema={"what": pl.Array(pl.String, 2)})
+    assert texts_of(arrays, ["what"]) == ["red lamp", "blue chair"]
+    (tmp_path / "items.csv").write_text("id,title\n")
+    data = {"format": "log", "items": str(tmp_path / "items.csv"), "own_texts": ["title"]}
+    config = written_toml(tmp_path / "own.toml", {"kind": "xr-linear", "name": "own", "data": data})
+    assert "no rows" in command("fit", "--config", config, "--out", tmp_path / "models" / "own" / "1").err
 
 
 @pytest.fixture(scope="module")

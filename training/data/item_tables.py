@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from espalier.errors import InvalidConfig
+from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from training.data.log_values import BadRows, position_of
 from training.data.parquet_logs import is_parquet
@@ -50,6 +50,8 @@ def item_table(file: Path | None, ids: pa.Array, form: TextTable) -> ItemTable:
         known = table.column("id").cast(pa.large_string())
     except pa.ArrowException as error:
         raise InvalidConfig("data.items", f"ids of type {table.column('id').type}", "strings or numbers") from error
+    if not len(known):
+        raise InvalidData(str(file), "no rows", "at least one item")
     counts = pc.value_counts(known)
     if len(counts) != len(known):
         repeated = counts.filter(pc.greater(counts.field("counts"), 1))[0].as_py()["values"]

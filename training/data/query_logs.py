@@ -120,14 +120,22 @@ def _read(file: Path, columns: Mapping[str, str], form: TextTable, bad_rows: Bad
 
 
 def texts_of(frame: pl.DataFrame, columns: Sequence[str]) -> list[str]:
-    """The values of some columns, joined by spaces; nulls are left out, the entries of a list are joined too."""
+    """The values of some columns, joined by spaces; nulls are left out, the entries of a list are joined too.
+
+    Raises InvalidData for a column whose values are no texts.
+    """
 
     def text(column: str) -> pl.Expr:
-        many = isinstance(frame.schema[column], pl.List)
+        many = isinstance(frame.schema[column], pl.List | pl.Array)
         return pl.col(column).cast(pl.List(pl.String)).list.join(" ") if many else pl.col(column).cast(pl.String)
 
-    parts = [text(column) for column in columns]
-    return frame.select(pl.concat_str(parts, separator=" ", ignore_nulls=True))[:, 0].to_list()
+    parts = []
+    for column in columns:
+        try:
+            parts.append(frame.select(text(column).alias(f"{len(parts)}")).to_series())
+        except pl.exceptions.PolarsError as error:
+            raise InvalidData(f"column {column}", f"values of {frame.schema[column]}", "texts, numbers, or lists of them") from error
+    return pl.DataFrame(parts).select(pl.concat_str(pl.all(), separator=" ", ignore_nulls=True))[:, 0].to_list()
 
 
 def labelled(pairs: pl.DataFrame, row_of: dict[str, int], smoothing: Smoothing | None = None) -> LabelledTexts:

@@ -55,12 +55,14 @@ class LabelledPoints:
 
     points  float32[B, F]: features
     labels  float32[B, L]: the weight of each label that a point has, above 0; 1 where the data have no weights
-    own_B   bool[B]: the points that are texts of items: a tree that did not learn from one has seen it in another form, so that nothing is
+    seen_B  bool[B]: the points that are texts of items: a tree that did not learn from one has seen it in another form, so that nothing is
             chosen by it; None: none is
+    own_B   bool[B]: those of them that nobody asked for; None: none is
     """
 
     points: Csr
     labels: Csr
+    seen_B: NDArray[np.bool_] | None = None
     own_B: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
@@ -68,11 +70,17 @@ class LabelledPoints:
 
     def take(self, rows: NDArray[np.int64]) -> LabelledPoints:
         """The points at some positions (int64)."""
-        return LabelledPoints(self.points[rows], self.labels[rows], None if self.own_B is None else self.own_B[rows])
+        marks = (None if mark_B is None else mark_B[rows] for mark_B in (self.seen_B, self.own_B))
+        return LabelledPoints(self.points[rows], self.labels[rows], *marks)
+
+    @property
+    def unseen(self) -> NDArray[np.int64]:
+        """The positions of the points that may be held out."""
+        return np.arange(len(self)) if self.seen_B is None else np.flatnonzero(~self.seen_B)
 
     @property
     def asked(self) -> NDArray[np.int64]:
-        """The positions of the points that are no texts of items."""
+        """The positions of the points that somebody asked for."""
         return np.arange(len(self)) if self.own_B is None else np.flatnonzero(~self.own_B)
 
     def weights_of(self, b: int) -> NDArray[np.float32]:

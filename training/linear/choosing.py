@@ -124,7 +124,7 @@ def choose(
         return Choice(options, None)
     known_B = np.flatnonzero(np.diff(data.labels.indptr)).astype(np.int64)
     data = data.take(known_B[_most_values(data.points[known_B], seed)])
-    folds = list(_folds(data.asked, len(data), seed))
+    folds = list(_folds(data.unseen, len(data), seed))
     held_out = sum(len(held) for held, _ in folds)
     if held_out < LEAST_HELD_OUT:
         known = {"cost": options.known_cost, "gamma": options.ranking.gamma}
@@ -219,14 +219,14 @@ def _most_values(points: Csr, seed: int) -> NDArray[np.int64]:
     return np.sort(order[: int(np.searchsorted(np.cumsum(counts), MOST_VALUES, side="right"))])
 
 
-def _folds(asked: NDArray[np.int64], count: int, seed: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+def _folds(unseen: NDArray[np.int64], count: int, seed: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Positions that are held out, and those that are learned from, both ascending. No position is held out twice.
 
-    Of `asked` alone some are held out, and some of the others left out; all others below `count` are learned from.
+    Of `unseen` alone some are held out, and some of the others left out; all others below `count` are learned from.
     """
-    order = np.random.default_rng([seed, 0xF01D]).permutation(asked)
-    size = min(int(SHARE * len(asked)), HELD_OUT)
-    learned = max(LEAST_LEARNED, int(LEARNED * (len(asked) - size)))
+    order = np.random.default_rng([seed, 0xF01D]).permutation(unseen)
+    size = min(int(SHARE * len(unseen)), HELD_OUT)
+    learned = max(LEAST_LEARNED, int(LEARNED * (len(unseen) - size)))
     for fold in range(min(int(1 / SHARE), math.ceil(HELD_OUT / size)) if size else 0):
         held, _, left_out = np.split(np.roll(order, -fold * size), [size, size + learned])
         is_learned = np.ones(count, np.bool_)

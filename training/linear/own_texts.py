@@ -17,11 +17,11 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
+from espalier.errors import InvalidData
 from espalier.text.vectoriser import Vectoriser
+from espalier.text.words import column_weight, words_of
 from training.data.csr import Csr, as_matrix, normalised
 
-SHORT = 8
-"""Words of a column that weighs 1, at most."""
 FEWEST_WORDS, MOST_WORDS = 2, 5
 """Of a made query."""
 MISSPELT, LEAST_LETTERS = 0.1, 4
@@ -30,19 +30,26 @@ MOST_MADE = 5000
 
 
 def own_rows(vectoriser: Vectoriser, columns: Sequence[Sequence[str]]) -> Csr:
-    """float32 rows [I, F] of length 1; an item without a known word has an empty row. columns: the texts of all items, by column."""
-    words = [np.mean([len(text.split()) for text in texts if text] or [1]) for texts in columns]
-    rows = [as_matrix(vectoriser.documents(texts)) for texts in columns]
-    parts = [np.float32(min(1.0, np.sqrt(SHORT / own))) * part for own, part in zip(words, rows, strict=True)]
-    return normalised(sum(parts[1:], start=parts[0]).tocsr())
+    """float32 rows [I, F] of length 1; an item without a known word has an empty row. columns: the texts of all items, by column.
+
+    Raises InvalidData where no word tells items apart.
+    """
+    parts = [np.float32(column_weight(texts)) * as_matrix(vectoriser.documents(texts)) for texts in columns]
+    own = normalised(sum(parts[1:], start=parts[0]).tocsr())
+    if not own.nnz:
+        raise InvalidData("data.own_texts", f"texts of {own.shape[0]} items", "words that some of the items have and others have not")
+    return own
 
 
 def made_queries(ids: Sequence[str], columns: Sequence[Sequence[str]], share: float, seed: int) -> pl.DataFrame:
-    """`query`, `item` and `weight` 1: of a share of the items, at most MOST_MADE, two to five words of one text, in their order."""
+    """`query`, `item` and `weight` 1: of a share of the items, at most MOST_MADE, two to five words of one text, in their order.
+
+    Of a text of one word that one.
+    """
     rng = np.random.default_rng([seed, 0x9E57])
     found = []
     for row in np.sort(rng.permutation(len(ids))[: min(MOST_MADE, round(share * len(ids)))]).tolist():
-        texts = [words for words in (texts[row].split() for texts in columns) if len(words) >= FEWEST_WORDS]
+        texts = [words for words in (words_of(texts[row]) for texts in columns) if words]
         if texts:
             words = texts[rng.integers(len(texts))]
             count = min(len(words), int(rng.integers(FEWEST_WORDS, MOST_WORDS + 1)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,7 +54,8 @@ log = logging.getLogger(__name__)
 OF_TEST, OF_TRAINING, OF_LOG = "of data.test", "training points held out", "queries of the log, held out"
 OF_ITEMS = "made of words of the items"
 """What test queries are."""
-OWN_WEIGHT = 30
+PAIRS: dict[str, type[pl.DataType]] = {"query": pl.String, "item": pl.String, "weight": pl.Float64}
+OWN_WEIGHT = 5
 """Queries of an item that say as much of it as its own texts: few are of people who looked for something like it, among others."""
 MAX_LABELS = 1 << 26
 """Every label is an item, whether or not a point has it, so that a number in a file's first line costs memory."""
@@ -238,30 +239,29 @@ def _check_size(data: XmcData | NpzData, train: LabelledPoints) -> None:
 
 def _from_texts(config: LinearConfig, data: LogData, along: TakenAlong | None, vectoriser: Vectoriser | None) -> Prepared:
     bad_rows = BadRows(data.bad_rows, data.SECTION)
-    parts = [] if data.train is None else [_read_pairs(data, data.train, bad_rows)]
-    if data.own_texts:
-        frame = read_columns(_named(data.items), ["id", *data.own_texts], data.items_format)
-        ids, columns = frame["id"].cast(pl.String), [texts_of(frame, [column]) for column in data.own_texts]
-        parts += [pl.DataFrame({"query": texts, "item": ids, "weight": 1.0}).filter(pl.col("query") != "") for texts in columns]
-    pairs = pl.concat(parts)
+    pairs = pl.DataFrame(schema=PAIRS) if data.train is None else _read_pairs(data, data.train, bad_rows)
     if data.items is None:
         items = ItemTable.build(pa.table({"id": pairs["item"].unique(maintain_order=True).to_arrow()}))
     else:
         items = _table(data.items, data.items_format)
-    searched = _searched(data, pairs.select(pl.col("query").unique(maintain_order=True)))
+    columns = _columns(read_columns(_named(data.items), data.own_texts, data.items_format)) if data.own_texts else []
+    searched = _searched(pairs.select(pl.col("query").unique(maintain_order=True)), columns)
     if data.test is not None:
         test_pairs, tested = _read_pairs(data, data.test, BadRows(data.bad_rows, data.SECTION)), OF_TEST
     elif not data.own_texts or round(data.test_share * len(searched)):
         held, tested = searched[_split(len(searched), data.test_share, config.seed)[0]], OF_LOG
         test_pairs, pairs = (pairs.join(held, on="query", how=how, maintain_order="left") for how in ("semi", "anti"))
     else:
-        test_pairs, tested = made_queries(ids.to_list(), columns, data.test_share, config.seed), OF_ITEMS
+        test_pairs, tested = made_queries(items.column("id").to_pylist(), columns, data.test_share, config.seed), OF_ITEMS
     new: list[str] = []
     if along is not None:
         before, items = items, joined_items(items, along.items, along.held)
         new = new_ids(before, items)
         test_pairs, pairs = (without_gone(part, along.items) for part in (test_pairs, pairs))
-        pairs = pl.concat([pairs, live_pairs(new, along.items, items, data.own_texts, pairs)])
+        pairs = pl.concat([pairs, live_pairs(new, along.items, pairs.columns)])
+        columns = with_live_texts(_columns(_frame_of(items, data.own_texts)), new, along.items, items)
+    asked = pairs["query"].unique()
+    pairs = pl.concat([pairs, *(_own_pairs(items, texts, asked) for texts in columns)])
     smoothing = None
     if data.views is not None:
         smoothing = Smoothing.of(pairs["views"].to_numpy(), pairs["clicks"].to_numpy(), data.smoothing)
@@ -276,14 +276,11 @@ def _from_texts(config: LinearConfig, data: LogData, along: TakenAlong | None, v
     _check_something_is_left(config, training.labels)
     vectoriser = vectoriser or Vectoriser.fit(training.texts, config.blocks)
     train = _vectorised(vectoriser, training)
-    own = None
-    if data.own_texts:
-        if along is not None:
-            joined = _frame_of(items, data.own_texts)
-            columns = with_live_texts([texts_of(joined, [column]) for column in data.own_texts], new, along.items, items)
-        own = own_rows(vectoriser, columns)
-    own_B = ~pl.Series(training.texts, dtype=pl.String).is_in(searched["query"].implode()).to_numpy()
-    train = LabelledPoints(train.points, train.labels, own_B if own_B.any() else None)
+    own = own_rows(vectoriser, columns) if columns else None
+    if columns:
+        texts = pl.Series(training.texts, dtype=pl.String)
+        seen_B, own_B = (~texts.is_in(others.implode()).to_numpy() for others in (searched["query"], asked))
+        train = LabelledPoints(train.points, train.labels, seen_B, own_B)
     rows, centroids = label_features(train, own, config.linear)
     kind = TextKind(width=vectoriser.width, blocks=config.blocks)
     test, written = _vectorised(vectoriser, testing), pa.array(testing.texts, pa.string())
@@ -291,14 +288,25 @@ def _from_texts(config: LinearConfig, data: LogData, along: TakenAlong | None, v
     return Prepared(train, test, written, items, rows, centroids, own, kind, vectoriser, tested, *rest)
 
 
-def _searched(data: LogData, queries: pl.DataFrame) -> pl.DataFrame:
-    """The queries, a column of different texts, that are no text of an item: what is made of `data.items`, in the same words."""
-    if not data.own_texts:
+def _columns(frame: pl.DataFrame) -> list[list[str]]:
+    """The texts of a table, by column."""
+    return [texts_of(frame, [column]) for column in frame.columns]
+
+
+def _own_pairs(items: ItemTable, texts: Sequence[str], asked: pl.Series) -> pl.DataFrame:
+    """Pairs of the texts of a column and their items, but for those that somebody asked for: the log says what they led to."""
+    pairs = pl.DataFrame({"query": texts, "item": items.column("id").to_pylist(), "weight": 1.0}, schema=PAIRS)
+    return pairs.filter((pl.col("query") != "") & ~pl.col("query").is_in(asked.implode()))
+
+
+def _searched(queries: pl.DataFrame, columns: Sequence[Sequence[str]]) -> pl.DataFrame:
+    """The queries, a column of different texts, that are no text of an item, nor all of its texts, in the same words."""
+    if not columns:
         return queries
-    frame = read_columns(_named(data.items), data.own_texts, data.items_format)
-    texts = [pl.Series("query", texts_of(frame, own), dtype=pl.String).to_frame() for own in (*zip(data.own_texts), data.own_texts)]
+    whole = [" ".join(filter(None, texts)) for texts in zip(*columns, strict=True)]
+    texts = pl.DataFrame({"query": [text for own in (*columns, whole) for text in own]}, schema={"query": pl.String})
     words = pl.col("query").str.to_lowercase().str.extract_all(r"\w+").list.join(" ")
-    return queries.join(pl.concat(texts), on=words, how="anti", maintain_order="left")
+    return queries.join(texts, on=words, how="anti", maintain_order="left")
 
 
 def _frame_of(items: ItemTable, columns: tuple[str, ...]) -> pl.DataFrame:

@@ -59,8 +59,8 @@ def learn(
     """
     if options.model == "none":
         return None
-    known = data.asked[np.diff(data.labels.indptr)[data.asked] > 0]
-    others = "" if data.own_B is None else " that are not texts of items"
+    known = data.unseen[np.diff(data.labels.indptr)[data.unseen] > 0]
+    others = "" if data.seen_B is None else " that are not texts of items"
     if options.model == "auto" and len(known) < LEAST_POINTS:
         log.info("no stacking: %d points with labels%s, it takes %d", len(known), others, LEAST_POINTS)
         return None

@@ -19,7 +19,6 @@ from espalier.errors import InvalidData, InvalidQuery
 from espalier.items import ItemTable
 from espalier.queries import FeaturesKind, encode_features
 from training.data.csr import Csr, as_matrix
-from training.data.query_logs import texts_of
 from training.data.xmc import LabelledPoints
 from training.live.catalogue import JournalItems
 from training.live.joined_log import with_live_fields
@@ -55,27 +54,28 @@ def without_gone(pairs: pl.DataFrame, journal: JournalItems) -> pl.DataFrame:
     return pairs.filter(~pl.col("item").is_in([*journal.gone]))
 
 
-def live_pairs(new: Sequence[str], journal: JournalItems, items: ItemTable, own_texts: Sequence[str], pairs: pl.DataFrame) -> pl.DataFrame:
-    """Pairs of `query` and `item` that train new items, with a 1 in the number columns of other `pairs`."""
+def live_pairs(new: Sequence[str], journal: JournalItems, columns: Sequence[str]) -> pl.DataFrame:
+    """Pairs of `query` and `item` of what came with new items, with a 1 in other columns."""
     found = []
     for item_id in new:
         body = journal.put[item_id].body
         texts = [event for event in body.events if isinstance(event, str)] + ([] if body.text is None else [body.text])
         found += [(text, item_id) for text in texts if text]
-    rows = items.rows_of(list(new))
-    frame = pl.from_arrow(items.to_table().take(pa.array(rows)))
-    if isinstance(frame, pl.DataFrame) and len(frame):
-        for column in own_texts:
-            found += [(text, item_id) for text, item_id in zip(texts_of(frame, [column]), new, strict=True) if text]
     live = pl.DataFrame(found, schema={"query": pl.String, "item": pl.String}, orient="row")
-    return live.with_columns(pl.lit(1.0).alias(name) for name in pairs.columns if name not in live.columns).select(pairs.columns)
+    return live.with_columns(pl.lit(1.0).alias(name) for name in columns if name not in live.columns).select(columns)
 
 
 def with_live_texts(columns: list[list[str]], new: Sequence[str], journal: JournalItems, items: ItemTable) -> list[list[str]]:
-    """The texts of all items by column, in the first of which a new item that has none has the text that it came with."""
+    """The texts of all items by column. A new item that has none has the text that it came with in the first of them, else those of the
+    items that it is like."""
     for item_id, row in zip(new, items.rows_of(list(new)).tolist(), strict=True):
-        if not any(texts[row] for texts in columns):
-            columns[0][row] = journal.put[item_id].body.text or ""
+        body = journal.put[item_id].body
+        if columns and body.text and not any(texts[row] for texts in columns):
+            columns[0][row] = body.text
+        like = items.rows_of(list(body.like))
+        if len(like) and not body.events and not any(texts[row] for texts in columns):
+            for texts in columns:
+                texts[row] = " ".join(filter(None, (texts[other] for other in like[like >= 0].tolist())))
     return columns
 
 

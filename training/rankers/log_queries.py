@@ -118,7 +118,7 @@ def _from_points(bundle: Bundle, data: Path | None) -> QuerySplit:
         queries = QueryBatch(bundle.manifest.query, as_rows(points.points[rows[kept]]))
         return equally_relevant(queries, [labels[k] for k in kept.tolist()])
 
-    order = np.random.default_rng(config.seed).permutation(prepared.train.asked)
+    order = np.random.default_rng(config.seed).permutation(prepared.train.unseen)
     if len(order) < 2:
         found = f"{len(order)} training queries that are not texts of items"
         raise InvalidConfig("--model", found, "at least 2, for a ranker would learn to look for whole texts of items; or --judgements")

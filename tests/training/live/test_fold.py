@@ -492,6 +492,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     writer.put("blue-thing", like=("blue-lamp",))
     writer.put("red-lamp", placed=False, fields={"title": "crimson lamp"})
     writer.delete("black-chair")
+    writer.put("silver-ladle", events=("silver ladle", "a ladle of silver"))
     assert command("fit", "--config", config, "--out", out / "2", "--earlier", out / "1").status == 0
     assert command("fold", "--model", out / "1", "--out", out / "3").status == 0
     return out
@@ -500,13 +501,13 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_linear_model_is_trained_with_live_items(shop: Path) -> None:
     bundle = Bundle.open(shop / "2")
     ids = bundle.items.column("id").to_pylist()
-    assert ids[-4:] == ["purple-teapot", "golden-spoon", "red-goblet", "blue-thing"]
+    assert ids[-5:] == ["purple-teapot", "golden-spoon", "red-goblet", "blue-thing", "silver-ladle"]
     assert "black-chair" not in ids
     titles = dict(zip(ids, bundle.items.column("title").to_pylist(), strict=True))
     assert (titles["purple-teapot"], titles["golden-spoon"], titles["red-lamp"]) == ("purple teapot", None, "crimson lamp")
     live = bundle.manifest.live
     assert live is not None
-    assert live.through == 6
+    assert live.through == 7
 
 
 def found_by(bundle: Bundle, text: str) -> list[str]:
@@ -521,13 +522,14 @@ def found_by(bundle: Bundle, text: str) -> list[str]:
 
 def test_live_items_of_a_linear_model_are_found_by_what_trained_them(shop: Path) -> None:
     wanted = {"purple teapot": "purple-teapot", "golden spoon": "golden-spoon", "red goblet": "red-goblet", "blue lamp": "blue-thing"}
+    wanted |= {"silver ladle": "silver-ladle"}
     for text, item in wanted.items():
         assert item in found_by(Bundle.open(shop / "2"), text)
 
 
 def test_a_fold_of_a_linear_model_holds_its_live_items_and_is_measured_as_it_was(shop: Path) -> None:
     before, after = Bundle.open(shop / "1"), Bundle.open(shop / "3")
-    assert after.manifest.live == LiveInfo(through=6, folded_from=1)
+    assert after.manifest.live == LiveInfo(through=7, folded_from=1)
     assert (after.manifest.training, after.manifest.data["sha256"]) == (before.manifest.training, before.manifest.data["sha256"])
     assert "golden-spoon" in found_by(after, "golden spoon"), "it had no place"
     assert after.golden().column("text").equals(before.golden().column("text"))

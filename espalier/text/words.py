@@ -1,0 +1,27 @@
+"""Words of a text, as the vectoriser has them, and what a word of a column says.
+
+Knows texts. Does not know features.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from espalier.text.vectoriser import ALONE_RANGES, normalise
+
+_ALONE = "".join(f"{chr(first)}-{chr(last)}" for first, last in ALONE_RANGES)
+_WORD = re.compile(rf"[{_ALONE}]|[^\W_{_ALONE}]+")
+SHORT = 8
+"""Words of a column that weighs 1, at most."""
+
+
+def words_of(text: str) -> list[str]:
+    """The words, normalised; each Chinese or Japanese character is one."""
+    return _WORD.findall(normalise(text))
+
+
+def column_weight(texts: Sequence[str]) -> float:
+    """√(SHORT / words), at most 1, of the mean words of the texts that are not empty."""
+    counts = [len(words_of(text)) for text in texts if text]
+    return min(1.0, (SHORT * len(counts) / max(1, sum(counts))) ** 0.5) if counts else 1.0
