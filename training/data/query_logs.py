@@ -129,7 +129,7 @@ def texts_of(frame: pl.DataFrame, columns: Sequence[str]) -> list[str]:
         many = isinstance(frame.schema[column], pl.List | pl.Array)
         return pl.col(column).cast(pl.List(pl.String)).list.join(" ") if many else pl.col(column).cast(pl.String)
 
-    parts = []
+    parts: list[pl.Series] = []
     for column in columns:
         try:
             parts.append(frame.select(text(column).alias(f"{len(parts)}")).to_series())
