@@ -8,9 +8,10 @@
 pop is how many events of training users an item has. Lists without an order have no distance, direction or recency: W is the whole list,
 and all these are 1. Item-CF (Sarwar et al. 2001) is the case row = column = ½ of lists without repeats.
 
-Options are chosen on validation users by coordinate passes over GRID (GRID_WITHOUT_ORDER), from the better of two starts; then as few
-neighbours an item are kept as find as much. All training users count in every trial. Most options weigh the same counts anew; those of
-COUNTED take new ones, and are tried only where that takes a small part of the time that is left. Two counts are held at a time.
+Options are chosen on validation users by coordinate passes over GRID (GRID_WITHOUT_ORDER), from the better of two starts. Near items stay
+where they gain over a standard error; then as few neighbours an item are kept as find as much. All training users count in every trial. Most
+options weigh the same counts anew; those of COUNTED take new ones, and are tried only where that takes a small part of the time that is left.
+Two counts are held at a time.
 
 Legend: I items, N pairs of items with a count, L items of a history that count.
 """
@@ -191,12 +192,28 @@ def neighbours(task: Task) -> Fitted:
 
     figure = counts.watched(lambda options: task.measured(fitted(options).rank, pairs))
     found = search(figure, starts, grid, deadline, cost_s=cost_s)
-    best = fitted(found.best.options)
-    kept, more = _fewest(task, pairs, best, found.best, deadline)
+    chosen = _without_near(task, pairs, fitted, found.best)
+    best = fitted(chosen.options)
+    kept, more = _fewest(task, pairs, best, chosen, deadline)
     best = best if kept is None else replace(best, lists=best.lists.limited(kept))
-    options = {**found.best.options, "kept": kept}
+    options = {**chosen.options, "kept": kept}
     seconds, trials = time.perf_counter() - begin, [*found.trials, *more]
     return Fitted(best.rank, options, best.lists.bytes, seconds, trials, found.ended, source=best)
+
+
+def _without_near(task: Task, pairs: Sequence[EvaluationPair], fitted: Callable[[Options], Neighbours], best: Trial) -> Trial:
+    """The best options, or those without near items where these gain no more than a standard error: they are most of the memory."""
+    if not best.options["near"]:
+        return best
+    queries, options = [pair.query for pair in pairs], {**best.options, "near": 0.0}
+    with_B, without_B = (
+        task.metric.of(fitted(each).rank(queries, task.metric.m, task.exclude_seen), pairs) for each in (best.options, options)
+    )
+    gain_B = with_B - without_B
+    if gain_B.mean() > gain_B.std() / np.sqrt(len(gain_B)):
+        return best
+    log.info("near items: %+.5f, no more than a standard error", gain_B.mean())
+    return Trial(options, float(without_B.mean()))
 
 
 def most_queries(task: Task) -> int:
