@@ -9,9 +9,9 @@ pop is how many events of training users an item has. Lists without an order hav
 and all these are 1. Item-CF (Sarwar et al. 2001) is the case row = column = ½ of lists without repeats.
 
 Options are chosen on validation users by coordinate passes over GRID (GRID_WITHOUT_ORDER), from the better of two starts. Near items stay
-where they gain over a standard error; then as few neighbours an item are kept as find as much. All training users count in every trial. Most
-options weigh the same counts anew; those of COUNTED take new ones, and are tried only where that takes a small part of the time that is left.
-Two counts are held at a time.
+where they gain over a standard error; then as few neighbours an item are kept as find as much. All training users count in every trial.
+Most options weigh the same counts anew; those of COUNTED take new ones, and are tried only where that takes a small part of the time that
+is left. Two counts are held at a time.
 
 Legend: I items, N pairs of items with a count, L items of a history that count.
 """
