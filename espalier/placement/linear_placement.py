@@ -30,7 +30,7 @@ from espalier.placement.parents import MOST, Parents, Search, summed
 from espalier.queries import QueryBatch, TextKind
 from espalier.search import NodeMask, SearchParams
 from espalier.text.sparse_rows import SparseRows, concatenated
-from espalier.text.words import column_weight
+from espalier.text.words import column_weight, counted_rows
 
 Int64 = NDArray[np.int64]
 
@@ -61,7 +61,8 @@ class LinearPlacement:
     def _column_weights(self) -> dict[str, float]:
         """What a word of each of the item's own columns says."""
         items = self.bundle.items
-        columns = {name: items.values(name, np.arange(len(items))) for name in own_columns(self.bundle)}
+        rows = np.array(counted_rows(len(items)))
+        columns = {name: items.values(name, rows) for name in own_columns(self.bundle)}
         return {name: column_weight([joined_text([value]) for value in values]) for name, values in columns.items()}
 
     def _written(self, item: Evidence) -> SparseRows:
@@ -99,7 +100,7 @@ class LinearPlacement:
         if not items:
             return []
         with self._lock:
-            leaves, index = self._rows, self._near
+            leaves, index, _ = self._rows, self._near, self._column_weights
         own = concatenated([own_features(item) for item in items]).normalised()
         written = concatenated([self._written(item) for item in items]).normalised()
         told = np.flatnonzero(np.diff(own.indptr) > 0)

@@ -372,3 +372,10 @@ def test_every_number_has_to_be_finite(value: float) -> None:
                 continue
         accepted.append(f"{section.__name__}.{name}")
     assert accepted == []
+
+
+@pytest.mark.parametrize(("search", "beam_size"), [({}, 100), ({"max_beam_size": 60}, 60), ({"beam_size": 7}, 7)])
+def test_own_texts_are_searched_with_a_wide_beam_unless_one_is_named(search: dict[str, int], beam_size: int) -> None:
+    data = {"format": "log", "items": "items.parquet", "own_texts": ["title"]}
+    raw = {"kind": "xr-linear", "name": "any", "data": data, "search": search}
+    assert LinearConfig.model_validate(raw).search.beam_size == beam_size

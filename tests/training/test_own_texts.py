@@ -15,12 +15,13 @@ from espalier.engines import open_engine
 from espalier.errors import InvalidData, InvalidQuery
 from espalier.live.operations import ItemBody
 from espalier.placement.evidence import Evidence
+from espalier.placement.linear_placement import LinearPlacement
 from espalier.queries import TextKind, encode_texts
 from espalier.search import SearchParams
 from espalier.text import words
 from espalier.text.blocks import TextBlock
 from espalier.text.vectoriser import Vectoriser
-from espalier.text.words import column_weight, words_of
+from espalier.text.words import column_weight, counted_rows, words_of
 from tests.service.running import bearer, ids, run
 from tests.training.commands import command, written_toml
 from training.data.csr import as_matrix
@@ -177,6 +178,20 @@ def test_a_new_item_is_found_by_words_as_if_it_had_been_trained(shop: Bundle) ->
     assert_allclose(by_fields.words.values, evidence.words.values)
     with pytest.raises(InvalidQuery, match="fields"):
         Evidence.of(shop, ItemBody(fields={"title": "unheard", "price": 3}), shop.items, takes_fields=True)
+
+
+def test_a_new_item_of_several_columns_has_the_row_of_a_trained_one(shop: Bundle) -> None:
+    columns = [[str(text) for text in shop.items.column(name).to_pylist()] for name in ("title", "notes")]
+    fields = dict(zip(("title", "notes"), (texts[7] for texts in columns), strict=True))
+    evidence = Evidence.of(shop, ItemBody(fields=fields), shop.items, takes_fields=True)
+    written = as_matrix(LinearPlacement(shop)._written(evidence)).toarray()[0]
+    assert_allclose(written, own_rows(shop.vectoriser, columns).toarray()[7], atol=1e-6)
+
+
+def test_of_many_texts_some_say_how_long_they_are() -> None:
+    assert list(counted_rows(3)) == [0, 1, 2]
+    assert len(counted_rows(words.COUNTED)) == words.COUNTED
+    assert words.COUNTED / 2 < len(counted_rows(words.COUNTED + 1)) <= words.COUNTED
 
 
 def test_a_product_is_put_with_its_columns_alone(shop: Bundle) -> None:

@@ -27,7 +27,7 @@ from scipy.linalg import lapack
 
 from espalier.errors import InvalidConfig, InvalidData
 from training.data.interactions import Interactions
-from training.data.user_item_matrix import latest_items, user_item_matrix
+from training.data.user_item_matrix import damped_items, user_item_matrix
 from training.neighbours.fit import fading
 from training.retrieval.needs import LEAST_S, Needs, available_bytes
 from training.retrieval.scores import best_then_popular, by_popularity
@@ -90,9 +90,7 @@ class Ease:
 
     def scores(self, histories: Sequence[Int64]) -> Float32:
         """float32[B, I]; NaN for an item without training users, and for every item where no item of the history has any."""
-        history_BI = latest_items(histories, self.weight_L, len(self.popular_I))
-        known_B = history_BI.astype(np.bool_) @ np.isfinite(self.column_I)
-        history_BI.data *= self.row_I[history_BI.indices].astype(np.float32)
+        history_BI, known_B = damped_items(histories, self.weight_L, self.row_I, np.isfinite(self.column_I))
         score_BI: Float32 = (history_BI @ self.weights_II) * self.column_I.astype(np.float32)
         score_BI[~known_B] = np.nan
         return score_BI

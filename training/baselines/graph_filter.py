@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from espalier.errors import InvalidData
-from training.data.user_item_matrix import latest_items
+from training.data.user_item_matrix import damped_items
 from training.neighbours.cooccurrence import counted, lists_of
 from training.neighbours.fit import fading
 from training.retrieval.scores import best_then_popular, by_popularity
@@ -76,9 +76,7 @@ class GraphFilter:
 
     def scores(self, histories: Sequence[Int64]) -> Float32:
         """float32[B, I]; NaN for an item without training users, and for every item where no item of the history has any."""
-        history_BI = latest_items(histories, self.weight_L, len(self.popular_I))
-        known_B = history_BI.astype(np.bool_) @ np.isfinite(self.column_I)
-        history_BI.data *= self.row_I[history_BI.indices].astype(np.float32)
+        history_BI, known_B = damped_items(histories, self.weight_L, self.row_I, np.isfinite(self.column_I))
         score_BI: Float32 = (history_BI @ self.linear_II).toarray()
         score_BI += np.float32(self.alpha) * ((history_BI @ self.low_IW) @ self.low_IW.T)
         score_BI *= self.column_I.astype(np.float32)

@@ -34,6 +34,16 @@ def latest_items(histories: Sequence[Int64], weight_L: NDArray[np.float64], item
     return sparse.csr_array((weights, np.concatenate([np.zeros(0, np.int64), *latest]), offset), shape=(len(latest), items))
 
 
+def damped_items(
+    histories: Sequence[Int64], weight_L: NDArray[np.float64], row_I: NDArray[np.float64], known_I: NDArray[np.bool_]
+) -> tuple[sparse.csr_array[np.float32], NDArray[np.bool_]]:
+    """float32[B, I], `latest_items` times row_I; and bool[B], whether some item of a history is among known_I."""
+    history_BI = latest_items(histories, weight_L, len(row_I))
+    known_B = history_BI.astype(np.bool_) @ known_I
+    history_BI.data *= row_I[history_BI.indices].astype(np.float32)
+    return history_BI, known_B
+
+
 def _ones(columns: NDArray[np.int32] | Int64, offset: Int64, items: int) -> sparse.csr_array[np.float64]:
     matrix = sparse.csr_array((np.ones(len(columns)), columns, offset), shape=(len(offset) - 1, items))
     matrix.sum_duplicates()

@@ -19,7 +19,7 @@ import polars as pl
 
 from espalier.errors import InvalidData
 from espalier.text.vectoriser import Vectoriser
-from espalier.text.words import column_weight, words_of
+from espalier.text.words import column_weight, counted_rows, words_of
 from training.data.csr import Csr, as_matrix, normalised
 
 FEWEST_WORDS, MOST_WORDS = 2, 5
@@ -34,7 +34,8 @@ def own_rows(vectoriser: Vectoriser, columns: Sequence[Sequence[str]]) -> Csr:
 
     Raises InvalidData where no word tells items apart.
     """
-    parts = [np.float32(column_weight(texts)) * as_matrix(vectoriser.documents(texts)) for texts in columns]
+    weights = [column_weight([texts[row] for row in counted_rows(len(texts))]) for texts in columns]
+    parts = [np.float32(weight) * as_matrix(vectoriser.documents(texts)) for weight, texts in zip(weights, columns, strict=True)]
     own = normalised(sum(parts[1:], start=parts[0]).tocsr())
     if not own.nnz:
         raise InvalidData("data.own_texts", f"texts of {own.shape[0]} items", "words that some of the items have and others have not")

@@ -296,7 +296,8 @@ class LinearConfig(Section):
     def _wide_for_own_texts(cls, raw: object) -> object:
         data, search = (raw.get("data"), raw.get("search", {})) if isinstance(raw, dict) else (None, None)
         if isinstance(raw, dict) and isinstance(data, dict) and data.get("own_texts") and isinstance(search, dict):
-            return raw | {"search": {"beam_size": OWN_TEXTS_BEAM} | search}
+            most = search.get("max_beam_size", OWN_TEXTS_BEAM)
+            return raw | {"search": {"beam_size": min(OWN_TEXTS_BEAM, most) if isinstance(most, int) else OWN_TEXTS_BEAM} | search}
         return raw
 
     @model_validator(mode="after")
