@@ -155,10 +155,12 @@ class Tree:
 
     def start_level(self, beam_size: int) -> int:
         """The first level with more nodes than the beam, or H when there is none: no level above it needs pruning."""
-        for h in range(1, self.height):
-            if self.level_size(h) > beam_size:
-                return h
-        return self.height
+        return int(self.start_levels(np.array(beam_size)))
+
+    def start_levels(self, beam_sizes: Int64) -> Int64:
+        """int64, same shape: see `start_level`."""
+        levels: Int64 = 1 + np.searchsorted(np.diff(self.level_offset)[1:-1], beam_sizes, "right")  # levels never shrink
+        return levels
 
 
 def complete_tree(leaf_item: Int64, branching: int) -> Tree:

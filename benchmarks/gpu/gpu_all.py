@@ -5,7 +5,7 @@
 
 Stages (benchmarks/gpu/stages.py), each in a process of its own with a time limit: the card and its versions; correctness of `triton`,
 `sparse-cuda` and `onnx-cuda` beside the reference; search beside torch, ONNX Runtime and brute force; linear scorers at 2^20 labels; a
-profile; the service; training; sizes of tiles. All of them take at most 30 minutes, with --quick 5.
+profile; the service; training; sizes of tiles. All of them take at most 17 minutes, with --quick 5.
 
 DIR/gpu_all.jsonl gets a line as soon as something is known, DIR/gpu_all.log what the stages print, and the report comes last, after a
 signal too: DIR/gpu_all_<card>_<date>.json, and how many checks of each engine were right. Run it again with the same DIR to go on: a stage

@@ -90,7 +90,7 @@ def model_of(height: int, form: str = "mlp") -> Bundle:
     by_name = dict(zip(("query.onnx", "scorer.onnx"), graphs, strict=True))
     rows = _Rows(tree.node_count, width)
     parts: dict[str, Any] = {"node_rows_ND": rows, "graph": by_name.__getitem__, "graph_kind": kind, "graph_scorer": scorer}
-    return one_tree(tree=tree, manifest=manifest, memory=None, stacking=None, **parts)
+    return one_tree(tree=tree, manifest=manifest, **parts)
 
 
 def with_rows_in_memory(bundle: Bundle) -> Bundle:
@@ -106,8 +106,8 @@ def manifest_of(ranking: Ranking, **parts: Any) -> SimpleNamespace:
 
 
 def one_tree(**parts: Any) -> Bundle:
-    """A bundle of these parts, no forest."""
-    bundle = SimpleNamespace(**parts)
+    """A bundle of these parts, no forest, with nothing that a bundle may lack."""
+    bundle = SimpleNamespace(**({"memory": None, "stacking": None, "shard": None} | parts))
     bundle.alone = (bundle,)
     return cast(Bundle, bundle)
 

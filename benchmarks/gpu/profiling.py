@@ -6,11 +6,13 @@ kernel, the rows say so, and the times of the parts, by CUDA events, are what is
 
 from __future__ import annotations
 
+import cProfile
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -72,8 +74,9 @@ def profile(
                 whole = milliseconds(call, 5)
                 with engine.running():
                     encoder = milliseconds(captured(cell.launch_encoder))
+                    waited = milliseconds(partial(cell.run, batch, False), 5)  # waits for the device each time
                 row = {"case": f"{case}: a call", "ok": True, "ms": round(whole, 4), "encoder_ms": round(encoder, 4)}
-                yield row | {"search_ms": round(ms, 4), "rest_ms": round(whole - encoder - ms, 4)}
+                yield row | {"search_ms": round(ms, 4), "run_ms": round(waited, 4), "host_us": host(call)}
                 yield _launches(f"{case}: its CUDA graph", searched)
                 yield _launches(f"{case}: one by one", partial(cell.launch_search, state_BLS))
                 yield _parts(case, cell, state_BLS)
@@ -90,6 +93,18 @@ def profile(
             run = cell_of_labels.graph.replay if cell_of_labels.graph is not None else partial(cell_of_labels.launch_search, None)
             yield _launches(f"{case}: its CUDA graph", run)
             yield _parts(case, cell_of_labels, None)
+
+
+def host(call: Callable[[], object]) -> dict[str, float]:
+    """Microseconds of a call in the dozen functions of the host that take most, by the profiler, which makes each a little longer."""
+    profiler = cProfile.Profile()
+    profiler.enable()
+    for _ in range(RUNS):
+        call()
+    profiler.disable()
+    most = sorted(profiler.getstats(), key=lambda entry: -entry.inlinetime)[:12]
+    names = [code if isinstance(code := entry.code, str) else f"{Path(code.co_filename).name}:{code.co_qualname}" for entry in most]
+    return {name: round(entry.inlinetime / RUNS * 1e6, 1) for name, entry in zip(names, most, strict=True)}
 
 
 # -- launches -------------------------------------------------------------------------------------------------------------
@@ -173,7 +188,7 @@ def _parts(case: str, cell: Cell[Any], state: Any) -> Row:
 
 def marking(cell: Cell[Any], marked: Callable[..., None], state: Any) -> None:
     """One search, every part of which goes through `marked`(its name, what it calls, with what)."""
-    inner = {name: getattr(cell, name) for name in ("begin", "score", "_select", "_order")}
+    inner = {name: getattr(cell, name) for name in ("begin", "score", "_select", "_count")}
     level = [cell.start]
 
     def score(*given: Any) -> None:
@@ -185,7 +200,7 @@ def marking(cell: Cell[Any], marked: Callable[..., None], state: Any) -> None:
             begin=lambda *given: marked("begin", inner["begin"], *given),
             score=score,
             _select=lambda *given: marked(f"select {level[0]}", inner["_select"], *given),
-            _order=lambda *given: marked("order", inner["_order"], *given),
+            _count=lambda *given: marked(f"count {level[0]}", inner["_count"], *given),
         )
         cell.launch_search(state)
     finally:

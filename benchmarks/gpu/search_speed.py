@@ -19,9 +19,9 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -46,12 +46,10 @@ VECTOR = 64
 Call = Callable[[QueryBatch, SearchParams], SearchResult]
 LARGEST = 24e9
 """Bytes of scores of a brute-force search that are still tried."""
+SAME = 0.97
+"""Least share of the answers of the same engine with another tuning: sums in float32 may be made in another order."""
 AGREED = 0.8
 """Least share of the answers of torch's search, whose activations are rounded to float16 in between."""
-TUNED: dict[str, tuple[int, ...]] = {
-    "tile": (16, 32), "tiles_per_program": (1, 2, 8), "busy_tiles": (512, 8192), "bits": (1, 4), "warps": (2, 8), "select_warps": (4, 16),
-}  # fmt: skip
-"""The sizes of `Tuning` that are tried one at a time."""
 
 
 def search(
@@ -115,7 +113,7 @@ def _case(
     share = agreement(found_BM, items_of(tree, by_torch.search(beam, m)))
     yield searched | {"ok": searched["ok"] and share >= AGREED, "as_torch": round(share, 4), "first_call_s": first_s}
     for name, call in calls.items():
-        yield row(name, partial(_itself, partial(call, queries, params)), 5)
+        yield row(name, partial(_itself, partial(call, queries, params)), 1 if name.startswith("onnx") else 5)
     if masks:
         masked = replace(params, mask_B=tuple(masks[b % len(masks)] for b in range(batch)))
         calls["triton-call"](queries, masked)
@@ -135,14 +133,21 @@ def _exhaustive(engine: TritonSearch, form: str, beam: int, queries: QueryBatch)
 
 
 def tune(
-    height: int, beams: Sequence[int], batches: Sequence[int], forms: Sequence[str] = ("mlp",), device: Literal["cuda", "cpu"] = "cuda"
+    height: int,
+    beams: Sequence[int],
+    batches: Sequence[int],
+    tried: Sequence[Mapping[str, Any]],
+    forms: Sequence[str] = ("mlp",),
+    device: Literal["cuda", "cpu"] = "cuda",
 ) -> Iterator[Row]:
-    """The search under other sizes of tiles and passes, one changed at a time; a row with the fastest of each case comes last."""
-    tried = [Tuning(), *(replace(Tuning(), **{name: value}) for name, values in TUNED.items() for value in values)]
-    rng = np.random.default_rng(1)
+    """The search under other sizes of tiles and passes; a row with the fastest of each case comes last.
+
+    tried  what each `Tuning` changes. `as_it_is`: the share of the answers of the unchanged one that it finds too
+    """
     fastest: dict[tuple[str, int, int], Row] = {}
-    for tuning, form in itertools.product(tried, forms):
-        changed = {name: value for name, value in asdict(tuning).items() if value != getattr(Tuning(), name)}
+    as_it_is: dict[tuple[str, int, int], NDArray[np.int64]] = {}
+    for changed, form in itertools.product([{}, *tried], forms):
+        tuning, rng = Tuning(**changed), np.random.default_rng(1)
         bundle = model_of(height, form)
         with closing(_engine(bundle, device, "float16", batches, tuning)) as engine:
             for batch, beam in itertools.product(batches, beams):
@@ -150,6 +155,12 @@ def tune(
                 queries = QueryBatch(bundle.manifest.query, rng.integers(0, bundle.tree.item_count, (batch, sum(PAPER_WINDOWS))))
                 row = _measured(engine, form, beam, batch, "triton", partial(_graph_of_search, engine, queries, beam, m))
                 row |= {"tuning": changed, "case": f"{row['case']}, {changed or 'as it is'}"}
+                if not row["ok"]:
+                    yield row
+                    continue
+                found_BM = Pipeline(bundle, engine).search(queries, SearchParams.uniform(batch, beam, m)).item_rows_BM
+                share = agreement(found_BM, as_it_is.setdefault((form, batch, beam), found_BM))
+                row |= {"ok": share >= SAME, "as_it_is": round(share, 5)}
                 yield row
                 if not row["ok"]:
                     continue

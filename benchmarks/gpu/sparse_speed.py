@@ -110,7 +110,7 @@ def model_of(levels: int = LEVELS, branching: int = BRANCHING) -> tuple[Bundle, 
         search=SearchDefaults(beam_size=10, m=M, max_beam_size=1000, max_m=1000),
     )
     trees = (TreeChunks(tree, chunks),)
-    return one_tree(tree=tree, manifest=manifest, memory=None, stacking=None, chunks=chunks, trees=trees), own_NF
+    return one_tree(tree=tree, manifest=manifest, chunks=chunks, trees=trees), own_NF
 
 
 def _key(parent: NDArray[Any], feature: NDArray[Any], child: NDArray[Any], features: int, branching: int) -> NDArray[np.int64]:

@@ -39,14 +39,19 @@ def _correctness(engine: str, function: str, given: Arguments, cases: int, tiny:
     return Stage(
         f"correctness-{engine}",
         f"benchmarks.gpu.correctness:{function}",
-        ({**given, "cases": cases}, 260),
-        ({**given, "cases": 6}, 75),
+        ({**given, "cases": cases}, 120),
+        ({**given, "cases": 6}, 60),
         ({**given, **tiny, "cases": 3, "device": "cpu"}, 180),
         group="correctness",
     )
 
 
 PRECISIONS = ("float32", "float16", "bfloat16")
+TRIED: tuple[Arguments, ...] = (
+    {"tile": 16}, {"tile": 128, "tiles_per_program": 8}, {"chosen": 0}, {"tile": 32}, {"count_tile": 8}, {"tiles_per_program": 8},
+    {"busy_tiles": 512}, {"counted": 1 << 26}, {"dependent": False}, {"counted": 0}, {"chosen": 256}, {"warps": 8},
+)  # fmt: skip
+"""What each trial changes of `Tuning`."""
 STAGES: tuple[Stage, ...] = (
     Stage(CARD, "benchmarks.gpu.timing:card", ({}, 45), ({}, 15), ({}, 45)),
     *(
@@ -58,7 +63,54 @@ STAGES: tuple[Stage, ...] = (
         for precision in PRECISIONS
     ),
     _correctness("onnx-cuda", "onnx_cuda", {}, 42, {}),
-    Stage("memory-accesses", "benchmarks.gpu.correctness:sanitized", ({"seconds": 240}, 260), group="correctness"),
+    Stage("memory-accesses", "benchmarks.gpu.correctness:sanitized", ({"seconds": 110}, 120), group="correctness"),
+    Stage(
+        "search-2^20",
+        "benchmarks.gpu.search_speed:search",
+        ({"height": 20, "beams": [50, 200, 400, 800], "batches": [1, 512, 64]}, 80),
+        ({"height": 20, "beams": [50, 200, 400], "batches": [1, 512], "masked": False}, 50),
+    ),
+    Stage(
+        "search-2^20-product",
+        "benchmarks.gpu.search_speed:search",
+        ({"height": 20, "beams": [50, 200, 400, 800], "batches": [1, 512], "form": "product"}, 60),
+    ),
+    Stage(
+        "sparse-2^20",
+        "benchmarks.gpu.sparse_speed:search",
+        ({"beams": [10, 50, 200], "batches": [1, 512], "precisions": ["float32", "float16"]}, 100),
+        ({"beams": [10, 50, 200], "batches": [1, 512], "precisions": ["float32"], "levels": 3}, 30),
+    ),
+    Stage(
+        "profile",
+        "benchmarks.gpu.profiling:profile",
+        ({"height": 20, "beams": [50, 400], "batches": [1, 512], "forms": ["mlp", "product"], "levels": 3, "branching": 32}, 50),
+        ({"height": 20, "beams": [50, 400], "batches": [1, 512], "forms": ["mlp"], "levels": 2, "branching": 32}, 30),
+    ),
+    Stage(
+        "service",
+        "benchmarks.gpu.gpu_service:serve",
+        ({"height": 20, "beam": 200, "seconds": 2, "concurrencies": [1, 16, 64, 256], "ready_s": 60}, 90),
+        ({"height": 16, "beam": 200, "seconds": 1, "concurrencies": [1, 64], "ready_s": 45}, 60),
+    ),
+    Stage(
+        "tune",
+        "benchmarks.gpu.search_speed:tune",
+        ({"height": 20, "beams": [50, 400], "batches": [1, 512], "tried": TRIED, "forms": ["mlp", "product"]}, 120),
+    ),
+    Stage(
+        "training",
+        "benchmarks.gpu.training_steps:training",
+        ({"items": 1_000_000, "users": 50_000, "batches": [100, 256], "beam": 200, "rounds": 5, "queries": 2000, "depth": 200}, 60),
+        ({"items": 100_000, "users": 5_000, "batches": [100], "beam": 200, "rounds": 2, "queries": 320, "depth": 200}, 30),
+    ),
+    Stage("search-2^16", "benchmarks.gpu.search_speed:search", ({"height": 16, "beams": [50, 400], "batches": [1, 512]}, 30)),
+    Stage("search-2^22", "benchmarks.gpu.search_speed:search", ({"height": 22, "beams": [50, 400], "batches": [1, 512]}, 50)),
+    Stage(
+        "search-2^26",
+        "benchmarks.gpu.search_speed:search",
+        ({"height": 26, "beams": [200], "batches": [1, 512], "peers": ["inner-product"], "masked": False}, 90),
+    ),
     Stage(
         "correctness-catalogue",
         "benchmarks.gpu.catalogue_checks:catalogues",
@@ -67,58 +119,11 @@ STAGES: tuple[Stage, ...] = (
         ({"cases": 3, "device": "cpu"}, 180),
         group="catalogue",
     ),
-    Stage(
-        "search-2^20",
-        "benchmarks.gpu.search_speed:search",
-        ({"height": 20, "beams": [50, 200, 400, 800], "batches": [1, 512, 64, 2048]}, 200),
-        ({"height": 20, "beams": [50, 200, 400], "batches": [1, 512], "masked": False}, 50),
-    ),
-    Stage(
-        "search-2^20-product",
-        "benchmarks.gpu.search_speed:search",
-        ({"height": 20, "beams": [50, 200, 400, 800], "batches": [1, 512], "form": "product"}, 110),
-    ),
-    Stage(
-        "sparse-2^20",
-        "benchmarks.gpu.sparse_speed:search",
-        ({"beams": [10, 50, 200], "batches": [1, 512], "precisions": ["float32", "float16"]}, 170),
-        ({"beams": [10, 50, 200], "batches": [1, 512], "precisions": ["float32"], "levels": 3}, 30),
-    ),
-    Stage(
-        "profile",
-        "benchmarks.gpu.profiling:profile",
-        ({"height": 20, "beams": [50, 400], "batches": [1, 512], "forms": ["mlp", "product"], "levels": 3, "branching": 32}, 80),
-        ({"height": 20, "beams": [200], "batches": [1], "forms": ["mlp"], "levels": 2, "branching": 32}, 30),
-    ),
-    Stage(
-        "service",
-        "benchmarks.gpu.gpu_service:serve",
-        ({"height": 20, "beam": 200, "seconds": 4, "concurrencies": [1, 16, 64, 256], "ready_s": 110}, 170),
-        ({"height": 16, "beam": 200, "seconds": 1, "concurrencies": [1, 64], "ready_s": 45}, 60),
-    ),
-    Stage(
-        "training",
-        "benchmarks.gpu.training_steps:training",
-        ({"items": 1_000_000, "users": 50_000, "batches": [100, 256], "beam": 200, "rounds": 5, "queries": 2000, "depth": 200}, 140),
-        ({"items": 100_000, "users": 5_000, "batches": [100], "beam": 200, "rounds": 2, "queries": 320, "depth": 200}, 30),
-    ),
-    Stage("search-2^16", "benchmarks.gpu.search_speed:search", ({"height": 16, "beams": [50, 200, 400, 800], "batches": [1, 512]}, 80)),
-    Stage("search-2^22", "benchmarks.gpu.search_speed:search", ({"height": 22, "beams": [50, 200, 400, 800], "batches": [1, 512]}, 130)),
-    Stage(
-        "search-2^26",
-        "benchmarks.gpu.search_speed:search",
-        ({"height": 26, "beams": [200], "batches": [1, 512], "peers": ["inner-product"], "masked": False}, 120),
-    ),
-    Stage(
-        "tune",
-        "benchmarks.gpu.search_speed:tune",
-        ({"height": 20, "beams": [50, 400], "batches": [1, 512], "forms": ["mlp", "product"]}, 150),
-    ),
     *(
         Stage(
             f"search-2^20-{precision}",
             "benchmarks.gpu.search_speed:search",
-            ({"height": 20, "beams": [50, 400], "batches": [1, 512], "precision": precision, "peers": [], "masked": False}, 35),
+            ({"height": 20, "beams": [50, 400], "batches": [1, 512], "precision": precision, "peers": [], "masked": False}, 25),
         )
         for precision in ("float32", "bfloat16")
     ),

@@ -77,7 +77,7 @@ class Encoder:
             return EncodedQueries(queries, None)
         first_B = [1] * len(queries)
         if not every_level and self._bundle.manifest.ranking.gamma == 0:
-            first_B = [self._tree.start_level(size) for size in beam_size_B.tolist()]
+            first_B = self._tree.start_levels(beam_size_B).tolist()
         if overlay is None or not isinstance(queries.kind, HistoryKind):
             return EncodedQueries(queries, None if self._whole is None else self._whole.states(queries.array, first_B))
         frozen_B = None if mask_B is None else np.array([mask is not None and mask.live_R is None for mask in mask_B])

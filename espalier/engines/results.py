@@ -94,7 +94,7 @@ def _stacked(arrays: Sequence[Array], filler: float) -> Array:
 
 def from_start_level(tree: Tree, beam_size_B: NDArray[np.int64], levels: Sequence[LevelTrace]) -> tuple[LevelTrace, ...]:
     """The levels of a trace, the same on every engine: from each query's start level to H. A level above a query's is empty for it."""
-    start_B = np.array([tree.start_level(size) for size in beam_size_B.tolist()], np.int64)
+    start_B = tree.start_levels(beam_size_B)
     return tuple(_without(level, start_B > level.level) for level in levels if np.any(start_B <= level.level))
 
 

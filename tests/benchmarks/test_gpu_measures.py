@@ -86,7 +86,8 @@ def test_a_profile_says_what_a_search_needs_and_where_nothing_can_be_traced_says
     of_graph = rows["against the card"]
     assert of_graph["mflop"] == pytest.approx(3 * 4 * 2 * (24 * 128 + 128 * 64 + 64 * 24 + 24) / 1e6, rel=1e-3)
     assert of_graph["share_of_tflops"] == pytest.approx(of_graph["mflop"] * 1e6 / 2e-3 / 0.5e12, rel=1e-3)
-    assert (rows["a call"]["search_ms"], rows["a call"]["rest_ms"]) == (2, -2)
+    assert (rows["a call"]["search_ms"], rows["a call"]["run_ms"]) == (2, 2)
+    assert rows["a call"]["host_us"]
     for case in ("its CUDA graph", "one by one"):
         assert (rows[case]["ok"], rows[case]["note"]) == (None, "not profiled: the profiler saw no kernel")
     assert rows["parts"]["note"] == "needs CUDA events"

@@ -28,9 +28,9 @@ class Recorder:
         self._kernel, self._launches = kernel, launches
 
     def __getitem__(self, grid: Any) -> Any:
-        def launch(*arguments: Any, num_warps: int = 4) -> None:
+        def launch(*arguments: Any, num_warps: int = 4, **named: Any) -> None:
             function = self._kernel.fn
-            types, constants = {}, {}
+            types, constants = {}, dict(named)
             for name, argument in zip(function.__code__.co_varnames, arguments, strict=False):
                 if "constexpr" in str(function.__annotations__.get(name)):
                     constants[name] = argument
@@ -39,7 +39,7 @@ class Recorder:
             entry = {"module": function.__module__, "kernel": function.__name__, "types": types, "constants": constants, "warps": num_warps}
             if entry not in self._launches:
                 self._launches.append(entry)
-            self._kernel[grid](*arguments)
+            self._kernel[grid](*arguments, **named)
 
         return launch
 

@@ -120,7 +120,8 @@ GRAPHS = Family(
     "triton", graph_engine, TritonSearch, "compiled-cpu", make_bundle, shapes, draw,
     FixedShapes(batches=(2, 4), m_sizes=(8, 64), excluded=16),
     st.builds(
-        Tuning, tile=st.just(16), bits=st.sampled_from([1, 2, 4]), whole=st.sampled_from([128, 4096]), busy_tiles=st.sampled_from([1, 2048])
+        Tuning, tile=st.just(16), whole=st.sampled_from([128, 4096]),
+        busy_tiles=st.sampled_from([1, 2048]), counted=st.sampled_from([0, 300, 1 << 24]), chosen=st.sampled_from([0, 8, 128]),
     ),
 )  # fmt: skip
 LINEAR = Family(
@@ -131,7 +132,8 @@ LINEAR = Family(
         width=st.sampled_from([1, 20, 90]),
         batch=st.integers(1, 3),
     ),
-    draw_small, FixedShapes(batches=(1, 3), m_sizes=(8, 64), excluded=16), st.builds(Tuning, whole=st.sampled_from([64, 4096])),
+    draw_small, FixedShapes(batches=(1, 3), m_sizes=(8, 64), excluded=16),
+    st.builds(Tuning, whole=st.sampled_from([64, 4096]), counted=st.sampled_from([0, 1 << 24])),
 )  # fmt: skip
 each_family = pytest.mark.parametrize("family", [GRAPHS, LINEAR], ids=lambda family: family.engine)
 
@@ -385,10 +387,9 @@ def test_a_bundle_that_does_not_fit_is_refused_with_figures(tmp_path: Path) -> N
     assert abs(on_device - wide) < 100  # small change
 
 
-@pytest.mark.parametrize("sizes", [{"bits": 3}, {"whole": 1 << 16}])
-def test_sizes_that_would_change_answers_are_refused(sizes: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="expected 1, 2 or 4"):
-        Tuning(**sizes)
+def test_a_size_that_would_change_answers_is_refused() -> None:
+    with pytest.raises(ValueError, match="whole 65536: expected 1 to 32768"):
+        Tuning(whole=1 << 16)
 
 
 # -- numbers at their ends --------------------------------------------------------------------------------------------------
@@ -486,7 +487,7 @@ def test_every_weight_is_found_in_its_tile_and_none_besides(seed: int, branching
                     mine = range(row + first_key[unit + bucket], row + first_key[unit + bucket + 1])
                     assert len(mine) <= longest
                     for at in mine:
-                        assert bucket_of(int(keys[at]), buckets) == bucket
+                        assert bucket_of.py_func(int(keys[at]), buckets) == bucket
                         bits = int(places[at, 0]) % 2**32
                         children = [c for c in range(TILE) if bits >> c & 1]
                         begin = weight + places[at, 1]
@@ -507,7 +508,7 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path, monkeypatch: pytest.Monke
     launches: list[dict[str, Any]] = []
     for module, names in (
         (graph_engine, ("history_nodes_kernel", "rank_level_kernel", "score_children_kernel", "score_levels_kernel")),
-        (cells, ("order_kernel", "select_kernel")),
+        (cells, ("count_kernel", "select_kernel")),
         (linear_engine, ("score_chunks_kernel", "score_level_kernel")),
         (sys.modules["espalier.engines.triton.kernels.matmul"], ("matmul_kernel",)),
     ):
@@ -524,21 +525,22 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path, monkeypatch: pytest.Monke
         bundle = trained_kind(tmp_path, kind, hidden, rng, name=f"m{place}")
         memory = random_memory(rng, bundle.tree.item_count, 3, False)
         remembering = write_bundle(bundle.path.with_name("2"), draft_of(bundle), content_of(bundle, memory=memory))
-        for each, precision in itertools.product((bundle, remembering), precisions):
-            searched(each, TritonSearch, precision)
+        for each, precision, counted in itertools.product((bundle, remembering), precisions, (0, 1 << 24)):
+            searched(each, TritonSearch, precision, tuning=Tuning(counted=counted))
     searched(make_bundle(tmp_path, rng, random_tree(rng, 4, 3, empty_share=0.2), own="log_activation", gamma=1.0), TritonSearch)
     wide = make_bundle(tmp_path, rng, complete_tree(rng.permutation(32), 32), name="wide")
-    searched(wide, TritonSearch, tuning=Tuning(whole=16, busy_tiles=1, bits=1))
+    searched(wide, TritonSearch, tuning=Tuning(whole=16, busy_tiles=1, counted=0))
     launches += [json.loads(json.dumps(launch).replace('"*fp16"', '"*bf16"')) for launch in launches]
+    launches[:] = [json.loads(json.dumps(launch).replace('"DEPENDENT": false', '"DEPENDENT": true')) for launch in launches]
     # One launch of each kernel with each type of arguments and scorer: the others differ in sizes.
     distinct = {}
     for launch in launches:
-        options = ("S0", "UNIFORM", "GATHERED", "LOG_ACTIVATION", "WHOLE", "BITS", "TILES", "MEMORY")
+        options = ("S0", "UNIFORM", "GATHERED", "LOG_ACTIVATION", "WHOLE", "ITEMS", "BEFORE", "MEMORY")
         form = {name: value for name, value in launch["constants"].items() if name in options}
         distinct[launch["kernel"], str(form), str(launch["types"])] = launch
     assert {kernel for kernel, _, _ in distinct} >= {"select_kernel", "matmul_kernel", "rank_level_kernel", "history_nodes_kernel"}
     with_memory, without = ({kernel for kernel, form, _ in distinct if f"'MEMORY': {has}" in form} for has in (True, False))
-    assert with_memory & without == {"score_children_kernel", "select_kernel", "order_kernel"}
+    assert with_memory & without == {"score_children_kernel", "select_kernel", "count_kernel"}
     linear_cases: list[tuple[int, bool, Ranking, Precision, int]] = [
         (2, True, Ranking(own="log_activation", gamma=1), "float32", 2),
         (40, True, L3_HINGE, "float32", 40),

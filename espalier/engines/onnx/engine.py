@@ -112,7 +112,7 @@ class OnnxSearch(TreeSearch):
     def _searched(self, query: TreeQuery, members: range, finite_B: NDArray[np.bool_]) -> list[list[_Level]]:
         """The levels of some queries that are scored together."""
         tree, gamma, (eligible,) = self._tree, self._ranking.gamma, query.eligible_T
-        starts = [tree.start_level(int(query.beam_size_B[b])) for b in members]
+        starts = tree.start_levels(query.beam_size_B[members]).tolist()
         first = 1 if gamma > 0 or query.trace else min(starts)
         whole = np.arange(tree.level(first - 1).start, tree.level(first - 1).stop)
         paths = [[_Level(whole, zeros := np.zeros(len(whole), np.float32), zeros, np.arange(len(whole)))] for _ in members]

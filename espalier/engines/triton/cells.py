@@ -13,7 +13,8 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from functools import cached_property
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from espalier.engines.stages import Frontier, TreeQuery
-from espalier.engines.triton.kernels.select import order_kernel, select_kernel
+from espalier.engines.triton.kernels.select import count_kernel, select_kernel
 from espalier.masks.eligibility import NO_NODE, ExcludedNodes
 from espalier.search import NO_ITEM, LevelTrace
 from espalier.tree import Tree
@@ -39,11 +40,14 @@ State = TypeVar("State")
 class Tuning:
     """Sizes that change how fast a search is, and nothing else.
 
-    bits          of a threshold that one pass of the selection finds
-    whole         candidates that the selection keeps in registers; more are read again in each pass
-    warps         of a program that scores · select_warps, of one that selects
-    tile          of `triton`: candidates that one program scores at a time; None: 16 for an MLP in float32, which would spill registers,
-                  else 32
+    chosen        of `triton`: most candidates of which the next level's kernel chooses the beam itself, each program for itself
+    counted       most queries · candidates² that are selected by counting, in parallel; above, one program a query
+    count_tile    candidates of a program that counts
+    dependent     kernels start while the one before them ends; None: on GPUs that know it
+    whole         candidates that a selection keeps in registers; more are read again in each pass
+    warps         of a program that scores
+    tile          of `triton`: candidates that one program scores at a time; None: of an MLP 64, as many as a Hopper GPU's matrix units
+                  take, in float32 16, for want of registers; else 32
     busy_tiles    of `triton`: tiles of a level of a call from which on one program scores several, up to tiles_per_program
 
     Raises ValueError for sizes that would change more than the speed.
@@ -51,15 +55,17 @@ class Tuning:
 
     tile: int | None = None
     busy_tiles: int = 2048
-    tiles_per_program: int = 4
-    bits: int = 2
-    whole: int = 4096
+    tiles_per_program: int = 16
+    chosen: int = 128
+    counted: int = 1 << 24
+    count_tile: int = 16
+    dependent: bool | None = None
+    whole: int = 1 << 13
     warps: int = 4
-    select_warps: int = 8
 
     def __post_init__(self) -> None:
-        if self.bits not in (1, 2, 4) or not 1 <= self.whole <= 1 << 15:
-            raise ValueError(f"bits {self.bits}, whole {self.whole}: expected 1, 2 or 4, and 1 to {1 << 15}")
+        if not 1 <= self.whole <= 1 << 15:
+            raise ValueError(f"whole {self.whole}: expected 1 to {1 << 15}")
 
 
 @dataclass(frozen=True)
@@ -139,6 +145,14 @@ class CellContext:
     tuning: Tuning
     tables: Tables
     pool: Any
+
+    @cached_property
+    def launched(self) -> dict[str, bool]:
+        """What every launch of a search is given beside the kernel's own arguments: see `kernels.dependency`."""
+        early = self.tuning.dependent
+        if early is None:
+            early = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (9, 0)
+        return {"DEPENDENT": early} | ({"launch_pdl": True} if early else {})
 
 
 @dataclass
@@ -235,7 +249,9 @@ class Cell(ABC, Generic[State]):
         self._host_excluded = torch.zeros(batch * context.shapes.excluded, dtype=torch.int32, pin_memory=pinned)
         self.excluded = torch.zeros(batch * context.shapes.excluded, dtype=torch.int32, device=device)
         above = tree.level(self.start - 1)
-        self.above = torch.arange(above.start, above.stop, dtype=torch.int32, device=device)
+        self._above = Beam(batch, self.stride, device, self.memory)
+        self._above.nodes[:, : self.slots[0]] = torch.arange(above.start, above.stop, dtype=torch.int32, device=device)
+        self._above.ranks.zero_()
         self._found = torch.full((batch, wanted), NO_ITEM, dtype=torch.int32, device=device)
         self._found_ranks = torch.full((batch, wanted), -torch.inf, dtype=torch.float32, device=device)
         self._found_keys = self._found_ranks.clone() if self.memory else self._found_ranks
@@ -248,6 +264,9 @@ class Cell(ABC, Generic[State]):
         self._frontier = [torch.empty((batch, width if parts.frontier else 0), dtype=dtype, device=device) for width, dtype in widths]
         self._frontier_back = [torch.empty(part.shape, dtype=part.dtype, pin_memory=pinned) for part in self._frontier]
         self.graph: torch.cuda.CUDAGraph | None = None
+
+    chooses = False
+    """Whether `score` can choose the beam itself."""
 
     @abstractmethod
     def fill_queries(self, query: TreeQuery) -> None:
@@ -263,11 +282,14 @@ class Cell(ABC, Generic[State]):
 
     @abstractmethod
     def begin(self, state: State, beam: Beam) -> None:
-        """All nodes of the level above the start, with their ranks where children inherit them."""
+        """The ranks of all nodes of the level above the start, which is the beam, where children inherit them."""
 
     @abstractmethod
-    def score(self, level: int, slots: int, beam: Beam, found: Beam, state: State) -> None:
-        """The children on `level` of the nodes in the first `slots` of a beam, with their ranks."""
+    def score(self, level: int, slots: int, beam: Beam, found: Beam, state: State, before: int) -> None:
+        """The children on `level` of the nodes in the first `slots` of a beam, with their ranks.
+
+        before  0, or where `chooses`: the first `before` of the beam are candidates, of which the best are chosen first
+        """
 
     def fill(self, query: TreeQuery, addresses_B: NDArray[np.int64], excluded: ExcludedLists) -> None:
         """Put a call into the buffers. Rows past its queries get a beam of 0, which ends their search where it begins.
@@ -348,14 +370,18 @@ class Cell(ABC, Generic[State]):
     def launch_search(self, state: State, trace: list[LevelTrace] | None = None, count: int = 0) -> None:
         """The levels from the start to the leaves, and the order of what was found."""
         tree, device = self.context.tree, self.context.device
-        beams = [Beam(self.batch, self.stride, device, self.memory) for _ in range(2)]
-        found = Beam(self.batch, self.candidates, device, self.memory)
-        self.begin(state, beams[0])
+        beam, free = self._above, [Beam(self.batch, self.stride, device, self.memory) for _ in range(2)]
+        found, other = (Beam(self.batch, self.candidates, device, self.memory) for _ in range(2))
+        # Of candidates in another order than that of the nodes, none can be selected later: it leaves ties to their order.
+        in_order = trace is not None or self._parts.frontier or self.batch * self.candidates**2 > self.context.tuning.counted
+        before = 0
+        self.begin(state, beam)
         for place, level in enumerate(range(self.start, tree.height + 1)):
             candidates = self.slots[place] * tree.max_children[level - 1]
             if level == tree.height and self._parts.frontier:
-                self._keep_frontier(beams[0], state)
-            self.score(level, self.slots[place], beams[0], found, state)
+                self._keep_frontier(beam, state)
+            self.score(level, self.slots[place], beam, found, state, before)
+            before = 0
             if level == tree.height and self._every_leaf:
                 self._found.copy_(self._items(found.nodes[:, : self._wanted]))
                 self._found_ranks.copy_(found.ranks[:, : self._wanted])
@@ -363,13 +389,23 @@ class Cell(ABC, Generic[State]):
                     nodes, ranks, keys = found.part(count, candidates)
                     trace.append(LevelTrace(level, nodes, ranks, nodes, ranks, keys, keys))
                 return
-            self._select(found, candidates, beams[1], self.slots[place + 1], "beam_size" if level < tree.height else "m")
-            beams.reverse()
+            slots, last = self.slots[place + 1], level == tree.height
+            if self.chooses and not in_order and not last and candidates <= self.context.tuning.chosen:
+                beam, found, other, before = found, other, found, candidates
+                continue
+            if in_order:
+                self._select(found, candidates, free[0], slots, last)
+            else:
+                self._count(found, candidates, free[0], slots, last)
+                if last:
+                    return
+            beam = free[0]
+            free.reverse()
             if trace is not None:
-                kept, kept_ranks, kept_keys = beams[0].part(count, self.slots[place + 1])
+                kept, kept_ranks, kept_keys = beam.part(count, slots)
                 nodes, ranks, keys = found.part(count, candidates)
                 trace.append(LevelTrace(level, kept, kept_ranks, nodes, ranks, kept_keys, keys))
-        self._order(beams[0])
+        self._count(beam, self.slots[-1], beam, self.slots[-1], True)
 
     def _items(self, leaves: Tensor) -> Tensor:
         """Int32, same shape: the item rows of leaves, NO_ITEM where there is none."""
@@ -383,22 +419,26 @@ class Cell(ABC, Generic[State]):
         if states.shape[1]:
             states.copy_(self.leaf_states(state))
 
-    def _select(self, found: Beam, candidates: int, beam: Beam, slots: int, size: Literal["beam_size", "m"]) -> None:
+    def _count(self, found: Beam, candidates: int, beam: Beam, slots: int, last: bool) -> None:
+        """The best of the candidates, best first: into the beam, or the items of leaves into what was found."""
+        tables, tree, tuning = self.context.tables, self.context.tree, self.context.tuning
+        nodes, ranks, keys = (self._found, self._found_ranks, self._found_keys) if last else (beam.nodes, beam.ranks, beam.keys)
+        width = min(triton.next_power_of_2(candidates), 1024)
+        count_kernel[(triton.cdiv(candidates, tuning.count_tile), self.batch)](
+            found.nodes, found.ranks, found.keys, found.nodes.shape[1], candidates, self.inputs["m" if last else "beam_size"],
+            nodes, ranks, keys, self._wanted if last else self.stride, slots, tables.leaf_item, tree.leaf_offset,
+            tuning.count_tile, width, last, self.memory, num_warps=8 if width > 256 else 4, **self.context.launched,
+        )  # fmt: skip
+
+    def _select(self, found: Beam, candidates: int, beam: Beam, slots: int, last: bool) -> None:
+        """The best of the candidates, in their order."""
         tuning = self.context.tuning
         width = min(triton.next_power_of_2(candidates), tuning.whole)
         select_kernel[(self.batch,)](
-            found.nodes, found.ranks, found.keys, self.candidates, candidates, self.inputs[size],
+            found.nodes, found.ranks, found.keys, self.candidates, candidates, self.inputs["m" if last else "beam_size"],
             beam.nodes, beam.ranks, beam.keys, self.stride, slots,
-            width, candidates <= width, tuning.bits, min(triton.next_power_of_2(slots), 1024), self.memory,
-            num_warps=tuning.select_warps,
-        )  # fmt: skip
-
-    def _order(self, beam: Beam) -> None:
-        tables, tree, tile = self.context.tables, self.context.tree, 64
-        wanted = self.slots[-1]
-        order_kernel[(triton.cdiv(wanted, tile), self.batch)](
-            beam.nodes, beam.ranks, beam.keys, self.stride, tables.leaf_item, tree.leaf_offset,
-            self._found, self._found_ranks, self._found_keys, wanted, self._wanted, tile, self.memory,
+            width, candidates <= width, min(triton.next_power_of_2(slots), 1024), self.memory,
+            num_warps=min(16, max(1, width // 1024)), **self.context.launched,  # a warp waits for no other
         )  # fmt: skip
 
 

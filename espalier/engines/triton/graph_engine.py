@@ -69,7 +69,7 @@ class TritonSearch(GpuSearch["GraphCell"]):
             self.scorer = _Scorer(weights, bundle.graph_scorer.node_dim, DTYPES[precision], self.device)
             self.node_rows_ND = self._node_rows(DTYPES[precision])
             (self.context,) = self.cell_contexts()
-        self.tile = self.tuning.tile or (16 if weights.layers and precision == "float32" else 32)
+        self.tile = self.tuning.tile or (32 if not weights.layers else 16 if precision == "float32" else 64)
 
     def new_cell(self, batch: int, bucket: int, wanted: int, parts: CellParts, place: int) -> GraphCell:
         return GraphCell(self, batch, bucket, wanted, parts)
@@ -102,6 +102,7 @@ class _Scorer:
         self.widths = [_padded(len(layer.bias)) for layer in weights.layers] + [0] * (4 - len(weights.layers))
         self.row_width = triton.next_power_of_2(node_dim) if not weights.layers else _padded(node_dim)
         self.state_width = self.widths[0]
+        self.convex = all(bool((layer.slope <= 1).all()) for layer in weights.layers)
         matrices, vectors, before = [], [], self.row_width
         for layer, width in zip(weights.layers, self.widths, strict=False):
             matrix = np.zeros((before, width), np.float32)
@@ -125,6 +126,8 @@ def _encoder(query: onnx.ModelProto, bundle: Bundle, device: torch.device) -> To
 
 class GraphCell(Cell[Tensor]):
     """A cell of queries that an encoder makes states of, unless they bring them: float32[B, levels from `first` on or 1, S]."""
+
+    chooses = True
 
     def __init__(self, engine: TritonSearch, batch: int, bucket: int, wanted: int, parts: CellParts) -> None:
         bundle, kind, scorer, tree = engine.bundle, engine.bundle.graph_kind, engine.bundle.graph_scorer, engine.bundle.tree
@@ -180,25 +183,24 @@ class GraphCell(Cell[Tensor]):
         return state[:, -1, : self._engine.bundle.graph_scorer.state_dim]
 
     def begin(self, state: Tensor, beam: Beam) -> None:
-        """All nodes of the level above the start, with their ranks where children inherit them."""
+        """See `Cell.begin`."""
         engine = self._engine
-        beam.nodes[:, : self.slots[0]] = self.above
         if self._top is None:
-            beam.ranks.zero_()
             return
         top, scorer, tile = self._top, engine.scorer, engine.tile
         own = torch.empty((self.batch, top.nodes), dtype=torch.float32, device=engine.device)
         score_levels_kernel[(len(top.tiles), self.batch)](
             top.tiles, engine.node_rows_ND, state, state.stride(0), state.shape[2], state.shape[1],
             scorer.weights, scorer.vectors, engine.node_rows_ND.shape[1], self.finite, own, top.nodes,
-            tile, scorer.row_width, *scorer.widths, self._log_activation, num_warps=engine.tuning.warps,
+            tile, scorer.row_width, *scorer.widths, scorer.convex, self._log_activation,
+            num_warps=engine.tuning.warps, **self.context.launched,
         )  # fmt: skip
         levels, width = top.ancestors.shape
         rank_level_kernel[(triton.cdiv(width, 128), self.batch)](
-            own, top.nodes, top.ancestors, levels, width, beam.ranks, self.stride, self.context.gamma, 128
+            own, top.nodes, top.ancestors, levels, width, beam.ranks, self.stride, self.context.gamma, 128, **self.context.launched
         )
 
-    def score(self, level: int, slots: int, beam: Beam, found: Beam, state: Tensor) -> None:
+    def score(self, level: int, slots: int, beam: Beam, found: Beam, state: Tensor, before: int) -> None:
         engine, tree = self._engine, self.context.tree
         scorer, tuning = engine.scorer, engine.tuning
         children = tree.max_children[level - 1]
@@ -206,16 +208,17 @@ class GraphCell(Cell[Tensor]):
         several = tuning.tiles_per_program if tiles * self.batch >= tuning.busy_tiles else 1
         place = 0 if state.shape[1] == 1 else level - self._first
         score_children_kernel[(triton.cdiv(tiles, several), self.batch)](
-            beam.nodes, beam.ranks, slots, self.stride, self.context.tables.first_child,
-            tree.level(level - 1).start, tree.level(level).start,
+            beam.nodes, beam.ranks, beam.keys, slots, beam.nodes.shape[1], before, self.inputs["beam_size"],
+            self.context.tables.first_child, tree.level(level - 1).start, tree.level(level).start,
             self.inputs["masks"], self.excluded, self.inputs["excluded_from"], self.inputs["excluded_count"],
             engine.shapes.excluded.bit_length(),
             engine.node_rows_ND, state, state.stride(0), place * state.shape[2],
             scorer.weights, scorer.vectors, engine.node_rows_ND.shape[1], self.context.gamma, self.finite,
             self.inputs["memory" if self.memory else "masks"], self.context.memory_weight or 0.0,
-            found.nodes, found.ranks, found.keys, self.candidates, slots * children,
-            children, tree.is_uniform(level - 1), engine.tile, several,
-            scorer.row_width, *scorer.widths, self._log_activation, self.memory, num_warps=tuning.warps,
+            found.nodes, found.ranks, found.keys, self.candidates, slots * children, several,
+            children, tree.is_uniform(level - 1), engine.tile,
+            scorer.row_width, *scorer.widths, scorer.convex, self._log_activation, self.memory,
+            BEFORE=triton.next_power_of_2(before) if before else 0, num_warps=tuning.warps, **self.context.launched,
         )  # fmt: skip
 
 

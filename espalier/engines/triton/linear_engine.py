@@ -149,9 +149,7 @@ class FeatureCell(Cell[None]):
 
     def begin(self, state: None, beam: Beam) -> None:
         tree, gamma = self.context.tree, self.context.gamma
-        beam.nodes[:, : self.slots[0]] = self.above
         if gamma == 0 or self.start == 1:
-            beam.ranks.zero_()
             return
         above = torch.zeros((self.batch, 1), dtype=torch.float32, device=self.context.device)
         for level in range(1, self.start):
@@ -161,17 +159,18 @@ class FeatureCell(Cell[None]):
             score_level_kernel[(tree.level_size(level - 1) * self._tiles.per_node[level - 1], self.batch)](
                 above, above.shape[1], *self._places(level), self.inputs["features"], self.inputs["values"], self.inputs["count"],
                 *self._tiles.of_level(level - 1), gamma, ranks, ranks.shape[1], *self._constants(level),
-                num_warps=self.context.tuning.warps,
+                num_warps=self.context.tuning.warps, **self.context.launched,
             )  # fmt: skip
             above = ranks
 
-    def score(self, level: int, slots: int, beam: Beam, found: Beam, state: None) -> None:
+    def score(self, level: int, slots: int, beam: Beam, found: Beam, state: None, before: int) -> None:
         inputs = self.inputs
         score_chunks_kernel[(slots * self._tiles.per_node[level - 1], self.batch)](
             beam.nodes, beam.ranks, self.stride, *self._places(level),
             inputs["masks"], self.excluded, inputs["excluded_from"], inputs["excluded_count"], self.context.shapes.excluded.bit_length(),
             inputs["features"], inputs["values"], inputs["count"], *self._tiles.of_level(level - 1), self.context.gamma,
-            found.nodes, found.ranks, self.candidates, *self._constants(level), num_warps=self.context.tuning.warps,
+            found.nodes, found.ranks, self.candidates, *self._constants(level),
+            num_warps=self.context.tuning.warps, **self.context.launched,
         )  # fmt: skip
 
     def _places(self, level: int) -> tuple[Tensor, int, int, int, int]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from espalier.engines.triton.kernels.dependency import begin_after
 from espalier.engines.triton.kernels.eligible import is_eligible
 from espalier.engines.triton.kernels.numbers import is_finite, log_sigmoid
+from espalier.engines.triton.kernels.select import standing_of
 
 
 @triton.jit
@@ -35,23 +37,52 @@ def memory_of(node, there, memory_3):
 
 
 MINUS_INF = tl.constexpr(float("-inf"))
-NAN = tl.constexpr(float("nan"))
 
 
 @triton.jit
-def _active(sums, vectors, width: tl.constexpr):
-    """max(x, 0) + slope · min(x, 0) by column; the slopes come after the layer's biases."""
-    slope = tl.load(vectors + width + tl.arange(0, width))
-    return tl.where(sums >= 0, sums, sums * slope[None, :])
+def _matrix(weights, before: tl.constexpr, width: tl.constexpr):
+    return tl.load(weights + tl.arange(0, before)[:, None] * width + tl.arange(0, width)[None, :])
 
 
 @triton.jit
-def _dense(x, weights, vectors, before: tl.constexpr, width: tl.constexpr):
-    """One hidden layer, float32 sums of products in the weights' precision."""
-    row, column = tl.arange(0, before), tl.arange(0, width)
-    weight = tl.load(weights + row[:, None] * width + column[None, :])
-    sums = tl.dot(x.to(weight.dtype), weight, input_precision="tf32x3") + tl.load(vectors + column)[None, :]
-    return _active(sums, vectors, width)
+def matrices_of(weights, D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, S3: tl.constexpr):
+    """The layers' matrices, end to end at `weights`; 0 in place of those that are not there. A program reads them once."""
+    w0 = 0
+    w1 = 0
+    w2 = 0
+    w3 = 0
+    if S0 > 0:
+        w0 = _matrix(weights, D_PAD, S0)
+    if S1 > 0:
+        w1 = _matrix(weights + D_PAD * S0, S0, S1)
+    if S2 > 0:
+        w2 = _matrix(weights + D_PAD * S0 + S0 * S1, S1, S2)
+    if S3 > 0:
+        w3 = _matrix(weights + D_PAD * S0 + S0 * S1 + S1 * S2, S2, S3)
+    return w0, w1, w2, w3
+
+
+@triton.jit
+def _layer(x, weight, biases, vectors, width: tl.constexpr, last: tl.constexpr, CONVEX: tl.constexpr):
+    """One hidden layer: float32 sums of products in the weights' precision, below 0 times a slope; in float32 too where it is the last one.
+
+    vectors  the layer's biases, with what is added to the sums in `biases`, and then its slopes
+    """
+    sums = tl.dot(x, weight, input_precision="tf32x3") + biases[None, :]
+    slopes = tl.load(vectors + width + tl.arange(0, width))[None, :]
+    if not last:
+        sums = sums.to(weight.dtype)
+        slopes = slopes.to(weight.dtype)
+    if CONVEX:
+        active = tl.maximum(sums, sums * slopes).to(sums.dtype)
+    else:
+        active = tl.where(sums >= 0, sums, sums * slopes)
+    return active
+
+
+@triton.jit
+def _dense(x, weight, vectors, width: tl.constexpr, last: tl.constexpr, CONVEX: tl.constexpr):
+    return _layer(x, weight, tl.load(vectors + tl.arange(0, width)), vectors, width, last, CONVEX)
 
 
 @triton.jit
@@ -61,71 +92,71 @@ def _out(x, vectors, width: tl.constexpr):
 
 @triton.jit
 def own_of(
-    node, there, rows_ND, state_S, weights, vectors, D, finite_1,
-    D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, S3: tl.constexpr, LOG_ACTIVATION: tl.constexpr,
+    node, there, rows_ND, state_S, matrices, vectors, D: tl.constexpr, finite_1,
+    D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, S3: tl.constexpr, CONVEX: tl.constexpr,
+    LOG_ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """float32[tile]: what nodes (int32[tile]) add to their ranks, 0-padding where not `there`, NaN where a logit is not finite.
 
     S0 = 0     an inner product of the node row with the state, float32[D]
     S0 … S3    padded widths of the hidden layers (0 = there is none) of an MLP whose first layer's sums the state, float32[S0], is added to
+    CONVEX     no slope is above 1, so that max(x, slope · x) is what a layer makes of x
     finite_1   float32[1], out: 0 where the logit of some node is not finite, else left as it is
-    weights    the layers' matrices end to end · vectors: each layer's biases and slopes, then the output's weights and bias
+    matrices   see `matrices_of` · vectors: each layer's biases and slopes, then the output's weights and bias
     """
     d = tl.arange(0, D_PAD)
     inside = there[:, None] & (d < D)[None, :]
     x = tl.load(rows_ND + node[:, None].to(tl.int64) * D + d[None, :], mask=inside, other=0.0)
+    w0, w1, w2, w3 = matrices
     if S0 == 0:
         state = tl.load(state_S + d, mask=d < D, other=0.0)
         logit = tl.sum(x.to(tl.float32) * state[None, :], 1)
     else:
-        row, column = tl.arange(0, D_PAD), tl.arange(0, S0)
-        weight = tl.load(weights + row[:, None] * S0 + column[None, :])
-        sums = tl.dot(x.to(weight.dtype), weight, input_precision="tf32x3") + tl.load(vectors + column)[None, :]
-        h = _active(sums + tl.load(state_S + column)[None, :], vectors, S0)
-        weights += D_PAD * S0
+        column = tl.arange(0, S0)
+        h = _layer(x, w0, tl.load(vectors + column) + tl.load(state_S + column), vectors, S0, S1 == 0, CONVEX)
         vectors += 2 * S0
         if S1 == 0:
             logit = _out(h, vectors, S0)
         else:
-            h1 = _dense(h, weights, vectors, S0, S1)
-            weights += S0 * S1
+            h1 = _dense(h, w1, vectors, S1, S2 == 0, CONVEX)
             vectors += 2 * S1
             if S2 == 0:
                 logit = _out(h1, vectors, S1)
             else:
-                h2 = _dense(h1, weights, vectors, S1, S2)
-                weights += S1 * S2
+                h2 = _dense(h1, w2, vectors, S2, S3 == 0, CONVEX)
                 vectors += 2 * S2
                 if S3 == 0:
                     logit = _out(h2, vectors, S2)
                 else:
-                    logit = _out(_dense(h2, weights, vectors, S2, S3), vectors + 2 * S3, S3)
+                    logit = _out(_dense(h2, w3, vectors, S3, True, CONVEX), vectors + 2 * S3, S3)
     finite = is_finite(logit)
     wrong = tl.max((there & (finite == 0)).to(tl.int32), 0)
     tl.store(finite_1, 0.0, mask=wrong == 1)
     if LOG_ACTIVATION:
         logit = log_sigmoid(logit)
-    return tl.where(finite, logit, NAN)
+    return tl.where(finite, logit, float("nan"))
 
 
 @triton.jit(
     do_not_specialize=[
-        "slots", "kept_stride", "level_start", "next_start", "excluded_steps",
-        "state_stride", "state_offset", "candidate_stride", "candidates",
+        "slots", "kept_stride", "before", "level_start", "next_start", "excluded_steps",
+        "state_stride", "state_offset", "candidate_stride", "candidates", "tiles",
     ]
 )  # fmt: skip
 def score_children_kernel(
-    kept_BK, kept_ranks_BK, slots, kept_stride, first_child_N, level_start, next_start,
+    kept_BK, kept_ranks_BK, kept_keys_BK, slots, kept_stride, before, size_B, first_child_N, level_start, next_start,
     masks_B, excluded, excluded_from_B, excluded_count_B, excluded_steps,
-    rows_ND, state_BLS, state_stride, state_offset, weights, vectors, D, gamma, finite_B, memory_B3, memory_weight,
-    nodes_BC, ranks_BC, keys_BC, candidate_stride, candidates,
-    CHILDREN: tl.constexpr, UNIFORM: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
-    D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, S3: tl.constexpr, LOG_ACTIVATION: tl.constexpr,
-    MEMORY: tl.constexpr,
+    rows_ND, state_BLS, state_stride, state_offset, weights, vectors, D: tl.constexpr, gamma, finite_B, memory_B3, memory_weight,
+    nodes_BC, ranks_BC, keys_BC, candidate_stride, candidates, tiles,
+    CHILDREN: tl.constexpr, UNIFORM: tl.constexpr, TILE: tl.constexpr,
+    D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, S3: tl.constexpr, CONVEX: tl.constexpr,
+    LOG_ACTIVATION: tl.constexpr, MEMORY: tl.constexpr, DEPENDENT: tl.constexpr, BEFORE: tl.constexpr,
 ):  # fmt: skip
-    """The children of a beam, in node order, with their ranks own + γ · rank of the parent; TILES tiles of one query a program.
+    """The children of a beam, in its order, with their ranks own + γ · rank of the parent; `tiles` tiles of one query a program.
 
-    kept_BK, kept_ranks_BK   int32, float32: the first `slots` entries of each row are the beam, ascending, −1 after its end
+    kept_BK, kept_ranks_BK   int32, float32: the first `slots` entries of each row are the beam, −1 after its end
+    BEFORE                   0, or: the beam is not chosen yet. The first `before` entries, at most BEFORE, are the level's candidates, of
+                               which every program chooses the best size_B, int32[B], by their keys; see `count_kernel`
     masks_B                  int64[B]: the addresses of masks, 0 = none
     excluded                 int32: the ascending lists of excluded nodes end to end; a query's begins at excluded_from_B, int32[B]
     excluded_steps             of a search in the longest list
@@ -135,27 +166,49 @@ def score_children_kernel(
     nodes_BC, ranks_BC       out: −1 and −inf where a candidate is missing or not eligible, or its rank or key is not finite
     keys_BC                  out, with MEMORY: rank + λ · mem, −inf likewise
     """
+    matrices = matrices_of(weights, D_PAD, S0, S1, S2, S3)  # which no kernel writes
+    begin_after(DEPENDENT)
     b = tl.program_id(1)
     kept_BK += b.to(tl.int64) * kept_stride
     kept_ranks_BK += b.to(tl.int64) * kept_stride
+    if BEFORE > 0:
+        k = tl.arange(0, BEFORE)
+        candidate = tl.load(kept_BK + k, mask=k < before, other=-1)
+        candidate_rank = tl.load(kept_ranks_BK + k, mask=k < before, other=0.0)
+        candidate_key = candidate_rank
+        if MEMORY:
+            candidate_key = tl.load(kept_keys_BK + b.to(tl.int64) * kept_stride + k, mask=k < before, other=0.0)
+        standing = standing_of(candidate_key, candidate, k)
+        place = tl.sum((standing[:, None] > standing[None, :]).to(tl.int32), 0)
+        place = tl.where(candidate >= 0, place, BEFORE)
+        slots = tl.minimum(slots, tl.load(size_B + b))
     out = b.to(tl.int64) * candidate_stride
     mask_address = tl.load(masks_B + b)
     excluded_count = tl.load(excluded_count_B + b)
     excluded_X = excluded + tl.load(excluded_from_B + b)
     state_S = state_BLS + b.to(tl.int64) * state_stride + state_offset
-    for tile in range(0, TILES):
-        begin = (tl.program_id(0) * TILES + tile) * TILE
+    for tile in range(0, tiles):
+        begin = (tl.program_id(0) * tiles + tile) * TILE
         if begin < candidates:
             c = begin + tl.arange(0, TILE)
             slot, child = c // CHILDREN, c % CHILDREN
             begin_slot = begin // CHILDREN
-            occupied = tl.load(kept_BK + begin_slot) >= 0
+            if BEFORE > 0:
+                occupied = begin_slot < slots
+            else:
+                occupied = tl.load(kept_BK + begin_slot) >= 0
             node = tl.full([TILE], -1, tl.int32)
             rank = tl.full([TILE], MINUS_INF, tl.float32)
             key = rank
             if occupied:  # empty slots of a beam come last: a tile that begins in one is empty
                 inside = slot < slots
-                parent = tl.load(kept_BK + slot, mask=inside, other=-1)
+                if BEFORE > 0:
+                    chosen = (place[:, None] == slot[None, :]) & inside[None, :]
+                    parent = tl.max(tl.where(chosen, candidate[:, None], -1), 0)
+                    inherited = tl.sum(tl.where(chosen, candidate_rank[:, None], 0.0), 0)
+                else:
+                    parent = tl.load(kept_BK + slot, mask=inside, other=-1)
+                    inherited = tl.load(kept_ranks_BK + slot, mask=parent >= 0, other=0.0)
                 there = parent >= 0
                 if UNIFORM:
                     number = next_start + (parent - level_start) * CHILDREN + child
@@ -163,8 +216,9 @@ def score_children_kernel(
                     number = tl.load(first_child_N + parent, mask=there, other=0) + child
                     there = there & (number < tl.load(first_child_N + parent + 1, mask=there, other=0))
                 there = is_eligible(number, there, mask_address, excluded_X, excluded_count, excluded_steps)
-                own = own_of(number, there, rows_ND, state_S, weights, vectors, D, finite_B + b, D_PAD, S0, S1, S2, S3, LOG_ACTIVATION)
-                inherited = tl.load(kept_ranks_BK + slot, mask=there, other=0.0)
+                own = own_of(
+                    number, there, rows_ND, state_S, matrices, vectors, D, finite_B + b, D_PAD, S0, S1, S2, S3, CONVEX, LOG_ACTIVATION
+                )
                 total = own + gamma * inherited
                 there = there & is_finite(total)  # else it is no candidate: it would have no place in any order
                 if MEMORY:
@@ -181,9 +235,10 @@ def score_children_kernel(
 
 @triton.jit(do_not_specialize=["state_stride", "state_width", "state_levels", "nodes"])
 def score_levels_kernel(
-    tiles_3, rows_ND, state_BLS, state_stride, state_width, state_levels, weights, vectors, D, finite_B, own_BN, nodes,
+    tiles_3, rows_ND, state_BLS, state_stride, state_width, state_levels, weights, vectors, D: tl.constexpr, finite_B, own_BN, nodes,
     TILE: tl.constexpr,
-    D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, S3: tl.constexpr, LOG_ACTIVATION: tl.constexpr,
+    D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, S3: tl.constexpr, CONVEX: tl.constexpr,
+    LOG_ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """What each node of whole levels adds to its rank; one tile of one level and one query a program.
 
@@ -191,22 +246,29 @@ def score_levels_kernel(
     state_levels  1 where all levels share a state
     finite_B, own_BN  float32[B] and float32[B, nodes], by node number, out: see `own_of`
     """
+    matrices = matrices_of(weights, D_PAD, S0, S1, S2, S3)
+    begin_after(DEPENDENT)
     b = tl.program_id(1)
     level = tl.load(tiles_3 + 3 * tl.program_id(0))
     first = tl.load(tiles_3 + 3 * tl.program_id(0) + 1)
     count = tl.load(tiles_3 + 3 * tl.program_id(0) + 2)
     place = tl.arange(0, TILE)
     state_S = state_BLS + b.to(tl.int64) * state_stride + tl.minimum(level, state_levels - 1) * state_width
-    own = own_of(first + place, place < count, rows_ND, state_S, weights, vectors, D, finite_B + b, D_PAD, S0, S1, S2, S3, LOG_ACTIVATION)
+    own = own_of(
+        first + place, place < count, rows_ND, state_S, matrices, vectors, D, finite_B + b, D_PAD, S0, S1, S2, S3, CONVEX, LOG_ACTIVATION
+    )
     tl.store(own_BN + b.to(tl.int64) * nodes + first + place, own, mask=place < count)
 
 
 @triton.jit(do_not_specialize=["nodes", "levels", "width", "kept_stride"])
-def rank_level_kernel(own_BN, nodes, ancestors_LK, levels, width, ranks_BK, kept_stride, gamma, TILE: tl.constexpr):
+def rank_level_kernel(
+    own_BN, nodes, ancestors_LK, levels, width, ranks_BK, kept_stride, gamma, TILE: tl.constexpr, DEPENDENT: tl.constexpr
+):
     """The ranks of a level's nodes, from what their ancestors on all levels below the root and they themselves add.
 
     ancestors_LK  int32[levels, width]: node numbers from level 1 down to the level's own
     """
+    begin_after(DEPENDENT)
     b = tl.program_id(1)
     k = tl.program_id(0) * TILE + tl.arange(0, TILE)
     there = k < width

@@ -8,11 +8,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from espalier.engines.triton.kernels.dependency import begin_after
 from espalier.engines.triton.kernels.eligible import is_eligible
 from espalier.engines.triton.kernels.numbers import is_finite, log_sigmoid
 
 MINUS_INF = tl.constexpr(float("-inf"))
-NAN = tl.constexpr(float("nan"))
 HASH = tl.constexpr(2654435769)
 """2^32 over the golden ratio: as `chunk_tiles.bucket_of` hashes."""
 KEYS = tl.constexpr(8)
@@ -87,7 +87,7 @@ def _own_of(logit, POWER: tl.constexpr):
         for _ in tl.static_range(1, POWER):
             loss *= short
         own = -loss
-    return tl.where(is_finite(logit), own, NAN)
+    return tl.where(is_finite(logit), own, float("nan"))
 
 
 @triton.jit
@@ -111,11 +111,11 @@ def score_chunks_kernel(
     features_B, values_B, count_B,
     tiles_T4, first_tile, first_key_U, keys_R, places_R2, weights_W, bias_N, gamma,
     nodes_BC, ranks_BC, candidate_stride,
-    UNIFORM: tl.constexpr, TILE: tl.constexpr, FEATURES: tl.constexpr, POWER: tl.constexpr,
+    UNIFORM: tl.constexpr, TILE: tl.constexpr, FEATURES: tl.constexpr, POWER: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """The children of a beam, in node order, with their ranks own + γ · rank of the parent; a tile of one parent's children a program.
+    """The children of a beam, in its order, with their ranks own + γ · rank of the parent; a tile of one parent's children a program.
 
-    kept_BK, kept_ranks_BK   int32, float32: the beam, ascending, −1 after its end
+    kept_BK, kept_ranks_BK   int32, float32: the beam, −1 after its end
     masks_B, excluded …        as `score_children_kernel` has them
     features_B, values_B     int64[B]: the addresses of each query's features, int32, and of their values, float32; count_B int32[B]
     children, tiles          the most of a node; UNIFORM: of every node, which makes the children's numbers arithmetic
@@ -123,6 +123,7 @@ def score_chunks_kernel(
     FEATURES                 of a query that are looked up at a time; POWER: see `_own_of`
     nodes_BC, ranks_BC       out: −1 and −inf where a candidate is missing or not eligible, or its rank is not finite
     """
+    begin_after(DEPENDENT)
     b = tl.program_id(1)
     slot, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     kept = b.to(tl.int64) * kept_stride + slot
@@ -154,9 +155,10 @@ def score_level_kernel(
     features_B, values_B, count_B,
     tiles_T4, first_tile, first_key_U, keys_R, places_R2, weights_W, bias_N, gamma,
     ranks_BK, out_stride,
-    UNIFORM: tl.constexpr, TILE: tl.constexpr, FEATURES: tl.constexpr, POWER: tl.constexpr,
+    UNIFORM: tl.constexpr, TILE: tl.constexpr, FEATURES: tl.constexpr, POWER: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The ranks of a whole level, in node order, from those of the level above; a tile of one parent's children a program."""
+    begin_after(DEPENDENT)
     b = tl.program_id(1)
     place, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     parent = level_start + place

@@ -1,9 +1,9 @@
-"""The best k of a query's candidates, in the order that they came in; and the chosen leaves, best first.
+"""The best k of a query's candidates; and the chosen leaves, best first.
 
-Only the set matters on inner levels, so nothing is sorted there: a radix search finds the k-th best key, bits by bits, and one scan closes
-the chosen ones up. Ties go to the candidate that comes first, which is the lower node number. Where a bundle has a memory, candidates are
-chosen by their keys, and their ranks are carried along. Of the chosen leaves each counts how many are better: for the few hundred results
-of a search that is less work than a sort, and all of it in parallel.
+Of few queries each candidate counts how many are better, which is its place: the square of the work of a selection, and all of it in
+parallel. Of many, one program a query: the k-th best key is found bit by bit, and one scan closes the chosen ones up, in the order that
+they came in. Either way ties go to the lower node number. Where a bundle has a memory, candidates are chosen by their keys, and
+their ranks are carried along.
 
 Legend: B queries, K beam, C candidates, M results.
 """
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from espalier.engines.triton.kernels.dependency import begin_after
 
 
 @triton.jit
@@ -30,15 +32,58 @@ def _codes_at(nodes_C, keys_C, start, candidates, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _at_least(codes, trials):
-    """int32[trials]: how many codes are at least each trial."""
-    return tl.sum((codes[:, None] >= trials[None, :]).to(tl.int32), 0)
+def standing_of(keys, nodes, position):
+    """uint64: higher is better, and no two are equal: by key, then the lower node number; those without a node come last."""
+    low = tl.where(nodes >= 0, nodes, position).to(tl.uint32)
+    return (codes_of(keys, nodes).to(tl.uint64) << 32) | (0xFFFFFFFF - low.to(tl.uint64))
+
+
+@triton.jit(do_not_specialize=["candidate_stride", "candidates", "kept_stride", "slots", "leaf_offset"])
+def count_kernel(
+    nodes_BC, ranks_BC, keys_BC, candidate_stride, candidates, size_B, kept_BK, kept_ranks_BK, kept_keys_BK, kept_stride, slots,
+    leaf_item, leaf_offset,
+    TILE: tl.constexpr, WIDTH: tl.constexpr, ITEMS: tl.constexpr, MEMORY: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """A tile of one query's candidates a program.
+
+    nodes_BC, keys_BC     int32, float32: the candidates; −1 = none there
+    size_B                int32[B]: how many to keep; at most `slots`, of at least so many candidates, are
+    kept_BK, kept_keys_BK  out: the chosen nodes and their keys, best first, then −1 and −inf up to `slots`
+    leaf_item             int32[leaves]: ITEMS: the nodes are leaves, and item rows are kept in their place
+    WIDTH                 candidates that each is compared with at a time
+    MEMORY                the ranks are other than the keys: those of the chosen go from ranks_BC to kept_ranks_BK
+    """
+    begin_after(DEPENDENT)
+    b = tl.program_id(1)
+    nodes_C = nodes_BC + b.to(tl.int64) * candidate_stride
+    keys_C = keys_BC + b.to(tl.int64) * candidate_stride
+    i = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    node = tl.load(nodes_C + i, mask=i < candidates, other=-1)
+    key = tl.load(keys_C + i, mask=i < candidates, other=float("-inf"))
+    size = tl.load(size_B + b)
+    standing = standing_of(key, node, i)
+    place = tl.zeros([TILE], tl.int32)
+    for start in range(0, candidates, WIDTH):
+        j = start + tl.arange(0, WIDTH)
+        others = tl.load(nodes_C + j, mask=j < candidates, other=-1)
+        other = standing_of(tl.load(keys_C + j, mask=j < candidates, other=0.0), others, j)
+        place += tl.sum((other[:, None] > standing[None, :]).to(tl.int32), 0)
+    chosen = (node >= 0) & (place < size)
+    kept = node
+    if ITEMS:
+        kept = tl.load(leaf_item + node - leaf_offset, mask=chosen, other=-1)
+    out, inside = b.to(tl.int64) * kept_stride + place, (i < candidates) & (place < slots)
+    tl.store(kept_BK + out, tl.where(chosen, kept, -1), mask=inside)
+    tl.store(kept_keys_BK + out, tl.where(chosen, key, float("-inf")), mask=inside)
+    if MEMORY:
+        rank = tl.load(ranks_BC + b.to(tl.int64) * candidate_stride + i, mask=chosen, other=float("-inf"))
+        tl.store(kept_ranks_BK + out, rank, mask=inside)
 
 
 @triton.jit(do_not_specialize=["candidate_stride", "candidates", "kept_stride", "slots"])
 def select_kernel(
     nodes_BC, ranks_BC, keys_BC, candidate_stride, candidates, size_B, kept_BK, kept_ranks_BK, kept_keys_BK, kept_stride, slots,
-    WIDTH: tl.constexpr, WHOLE: tl.constexpr, BITS: tl.constexpr, SLOTS_PAD: tl.constexpr, MEMORY: tl.constexpr,
+    WIDTH: tl.constexpr, WHOLE: tl.constexpr, SLOTS_PAD: tl.constexpr, MEMORY: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One query a program.
 
@@ -46,9 +91,9 @@ def select_kernel(
     size_B                int32[B]: how many to keep; at most `slots` are
     kept_BK, kept_keys_BK  out: the chosen nodes and their keys in candidate order, then −1 and −inf up to `slots`
     WIDTH                 candidates at a time; WHOLE: all of them fit
-    BITS                  of the threshold that are found in one pass
     MEMORY                the ranks are other than the keys: those of the chosen go from ranks_BC to kept_ranks_BK
     """
+    begin_after(DEPENDENT)
     b = tl.program_id(0)
     nodes_C = nodes_BC + b.to(tl.int64) * candidate_stride
     ranks_C = ranks_BC + b.to(tl.int64) * candidate_stride
@@ -61,17 +106,15 @@ def select_kernel(
     if WHOLE:
         all_codes = _codes_at(nodes_C, keys_C, 0, candidates, WIDTH)
     threshold = tl.full([], 0, tl.uint32)
-    digits = tl.arange(0, 2**BITS).to(tl.uint32)
-    for done in tl.static_range(0, 32, BITS):
-        trials = threshold + (digits << (32 - BITS - done))
+    for bit in tl.static_range(31, -1, -1):
+        trial = threshold | tl.full([], 1 << bit, tl.uint32)
         if WHOLE:
-            count = _at_least(all_codes, trials)
+            count = tl.sum((all_codes >= trial).to(tl.int32), 0)
         else:
-            count = tl.zeros([2**BITS], tl.int32)
+            count = tl.full([], 0, tl.int32)
             for start in range(0, candidates, WIDTH):
-                count += _at_least(_codes_at(nodes_C, keys_C, start, candidates, WIDTH), trials)
-        digit = tl.sum((count >= size).to(tl.int32), 0) - 1  # trials rise, so the counts fall
-        threshold += digit.to(tl.uint32) << (32 - BITS - done)
+                count += tl.sum((_codes_at(nodes_C, keys_C, start, candidates, WIDTH) >= trial).to(tl.int32), 0)
+        threshold = tl.where(count >= size, trial, threshold)
 
     above = tl.full([], 0, tl.int32)
     if WHOLE:
@@ -107,36 +150,3 @@ def select_kernel(
         tl.store(kept_keys_K + k, tl.full([SLOTS_PAD], float("-inf"), tl.float32), mask=empty)
         if MEMORY:
             tl.store(kept_ranks_K + k, tl.full([SLOTS_PAD], float("-inf"), tl.float32), mask=empty)
-
-
-@triton.jit(do_not_specialize=["kept_stride", "leaf_offset", "wanted", "out_stride"])
-def order_kernel(
-    leaves_BM, ranks_BM, keys_BM, kept_stride, leaf_item, leaf_offset, rows_BM, out_ranks_BM, out_keys_BM, wanted, out_stride,
-    TILE: tl.constexpr, MEMORY: tl.constexpr,
-):  # fmt: skip
-    """A tile of one query's leaves a program.
-
-    leaves_BM, keys_BM    int32, float32: chosen leaves in ascending order, −1 and −inf after their end
-    leaf_item             int32[leaves]
-    rows_BM, out_keys_BM  out: item rows and keys, best first, the lower leaf before its equals; −1 and −inf after their end
-    MEMORY                the ranks are other than the keys: they go from ranks_BM to out_ranks_BM
-    """
-    b = tl.program_id(1)
-    leaves_M, keys_M = leaves_BM + b.to(tl.int64) * kept_stride, keys_BM + b.to(tl.int64) * kept_stride
-    i = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    leaf = tl.load(leaves_M + i, mask=i < wanted, other=-1)
-    key = tl.load(keys_M + i, mask=i < wanted, other=float("-inf"))
-    place = tl.zeros([TILE], tl.int32)
-    for start in range(0, wanted, TILE):
-        j = start + tl.arange(0, TILE)
-        other = tl.load(keys_M + j, mask=j < wanted, other=float("-inf"))
-        before = (other[None, :] > key[:, None]) | ((other[None, :] == key[:, None]) & (j[None, :] < i[:, None]))
-        place += tl.sum(before.to(tl.int32), 1)
-    there = leaf >= 0
-    item = tl.load(leaf_item + leaf - leaf_offset, mask=there, other=-1)
-    out = b.to(tl.int64) * out_stride + place
-    tl.store(rows_BM + out, item, mask=i < wanted)
-    tl.store(out_keys_BM + out, key, mask=i < wanted)
-    if MEMORY:
-        rank = tl.load(ranks_BM + b.to(tl.int64) * kept_stride + i, mask=i < wanted, other=float("-inf"))
-        tl.store(out_ranks_BM + out, rank, mask=i < wanted)
