@@ -48,8 +48,8 @@ def _correctness(engine: str, function: str, given: Arguments, cases: int, tiny:
 
 PRECISIONS = ("float32", "float16", "bfloat16")
 TRIED: tuple[Arguments, ...] = (
-    {"tile": 16}, {"tile": 128, "tiles_per_program": 8}, {"chosen": 0}, {"tile": 32}, {"count_tile": 8}, {"tiles_per_program": 8},
-    {"busy_tiles": 512}, {"counted": 1 << 26}, {"dependent": False}, {"counted": 0}, {"chosen": 256}, {"warps": 8},
+    {"tile": 16}, {"tile": 128}, {"chosen": 0}, {"tile": 32}, {"count_tile": 8}, {"tiles_per_program": 16},
+    {"busy_tiles": 512}, {"counted": 1 << 26}, {"dependent": 0}, {"dependent": 512}, {"counted": 0}, {"chosen": 1 << 16}, {"whole": 4096},
 )  # fmt: skip
 """What each trial changes of `Tuning`."""
 STAGES: tuple[Stage, ...] = (
@@ -90,7 +90,7 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "service",
         "benchmarks.gpu.gpu_service:serve",
-        ({"height": 20, "beam": 200, "seconds": 2, "concurrencies": [1, 16, 64, 256], "ready_s": 60}, 90),
+        ({"height": 20, "beam": 200, "seconds": 2, "concurrencies": [1, 16, 64, 256], "ready_s": 60}, 150),
         ({"height": 16, "beam": 200, "seconds": 1, "concurrencies": [1, 64], "ready_s": 45}, 60),
     ),
     Stage(

@@ -13,7 +13,6 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -28,6 +27,8 @@ from espalier.masks.eligibility import NO_NODE, ExcludedNodes
 from espalier.search import NO_ITEM, LevelTrace
 from espalier.tree import Tree
 
+MOST_CHOSEN = 128
+"""Candidates of which a kernel that scores can choose a beam without wanting for registers."""
 _CAPTURE = threading.Lock()
 """One capture at a time in a process: two would invalidate each other."""
 Entries = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -40,10 +41,11 @@ State = TypeVar("State")
 class Tuning:
     """Sizes that change how fast a search is, and nothing else.
 
-    chosen        of `triton`: most candidates of which the next level's kernel chooses the beam itself, each program for itself
+    chosen        of `triton`: most queries · candidates of which the next level's kernel chooses the beam itself, each program for itself;
+                  never more than 128 candidates
     counted       most queries · candidates² that are selected by counting, in parallel; above, one program a query
     count_tile    candidates of a program that counts
-    dependent     kernels start while the one before them ends; None: on GPUs that know it
+    dependent     most queries of which kernels start while the one before them ends: more fill the GPU, and early ones are in the way
     whole         candidates that a selection keeps in registers; more are read again in each pass
     warps         of a program that scores
     tile          of `triton`: candidates that one program scores at a time; None: of an MLP 64, as many as a Hopper GPU's matrix units
@@ -55,12 +57,12 @@ class Tuning:
 
     tile: int | None = None
     busy_tiles: int = 2048
-    tiles_per_program: int = 16
-    chosen: int = 128
+    tiles_per_program: int = 8
+    chosen: int = 1024
     counted: int = 1 << 24
     count_tile: int = 16
-    dependent: bool | None = None
-    whole: int = 1 << 13
+    dependent: int = 64
+    whole: int = 1 << 14
     warps: int = 4
 
     def __post_init__(self) -> None:
@@ -146,13 +148,10 @@ class CellContext:
     tables: Tables
     pool: Any
 
-    @cached_property
-    def launched(self) -> dict[str, bool]:
+    def launched(self, batch: int) -> dict[str, bool]:
         """What every launch of a search is given beside the kernel's own arguments: see `kernels.dependency`."""
-        early = self.tuning.dependent
-        if early is None:
-            early = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (9, 0)
-        return {"DEPENDENT": early} | ({"launch_pdl": True} if early else {})
+        known = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (9, 0)
+        return {"DEPENDENT": True, "launch_pdl": True} if known and batch <= self.tuning.dependent else {"DEPENDENT": False}
 
 
 @dataclass
@@ -221,7 +220,7 @@ class Cell(ABC, Generic[State]):
     def __init__(
         self, context: CellContext, batch: int, bucket: int, wanted: int, parts: CellParts, entries: Entries, state_width: int = 0
     ) -> None:
-        self.context, self.batch, self._parts = context, batch, parts
+        self.context, self.batch, self._parts, self.launched = context, batch, parts, context.launched(batch)
         tree, device = context.tree, context.device
         self.memory = context.memory_weight is not None
         self.start, inner = inner_slots(tree, bucket)
@@ -390,7 +389,7 @@ class Cell(ABC, Generic[State]):
                     trace.append(LevelTrace(level, nodes, ranks, nodes, ranks, keys, keys))
                 return
             slots, last = self.slots[place + 1], level == tree.height
-            if self.chooses and not in_order and not last and candidates <= self.context.tuning.chosen:
+            if self.chooses and not in_order and not last and candidates <= min(MOST_CHOSEN, self.context.tuning.chosen // self.batch):
                 beam, found, other, before = found, other, found, candidates
                 continue
             if in_order:
@@ -427,7 +426,7 @@ class Cell(ABC, Generic[State]):
         count_kernel[(triton.cdiv(candidates, tuning.count_tile), self.batch)](
             found.nodes, found.ranks, found.keys, found.nodes.shape[1], candidates, self.inputs["m" if last else "beam_size"],
             nodes, ranks, keys, self._wanted if last else self.stride, slots, tables.leaf_item, tree.leaf_offset,
-            tuning.count_tile, width, last, self.memory, num_warps=8 if width > 256 else 4, **self.context.launched,
+            tuning.count_tile, width, last, self.memory, num_warps=8 if width > 256 else 4, **self.launched,
         )  # fmt: skip
 
     def _select(self, found: Beam, candidates: int, beam: Beam, slots: int, last: bool) -> None:
@@ -438,7 +437,7 @@ class Cell(ABC, Generic[State]):
             found.nodes, found.ranks, found.keys, self.candidates, candidates, self.inputs["m" if last else "beam_size"],
             beam.nodes, beam.ranks, beam.keys, self.stride, slots,
             width, candidates <= width, min(triton.next_power_of_2(slots), 1024), self.memory,
-            num_warps=min(16, max(1, width // 1024)), **self.context.launched,  # a warp waits for no other
+            num_warps=min(16, max(1, width // 1024)), **self.launched,  # a warp waits for no other
         )  # fmt: skip
 
 

@@ -193,11 +193,11 @@ class GraphCell(Cell[Tensor]):
             top.tiles, engine.node_rows_ND, state, state.stride(0), state.shape[2], state.shape[1],
             scorer.weights, scorer.vectors, engine.node_rows_ND.shape[1], self.finite, own, top.nodes,
             tile, scorer.row_width, *scorer.widths, scorer.convex, self._log_activation,
-            num_warps=engine.tuning.warps, **self.context.launched,
+            num_warps=engine.tuning.warps, **self.launched,
         )  # fmt: skip
         levels, width = top.ancestors.shape
         rank_level_kernel[(triton.cdiv(width, 128), self.batch)](
-            own, top.nodes, top.ancestors, levels, width, beam.ranks, self.stride, self.context.gamma, 128, **self.context.launched
+            own, top.nodes, top.ancestors, levels, width, beam.ranks, self.stride, self.context.gamma, 128, **self.launched
         )
 
     def score(self, level: int, slots: int, beam: Beam, found: Beam, state: Tensor, before: int) -> None:
@@ -218,7 +218,7 @@ class GraphCell(Cell[Tensor]):
             found.nodes, found.ranks, found.keys, self.candidates, slots * children, several,
             children, tree.is_uniform(level - 1), engine.tile,
             scorer.row_width, *scorer.widths, scorer.convex, self._log_activation, self.memory,
-            BEFORE=triton.next_power_of_2(before) if before else 0, num_warps=tuning.warps, **self.context.launched,
+            BEFORE=triton.next_power_of_2(before) if before else 0, num_warps=tuning.warps, **self.launched,
         )  # fmt: skip
 
 

@@ -159,7 +159,7 @@ class FeatureCell(Cell[None]):
             score_level_kernel[(tree.level_size(level - 1) * self._tiles.per_node[level - 1], self.batch)](
                 above, above.shape[1], *self._places(level), self.inputs["features"], self.inputs["values"], self.inputs["count"],
                 *self._tiles.of_level(level - 1), gamma, ranks, ranks.shape[1], *self._constants(level),
-                num_warps=self.context.tuning.warps, **self.context.launched,
+                num_warps=self.context.tuning.warps, **self.launched,
             )  # fmt: skip
             above = ranks
 
@@ -170,7 +170,7 @@ class FeatureCell(Cell[None]):
             inputs["masks"], self.excluded, inputs["excluded_from"], inputs["excluded_count"], self.context.shapes.excluded.bit_length(),
             inputs["features"], inputs["values"], inputs["count"], *self._tiles.of_level(level - 1), self.context.gamma,
             found.nodes, found.ranks, self.candidates, *self._constants(level),
-            num_warps=self.context.tuning.warps, **self.context.launched,
+            num_warps=self.context.tuning.warps, **self.launched,
         )  # fmt: skip
 
     def _places(self, level: int) -> tuple[Tensor, int, int, int, int]:
