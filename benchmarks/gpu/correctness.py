@@ -92,21 +92,22 @@ FLOAT32: Precision = "float32"
 
 
 def triton(
-    precision: Precision, cases: int, large: bool, device: Device = "cuda", cuda_graphs: bool = True, seed: int = 1
+    precision: Precision, cases: int, large: bool, kind: str = "", device: Device = "cuda", cuda_graphs: bool = True, seed: int = 1
 ) -> Iterator[Row]:
-    """cases: random trees of each scorer form. large: with 2^16 items too."""
+    """cases: random trees of each scorer form whose name begins with `kind`. large: with 2^16 items too."""
 
     def opened(bundle: Bundle) -> Engine:
         return Pipeline(bundle, TritonSearch(bundle, device, precision, FIXED_SHAPES[device], cuda_graphs=cuda_graphs))
 
-    forms = dict(GRAPH_FORMS)
+    forms = {form: words for form, words in GRAPH_FORMS.items() if form.startswith(kind)}
     if device == "cpu" and precision == "bfloat16":
-        forms = {form: kind for form, kind in forms.items() if not form.startswith("mlp")}
+        forms = {form: words for form, words in forms.items() if not form.startswith("mlp")}
         note = "Triton's interpreter cannot multiply matrices of bfloat16"
         yield {"case": f"triton mlp {precision}", "ok": None, "note": note} | labels("triton", "mlp", precision)
     rounding = ROUNDING["float32"]
     alone = device == "cuda"  # the interpreter multiplies with BLAS, where a row's sum depends on its place
-    kinds = [(kind, hidden) for kind, hidden in EXPORTED if (kind, precision, device) != ("mlp", "bfloat16", "cpu")]
+    of_kind = [(name, hidden) for name, hidden in EXPORTED if (name == "mlp") == (kind == "mlp") or not kind]
+    kinds = [(name, hidden) for name, hidden in of_kind if (name, precision, device) != ("mlp", "bfloat16", "cpu")]
     yield from exported_cases("triton", opened, kinds, precision, unknown=("attention",))
     if large:
         yield from _large(precision, device)

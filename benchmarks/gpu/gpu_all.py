@@ -271,7 +271,7 @@ def _run(run: Run, stages: Sequence[Stage], requested: Sequence[Stage], given: a
         run.mode = "without-gpu"
         print("no NVIDIA GPU: correctness alone is checked, on tiny trees in Triton's interpreter", flush=True)
     run.card, run.key = found.get("card"), f"{found.get('card')}, {run.mode}, {digest(found.get('versions'))}"
-    at_once = max(1, len(os.sched_getaffinity(0)) // 2)
+    at_once = max(1, len(os.sched_getaffinity(0)) * 3 // 4)
     return run_all(run, chosen(_runnable(run, requested), run, given.again, given.keep), at_once)
 
 

@@ -55,8 +55,15 @@ TRIED: tuple[Arguments, ...] = (
 STAGES: tuple[Stage, ...] = (
     Stage(CARD, "benchmarks.gpu.timing:card", ({}, 45), ({}, 15), ({}, 45)),
     *(
-        _correctness(f"triton-{precision}", "triton", {"precision": precision, "large": True}, 42, {"large": precision != "bfloat16"})
+        _correctness(
+            f"triton-{precision}-{kind}",
+            "triton",
+            {"precision": precision, "kind": kind, "large": kind == "mlp"},
+            42,
+            {"large": kind == "mlp" and precision != "bfloat16"},
+        )
         for precision in PRECISIONS
+        for kind in ("mlp", "product")
     ),
     *(
         _correctness(f"sparse-cuda-{precision}", "sparse_cuda", {"precision": precision, "large": True}, 42, {"large": False})
