@@ -349,7 +349,7 @@ def compare(
     minutes: Annotated[
         float, typer.Option(help="time of everything; a method that would see less than half of its data or steps is not judged")
     ] = 5,
-    beam: Annotated[str, typer.Option(help="serving beams of the tree, comma-separated")] = "50,200,800",
+    beam: Annotated[str | None, typer.Option(help="serving beams of the tree, comma-separated; 50,200,800, of texts 10,50,200")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="written after every method; what is there is not run again")] = None,
     plot: Annotated[Path | None, typer.Option(help="draw recall against ms per query (PNG or SVG)")] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where the tree is trained")] = "auto",
@@ -357,7 +357,8 @@ def compare(
     """Would a tree pay on this log? Train it and what it competes with, and measure all on the same queries."""
     from training.compare import command
 
-    command.run(config, data, methods, minutes, _numbers("--beam", beam), json_file, plot, device)
+    beams = None if beam is None else _numbers("--beam", beam)
+    command.run(config, data, methods, minutes, beams, json_file, plot, device)
 
 
 @app.command()

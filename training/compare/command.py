@@ -11,6 +11,7 @@ from typing import Any, Literal
 from espalier.errors import InvalidConfig
 from training.baselines.fusion import fuse
 from training.baselines.methods import FOR_VECTORS, METHODS, NEEDS
+from training.compare import texts
 from training.compare.compare import Asked, compare
 from training.compare.contest import FUSION, RECIPE, checked_names
 from training.compare.plot import plot_rows
@@ -18,12 +19,14 @@ from training.compare.report import Report
 from training.compare.verdict import duration, size
 from training.deep.fit import pick_device
 from training.specification.deep import NeighboursConfig
+from training.specification.linear import LinearConfig
 from training.specification.log_format import VectorsFormat
-from training.specification.models import read_deep_config
+from training.specification.models import read_config
 
 log = logging.getLogger(__name__)
 
 DEFAULT_METHODS = ("popularity", "item-cf", "neighbours", "ease", "ials", "product-dnn", "sasrec", RECIPE, "fusion")
+BEAMS, BEAMS_OF_TEXTS = (50, 200, 800), (10, 50, 200)
 VECTOR_METHODS = (*FOR_VECTORS, RECIPE, f"{FUSION}:{RECIPE}:item-means")
 
 
@@ -32,7 +35,7 @@ def run(
     data: Path | None,
     methods: str | None,
     minutes: float | None,
-    beams: list[int],
+    beams: list[int] | None,
     json_file: Path | None,
     plot: Path | None,
     device: Literal["auto", "cpu", "cuda"],
@@ -42,20 +45,28 @@ def run(
         raise InvalidConfig("--plot", str(plot), "a file name that ends in .png or .svg")
     if minutes is not None and not 0 < minutes < math.inf:
         raise InvalidConfig("--minutes", minutes, "a finite number above 0")
-    if min(beams) < 1:
+    if beams is not None and min(beams) < 1:
         raise InvalidConfig("--beam", beams, "serving beams of at least 1")
-    settings = read_deep_config(config)
+    seconds = None if minutes is None else 60 * minutes
+    for file in (json_file, plot):
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+    settings = read_config(config, train=data)
+    if isinstance(settings, LinearConfig):
+        wanted = None if methods is None else checked_names(methods, texts.NAMES, fusions=False)
+        report = texts.compare_texts(settings, wanted, seconds, beams or BEAMS_OF_TEXTS, json_file)
+        texts.show(report)
+        show_methods(report)
+        if plot is not None and report["rows"]:
+            plot_rows(report["rows"], set(), report["metric"], f"{report['name']}, {report['queries']:,} test queries", plot)
+        return report
     if isinstance(settings, NeighboursConfig):
         raise InvalidConfig(
             "kind", settings.kind, "a kind that trains a tree, such as otm-sequence: neighbours are compared with it anyway"
         )
     usual = VECTOR_METHODS if isinstance(settings.data.format, VectorsFormat) else DEFAULT_METHODS
     names = list(usual) if methods is None else checked_names(methods, [RECIPE, *METHODS])
-    for file in (json_file, plot):
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-    seconds = None if minutes is None else 60 * minutes
-    asked = Asked(settings, data, names, METHODS, NEEDS, fuse, beams, seconds, pick_device(device))
+    asked = Asked(settings, data, names, METHODS, NEEDS, fuse, beams or BEAMS, seconds, pick_device(device))
     report = compare(asked, json_file)
     show(report)
     if plot is not None and report["rows"]:
@@ -96,9 +107,14 @@ def show(report: Report) -> None:
         f"split {report['config']['data']['split']['kind']}, {report['queries']:,} test queries, seen items {seen}; "
         f"everything chosen by {report['metric']} of validation queries; {report['seconds']:.0f} s in all"
     )
+    show_methods(report)
+    if report["interrupted"]:
+        print("interrupted: methods that are missing were not run")
+
+
+def show_methods(report: Report) -> None:
+    """Print the rows, what is not judged and the verdict."""
     not_judged = {left["method"]: left["reason"] for left in report["not_judged"]}
     metrics = list(report["rows"][0]["figures"]) if report["rows"] else []
     print(table(report["rows"], report["fits"], not_judged, metrics))
     print(*report["verdict"], sep="\n")
-    if report["interrupted"]:
-        print("interrupted: methods that are missing were not run")

@@ -189,14 +189,17 @@ def parts_of(name: str) -> tuple[str, str]:
     return parts[0], parts[1]
 
 
-def checked_names(text: str, known: Sequence[str]) -> list[str]:
-    """The methods of a comma-separated list, each once. Raises InvalidConfig on one that is neither known nor a fusion of known ones."""
+def checked_names(text: str, known: Sequence[str], *, fusions: bool = True) -> list[str]:
+    """The methods of a comma-separated list, each once. Raises InvalidConfig on one that is neither known nor a fusion of known ones.
+
+    fusions  whether there are any
+    """
     names = list(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
-        parts = parts_of(name) if name.split(":")[0] == FUSION else (name,)
+        parts = parts_of(name) if fusions and name.split(":")[0] == FUSION else (name,)
         for part in parts:
             if part not in known:
-                raise InvalidConfig("--methods", part, f"some of {', '.join([*known, FUSION, 'fusion:A:B'])}")
+                raise InvalidConfig("--methods", part, f"some of {', '.join([*known, *([FUSION, 'fusion:A:B'] if fusions else [])])}")
     return names
 
 

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from espalier.errors import InvalidData
-from training.data.splits import EvaluationPair
-from training.retrieval.task import Metric, Rank
+from training.retrieval.task import Metric, Question, Rank
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
@@ -65,13 +64,13 @@ class Difference:
     queries: int
 
 
-def answered(rank: Rank, pairs: Sequence[EvaluationPair], m: int, exclude_seen: bool) -> Int64:
+def answered(rank: Rank, pairs: Sequence[Question], m: int, exclude_seen: bool) -> Int64:
     """int64[B, M = m]: the answers to all queries, a block at a time."""
     parts = [rank([pair.query for pair in pairs[start : start + BLOCK]], m, exclude_seen) for start in range(0, len(pairs), BLOCK)]
     return np.concatenate([np.zeros((0, m), np.int64), *parts])
 
 
-def figures_of(found_BM: Int64, pairs: Sequence[EvaluationPair], metrics: Sequence[Metric]) -> Figures:
+def figures_of(found_BM: Int64, pairs: Sequence[Question], metrics: Sequence[Metric]) -> Figures:
     """The figures of the answers to `pairs`. Raises InvalidData where there is none."""
     if not len(pairs):
         raise InvalidData("queries", 0, "at least one with something relevant")
@@ -101,7 +100,7 @@ def paired(first: Sequence[Figures], second: Sequence[Figures], metric: Metric) 
     return Difference(mean, mean - Z95 * error, mean + Z95 * error, len(difference_U))
 
 
-def ms_per_query(rank: Rank, queries: Sequence[NDArray[Any]], m: int, exclude_seen: bool) -> float:
+def ms_per_query(rank: Rank, queries: Sequence[Any], m: int, exclude_seen: bool) -> float:
     """Milliseconds of one query: the mean over queries of each one's median over rounds, so that other work of the machine hardly counts.
 
     At least three and at most 200 queries, the first of `queries`, as many as fit a few seconds.

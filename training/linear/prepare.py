@@ -72,6 +72,8 @@ class Prepared:
     tested     what `test` is: OF_TEST, OF_TRAINING, OF_LOG or OF_ITEMS
     relevance  what made the relevance in `train.labels` and `test.labels` of the weights that were read
     smoothing  what made the weights of clicks; None where they were read
+    asked      what people asked for, of what is learned from; None: queries are no texts
+    columns    the texts of all items, by column of `data.own_texts`
     along      what a journal brought; None: nothing
     bad_rows   why rows of the training log were left out that cannot be read → how many
     """
@@ -89,6 +91,8 @@ class Prepared:
     fingerprint: str
     relevance: LabelRelevance
     smoothing: Smoothing | None = None
+    asked: LabelledTexts | None = None
+    columns: Sequence[Sequence[str]] = ()
     along: TakenAlong | None = None
     bad_rows: Mapping[str, int] = field(default_factory=dict)
 
@@ -284,7 +288,9 @@ def _from_texts(config: LinearConfig, data: LogData, along: TakenAlong | None, v
     rows, centroids = label_features(train, own, config.linear)
     kind = TextKind(width=vectoriser.width, blocks=config.blocks)
     test, written = _vectorised(vectoriser, testing), pa.array(testing.texts, pa.string())
-    rest = _fingerprint(config), relevance, smoothing, along, bad_rows.counts
+    by_people = train.asked
+    known = LabelledTexts([training.texts[row] for row in by_people.tolist()], training.labels[by_people])
+    rest = _fingerprint(config), relevance, smoothing, known, columns, along, bad_rows.counts
     return Prepared(train, test, written, items, rows, centroids, own, kind, vectoriser, tested, *rest)
 
 

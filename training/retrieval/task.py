@@ -30,6 +30,23 @@ Clock = Callable[[], float]
 """Seconds since some moment, never fewer than before."""
 
 
+class Question(Protocol):
+    """A query that figures are of: of histories, vectors or texts.
+
+    user      who asked
+    relevant  int64 item rows, at least one
+    """
+
+    @property
+    def user(self) -> int: ...
+
+    @property
+    def query(self) -> Any: ...
+
+    @property
+    def relevant(self) -> Int64: ...
+
+
 @dataclass(frozen=True)
 class Metric:
     """A figure of retrieved lists: the mean over queries of recall@m or nDCG@m."""
@@ -40,7 +57,7 @@ class Metric:
     def __str__(self) -> str:
         return f"{self.name}@{self.m}"
 
-    def of(self, item_rows_BM: Int64, pairs: Sequence[EvaluationPair]) -> Float64:
+    def of(self, item_rows_BM: Int64, pairs: Sequence[Question]) -> Float64:
         """float64[B]: the figure of each query."""
         relevant = [pair.relevant for pair in pairs]
         return ndcg_at_m(item_rows_BM, relevant, self.m) if self.name == "ndcg" else precision_recall_f(item_rows_BM, relevant, self.m)[1]
@@ -49,10 +66,11 @@ class Metric:
 class Rank(Protocol):
     """How a fitted method answers."""
 
-    def __call__(self, queries: Sequence[NDArray[Any]], /, m: int, exclude_seen: bool) -> Int64:
+    def __call__(self, queries: Sequence[Any], /, m: int, exclude_seen: bool) -> Int64:
         """int64[B, M = m]: item rows, best first, ties by the lower row; NO_ITEM fills a row that is too short.
 
-        queries       histories, int64 item rows, oldest first: entries below 0 (unknown items) are skipped, one may be empty; or vectors
+        queries       texts, vectors, or histories: int64 item rows, oldest first, entries below 0 (unknown items) are skipped, one may be
+                      empty
         exclude_seen  the history's items do not come back
         """
         ...

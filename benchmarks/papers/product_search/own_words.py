@@ -27,17 +27,16 @@ from typing import Any
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
-from scipy.sparse import csr_array, diags_array
 
 from benchmarks.papers.product_search.text_linear import engine_find
-from benchmarks.papers.product_search.text_sets import WORD, describe, read_frame
+from benchmarks.papers.product_search.text_sets import describe, read_frame
 from benchmarks.report_file import command_line, print_row, write_report
 from espalier.engines import open_engine
 from espalier.errors import EspalierError
 from espalier.hardware import hardware
-from espalier.text.vectoriser import normalise
-from training.data.csr import Csr
+from training.baselines.texts import WordIndex, best_of
 from training.linear.run import fit_and_export
+from training.retrieval.task import Rank
 from training.specification.linear import LinearConfig
 
 SETS = ("psearch", "debian-describe")
@@ -100,51 +99,14 @@ def milliseconds(find: Find, queries: Sequence[str]) -> float:
     return round(1e3 * (time.perf_counter() - begin) / len(queries), 3)
 
 
-class Bm25F:
-    """Words of fields: tf of a word is Σ_f w_f tf_f / (1 − b + b · length / mean length), of which k1 makes it less."""
+def answering(rank: Rank) -> Find:
+    """The first hundred."""
 
-    def __init__(self, fields: Mapping[str, Sequence[str]]) -> None:
-        self.vocabulary: dict[str, int] = {}
-        entries = [[self._numbers(text, new=True) for text in texts] for texts in fields.values()]
-        self.fields = [self._matrix(rows) for rows in entries]
+    def find(query: str) -> NDArray[np.int64]:
+        rows: NDArray[np.int64] = rank([query], 100, False)[0]
+        return rows[rows >= 0]
 
-    def _numbers(self, text: str, *, new: bool = False) -> list[int]:
-        words = WORD.findall(normalise(text))
-        if new:
-            return [self.vocabulary.setdefault(word, len(self.vocabulary)) for word in words]
-        return [self.vocabulary[word] for word in words if word in self.vocabulary]
-
-    def _matrix(self, rows: Sequence[Sequence[int]]) -> Csr:
-        begin = np.cumsum([0, *map(len, rows)])
-        columns = np.fromiter(itertools.chain.from_iterable(rows), np.int64, begin[-1])
-        matrix = csr_array((np.ones(len(columns), np.float32), columns, begin), shape=(len(rows), len(self.vocabulary)))
-        matrix.sum_duplicates()
-        return matrix
-
-    def index(self, weights: Sequence[float], k1: float, b: float, *, joined: bool = False) -> Find:
-        """How it answers. joined: all fields are one text."""
-        fields = [sum(self.fields[1:], start=self.fields[0])] if joined else self.fields
-        parts = []
-        for weight, field in zip(weights, fields, strict=False):
-            length = field.sum(1)
-            parts.append(diags_array(weight / (1 - b + b * length / length[length > 0].mean())) @ field)
-        frequency = csr_array(sum(parts[1:], start=parts[0]))
-        frequency.eliminate_zeros()
-        documents = np.bincount(frequency.indices, minlength=frequency.shape[1])
-        frequency.data *= (k1 + 1) / (frequency.data + k1)
-        idf = np.log1p((frequency.shape[0] - documents + 0.5) / (documents + 0.5))
-        by_word = csr_array((frequency @ diags_array(idf)).T)
-
-        def find(query: str) -> NDArray[np.int64]:
-            total = np.zeros(by_word.shape[1])
-            for number in self._numbers(query):
-                own = slice(by_word.indptr[number], by_word.indptr[number + 1])
-                total[by_word.indices[own]] += by_word.data[own]
-            best = np.argpartition(-total, min(100, len(total) - 1))[:100]
-            best = best[np.argsort(-total[best], kind="stable")]
-            return best[total[best] > 0]
-
-        return find
+    return find
 
 
 def rows_of(products: Products) -> list[dict[str, Any]]:
@@ -159,14 +121,14 @@ def rows_of(products: Products) -> list[dict[str, Any]]:
         print_row(rows[-1])
 
     begin = time.perf_counter()
-    words = Bm25F(products.fields)
-    usual = words.index((1.0,), 1.5, 0.75, joined=True)
+    words = WordIndex([*products.fields.values()])
+    usual = answering(best_of(words.joined().scorer((1.0,), 1.5, 0.75)))
     add("bm25", "k1 1.5, b 0.75, all fields as one", usual, time.perf_counter() - begin)
     grid = [
-        (weights, k1, b) for weights in itertools.product(WEIGHTS, repeat=len(words.fields)) if max(weights) == 1 for k1 in K1 for b in B
+        (weights, k1, b) for weights in itertools.product(WEIGHTS, repeat=len(words.of_field)) if max(weights) == 1 for k1 in K1 for b in B
     ]
-    best = max(grid, key=lambda options: figures(words.index(*options), products, chosen_by)["ndcg10"])
-    add("bm25f", f"weights {best[0]}, k1 {best[1]}, b {best[2]}", words.index(*best), time.perf_counter() - begin)
+    best = max(grid, key=lambda options: figures(answering(best_of(words.scorer(*options))), products, chosen_by)["ndcg10"])
+    add("bm25f", f"weights {best[0]}, k1 {best[1]}, b {best[2]}", answering(best_of(words.scorer(*best))), time.perf_counter() - begin)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         count = len(next(iter(products.fields.values())))

@@ -1,0 +1,273 @@
+"""`python -m training compare` for texts: BM25, BM25F, centroids, the nearest queries, one-versus-all and the tree, on the same queries.
+
+Test queries are those that `fit` holds out: of `data.test`, of the log, or, where there is none, made of words of the items; the report
+says which. Options of baselines are chosen by other queries of the log, or made ones; the tree has its configuration, and is measured at
+each serving beam. The metric is nDCG@10.
+
+Knows a configuration, names of methods and a time. How methods learn and answer is theirs.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from espalier.bundle import Bundle
+from espalier.engines import open_engine
+from espalier.errors import InvalidConfig, InvalidData
+from espalier.hardware import hardware
+from espalier.queries import TextKind, encode_texts
+from espalier.search import Engine, SearchParams
+from training.baselines.texts import METHODS, Learned, TextTask
+from training.compare.contest import RECIPE, REFUSALS, named
+from training.compare.figures import Difference, Figures, answered, figures_of, ms_per_query
+from training.compare.report import Key, Report, differences, save
+from training.compare.verdict import Contestant, Field, verdict
+from training.data.csr import Csr
+from training.data.query_logs import LabelledTexts
+from training.linear.own_texts import made_queries
+from training.linear.prepare import OF_ITEMS, Prepared, label_features, prepare
+from training.linear.run import fit_and_export
+from training.publish import training_command
+from training.retrieval.task import Int64, Metric, Rank
+from training.specification.linear import LinearConfig, LogData
+
+log = logging.getLogger(__name__)
+
+ONE_VERSUS_ALL = "one-versus-all"
+NAMES = (*METHODS, ONE_VERSUS_ALL, RECIPE)
+METRIC = Metric("ndcg", 10)
+METRICS = (METRIC, Metric("recall", 10), Metric("recall", 100))
+STRONG = "bm25f"
+MOST_VALIDATION, VALIDATION_SHARE, LEAST_VALIDATION = 1000, 0.1, 30
+MOST_QUERIES = 5000
+MADE = (
+    "Which to use is open: made queries have the items' own words, from all columns alike, and people's have not; give some of people in "
+    "data.test."
+)
+MOST_ONE_VERSUS_ALL = 1 << 15
+"""Items: a node has no more children."""
+MOST_WORK = 2e9
+"""Items times numbers of the training points that one-versus-all may take: a minute or two."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A query of people, or a made one."""
+
+    user: int
+    query: str
+    relevant: Int64
+
+
+@dataclass(frozen=True)
+class Fit:
+    """by_beam     serving beam → how it answers; one entry, None, where a method has no beam
+    beam_size   the one that it is served with
+    validation  its figure on validation queries; of a tree, by which nothing is chosen, 0
+    about       what the report says of it
+    """
+
+    by_beam: Mapping[int | None, Rank]
+    beam_size: int | None
+    validation: float
+    about: dict[str, Any]
+
+
+def compare_texts(
+    config: LinearConfig, names: Sequence[str] | None, seconds: float | None, beams: Sequence[int], json_file: Path | None
+) -> Report:
+    """The report: `rows`, `fits`, `not_judged`, `differences` and the two sentences of the `verdict`; see `compare`.
+
+    names    methods; None: those that the data are for
+    seconds  after which no further baseline begins; None: as long as it takes
+    Raises InvalidConfig where the data are no texts, InvalidData where there is no test query.
+    """
+    if not isinstance(config.data, LogData):
+        raise InvalidConfig("data.format", config.data.format, "log: compare judges histories, vectors and texts")
+    begin = time.monotonic()
+    prepared = prepare(config)
+    tests = questions_of(prepared)
+    task = task_of(config, prepared)
+    report: Report = {
+        "name": config.name,
+        "date": datetime.now(UTC).date().isoformat(),
+        "hardware": hardware(),
+        "command": training_command(),
+        "log": {"sha256": prepared.fingerprint, "items": len(prepared.items), "queries": len(task.whole.queries)},
+        "config": config.model_dump(mode="json"),
+        "tested": prepared.tested,
+        "metric": str(METRIC),
+        "queries": len(tests),
+        "rows": [],
+        "fits": [],
+        "not_judged": [],
+    }
+    figures: dict[Key, Figures] = {}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
+        for name in sorted(_usual(prepared, task) if names is None else names, key=lambda name: name == RECIPE):
+            if seconds is not None and time.monotonic() - begin > seconds and name != RECIPE:
+                report["not_judged"].append({"method": name, "reason": "no time was left"})
+                continue
+            log.info("%s …", name)
+            try:
+                if name in METHODS:
+                    fit = _baseline(task, name)
+                else:
+                    fit = _trained(config if name == RECIPE else _flat(config, prepared), Path(folder) / name, beams, opened)
+            except REFUSALS as refusal:
+                log.warning("%s is not judged: %s", name, refusal)
+                report["not_judged"].append({"method": name, "reason": named(refusal)})
+                continue
+            for beam, rank in fit.by_beam.items():
+                found = figures[name, config.seed, beam] = figures_of(answered(rank, tests, 100, False), tests, METRICS)
+                ms = ms_per_query(rank, [pair.query for pair in tests], 10, False)
+                row = {"method": name, "seed": config.seed, "beam_size": beam, "chosen": beam == fit.beam_size}
+                means = {str(metric): {"mean": found.mean(metric), "se": found.standard_error(metric)} for metric in METRICS}
+                report["rows"].append(row | {"validation": fit.validation, "figures": means, "ms_per_query": ms})
+            report["fits"].append({"method": name, "seed": config.seed, "ended": None} | fit.about)
+            if json_file is not None:
+                save(report, json_file)
+    report["differences"] = differences(report["rows"], figures, METRICS)
+    found_, pays = verdict(_field(report))
+    report["verdict"] = [found_, MADE if prepared.tested == OF_ITEMS else pays]
+    report["seconds"] = round(time.monotonic() - begin, 1)
+    if json_file is not None:
+        save(report, json_file)
+    return report
+
+
+def _usual(prepared: Prepared, task: TextTask) -> list[str]:
+    """The methods that the data are for, and that take no longer than a tree."""
+    names = [name for name in METHODS if name != "query-neighbours" or len(task.whole.queries)]
+    return [*names, *([ONE_VERSUS_ALL] if _is_flat_enough(prepared) else []), RECIPE]
+
+
+def questions_of(prepared: Prepared) -> list[Asked]:
+    """At most MOST_QUERIES test queries, evenly spread. Raises InvalidData where there is none."""
+    texts = prepared.written.to_pylist()
+    labels = prepared.test.labels
+    found = [Asked(b, texts[b], relevant) for b, relevant in enumerate(_items_of(labels)) if len(relevant)]
+    if not found:
+        raise InvalidData(
+            "test queries", 0, "at least one with an item; data.test, data.test_share or data.own_texts says where they are from"
+        )
+    return found[:: max(1, -(-len(found) // MOST_QUERIES))]
+
+
+def task_of(config: LinearConfig, prepared: Prepared) -> TextTask:
+    """What baselines learn from, and the queries by which they choose."""
+    if prepared.asked is None or prepared.vectoriser is None:
+        raise InvalidConfig("data.format", config.data.format, "log")
+    asked, whole = prepared.asked, Learned(prepared.asked, prepared.centroids)
+    held = np.empty(0, np.int64)
+    if len(asked) >= LEAST_VALIDATION / VALIDATION_SHARE:
+        rng = np.random.default_rng([config.seed, 0x7E87])
+        held = np.sort(rng.permutation(len(asked))[: min(MOST_VALIDATION, round(VALIDATION_SHARE * len(asked)))])
+    if len(held):
+        rest = np.setdiff1d(np.arange(len(asked)), held)
+        kept = np.setdiff1d(np.arange(len(prepared.train)), prepared.train.asked[held])
+        centroids = label_features(prepared.train.take(kept), prepared.own, config.linear)[1]
+        part = Learned(LabelledTexts([asked.texts[row] for row in rest.tolist()], asked.labels[rest]), centroids)
+        relevant = _items_of(asked.labels[held])
+        validation = [Asked(place, asked.texts[row], relevant[place]) for place, row in enumerate(held.tolist())]
+    else:
+        part = whole
+        ids = prepared.items.column("id").to_pylist()
+        row_of = {item: row for row, item in enumerate(ids)}
+        made = made_queries(ids, prepared.columns, VALIDATION_SHARE, config.seed + 1)[:MOST_VALIDATION]
+        validation = [Asked(b, query, np.array([row_of[item]])) for b, (query, item, _) in enumerate(made.iter_rows())]
+    return TextTask(prepared.columns, whole, part, validation, METRIC, prepared.vectoriser)
+
+
+def _items_of(labels: Csr) -> list[Int64]:
+    """Of each query."""
+    return [own.astype(np.int64) for own in np.split(labels.indices, labels.indptr[1:-1])]
+
+
+def _is_flat_enough(prepared: Prepared) -> bool:
+    items = len(prepared.items)
+    return items <= MOST_ONE_VERSUS_ALL and items * prepared.train.points.nnz <= MOST_WORK
+
+
+def _flat(config: LinearConfig, prepared: Prepared) -> LinearConfig:
+    """The same with all items as children of the root. Raises InvalidData where that would take too long."""
+    items = len(prepared.items)
+    if not _is_flat_enough(prepared):
+        numbers = prepared.train.points.nnz
+        raise InvalidData("items", items, f"fewer, or fewer queries: {items} scorers would each learn from {numbers} numbers")
+    tree = config.tree.model_copy(update={"branching": 2, "max_leaf": max(2, items), "count": 1})
+    return config.model_copy(update={"tree": tree})
+
+
+def _baseline(task: TextTask, name: str) -> Fit:
+    fitted, validation = METHODS[name](task)
+    about = {"seconds": fitted.seconds, "bytes": fitted.bytes, "options": fitted.options}
+    return Fit({None: fitted.rank}, None, validation, about | {"trials": [asdict(trial) for trial in fitted.trials]})
+
+
+def _trained(config: LinearConfig, folder: Path, beams: Sequence[int], opened: ExitStack) -> Fit:
+    """What `fit` makes of the configuration, at each serving beam, and at that which it would be served with."""
+    (folder / "work").mkdir(parents=True)
+    begin = time.monotonic()
+    bundle = fit_and_export(config, folder / config.name / "1", folder / "work")
+    seconds = time.monotonic() - begin
+    engine = opened.enter_context(closing(open_engine(bundle, "cpu")))
+    usual = None if bundle.tree.height == 1 else config.search.beam_size
+    ranks: dict[int | None, Rank] = {
+        beam: partial(_found, bundle, engine, 1 if beam is None else beam)
+        for beam in ([None] if usual is None else sorted({*beams, usual}))
+    }
+    size = sum(file.stat().st_size for file in bundle.path.rglob("*") if file.is_file())
+    return Fit(ranks, usual, 0.0, {"seconds": seconds, "bytes": size, "options": {}, "trials": []})
+
+
+def _found(bundle: Bundle, engine: Engine, beam: int, queries: Sequence[Any], /, m: int, exclude_seen: bool) -> Int64:
+    kind, vectoriser = bundle.manifest.query, bundle.vectoriser
+    if not isinstance(kind, TextKind) or vectoriser is None:
+        raise InvalidData("bundle", kind.kind, "a model of texts")
+    rows_BM: Int64 = engine.search(encode_texts(kind, vectoriser, queries), SearchParams.uniform(len(queries), beam, m)).item_rows_BM
+    return rows_BM
+
+
+def _field(report: Report) -> Field:
+    """The contestants, each at its usual beam."""
+    fits = {fit["method"]: fit for fit in report["fits"]}
+    rows = {row["method"]: row for row in report["rows"] if row["chosen"]}
+    found = {
+        name: Contestant(
+            name,
+            row["figures"][report["metric"]]["mean"],
+            row["validation"],
+            fits[name]["seconds"],
+            fits[name]["bytes"],
+            row["ms_per_query"],
+        )
+        for name, row in rows.items()
+    }
+    between = {(one["first"], one["second"]): one for one in report["differences"] if one["metric"] == report["metric"]}
+
+    def paired(first: str, second: str) -> Difference:
+        one, sign = (between[first, second], 1) if (first, second) in between else (between[second, first], -1)
+        low, high = sorted((sign * one["low"], sign * one["high"]))
+        return Difference(sign * one["mean"], low, high, one["queries"])
+
+    others = [contestant for name, contestant in found.items() if name != RECIPE]
+    not_judged = {left["method"]: left["reason"] for left in report["not_judged"]}
+    return Field(report["metric"], found.get(RECIPE), others, not_judged, paired, STRONG)
+
+
+def show(report: Report) -> None:
+    """Print what was compared, and what the queries are."""
+    counts = f"{report['log']['items']:,} items, {report['log']['queries']:,} queries to learn from"
+    print(f"{report['name']}: {counts}; {report['queries']:,} test queries, {report['tested']}; {report['seconds']:.0f} s in all")
