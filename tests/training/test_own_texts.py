@@ -23,7 +23,7 @@ from espalier.text.blocks import TextBlock
 from espalier.text.vectoriser import Vectoriser
 from espalier.text.words import column_weight, counted_rows, words_of
 from tests.service.running import bearer, ids, run
-from tests.training.commands import command, written_toml
+from tests.training.commands import command, trained, written_toml
 from training.data.csr import as_matrix
 from training.data.query_logs import texts_of
 from training.data.xmc import LabelledPoints
@@ -212,3 +212,31 @@ def test_a_product_is_put_with_its_columns_alone(shop: Bundle) -> None:
         assert put("korlan resto") == 200, "its words change with its column"
         assert found("resto")
         assert "new" not in found("balan tuzen mivik")
+
+
+PRODUCTS = [
+    "Seagate 2TB portable hard drive", "Seagate 4TB desktop hard drive", "Dell 27 inch monitor", "Dell 24 inch monitor",
+    "NVIDIA GeForce RTX 3060 graphics card", "NVIDIA GeForce RTX 3070 graphics card", "Brother MFC-9340CDW printer",
+    "Brother MFC-9130CW printer", "iPhone 12 Pro case", "iPhone 13 case", "USB-C cable 2m", "USB-C cable 1m", "AA batteries 24 pack",
+    "Sony WH-1000XM5 headphones", "Sony WH-1000XM4 headphones", "8x10 picture frame", "5x7 picture frame", "1/4 inch drill bit",
+    "3/8 inch drill bit", "T-shirt size XL", "T-shirt size M",
+]  # fmt: skip
+ASKED = {
+    "2tb": 0, "27 inch": 2, '27" monitor': 2, "rtx 3060": 4, "rtx3070": 5, "mfc-9340": 6, "mfc 9130": 7, "mfc9340cdw": 6, "iphone12 pro": 8,
+    "usb c 1m": 11, "aa 24": 12, "wh1000xm5": 13, "sony xm4": 14, "8 x 10 frame": 15, "1/4 drill bit": 17, '3/8"': 18, "xl shirt": 19,
+    "tshirt m": 20,
+}  # fmt: skip
+"""Queries, and the product that comes first."""
+
+
+def test_numbers_units_and_models_are_found_in_the_ways_that_people_write_them(tmp_path: Path) -> None:
+    pl.DataFrame({"id": [f"p{row:02d}" for row in range(len(PRODUCTS))], "title": PRODUCTS}).write_parquet(tmp_path / "items.parquet")
+    data = {"format": "log", "items": str(tmp_path / "items.parquet"), "own_texts": ["title"], "test_share": 0.0}
+    bundle = trained(tmp_path, {"data": data})
+    kind = bundle.manifest.query
+    assert isinstance(kind, TextKind)
+    queries = encode_texts(kind, bundle.vectoriser, list(ASKED))
+    found_BM = open_engine(bundle, "cpu").search(queries, SearchParams.uniform(len(ASKED), 100, 1)).item_rows_BM
+    assert {query: PRODUCTS[row] for query, row in zip(ASKED, found_BM[:, 0].tolist(), strict=True)} == {
+        query: PRODUCTS[row] for query, row in ASKED.items()
+    }
