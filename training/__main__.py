@@ -350,7 +350,9 @@ def compare(
         float, typer.Option(help="time of everything; a method that would see less than half of its data or steps is not judged")
     ] = 5,
     beam: Annotated[str | None, typer.Option(help="serving beams of the tree, comma-separated; 50,200,800, of texts 10,50,200")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="written after every method; what is there is not run again")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="written after every method; what is there is not run again, but of texts")
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="draw recall against ms per query (PNG or SVG)")] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where the tree is trained")] = "auto",
 ) -> None:

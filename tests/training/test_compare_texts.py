@@ -17,7 +17,7 @@ from training.baselines.texts import METHODS, WordIndex, best_of, fields_of
 from training.compare import texts
 from training.compare.texts import compare_texts, questions_of, task_of
 from training.linear.prepare import OF_ITEMS, OF_LOG, prepare
-from training.specification.linear import LinearConfig
+from training.specification.linear import LinearConfig, LinearOptions
 
 ADJECTIVES, NOUNS = ("red", "blue", "small", "large", "round"), ("lamp", "chair", "table", "shelf", "clock", "mirror", "sofa", "desk")
 TITLES = [f"{adjective} {noun}" for noun in NOUNS for adjective in ADJECTIVES]
@@ -104,9 +104,14 @@ def test_titles_weigh_more_than_notes_of_noise(tmp_path: Path) -> None:
     assert config.data.test is None
 
 
+def flat(config: LinearConfig) -> LinearConfig:
+    """With a tree of more than one node."""
+    return config.model_copy(update={"tree": config.tree.model_copy(update={"branching": 4, "max_leaf": 8})})
+
+
 def test_a_log_whose_words_are_other_ones_is_found_by_what_learns_from_it(tmp_path: Path) -> None:
-    report = compare_texts(shop(tmp_path, log=True), None, None, [10], None)
-    rows = {row["method"]: row for row in report["rows"]}
+    report = compare_texts(flat(shop(tmp_path, log=True)), None, None, [10], None)
+    rows = {row["method"]: row for row in report["rows"] if row["chosen"]}
     assert rows.keys() == {*texts.NAMES}
     assert not report["not_judged"]
     assert rows["one-versus-all"]["beam_size"] is None
@@ -114,22 +119,59 @@ def test_a_log_whose_words_are_other_ones_is_found_by_what_learns_from_it(tmp_pa
     assert {fit["method"] for fit in report["fits"]} == rows.keys()
     pairs = {(one["first"], one["second"]) for one in report["differences"]}
     assert len(pairs) == len(rows) * (len(rows) - 1) / 2
-    assert report["verdict"][1] != texts.MADE
+    assert (report["chosen_by"], "validation queries" in report["verdict"][0]) == (OF_LOG, True)
+    assert "one-versus-all" not in " ".join(report["verdict"])
+    regression = compare_texts(
+        shop(tmp_path, log=True).model_copy(update={"linear": LinearOptions(loss="relevance")}), ["bm25", "recipe"], None, [10], None
+    )
+    assert regression["verdict"][1] == texts.RELEVANCE
 
 
 def test_made_queries_decide_nothing_and_what_takes_too_long_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "MOST_WORK", 10)
     config = shop(tmp_path, test_share=0.5)
     report = compare_texts(config, None, None, [10], None)
     assert [row["method"] for row in report["rows"]] == ["bm25", "bm25f", "centroids", "recipe"]
-    assert report["verdict"][1] == texts.MADE
-    asked = compare_texts(config, ["one-versus-all", "centroids", "recipe"], 0.0, [10], None)
-    assert {left["method"]: left["reason"] for left in asked["not_judged"]} == dict.fromkeys(
-        ["one-versus-all", "centroids"], "no time was left"
-    )
-    asked = compare_texts(config, ["one-versus-all"], None, [10], None)
-    assert asked["not_judged"][0]["reason"].startswith("items: got 40, expected fewer")
-    assert asked["verdict"] == ["No tree was measured, since it was not run.", texts.MADE]
+    assert (report["verdict"][1], report["chosen_by"]) == (texts.MADE, OF_ITEMS)
+    assert "on queries made of items' words" in report["verdict"][0]
+    late = compare_texts(config, ["one-versus-all", "centroids", "recipe"], 0.0, [10], None)
+    assert [left["method"] for left in late["not_judged"]] == ["one-versus-all", "centroids"]
+    one_node = compare_texts(config, ["one-versus-all"], None, [10], None)
+    assert one_node["not_judged"][0]["reason"].startswith("items: got 40, expected more: the recipe's tree is one node")
+    assert one_node["verdict"] == ["No tree was measured, since it was not run.", texts.MADE]
+    monkeypatch.setattr(texts, "MOST_WORK", 10)
+    large = compare_texts(flat(config), ["one-versus-all"], None, [10], None)
+    assert large["not_judged"][0]["reason"].startswith("items: got 40, expected fewer")
+
+
+def test_made_queries_do_not_choose_what_people_find_less_with(tmp_path: Path) -> None:
+    shop(tmp_path)
+    pl.DataFrame({"query": TITLES, "item": [f"p{row:02d}" for row in range(len(TITLES))]}).write_parquet(tmp_path / "test.parquet")
+    report = compare_texts(shop(tmp_path, test=tmp_path / "test.parquet"), ["bm25", "centroids", "recipe"], None, [10], None)
+    for row in report["rows"]:  # as if they had liked centroids least, which find most
+        row["validation"] = {"bm25": 0.9, "centroids": 0.1}.get(row["method"], 0)
+    for one in report["differences"]:  # and as if the tree had found least of all
+        one |= {"mean": 0.1, "low": 0.05, "high": 0.2} if one["second"] == "recipe" else {"mean": -0.1, "low": -0.2, "high": -0.05}
+    said = texts._verdict(shop(tmp_path), report)
+    assert said[1] == "Undecided: centroids, which made queries did not choose, found more than bm25."
+
+
+def test_queries_without_an_item_choose_nothing_and_few_of_a_log_are_halved(tmp_path: Path) -> None:
+    rows = [(f"word{place} thing", f"p{place % 9}", 10, place % 3) for place in range(90)]
+    pl.DataFrame(rows, schema=["query", "item", "views", "clicks"], orient="row").write_parquet(tmp_path / "log.parquet")
+    data = {"format": "log", "train": tmp_path / "log.parquet", "views": "views", "clicks": "clicks"}
+    config = LinearConfig.model_validate({"kind": "xr-linear", "name": "x", "data": data})
+    task = task_of(config, prepare(config))
+    assert not task.made
+    assert 0 < len(task.validation) < 30  # of thirty, a third has no click
+    assert all(len(pair.relevant) for pair in task.validation)
+    figure = METHODS["bm25"](task)[1]
+    assert 0 <= figure <= 1
+
+
+def test_each_chinese_character_is_a_word_and_an_empty_field_weighs_nothing() -> None:
+    find = WordIndex([["红色台灯", "蓝色台灯"], ["", ""]]).scorer((1.0, 1.0), 1.2, 1.0)
+    assert find("红灯")[0].tolist() == [0, 1]
+    assert find("红")[0].tolist() == [0]
 
 
 def test_what_is_no_text_or_has_no_query_is_refused(tmp_path: Path) -> None:
@@ -139,6 +181,11 @@ def test_what_is_no_text_or_has_no_query_is_refused(tmp_path: Path) -> None:
     config = LinearConfig.model_validate({"kind": "xr-linear", "name": "x", "data": {"format": "xmc", "train": tmp_path / "points.txt"}})
     with pytest.raises(InvalidConfig, match=r"data\.format: got 'xmc', expected log: compare judges histories, vectors and texts"):
         compare_texts(config, None, None, [10], None)
+    (tmp_path / "mine.json").write_text('{"mine": 1}')
+    for other in (tmp_path / "mine.json", tmp_path):
+        with pytest.raises(InvalidConfig, match=r"--json: got .*, expected a report of texts, which is replaced, or no file"):
+            compare_texts(shop(tmp_path), None, None, [10], other)
+    assert json.loads((tmp_path / "mine.json").read_text()) == {"mine": 1}
 
 
 def test_the_command_prints_rows_and_a_verdict_and_draws(tmp_path: Path) -> None:

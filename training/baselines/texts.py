@@ -6,7 +6,7 @@ They answer from inverted indices, exactly. Options are chosen by validation que
 
 is BM25F (Robertson, Zaragoza and Taylor 2004), and of one field BM25.
 
-Words are those of `\\w+` in the vectoriser's normalised letters.
+Words are those of the vectoriser.
 
 Legend: B queries, I items, F words or features, M results.
 """
@@ -14,7 +14,6 @@ Legend: B queries, I items, F words or features, M results.
 from __future__ import annotations
 
 import itertools
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,13 +25,13 @@ from scipy.sparse import csr_array, diags_array
 
 from espalier.errors import InvalidConfig
 from espalier.search import NO_ITEM
-from espalier.text.vectoriser import Vectoriser, normalise
+from espalier.text.vectoriser import Vectoriser
+from espalier.text.words import words_of
 from training.data.csr import Csr, as_matrix
 from training.data.query_logs import LabelledTexts
-from training.retrieval.task import NO_DEADLINE, Fitted, Int64, Metric, Question, Rank
+from training.retrieval.task import NO_DEADLINE, Deadline, Fitted, Int64, Metric, Question, Rank
 from training.retrieval.tuning import Option, Options, search
 
-WORD = re.compile(r"\w+")
 K1, B = Option("k1", (0.3, 0.6, 1.2, 2.0), times=1.7, least=0.01, most=20), Option("b", (0.0, 0.3, 0.6, 0.75, 0.9, 1.0))
 WEIGHTS = (0.0, 0.1, 0.3, 1.0, 3.0)
 """Of a column in BM25F."""
@@ -60,6 +59,8 @@ class TextTask:
     validation  queries of the log, or made of words of the items
     metric      the figure of these by which options are chosen
     vectoriser  of n-grams
+    made        whether the validation queries are made of words of the items
+    deadline    after which no further options are tried
     """
 
     columns: Sequence[Sequence[str]]
@@ -68,6 +69,8 @@ class TextTask:
     validation: Sequence[Question]
     metric: Metric
     vectoriser: Vectoriser
+    made: bool = False
+    deadline: Deadline = NO_DEADLINE
 
     def chosen(self, grid: Sequence[Option], begun: Callable[[Learned], Made]) -> tuple[Fitted, float]:
         """What the best of the options makes of the whole, and its figure on validation queries.
@@ -81,7 +84,7 @@ class TextTask:
         def figure(tried: Options) -> float:
             return float(self.metric.of(best_of(made(tried))(queries, self.metric.m, False), self.validation).mean())
 
-        found = search(figure, [{option.name: option.values[len(option.values) // 2] for option in grid}], grid, NO_DEADLINE)
+        found = search(figure, [{option.name: option.values[len(option.values) // 2] for option in grid}], grid, self.deadline)
         if self.part is not self.whole:
             del made
         size, made = begun(self.whole)
@@ -135,7 +138,8 @@ class WordIndex:
         parts = []
         for weight, field in zip(weights, self.of_field, strict=True):
             length = field.sum(1)
-            parts.append(diags_array(weight / (1 - b + b * length / max(1.0, length[length > 0].mean() if length.any() else 1.0))) @ field)
+            usual = length[length > 0].mean() if length.any() else 1.0
+            parts.append(diags_array(weight / np.maximum(1 - b + b * length / usual, 1e-9)) @ field)  # an empty field has no word
         frequency = csr_array(sum(parts[1:], start=parts[0]))
         frequency.eliminate_zeros()
         items_F = np.bincount(frequency.indices, minlength=frequency.shape[1])
@@ -154,7 +158,7 @@ class WordIndex:
         return find
 
     def _numbers(self, text: str, *, new: bool = False) -> list[int]:
-        words = WORD.findall(normalise(text))
+        words = words_of(text)
         if new:
             return [self._number.setdefault(word, len(self._number)) for word in words]
         return [self._number[word] for word in words if word in self._number]

@@ -53,6 +53,8 @@ def run(
             file.parent.mkdir(parents=True, exist_ok=True)
     settings = read_config(config, train=data)
     if isinstance(settings, LinearConfig):
+        if device == "cuda":
+            raise InvalidConfig("--device", device, "cpu or auto: models of texts are trained on the CPU")
         wanted = None if methods is None else checked_names(methods, texts.NAMES, fusions=False)
         report = texts.compare_texts(settings, wanted, seconds, beams or BEAMS_OF_TEXTS, json_file)
         texts.show(report)
@@ -108,8 +110,6 @@ def show(report: Report) -> None:
         f"everything chosen by {report['metric']} of validation queries; {report['seconds']:.0f} s in all"
     )
     show_methods(report)
-    if report["interrupted"]:
-        print("interrupted: methods that are missing were not run")
 
 
 def show_methods(report: Report) -> None:
@@ -118,3 +118,5 @@ def show_methods(report: Report) -> None:
     metrics = list(report["rows"][0]["figures"]) if report["rows"] else []
     print(table(report["rows"], report["fits"], not_judged, metrics))
     print(*report["verdict"], sep="\n")
+    if report["interrupted"]:
+        print("interrupted: methods that are missing were not run")

@@ -9,6 +9,7 @@ Knows a configuration, names of methods and a time. How methods learn and answer
 
 from __future__ import annotations
 
+import json
 import logging
 import tempfile
 import time
@@ -36,11 +37,11 @@ from training.compare.verdict import Contestant, Field, verdict
 from training.data.csr import Csr
 from training.data.query_logs import LabelledTexts
 from training.linear.own_texts import made_queries
-from training.linear.prepare import OF_ITEMS, Prepared, label_features, prepare
+from training.linear.prepare import OF_ITEMS, OF_LOG, Prepared, label_features, prepare
 from training.linear.run import fit_and_export
 from training.publish import training_command
-from training.retrieval.task import Int64, Metric, Rank
-from training.specification.linear import LinearConfig, LogData
+from training.retrieval.task import NO_DEADLINE, Deadline, Int64, Metric, Rank
+from training.specification.linear import WEIGHTS_OF_ONE_NODE, LinearConfig, LogData, TailOptions
 
 log = logging.getLogger(__name__)
 
@@ -51,12 +52,11 @@ METRICS = (METRIC, Metric("recall", 10), Metric("recall", 100))
 STRONG = "bm25f"
 MOST_VALIDATION, VALIDATION_SHARE, LEAST_VALIDATION = 1000, 0.1, 30
 MOST_QUERIES = 5000
+RELEVANCE = "Which to use is open: relevance was counted as yes or no here, and a model of kind xreg says how much (see evaluate)."
 MADE = (
     "Which to use is open: made queries have the items' own words, from all columns alike, and people's have not; give some of people in "
     "data.test."
 )
-MOST_ONE_VERSUS_ALL = 1 << 15
-"""Items: a node has no more children."""
 MOST_WORK = 2e9
 """Items times numbers of the training points that one-versus-all may take: a minute or two."""
 
@@ -95,10 +95,13 @@ def compare_texts(
     """
     if not isinstance(config.data, LogData):
         raise InvalidConfig("data.format", config.data.format, "log: compare judges histories, vectors and texts")
+    if json_file is not None:
+        _refuse_other_files(json_file)
     begin = time.monotonic()
     prepared = prepare(config)
     tests = questions_of(prepared)
-    task = task_of(config, prepared)
+    deadline = Deadline(None if seconds is None else begin + seconds)
+    task = task_of(config, prepared, deadline)
     report: Report = {
         "name": config.name,
         "date": datetime.now(UTC).date().isoformat(),
@@ -107,50 +110,69 @@ def compare_texts(
         "log": {"sha256": prepared.fingerprint, "items": len(prepared.items), "queries": len(task.whole.queries)},
         "config": config.model_dump(mode="json"),
         "tested": prepared.tested,
+        "chosen_by": OF_ITEMS if task.made else OF_LOG,
         "metric": str(METRIC),
         "queries": len(tests),
         "rows": [],
         "fits": [],
         "not_judged": [],
+        "interrupted": False,
     }
     figures: dict[Key, Figures] = {}
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
-        for name in sorted(_usual(prepared, task) if names is None else names, key=lambda name: name == RECIPE):
-            if seconds is not None and time.monotonic() - begin > seconds and name != RECIPE:
-                report["not_judged"].append({"method": name, "reason": "no time was left"})
-                continue
-            log.info("%s …", name)
-            try:
-                if name in METHODS:
-                    fit = _baseline(task, name)
-                else:
-                    fit = _trained(config if name == RECIPE else _flat(config, prepared), Path(folder) / name, beams, opened)
-            except REFUSALS as refusal:
-                log.warning("%s is not judged: %s", name, refusal)
-                report["not_judged"].append({"method": name, "reason": named(refusal)})
-                continue
-            for beam, rank in fit.by_beam.items():
-                found = figures[name, config.seed, beam] = figures_of(answered(rank, tests, 100, False), tests, METRICS)
-                ms = ms_per_query(rank, [pair.query for pair in tests], 10, False)
-                row = {"method": name, "seed": config.seed, "beam_size": beam, "chosen": beam == fit.beam_size}
-                means = {str(metric): {"mean": found.mean(metric), "se": found.standard_error(metric)} for metric in METRICS}
-                report["rows"].append(row | {"validation": fit.validation, "figures": means, "ms_per_query": ms})
-            report["fits"].append({"method": name, "seed": config.seed, "ended": None} | fit.about)
-            if json_file is not None:
-                save(report, json_file)
+    try:
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
+            for name in sorted(_usual(config, prepared, task) if names is None else names, key=lambda name: name == RECIPE):
+                try:
+                    if deadline.is_over() and name != RECIPE:
+                        raise InvalidData("--minutes", "too few", "time for it")
+                    log.info("%s …", name)
+                    if name in METHODS:
+                        fit = _baseline(task, name)
+                    else:
+                        fit = _trained(config if name == RECIPE else _flat(config, prepared), Path(folder) / name, beams, opened)
+                except REFUSALS as refusal:
+                    log.warning("%s is not judged: %s", name, refusal)
+                    report["not_judged"].append({"method": name, "reason": named(refusal)})
+                    continue
+                _measure(fit, name, tests, config.seed, report, figures)
+                if json_file is not None:
+                    save(report, json_file)
+    except KeyboardInterrupt:
+        report["interrupted"] = True
+        log.warning("interrupted: what was done until now is reported")
     report["differences"] = differences(report["rows"], figures, METRICS)
-    found_, pays = verdict(_field(report))
-    report["verdict"] = [found_, MADE if prepared.tested == OF_ITEMS else pays]
+    report["verdict"] = _verdict(config, report)
     report["seconds"] = round(time.monotonic() - begin, 1)
     if json_file is not None:
         save(report, json_file)
     return report
 
 
-def _usual(prepared: Prepared, task: TextTask) -> list[str]:
+def _measure(fit: Fit, name: str, tests: Sequence[Asked], seed: int, report: Report, figures: dict[Key, Figures]) -> None:
+    """Measure a method at its beams; its rows join the report."""
+    for beam, rank in fit.by_beam.items():
+        found = figures[name, seed, beam] = figures_of(answered(rank, tests, 100, False), tests, METRICS)
+        ms = ms_per_query(rank, [pair.query for pair in tests], 10, False)
+        row = {"method": name, "seed": seed, "beam_size": beam, "chosen": beam == fit.beam_size}
+        means = {str(metric): {"mean": found.mean(metric), "se": found.standard_error(metric)} for metric in METRICS}
+        report["rows"].append(row | {"validation": fit.validation, "figures": means, "ms_per_query": ms})
+    report["fits"].append({"method": name, "seed": seed} | fit.about)
+
+
+def _usual(config: LinearConfig, prepared: Prepared, task: TextTask) -> list[str]:
     """The methods that the data are for, and that take no longer than a tree."""
     names = [name for name in METHODS if name != "query-neighbours" or len(task.whole.queries)]
-    return [*names, *([ONE_VERSUS_ALL] if _is_flat_enough(prepared) else []), RECIPE]
+    return [*names, *([ONE_VERSUS_ALL] if _why_not_flat(config, prepared) is None else []), RECIPE]
+
+
+def _refuse_other_files(file: Path) -> None:
+    """Raise InvalidConfig where a file, or a folder, is there that is no report of texts."""
+    try:
+        earlier = json.loads(file.read_text()) if file.exists() else {"tested": None}
+    except (OSError, ValueError):
+        earlier = None
+    if not isinstance(earlier, dict) or "tested" not in earlier:
+        raise InvalidConfig("--json", str(file), "a report of texts, which is replaced, or no file")
 
 
 def questions_of(prepared: Prepared) -> list[Asked]:
@@ -165,29 +187,34 @@ def questions_of(prepared: Prepared) -> list[Asked]:
     return found[:: max(1, -(-len(found) // MOST_QUERIES))]
 
 
-def task_of(config: LinearConfig, prepared: Prepared) -> TextTask:
-    """What baselines learn from, and the queries by which they choose."""
+def task_of(config: LinearConfig, prepared: Prepared, deadline: Deadline = NO_DEADLINE) -> TextTask:
+    """What baselines learn from, and the queries by which they choose: of the log, unless it has few and items have words.
+
+    Raises InvalidData where there is none.
+    """
     if prepared.asked is None or prepared.vectoriser is None:
         raise InvalidConfig("data.format", config.data.format, "log")
     asked, whole = prepared.asked, Learned(prepared.asked, prepared.centroids)
-    held = np.empty(0, np.int64)
-    if len(asked) >= LEAST_VALIDATION / VALIDATION_SHARE:
+    part, made = whole, bool(prepared.columns) and len(asked) < LEAST_VALIDATION / VALIDATION_SHARE
+    if made:
+        ids = prepared.items.column("id").to_pylist()
+        row_of = {item: row for row, item in enumerate(ids)}
+        share = min(1.0, max(VALIDATION_SHARE, LEAST_VALIDATION / len(ids)))
+        queries = made_queries(ids, prepared.columns, share, config.seed + 1)[:MOST_VALIDATION]
+        validation = [Asked(b, query, np.array([row_of[item]])) for b, (query, item, _) in enumerate(queries.iter_rows())]
+    else:
         rng = np.random.default_rng([config.seed, 0x7E87])
-        held = np.sort(rng.permutation(len(asked))[: min(MOST_VALIDATION, round(VALIDATION_SHARE * len(asked)))])
-    if len(held):
+        count = min(MOST_VALIDATION, max(LEAST_VALIDATION, round(VALIDATION_SHARE * len(asked))), len(asked) // 2)
+        held = np.sort(rng.permutation(len(asked))[:count])
         rest = np.setdiff1d(np.arange(len(asked)), held)
         kept = np.setdiff1d(np.arange(len(prepared.train)), prepared.train.asked[held])
         centroids = label_features(prepared.train.take(kept), prepared.own, config.linear)[1]
         part = Learned(LabelledTexts([asked.texts[row] for row in rest.tolist()], asked.labels[rest]), centroids)
-        relevant = _items_of(asked.labels[held])
-        validation = [Asked(place, asked.texts[row], relevant[place]) for place, row in enumerate(held.tolist())]
-    else:
-        part = whole
-        ids = prepared.items.column("id").to_pylist()
-        row_of = {item: row for row, item in enumerate(ids)}
-        made = made_queries(ids, prepared.columns, VALIDATION_SHARE, config.seed + 1)[:MOST_VALIDATION]
-        validation = [Asked(b, query, np.array([row_of[item]])) for b, (query, item, _) in enumerate(made.iter_rows())]
-    return TextTask(prepared.columns, whole, part, validation, METRIC, prepared.vectoriser)
+        items = _items_of(asked.labels[held])
+        validation = [Asked(place, asked.texts[row], items[place]) for place, row in enumerate(held.tolist()) if len(items[place])]
+    if not validation:
+        raise InvalidData("validation queries", 0, "at least one with an item; see data.train and data.own_texts")
+    return TextTask(prepared.columns, whole, part, validation, METRIC, prepared.vectoriser, made, deadline)
 
 
 def _items_of(labels: Csr) -> list[Int64]:
@@ -195,24 +222,29 @@ def _items_of(labels: Csr) -> list[Int64]:
     return [own.astype(np.int64) for own in np.split(labels.indices, labels.indptr[1:-1])]
 
 
-def _is_flat_enough(prepared: Prepared) -> bool:
-    items = len(prepared.items)
-    return items <= MOST_ONE_VERSUS_ALL and items * prepared.train.points.nnz <= MOST_WORK
+def _why_not_flat(config: LinearConfig, prepared: Prepared) -> InvalidData | None:
+    """Why there is no one-versus-all beside the recipe, where there is none."""
+    items, features = prepared.centroids.shape
+    if config.tree.count == 1 and config.tree.leaf_of(items, features) >= items:
+        return InvalidData("items", items, "more: the recipe's tree is one node, which is one-versus-all")
+    if items * features > WEIGHTS_OF_ONE_NODE or items * prepared.train.points.nnz > MOST_WORK:
+        numbers = prepared.train.points.nnz
+        return InvalidData("items", items, f"fewer: {items} scorers of {features} features would each learn from {numbers} numbers")
+    return None
 
 
 def _flat(config: LinearConfig, prepared: Prepared) -> LinearConfig:
-    """The same with all items as children of the root. Raises InvalidData where that would take too long."""
-    items = len(prepared.items)
-    if not _is_flat_enough(prepared):
-        numbers = prepared.train.points.nnz
-        raise InvalidData("items", items, f"fewer, or fewer queries: {items} scorers would each learn from {numbers} numbers")
-    tree = config.tree.model_copy(update={"branching": 2, "max_leaf": max(2, items), "count": 1})
-    return config.model_copy(update={"tree": tree})
+    """The same with all items as children of the root. Raises InvalidData where it is the same tree, or would take too long."""
+    why = _why_not_flat(config, prepared)
+    if why is not None:
+        raise why
+    tree = config.tree.model_copy(update={"branching": 2, "max_leaf": max(2, len(prepared.items)), "count": 1})
+    return config.model_copy(update={"tree": tree, "tail": TailOptions()})
 
 
 def _baseline(task: TextTask, name: str) -> Fit:
     fitted, validation = METHODS[name](task)
-    about = {"seconds": fitted.seconds, "bytes": fitted.bytes, "options": fitted.options}
+    about = {"seconds": fitted.seconds, "bytes": fitted.bytes, "ended": fitted.ended, "options": fitted.options}
     return Fit({None: fitted.rank}, None, validation, about | {"trials": [asdict(trial) for trial in fitted.trials]})
 
 
@@ -223,13 +255,13 @@ def _trained(config: LinearConfig, folder: Path, beams: Sequence[int], opened: E
     bundle = fit_and_export(config, folder / config.name / "1", folder / "work")
     seconds = time.monotonic() - begin
     engine = opened.enter_context(closing(open_engine(bundle, "cpu")))
-    usual = None if bundle.tree.height == 1 else config.search.beam_size
+    usual = None if bundle.tree.height == 1 else min(config.search.beam_size, bundle.tree.leaf_count)
     ranks: dict[int | None, Rank] = {
         beam: partial(_found, bundle, engine, 1 if beam is None else beam)
-        for beam in ([None] if usual is None else sorted({*beams, usual}))
+        for beam in ([None] if usual is None else sorted({min(beam, bundle.tree.leaf_count) for beam in (*beams, usual)}))
     }
     size = sum(file.stat().st_size for file in bundle.path.rglob("*") if file.is_file())
-    return Fit(ranks, usual, 0.0, {"seconds": seconds, "bytes": size, "options": {}, "trials": []})
+    return Fit(ranks, usual, 0.0, {"seconds": seconds, "bytes": size, "ended": None, "options": {}, "trials": []})
 
 
 def _found(bundle: Bundle, engine: Engine, beam: int, queries: Sequence[Any], /, m: int, exclude_seen: bool) -> Int64:
@@ -238,6 +270,24 @@ def _found(bundle: Bundle, engine: Engine, beam: int, queries: Sequence[Any], /,
         raise InvalidData("bundle", kind.kind, "a model of texts")
     rows_BM: Int64 = engine.search(encode_texts(kind, vectoriser, queries), SearchParams.uniform(len(queries), beam, m)).item_rows_BM
     return rows_BM
+
+
+def _verdict(config: LinearConfig, report: Report) -> list[str]:
+    """Two sentences, the second as sure as the queries are that chose and that measured."""
+    field = _field(report)
+    found, pays = verdict(field)
+    if report["chosen_by"] == OF_ITEMS:
+        found = found.replace("on validation queries", "on queries made of items' words")
+    if config.linear.loss == "relevance":
+        return [found, RELEVANCE]
+    if report["tested"] == OF_ITEMS:
+        return [found, MADE]
+    if report["chosen_by"] == OF_ITEMS and pays.startswith("Use") and field.baselines:
+        best = max(field.baselines, key=lambda baseline: baseline.validation)
+        better = [one.name for one in field.baselines if one is not best and field.paired(one.name, best.name).low > 0]
+        if better:
+            return [found, f"Undecided: {' and '.join(better)}, which made queries did not choose, found more than {best.name}."]
+    return [found, pays]
 
 
 def _field(report: Report) -> Field:
@@ -252,6 +302,7 @@ def _field(report: Report) -> Field:
             fits[name]["seconds"],
             fits[name]["bytes"],
             row["ms_per_query"],
+            fits[name]["ended"],
         )
         for name, row in rows.items()
     }
@@ -262,7 +313,8 @@ def _field(report: Report) -> Field:
         low, high = sorted((sign * one["low"], sign * one["high"]))
         return Difference(sign * one["mean"], low, high, one["queries"])
 
-    others = [contestant for name, contestant in found.items() if name != RECIPE]
+    # One-versus-all has no figure of validation queries: it would have to be trained twice.
+    others = [contestant for name, contestant in found.items() if name not in (RECIPE, ONE_VERSUS_ALL)]
     not_judged = {left["method"]: left["reason"] for left in report["not_judged"]}
     return Field(report["metric"], found.get(RECIPE), others, not_judged, paired, STRONG)
 
