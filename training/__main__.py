@@ -343,7 +343,7 @@ def _queries(bundle: Bundle, data: Path | None, unseen: bool, exclude_seen: bool
 
 @app.command()
 def compare(
-    config: Annotated[Path, typer.Option(help="TOML file of a tree model; `data.split` says how test queries are held out")],
+    config: Annotated[Path, typer.Option(help="TOML file; `data.split`, of texts `data.test`, says how test queries are held out")],
     data: Annotated[Path | None, typer.Option(help="a log to read instead of the configured one")] = None,
     methods: Annotated[str | None, typer.Option(help="comma-separated; docs/judge.md lists them, `fusion:A:B` is any two")] = None,
     minutes: Annotated[

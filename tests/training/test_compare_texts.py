@@ -135,12 +135,29 @@ def test_made_queries_decide_nothing_and_what_takes_too_long_is_not_judged(tmp_p
     assert "on queries made of items' words" in report["verdict"][0]
     late = compare_texts(config, ["one-versus-all", "centroids", "recipe"], 0.0, [10], None)
     assert [left["method"] for left in late["not_judged"]] == ["one-versus-all", "centroids"]
+    assert late["not_judged"][0]["reason"] == "--minutes: got '0', expected more: no time was left"
     one_node = compare_texts(config, ["one-versus-all"], None, [10], None)
     assert one_node["not_judged"][0]["reason"].startswith("items: got 40, expected more: the recipe's tree is one node")
     assert one_node["verdict"] == ["No tree was measured, since it was not run.", texts.MADE]
     monkeypatch.setattr(texts, "MOST_WORK", 10)
     large = compare_texts(flat(config), ["one-versus-all"], None, [10], None)
     assert large["not_judged"][0]["reason"].startswith("items: got 40, expected fewer")
+
+
+def test_an_interrupt_leaves_whole_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[int] = []
+
+    def stopped(*_: object) -> float:
+        measured.append(1)
+        if len(measured) == 3:  # in the middle of the tree's beams
+            raise KeyboardInterrupt
+        return 1.0
+
+    monkeypatch.setattr(texts, "ms_per_query", stopped)
+    report = compare_texts(flat(shop(tmp_path, test_share=0.5)), ["bm25", "recipe"], None, [2, 4], tmp_path / "F.json")
+    assert report["interrupted"]
+    assert [row["method"] for row in report["rows"]] == [fit["method"] for fit in report["fits"]] == ["bm25"]
+    assert json.loads((tmp_path / "F.json").read_text())["verdict"] == report["verdict"]
 
 
 def test_made_queries_do_not_choose_what_people_find_less_with(tmp_path: Path) -> None:

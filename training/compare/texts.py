@@ -102,34 +102,21 @@ def compare_texts(
     tests = questions_of(prepared)
     deadline = Deadline(None if seconds is None else begin + seconds)
     task = task_of(config, prepared, deadline)
-    report: Report = {
-        "name": config.name,
-        "date": datetime.now(UTC).date().isoformat(),
-        "hardware": hardware(),
-        "command": training_command(),
-        "log": {"sha256": prepared.fingerprint, "items": len(prepared.items), "queries": len(task.whole.queries)},
-        "config": config.model_dump(mode="json"),
-        "tested": prepared.tested,
-        "chosen_by": OF_ITEMS if task.made else OF_LOG,
-        "metric": str(METRIC),
-        "queries": len(tests),
-        "rows": [],
-        "fits": [],
-        "not_judged": [],
-        "interrupted": False,
-    }
+    report = _begun(config, prepared, task, tests)
     figures: dict[Key, Figures] = {}
     try:
         with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
             for name in sorted(_usual(config, prepared, task) if names is None else names, key=lambda name: name == RECIPE):
+                log.info("%s …", name)
                 try:
-                    if deadline.is_over() and name != RECIPE:
-                        raise InvalidData("--minutes", "too few", "time for it")
-                    log.info("%s …", name)
-                    if name in METHODS:
-                        fit = _baseline(task, name)
+                    if name == RECIPE:
+                        fit = _trained(config, Path(folder) / name, beams, opened)
+                    elif deadline.is_over():
+                        raise InvalidConfig("--minutes", f"{(seconds or 0) / 60:g}", "more: no time was left")
+                    elif name == ONE_VERSUS_ALL:
+                        fit = _trained(_flat(config, prepared), Path(folder) / name, beams, opened)
                     else:
-                        fit = _trained(config if name == RECIPE else _flat(config, prepared), Path(folder) / name, beams, opened)
+                        fit = _baseline(task, name)
                 except REFUSALS as refusal:
                     log.warning("%s is not judged: %s", name, refusal)
                     report["not_judged"].append({"method": name, "reason": named(refusal)})
@@ -148,15 +135,37 @@ def compare_texts(
     return report
 
 
+def _begun(config: LinearConfig, prepared: Prepared, task: TextTask, tests: Sequence[Asked]) -> Report:
+    return {
+        "name": config.name,
+        "date": datetime.now(UTC).date().isoformat(),
+        "hardware": hardware(),
+        "command": training_command(),
+        "log": {"sha256": prepared.fingerprint, "items": len(prepared.items), "queries": len(task.whole.queries)},
+        "config": config.model_dump(mode="json"),
+        "tested": prepared.tested,
+        "chosen_by": OF_ITEMS if task.made else OF_LOG,
+        "metric": str(METRIC),
+        "queries": len(tests),
+        "rows": [],
+        "fits": [],
+        "not_judged": [],
+        "interrupted": False,
+    }
+
+
 def _measure(fit: Fit, name: str, tests: Sequence[Asked], seed: int, report: Report, figures: dict[Key, Figures]) -> None:
-    """Measure a method at its beams; its rows join the report."""
+    """Measure a method at its beams; its rows join the report together, so that an interrupt leaves whole methods."""
+    rows, measured = [], {}
     for beam, rank in fit.by_beam.items():
-        found = figures[name, seed, beam] = figures_of(answered(rank, tests, 100, False), tests, METRICS)
+        found = measured[name, seed, beam] = figures_of(answered(rank, tests, 100, False), tests, METRICS)
         ms = ms_per_query(rank, [pair.query for pair in tests], 10, False)
         row = {"method": name, "seed": seed, "beam_size": beam, "chosen": beam == fit.beam_size}
         means = {str(metric): {"mean": found.mean(metric), "se": found.standard_error(metric)} for metric in METRICS}
-        report["rows"].append(row | {"validation": fit.validation, "figures": means, "ms_per_query": ms})
+        rows.append(row | {"validation": fit.validation, "figures": means, "ms_per_query": ms})
+    figures.update(measured)
     report["fits"].append({"method": name, "seed": seed} | fit.about)
+    report["rows"] += rows
 
 
 def _usual(config: LinearConfig, prepared: Prepared, task: TextTask) -> list[str]:

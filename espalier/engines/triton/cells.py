@@ -39,7 +39,7 @@ State = TypeVar("State")
 
 @dataclass(frozen=True)
 class Tuning:
-    """Sizes that change how fast a search is, and nothing else.
+    """Sizes that change how fast a search is, and nothing else but, with `tile`, the last digits.
 
     chosen        of `triton`: most queries · candidates of which the next level's kernel chooses the beam itself, each program for itself;
                   never more than 128 candidates
