@@ -192,6 +192,21 @@ def test_more_queries_and_exclusions_than_a_cell_has_room_for(tmp_path: Path, fa
     assert_same(family.opened(bundle).search(queries, params), ReferenceEngine(bundle).search(queries, params))
 
 
+@pytest.mark.parametrize(
+    "tuning", [Tuning(tile=16), Tuning(tile=16, chosen=0), Tuning(tile=16, counted=0)], ids=["chosen", "counted", "selected"]
+)
+def test_every_way_of_selecting_keeps_as_many_as_each_query_wants_and_the_lower_nodes_of_equals(tmp_path: Path, tuning: Tuning) -> None:
+    """Beams of one cell, on levels that its kernels choose, count or select; scores of few values, so that there are ties."""
+    rng = np.random.default_rng(7)
+    for place, memory in enumerate((None, random_memory(rng, 64, 3, True))):
+        bundle = make_bundle(
+            tmp_path, rng, complete_tree(rng.permutation(64), 2), "product", name=f"ties-{place}", gamma=0.5, memory=memory
+        )
+        queries, params = random_queries(rng, bundle, 4), SearchParams(np.array([4, 5, 6, 7]), np.array([3, 9, 14, 1]))
+        engine = GRAPHS.opened(bundle, tuning=tuning)
+        assert_same(engine.search(queries, params), ReferenceEngine(bundle).search(queries, params))
+
+
 def test_queries_that_bring_states_stand_beside_those_that_do_not(tmp_path: Path) -> None:
     """In one call, under beams of several buckets; rows of states that are not meant are not looked at."""
     rng = np.random.default_rng(3)

@@ -27,13 +27,14 @@ from espalier.memory import Memory
 from espalier.memory_lists import MemoryTree
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
+from training.deep import ranking
 from training.deep.beam import Added, Own
 from training.deep.calibration import MIN_HITS, calibrate
 from training.deep.export import export
 from training.deep.first_model import build_model
 from training.deep.memory import KEPT, Remembered, in_order, in_units, memory_task, remembered, unit_of
 from training.deep.prepare import Prepared, build_tree, prepare
-from training.deep.ranking import FIRST_WEIGHT, ROUNDS, Chosen, Reweighed, choose_ranking
+from training.deep.ranking import ROUNDS, Chosen, Reweighed, choose_ranking
 from training.deep.reweighing import Candidates
 from training.deep.scorers.model import NodeScorer
 from training.deep.searches import Figures, Searches
@@ -266,7 +267,7 @@ def test_a_memory_without_time_is_the_first_that_was_tried(run: Run) -> None:
     chosen = choose_ranking(run.config, run.prepared, run.topology, run.model, memory_s=0)
     assert chosen.memory is not None
     (tried,) = [trial["options"] for trial in chosen.trials if "weight" in trial["options"]]
-    assert (tried["weight"], tried["kept"]) == (FIRST_WEIGHT, max(np.diff(chosen.memory.offset)))
+    assert (tried["weight"], tried["kept"]) == (ranking.FIRST_WEIGHT, max(np.diff(chosen.memory.offset)))
 
 
 @pytest.mark.parametrize("own", ["logit", "log_activation"])
@@ -298,9 +299,10 @@ def test_only_what_was_found_is_ordered_anew(run: Run) -> None:
     assert_array_equal(found_BM, np.tile([*chosen, -1, -1], (queries, 1)))
 
 
-def test_a_weight_climbs_without_a_search_for_each_step(run: Run) -> None:
+def test_a_weight_climbs_without_a_search_for_each_step(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranking, "FIRST_WEIGHT", 0.1)
     trials = [trial["options"] for trial in run.chosen().trials if "weight" in trial["options"]]
-    assert max(trial["weight"] for trial in trials) > FIRST_WEIGHT, "an untrained tree leaves it to the memory"
+    assert max(trial["weight"] for trial in trials) > 0.1, "an untrained tree leaves it to the memory"
     assert 1 <= len(trials) <= ROUNDS + 1
     assert run.chosen(weight=3.0).trials[-1]["options"]["weight"] == 3.0
 

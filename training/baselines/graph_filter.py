@@ -53,12 +53,12 @@ VALIDATION_QUERIES = 2000
 class GraphFilter:
     """How it answers.
 
-    linear_II  P without its diagonal · low_IW float32[I, W]: V
+    linear_II  P without its diagonal · low_IW float64[I, W]: V; sums in float32 would depend on how many queries there are
     row_I, column_I, weight_L, popular_I  as in `ease.py`; column_I is NaN where no training user has the item
     """
 
     linear_II: sparse.csr_array[np.float32]
-    low_IW: Float32
+    low_IW: Float64
     alpha: float
     row_I: Float64
     column_I: Float64
@@ -77,9 +77,9 @@ class GraphFilter:
     def scores(self, histories: Sequence[Int64]) -> Float32:
         """float32[B, I]; NaN for an item without training users, and for every item where no item of the history has any."""
         history_BI, known_B = damped_items(histories, self.weight_L, self.row_I, np.isfinite(self.column_I))
-        score_BI: Float32 = (history_BI @ self.linear_II).toarray()
-        score_BI += np.float32(self.alpha) * ((history_BI @ self.low_IW) @ self.low_IW.T)
-        score_BI *= self.column_I.astype(np.float32)
+        low_BI = self.alpha * ((history_BI @ self.low_IW) @ self.low_IW.T)
+        low_BI += (history_BI @ self.linear_II).toarray()
+        score_BI: Float32 = (low_BI * self.column_I).astype(np.float32)
         score_BI[~known_B] = np.nan
         return score_BI
 
@@ -99,7 +99,7 @@ def graph_filter(task: Task) -> Fitted:
     root_I = np.sqrt(np.maximum(distinct.events_I, 1)).astype(np.float32)
     both_N = (counts.after_N + counts.before_N) / (np.repeat(root_I, np.diff(counts.offset_I1)) * root_I[counts.item_N])
     linear_II = sparse.csr_array((both_N, counts.item_N, counts.offset_I1), shape=(lists.item_count, lists.item_count))
-    low_IW = item_embeddings(lists, users, widest, seed=task.seed)
+    low_IW: Float64 = item_embeddings(lists, users, widest, seed=task.seed).astype(np.float64)
     low_IW /= np.maximum(np.linalg.norm(low_IW, axis=0), 1e-12)
     damped_I = np.maximum(distinct.events_I, 1).astype(np.float64)
     popular_I = by_popularity(distinct.events_I)
