@@ -128,13 +128,13 @@ def sparse_cuda(
 
 
 def onnx_cuda(cases: int, device: Device = "cuda", seed: int = 1) -> Iterator[Row]:
-    """`onnx-cuda`; with the device "cpu" its twin there."""
+    """`onnx-cuda`; with the device "cpu" its twin there, which scores as many queries together."""
     if device == "cuda" and not onnx_graph.cuda_available():
         yield {"case": "onnx-cuda", "ok": None, "note": "not installed: ONNX Runtime here has no CUDA"} | labels("onnx-cuda", "", "float32")
         return
 
     def opened(bundle: Bundle) -> Engine:
-        return Pipeline(bundle, onnx_graph.OnnxSearch(bundle, device))
+        return Pipeline(bundle, onnx_graph.OnnxSearch(bundle, device, together=onnx_graph.TOGETHER))
 
     name = f"onnx-{device}"
     yield from exported_cases(name, opened, EXPORTED, "float32")

@@ -47,9 +47,11 @@ def _correctness(engine: str, function: str, given: Arguments, cases: int, tiny:
 
 
 PRECISIONS = ("float32", "float16", "bfloat16")
+WIDE: Arguments = {"tile": 128, "warps": 8, "registers": 128}
 TRIED: tuple[Arguments, ...] = (
-    {"tile": 16}, {"tile": 128}, {"chosen": 0}, {"tile": 32}, {"count_tile": 8}, {"tiles_per_program": 16},
-    {"busy_tiles": 512}, {"counted": 1 << 26}, {"dependent": 0}, {"dependent": 512}, {"counted": 0}, {"chosen": 1 << 16}, {"whole": 4096},
+    {"tile": 16}, {"tile": 64}, WIDE, {"selecting": 1024}, {"selecting": 128}, {"tile": 32}, {"chosen": 0}, {"count_tile": 8},
+    {"tiles_per_program": 16}, {"busy_tiles": 512}, {"counted": 1 << 26}, {"dependent": 0}, {"dependent": 512}, {"counted": 0},
+    {"chosen": 1 << 16}, {"whole": 4096},
 )  # fmt: skip
 """What each trial changes of `Tuning`."""
 STAGES: tuple[Stage, ...] = (

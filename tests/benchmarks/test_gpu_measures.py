@@ -122,9 +122,9 @@ def wrong(rows: Iterator[Row]) -> dict[str, str]:
 
 def test_narrower_beams_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(correctness, "GRAPH_FORMS", {"product": "product"})
-    assert wrong(correctness.triton("float32", 2, False, "cpu")) == {}
+    assert wrong(correctness.triton("float32", 2, False, device="cpu")) == {}
     monkeypatch.setattr(correctness, "TritonSearch", narrower(TritonSearch))
-    found = wrong(correctness.triton("float32", 2, False, "cpu"))
+    found = wrong(correctness.triton("float32", 2, False, device="cpu"))
     assert {"integer", "replay"} <= set(found)
     assert "candidates kept, expected" in found["replay"]
     monkeypatch.setattr(correctness, "SparseCudaSearch", narrower(SparseCudaSearch))
@@ -139,7 +139,7 @@ def test_kernels_that_fail_are_no_reason_for_another_engine(monkeypatch: pytest.
 
     monkeypatch.setattr("espalier.engines.triton.torch_graph.matmul", fails)
     monkeypatch.setattr(correctness, "EXPORTED", (("product", (8,)), ("attention", (8,))))
-    rows = list(correctness.triton("float32", 0, False, "cpu"))
+    rows = list(correctness.triton("float32", 0, False, device="cpu"))
     exported = {row["form"]: row for row in rows if row["check"] == "exported"}
     assert exported["product"]["ok"] is False
     assert "illegal memory access" in exported["product"]["note"]

@@ -1,6 +1,6 @@
 """Compiles launches of Triton kernels for a GPU that need not be there: python tests/espalier/compile_kernels.py LAUNCHES.json
 
-LAUNCHES.json: [{"module", "kernel", "types": {argument: type}, "constants": {argument: value}, "warps"}], as `Recorder` writes them.
+LAUNCHES.json: [{"module", "kernel", "types": {argument: type}, "constants": {argument: value}, "options"}], as `Recorder` writes them.
 Run it without TRITON_INTERPRET. What it prints is one JSON line a launch: the kernel, its registers a thread and its spilt bytes.
 """
 
@@ -28,7 +28,7 @@ class Recorder:
         self._kernel, self._launches = kernel, launches
 
     def __getitem__(self, grid: Any) -> Any:
-        def launch(*arguments: Any, num_warps: int = 4, **named: Any) -> None:
+        def launch(*arguments: Any, num_warps: int = 4, maxnreg: int | None = None, **named: Any) -> None:
             function = self._kernel.fn
             types, constants = {}, dict(named)
             for name, argument in zip(function.__code__.co_varnames, arguments, strict=False):
@@ -36,7 +36,8 @@ class Recorder:
                     constants[name] = argument
                 else:
                     types[name] = _type(argument)
-            entry = {"module": function.__module__, "kernel": function.__name__, "types": types, "constants": constants, "warps": num_warps}
+            entry = {"module": function.__module__, "kernel": function.__name__, "types": types, "constants": constants}
+            entry |= {"options": {"num_warps": num_warps, "maxnreg": maxnreg}}
             if entry not in self._launches:
                 self._launches.append(entry)
             self._kernel[grid](*arguments, **named)
@@ -61,7 +62,7 @@ def compiled(launch: dict[str, Any]) -> dict[str, Any]:
     signature = {name: "constexpr" if name in launch["constants"] else launch["types"][name] for name in names}
     constants = {(names.index(name),): value for name, value in launch["constants"].items()}
     source = ASTSource(kernel, signature, constants)
-    binary = triton.compile(source, target=GPUTarget(*HOPPER), options={"num_warps": launch["warps"]}).asm["cubin"]
+    binary = triton.compile(source, target=GPUTarget(*HOPPER), options=launch["options"]).asm["cubin"]
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(binary)
         tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"

@@ -39,6 +39,7 @@ from training.baselines.popularity import fit_popularity
 from training.data.splits import without_seen
 from training.deep import export as module
 from training.deep.beam import search_states, sorted_excluded_nodes
+from training.deep.checkpoint import kept_tree
 from training.deep.export import check_parity, export, store_rows
 from training.deep.fit import fit
 from training.deep.ranking import Chosen
@@ -250,6 +251,24 @@ def test_a_checkpoint_of_another_tree_or_log_is_refused_and_one_that_was_cut_off
         other = dataclasses.replace(short, prepared=dataclasses.replace(short.prepared, split=split))
     with pytest.raises(InvalidConfig, match=r"--resume: .*checkpoint\.pt.* the same configuration, log and tree"):
         other.fit(tmp_path / "work", resume=True)
+
+
+def test_a_run_that_goes_on_has_the_tree_that_it_began_with(short: Begun, tmp_path: Path) -> None:
+    """Another processor would round another one."""
+    file, swapped = tmp_path / "tree.npz", short.tree.leaf_item.copy()
+    swapped[[0, 1]] = swapped[[1, 0]]
+    other = Tree(short.tree.level_offset, short.tree.first_child, swapped)
+    begun = kept_tree(file, short.config, short.prepared, lambda: short.tree, resume=True)
+    assert begun is short.tree, "there was none to go on from"
+    resumed = kept_tree(file, short.config, short.prepared, lambda: other, resume=True)
+    assert_array_equal(resumed.leaf_item, short.tree.leaf_item)
+    assert kept_tree(file, short.config, short.prepared, lambda: other, resume=False) is other
+    assert_array_equal(kept_tree(file, short.config, short.prepared, lambda: short.tree, resume=True).leaf_item, swapped)
+    with pytest.raises(InvalidConfig, match=r"--resume: .*tree\.npz.* the same configuration, log and tree"):
+        kept_tree(file, short.config.model_copy(update={"seed": 99}), short.prepared, lambda: other, resume=True)
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(InvalidConfig, match=r"--resume: .*tree\.npz.* a readable tree \(BadZipFile\)"):
+        kept_tree(file, short.config, short.prepared, lambda: other, resume=True)
 
 
 def test_validated_weights_are_averages_over_steps(short: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

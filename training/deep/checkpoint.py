@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import logging
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +28,8 @@ from training.deep.scorers.model import NodeScorer
 from training.specification.deep import DeepConfig
 
 log = logging.getLogger(__name__)
+TREE_ARRAYS = ("level_offset", "first_child", "leaf_item")
+ANOTHER_RUN = "a {} of the same configuration, log and tree; delete it or leave out --resume to start anew"
 
 
 @dataclass
@@ -107,8 +112,7 @@ class Checkpoint:
             expected = f"a readable checkpoint ({type(error).__name__}); delete it to start anew"
             raise InvalidConfig("--resume", str(self.file), expected) from error
         if identity != self.identity:
-            expected = "a checkpoint of the same configuration, log and tree; delete it or leave out --resume to start anew"
-            raise InvalidConfig("--resume", str(self.file), expected)
+            raise InvalidConfig("--resume", str(self.file), ANOTHER_RUN.format("checkpoint"))
         if processes() > 1:
             content = map_rows(content, own_rows_of)
         self.model.load_state_dict(content["model"])
@@ -121,4 +125,35 @@ class Checkpoint:
 def identity_of(config: DeepConfig, prepared: Prepared, tree: Tree) -> dict[str, str]:
     """The configuration, log and tree of a run."""
     nodes = hashlib.sha256(tree.first_child.tobytes() + tree.leaf_item.tobytes()).hexdigest()
-    return {"config": config.model_dump_json(), "log": prepared.interactions.fingerprint, "tree": nodes}
+    return _begun_with(config, prepared) | {"tree": nodes}
+
+
+def _begun_with(config: DeepConfig, prepared: Prepared) -> dict[str, str]:
+    return {"config": config.model_dump_json(), "log": prepared.interactions.fingerprint}
+
+
+def kept_tree(file: Path, config: DeepConfig, prepared: Prepared, build: Callable[[], Tree], resume: bool) -> Tree:
+    """The tree that a run which is resumed was begun with, from its file, if there is one; else a new one, which is written there.
+
+    Another processor, or another number of threads, would round, and so build, another tree.
+
+    Raises InvalidConfig where the file is damaged or another run's.
+    """
+    identity = json.dumps(_begun_with(config, prepared))
+    if resume and file.exists():
+        try:
+            with file.open("rb") as kept, np.load(kept) as content:
+                tree, begun_with = Tree(*(content[name] for name in TREE_ARRAYS)), str(content["identity"])
+        except Exception as error:  # a damaged file raises almost anything
+            raise InvalidConfig("--resume", str(file), f"a readable tree ({type(error).__name__}); delete it to start anew") from error
+        if begun_with != identity:
+            raise InvalidConfig("--resume", str(file), ANOTHER_RUN.format("tree"))
+        return tree
+    tree = build()
+    part_file = file.with_suffix(".part")
+    with part_file.open("wb") as stream:
+        np.savez(stream, identity=identity, **{name: getattr(tree, name) for name in TREE_ARRAYS})
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(part_file, file)
+    return tree

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from espalier.bundle import Bundle
+from training.deep.checkpoint import kept_tree
 from training.deep.earlier import as_earlier
 from training.deep.export import export
 from training.deep.first_model import by_popularity
@@ -72,7 +73,8 @@ def train_and_export(
     for number in range(1, config.rounds + 1):
         folder = work if number == 1 else work / f"round-{number}"
         folder.mkdir(exist_ok=True)
-        tree = shared_tree(partial(build_tree, config, prepared, device), device)
+        build = partial(build_tree, config, prepared, device)
+        tree = shared_tree(partial(kept_tree, folder / "tree.npz", config, prepared, build, resume), device)
         if isinstance(config, NeighboursConfig):
             model = by_popularity(config, prepared, tree)
         else:

@@ -58,14 +58,14 @@ class OnnxSearch(TreeSearch):
 
     device    "cpu" or "cuda"
     threads   intra-op threads of one search on the CPU
-    together  queries whose nodes are scored together
+    together  queries whose nodes are scored together; None: one on a CPU, TOGETHER on a GPU
     Raises DeviceUnavailable where there is no GPU.
     """
 
     name = "onnx-cpu"
     rounding = 1e-3
 
-    def __init__(self, bundle: Bundle, device: Literal["cpu", "cuda"], threads: int = 1) -> None:
+    def __init__(self, bundle: Bundle, device: Literal["cpu", "cuda"], threads: int = 1, together: int | None = None) -> None:
         if device == "cuda" and not cuda_available():
             raise DeviceUnavailable(
                 "onnx-cuda needs a CUDA device, and ONNX Runtime finds none; install the `gpu` extra on a machine with one"
@@ -73,9 +73,10 @@ class OnnxSearch(TreeSearch):
         self.name = f"onnx-{device}"
         self._tree, self._rows_ND, self._ranking = bundle.tree, bundle.node_rows_ND, bundle.manifest.ranking
         self._key_weight = np.float32(0 if bundle.memory is None else bundle.memory.key_weight)
-        self.together = 1 if device == "cpu" else TOGETHER
+        self.together = together or (1 if device == "cpu" else TOGETHER)
         model = load_graph("scorer.onnx", bundle.graph("scorer.onnx"))
-        fuse_state(model)
+        if self.together == 1:
+            fuse_state(model)
         free_inputs(model)
         self._outputs = [entry.name for entry in model.graph.output]
         providers: list[Any] = ["CPUExecutionProvider"]

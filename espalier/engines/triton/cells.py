@@ -48,14 +48,17 @@ class Tuning:
     dependent     most queries of which kernels start while the one before them ends: more fill the GPU, and early ones are in the way
     whole         candidates that a selection keeps in registers; more are read again in each pass
     warps         of a program that scores
-    tile          of `triton`: candidates that one program scores at a time; None: of an MLP 64, as many as a Hopper GPU's matrix units
-                  take, in float32 16, for want of registers; else 32
+    tile          of `triton`: candidates that one program scores at a time; None: as `TritonSearch.tile` has it
+    registers     of `triton`: most of a thread that scores, so that more programs have room; None: as many as the compiler likes
+    selecting     candidates that a warp selects from
     busy_tiles    of `triton`: tiles of a level of a call from which on one program scores several, up to tiles_per_program
 
     Raises ValueError for sizes that would change more than the speed.
     """
 
     tile: int | None = None
+    registers: int | None = None
+    selecting: int = 512
     busy_tiles: int = 2048
     tiles_per_program: int = 8
     chosen: int = 1024
@@ -437,7 +440,7 @@ class Cell(ABC, Generic[State]):
             found.nodes, found.ranks, found.keys, self.candidates, candidates, self.inputs["m" if last else "beam_size"],
             beam.nodes, beam.ranks, beam.keys, self.stride, slots,
             width, candidates <= width, min(triton.next_power_of_2(slots), 1024), self.memory,
-            num_warps=min(16, max(1, width // 1024)), **self.launched,  # a warp waits for no other
+            num_warps=min(16, max(1, width // tuning.selecting)), **self.launched,
         )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ Legend: B queries, T history, L levels, K beam, C candidates, N nodes, D node ro
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import onnx
@@ -31,8 +31,20 @@ from espalier.search import Precision
 from espalier.tree import Tree
 
 ROUNDING: dict[Precision, float] = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.15}
+BUSY = 64
+"""Queries of a call above which they fill a GPU."""
 COPY_BYTES = 256 << 20
 """Bytes of node rows that are copied to the device at a time."""
+
+
+class Tile(NamedTuple):
+    """nodes      that one program scores at a time; of a Hopper GPU's matrix units 64 a group of 4 warps
+    registers  most of a thread, so that several programs have room on a multiprocessor; None: as many as the compiler likes
+    """
+
+    nodes: int
+    warps: int
+    registers: int | None
 
 
 class TritonSearch(GpuSearch["GraphCell"]):
@@ -69,7 +81,18 @@ class TritonSearch(GpuSearch["GraphCell"]):
             self.scorer = _Scorer(weights, bundle.graph_scorer.node_dim, DTYPES[precision], self.device)
             self.node_rows_ND = self._node_rows(DTYPES[precision])
             (self.context,) = self.cell_contexts()
-        self.tile = self.tuning.tile or (32 if not weights.layers else 16 if precision == "float32" else 64)
+        self._precision = precision
+
+    def tile(self, batch: int) -> Tile:
+        """How nodes of calls of so many queries are scored. An MLP's activations take registers."""
+        tuning = self.tuning
+        if tuning.tile is not None:
+            return Tile(tuning.tile, tuning.warps, tuning.registers)
+        if not self.scorer.state_width:
+            return Tile(32, tuning.warps, tuning.registers)
+        if self._precision == "float32":
+            return Tile(16, tuning.warps, tuning.registers)
+        return Tile(64, tuning.warps, tuning.registers) if batch <= BUSY else Tile(128, 8, 128)
 
     def new_cell(self, batch: int, bucket: int, wanted: int, parts: CellParts, place: int) -> GraphCell:
         return GraphCell(self, batch, bucket, wanted, parts)
@@ -141,11 +164,11 @@ class GraphCell(Cell[Tensor]):
                 "states": ((batch, tree.height + 1 - self._first if scorer.state_levels > 1 else 1, scorer.state_dim), torch.float32)
             }
         super().__init__(engine.context, batch, bucket, wanted, parts, entries, scorer.state_dim)
-        self._engine = engine
+        self._engine, self._tile, self._top_tile = engine, engine.tile(batch), engine.tile(1)
         self._sequence = scorer.encoder == "sequence"
         self._log_activation = bundle.manifest.ranking.own == "log_activation"
         whole = gamma > 0 and self.start > 1
-        self._top = _WholeLevels(tree, self.start - 1, engine.tile, engine.device) if whole else None
+        self._top = _WholeLevels(tree, self.start - 1, self._top_tile.nodes, engine.device) if whole else None
 
     def fill_queries(self, query: TreeQuery) -> None:
         if "states" not in self.host:
@@ -187,13 +210,13 @@ class GraphCell(Cell[Tensor]):
         engine = self._engine
         if self._top is None:
             return
-        top, scorer, tile = self._top, engine.scorer, engine.tile
+        top, scorer, tile = self._top, engine.scorer, self._top_tile
         own = torch.empty((self.batch, top.nodes), dtype=torch.float32, device=engine.device)
         score_levels_kernel[(len(top.tiles), self.batch)](
             top.tiles, engine.node_rows_ND, state, state.stride(0), state.shape[2], state.shape[1],
             scorer.weights, scorer.vectors, engine.node_rows_ND.shape[1], self.finite, own, top.nodes,
-            tile, scorer.row_width, *scorer.widths, scorer.convex, self._log_activation,
-            num_warps=engine.tuning.warps, **self.launched,
+            tile.nodes, scorer.row_width, *scorer.widths, scorer.convex, self._log_activation,
+            num_warps=tile.warps, maxnreg=tile.registers, **self.launched,
         )  # fmt: skip
         levels, width = top.ancestors.shape
         rank_level_kernel[(triton.cdiv(width, 128), self.batch)](
@@ -202,10 +225,10 @@ class GraphCell(Cell[Tensor]):
 
     def score(self, level: int, slots: int, beam: Beam, found: Beam, state: Tensor, before: int) -> None:
         engine, tree = self._engine, self.context.tree
-        scorer, tuning = engine.scorer, engine.tuning
+        scorer, tuning, tile = engine.scorer, engine.tuning, self._tile
         children = tree.max_children[level - 1]
-        tiles = triton.cdiv(slots * children, engine.tile)
-        several = tuning.tiles_per_program if tiles * self.batch >= tuning.busy_tiles else 1
+        tiles = triton.cdiv(slots * children, tile.nodes)
+        several = tuning.tiles_per_program if tiles * self.batch >= tuning.busy_tiles and not before else 1
         place = 0 if state.shape[1] == 1 else level - self._first
         score_children_kernel[(triton.cdiv(tiles, several), self.batch)](
             beam.nodes, beam.ranks, beam.keys, slots, beam.nodes.shape[1], before, self.inputs["beam_size"],
@@ -216,9 +239,9 @@ class GraphCell(Cell[Tensor]):
             scorer.weights, scorer.vectors, engine.node_rows_ND.shape[1], self.context.gamma, self.finite,
             self.inputs["memory" if self.memory else "masks"], self.context.memory_weight or 0.0,
             found.nodes, found.ranks, found.keys, self.candidates, slots * children, several,
-            children, tree.is_uniform(level - 1), engine.tile,
+            children, tree.is_uniform(level - 1), tile.nodes,
             scorer.row_width, *scorer.widths, scorer.convex, self._log_activation, self.memory,
-            BEFORE=triton.next_power_of_2(before) if before else 0, num_warps=tuning.warps, **self.launched,
+            BEFORE=triton.next_power_of_2(before) if before else 0, num_warps=tile.warps, maxnreg=tile.registers, **self.launched,
         )  # fmt: skip
 
 

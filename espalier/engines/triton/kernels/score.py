@@ -63,13 +63,15 @@ def matrices_of(weights, D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr
 
 
 @triton.jit
-def _layer(x, weight, biases, vectors, width: tl.constexpr, last: tl.constexpr, CONVEX: tl.constexpr):
-    """One hidden layer: float32 sums of products in the weights' precision, below 0 times a slope; in float32 too where it is the last one.
+def _vector(vectors, width: tl.constexpr):
+    return tl.load(vectors + tl.arange(0, width))
 
-    vectors  the layer's biases, with what is added to the sums in `biases`, and then its slopes
-    """
+
+@triton.jit
+def _layer(x, weight, biases, slopes, last: tl.constexpr, CONVEX: tl.constexpr):
+    """One hidden layer: float32 sums of products in the weights' precision, below 0 times a slope; the last one stays in float32."""
     sums = tl.dot(x, weight, input_precision="tf32x3") + biases[None, :]
-    slopes = tl.load(vectors + width + tl.arange(0, width))[None, :]
+    slopes = slopes[None, :]
     if not last:
         sums = sums.to(weight.dtype)
         slopes = slopes.to(weight.dtype)
@@ -82,38 +84,40 @@ def _layer(x, weight, biases, vectors, width: tl.constexpr, last: tl.constexpr, 
 
 @triton.jit
 def _dense(x, weight, vectors, width: tl.constexpr, last: tl.constexpr, CONVEX: tl.constexpr):
-    return _layer(x, weight, tl.load(vectors + tl.arange(0, width)), vectors, width, last, CONVEX)
+    return _layer(x, weight, _vector(vectors, width), _vector(vectors + width, width), last, CONVEX)
 
 
 @triton.jit
 def _out(x, vectors, width: tl.constexpr):
-    return tl.sum(x * tl.load(vectors + tl.arange(0, width))[None, :], 1) + tl.load(vectors + width)
+    return tl.sum(x * _vector(vectors, width)[None, :], 1) + tl.load(vectors + width)
 
 
 @triton.jit
-def own_of(
-    node, there, rows_ND, state_S, matrices, vectors, D: tl.constexpr, finite_1,
+def rows_of(node, there, rows_ND, D: tl.constexpr, D_PAD: tl.constexpr):
+    """[tile, D_PAD]: the rows of nodes (int32[tile]), padded with 0, which is all of a row where the node is not `there`."""
+    d = tl.arange(0, D_PAD)
+    return tl.load(rows_ND + node[:, None].to(tl.int64) * D + d[None, :], mask=there[:, None] & (d < D)[None, :], other=0.0)
+
+
+@triton.jit
+def logits_of(
+    x, state_S, matrices, vectors, D: tl.constexpr,
     D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, S3: tl.constexpr, CONVEX: tl.constexpr,
-    LOG_ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """float32[tile]: what nodes (int32[tile]) add to their ranks, 0-padding where not `there`, NaN where a logit is not finite.
+    """float32[tile]: the logits of node rows.
 
     S0 = 0     an inner product of the node row with the state, float32[D]
     S0 … S3    padded widths of the hidden layers (0 = there is none) of an MLP whose first layer's sums the state, float32[S0], is added to
     CONVEX     no slope is above 1, so that max(x, slope · x) is what a layer makes of x
-    finite_1   float32[1], out: 0 where the logit of some node is not finite, else left as it is
     matrices   see `matrices_of` · vectors: each layer's biases and slopes, then the output's weights and bias
     """
-    d = tl.arange(0, D_PAD)
-    inside = there[:, None] & (d < D)[None, :]
-    x = tl.load(rows_ND + node[:, None].to(tl.int64) * D + d[None, :], mask=inside, other=0.0)
     w0, w1, w2, w3 = matrices
     if S0 == 0:
+        d = tl.arange(0, D_PAD)
         state = tl.load(state_S + d, mask=d < D, other=0.0)
         logit = tl.sum(x.to(tl.float32) * state[None, :], 1)
     else:
-        column = tl.arange(0, S0)
-        h = _layer(x, w0, tl.load(vectors + column) + tl.load(state_S + column), vectors, S0, S1 == 0, CONVEX)
+        h = _layer(x, w0, _vector(vectors, S0) + _vector(state_S, S0), _vector(vectors + S0, S0), S1 == 0, CONVEX)
         vectors += 2 * S0
         if S1 == 0:
             logit = _out(h, vectors, S0)
@@ -129,12 +133,41 @@ def own_of(
                     logit = _out(h2, vectors, S2)
                 else:
                     logit = _out(_dense(h2, w3, vectors, S3, True, CONVEX), vectors + 2 * S3, S3)
+    return logit
+
+
+@triton.jit
+def own_of(logit, LOG_ACTIVATION: tl.constexpr):
+    """float32[tile]: what nodes add to their ranks, NaN where their logit is not finite."""
     finite = is_finite(logit)
-    wrong = tl.max((there & (finite == 0)).to(tl.int32), 0)
-    tl.store(finite_1, 0.0, mask=wrong == 1)
     if LOG_ACTIVATION:
         logit = log_sigmoid(logit)
     return tl.where(finite, logit, float("nan"))
+
+
+@triton.jit
+def say_wrong(wrong, finite_1):
+    """Write 0 where the logit of some node is wrong (int32[tile]); else float32[1] is left as it is."""
+    tl.store(finite_1, 0.0, mask=tl.max(wrong, 0) == 1)
+
+
+@triton.jit
+def _parents(kept_BK, c, slots, CHILDREN: tl.constexpr):
+    """The parents of candidates (int32[tile]) in a row of a beam, −1 past its end."""
+    slot = c // CHILDREN
+    return tl.load(kept_BK + slot, mask=slot < slots, other=-1)
+
+
+@triton.jit
+def _children(parent, c, first_child_N, level_start, next_start, CHILDREN: tl.constexpr, UNIFORM: tl.constexpr):
+    """The nodes that candidates (int32[tile]) are, and whether they are there."""
+    there, child = parent >= 0, c % CHILDREN
+    if UNIFORM:
+        number = next_start + (parent - level_start) * CHILDREN + child
+    else:
+        number = tl.load(first_child_N + parent, mask=there, other=0) + child
+        there = there & (number < tl.load(first_child_N + parent + 1, mask=there, other=0))
+    return number, there
 
 
 @triton.jit(
@@ -155,8 +188,9 @@ def score_children_kernel(
     """The children of a beam, in its order, with their ranks own + γ · rank of the parent; `tiles` tiles of one query a program.
 
     kept_BK, kept_ranks_BK   int32, float32: the first `slots` entries of each row are the beam, −1 after its end
+    size_B                   int32[B]: no more of the `slots` are taken
     BEFORE                   0, or: the beam is not chosen yet. The first `before` entries, at most BEFORE, are the level's candidates, of
-                               which every program chooses the best size_B, int32[B], by their keys; see `count_kernel`
+                               which every program chooses the best by their keys, see `count_kernel`; then `tiles` is 1
     masks_B                  int64[B]: the addresses of masks, 0 = none
     excluded                 int32: the ascending lists of excluded nodes end to end; a query's begins at excluded_from_B, int32[B]
     excluded_steps             of a search in the longest list
@@ -171,6 +205,16 @@ def score_children_kernel(
     b = tl.program_id(1)
     kept_BK += b.to(tl.int64) * kept_stride
     kept_ranks_BK += b.to(tl.int64) * kept_stride
+    slots = tl.minimum(slots, tl.load(size_B + b))
+    mask_address = tl.load(masks_B + b)
+    excluded_count = tl.load(excluded_count_B + b)
+    excluded_X = excluded + tl.load(excluded_from_B + b)
+    state_S = state_BLS + b.to(tl.int64) * state_stride + state_offset
+    if S0 > 0:
+        state_S = tl.multiple_of(state_S, 16)  # states are padded to a layer's width
+    begin = tl.program_id(0) * tiles * TILE
+    c = begin + tl.arange(0, TILE)
+    live = tl.cdiv(slots * CHILDREN - begin, TILE)  # later tiles are of empty slots
     if BEFORE > 0:
         k = tl.arange(0, BEFORE)
         candidate = tl.load(kept_BK + k, mask=k < before, other=-1)
@@ -181,56 +225,47 @@ def score_children_kernel(
         standing = standing_of(candidate_key, candidate, k)
         place = tl.sum((standing[:, None] > standing[None, :]).to(tl.int32), 0)
         place = tl.where(candidate >= 0, place, BEFORE)
-        slots = tl.minimum(slots, tl.load(size_B + b))
+        chosen = (place[:, None] == (c // CHILDREN)[None, :]) & (c // CHILDREN < slots)[None, :]
+        parent = tl.max(tl.where(chosen, candidate[:, None], -1), 0)
+        inherited = tl.sum(tl.where(chosen, candidate_rank[:, None], 0.0), 0)
+    else:
+        parent = _parents(kept_BK, c, slots, CHILDREN)
+        later = _parents(kept_BK, c + TILE, slots, CHILDREN)
+    number, there = _children(parent, c, first_child_N, level_start, next_start, CHILDREN, UNIFORM)
+    x = rows_of(number, there, rows_ND, D, D_PAD)
+    wrong = tl.zeros([TILE], tl.int32)
     out = b.to(tl.int64) * candidate_stride
-    mask_address = tl.load(masks_B + b)
-    excluded_count = tl.load(excluded_count_B + b)
-    excluded_X = excluded + tl.load(excluded_from_B + b)
-    state_S = state_BLS + b.to(tl.int64) * state_stride + state_offset
     for tile in range(0, tiles):
-        begin = (tl.program_id(0) * tiles + tile) * TILE
-        if begin < candidates:
-            c = begin + tl.arange(0, TILE)
-            slot, child = c // CHILDREN, c % CHILDREN
-            begin_slot = begin // CHILDREN
-            if BEFORE > 0:
-                occupied = begin_slot < slots
-            else:
-                occupied = tl.load(kept_BK + begin_slot) >= 0
-            node = tl.full([TILE], -1, tl.int32)
-            rank = tl.full([TILE], MINUS_INF, tl.float32)
-            key = rank
-            if occupied:  # empty slots of a beam come last: a tile that begins in one is empty
-                inside = slot < slots
-                if BEFORE > 0:
-                    chosen = (place[:, None] == slot[None, :]) & inside[None, :]
-                    parent = tl.max(tl.where(chosen, candidate[:, None], -1), 0)
-                    inherited = tl.sum(tl.where(chosen, candidate_rank[:, None], 0.0), 0)
-                else:
-                    parent = tl.load(kept_BK + slot, mask=inside, other=-1)
-                    inherited = tl.load(kept_ranks_BK + slot, mask=parent >= 0, other=0.0)
-                there = parent >= 0
-                if UNIFORM:
-                    number = next_start + (parent - level_start) * CHILDREN + child
-                else:
-                    number = tl.load(first_child_N + parent, mask=there, other=0) + child
-                    there = there & (number < tl.load(first_child_N + parent + 1, mask=there, other=0))
-                there = is_eligible(number, there, mask_address, excluded_X, excluded_count, excluded_steps)
-                own = own_of(
-                    number, there, rows_ND, state_S, matrices, vectors, D, finite_B + b, D_PAD, S0, S1, S2, S3, CONVEX, LOG_ACTIVATION
-                )
-                total = own + gamma * inherited
-                there = there & is_finite(total)  # else it is no candidate: it would have no place in any order
-                if MEMORY:
-                    keyed = total + memory_weight * memory_of(number, there, memory_B3 + 3 * b)
-                    there = there & is_finite(keyed)
-                    key = tl.where(there, keyed, MINUS_INF)
-                node = tl.where(there, number, -1)
-                rank = tl.where(there, total, MINUS_INF)
-            tl.store(nodes_BC + out + c, node, mask=c < candidates)
-            tl.store(ranks_BC + out + c, rank, mask=c < candidates)
+        node = tl.full([TILE], -1, tl.int32)
+        rank = tl.full([TILE], MINUS_INF, tl.float32)
+        key = rank
+        if tile < live:
+            if BEFORE == 0:  # the next tile's rows and the parents of the one after are on their way while this one is scored
+                next_number, next_there = _children(later, c + TILE, first_child_N, level_start, next_start, CHILDREN, UNIFORM)
+                next_x = rows_of(next_number, next_there, rows_ND, D, D_PAD)
+                later = _parents(kept_BK, c + 2 * TILE, slots, CHILDREN)
+                parent = _parents(kept_BK, c, slots, CHILDREN)
+                inherited = tl.load(kept_ranks_BK + c // CHILDREN, mask=parent >= 0, other=0.0)
+                number, there = _children(parent, c, first_child_N, level_start, next_start, CHILDREN, UNIFORM)
+            there = is_eligible(number, there, mask_address, excluded_X, excluded_count, excluded_steps)
+            logit = logits_of(x, state_S, matrices, vectors, D, D_PAD, S0, S1, S2, S3, CONVEX)
+            wrong |= (there & (is_finite(logit) == 0)).to(tl.int32)
+            total = own_of(logit, LOG_ACTIVATION) + gamma * inherited
+            there = there & is_finite(total)  # else it is no candidate: it would have no place in any order
             if MEMORY:
-                tl.store(keys_BC + out + c, key, mask=c < candidates)
+                keyed = total + memory_weight * memory_of(number, there, memory_B3 + 3 * b)
+                there = there & is_finite(keyed)
+                key = tl.where(there, keyed, MINUS_INF)
+            node = tl.where(there, number, -1)
+            rank = tl.where(there, total, MINUS_INF)
+            if BEFORE == 0:
+                x = next_x
+        tl.store(nodes_BC + out + c, node, mask=c < candidates)
+        tl.store(ranks_BC + out + c, rank, mask=c < candidates)
+        if MEMORY:
+            tl.store(keys_BC + out + c, key, mask=c < candidates)
+        c += TILE
+    say_wrong(wrong, finite_B + b)
 
 
 @triton.jit(do_not_specialize=["state_stride", "state_width", "state_levels", "nodes"])
@@ -254,10 +289,10 @@ def score_levels_kernel(
     count = tl.load(tiles_3 + 3 * tl.program_id(0) + 2)
     place = tl.arange(0, TILE)
     state_S = state_BLS + b.to(tl.int64) * state_stride + tl.minimum(level, state_levels - 1) * state_width
-    own = own_of(
-        first + place, place < count, rows_ND, state_S, matrices, vectors, D, finite_B + b, D_PAD, S0, S1, S2, S3, CONVEX, LOG_ACTIVATION
-    )
-    tl.store(own_BN + b.to(tl.int64) * nodes + first + place, own, mask=place < count)
+    x = rows_of(first + place, place < count, rows_ND, D, D_PAD)
+    logit = logits_of(x, state_S, matrices, vectors, D, D_PAD, S0, S1, S2, S3, CONVEX)
+    say_wrong(((place < count) & (is_finite(logit) == 0)).to(tl.int32), finite_B + b)
+    tl.store(own_BN + b.to(tl.int64) * nodes + first + place, own_of(logit, LOG_ACTIVATION), mask=place < count)
 
 
 @triton.jit(do_not_specialize=["nodes", "levels", "width", "kept_stride"])

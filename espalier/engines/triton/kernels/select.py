@@ -106,8 +106,8 @@ def select_kernel(
     if WHOLE:
         all_codes = _codes_at(nodes_C, keys_C, 0, candidates, WIDTH)
     threshold = tl.full([], 0, tl.uint32)
-    for bit in tl.static_range(31, -1, -1):
-        trial = threshold | tl.full([], 1 << bit, tl.uint32)
+    for bit in range(0, 32):  # not unrolled: few programs run it, and code that no other program has read costs more than it does
+        trial = threshold | (tl.full([], 1 << 31, tl.uint32) >> bit)
         if WHOLE:
             count = tl.sum((all_codes >= trial).to(tl.int32), 0)
         else:
