@@ -276,8 +276,7 @@ def test_a_tree_that_is_learned_anew_raises_the_likelihood_and_writes_a_model_th
             fit_and_export(config, None, out, CPU, resume=False)
     fit_and_export(config, None, out, CPU, resume=True)
     learned = re.findall(r"per sample (\S+) → (\S+) over (\d+) samples, (\d+) of (\d+) items moved", caplog.text)
-    assert len(learned) == 4
-    assert learned[2:] == learned[:2]  # a resumed run learns the same trees
+    assert len(learned) == 2, "a resumed run keeps its trees"
     for before, after, samples, moved, items in learned:
         assert float(before) <= float(after)
         assert (int(samples), int(items)) == (USERS * 8 // 10 * 11, ITEMS)

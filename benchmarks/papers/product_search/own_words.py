@@ -2,21 +2,26 @@
 
     python -m benchmarks.own_words --data DIR --set psearch --json F
     python -m benchmarks.own_words --data DIR --set debian-describe --json F
+    python -m benchmarks.own_words --data DIR --set mixed --items 1000000 --json F
 
 Sets, see `text_sets.py`. psearch: products with a title and a description, and the judged queries of which a product has a grade of 3 or
 4 of 4; grades count as 2^(grade − 1) − 1, products that were not judged as 0. debian-describe: packages with the first words of their
-description and with name and section, asked for by later words of it; every right package counts the same.
+description and with name and section, asked for by later words of it; every right package counts the same. mixed: as many items as wanted,
+each of the names and halves of the descriptions of two packages; a query is four words of one item, which alone is right.
 
-BM25F is chosen on every other query (weights of the fields, k1, b, by nDCG@10) and BM25, with the usual options, reads all fields as one;
-both have the words of `\\w+` in the same normalised letters. The tree has its defaults and learns from no query. All are measured on the
-other half. Rows: {"system", "options", "ndcg10", "recall10", "recall100", "ms", "train_seconds"}, ms a query, one after the other.
+BM25F is chosen on every other query (weights of the fields, k1, b, by nDCG@10; not on mixed) and BM25, with the usual options, reads all
+fields as one; both have the words of `\\w+` in the same normalised letters. bm25s and tantivy, where they are installed, read all fields
+as one too, with options and words of their own. The tree has its defaults and learns from no query. All are measured on the other half.
+Rows: {"system", "options", "ndcg10", "recall10", "recall100", "ms", "train_seconds"}, ms a query, one after the other.
 
 Legend: B queries, I products, F words.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+import resource
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,8 +44,10 @@ from training.linear.run import fit_and_export
 from training.retrieval.task import Rank
 from training.specification.linear import LinearConfig
 
-SETS = ("psearch", "debian-describe")
+SETS = ("psearch", "debian-describe", "mixed")
 BEAMS = (10, 50, 100)
+ASKED = 500
+"""Queries of the set `mixed` that are measured."""
 WEIGHTS = (0.0, 0.1, 0.3, 1.0)
 K1, B = (0.6, 1.2, 2.0), (0.3, 0.75)
 Find = Callable[[str], NDArray[np.int64]]
@@ -73,6 +80,20 @@ def read(folder: Path, name: str) -> Products:
         {"title": list(rows), "description": list(by_title.values())},
         {query: own for query, own in grades.items() if max(own.values()) >= 2},
     )
+
+
+def mixed(folder: Path, count: int) -> Products:
+    frame, rng = read_frame(folder, "debian-describe"), np.random.default_rng(0)
+    packages = [(name, (text or "").split()) for name, text in frame.select("package", "description").iter_rows()]
+    packages = [(name, words) for name, words in packages if len(words) >= 12]
+    pairs = [(packages[a], packages[b]) for a, b in rng.integers(len(packages), size=(count, 2)).tolist()]
+    texts = [first[: len(first) // 2] + second[len(second) // 2 :] for (_, first), (_, second) in pairs]
+    fields = {"title": [f"{a} {b}" for (a, _), (b, _) in pairs], "description": [" ".join(text) for text in texts]}
+    right = {}
+    for row in rng.choice(count, min(count, 2 * ASKED), replace=False).tolist():
+        places = np.sort(rng.choice(len(texts[row]), 4, replace=False))
+        right[" ".join(texts[row][place] for place in places)] = {row: 1}
+    return Products(fields, right)
 
 
 def figures(find: Find, products: Products, queries: Sequence[str]) -> dict[str, float]:
@@ -109,8 +130,44 @@ def answering(rank: Rank) -> Find:
     return find
 
 
-def rows_of(products: Products) -> list[dict[str, Any]]:
-    """The rows, printed as they come."""
+def by_bm25s(texts: Sequence[str]) -> Find:
+    bm25s = importlib.import_module("bm25s")
+
+    index = bm25s.BM25()
+    index.index(bm25s.tokenize(texts, stopwords=None, show_progress=False), show_progress=False)
+
+    def find(query: str) -> NDArray[np.int64]:
+        tokens = bm25s.tokenize([query], stopwords=None, show_progress=False, return_ids=False)
+        rows: NDArray[np.int64] = index.retrieve(tokens, k=100, show_progress=False).documents[0]
+        return rows
+
+    return find
+
+
+def by_tantivy(texts: Sequence[str]) -> Find:
+    tantivy = importlib.import_module("tantivy")
+
+    schema = tantivy.SchemaBuilder().add_text_field("text").add_unsigned_field("row", stored=True).build()
+    index = tantivy.Index(schema)
+    writer = index.writer(200_000_000, 1)
+    for row, text in enumerate(texts):
+        writer.add_document(tantivy.Document(text=text, row=row))
+    writer.commit()
+    index.reload()
+    searcher = index.searcher()
+
+    def find(query: str) -> NDArray[np.int64]:
+        parsed = index.parse_query("".join(letter if letter.isalnum() else " " for letter in query.lower()), ["text"])
+        return np.array([searcher.doc(address)["row"][0] for _, address in searcher.search(parsed, 100).hits], np.int64)
+
+    return find
+
+
+PEERS: Mapping[str, Callable[[Sequence[str]], Find]] = {"bm25s": by_bm25s, "tantivy": by_tantivy}
+
+
+def rows_of(products: Products, choose: bool = True) -> list[dict[str, Any]]:
+    """The rows, printed as they come. choose: BM25F too."""
     queries = list(products.right)
     chosen_by, measured = queries[::2], queries[1::2]
     rows = []
@@ -124,11 +181,18 @@ def rows_of(products: Products) -> list[dict[str, Any]]:
     words = WordIndex([*products.fields.values()])
     usual = answering(best_of(words.joined().scorer((1.0,), 1.5, 0.75)))
     add("bm25", "k1 1.5, b 0.75, all fields as one", usual, time.perf_counter() - begin)
-    grid = [
-        (weights, k1, b) for weights in itertools.product(WEIGHTS, repeat=len(words.of_field)) if max(weights) == 1 for k1 in K1 for b in B
-    ]
-    best = max(grid, key=lambda options: figures(answering(best_of(words.scorer(*options))), products, chosen_by)["ndcg10"])
-    add("bm25f", f"weights {best[0]}, k1 {best[1]}, b {best[2]}", answering(best_of(words.scorer(*best))), time.perf_counter() - begin)
+    if choose:
+        weights_of = [weights for weights in itertools.product(WEIGHTS, repeat=len(words.of_field)) if max(weights) == 1]
+        grid = list(itertools.product(weights_of, K1, B))
+        best = max(grid, key=lambda options: figures(answering(best_of(words.scorer(*options))), products, chosen_by)["ndcg10"])
+        add("bm25f", f"weights {best[0]}, k1 {best[1]}, b {best[2]}", answering(best_of(words.scorer(*best))), time.perf_counter() - begin)
+    for peer, index in PEERS.items():
+        if importlib.util.find_spec(peer) is None:
+            print(f"{peer}: left out, it is not installed", flush=True)
+            continue
+        begin = time.perf_counter()
+        find = index([" ".join(texts) for texts in zip(*products.fields.values(), strict=True)])
+        add(peer, "its own, all fields as one", find, time.perf_counter() - begin)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         count = len(next(iter(products.fields.values())))
@@ -152,9 +216,13 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="the folder that holds the sets")
     parser.add_argument("--set", choices=SETS, required=True)
+    parser.add_argument("--items", type=int, default=1_000_000, help="of the set `mixed`")
     options = parser.parse_args()
     try:
-        report = {"set": options.set, "hardware": hardware(), "rows": rows_of(read(options.data, options.set))}
+        products = mixed(options.data, options.items) if options.set == "mixed" else read(options.data, options.set)
+        rows = rows_of(products, choose=options.set != "mixed")
+        items, most_mb = len(next(iter(products.fields.values()))), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+        report = {"set": options.set, "items": items, "hardware": hardware(), "most_mb": most_mb, "rows": rows}
     except EspalierError as error:
         raise SystemExit(f"error: {error}") from None
     write_report(options.json, report)
