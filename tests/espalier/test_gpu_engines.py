@@ -85,7 +85,7 @@ from espalier.engines.triton.linear_engine import FEATURES, SparseCudaSearch
 
 pytestmark = [pytest.mark.slow, pytest.mark.release]
 
-ONE = FixedShapes(batches=(1,), m_sizes=(64,))
+ONE, BUSY = (FixedShapes(batches=(batch,), m_sizes=(64,)) for batch in (1, 65))
 
 
 class Family(NamedTuple):
@@ -531,8 +531,15 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path, monkeypatch: pytest.Monke
             monkeypatch.setattr(module, name, Recorder(getattr(module, name), launches))
     rng = np.random.default_rng(5)
 
-    def searched(bundle: Bundle, engine: Any, precision: Precision = "float32", beam: int = 5, tuning: Tuning | None = None) -> None:
-        opened = Pipeline(bundle, engine(bundle, "cpu", precision, ONE, tuning))
+    def searched(
+        bundle: Bundle,
+        engine: Any,
+        precision: Precision = "float32",
+        beam: int = 5,
+        tuning: Tuning | None = None,
+        shapes: FixedShapes = ONE,
+    ) -> None:
+        opened = Pipeline(bundle, engine(bundle, "cpu", precision, shapes, tuning))
         opened.search(random_queries(rng, bundle, 1), SearchParams.uniform(1, beam, 9))
 
     precisions: tuple[Precision, ...] = ("float32", "float16")
@@ -542,6 +549,8 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path, monkeypatch: pytest.Monke
         remembering = write_bundle(bundle.path.with_name("2"), draft_of(bundle), content_of(bundle, memory=memory))
         for each, precision, counted in itertools.product((bundle, remembering), precisions, (0, 1 << 24)):
             searched(each, TritonSearch, precision, tuning=Tuning(counted=counted))
+    for place, hidden in enumerate([(128, 64, 24), (200,), (128, 128)]):
+        searched(trained_kind(tmp_path, "mlp", hidden, rng, name=f"busy-{place}"), TritonSearch, "float16", shapes=BUSY)
     searched(make_bundle(tmp_path, rng, random_tree(rng, 4, 3, empty_share=0.2), own="log_activation", gamma=1.0), TritonSearch)
     wide = make_bundle(tmp_path, rng, complete_tree(rng.permutation(32), 32), name="wide")
     searched(wide, TritonSearch, tuning=Tuning(whole=16, busy_tiles=1, counted=0))
@@ -550,11 +559,13 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path, monkeypatch: pytest.Monke
     # One launch of each kernel with each type of arguments and scorer: the others differ in sizes.
     distinct = {}
     for launch in launches:
-        options = ("S0", "UNIFORM", "GATHERED", "LOG_ACTIVATION", "WHOLE", "ITEMS", "BEFORE", "MEMORY")
+        options = ("S0", "UNIFORM", "GATHERED", "LOG_ACTIVATION", "WHOLE", "ITEMS", "BEFORE", "MEMORY", "TILE")
         form = {name: value for name, value in launch["constants"].items() if name in options}
         distinct[launch["kernel"], str(form), str(launch["types"])] = launch
     assert {kernel for kernel, _, _ in distinct} >= {"select_kernel", "matmul_kernel", "rank_level_kernel", "history_nodes_kernel"}
     with_memory, without = ({kernel for kernel, form, _ in distinct if f"'MEMORY': {has}" in form} for has in (True, False))
+    assert {launch["constants"]["TILE"] for launch in distinct.values() if launch["constants"].get("S0") == 256} == {64}
+    assert {launch["constants"]["TILE"] for launch in distinct.values() if launch["constants"].get("S0") == 128} >= {16, 64, 128}
     assert with_memory & without == {"score_children_kernel", "select_kernel", "count_kernel"}
     linear_cases: list[tuple[int, bool, Ranking, Precision, int]] = [
         (2, True, Ranking(own="log_activation", gamma=1), "float32", 2),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
@@ -23,6 +24,7 @@ from espalier.bundle import Bundle, find_versions
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import BundleCorrupt, InvalidConfig
+from espalier.items import ItemTable
 from espalier.manifest import Ranking
 from espalier.masks.eligibility import excluded_nodes
 from espalier.metrics import precision_recall_f
@@ -249,7 +251,7 @@ def test_a_checkpoint_of_another_tree_or_log_is_refused_and_one_that_was_cut_off
         lists = dataclasses.replace(short.prepared.interactions, fingerprint="0" * 64)
         split = dataclasses.replace(short.prepared.split, lists=lists)
         other = dataclasses.replace(short, prepared=dataclasses.replace(short.prepared, split=split))
-    with pytest.raises(InvalidConfig, match=r"--resume: .*checkpoint\.pt.* the same configuration, log and tree"):
+    with pytest.raises(InvalidConfig, match=r"--resume: .*checkpoint\.pt.* the same configuration, log, items and tree"):
         other.fit(tmp_path / "work", resume=True)
 
 
@@ -264,9 +266,17 @@ def test_a_run_that_goes_on_has_the_tree_that_it_began_with(short: Begun, tmp_pa
     assert_array_equal(resumed.leaf_item, short.tree.leaf_item)
     assert kept_tree(file, short.config, short.prepared, lambda: other, resume=False) is other
     assert_array_equal(kept_tree(file, short.config, short.prepared, lambda: short.tree, resume=True).leaf_item, swapped)
-    with pytest.raises(InvalidConfig, match=r"--resume: .*tree\.npz.* the same configuration, log and tree"):
+    with pytest.raises(InvalidConfig, match=r"--resume: .*tree\.npz.* the same configuration, log, items and tree"):
         kept_tree(file, short.config.model_copy(update={"seed": 99}), short.prepared, lambda: other, resume=True)
-    file.write_bytes(file.read_bytes()[:100])
+    ids = [f"other-{row}" for row in range(len(short.prepared.items))]
+    items = dataclasses.replace(short.prepared, items=ItemTable.build(pa.table({"id": ids})))
+    with pytest.raises(InvalidConfig, match=r"--resume: .*tree\.npz.* the same configuration, log, items and tree"):
+        kept_tree(file, short.config, items, lambda: other, resume=True)
+    (tmp_path / "checkpoint.pt").touch()
+    file.rename(tmp_path / "lost")
+    assert kept_tree(file, short.config, short.prepared, lambda: other, resume=True) is other
+    assert not file.exists(), "it may not be the checkpoint's"
+    file.write_bytes((tmp_path / "lost").read_bytes()[:100])
     with pytest.raises(InvalidConfig, match=r"--resume: .*tree\.npz.* a readable tree \(BadZipFile\)"):
         kept_tree(file, short.config, short.prepared, lambda: other, resume=True)
 

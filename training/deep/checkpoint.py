@@ -29,7 +29,7 @@ from training.specification.deep import DeepConfig
 
 log = logging.getLogger(__name__)
 TREE_ARRAYS = ("level_offset", "first_child", "leaf_item")
-ANOTHER_RUN = "a {} of the same configuration, log and tree; delete it or leave out --resume to start anew"
+ANOTHER_RUN = "a {} of the same configuration, log, items and tree; delete it or leave out --resume to start anew"
 
 
 @dataclass
@@ -123,13 +123,21 @@ class Checkpoint:
 
 
 def identity_of(config: DeepConfig, prepared: Prepared, tree: Tree) -> dict[str, str]:
-    """The configuration, log and tree of a run."""
-    nodes = hashlib.sha256(tree.first_child.tobytes() + tree.leaf_item.tobytes()).hexdigest()
-    return _begun_with(config, prepared) | {"tree": nodes}
+    """The configuration, log, items and tree of a run."""
+    return _begun_with(config, prepared) | {"tree": _digest(tree)}
 
 
 def _begun_with(config: DeepConfig, prepared: Prepared) -> dict[str, str]:
-    return {"config": config.model_dump_json(), "log": prepared.interactions.fingerprint}
+    """All that a tree is made from: the catalogue and the earlier model are the log's and a journal's."""
+    ids = hashlib.sha256("\0".join(prepared.items.column("id").to_pylist()).encode()).hexdigest()
+    earlier = "" if prepared.earlier is None else _digest(prepared.earlier.tree)
+    begun = "" if prepared.begun is None else _digest(prepared.begun.tree)
+    log = prepared.interactions.fingerprint
+    return {"config": config.model_dump_json(), "log": log, "items": ids, "earlier": earlier, "begun": begun}
+
+
+def _digest(tree: Tree) -> str:
+    return hashlib.sha256(tree.first_child.tobytes() + tree.leaf_item.tobytes()).hexdigest()
 
 
 def kept_tree(file: Path, config: DeepConfig, prepared: Prepared, build: Callable[[], Tree], resume: bool) -> Tree:
@@ -150,6 +158,8 @@ def kept_tree(file: Path, config: DeepConfig, prepared: Prepared, build: Callabl
             raise InvalidConfig("--resume", str(file), ANOTHER_RUN.format("tree"))
         return tree
     tree = build()
+    if resume and file.with_name("checkpoint.pt").exists():  # of a tree that is gone: this one must be the same, or is refused
+        return tree
     part_file = file.with_suffix(".part")
     with part_file.open("wb") as stream:
         np.savez(stream, identity=identity, **{name: getattr(tree, name) for name in TREE_ARRAYS})

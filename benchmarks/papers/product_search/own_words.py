@@ -7,7 +7,7 @@
 Sets, see `text_sets.py`. psearch: products with a title and a description, and the judged queries of which a product has a grade of 3 or
 4 of 4; grades count as 2^(grade − 1) − 1, products that were not judged as 0. debian-describe: packages with the first words of their
 description and with name and section, asked for by later words of it; every right package counts the same. mixed: as many items as wanted,
-each of the names and halves of the descriptions of two packages; a query is four words of one item, which alone is right.
+each of the names and halves of the descriptions of two packages; a query is four words of one item, which alone counts.
 
 BM25F is chosen on every other query (weights of the fields, k1, b, by nDCG@10; not on mixed) and BM25, with the usual options, reads all
 fields as one; both have the words of `\\w+` in the same normalised letters. bm25s and tantivy, where they are installed, read all fields

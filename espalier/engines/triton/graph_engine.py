@@ -84,7 +84,7 @@ class TritonSearch(GpuSearch["GraphCell"]):
         self._precision = precision
 
     def tile(self, batch: int) -> Tile:
-        """How nodes of calls of so many queries are scored. An MLP's activations take registers."""
+        """How nodes of calls of so many queries are scored. Activations take registers, of more than 128–64–24 too many for 128 nodes."""
         tuning = self.tuning
         if tuning.tile is not None:
             return Tile(tuning.tile, tuning.warps, tuning.registers)
@@ -92,7 +92,8 @@ class TritonSearch(GpuSearch["GraphCell"]):
             return Tile(32, tuning.warps, tuning.registers)
         if self._precision == "float32":
             return Tile(16, tuning.warps, tuning.registers)
-        return Tile(64, tuning.warps, tuning.registers) if batch <= BUSY else Tile(128, 8, 128)
+        small = self.scorer.row_width <= 32 and max(self.scorer.widths) <= 128 and sum(self.scorer.widths) <= 224
+        return Tile(128, 8, 128) if batch > BUSY and small else Tile(64, tuning.warps, tuning.registers)
 
     def new_cell(self, batch: int, bucket: int, wanted: int, parts: CellParts, place: int) -> GraphCell:
         return GraphCell(self, batch, bucket, wanted, parts)
