@@ -78,9 +78,9 @@ EXPORTED: tuple[tuple[str, tuple[int, ...]], ...] = (
 SHAPES = {"cuda": ((2, 8), (3, 4), (32, 2), (2, 3), (8, 3), (4, 4), (2, 1)), "cpu": ((2, 4), (3, 2), (2, 1))}
 """Branching and height of the trees."""
 LINEAR_SHAPES = {"cuda": ((2, 7), (32, 2), (40, 2), (3, 4), (100, 1), (8, 3), (2, 1)), "cpu": ((2, 3), (8, 2), (40, 1))}
-BATCHES = {"cuda": (1, 3, 40), "cpu": (1, 2)}
+BATCHES = {"cuda": (1, 3, 40, 100), "cpu": (1, 2)}
 FIXED_SHAPES = {
-    "cuda": FixedShapes(batches=(1, 4, 64), m_sizes=(64, 256), excluded=16),
+    "cuda": FixedShapes(batches=(1, 4, 64, 128), m_sizes=(64, 256), excluded=16),
     "cpu": FixedShapes(batches=(1, 2), m_sizes=(64,), excluded=16),
 }
 OVERLAP: dict[Precision, float] = {"float32": 1.0, "float16": 0.97, "bfloat16": 0.8}

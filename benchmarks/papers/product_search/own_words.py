@@ -2,7 +2,7 @@
 
     python -m benchmarks.own_words --data DIR --set psearch --json F
     python -m benchmarks.own_words --data DIR --set debian-describe --json F
-    python -m benchmarks.own_words --data DIR --set mixed --items 1000000 --json F
+    python -m benchmarks.own_words --data DIR --set mixed --items 100000 --json F
 
 Sets, see `text_sets.py`. psearch: products with a title and a description, and the judged queries of which a product has a grade of 3 or
 4 of 4; grades count as 2^(grade − 1) − 1, products that were not judged as 0. debian-describe: packages with the first words of their
@@ -80,6 +80,11 @@ def read(folder: Path, name: str) -> Products:
         {"title": list(rows), "description": list(by_title.values())},
         {query: own for query, own in grades.items() if max(own.values()) >= 2},
     )
+
+
+def products_of(folder: Path, name: str, items: int) -> Products:
+    """A set; items: how many, of the set `mixed`."""
+    return mixed(folder, items) if name == "mixed" else read(folder, name)
 
 
 def mixed(folder: Path, count: int) -> Products:
@@ -216,10 +221,10 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="the folder that holds the sets")
     parser.add_argument("--set", choices=SETS, required=True)
-    parser.add_argument("--items", type=int, default=1_000_000, help="of the set `mixed`")
+    parser.add_argument("--items", type=int, default=100_000, help="of the set `mixed`")
     options = parser.parse_args()
     try:
-        products = mixed(options.data, options.items) if options.set == "mixed" else read(options.data, options.set)
+        products = products_of(options.data, options.set, options.items)
         rows = rows_of(products, choose=options.set != "mixed")
         items, most_mb = len(next(iter(products.fields.values()))), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
         report = {"set": options.set, "items": items, "hardware": hardware(), "most_mb": most_mb, "rows": rows}
