@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from espalier.errors import BundleCorrupt, InvalidQuery
 from espalier.manifest import Ranking
-from espalier.text.sparse_rows import SparseRows, ascends_in_rows, rises
+from espalier.text.sparse_rows import SparseRows, ascends_in_rows, rises, row_blocks
 from espalier.tree import Tree
 
 MAX_CHILDREN = 1 << 16
@@ -83,16 +83,24 @@ class Chunks:
             )
         if len(self.row_feature) and (self.row_feature.min() < 0 or self.row_feature.max() >= self.width):
             raise BundleCorrupt(f"chunks: row_feature has feature numbers outside 0 … {self.width - 1}")
-        if not ascends_in_rows(self.row_feature, self.chunk_row):
-            raise BundleCorrupt("chunks: row_feature is not strictly ascending within a node")
-        node_of_row = np.repeat(np.arange(inner), np.diff(self.chunk_row))
-        children = np.diff(tree.first_child)[np.repeat(node_of_row, np.diff(self.row_entry))]
-        if np.any(self.entry_child >= children):
-            raise BundleCorrupt("chunks: entry_child has numbers of children that a node does not have")
-        if not ascends_in_rows(self.entry_child, self.row_entry):
-            raise BundleCorrupt("chunks: entry_child is not strictly ascending within a row")
+        for first, end in row_blocks(self.chunk_row):
+            self._check_nodes(first, end, np.diff(tree.first_child[first : end + 1]))
         if not np.isfinite(self.largest).all():
             raise BundleCorrupt("chunks: weights and biases must be finite")
+
+    def _check_nodes(self, first: int, end: int, children_P: NDArray[np.int64]) -> None:
+        """What `check` asks of the rows of some inner nodes, which have so many children."""
+        begin_P = self.chunk_row[first : end + 1]
+        rows = slice(int(begin_P[0]), int(begin_P[-1]))
+        if not ascends_in_rows(self.row_feature[rows], begin_P - begin_P[0]):
+            raise BundleCorrupt("chunks: row_feature is not strictly ascending within a node")
+        begin_R = self.row_entry[rows.start : rows.stop + 1]
+        child, begin_R = self.entry_child[begin_R[0] : begin_R[-1]], begin_R - begin_R[0]
+        used_R, children_R = np.diff(begin_R) > 0, np.repeat(children_P, np.diff(begin_P))
+        if len(child) and np.any(np.maximum.reduceat(child, begin_R[:-1][used_R]) >= children_R[used_R]):
+            raise BundleCorrupt("chunks: entry_child has numbers of children that a node does not have")
+        if not ascends_in_rows(child, begin_R):
+            raise BundleCorrupt("chunks: entry_child is not strictly ascending within a row")
 
     def weights_of(self, tree: Tree, node: int, features: NDArray[np.int32]) -> NDArray[np.float32]:
         """float32: a node's weights for some features (ascending), 0 where it has none."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from espalier.chunks import Chunks
 from espalier.errors import BundleCorrupt
-from espalier.text.sparse_rows import rises
+from espalier.text.sparse_rows import BLOCK, rises
 
 Array = NDArray[Any]
 NARROW = (np.uint8, np.uint16, np.int32)
@@ -44,8 +44,12 @@ def rounded(chunks: Chunks) -> Chunks | None:
     """The scorers with weights in float16; None where these cannot hold them: too large, or so small that much would be lost."""
     with np.errstate(over="ignore"):
         weights = chunks.entry_weight.astype(np.float16)
-    lost = np.abs(weights.astype(np.float64) - chunks.entry_weight).sum()
-    if not lost <= MOST_LOST * np.abs(chunks.entry_weight.astype(np.float64)).sum():  # also where some are infinite
+    lost = whole = 0.0
+    for begin in range(0, len(weights), BLOCK):
+        part = chunks.entry_weight[begin : begin + BLOCK].astype(np.float64)
+        lost += np.abs(weights[begin : begin + BLOCK] - part).sum()
+        whole += np.abs(part).sum()
+    if not lost <= MOST_LOST * whole:  # also where some are infinite
         return None
     return replace(chunks, entry_weight=weights, entry_child=narrowed(chunks.entry_child))
 
@@ -86,13 +90,16 @@ def unpacked(arrays: Mapping[str, Array], width: int) -> Chunks:
         raise BundleCorrupt(f"chunks: chunk_row of {len(gaps)} gaps and {len(counts)} counts does not rise from 0 to their number")
     if len(gaps) and (gaps.min() < 0 or counts.min() < 0):
         raise BundleCorrupt("chunks: row_gap or row_count has numbers below 0")
-    sums = np.cumsum(gaps, dtype=np.int64)
-    before = np.concatenate([[0], sums])[chunk_row[:-1]]
-    sums -= np.repeat(before, np.diff(chunk_row))
-    if len(sums) and sums.max() >= width:
+    begins = chunk_row[:-1][np.diff(chunk_row) > 0]
+    last = np.add.reduceat(gaps, begins, dtype=np.int64) if len(begins) else np.zeros(0, np.int64)  # the largest feature of each node
+    if last.max(initial=0) >= width:
         raise BundleCorrupt(f"chunks: row_gap leads to feature numbers outside 0 … {width - 1}")
-    entries = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-    return Chunks(chunk_row, sums.astype(np.int32), entries, arrays["entry_child"], arrays["entry_weight"], arrays["bias"], width)
+    features = gaps.astype(np.int32)
+    features[begins[1:]] -= last[:-1].astype(np.int32)
+    np.cumsum(features, dtype=np.int32, out=features)
+    entries = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, dtype=np.int64, out=entries[1:])
+    return Chunks(chunk_row, features, entries, arrays["entry_child"], arrays["entry_weight"], arrays["bias"], width)
 
 
 def narrowed(numbers: Array) -> Array:

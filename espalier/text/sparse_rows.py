@@ -8,7 +8,7 @@ Legend: B rows, F features.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,19 @@ from espalier.read_only import read_only
 
 MAX_FEATURES = 1 << 26
 """The most features that sparse vectors and texts may have: training and searches keep arrays of a number for each, one a thread."""
+
+
+BLOCK = 1 << 22
+"""Entries for which intermediate numbers are held at a time."""
+
+
+def row_blocks(begin: NDArray[Any]) -> Iterator[tuple[int, int]]:
+    """Consecutive rows, first and end, that together have at most BLOCK entries, or one row of more; `begin`: where each row's begin."""
+    first = 0
+    while first < len(begin) - 1:
+        end = max(first + 1, int(np.searchsorted(begin, begin[first] + BLOCK, side="right")) - 1)
+        yield first, end
+        first = end
 
 
 def rises(begin: NDArray[Any], rows: int, entries: int) -> bool:
@@ -97,10 +110,13 @@ class SparseRows:
 
     def normalised(self) -> SparseRows:
         """Rows of length 1 (L2); empty ones stay empty."""
-        counts = np.diff(self.indptr)
-        squares = np.add.reduceat(np.append(self.values, np.float32(0)).astype(np.float64) ** 2, self.indptr[:-1]) * (counts > 0)
-        lengths = np.sqrt(np.where(squares > 0, squares, 1))
-        return SparseRows(self.indptr, self.indices, (self.values / np.repeat(lengths, counts)).astype(np.float32), self.width)
+        unit = np.empty_like(self.values)
+        for first, end in row_blocks(self.indptr):
+            begin = self.indptr[first : end + 1] - self.indptr[first]
+            own, counts = slice(int(self.indptr[first]), int(self.indptr[end])), np.diff(begin)
+            squares = np.add.reduceat(np.append(self.values[own], np.float32(0)).astype(np.float64) ** 2, begin[:-1]) * (counts > 0)
+            unit[own] = self.values[own] / np.repeat(np.sqrt(np.where(squares > 0, squares, 1)), counts)
+        return SparseRows(self.indptr, self.indices, unit, self.width)
 
 
 def concatenated(parts: Sequence[SparseRows]) -> SparseRows:

@@ -139,8 +139,10 @@ def test_made_queries_decide_nothing_and_what_takes_too_long_is_not_judged(tmp_p
     one_node = compare_texts(config, ["one-versus-all"], None, [10], None)
     assert one_node["not_judged"][0]["reason"].startswith("items: got 40, expected more: the recipe's tree is one node")
     assert one_node["verdict"] == ["No tree was measured, since it was not run.", texts.MADE]
+    unasked = compare_texts(flat(config), ["one-versus-all"], None, [10], None)
+    assert unasked["not_judged"][0]["reason"].startswith("queries: got 0, expected some")
     monkeypatch.setattr(texts, "MOST_WORK", 10)
-    large = compare_texts(flat(config), ["one-versus-all"], None, [10], None)
+    large = compare_texts(flat(shop(tmp_path, log=True)), ["one-versus-all"], None, [10], None)
     assert large["not_judged"][0]["reason"].startswith("items: got 40, expected fewer")
 
 

@@ -189,7 +189,7 @@ def test_what_was_chosen_before_a_run_was_killed_is_not_chosen_again(tmp_path: P
         with pytest.raises(KeyboardInterrupt):
             trained(tmp_path, raw)
     kept = tmp_path / "models" / "any" / ".1.work"
-    assert sorted(file.name for file in kept.iterdir()) == ["chosen.json", "identity", "level-1.npz", "level-2.npz"]
+    assert sorted(file.name for file in kept.iterdir()) == ["chosen.json", "identity", "level-1.safetensors", "level-2.safetensors"]
     chosen = json.loads((kept / "chosen.json").read_text())["options"]
     monkeypatch.setattr("training.linear.fit.LevelTrainer.train", None)
     validation = trained(tmp_path, raw, resume=True).manifest.metrics["validation"]

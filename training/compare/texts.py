@@ -236,6 +236,8 @@ def _why_not_flat(config: LinearConfig, prepared: Prepared) -> InvalidData | Non
     items, features = prepared.centroids.shape
     if config.tree.count == 1 and config.tree.leaf_of(items, features) >= items:
         return InvalidData("items", items, "more: the recipe's tree is one node, which is one-versus-all")
+    if not len(prepared.train):
+        return InvalidData("queries", 0, "some: without them a scorer is its item's centroid, see centroids")
     if items * features > WEIGHTS_OF_ONE_NODE or items * prepared.train.points.nnz > MOST_WORK:
         numbers = prepared.train.points.nnz
         return InvalidData("items", items, f"fewer: {items} scorers of {features} features would each learn from {numbers} numbers")

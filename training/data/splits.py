@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 Int64 = NDArray[np.int64]
 
+FINAL = "final"
+"""Folder of the lists that are learned from once all is chosen, inside the work folder."""
 MAX_QUERIES = 100_000
 """Of more validation or test queries so many are drawn, by the seed."""
 
@@ -60,6 +62,7 @@ class Split:
     train             int64 rows of the users whose lists are learned from, ascending
     validation, test  queries, by user
     config            what was configured, with the dates that were chosen
+    final             lists and users to learn from once all is chosen: those of validation too, nothing of the test; None: no others
     """
 
     lists: Interactions
@@ -67,6 +70,11 @@ class Split:
     validation: Sequence[EvaluationPair]
     test: Sequence[EvaluationPair]
     config: SplitConfig
+    final: tuple[Interactions, Int64] | None = None
+
+    def whole(self) -> Split | None:
+        """What is learned from once all is chosen, without validation queries."""
+        return None if self.final is None else replace(self, lists=self.final[0], train=self.final[1], validation=[], final=None)
 
 
 def split_log(interactions: Interactions, config: SplitConfig, log_format: LogFormat, work: Path, *, seed: int) -> Split:
@@ -107,9 +115,15 @@ def drawn_items(items: int, share: float, seed: int) -> NDArray[np.bool_]:
 
 def _without_events(split: Split, hidden_I: NDArray[np.bool_], work: Path) -> Split:
     """The split with lists that hold none of the hidden items; queries stay as they are, and users left without an event drop out."""
-    lists = with_events(split.lists, lambda events: ~hidden_I[split.lists.item_of_event_E[events]], work)
-    left = np.diff(lists.offset_U1)[split.train] > 0
-    return replace(split, lists=lists, train=split.train[left])
+
+    def left(lists: Interactions, users: Int64, folder: Path) -> tuple[Interactions, Int64]:
+        folder.mkdir(exist_ok=True)
+        shorter = with_events(lists, lambda events: ~hidden_I[lists.item_of_event_E[events]], folder)
+        return shorter, users[np.diff(shorter.offset_U1)[users] > 0]
+
+    lists, train = left(split.lists, split.train, work)
+    final = None if split.final is None else left(*split.final, work / FINAL)
+    return replace(split, lists=lists, train=train, final=final)
 
 
 def _by_user(interactions: Interactions, config: UserSplit, seed: int) -> Split:
@@ -124,7 +138,8 @@ def _by_user(interactions: Interactions, config: UserSplit, seed: int) -> Split:
         able = part[np.diff(interactions.offset_U1)[part] >= (1 if of_vectors else 2)]
         drawn = _drawn(able, name, (seed, number))
         queries.append(whole_lists(interactions, drawn) if of_vectors else halves(interactions, drawn, seed=seed))
-    return Split(interactions, parts[2], validation=queries[1], test=queries[0], config=config)
+    final = interactions, np.sort(np.concatenate(parts[1:]))
+    return Split(interactions, parts[2], validation=queries[1], test=queries[0], config=config, final=final)
 
 
 def _last(interactions: Interactions, config: LastSplit, work: Path, seed: int) -> Split:
@@ -134,8 +149,9 @@ def _last(interactions: Interactions, config: LastSplit, work: Path, seed: int) 
     able, of = np.flatnonzero(length_U >= 3), interactions.of
     validation = [EvaluationPair(user, of(user)[:-2], of(user)[-2:-1]) for user in _drawn(able, "validation", (seed, 2)).tolist()]
     test = [EvaluationPair(user, of(user)[:-1], of(user)[-1:]) for user in _drawn(able, "test", (seed, 3)).tolist()]
-    lists = with_events(interactions, first_events(interactions, learned_U), work)
-    return Split(lists, np.flatnonzero(learned_U), validation, test, config)
+    learned_later_U = np.where(length_U >= 3, length_U - 1, length_U)
+    lists, final = _first(interactions, learned_U, work), _first(interactions, learned_later_U, work / FINAL)
+    return Split(*lists, validation, test, config, final)
 
 
 def _by_date(interactions: Interactions, config: DateSplit, log_format: LogFormat, work: Path, seed: int) -> Split:
@@ -167,8 +183,14 @@ def _by_date(interactions: Interactions, config: DateSplit, log_format: LogForma
         for user in _drawn(asked[1], "test", (seed, 3)).tolist()
     ]
     dates = {"validation_from": written[0], "test_from": written[1]}
-    lists = with_events(interactions, first_events(interactions, first_U), work)
-    return Split(lists, np.flatnonzero(first_U), validation, test, config.model_copy(update=dates))
+    lists, final = _first(interactions, first_U, work), _first(interactions, second_U, work / FINAL)
+    return Split(*lists, validation, test, config.model_copy(update=dates), final)
+
+
+def _first(interactions: Interactions, count_U: Int64, folder: Path) -> tuple[Interactions, Int64]:
+    """Lists of the first so many events of each user, in files of a folder, and the users that have any."""
+    folder.mkdir(exist_ok=True)
+    return with_events(interactions, first_events(interactions, count_U), folder), np.flatnonzero(count_U)
 
 
 def _by_file(interactions: Interactions, config: FileSplit, log_format: LogFormat, work: Path, seed: int) -> Split:
@@ -190,7 +212,8 @@ def _by_file(interactions: Interactions, config: FileSplit, log_format: LogForma
         log.warning("%s: %d users and %d items of other users are not in the log; they are left out", config.test, unknown, unfound)
     validation, kept_E = _hidden(interactions, share, config.validation_share, seed)
     lists = with_events(interactions, lambda events: kept_E[events], work)
-    return Split(lists, np.flatnonzero(np.diff(lists.offset_U1)), validation, test, config)
+    final = interactions, np.flatnonzero(np.diff(interactions.offset_U1))
+    return Split(lists, np.flatnonzero(np.diff(lists.offset_U1)), validation, test, config, final)
 
 
 def _vectors_by_file(interactions: Interactions, config: FileSplit, log_format: LogFormat, work: Path, seed: int) -> Split:

@@ -61,7 +61,6 @@ def export(
     queries = QueryBatch(prepared.kind, as_rows(test.points[known]))
     golden = unanswered(heldout, draft.query.kind)
     counts = prepared.relevance.counts
-    trees = [TreeChunks(tree, _stored(chunks, config.linear)) for tree, chunks in trees]
     second = _tail(config, prepared), stacking
     content = LinearContent(*trees[0], prepared.items, golden, heldout, prepared.vectoriser, counts, trees[1:], *second)
     grades = Grades(relevance, scale_of(prepared.train.labels), prepared.relevance.inverse_propensity_I)
@@ -91,8 +90,8 @@ def _tail(config: LinearConfig, prepared: Prepared) -> Tail | None:
     return Tail(info, rows.indptr, rows.indices, rows.values, rows.width)
 
 
-def _stored(chunks: Chunks, options: LinearOptions) -> Chunks:
-    """The scorers as the bundle has them."""
+def as_stored(chunks: Chunks, options: LinearOptions) -> Chunks:
+    """The scorers as a bundle has them."""
     found = rounded(chunks) if options.weights == "float16" else chunks
     if found is None:
         log.warning("linear.weights: float16 cannot hold weights up to %g without loss, float32 is written", chunks.largest[0])

@@ -10,7 +10,7 @@ Legend: P inner nodes, I labels, F features.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from training.data.xmc import LabelledPoints
 from training.linear.examples import Kept, LevelExamples, Positives
 from training.linear.label_features import pifa
 from training.linear.node_centroids import Centroids, node_centroids
-from training.linear.node_scorers import NodeScorers, centroid_scorers, joined, read_level, write_level
+from training.linear.node_scorers import LevelScorers, NodeScorers, centroid_scorers, joined, read_level, write_level
 from training.linear.solver import train_children
 from training.specification.linear import LinearOptions
 
@@ -58,17 +58,20 @@ def fit_linear(
     for _ in range(tree.height - 1):
         positives.insert(0, positives[0].of_parents(tree))
     trainer = LevelTrainer(data.points, tree, options, is_trained_P, threads, seed)
-    scorers: list[NodeScorers] = []
+    scorers: list[LevelScorers] = []
     for level in range(tree.height):
-        file = None if work is None else work / f"level-{level + 1}.npz"
+        file = None if work is None else work / f"level-{level + 1}.safetensors"
         if file is not None and file.is_file():
-            trained = read_level(file)
-            progress(len(trained))
+            progress(tree.level_size(level))
         else:
             trained = trainer.train(level, positives[level], scorers, of_level[level], progress)
-            if file is not None:
-                write_level(file, trained)
-        scorers += trained
+            if file is None:
+                scorers.append(trained)
+                continue
+            write_level(file, trained)
+            del trained  # what follows reads the file
+        of_level[level] = None
+        scorers.append(read_level(file))
     return joined(scorers, tree, data.points.shape[1])
 
 
@@ -84,10 +87,10 @@ class LevelTrainer:
         self,
         level: int,
         positives: Positives,
-        above: list[NodeScorers],
+        above: list[LevelScorers],
         centroids: Centroids | None,
         progress: Callable[[int], object],
-    ) -> list[NodeScorers]:
+    ) -> LevelScorers:
         """The scorers of a level's nodes.
 
         positives, centroids  of their children
@@ -101,12 +104,13 @@ class LevelTrainer:
         def train_node(p: int) -> NodeScorers:
             return self._train_node(p, level, examples, centroids)
 
-        scorers = []
-        with ThreadPoolExecutor(self._threads) as pool:
+        def trained(pool: ThreadPoolExecutor) -> Iterator[NodeScorers]:
             for node in pool.map(train_node, nodes) if self._threads > 1 else map(train_node, nodes):
-                scorers.append(node)
                 progress(1)
-        return scorers
+                yield node
+
+        with ThreadPoolExecutor(self._threads) as pool:
+            return LevelScorers.of(trained(pool))
 
     def _train_node(self, p: int, level: int, examples: LevelExamples, centroids: Centroids | None) -> NodeScorers:
         first_child = self._tree.first_child
@@ -120,13 +124,13 @@ class LevelTrainer:
             self._points,
             examples.of(p),
             children.stop - children.start,
-            None if centroids is None else centroids.rows[children],
+            None if centroids is None else centroids.of(children),
             self._options,
             self._of_thread.number_of,
             self._seed * 1_000_003 + p + 1,
         )
 
-    def _kept_by_beam(self, above: list[NodeScorers], level: int) -> Kept:
+    def _kept_by_beam(self, above: list[LevelScorers], level: int) -> Kept:
         """The nodes of a level that a beam over the scorers above keeps for each point."""
         points, options = self._points, self._options
         search = ChunkSearch(self._tree, joined(above, self._tree, points.shape[1]), options.ranking, last=level)

@@ -13,18 +13,23 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, vstack
 
+from espalier.text.sparse_rows import row_blocks
 from espalier.tree import Tree
 from training.data.csr import Csr, normalised
 
 
 @dataclass(frozen=True, eq=False)
 class Centroids:
-    """Of one level: float32 rows [N, F] of length 1, and float32[N], their lengths before they were divided by them."""
+    """Of one level: float32 rows [N, F], not yet of length 1, and float32[N], their lengths."""
 
     rows: Csr
     length_N: NDArray[np.float32]
+
+    def of(self, nodes: slice) -> Csr:
+        """float32 rows [n, F] of length 1 of some nodes of the level."""
+        return normalised(self.rows[nodes])
 
 
 def node_centroids(centroids: Csr, tree: Tree) -> list[Centroids]:
@@ -38,12 +43,16 @@ def node_centroids(centroids: Csr, tree: Tree) -> list[Centroids]:
         has_items = tree.items_below[below.start : below.stop] > 0
         rows = _largest(rows, begins, np.add.reduceat(has_items, begins[:-1], dtype=np.int64))
         levels.insert(0, rows)
-    return [Centroids(normalised(rows), _lengths(rows)) for rows in levels]
+    return [Centroids(rows, _lengths(rows)) for rows in levels]
 
 
 def _lengths(rows: Csr) -> NDArray[np.float32]:
-    node = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
-    return np.sqrt(np.bincount(node, rows.data.astype(np.float64) ** 2, minlength=rows.shape[0])).astype(np.float32)
+    length_N = np.zeros(rows.shape[0], np.float32)
+    for first, end in row_blocks(rows.indptr):
+        node = np.repeat(np.arange(end - first), np.diff(rows.indptr[first : end + 1]))
+        squares = rows.data[rows.indptr[first] : rows.indptr[end]].astype(np.float64) ** 2
+        length_N[first:end] = np.sqrt(np.bincount(node, squares, minlength=end - first))
+    return length_N
 
 
 def _largest(rows: Csr, begins: NDArray[np.int64], count_P: NDArray[np.int64]) -> Csr:
@@ -51,6 +60,15 @@ def _largest(rows: Csr, begins: NDArray[np.int64], count_P: NDArray[np.int64]) -
 
     A row that lacks a feature has 0 there, which is larger than a negative value.
     """
+    blocks = [
+        _largest_of(rows[begins[first] : begins[end]], begins[first : end + 1] - begins[first], count_P[first:end])
+        for first, end in row_blocks(rows.indptr[begins])
+    ]
+    return csr_array(vstack(blocks, format="csr"))
+
+
+def _largest_of(rows: Csr, begins: NDArray[np.int64], count_P: NDArray[np.int64]) -> Csr:
+    """The same of some parents, whose children alone have rows."""
     parents = len(begins) - 1
     children = csr_array((rows.data.copy(), rows.indices.copy(), rows.indptr[begins]), shape=(parents, rows.shape[1]))
     children.sort_indices()  # the entries of all children of a parent, by feature

@@ -1,10 +1,12 @@
-"""The trained scorers of inner nodes: one node's, a level's on disk, all of them as the chunks of a model."""
+"""The trained scorers of inner nodes: one node's, those of a level, on disk perhaps, and all of them as the chunks of a model.
+
+Legend: P inner nodes of a level, R rows of them, N nodes.
+"""
 
 from __future__ import annotations
 
 import os
-import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier.bundle_files import map_safetensors, write_safetensors
 from espalier.chunks import Chunks
-from espalier.errors import InvalidConfig
+from espalier.errors import BundleCorrupt, InvalidConfig
 from espalier.tree import Tree
 from training.linear.node_centroids import Centroids
 from training.specification.linear import LinearOptions
@@ -21,16 +24,35 @@ from training.specification.linear import LinearOptions
 
 @dataclass(frozen=True, eq=False)
 class NodeScorers:
-    """The scorers of one inner node's children. `row_entry` counts from 0; the other arrays are as in Chunks."""
+    """The scorers of one inner node's children: rows of features with how many entries each has; the rest is as in Chunks."""
 
     row_feature: NDArray[np.int32]
-    row_entry: NDArray[np.int64]
+    row_count: NDArray[np.int32]
     entry_child: NDArray[np.uint16]
     entry_weight: NDArray[np.float32]
     bias: NDArray[np.float32]
 
 
-ARRAYS = tuple(field.name for field in fields(NodeScorers))
+@dataclass(frozen=True, eq=False)
+class LevelScorers:
+    """Those of all nodes of a level, one after another. node_rows: int64[P], the rows of each; they may be maps of a file."""
+
+    node_rows: NDArray[np.int64]
+    row_feature: NDArray[np.int32]
+    row_count: NDArray[np.int32]
+    entry_child: NDArray[np.uint16]
+    entry_weight: NDArray[np.float32]
+    bias: NDArray[np.float32]
+
+    @staticmethod
+    def of(nodes: Iterable[NodeScorers]) -> LevelScorers:
+        """The scorers of a level's nodes, in their order."""
+        parts: dict[str, list[NDArray[Any]]] = {field.name: [] for field in fields(NodeScorers)}
+        for node in nodes:
+            for name, arrays in parts.items():
+                arrays.append(getattr(node, name))
+        node_rows = np.array([len(rows) for rows in parts["row_feature"]], np.int64)
+        return LevelScorers(node_rows, **{name: np.concatenate(parts.pop(name)) for name in list(parts)})  # popped: one is held twice
 
 
 def centroid_scorers(centroids: Centroids, children: slice, options: LinearOptions) -> NodeScorers:
@@ -41,7 +63,7 @@ def centroid_scorers(centroids: Centroids, children: slice, options: LinearOptio
 
     The threshold applies before rows are normalised: a large node's row has many features, each of a small value after normalising.
     """
-    rows = centroids.rows[children]
+    rows = centroids.of(children)
     child = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
     features, weights = rows.indices.astype(np.int32, copy=False), np.float32(options.prior) * rows.data
     large = np.abs(weights) * centroids.length_N[children][child] >= options.threshold
@@ -50,53 +72,47 @@ def centroid_scorers(centroids: Centroids, children: slice, options: LinearOptio
     first = np.flatnonzero(np.diff(features, prepend=-1))
     return NodeScorers(
         row_feature=features[first],
-        row_entry=np.append(first, len(features)),
+        row_count=np.diff(first, append=len(features)).astype(np.int32),
         entry_child=child[large][order].astype(np.uint16),
         entry_weight=weights[large][order],
         bias=np.full(rows.shape[0], -options.prior / 2 * (options.bias > 0), np.float32),
     )
 
 
-def joined(scorers: Sequence[NodeScorers], tree: Tree, width: int) -> Chunks:
-    """The scorers of the first inner nodes, in their order, as chunks of the whole tree; the other nodes' chunks are empty."""
-    rows = np.zeros(tree.leaf_offset, np.int64)
-    rows[: len(scorers)] = [len(node.row_feature) for node in scorers]
-    entries = np.cumsum([0, *(len(node.entry_child) for node in scorers)])
-    bias = np.zeros(tree.node_count, np.float32)
-    for p, node in enumerate(scorers):
-        bias[tree.first_child[p] : tree.first_child[p + 1]] = node.bias
+def joined(levels: Sequence[LevelScorers], tree: Tree, width: int) -> Chunks:
+    """The scorers of the first levels as chunks of the whole tree; the other nodes' chunks are empty."""
 
-    def concatenated(arrays: list[NDArray[Any]], dtype: type) -> NDArray[Any]:
-        return np.concatenate([*arrays, np.empty(0, dtype)])
+    def concatenated(name: str, dtype: type) -> NDArray[Any]:
+        return np.concatenate([*(getattr(level, name) for level in levels), np.empty(0, dtype)])
 
-    row_entry = concatenated([node.row_entry[:-1] + begin for node, begin in zip(scorers, entries, strict=False)], np.int64)
+    node_rows, bias = concatenated("node_rows", np.int64), concatenated("bias", np.float32)
+    chunk_row, row_entry = np.zeros(tree.leaf_offset + 1, np.int64), np.zeros(int(node_rows.sum()) + 1, np.int64)
+    chunk_row[1 : len(node_rows) + 1] = np.cumsum(node_rows)
+    chunk_row[len(node_rows) + 1 :] = node_rows.sum()
+    np.cumsum(concatenated("row_count", np.int32), dtype=np.int64, out=row_entry[1:])
     return Chunks(
-        chunk_row=np.concatenate([[0], np.cumsum(rows)]),
-        row_feature=concatenated([node.row_feature for node in scorers], np.int32),
-        row_entry=np.append(row_entry, entries[-1]),
-        entry_child=concatenated([node.entry_child for node in scorers], np.uint16),
-        entry_weight=concatenated([node.entry_weight for node in scorers], np.float32),
-        bias=bias,
+        chunk_row=chunk_row,
+        row_feature=concatenated("row_feature", np.int32),
+        row_entry=row_entry,
+        entry_child=concatenated("entry_child", np.uint16),
+        entry_weight=concatenated("entry_weight", np.float32),
+        bias=np.concatenate([[np.float32(0)], bias, np.zeros(tree.node_count - 1 - len(bias), np.float32)]),
         width=width,
     )
 
 
-def write_level(file: Path, scorers: Sequence[NodeScorers]) -> None:
+def write_level(file: Path, level: LevelScorers) -> None:
     """Write a level's scorers, all or nothing."""
-    arrays = {f"{p}.{name}": getattr(node, name) for p, node in enumerate(scorers) for name in ARRAYS}
     unfinished = file.with_suffix(".part")
-    with unfinished.open("wb") as stream:
-        np.savez(stream, **arrays)
-        stream.flush()
+    write_safetensors(unfinished, {field.name: getattr(level, field.name) for field in fields(level)})
+    with unfinished.open("rb") as stream:
         os.fsync(stream.fileno())
     unfinished.replace(file)
 
 
-def read_level(file: Path) -> list[NodeScorers]:
-    """What `write_level` wrote. Raises InvalidConfig."""
+def read_level(file: Path) -> LevelScorers:
+    """What `write_level` wrote, as maps of the file. Raises InvalidConfig."""
     try:
-        with np.load(file, allow_pickle=False) as arrays:
-            count = len(arrays.files) // len(ARRAYS)
-            return [NodeScorers(*(arrays[f"{p}.{name}"] for name in ARRAYS)) for p in range(count)]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        return LevelScorers(**map_safetensors(file))
+    except (BundleCorrupt, TypeError) as error:
         raise InvalidConfig("--resume", str(file), f"a readable level ({error}); delete its folder to start anew") from error

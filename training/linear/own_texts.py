@@ -35,8 +35,12 @@ def own_rows(vectoriser: Vectoriser, columns: Sequence[Sequence[str]]) -> Csr:
     Raises InvalidData where no word tells items apart.
     """
     weights = [column_weight([texts[row] for row in counted_rows(len(texts))]) for texts in columns]
-    parts = [np.float32(weight) * as_matrix(vectoriser.documents(texts)) for weight, texts in zip(weights, columns, strict=True)]
-    own = normalised(sum(parts[1:], start=parts[0]).tocsr())
+    parts = [as_matrix(vectoriser.documents(texts)) for texts in columns]
+    for part, weight in zip(parts, weights, strict=True):
+        part.data *= np.float32(weight)
+    whole = sum(parts[1:], start=parts[0]).tocsr()
+    parts.clear()
+    own = normalised(whole)
     if not own.nnz:
         raise InvalidData("data.own_texts", f"texts of {own.shape[0]} items", "words that some of the items have and others have not")
     return own

@@ -113,6 +113,8 @@ def label_features(train: LabelledPoints, own: Csr | None, options: LinearOption
     Beside own texts the points count the more, the more there are of an item, and texts of items are no such points.
     """
     asked = train if train.own_B is None else train.take(train.asked)
+    if own is not None and not len(asked):
+        return own, own
     rows = weighted_sums(asked) if options.loss == "relevance" else pifa(asked)
     if own is None:
         return rows, rows
@@ -279,6 +281,8 @@ def _from_texts(config: LinearConfig, data: LogData, along: TakenAlong | None, v
     training, testing = (LabelledTexts(part.texts, relevance.of(part.labels)) for part in (training, testing))
     _check_something_is_left(config, training.labels)
     vectoriser = vectoriser or Vectoriser.fit(training.texts, config.blocks)
+    if columns and not len(asked) and config.linear.prior > 0 and config.linear.min_positives > 0:
+        training = LabelledTexts([], training.labels[:0])  # no node has anything to learn from (`fit_linear`)
     train = _vectorised(vectoriser, training)
     own = own_rows(vectoriser, columns) if columns else None
     if columns:

@@ -7,9 +7,11 @@ import json
 import logging
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from scipy.sparse import csr_array
 from tqdm import tqdm
 
 from espalier.bundle import Bundle
@@ -19,7 +21,7 @@ from espalier.stacking import Stacking
 from training.data.csr import Csr
 from training.data.xmc import LabelledPoints
 from training.linear.choosing import Choice, Shape, choose
-from training.linear.export import export
+from training.linear.export import as_stored, export
 from training.linear.fit import fit_linear
 from training.linear.prepare import Prepared, label_features, prepare
 from training.linear.stacking import learn
@@ -56,7 +58,9 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
             log.info("tree of %d items over %d levels, %.1f s after the start", tree.item_count, tree.height, time.perf_counter() - begin)
             with tqdm(total=tree.leaf_offset, desc="nodes", unit="node", disable=None) as bar:
                 folder = None if kept is None else folder_of_tree(kept, place)
-                chunks = fit_linear(points, tree, choice.options, threads, seed, bar.update, folder, centroids)
+                trained = fit_linear(points, tree, choice.options, threads, seed, bar.update, folder, centroids)
+            chunks = as_stored(trained, config.linear)
+            del trained
             log.info("%d weights in %.1f MB, %.1f s", len(chunks.entry_weight), chunks.nbytes / 1e6, time.perf_counter() - begin)
             trees.append(TreeChunks(tree, chunks))
         return trees
@@ -66,6 +70,8 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
 
     trees = grown(prepared.train, prepared.labels, prepared.centroids, work)
     stacking = None if config.tail.form != "none" else _stacking(config, choice, prepared, of_part, work)
+    nothing = csr_array(np.empty((0, 0), np.float32))
+    prepared = replace(prepared, labels=nothing, centroids=nothing, own=None)  # gigabytes of a million texts, which no export needs
     return export(config, choice, prepared, trees, out, stacking)
 
 

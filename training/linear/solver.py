@@ -176,7 +176,7 @@ def _without_small(features: NDArray[np.int32], weights_FK: NDArray[np.float32],
     used = per_row > 0
     return NodeScorers(
         row_feature=features[used],
-        row_entry=np.concatenate([[0], np.cumsum(per_row[used])]),
+        row_count=per_row[used].astype(np.int32),
         entry_child=child.astype(np.uint16),
         entry_weight=weights_FK[:-1][kept_FK],
         bias=weights_FK[-1] * np.float32(options.bias),

@@ -25,7 +25,7 @@ from espalier.items import ItemTable
 from training.data.cut_lists import counts_by_user
 from training.data.grouping import user_chunks
 from training.data.interactions import Interactions
-from training.data.splits import Split
+from training.data.splits import FINAL, Split
 from training.evaluate import in_rows
 from training.live.catalogue import JournalItems
 
@@ -49,14 +49,20 @@ def with_journal(split: Split, journal: JournalItems, work: Path) -> Split:
     row_of = {item_id: row for row, item_id in enumerate(ids)}
     row_I = np.array([row_of.get(item_id, -1) for item_id in known], np.int64)
     lists, vectors = _events(new, journal, row_of, before)
-    joined = _joined(before, pa.array(ids, pa.large_string()), row_I, lists, vectors, work)
+
+    def learned(old: Interactions, users: Int64, folder: Path) -> tuple[Interactions, Int64]:
+        folder.mkdir(exist_ok=True)
+        joined = _joined(old, pa.array(ids, pa.large_string()), row_I, lists, vectors, folder)
+        has_events = np.flatnonzero(np.diff(joined.offset_U1))
+        return joined, np.intersect1d(np.append(users, old.user_count + np.arange(len(lists))), has_events)
+
+    joined, train = learned(before, split.train, work)
     log.info("journal: %d items join the log's, %d leave; %d events train new items", len(new), int((row_I < 0).sum()), len(lists))
     parts = [in_rows(part, row_I) for part in (split.validation, split.test)]
-    has_events = np.flatnonzero(np.diff(joined.offset_U1))
-    train = np.intersect1d(np.append(split.train, before.user_count + np.arange(len(lists))), has_events)
     if not len(train) or not parts[0]:
         raise InvalidData("log", f"{len(train)} training users and {len(parts[0])} validation queries", "some of both once items are gone")
-    return replace(split, lists=joined, train=train, validation=parts[0], test=parts[1])
+    final = None if split.final is None else learned(*split.final, work / FINAL)
+    return replace(split, lists=joined, train=train, validation=parts[0], test=parts[1], final=final)
 
 
 def with_live_fields(items: ItemTable, journal: JournalItems, after: int) -> ItemTable:

@@ -76,14 +76,14 @@ class FeatureTables(NamedTuple):
         """The scorers with tables for the nodes above level `last`."""
         inner = int(tree.level_offset[last])
         rows_P, children_P = np.diff(chunks.chunk_row)[:inner], np.diff(tree.first_child)[:inner]
-        is_dense_R = np.diff(chunks.row_entry)[: chunks.chunk_row[inner]] >= DENSE_SHARE * np.repeat(children_P, rows_P)
-        dense_rows_P = np.add.reduceat(np.append(is_dense_R, False), chunks.chunk_row[:inner]) * (rows_P > 0)
+        is_dense_R, dense_rows_P = np.zeros(chunks.chunk_row[inner], np.bool_), np.zeros(inner, np.int64)
+        shared = read_only(tree.first_child, chunks.chunk_row, chunks.row_feature, chunks.row_entry)
+        _find_dense(shared, is_dense_R, dense_rows_P)
         weights = stored(chunks.entry_weight)
         dense_weight = np.zeros(int(dense_rows_P @ children_P), weights.dtype)
         children, bias = chunks.entry_child, chunks.bias
-        shared = read_only(tree.first_child, chunks.chunk_row, chunks.row_feature, chunks.row_entry)
         if inner * chunks.width * 8 <= DIRECT_BYTES:
-            sparse = int(np.diff(chunks.row_entry)[: len(is_dense_R)][~is_dense_R].sum())
+            sparse = int(np.diff(chunks.row_entry[: len(is_dense_R) + 1])[~is_dense_R].sum())
             own_children, own_weights = np.empty(sparse, np.uint16), np.empty(sparse, weights.dtype)
             slot_location = np.full(inner * chunks.width, NO_ROW, np.int64)
             given = (*shared, *read_only(children, weights))
@@ -138,6 +138,17 @@ class FeatureTables(NamedTuple):
 def slot_of(feature: int, size: int) -> Any:
     """Where the search for a feature begins in a hash table of 2^n slots (Fibonacci hashing)."""
     return np.int64((np.uint64(feature) * np.uint64(11400714819323198485)) >> np.uint64(32)) & (size - 1)
+
+
+@compiled()
+def _find_dense(shared: tuple[Array, ...], is_dense_R: Array, dense_rows_P: Array) -> None:
+    """Which rows are stored densely, and how many of each node."""
+    first_child, chunk_row, _, row_entry = shared
+    for p in range(len(dense_rows_P)):
+        least = DENSE_SHARE * (first_child[p + 1] - first_child[p])
+        for row in range(chunk_row[p], chunk_row[p + 1]):
+            is_dense_R[row] = row_entry[row + 1] - row_entry[row] >= least
+            dense_rows_P[p] += is_dense_R[row]
 
 
 @compiled()
