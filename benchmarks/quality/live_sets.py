@@ -86,7 +86,7 @@ class HiddenItems:
                 first = places[0] if lists.order == "none" else places[places > 0][0]
                 kept_E[lists.offset_U1[user] + first] = True
         moved = _with_events(lists, kept_E, self.new_row_I, pa.array(self.ids, lists.item_ids.type))
-        return replace(split, lists=moved, validation=self.moved(split.validation), test=self.moved(split.test))
+        return replace(split, lists=moved, validation=self.moved(split.validation), test=self.moved(split.test), final=None)
 
     def moved(self, pairs: Sequence[EvaluationPair]) -> list[EvaluationPair]:
         """Queries of `whole` in the rows of `new_row_I`."""

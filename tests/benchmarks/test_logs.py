@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from benchmarks import real_logs
-from benchmarks.quality import fixed_split, leaderboard, next_item
+from benchmarks.quality import fixed_split, leaderboard, next_item, refit
 from benchmarks.quality.live_sets import HiddenItems, hide
 from espalier.errors import InvalidConfig
 from espalier.items import ItemTable
@@ -98,6 +98,21 @@ def test_next_item_has_a_row_for_each_method_seed_and_beam(log: list[str], run: 
     assert rows["neighbours", 1, None]["ndcg10"] > 0.95, "the next item of the ring is known, and nothing seen comes back"
     assert rows["recipe", 1, 20]["hr10"] > rows["popularity", 1, None]["hr10"]
     assert [row for row in report["differences"] if (row["first"], row["second"], row["metric"]) == ("neighbours", "recipe", "ndcg@10")]
+
+
+@pytest.mark.slow
+@pytest.mark.release
+def test_a_refit_is_measured_on_the_same_queries_as_the_model_before_it(log: list[str], run: Run, tmp_path: Path) -> None:
+    replaced = {"otm-robust": "otm-sequence", "windows = [4, 2]": "targets = 1", "hidden = [8]\n": "", "node_dim = 6": "node_dim = 8"}
+    config = CONFIG.replace("batch = 40", "places = 200")
+    for old, new in replaced.items():
+        config = config.replace(old, new)
+    (tmp_path / "config.toml").write_text(config)
+    report = run(refit, *log)
+    before, after = report["rows"]
+    assert [row["refit"] for row in report["rows"]] == [False, True]
+    assert before["queries"] == after["queries"] == USERS
+    assert report["gain"]["hr10"] == pytest.approx(after["hr10"] - before["hr10"])
 
 
 @pytest.mark.slow

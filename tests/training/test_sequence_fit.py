@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from training.data.csr import as_matrix
 from training.data.interactions import Interactions
 from training.data.user_item_matrix import events_of_items
 from training.deep.first_model import INVERSE_TEMPERATURE, popularity_biases
-from training.deep.run import fit_and_export
+from training.deep.prepare import prepare
+from training.deep.run import fit_and_export, wants_refit
 from training.deep.scorers.row_table import lookup
 from training.deep.scorers.sequence import SequenceQuery
 from training.deep.scorers.window_states import WindowStates
@@ -433,3 +435,83 @@ def test_a_bundle_of_sets_answers_with_the_rest_of_the_set_whatever_the_order(se
 def test_nodes_of_large_trees_have_more_children_unless_a_number_is_said(sets_raw: dict[str, Any], items: int, children: int) -> None:
     assert deep_config(sets_raw).tree.children(items) == children
     assert deep_config(sets_raw | {"tree": {"branching": 5}}).tree.children(items) == 5
+
+
+# -- training again -------------------------------------------------------------------------------------------------------
+
+
+def turned(folder: Path) -> Path:
+    """Lists that go round a circle, and in whose last but one place, which validation asks for, an item stands that comes nowhere else."""
+    rng, after = np.random.default_rng(5), successors()
+    lines = ["user,item"]
+    for user in range(USERS):
+        item = int(rng.integers(ITEMS))
+        for _ in range(int(rng.integers(4, 10))):
+            lines.append(f"u{user},i{item}")
+            item = after[item]
+        lines += [f"u{user},new{item}", f"u{user},i{after[item]}"]
+    file = folder / "turned.csv"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def knows_new_items(bundle: Bundle) -> bool:
+    """Whether the item that stands between two others is found before most of the rest."""
+    before = {follower: item for item, follower in successors().items()}
+    rows = {item: bundle.items.rows_of([f"i{before[item]}", f"new{item}"]) for item in range(ITEMS)}
+    histories = [row[:1] for row in rows.values()]
+    assert isinstance(bundle.graph_kind, HistoryKind)
+    queries, params = pad_histories(bundle.graph_kind, histories), SearchParams.uniform(ITEMS, 2 * ITEMS, 20)
+    found = open_engine(bundle).search(queries, params).item_rows_BM
+    return bool(np.mean([row[1] in own for row, own in zip(rows.values(), found, strict=True)]) > 0.5)
+
+
+@pytest.mark.parametrize("kind", ["otm-sequence", "neighbours"])
+def test_what_validation_asked_for_is_learned_once_all_is_chosen(kind: str, tmp_path: Path) -> None:
+    raw = settings(turned(tmp_path), scorer={"init": "embeddings"})
+    if kind == "neighbours":
+        raw = {name: raw[name] for name in ("name", "data", "search")} | {"kind": kind}
+    bundles = {}
+    for refit in (True, False):
+        made = fit_and_export(deep_config(raw | {"refit": refit}), None, tmp_path / f"{refit}" / "planted" / "1", CPU, resume=False)
+        assert made is not None
+        bundles[refit] = made
+    assert [bundles[refit].manifest.data["learned_validation"] for refit in (True, False)] == [True, False]
+    assert [knows_new_items(bundles[refit]) for refit in (True, False)] == [True, False]
+    chosen = [bundle.manifest.metrics["validation"] for bundle in bundles.values()]
+    assert chosen[0] == chosen[1]
+    assert bundles[True].manifest.ranking == bundles[False].manifest.ranking
+
+
+def test_a_run_that_was_killed_while_it_trained_again_ends_as_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = settings(turned(tmp_path), scorer={"init": "embeddings"}, optimiser={"steps": 60, "validate_every": 20})
+    config = deep_config(raw)
+    monkeypatch.setattr("training.deep.fit.CHECKPOINT_EVERY", 10)
+    whole = fit_and_export(config, None, tmp_path / "whole" / "planted" / "1", CPU, resume=False)
+    killed, out, make = [], tmp_path / "killed" / "planted" / "1", SequenceSteps.make
+
+    def dying(self: SequenceSteps, step: int) -> Any:
+        killed.append(step)
+        if killed.count(30) == 2:
+            raise KeyboardInterrupt
+        return make(self, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SequenceSteps, "make", dying)
+        with pytest.raises(KeyboardInterrupt):
+            fit_and_export(config, None, out, CPU, resume=False)
+    resumed = fit_and_export(config, None, out, CPU, resume=True)
+    assert whole is not None
+    assert resumed is not None
+    assert_array_equal(resumed.node_rows_ND, whole.node_rows_ND)
+    assert resumed.manifest.ranking == whole.manifest.ranking
+
+
+def test_lists_that_hardly_grow_are_not_trained_on_again(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = deep_config(settings(log))
+    prepared = prepare(config, None, tmp_path)
+    assert wants_refit(config, prepared.split)
+    assert not wants_refit(config.model_copy(update={"refit": False}), prepared.split)
+    monkeypatch.setattr("training.deep.run.LEAST_MORE", 0.5)
+    assert not wants_refit(config, prepared.split)
+    assert not wants_refit(config, replace(prepared.split, final=None))

@@ -58,6 +58,9 @@ def test_leave_one_out_learns_from_all_but_the_last_two_and_asks_for_the_next(tm
     assert shown(split.validation) == [(0, [4, 3], [2]), (2, [0], [1])]
     assert shown(split.test) == [(0, [4, 3, 2], [1]), (2, [0, 1], [2])]
     assert (split.lists.item_count, split.lists.user_count) == (7, 3)
+    final = split.whole()
+    assert [final.lists.of(user).tolist() for user in final.train] == [[4, 3, 2], [5, 6], [0, 1]]
+    assert (final.validation, final.final, shown(final.test)) == ([], None, shown(split.test))
 
 
 def test_a_date_parts_what_is_known_from_what_comes(tmp_path: Path) -> None:
@@ -66,6 +69,7 @@ def test_a_date_parts_what_is_known_from_what_comes(tmp_path: Path) -> None:
     assert split.lists.time_of_event_E is None, "times of events that are no longer there"
     assert named(split, split.validation) == [("a", ["p", "q"], ["r"])]
     assert named(split, split.test) == [("a", ["p", "q", "r"], ["s"]), ("b", ["p"], ["q", "r"])]  # c came after the date
+    assert lists(split.whole()) == {"a": ["p", "q", "r"], "b": ["p"], "d": ["r", "s", "p"]}
 
 
 def test_without_dates_a_tenth_of_the_events_is_tested_on_and_the_tenth_before_chooses(tmp_path: Path) -> None:
@@ -219,10 +223,11 @@ def test_of_some_items_nothing_is_learned_but_they_are_asked_for(tmp_path: Path,
     hidden = np.flatnonzero(splits.drawn_items(20, 0.3, 4))
     assert len(hidden) == 6
     assert split.lists.item_count == 20
-    for user in whole.train:
-        items = whole.lists.of(user)
-        assert_array_equal(split.lists.of(user), items[~np.isin(items, hidden)])
-    assert (np.diff(split.lists.offset_U1)[split.train] > 0).all()
+    for shorter, longer in ((split, whole), (split.whole(), whole.whole())):
+        for user in longer.train:
+            items = longer.lists.of(user)
+            assert_array_equal(shorter.lists.of(user), items[~np.isin(items, hidden)])
+        assert (np.diff(shorter.lists.offset_U1)[shorter.train] > 0).all()
     assert shown(split.test) == shown(whole.test)
     assert np.isin(np.concatenate([pair.relevant for pair in split.test]), hidden).any()
 

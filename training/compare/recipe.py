@@ -113,12 +113,14 @@ def fit_recipe(
     costs: Costs | None = None,
     clock: Clock = time.monotonic,
     told: Fitted | None = None,
+    refit: bool = False,
 ) -> Recipe:
     """Train, export to a folder inside `folder`, and open.
 
     seconds   of all this: as many steps as fit are planned, never more than configured, and training ends in time if they take longer
     costs     as `costs_of` measured them; None: they are measured first
     told      the neighbours that a memory is made of, as the export would choose them; None: it does
+    refit     whether it learns in the end what validation asked for, as by `fit`; other methods do not
     """
     begin, work = clock(), folder / "work"
     work.mkdir(parents=True)
@@ -136,7 +138,7 @@ def fit_recipe(
         training_s -= memory_seconds(config, prepared, costs, memory_s)
         config = shortened(config, prepared, costs, training_s)
         end = Deadline(clock() + training_s, clock)
-    bundle = train_and_export(config, prepared, folder / "recipe" / "1", device, work, False, memory_s, deadline=end)
+    bundle = train_and_export(config, prepared, folder / "recipe" / "1", device, work, False, memory_s, deadline=end, refit=refit)
     if bundle is None:
         raise InvalidConfig("torchrun", "several processes", "one process for a comparison")
     curve = json.loads(max(work.rglob(CURVE), key=lambda file: file.stat().st_mtime).read_text())

@@ -32,6 +32,8 @@ Int64 = NDArray[np.int64]
 
 FINAL = "final"
 """Folder of the lists that are learned from once all is chosen, inside the work folder."""
+LEARNED_VALIDATION = "learned_validation"
+"""In a manifest's `data`: whether the model has learned from what validation asked for."""
 MAX_QUERIES = 100_000
 """Of more validation or test queries so many are drawn, by the seed."""
 
@@ -62,7 +64,8 @@ class Split:
     train             int64 rows of the users whose lists are learned from, ascending
     validation, test  queries, by user
     config            what was configured, with the dates that were chosen
-    final             lists and users to learn from once all is chosen: those of validation too, nothing of the test; None: no others
+    final             lists and users to learn from once all is chosen: with the later events of users that validation asked for; None: no
+                      others. An eighth more users taught nothing that could be measured
     """
 
     lists: Interactions
@@ -72,9 +75,10 @@ class Split:
     config: SplitConfig
     final: tuple[Interactions, Int64] | None = None
 
-    def whole(self) -> Split | None:
+    def whole(self) -> Split:
         """What is learned from once all is chosen, without validation queries."""
-        return None if self.final is None else replace(self, lists=self.final[0], train=self.final[1], validation=[], final=None)
+        lists, train = self.final or (self.lists, self.train)
+        return replace(self, lists=lists, train=train, validation=[], final=None)
 
 
 def split_log(interactions: Interactions, config: SplitConfig, log_format: LogFormat, work: Path, *, seed: int) -> Split:
@@ -138,8 +142,7 @@ def _by_user(interactions: Interactions, config: UserSplit, seed: int) -> Split:
         able = part[np.diff(interactions.offset_U1)[part] >= (1 if of_vectors else 2)]
         drawn = _drawn(able, name, (seed, number))
         queries.append(whole_lists(interactions, drawn) if of_vectors else halves(interactions, drawn, seed=seed))
-    final = interactions, np.sort(np.concatenate(parts[1:]))
-    return Split(interactions, parts[2], validation=queries[1], test=queries[0], config=config, final=final)
+    return Split(interactions, parts[2], validation=queries[1], test=queries[0], config=config)
 
 
 def _last(interactions: Interactions, config: LastSplit, work: Path, seed: int) -> Split:
@@ -212,8 +215,7 @@ def _by_file(interactions: Interactions, config: FileSplit, log_format: LogForma
         log.warning("%s: %d users and %d items of other users are not in the log; they are left out", config.test, unknown, unfound)
     validation, kept_E = _hidden(interactions, share, config.validation_share, seed)
     lists = with_events(interactions, lambda events: kept_E[events], work)
-    final = interactions, np.flatnonzero(np.diff(interactions.offset_U1))
-    return Split(lists, np.flatnonzero(np.diff(lists.offset_U1)), validation, test, config, final)
+    return Split(lists, np.flatnonzero(np.diff(lists.offset_U1)), validation, test, config)
 
 
 def _vectors_by_file(interactions: Interactions, config: FileSplit, log_format: LogFormat, work: Path, seed: int) -> Split:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count, takewhile
 from pathlib import Path
@@ -37,7 +37,7 @@ from espalier.queries import HistoryKind, Kind, QueryBatch, VectorKind
 from espalier.search import Engine, SearchParams
 from espalier.tree import Tree
 from training.data.item_content import ItemContent
-from training.data.splits import EvaluationPair, without_seen
+from training.data.splits import LEARNED_VALIDATION, EvaluationPair, Split, without_seen
 from training.deep.content_rows import content_graph
 from training.deep.memory import FIT_S
 from training.deep.prepare import Prepared
@@ -68,14 +68,38 @@ MOST_LOST = 0.002
 QUERIES = 1000
 
 
-def export(config: DeepConfig, prepared: Prepared, tree: Tree, model: NodeScorer, path: Path, memory_s: float = FIT_S) -> Bundle:
+@dataclass(frozen=True)
+class Final:
+    """What is published in place of the model by which all was chosen: the same, trained on more lists."""
+
+    split: Split
+    tree: Tree
+    model: NodeScorer
+
+
+def export(
+    config: DeepConfig,
+    prepared: Prepared,
+    tree: Tree,
+    model: NodeScorer,
+    path: Path,
+    memory_s: float = FIT_S,
+    final: Final | None = None,
+) -> Bundle:
     """Write the bundle of a trained model to models/<name>/<version>/ and return it, verified and measured on test users.
 
     memory_s  most seconds for the neighbours of a memory
+    final     is published with what is chosen for the model; None: the model is
     """
     model, topology = model.eval(), Topology(tree, model.node_rows.device)
     chosen = choose_ranking(config, prepared, topology, model, memory_s)
     dtype = store_rows(config, prepared, topology, model, chosen)
+    memory = chosen.memory
+    if final is not None:
+        tree, model = final.tree, final.model.eval()
+        round_rows(model, dtype)
+        if memory is not None and chosen.recipe is not None:
+            memory = chosen.recipe.of(memory, config, final.split)
     kind = query_kind(config, prepared.interactions)
     most = most_kept(kind)
     validation = list(prepared.split.validation[: min(GOLDEN_QUERIES, most) - 1])
@@ -84,8 +108,8 @@ def export(config: DeepConfig, prepared: Prepared, tree: Tree, model: NodeScorer
     test = list(prepared.split.test)
     heldout = _written(kind, prepared.items, test[: min(HELD_OUT_QUERIES, most)])
     queries = QueryBatch(kind, rows_of_pairs(config, golden))
-    content = _content(dtype, tree, model.cpu(), prepared, queries, heldout, chosen.memory)
-    draft = _draft(config, prepared, chosen.ranking, path)
+    content = _content(dtype, tree, model.cpu(), prepared, queries, heldout, memory)
+    draft = _draft(config, prepared, chosen.ranking, path, learned_all=final is not None)
     ms = reported_ms(CUTS, config.search.max_m)
     params = SearchParams(golden_beams(config.search.beam_size, len(golden)), np.full(len(golden), config.search.m, np.int64))
 
@@ -239,7 +263,7 @@ def check_parity(model: NodeScorer, query_onnx: bytes, scorer_onnx: bytes, examp
     return difference
 
 
-def _draft(config: DeepConfig, prepared: Prepared, ranking: Ranking, path: Path) -> ManifestDraft:
+def _draft(config: DeepConfig, prepared: Prepared, ranking: Ranking, path: Path, learned_all: bool) -> ManifestDraft:
     interactions = prepared.interactions
     limits = config.search
     return ManifestDraft(
@@ -257,9 +281,16 @@ def _draft(config: DeepConfig, prepared: Prepared, ranking: Ranking, path: Path)
             "items": interactions.item_count,
             "events": interactions.event_count,
             "bad_rows": dict(interactions.bad_rows),
+            LEARNED_VALIDATION: learned_all,
         },
         live=None if prepared.along is None else prepared.along.info(path),
     )
+
+
+def round_rows(model: NodeScorer, dtype: Dtype, rows_ND: Floats | None = None) -> None:
+    """Give a model its node rows, or others, as they are stored. Raises FloatingPointError where the type cannot hold them."""
+    rows_ND = model.node_rows.detach().cpu().numpy() if rows_ND is None else rows_ND
+    model.node_rows.data = torch.from_numpy(rounded(rows_ND, dtype)).to(model.node_rows.device)
 
 
 def store_rows(config: DeepConfig, prepared: Prepared, topology: Topology, model: NodeScorer, chosen: Chosen) -> Dtype:
@@ -270,7 +301,7 @@ def store_rows(config: DeepConfig, prepared: Prepared, topology: Topology, model
     rows_ND = model.node_rows.detach().cpu().numpy()
 
     def rounded_to(dtype: Dtype) -> Dtype:
-        model.node_rows.data = torch.from_numpy(rounded(rows_ND, dtype)).to(model.node_rows.device)
+        round_rows(model, dtype, rows_ND)
         return dtype
 
     asked = config.scorer.dtype

@@ -84,17 +84,19 @@ def fit(
     work: Path,
     resume: bool,
     deadline: Deadline = NO_DEADLINE,
+    last: int | None = None,
 ) -> NodeScorer:
     """Train and return the model, on `device`. Of several processes, that of process 0 alone is whole.
 
     work      folder for the checkpoint and the validation curve, which process 0 writes and all read
     resume    go on from the checkpoint there, if there is one; its configuration and log must be the same
     deadline  after which no step begins; in one process alone, since several would not see it at the same step
+    last      the step that ends training, whose averaged weights are kept; None: validation users choose them
 
     Raises InvalidConfig for a batch that the processes cannot share alike, FloatingPointError when a loss or a weight is not finite.
     """
     run = Run(config, prepared, tree, device, work / "checkpoint.pt", resume)
-    state, steps = run.state, config.optimiser.steps
+    state, steps = run.state, last or config.optimiser.steps
     begin, first = time.perf_counter(), state.step
     with tqdm(total=steps, initial=first, unit="step", desc=config.name, mininterval=1.0, disable=process() > 0) as bar:
         while state.step < steps and not state.out_of_patience(config.optimiser.patience) and not deadline.is_over():
@@ -104,7 +106,11 @@ def fit(
                 bar.set_postfix(loss=f"{loss:.3f}", recall=f"{state.recalls[-1]:.4f}" if state.recalls else "-", refresh=False)
     run.optimiser.refresh()  # a deadline may have come between two validations
     best_step = state.best_step(config.optimiser.validate_every)
-    if state.recalls:
+    if last is not None:
+        run.optimiser.average()
+        run.optimiser.refresh()
+        run.model.load_state_dict(run.optimiser.averaged.state_dict())
+    elif state.recalls:
         run.model.load_state_dict(state.best)
         best, ending = max(state.recalls), "" if state.step < steps else "; all steps were used"
         log.info("validation recall@%d: %.4f at step %d of %d%s", config.search.m, best, best_step, state.step, ending)
@@ -139,7 +145,8 @@ class Run:
         self.steps.start_at(self.state.step)
         self.pairs = validation_pairs(config, prepared, VALIDATION_QUERIES)
         if len(self.pairs) < MIN_VALIDATION_QUERIES:
-            log.info("%d validation users are too few to choose weights by: those of the last step are kept", len(self.pairs))
+            if self.pairs:
+                log.info("%d validation users are too few to choose weights by: those of the last step are kept", len(self.pairs))
             self.pairs = []
         self._losses: list[Tensor] = []
 

@@ -25,8 +25,9 @@ from espalier.compiled_code import compiled
 from espalier.memory import MAX_VISITS, Memory
 from espalier.memory_lists import MemoryLists
 from espalier.stored_numbers import stored
+from training.data.splits import Split
 from training.deep.prepare import Prepared
-from training.neighbours.fit import WEIGHED, Neighbours, fading, neighbours, neighbours_of
+from training.neighbours.fit import WEIGHED, Neighbours, fading, fitted_to, neighbours, neighbours_of
 from training.neighbours.neighbour_lists import NeighbourLists
 from training.retrieval.task import Metric, Task
 from training.retrieval.tuning import Options
@@ -53,21 +54,30 @@ class Remembered:
     recency  of the weights that were best for the neighbours alone; 1 for lists without an order
     options  those of S that were; other values of them weigh the same counts anew
     weigh    options → S, best first; None: it is as it is
+    counted  all options of S
     """
 
     lists: NeighbourLists
     recency: float
     options: Options = field(default_factory=dict)
     weigh: Callable[[Options], NeighbourLists] | None = None
+    counted: Options = field(default_factory=dict)
 
     def weighed(self, options: Options) -> Remembered:
         """With the values that some options have of its own."""
         values = self.values(options)
-        return self if self.weigh is None or values == self.options else replace(self, lists=self.weigh(values), options=values)
+        if self.weigh is None or values == self.options:
+            return self
+        return replace(self, lists=self.weigh(values), options=values, counted=self.counted | values)
 
     def values(self, options: Options) -> Options:
         """Those of its options, where these have none of them its own."""
         return {name: options.get(name, value) for name, value in self.options.items()}
+
+    @property
+    def largest(self) -> float:
+        """The largest entry of S, as which 1 is stored."""
+        return max(float(self.lists.score_N.max(initial=0)), LEAST_SCORE)
 
     @property
     def most(self) -> int:
@@ -80,7 +90,7 @@ class Remembered:
         Sums do not depend on the entries' order. Those of a bundle are `in_order`.
         """
         lists = self.lists.limited(kept)
-        value_N = (lists.score_N / max(float(self.lists.score_N.max(initial=0)), LEAST_SCORE)).astype(np.float16)  # of the largest
+        value_N = (lists.score_N / self.largest).astype(np.float16)
         return Memory(lists.offset_I1, lists.item_N, value_N, self.weights(kept, recency, length), key_weight=1.0)
 
     def weights(self, kept: int, recency: float, length: int) -> NDArray[np.float32]:
@@ -107,7 +117,24 @@ def remembered(config: DeepConfig, prepared: Prepared, seconds: float = FIT_S) -
 
     log.info("memory: neighbours in %.1f s%s", fitted.seconds, "" if fitted.ended is None else f", {fitted.ended}")
     options = {option.name: chosen[option.name] for option in WEIGHED}
-    return Remembered(found.lists.limited(most), float(chosen["recency"]), options, weigh)
+    return Remembered(found.lists.limited(most), float(chosen["recency"]), options, weigh, chosen)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a memory was made of lists, to make one of others: the options of S, how many neighbours an item, and S's largest entry."""
+
+    options: Options
+    kept: int
+    largest: float
+
+    def of(self, memory: Memory, config: DeepConfig, split: Split) -> Memory:
+        """That memory with the entries that a split's lists give, in the same units; all else as it was chosen."""
+        counted = fitted_to(split.lists, split.train, self.options, config.seed).lists
+        source = Remembered(counted, 1.0)
+        entries = source.memory(self.kept, 1.0, config.history_length)
+        weight = (memory.weight * (source.largest / self.largest)).astype(np.float32)
+        return in_order(replace(entries, weight=weight, key_weight=memory.key_weight, repeat=memory.repeat, left_out=memory.left_out))
 
 
 def memory_task(config: DeepConfig, prepared: Prepared, seconds: float | None) -> Task:

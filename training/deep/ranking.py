@@ -26,7 +26,7 @@ from espalier.errors import InvalidData
 from espalier.manifest import Calibration, Ranking
 from espalier.memory import Memory
 from training.deep.calibration import calibrate
-from training.deep.memory import FIT_S, KEPT, in_order, remembered
+from training.deep.memory import FIT_S, KEPT, Recipe, in_order, remembered
 from training.deep.prepare import Prepared
 from training.deep.repeats import with_repeat
 from training.deep.reweighing import Candidates, most_remembered
@@ -58,11 +58,15 @@ MOST_LOST = 0.005
 
 @dataclass(frozen=True)
 class Chosen:
-    """What the search of a bundle is: its ranking and its memory, None for none; and what was tried, for the manifest."""
+    """What the search of a bundle is: its ranking and its memory, None for none; and what was tried, for the manifest.
+
+    recipe  how the memory's entries were made; None: it has none
+    """
 
     ranking: Ranking
     memory: Memory | None
     trials: list[dict[str, Any]]
+    recipe: Recipe | None = None
 
 
 class Reweighed:
@@ -132,7 +136,11 @@ def choose_ranking(config: DeepConfig, prepared: Prepared, topology: Topology, m
     probability = memory is None and (own != "logit" or (best["gamma"] == 0 and not config.is_softmax))
     calibration = None if probability else calibrate(rows_BM, keys_BM, searches.relevant, heavy_tailed=memory is not None)
     ranking = Ranking(own=own, gamma=best["gamma"], calibration=calibration)
-    return Chosen(ranking, None if memory is None else in_order(memory), searches.trials())
+    recipe = None
+    if searches.source is not None and "weight" in best:
+        source = searches.source.weighed(best)
+        recipe = Recipe(source.counted, best["kept"], source.largest)
+    return Chosen(ranking, None if memory is None else in_order(memory), searches.trials(), recipe)
 
 
 def _with_memory(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections.abc import Iterator
@@ -10,23 +11,30 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from espalier.bundle import Bundle
+from espalier.tree import Tree
+from training.data.splits import Split
 from training.deep.checkpoint import kept_tree
 from training.deep.earlier import as_earlier
-from training.deep.export import export
+from training.deep.export import Final, export
 from training.deep.first_model import by_popularity
-from training.deep.fit import fit
+from training.deep.fit import CURVE, fit
 from training.deep.memory import FIT_S
 from training.deep.parallel import joined, process, shared_tree, wait_for_all
 from training.deep.prepare import Prepared, build_tree, prepare
+from training.deep.scorers.model import NodeScorer
 from training.deep.sequence.rules import with_rules
 from training.retrieval.task import NO_DEADLINE, Deadline
-from training.specification.deep import DeepConfig, NeighboursConfig
+from training.specification.deep import DeepConfig, NeighboursConfig, SequenceConfig
 from training.versions import clear, only_run, work_folder
 
 log = logging.getLogger(__name__)
+
+LEAST_MORE = 0.03
+"""The share of events by which lists must grow for a model to be trained again: it takes as long as the first time."""
 
 
 def fit_and_export(
@@ -61,26 +69,65 @@ def train_and_export(
     resume: bool,
     memory_s: float = FIT_S,
     deadline: Deadline = NO_DEADLINE,
+    refit: bool = True,
 ) -> Bundle | None:
     """Train what a configuration says on a log that has been read, and write models/NAME/VERSION; None in all processes but the first.
 
     work      an empty folder, or with `resume` that of a run that was killed; checkpoints and curves stay there
     memory_s  most seconds for the neighbours of a memory
     deadline  the end of training in one process, whatever steps are left
+    refit     whether it is trained again where the configuration says so, with what validation asked for
     """
     data = config.data.model_copy(update={"split": prepared.split.config})  # with its dates: a log that has grown is cut at the same ones
     config = with_rules(config.model_copy(update={"data": data}), prepared)
+    tree, model = _trained(config, prepared, device, work, resume, deadline)
+    final = None
+    if refit and wants_refit(config, prepared.split):
+        final = _trained_again(config, prepared, device, work, resume)
+    return export(config, prepared, tree, model, out, memory_s, final) if process() == 0 else None
+
+
+def wants_refit(config: DeepConfig, split: Split) -> bool:
+    """Whether a model is trained again with what validation asked for, of which there must be enough to change anything."""
+    if split.final is None or not isinstance(config, SequenceConfig | NeighboursConfig) or not config.refit:
+        return False
+    before, after = (int(np.diff(lists.offset_U1)[users].sum()) for lists, users in ((split.lists, split.train), split.final))
+    return after >= (1 + LEAST_MORE) * before
+
+
+def _trained_again(config: DeepConfig, prepared: Prepared, device: torch.device, work: Path, resume: bool) -> Final:
+    """A tree and a model of all lists but those of the test, with the steps that validation chose."""
+    whole = prepared.split.whole()
+    log.info("training again, with what validation asked for: %d users, %d events", len(whole.train), whole.lists.event_count)
+    wait_for_all()  # for the curve
+    folder = work if config.rounds == 1 else work / f"round-{config.rounds}"
+    curve = folder / CURVE
+    last = json.loads(curve.read_text())["best_step"] if curve.exists() else None
+    (work / "final").mkdir(exist_ok=True)
+    tree, model = _trained(config, replace(prepared, split=whole), device, work / "final", resume, last=last)
+    return Final(whole, tree, model)
+
+
+def _trained(
+    config: DeepConfig,
+    prepared: Prepared,
+    device: torch.device,
+    work: Path,
+    resume: bool,
+    deadline: Deadline = NO_DEADLINE,
+    last: int | None = None,
+) -> tuple[Tree, NodeScorer]:
+    """A tree and a model of its training users, round after round."""
     for number in range(1, config.rounds + 1):
         folder = work if number == 1 else work / f"round-{number}"
         folder.mkdir(exist_ok=True)
         build = partial(build_tree, config, prepared, device)
         tree = shared_tree(partial(kept_tree, folder / "tree.npz", config, prepared, build, resume), device)
         if isinstance(config, NeighboursConfig):
-            model = by_popularity(config, prepared, tree)
-        else:
-            model = fit(config, prepared, tree, device, folder, resume, deadline)
+            return tree, by_popularity(config, prepared, tree)
+        model = fit(config, prepared, tree, device, folder, resume, deadline, last)
         prepared = replace(prepared, earlier=as_earlier(config, tree, model), begun=None)
-    return export(config, prepared, tree, model, out, memory_s) if process() == 0 else None
+    return tree, model
 
 
 @contextmanager

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
+from training.data.interactions import Interactions
 from training.data.splits import EvaluationPair
 from training.neighbours.cooccurrence import Counts, Lists, counted, lists_of
 from training.neighbours.near_items import NearItems, near_items
@@ -165,6 +166,12 @@ def _scale(counts: Counts, row_I: Array, column_I: Array, back: float, power: fl
 def count(lists: Lists, options: Options) -> Counts:
     """The counts, by those options that they depend on."""
     return counted(lists, fading(options["decay"], options["window"]), options["user"])
+
+
+def fitted_to(interactions: Interactions, users: Int64, options: Options, seed: int) -> Neighbours:
+    """With options that were chosen, on the lists of some users."""
+    lists = lists_of(interactions, users)
+    return neighbours_of(count(lists, options), lambda: near_items(interactions, users, seed), lists.events_I, options)
 
 
 def neighbours(task: Task) -> Fitted:

@@ -16,7 +16,7 @@ from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import HistoryKind, QueryBatch, TextKind, VectorKind
 from training.data.csr import as_rows
-from training.data.splits import EvaluationPair, halves, whole_lists, without_seen
+from training.data.splits import LEARNED_VALIDATION, EvaluationPair, halves, whole_lists, without_seen
 from training.data.xmc import LabelledPoints
 from training.evaluate import in_rows, labelled
 from training.held_out import split_as_trained
@@ -85,6 +85,9 @@ def _from_lists(bundle: Bundle, data: Path | None, users: Users, exclude_seen: b
             pairs = whole_lists(split.lists, split.train[:: -(-len(split.train) // most)])
         train, valid, test = asked(pairs), asked(split.validation), asked(split.test)
     if users == "validation":
+        if bundle.manifest.data.get(LEARNED_VALIDATION):
+            expected = "training, since this model has learned from validation users; or a model that was trained with refit = false"
+            raise InvalidConfig("--users", users, expected)
         if len(valid) < 2:
             found = f"validation, and {len(valid)} validation users of the model have a query"
             raise InvalidConfig("--users", found, "at least 2 of them, or training")

@@ -424,6 +424,9 @@ class SequenceConfig(DeepConfig):
     scorer: Annotated[SequenceScorer, default_kind("sequence")] = SequenceScorer()
     objective: SequenceObjective = SequenceObjective()
     optimiser: SequenceOptimiser = SequenceOptimiser()
+    refit: bool = True
+    """train again once everything is chosen, with what validation asked for: as many steps, in as much time. Where `data.split.kind` is
+    `"last"` or `"date"`, and lists have at least 3 % more events by it. The model then knows the latest events"""
 
     @property
     def places(self) -> int:
@@ -526,6 +529,9 @@ class NeighboursConfig(WindowConfig):
     objective: TdmObjective = TdmObjective()
     search: CountedSearch = CountedSearch()
     memory: CountedMemory = CountedMemory()
+    refit: bool = True
+    """count again once everything is chosen, with what validation asked for. Where `data.split.kind` is `"last"` or `"date"`, and lists
+    have at least 3 % more events by it"""
 
     @model_validator(mode="before")
     @classmethod

@@ -148,6 +148,15 @@ def test_items_that_are_gone_leave_lists_and_queries(split: Split, tmp_path: Pat
     assert [(pair.history.tolist(), pair.relevant.tolist()) for pair in joined.test] == [([0], [3])]
 
 
+def test_items_join_what_is_learned_once_all_is_chosen_too(split: Split, tmp_path: Path) -> None:
+    later = replace(split, final=(split.lists, np.arange(split.lists.user_count)))
+    joined = with_journal(later, items_of(put(1, "a", events=(["i1", "i2"],)), delete(2, "i3")), tmp_path)
+    final = joined.whole()
+    assert_array_equal(final.lists.item_of_event_E, joined.lists.item_of_event_E)
+    assert set(joined.train) < set(final.train)
+    assert ids(joined, joined.lists.user_count - 1) == ["i1", "i2", "a"]
+
+
 def test_nothing_left_is_an_error(split: Split, tmp_path: Path) -> None:
     joined = with_journal(split, items_of(*(delete(1 + i, f"i{item}") for i, item in enumerate((3, 4, 5)))), tmp_path)
     assert joined.train.tolist() == [0], "a user whose items are all gone is not learned from"
