@@ -25,6 +25,8 @@ Arrays = tuple[Array, ...]
 FAST = {"reassoc", "contract", "arcp", "nsz"}
 """Fast-math without `nnan` and `ninf`: numbers that are not finite must be seen."""
 LARGEST = np.finfo(np.float32).max
+BLOCK = 64
+"""Features of a query that are looked up in a node's table before their weights are read."""
 AHEAD = 4
 """Features of a query after the current one whose weights are asked for; their slots are twice as far ahead."""
 
@@ -81,6 +83,7 @@ def search_queries(
     query_F, excluded_N, kept, kept_ranks, candidates, ranks, ordered, chosen = work
     nodes_BM, ranks_BM, count_B, candidates_BHC, candidate_ranks_BHC, kept_BHK, kept_ranks_BHK = out
     one, zero, nan = np.float32(1), np.float32(0), np.float32(np.nan)
+    found = np.empty(BLOCK, np.int64)
     by_feature = len(table_from) == 0
     filtered = len(eligible_N) > 0 or excluded_BX.shape[1] > 0
     traced = candidates_BHC.shape[1] > 0
@@ -160,26 +163,39 @@ def search_queries(
                                 for e in range(row_entry[row], row_entry[row + 1]):
                                     ranks[base + np.uint64(entry_child[np.uint64(e)])] += value * number(entry_weight[np.uint64(e)])
                         continue
+                    if k + 1 < count:  # the slots of the next node are asked for
+                        q = kept[k + 1]
+                        start, size, direct = table_from[q], table_from[q + 1] - table_from[q], is_direct[q]
+                        for j in range(begin, end):
+                            slot = indices[j] if direct else slot_of(indices[j], size)
+                            fetch_number(slot_location, start + slot)
+                            if not direct:
+                                fetch_number(slot_feature, start + slot)
                     start, size, direct = table_from[p], table_from[p + 1] - table_from[p], is_direct[p]
-                    for j in range(begin, end):
-                        if direct:
-                            location = slot_location[np.uint64(start + indices[j])]
-                        else:
-                            slot = slot_of(indices[j], size)
-                            while slot_location[start + slot] != NO_ROW and slot_feature[start + slot] != indices[j]:
-                                slot = (slot + 1) & (size - 1)
-                            location = slot_location[start + slot]
-                        if location == NO_ROW:
-                            continue
-                        value = values[j]
-                        if location >= 0:
-                            first_entry = location // ENTRY_COUNTS
-                            for e in range(first_entry, first_entry + location % ENTRY_COUNTS):
-                                ranks[base + np.uint64(entry_child[np.uint64(e)])] += value * number(entry_weight[np.uint64(e)])
-                        else:
-                            dense = np.uint64(-1 - location)
-                            for c in range(np.uint64(first_child[p + 1] - first_child[p])):
-                                ranks[base + c] += value * number(dense_weight[dense + c])
+                    for j_begin in range(begin, end, BLOCK):  # first where the weights are, then, once they were asked for, the weights
+                        j_end = min(j_begin + BLOCK, end)
+                        for j in range(j_begin, j_end):
+                            slot = indices[j]
+                            if not direct:
+                                slot = slot_of(indices[j], size)
+                                while slot_location[start + slot] != NO_ROW and slot_feature[start + slot] != indices[j]:
+                                    slot = (slot + 1) & (size - 1)
+                            location = found[j - j_begin] = slot_location[start + slot]
+                            if location >= 0:
+                                fetch_number(entry_weight, location // ENTRY_COUNTS)
+                                fetch_number(entry_child, location // ENTRY_COUNTS)
+                            elif location != NO_ROW:
+                                fetch_number(dense_weight, -1 - location)
+                        for j in range(j_begin, j_end):
+                            location, value = found[j - j_begin], values[j]
+                            if location >= 0:
+                                first_entry = location // ENTRY_COUNTS
+                                for e in range(first_entry, first_entry + location % ENTRY_COUNTS):
+                                    ranks[base + np.uint64(entry_child[np.uint64(e)])] += value * number(entry_weight[np.uint64(e)])
+                            elif location != NO_ROW:
+                                dense = np.uint64(-1 - location)
+                                for c in range(np.uint64(first_child[p + 1] - first_child[p])):
+                                    ranks[base + c] += value * number(dense_weight[dense + c])
             total = 0
             for k in range(count):
                 p, at = kept[k], chosen[k]
