@@ -33,6 +33,8 @@ from training.versions import clear, only_run, work_folder
 
 log = logging.getLogger(__name__)
 
+AGAIN = "again"
+"""Folder of the second training's checkpoints, inside the work folder."""
 LEAST_MORE = 0.03
 """The share of events by which lists must grow for a model to be trained again: it takes as long as the first time."""
 
@@ -103,8 +105,8 @@ def _trained_again(config: DeepConfig, prepared: Prepared, device: torch.device,
     folder = work if config.rounds == 1 else work / f"round-{config.rounds}"
     curve = folder / CURVE
     last = json.loads(curve.read_text())["best_step"] if curve.exists() else None
-    (work / "final").mkdir(exist_ok=True)
-    tree, model = _trained(config, replace(prepared, split=whole), device, work / "final", resume, last=last)
+    (work / AGAIN).mkdir(exist_ok=True)
+    tree, model = _trained(config, replace(prepared, split=whole), device, work / AGAIN, resume, last=last)
     return Final(whole, tree, model)
 
 

@@ -182,22 +182,7 @@ def rows_of(products: Products, choose: bool = True) -> list[dict[str, Any]]:
         rows[-1] |= {"ms": milliseconds(find, measured), "train_seconds": round(seconds, 1)}
         print_row(rows[-1])
 
-    begin = time.perf_counter()
-    words = WordIndex([*products.fields.values()])
-    usual = answering(best_of(words.joined().scorer((1.0,), 1.5, 0.75)))
-    add("bm25", "k1 1.5, b 0.75, all fields as one", usual, time.perf_counter() - begin)
-    if choose:
-        weights_of = [weights for weights in itertools.product(WEIGHTS, repeat=len(words.of_field)) if max(weights) == 1]
-        grid = list(itertools.product(weights_of, K1, B))
-        best = max(grid, key=lambda options: figures(answering(best_of(words.scorer(*options))), products, chosen_by)["ndcg10"])
-        add("bm25f", f"weights {best[0]}, k1 {best[1]}, b {best[2]}", answering(best_of(words.scorer(*best))), time.perf_counter() - begin)
-    for peer, index in PEERS.items():
-        if importlib.util.find_spec(peer) is None:
-            print(f"{peer}: left out, it is not installed", flush=True)
-            continue
-        begin = time.perf_counter()
-        find = index([" ".join(texts) for texts in zip(*products.fields.values(), strict=True)])
-        add(peer, "its own, all fields as one", find, time.perf_counter() - begin)
+    _add_baselines(products, chosen_by if choose else [], add)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         count = len(next(iter(products.fields.values())))
@@ -215,6 +200,26 @@ def rows_of(products: Products, choose: bool = True) -> list[dict[str, Any]]:
             add("xr-linear", f"beam {beam}", engine_find(engine, bundle, beam), seconds)
         engine.close()
     return rows
+
+
+def _add_baselines(products: Products, chosen_by: Sequence[str], add: Callable[[str, str, Find, float], None]) -> None:
+    """Rows of what needs no tree. Its indices are gone when one is trained. chosen_by: queries that choose BM25F; none: no BM25F."""
+    begin = time.perf_counter()
+    words = WordIndex([*products.fields.values()])
+    usual = answering(best_of(words.joined().scorer((1.0,), 1.5, 0.75)))
+    add("bm25", "k1 1.5, b 0.75, all fields as one", usual, time.perf_counter() - begin)
+    if chosen_by:
+        weights_of = [weights for weights in itertools.product(WEIGHTS, repeat=len(words.of_field)) if max(weights) == 1]
+        grid = list(itertools.product(weights_of, K1, B))
+        best = max(grid, key=lambda options: figures(answering(best_of(words.scorer(*options))), products, chosen_by)["ndcg10"])
+        add("bm25f", f"weights {best[0]}, k1 {best[1]}, b {best[2]}", answering(best_of(words.scorer(*best))), time.perf_counter() - begin)
+    for peer, index in PEERS.items():
+        if importlib.util.find_spec(peer) is None:
+            print(f"{peer}: left out, it is not installed", flush=True)
+            continue
+        begin = time.perf_counter()
+        find = index([" ".join(texts) for texts in zip(*products.fields.values(), strict=True)])
+        add(peer, "its own, all fields as one", find, time.perf_counter() - begin)
 
 
 def main() -> None:
