@@ -16,7 +16,7 @@ from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import VectorKind
 from training.data.interactions import Interactions, read_interactions
-from training.data.splits import EvaluationPair, Split, split_log
+from training.data.splits import LEARNED_VALIDATION, EvaluationPair, Split, split_log
 from training.data.user_item_matrix import events_of_items
 from training.evaluate import LabelledQueries, held_out_queries, in_rows, labelled
 from training.specification.deep import DeepConfig
@@ -63,7 +63,8 @@ def held_out_log(bundle: Bundle, file: Path | None = None) -> HeldOutLog:
             raise InvalidConfig("--data", None, f"the log, since {file}, which the model was trained on, is not there")
     with split_as_trained(bundle, file) as (interactions, split, row_of):
         pairs = in_rows(split.test, row_of)
-        touched = row_of[events_of_items(split.lists, split.train) > 0]
+        learned = split.whole() if bundle.manifest.data.get(LEARNED_VALIDATION) else split
+        touched = row_of[events_of_items(learned.lists, learned.train) > 0]
     if interactions.fingerprint != bundle.manifest.data.get("sha256"):
         log.warning("%s is not the log that the model was trained on; its test users may have been training users", file)
     unseen_I = np.ones(len(bundle.items), np.bool_)

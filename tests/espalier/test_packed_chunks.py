@@ -28,6 +28,7 @@ from espalier.node_rows import HIGHEST, LARGEST_CODE, LOWEST, PackedRows, stored
 from espalier.node_rows import rounded as rounded_rows
 from espalier.packed_chunks import packed, rounded, unpacked, widened
 from espalier.search import SearchParams
+from espalier.text.sparse_rows import SparseRows
 from espalier.tree import tree_from_children
 from tests.espalier.second_stages import rewritten
 from tests.espalier.test_signature import assert_same
@@ -120,6 +121,51 @@ def test_weights_that_float16_cannot_hold_stay_float32() -> None:
     for factor in (1e6, 1e-7):
         assert rounded(replace(chunks, entry_weight=chunks.entry_weight * np.float32(factor))) is None
     assert rounded(chunks) is not None
+
+
+def test_scorers_are_checked_and_rounded_alike_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    tree = random_tree(rng, 3, 3)
+    chunks = random_chunks(rng, tree, 20, integer=False)
+    first_lost = chunks.entry_weight.copy()
+    first_lost[: len(first_lost) // 2] *= np.float32(1e6)
+    rows = sparse_rows(rng, 12, 30)
+    whole, unit = rounded(chunks), rows.normalised().values
+    monkeypatch.setattr("espalier.text.sparse_rows.BLOCK", 3)
+    monkeypatch.setattr("espalier.packed_chunks.BLOCK", 3)
+    in_blocks = rounded(chunks)
+    assert whole is not None
+    assert in_blocks is not None
+    assert_array_equal(in_blocks.entry_weight, whole.entry_weight)
+    assert_array_equal(rows.normalised().values, unit)
+    small = np.full(9, 1e-7, np.float32)
+    small[-3:] = 1
+    for order in (slice(None), slice(None, None, -1)):
+        tiny = replace(chunks, entry_weight=np.concatenate([small[order], np.zeros(len(chunks.entry_weight) - 9, np.float32)]))
+        assert rounded(tiny) is not None, "next to nothing of the sum is lost, in whichever block"
+    with np.errstate(over="ignore"):
+        assert rounded(replace(chunks, entry_weight=first_lost)) is None
+    chunks.check(tree)
+    last = len(chunks.entry_child) - 1
+    child = chunks.entry_child.copy()
+    child[last] = max(tree.max_children)
+    with pytest.raises(BundleCorrupt, match="numbers of children that a node does not have"):
+        replace(chunks, entry_child=child).check(tree)
+    feature = chunks.row_feature.copy()
+    node = int(np.flatnonzero(np.diff(chunks.chunk_row) > 1)[-1])
+    begin = int(chunks.chunk_row[node])
+    feature[begin : begin + 2] = feature[begin : begin + 2][::-1]
+    with pytest.raises(BundleCorrupt, match="row_feature is not strictly ascending"):
+        replace(chunks, row_feature=feature).check(tree)
+
+
+def sparse_rows(rng: np.random.Generator, rows: int, width: int) -> SparseRows:
+    """Some rows, a few of them empty."""
+    counts = rng.integers(0, 6, rows) * (rng.random(rows) < 0.8)
+    indices = np.concatenate([np.sort(rng.permutation(width)[:count]) for count in counts]).astype(np.int32)
+    return SparseRows(
+        np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), indices, rng.normal(size=len(indices)).astype(np.float32), width
+    )
 
 
 # -- node rows ----------------------------------------------------------------------------------------------------------

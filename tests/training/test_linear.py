@@ -310,9 +310,12 @@ def test_threads_change_nothing_progress_is_reported_and_a_damaged_level_of_a_ki
     for name in ARRAYS:
         assert_array_equal(getattr(one, name), getattr(two, name))
     assert sum(trained) == tree.leaf_offset
-    (tmp_path / "level-2.safetensors").write_bytes(b"damaged")
-    with pytest.raises(InvalidConfig, match=r"--resume: got .*level-2.safetensors', expected a readable level"):
-        fit_linear(data, tree, LinearOptions(), work=tmp_path)
+    file = tmp_path / "level-2.safetensors"
+    good = file.read_bytes()
+    for damaged in (b"damaged", good[:-5], good[:-5] + bytes([good[-5] ^ 1]) + good[-4:]):
+        file.write_bytes(damaged)
+        with pytest.raises(InvalidConfig, match=r"--resume: got .*level-2.safetensors', expected a readable level"):
+            fit_linear(data, tree, LinearOptions(), work=tmp_path)
 
 
 @pytest.mark.parametrize("loss", ["squared-hinge", "logistic"])

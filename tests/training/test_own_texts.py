@@ -29,7 +29,8 @@ from training.data.query_logs import texts_of
 from training.data.xmc import LabelledPoints
 from training.linear.own_texts import made_queries, own_rows
 from training.linear.prepare import OWN_WEIGHT, label_features
-from training.specification.linear import LinearOptions
+from training.linear.run import fit_and_export
+from training.specification.linear import LinearConfig, LinearOptions
 
 TITLES = ["red lamp red", "blue lamp", "chair", "", "red chair and table"]
 NOTES = ["a lamp of red glass for any table and any chair", "", "a chair", "nothing known", "wood"]
@@ -240,3 +241,21 @@ def test_numbers_units_and_models_are_found_in_the_ways_that_people_write_them(t
     assert {query: PRODUCTS[row] for query, row in zip(ASKED, found_BM[:, 0].tolist(), strict=True)} == {
         query: PRODUCTS[row] for query, row in ASKED.items()
     }
+
+
+def test_a_tail_is_made_of_items_own_words_where_nobody_asked_for_anything(tmp_path: Path) -> None:
+    pl.DataFrame({"id": [f"i{row}" for row in range(len(TITLES))], "title": TITLES, "note": NOTES}).write_parquet(
+        tmp_path / "items.parquet"
+    )
+    data = {"format": "log", "items": tmp_path / "items.parquet", "own_texts": ["title", "note"], "test_share": 0.4}
+    raw = {
+        "kind": "xr-linear",
+        "name": "own",
+        "data": data,
+        "tree": {"count": 2, "branching": 2, "max_leaf": 2},
+        "tail": {"form": "product"},
+    }
+    (tmp_path / "work").mkdir()
+    bundle = fit_and_export(LinearConfig.model_validate(raw), tmp_path / "own" / "1", tmp_path / "work")
+    assert bundle.tail is not None
+    assert (np.diff(bundle.tail.row_begin) > 0).sum() == 5

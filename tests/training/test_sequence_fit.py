@@ -15,18 +15,22 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
 from espalier.bundle import Bundle
+from espalier.bundle_writer import with_parts
 from espalier.engines import open_engine
 from espalier.engines.reference import ReferenceEngine
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import Engine, SearchParams
 from tests.training.content_logs import KINDS, SIZE, write_log
+from tests.training.logs import log_of
 from tests.training.runs import Begun, begun, weights
 from training.data.csr import as_matrix
 from training.data.interactions import Interactions
+from training.data.splits import LEARNED_VALIDATION
 from training.data.user_item_matrix import events_of_items
-from training.deep.first_model import INVERSE_TEMPERATURE, popularity_biases
-from training.deep.prepare import prepare
+from training.deep.directed_start import followers
+from training.deep.first_model import INVERSE_TEMPERATURE, popularity_biases, rows_from_embeddings
+from training.deep.prepare import item_embeddings, prepare
 from training.deep.run import fit_and_export, wants_refit
 from training.deep.scorers.row_table import lookup
 from training.deep.scorers.sequence import SequenceQuery
@@ -35,6 +39,7 @@ from training.deep.sequence.batches import SequenceBatch
 from training.deep.sequence.places import Places, trained_places
 from training.deep.sequence.steps import SequenceSteps
 from training.deep.validation import search_pairs, validation_pairs
+from training.held_out import held_out_log
 from training.specification.deep import DeepConfig, SequenceConfig
 from training.specification.models import config_of, deep_config
 
@@ -74,6 +79,7 @@ def settings(log: Path, **sections: dict[str, Any]) -> dict[str, Any]:
         "objective": {"negatives": 12, "whole": 20},
         "optimiser": {"steps": 200, "places": 200, "learning_rate": 1e-2, "warm_steps": 10, "average": 20, "validate_every": 50},
         "search": {"beam_size": 10, "m": 5, "max_beam_size": 64, "max_m": 20, "exclude_seen": False},
+        "refit": False,
     }
     return plain | {name: plain.get(name, {}) | section for name, section in sections.items()}
 
@@ -112,15 +118,26 @@ def test_the_bundle_says_what_it_reads_and_a_query_without_history_has_an_answer
     assert bundle.manifest.metrics["test"]["raw"][0]["recall"] > 0.5
 
 
-def test_every_part_of_a_row_starts_from_the_same_embeddings_and_the_popularity_of_what_is_below(log: Path, tmp_path: Path) -> None:
+def test_windows_start_from_who_took_what_a_transformer_from_what_follows_what_and_both_from_popularity(log: Path, tmp_path: Path) -> None:
     run = begun(settings(log, scorer={"init": "embeddings", "node_dim": 16}), tmp_path / "log")
     assert isinstance(run.model.encoder, SequenceQuery)
     first, second = (run.model.node_rows.detach()[:, part.columns] for part in run.model.encoder.each)
-    assert first.shape[1] == 8
-    assert_array_equal(first, second)
-    assert first[:, :-1].abs().max() > 0
-    events_I = events_of_items(run.prepared.interactions, run.prepared.split.train)
-    assert_allclose(first[:, -1], popularity_biases(run.tree, events_I, run.config.objective.gamma), rtol=1e-6)
+    assert first.shape[1] == second.shape[1] == 8
+    learned, seed = (run.prepared.interactions, run.prepared.split.train), run.config.seed
+    for part, found in ((first, item_embeddings(run.prepared, 7, seed)), (second, followers(*learned, 7, seed))):
+        assert_allclose(part[:, :-1], rows_from_embeddings(run.tree, found, run.config.scorer.init_std), rtol=1e-5)
+        assert_allclose(part[:, -1], popularity_biases(run.tree, events_of_items(*learned), run.config.objective.gamma), rtol=1e-6)
+
+
+def test_items_that_follow_the_same_item_start_alike_though_no_list_has_both() -> None:
+    log = log_of([[0, 1], [0, 2]] * 20 + [[3, 4], [4, 5]] * 20 + [[6]])
+    found = followers(log, np.arange(log.user_count), 4, seed=1)
+    length = np.linalg.norm(found, axis=1)
+    cosine = found @ found.T / np.maximum(np.outer(length, length), 1e-9)
+    assert cosine[1, 2] > 0.99
+    assert max(abs(cosine[1, 4]), abs(cosine[1, 5]), abs(cosine[4, 5])) < 0.01
+    assert not length[[0, 3, 6]].any(), "they follow nothing"
+    assert not followers(log, np.array([80]), 4, seed=1).any()
 
 
 # -- a run is a function of its configuration -----------------------------------------------------------------------------
@@ -173,7 +190,7 @@ def test_an_earlier_model_of_another_scorer_is_refused(
         "earlier_model": str(bundle.path),
     }
     if scorer["kind"] == "product":
-        raw |= {"kind": "otm-robust", "objective": {}, "optimiser": {}}
+        raw = {name: raw[name] for name in raw if name != "refit"} | {"kind": "otm-robust", "objective": {}, "optimiser": {}}
     with pytest.raises(InvalidConfig, match=re.escape(message)):
         begun(raw, tmp_path / "log")
 
@@ -446,7 +463,7 @@ def turned(folder: Path) -> Path:
     lines = ["user,item"]
     for user in range(USERS):
         item = int(rng.integers(ITEMS))
-        for _ in range(int(rng.integers(4, 10))):
+        for _ in range(int(rng.integers(8, 12))):
             lines.append(f"u{user},i{item}")
             item = after[item]
         lines += [f"u{user},new{item}", f"u{user},i{after[item]}"]
@@ -478,14 +495,28 @@ def test_what_validation_asked_for_is_learned_once_all_is_chosen(kind: str, tmp_
         bundles[refit] = made
     assert [bundles[refit].manifest.data["learned_validation"] for refit in (True, False)] == [True, False]
     assert [knows_new_items(bundles[refit]) for refit in (True, False)] == [True, False]
+    unseen = {refit: int(held_out_log(bundles[refit]).unseen_I.sum()) for refit in (True, False)}
+    assert unseen[True] == 0 < ITEMS / 2 < unseen[False], "of evaluate --unseen"
     chosen = [bundle.manifest.metrics["validation"] for bundle in bundles.values()]
     assert chosen[0] == chosen[1]
     assert bundles[True].manifest.ranking == bundles[False].manifest.ranking
 
 
+def test_who_goes_on_from_a_model_that_knows_the_answers_is_told(
+    log: Path, bundle: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    knowing = with_parts(bundle, tmp_path / "knowing" / "1", {"data": bundle.manifest.data | {LEARNED_VALIDATION: True}}, {})
+    for earlier, told in ((bundle, False), (knowing, True)):
+        caplog.clear()
+        raw = settings(log, tree={"kind": "earlier", "branching": 3}, scorer={"init": "earlier"}) | {"earlier_model": str(earlier.path)}
+        (tmp_path / f"log-{told}").mkdir()
+        prepare(deep_config(raw), None, tmp_path / f"log-{told}")
+        assert ("has learned what validation asked for" in caplog.text) == told
+
+
 def test_a_run_that_was_killed_while_it_trained_again_ends_as_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = settings(turned(tmp_path), scorer={"init": "embeddings"}, optimiser={"steps": 60, "validate_every": 20})
-    config = deep_config(raw)
+    config = deep_config(raw | {"refit": True})
     monkeypatch.setattr("training.deep.fit.CHECKPOINT_EVERY", 10)
     whole = fit_and_export(config, None, tmp_path / "whole" / "planted" / "1", CPU, resume=False)
     killed, out, make = [], tmp_path / "killed" / "planted" / "1", SequenceSteps.make
@@ -508,7 +539,7 @@ def test_a_run_that_was_killed_while_it_trained_again_ends_as_another(tmp_path: 
 
 
 def test_lists_that_hardly_grow_are_not_trained_on_again(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = deep_config(settings(log))
+    config = deep_config(settings(log) | {"refit": True})
     prepared = prepare(config, None, tmp_path)
     assert wants_refit(config, prepared.split)
     assert not wants_refit(config.model_copy(update={"refit": False}), prepared.split)

@@ -70,6 +70,11 @@ def test_a_date_parts_what_is_known_from_what_comes(tmp_path: Path) -> None:
     assert named(split, split.validation) == [("a", ["p", "q"], ["r"])]
     assert named(split, split.test) == [("a", ["p", "q", "r"], ["s"]), ("b", ["p"], ["q", "r"])]  # c came after the date
     assert lists(split.whole()) == {"a": ["p", "q", "r"], "b": ["p"], "d": ["r", "s", "p"]}
+    later = dated(tmp_path, {"kind": "date", "validation_from": 30, "test_from": 50})
+    assert lists(later) == {"a": ["p", "q", "r"], "b": ["p"], "d": ["r", "s", "p"]}
+    assert lists(later.whole()) == {"a": ["p", "q", "r", "s"], "b": ["p", "q", "r"], "d": ["r", "s", "p"]}
+    newer = dated(tmp_path, {"kind": "date", "validation_from": 2, "test_from": 7})
+    assert (lists(newer), lists(newer.whole())) == ({"a": ["p"]}, {"a": ["p", "q"], "b": ["p"], "d": ["r", "s"]}), "b and d came in between"
 
 
 def test_without_dates_a_tenth_of_the_events_is_tested_on_and_the_tenth_before_chooses(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from espalier.live.folded_chunks import folded_tree
 from espalier.queries import VectorKind
 from espalier.tree import EMPTY_LEAF, Tree
 from training.data.interactions import Interactions
+from training.data.splits import LEARNED_VALIDATION
 from training.deep.jtm import Likelihood, Matching, sum_below
 from training.deep.jtm_samples import Samples, draw_samples
 from training.deep.scorers.model import NodeScorer, new_model
@@ -69,6 +70,12 @@ def open_earlier(
     branching = max(bundle.tree.max_children) if before.tree.branching == "auto" else before.tree.branching
     _check_alike(config, before, branching)
     _check_queries(bundle, interactions)
+    if bundle.manifest.data.get(LEARNED_VALIDATION):
+        log.warning(
+            "%s has learned what validation asked for: as far as this run asks for the same, it chooses by answers that it knows. "
+            "Train a model with refit = false to go on from it",
+            path,
+        )
     row_I = bundle.items.rows_of(items.column("id").to_pylist())
     if (row_I < 0).all():
         raise InvalidConfig("earlier_model", str(path), f"a model of the log's items, such as {items.ids_of(np.zeros(1, np.int64))[0]!r}")

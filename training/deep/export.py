@@ -97,7 +97,12 @@ def export(
     memory = chosen.memory
     if final is not None:
         tree, model = final.tree, final.model.eval()
-        round_rows(model, dtype)
+        try:
+            round_rows(model, dtype)
+        except FloatingPointError:
+            if config.scorer.dtype != "auto":
+                raise
+            dtype = "float32"
         if memory is not None and chosen.recipe is not None:
             memory = chosen.recipe.of(memory, config, final.split)
     kind = query_kind(config, prepared.interactions)

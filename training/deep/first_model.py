@@ -21,14 +21,15 @@ from espalier.queries import VectorKind
 from espalier.tree import Tree
 from training.data.user_item_matrix import events_of_items
 from training.deep.content_rows import add_content
+from training.deep.directed_start import followers
 from training.deep.jtm import sum_below
 from training.deep.parallel import process, processes
-from training.deep.prepare import Prepared, item_embeddings
+from training.deep.prepare import Prepared, item_embeddings, with_unseen
 from training.deep.queries import query_kind
 from training.deep.row_shares import share_rows, share_weights
 from training.deep.scorers.heads import ProductHead
 from training.deep.scorers.model import NodeScorer, new_model
-from training.deep.scorers.sequence import SequenceQuery
+from training.deep.scorers.sequence import SequenceQuery, TransformerStates
 from training.deep.scorers.window_states import WindowStates
 from training.deep.validation import ranked_by
 from training.deep.vector_start import start_model
@@ -88,15 +89,28 @@ def build_model(config: DeepConfig, tree: Tree, prepared: Prepared) -> NodeScore
             model.node_rows.data[:, part.start : part.start + embeddings_ID.shape[1]] = rows_ND
             if biased:
                 model.node_rows.data[:, part.stop - 1] = bias_N
-        for reader in (part.reader for part in encoder.each) if isinstance(encoder, SequenceQuery) else ():
-            if isinstance(reader, WindowStates) and prepared.interactions.order == "none":
-                reader.start_from_mean(INVERSE_TEMPERATURE / (scorer.init_std**2 * embeddings_ID.shape[1]))
+        if isinstance(encoder, SequenceQuery):
+            _start_parts(model, encoder, tree, prepared, config, embeddings_ID.shape[1])
     elif scorer.init == "earlier" and prepared.earlier is not None:
         weights = prepared.earlier.model.state_dict()
         model.load_state_dict({name: values for name, values in weights.items() if name != "content_table"})
     if prepared.content is not None:
         add_content(model, prepared.content.rows, tree, prepared.seen_I, fitted=scorer.init != "random")
     return model
+
+
+def _start_parts(model: NodeScorer, encoder: SequenceQuery, tree: Tree, prepared: Prepared, config: DeepConfig, width: int) -> None:
+    """What else the readers of a sequence start from: transformers from what follows what, means over windows of sets from themselves."""
+    std, ordered = config.scorer.init_std, prepared.interactions.order != "none"
+    follower_ND: torch.Tensor | None = None
+    for part in encoder.each:
+        if isinstance(part.reader, WindowStates) and not ordered:
+            part.reader.start_from_mean(INVERSE_TEMPERATURE / (std**2 * width))
+        if isinstance(part.reader, TransformerStates) and ordered:
+            if follower_ND is None:
+                follower_ID = followers(prepared.interactions, prepared.split.train, width, config.seed)
+                follower_ND = torch.from_numpy(rows_from_embeddings(tree, with_unseen(follower_ID, prepared, config.seed), std))
+            model.node_rows.data[:, part.columns.start : part.columns.start + follower_ND.shape[1]] = follower_ND
 
 
 @torch.no_grad()

@@ -135,7 +135,7 @@ def build_tree(config: DeepConfig, prepared: Prepared, device: torch.device = CP
         embeddings_ID = item_embeddings(prepared, EMBEDDING_DIM, config.seed)
     else:
         learned_ID = leaf_rows(Bundle.open(prepared.start), prepared.items)
-        embeddings_ID = _with_unseen(learned_ID, prepared, config.seed)
+        embeddings_ID = with_unseen(learned_ID, prepared, config.seed)
     return kmeans_tree(embeddings_ID, branching, seed=config.seed)
 
 
@@ -179,10 +179,10 @@ def item_embeddings(prepared: Prepared, width: int, seed: int) -> NDArray[np.flo
         raise InvalidData("log", found, "at least 2 of each: a tree is made of what users have in common")
     width = min(width, len(train) - 1, interactions.item_count - 1)
     embeddings = embeddings_of(interactions, train, width, seed=seed)
-    return _with_unseen(embeddings, prepared, seed)
+    return with_unseen(embeddings, prepared, seed)
 
 
-def _with_unseen(embeddings_ID: NDArray[np.float32], prepared: Prepared, seed: int) -> NDArray[np.float32]:
+def with_unseen(embeddings_ID: NDArray[np.float32], prepared: Prepared, seed: int) -> NDArray[np.float32]:
     """Embeddings for the items that have none (zero rows), too: by their content where it is known, else those of other items."""
     content = prepared.content
     if content is not None:

@@ -103,8 +103,8 @@ def _trained_again(config: DeepConfig, prepared: Prepared, device: torch.device,
     log.info("training again, with what validation asked for: %d users, %d events", len(whole.train), whole.lists.event_count)
     wait_for_all()  # for the curve
     folder = work if config.rounds == 1 else work / f"round-{config.rounds}"
-    curve = folder / CURVE
-    last = json.loads(curve.read_text())["best_step"] if curve.exists() else None
+    curve = json.loads((folder / CURVE).read_text()) if isinstance(config, SequenceConfig) else {"recalls": []}
+    last = curve["best_step"] if curve["recalls"] else None  # without a choice the weights of the last step were kept
     (work / AGAIN).mkdir(exist_ok=True)
     tree, model = _trained(config, replace(prepared, split=whole), device, work / AGAIN, resume, last=last)
     return Final(whole, tree, model)

@@ -6,7 +6,8 @@ Legend: P inner nodes of a level, R rows of them, N nodes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from espalier.errors import BundleCorrupt, InvalidConfig
 from espalier.tree import Tree
 from training.linear.node_centroids import Centroids
 from training.specification.linear import LinearOptions
+
+CHECKSUM = "checksum"
+"""Of a level's arrays, beside them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +108,8 @@ def joined(levels: Sequence[LevelScorers], tree: Tree, width: int) -> Chunks:
 def write_level(file: Path, level: LevelScorers) -> None:
     """Write a level's scorers, all or nothing."""
     unfinished = file.with_suffix(".part")
-    write_safetensors(unfinished, {field.name: getattr(level, field.name) for field in fields(level)})
+    arrays = {field.name: getattr(level, field.name) for field in fields(level)}
+    write_safetensors(unfinished, arrays | {CHECKSUM: np.array([_checksum(arrays)])})
     with unfinished.open("rb") as stream:
         os.fsync(stream.fileno())
     unfinished.replace(file)
@@ -113,6 +118,17 @@ def write_level(file: Path, level: LevelScorers) -> None:
 def read_level(file: Path) -> LevelScorers:
     """What `write_level` wrote, as maps of the file. Raises InvalidConfig."""
     try:
-        return LevelScorers(**map_safetensors(file))
-    except (BundleCorrupt, TypeError) as error:
+        arrays = map_safetensors(file)
+        if arrays.pop(CHECKSUM).tolist() != [_checksum(arrays)]:
+            raise BundleCorrupt("its checksum is another one")
+        return LevelScorers(**arrays)
+    except (BundleCorrupt, KeyError, TypeError) as error:
         raise InvalidConfig("--resume", str(file), f"a readable level ({error}); delete its folder to start anew") from error
+
+
+def _checksum(arrays: Mapping[str, NDArray[Any]]) -> int:
+    """CRC-32 of some arrays, by name."""
+    found = 0
+    for name in sorted(arrays):
+        found = zlib.crc32(np.ascontiguousarray(arrays[name]).data.cast("B") if arrays[name].size else b"", found)
+    return found

@@ -281,8 +281,8 @@ def _from_texts(config: LinearConfig, data: LogData, along: TakenAlong | None, v
     training, testing = (LabelledTexts(part.texts, relevance.of(part.labels)) for part in (training, testing))
     _check_something_is_left(config, training.labels)
     vectoriser = vectoriser or Vectoriser.fit(training.texts, config.blocks)
-    if columns and not len(asked) and config.linear.prior > 0 and config.linear.min_positives > 0:
-        training = LabelledTexts([], training.labels[:0])  # no node has anything to learn from (`fit_linear`)
+    if columns and not len(asked) and config.linear.prior > 0 and config.linear.min_positives > 0 and config.tail.form == "none":
+        training = LabelledTexts([], training.labels[:0])  # no node has anything to learn from (`fit_linear`), and no tail either
     train = _vectorised(vectoriser, training)
     own = own_rows(vectoriser, columns) if columns else None
     if columns:

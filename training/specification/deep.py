@@ -425,8 +425,8 @@ class SequenceConfig(DeepConfig):
     objective: SequenceObjective = SequenceObjective()
     optimiser: SequenceOptimiser = SequenceOptimiser()
     refit: bool = True
-    """train again once everything is chosen, with what validation asked for: as many steps, in as much time. Where `data.split.kind` is
-    `"last"` or `"date"`, and lists have at least 3 % more events by it. The model then knows the latest events"""
+    """train again, with what validation asked for, where `data.split.kind` is `"last"` or `"date"` and lists grow by 3 %. Once everything
+    is chosen: as many steps, in as much time; the model then knows the latest events"""
 
     @property
     def places(self) -> int:
@@ -530,8 +530,8 @@ class NeighboursConfig(WindowConfig):
     search: CountedSearch = CountedSearch()
     memory: CountedMemory = CountedMemory()
     refit: bool = True
-    """count again once everything is chosen, with what validation asked for. Where `data.split.kind` is `"last"` or `"date"`, and lists
-    have at least 3 % more events by it"""
+    """count again, with what validation asked for, where `data.split.kind` is `"last"` or `"date"` and lists grow by 3 %. Once everything
+    is chosen"""
 
     @model_validator(mode="before")
     @classmethod
