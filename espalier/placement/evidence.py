@@ -100,8 +100,15 @@ def finds_by_words(bundle: Bundle) -> bool:
 
 def own_columns(bundle: Bundle) -> tuple[str, ...]:
     """Those columns, as far as the item table has them."""
+    return tuple(own_weights(bundle))
+
+
+def own_weights(bundle: Bundle) -> dict[str, float | None]:
+    """What a word of each of them says; None: how long the column's texts are decides."""
     data = bundle.manifest.training.get("data") or {}
-    return tuple(name for name in data.get("own_texts") or () if name in bundle.items.fields)
+    names = data.get("own_texts") or ()
+    weights = data.get("own_weights") or [None] * len(names)
+    return {name: weight for name, weight in zip(names, weights, strict=True) if name in bundle.items.fields}
 
 
 def joined_text(values: Sequence[object]) -> str:

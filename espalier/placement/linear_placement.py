@@ -23,7 +23,7 @@ from espalier.items import Items
 from espalier.live.overlay import PARENT, Overlay
 from espalier.live.rows import LiveRow
 from espalier.masks.eligibility import bundle_alone
-from espalier.placement.evidence import Evidence, finds_by_words, joined_text, own_columns
+from espalier.placement.evidence import Evidence, finds_by_words, joined_text, own_columns, own_weights
 from espalier.placement.linear_rows import NEIGHBOURS, LinearRows, Weights, added
 from espalier.placement.near_items import NearItems
 from espalier.placement.parents import MOST, Parents, Search, summed
@@ -62,8 +62,11 @@ class LinearPlacement:
         """What a word of each of the item's own columns says."""
         items = self.bundle.items
         rows = np.array(counted_rows(len(items)))
-        columns = {name: items.values(name, rows) for name in own_columns(self.bundle)}
-        return {name: column_weight([joined_text([value]) for value in values]) for name, values in columns.items()}
+
+        def of_column(name: str) -> float:
+            return column_weight([joined_text([value]) for value in items.values(name, rows)])
+
+        return {name: of_column(name) if given is None else given for name, given in own_weights(self.bundle).items()}
 
     def _written(self, item: Evidence) -> SparseRows:
         """[1, F]: what a new item's row is made of: its words, as trained items have them, and events."""

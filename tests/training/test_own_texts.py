@@ -189,6 +189,25 @@ def test_a_new_item_of_several_columns_has_the_row_of_a_trained_one(shop: Bundle
     assert_allclose(written, own_rows(shop.vectoriser, columns).toarray()[7], atol=1e-6)
 
 
+def test_columns_may_be_weighed_by_hand_and_live_items_are_weighed_alike(shop: Bundle, tmp_path: Path) -> None:
+    data = {"format": "log", "items": str(shop.path.parent.parent.parent / "items.parquet"), "own_texts": ["title", "notes"]}
+    config = written_toml(tmp_path / "own.toml", {"kind": "xr-linear", "name": "own", "data": data | {"own_weights": [0.1, 2.0]}})
+    assert command("fit", "--config", config, "--out", tmp_path / "models" / "own" / "1").status == 0
+    bundle = Bundle.open(tmp_path / "models" / "own" / "1")
+    columns = [[str(text) for text in bundle.items.column(name).to_pylist()] for name in ("title", "notes")]
+    rows = own_rows(bundle.vectoriser, columns, (0.1, 2.0)).toarray()
+    assert abs(rows - own_rows(bundle.vectoriser, columns).toarray()).max() > 0.1
+    parts = [as_matrix(bundle.vectoriser.documents(texts)).toarray() for texts in columns]
+    whole = 0.1 * parts[0] + 2 * parts[1]
+    assert_allclose(rows, whole / np.linalg.norm(whole, axis=1)[:, None], atol=1e-6)
+    fields = dict(zip(("title", "notes"), (texts[7] for texts in columns), strict=True))
+    evidence = Evidence.of(bundle, ItemBody(fields=fields), bundle.items, takes_fields=True)
+    assert_allclose(as_matrix(LinearPlacement(bundle)._written(evidence)).toarray()[0], rows[7], atol=1e-6)
+    assert isinstance(bundle.manifest.query, TextKind)
+    only = encode_texts(bundle.manifest.query, bundle.vectoriser, [columns[1][7]])
+    assert open_engine(bundle, "cpu").search(only, SearchParams.uniform(1, 50, 1)).item_rows_BM[0, 0] == 7
+
+
 def test_of_many_texts_some_say_how_long_they_are() -> None:
     assert list(counted_rows(3)) == [0, 1, 2]
     assert len(counted_rows(words.COUNTED)) == words.COUNTED

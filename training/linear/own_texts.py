@@ -3,7 +3,8 @@
     own_i = Σ_f w_f · d(text of column f of item i), of length 1,     w_f = min(1, √(SHORT / words of column f))
 
 d is a document's row (`Vectoriser.documents`), the words of a column are the mean over its texts. BM25F (Robertson, Zaragoza and Taylor
-2004) weighs columns by hand; here a word among a hundred says less than one of a title, and one of a title as much as a brand.
+2004) weighs columns by hand, as `data.own_weights` does; without it a word among a hundred says less than one of a title, and one of a
+title as much as a brand.
 
 Knows texts and a vectoriser. Does not know files.
 
@@ -29,12 +30,15 @@ MISSPELT, LEAST_LETTERS = 0.1, 4
 MOST_MADE = 5000
 
 
-def own_rows(vectoriser: Vectoriser, columns: Sequence[Sequence[str]]) -> Csr:
-    """float32 rows [I, F] of length 1; an item without a known word has an empty row. columns: the texts of all items, by column.
+def own_rows(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], weights: Sequence[float] = ()) -> Csr:
+    """float32 rows [I, F] of length 1; an item without a known word has an empty row.
+
+    columns  the texts of all items, by column
+    weights  w_f of each; none: by the rule
 
     Raises InvalidData where no word tells items apart.
     """
-    weights = [column_weight([texts[row] for row in counted_rows(len(texts))]) for texts in columns]
+    weights = weights or [column_weight([texts[row] for row in counted_rows(len(texts))]) for texts in columns]
     parts = [as_matrix(vectoriser.documents(texts)) for texts in columns]
     for part, weight in zip(parts, weights, strict=True):
         part.data *= np.float32(weight)

@@ -284,7 +284,7 @@ def _from_texts(config: LinearConfig, data: LogData, along: TakenAlong | None, v
     if columns and not len(asked) and config.linear.prior > 0 and config.linear.min_positives > 0 and config.tail.form == "none":
         training = LabelledTexts([], training.labels[:0])  # no node has anything to learn from (`fit_linear`), and no tail either
     train = _vectorised(vectoriser, training)
-    own = own_rows(vectoriser, columns) if columns else None
+    own = own_rows(vectoriser, columns, data.own_weights) if columns else None
     if columns:
         texts = pl.Series(training.texts, dtype=pl.String)
         seen_B, own_B = (~texts.is_in(others.implode()).to_numpy() for others in (searched["query"], asked))

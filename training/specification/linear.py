@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
 from espalier.errors import InvalidConfig
 from espalier.manifest import MAX_TREES, Activation, ModelName, Ranking
@@ -96,6 +96,15 @@ class LogData(_Data, TextTable):
     own_texts: Columns = ()
     """columns of `data.items` by whose words items are found, whether or not a query led to them. A word of a column whose texts are long
     says less"""
+    own_weights: tuple[Annotated[FiniteFloat, Field(gt=0, le=1000)], ...] = ()
+    """what a word of each of these columns says. None: √(8 / mean words) of a column, at most 1"""
+
+    @model_validator(mode="after")
+    def _a_weight_for_each(self) -> LogData:
+        if self.own_weights and len(self.own_weights) != len(self.own_texts):
+            expected = f"none, or {len(self.own_texts)}, one for each of data.own_texts"
+            raise InvalidConfig("data.own_weights", list(self.own_weights), expected)
+        return self
 
     @model_validator(mode="after")
     def _something_to_learn(self) -> LogData:
