@@ -8,8 +8,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -27,12 +29,13 @@ from espalier.memory import Memory
 from espalier.memory_lists import MemoryTree
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
+from tests.training.logs import log_of, split_of
 from training.deep import ranking
 from training.deep.beam import Added, Own
 from training.deep.calibration import MIN_HITS, calibrate
 from training.deep.export import export
 from training.deep.first_model import build_model
-from training.deep.memory import KEPT, Remembered, in_order, in_units, memory_task, remembered, unit_of
+from training.deep.memory import KEPT, Recipe, Remembered, in_order, in_units, memory_task, remembered, unit_of
 from training.deep.prepare import Prepared, build_tree, prepare
 from training.deep.ranking import ROUNDS, Chosen, Reweighed, choose_ranking
 from training.deep.reweighing import Candidates
@@ -41,7 +44,7 @@ from training.deep.searches import Figures, Searches
 from training.deep.topology import Topology
 from training.deep.validation import search_encoded
 from training.neighbours.cooccurrence import lists_of as lists_of_users
-from training.neighbours.fit import count, neighbours, neighbours_of
+from training.neighbours.fit import NARROW, count, fitted_to, neighbours, neighbours_of
 from training.neighbours.near_items import near_items
 from training.neighbours.neighbour_lists import NeighbourLists
 from training.specification.deep import DeepConfig
@@ -488,3 +491,19 @@ def test_mean_scores_are_the_share_of_hits_whatever_the_size_of_keys(scale: floa
     scores_BM = 1 / (1 + np.exp(-found.intercept - found.slope * scale * key_BM))
     assert found.slope > 0
     assert scores_BM.mean() == pytest.approx(hit_BM.mean(), rel=0.02)
+
+
+def test_a_memory_is_counted_anew_in_the_units_that_its_weight_was_chosen_in() -> None:
+    split = split_of(log_of([[0, 1, 2, 3], [2, 3, 4, 0]] * 8), 12, 2, 2)
+    config = cast(DeepConfig, SimpleNamespace(seed=1, history_length=10))
+    source = Remembered(fitted_to(split.lists, split.train, NARROW, 1).lists, 0.5)
+    chosen = in_order(replace(source.memory(3, 0.5, 10), key_weight=2.0, repeat=np.arange(6, dtype=np.float32)))
+    recipe = Recipe(NARROW, 3, source.largest)
+    same, half = recipe.of(chosen, config, split), replace(recipe, largest=2 * source.largest).of(chosen, config, split)
+    for name in ("offset", "item", "value", "weight", "repeat"):
+        assert_array_equal(getattr(same, name), getattr(chosen, name), err_msg=name)
+    assert_array_equal(half.value, chosen.value)
+    assert_allclose(half.weight, chosen.weight / 2)
+    assert (half.key_weight, len(half.weight)) == (2.0, len(chosen.weight))
+    fewer = recipe.of(chosen, config, replace(split, train=split.train[:1]))
+    assert len(fewer.item) < len(chosen.item)

@@ -29,9 +29,10 @@ from training.data.interactions import Interactions
 from training.data.splits import LEARNED_VALIDATION
 from training.data.user_item_matrix import events_of_items
 from training.deep.directed_start import followers
+from training.deep.export import Final
 from training.deep.first_model import INVERSE_TEMPERATURE, popularity_biases, rows_from_embeddings
 from training.deep.prepare import item_embeddings, prepare
-from training.deep.run import fit_and_export, wants_refit
+from training.deep.run import fit_and_export, train_and_export, wants_refit
 from training.deep.scorers.row_table import lookup
 from training.deep.scorers.sequence import SequenceQuery
 from training.deep.scorers.window_states import WindowStates
@@ -546,3 +547,31 @@ def test_lists_that_hardly_grow_are_not_trained_on_again(log: Path, tmp_path: Pa
     monkeypatch.setattr("training.deep.run.LEAST_MORE", 0.5)
     assert not wants_refit(config, prepared.split)
     assert not wants_refit(config, replace(prepared.split, final=None))
+
+
+def test_the_second_training_makes_the_steps_that_validation_chose_and_keeps_their_mean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = deep_config(settings(turned(tmp_path), optimiser={"steps": 60, "validate_every": 20}) | {"refit": True})
+    made: list[int] = []
+    make, recalls = SequenceSteps.make, iter([0.5, 0.4, 0.3])
+
+    def counted(self: SequenceSteps, step: int) -> Any:
+        made.append(step)
+        return make(self, step)
+
+    monkeypatch.setattr(SequenceSteps, "make", counted)
+    monkeypatch.setattr("training.deep.fit.CHECKPOINT_EVERY", 20)
+    monkeypatch.setattr("training.deep.fit.validation_recall", lambda *_: next(recalls))
+    finals: list[Final] = []
+
+    def exported(*given: Any) -> None:
+        finals.append(given[-1])
+
+    monkeypatch.setattr("training.deep.run.export", exported)
+    (tmp_path / "work").mkdir()
+    train_and_export(config, prepare(config, None, tmp_path), tmp_path / "planted" / "1", CPU, tmp_path / "work", resume=False)
+    assert made == [*range(60), *range(20)]
+    last = torch.load(tmp_path / "work" / "again" / "checkpoint.pt", weights_only=True)["model"]["node_rows"]
+    apart = (finals[0].model.node_rows.detach() - last).abs().max()
+    assert 0 < float(apart) < float(last.abs().max()), "a mean, which follows the weights"
