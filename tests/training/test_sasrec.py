@@ -35,6 +35,7 @@ from training.baselines.sasrec_model import SasRecConfig, Training, start_table
 from training.data.interactions import Interactions
 from training.data.splits import EvaluationPair, Split
 from training.data.user_item_matrix import events_of_items
+from training.deep.directed_start import followers
 from training.deep.scorers.transformer import BUCKETS, Dropout, SequenceEncoder, buckets_of
 from training.deep.sequence import blocked_softmax
 from training.deep.sequence.batches import SequenceSource
@@ -500,12 +501,14 @@ def test_before_a_deadline_the_rate_falls_in_time() -> None:
     assert len(training.curve) > 4
 
 
-def test_items_start_as_co_occurrence_embeddings_or_at_random() -> None:
+def test_items_start_as_vectors_of_what_follows_what_of_sets_as_embeddings_or_at_random() -> None:
     task = planted_task()
-    table_ID = start_table(task, replace(TINY, init="embeddings", init_std=0.05)).numpy()
-    assert np.sqrt(np.mean(table_ID**2)) == pytest.approx(0.05)
-    embeddings_ID = item_embeddings(task.split.lists, task.split.train, 16, seed=1)
-    assert_allclose(unit(table_ID) @ unit(table_ID).T, unit(embeddings_ID) @ unit(embeddings_ID).T, atol=1e-5)
+    sets = replace(task, split=replace(task.split, lists=replace(task.split.lists, order="none")))
+    learned = task.split.lists, task.split.train
+    for started, vectors_ID in ((task, followers(*learned, 16, 1)), (sets, item_embeddings(*learned, 16, seed=1))):
+        table_ID = start_table(started, replace(TINY, init="embeddings", init_std=0.05)).numpy()
+        assert np.sqrt(np.mean(table_ID**2)) == pytest.approx(0.05)
+        assert_allclose(unit(table_ID) @ unit(table_ID).T, unit(vectors_ID) @ unit(vectors_ID).T, atol=1e-5)
     assert np.abs(unit(start_table(task, TINY).numpy()) - unit(table_ID)).max() > 0.1
 
 

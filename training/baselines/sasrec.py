@@ -2,7 +2,7 @@
 
 Knows what is tried on which log. Does not know how a step is made. The published binary loss with one negative is most of what SASRec
 lacked (Klenitskiy & Vasilev 2023, arXiv 2309.07602). One table holds the items that are read and those that are predicted, and starts from
-co-occurrence embeddings, which saves most of the epochs. Answers are searched exactly.
+vectors of what follows what, which saves most of the epochs. Answers are searched exactly.
 
     P(i | history) = softmax_i ⟨h, v_i⟩,   h = the encoder's state at the last item
 

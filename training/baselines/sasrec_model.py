@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from espalier.errors import InvalidData
 from training.baselines.sampled_softmax import Proposal
 from training.data.user_item_matrix import events_of_items
+from training.deep.directed_start import followers
 from training.deep.optimiser import AVERAGE_EVERY, averaged_over
 from training.deep.scorers.row_table import RowTable
 from training.deep.scorers.transformer import Dropout, SequenceEncoder
@@ -59,7 +60,8 @@ class SasRecConfig:
     loss           `full` softmax, or `sampled`
     negatives      sampled: draws per batch, with replacement, from a mixture, half uniform and half by popularity
     places         places of a batch
-    init           the item table at the start: `embeddings`, the co-occurrence embeddings that trees start from, or `random`
+    init           the item table at the start: `embeddings`, vectors of what follows what, as those of a tree's transformer (of lists
+                   without an order of who touched what), or `random`
     init_std       its root mean square
     learning_rate  of Adam, after `warm_steps` in which it rises linearly
     weight_decay   of all weights, decoupled (AdamW)
@@ -289,6 +291,8 @@ def start_table(task: Task, config: SasRecConfig) -> Tensor:
     if config.init == "embeddings":
         known = max(1, min(config.width, len(users) - 1, lists.item_count - 1))
         table_ID *= 1 / math.sqrt(config.width)
-        embeddings_ID = spread_unseen(item_embeddings(lists, users, known, seed=task.seed), lists.category_of_item_I, seed=task.seed)
+        ordered = lists.order != "none"
+        found_ID = followers(lists, users, known, task.seed) if ordered else item_embeddings(lists, users, known, seed=task.seed)
+        embeddings_ID = spread_unseen(found_ID, lists.category_of_item_I, seed=task.seed)
         table_ID[:, :known] = nn.functional.normalize(torch.from_numpy(embeddings_ID))
     return table_ID * config.init_std / table_ID.square().mean().sqrt()
