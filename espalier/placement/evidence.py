@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.bundle import Bundle
-from espalier.errors import EspalierError, InvalidQuery
+from espalier.errors import BundleCorrupt, EspalierError, InvalidQuery
 from espalier.items import Items
 from espalier.live.operations import ItemBody
 from espalier.queries import (
@@ -108,6 +108,8 @@ def own_weights(bundle: Bundle) -> dict[str, float | None]:
     data = bundle.manifest.training.get("data") or {}
     names = data.get("own_texts") or ()
     weights = data.get("own_weights") or [None] * len(names)
+    if len(weights) != len(names):
+        raise BundleCorrupt(f"{bundle.path}: data.own_weights of the manifest are {len(weights)}, expected {len(names)}, as own_texts")
     return {name: weight for name, weight in zip(names, weights, strict=True) if name in bundle.items.fields}
 
 

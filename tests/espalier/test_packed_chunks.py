@@ -20,6 +20,7 @@ from espalier.bundle_files import write_safetensors
 from espalier.chunks import ARRAYS, Chunks, TreeChunks
 from espalier.engines import open_engine
 from espalier.engines.linear import feature_tables
+from espalier.engines.linear.beam import BLOCK
 from espalier.engines.reference import ReferenceEngine
 from espalier.engines.triton.chunk_tiles import ChunkTiles, TileSizes, laid_out
 from espalier.errors import BundleCorrupt
@@ -27,6 +28,7 @@ from espalier.manifest import Ranking
 from espalier.node_rows import HIGHEST, LARGEST_CODE, LOWEST, PackedRows, stored_as, width_of
 from espalier.node_rows import rounded as rounded_rows
 from espalier.packed_chunks import packed, rounded, unpacked, widened
+from espalier.queries import QueryBatch
 from espalier.search import SearchParams
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import tree_from_children
@@ -92,6 +94,24 @@ def test_engines_answer_with_the_stored_weights(tmp_path: Path, others: int, tab
         assert_same(open_engine(bundle, "cpu").search(queries, params), ReferenceEngine(bundle).search(queries, params))
 
 
+@pytest.mark.parametrize("slots", [0, feature_tables.DIRECT_SLOTS])
+def test_queries_of_more_features_than_are_looked_up_at_a_time_are_answered(
+    tmp_path: Path, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feature_tables, "DIRECT_BYTES", 0)
+    monkeypatch.setattr(feature_tables, "DIRECT_SLOTS", slots)
+    rng = np.random.default_rng(5)
+    bundle = make_linear_bundle(tmp_path, rng, random_tree(rng, 3, 4), HINGE, width=600)
+    rows = np.diff(bundle.chunks.chunk_row)
+    for features in (1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 3, 200):
+        assert (rows >= features).any(), "else a node's rows are looked up in the query"
+        indices = np.sort(rng.permutation(600)[:features]).astype(np.int32)
+        values = rng.integers(1, 3, features).astype(np.float32)
+        queries = QueryBatch(bundle.manifest.query, SparseRows(np.array([0, features]), indices, values, 600))
+        params = SearchParams.uniform(1, 5, 20)
+        assert_same(open_engine(bundle, "cpu").search(queries, params), ReferenceEngine(bundle).search(queries, params))
+
+
 def test_a_gpu_gets_the_same_tiles_of_stored_as_of_widened_weights() -> None:
     rng = np.random.default_rng(4)
     tree = random_tree(rng, 2, 9)
@@ -145,7 +165,9 @@ def test_scorers_are_checked_and_rounded_alike_in_blocks_of_any_size(monkeypatch
         assert rounded(tiny) is not None, "next to nothing of the sum is lost, in whichever block"
     with np.errstate(over="ignore"):
         assert rounded(replace(chunks, entry_weight=first_lost)) is None
-    chunks.check(tree)
+    for size in (3, 45):  # less than a node's rows, and the rows of several nodes
+        monkeypatch.setattr("espalier.text.sparse_rows.BLOCK", size)
+        chunks.check(tree)
     last = len(chunks.entry_child) - 1
     child = chunks.entry_child.copy()
     child[last] = max(tree.max_children)

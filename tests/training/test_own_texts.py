@@ -11,8 +11,9 @@ from numpy.testing import assert_allclose
 from scipy.sparse import csr_array
 
 from espalier.bundle import Bundle
+from espalier.bundle_writer import with_parts
 from espalier.engines import open_engine
-from espalier.errors import InvalidData, InvalidQuery
+from espalier.errors import BundleCorrupt, InvalidData, InvalidQuery
 from espalier.live.operations import ItemBody
 from espalier.placement.evidence import Evidence
 from espalier.placement.linear_placement import LinearPlacement
@@ -206,6 +207,10 @@ def test_columns_may_be_weighed_by_hand_and_live_items_are_weighed_alike(shop: B
     assert isinstance(bundle.manifest.query, TextKind)
     only = encode_texts(bundle.manifest.query, bundle.vectoriser, [columns[1][7]])
     assert open_engine(bundle, "cpu").search(only, SearchParams.uniform(1, 50, 1)).item_rows_BM[0, 0] == 7
+    training = bundle.manifest.training | {"data": bundle.manifest.training["data"] | {"own_weights": [1.0]}}
+    damaged = with_parts(bundle, tmp_path / "damaged" / "1", {"training": training}, {})
+    with pytest.raises(BundleCorrupt, match="own_weights of the manifest are 1, expected 2"):
+        LinearPlacement(damaged)
 
 
 def test_of_many_texts_some_say_how_long_they_are() -> None:

@@ -25,12 +25,15 @@ NEAR, WINDOW = 0.85, 20
 """The weight of each place more between two items, and how many count."""
 DAMPING, EXPONENT = 5.0, 0.75
 """Of an item's sum: what few lists say of it is hardly information."""
+MOST_PAIRS = 1 << 24
+"""Of items, whose counts take some 60 bytes each: a gigabyte."""
 ITERATIONS = 7
 
 
 def followers(interactions: Interactions, users: NDArray[np.int64], width: int, seed: int) -> NDArray[np.float32]:
     """float32[I, D = width, or I where that is less]: e of each item; zero for items that follow nothing in the lists of `users`."""
-    counts, items = counted(lists_of(interactions, users), fading(NEAR, WINDOW), 0.0), interactions.item_count
+    items = interactions.item_count
+    counts = counted(lists_of(interactions, users), fading(NEAR, WINDOW), most_pairs=MOST_PAIRS)
     after = csr_array((counts.after_N.astype(np.float64), counts.item_N, counts.offset_I1), shape=(items, items))
     known_N = after.data > 0
     if not known_N.any():
@@ -39,7 +42,7 @@ def followers(interactions: Interactions, users: NDArray[np.int64], width: int, 
     out_I = np.bincount(row_N, after.data, minlength=items)
     in_I = np.bincount(after.indices, after.data, minlength=items)
     chance_N = out_I[row_N[known_N]] * (in_I[after.indices[known_N]] + DAMPING) ** EXPONENT * total ** (1 - EXPONENT)
-    values_N = np.log1p(after.data[known_N] * total / chance_N)
+    values_N = np.log1p(after.data[known_N] * total / chance_N).astype(np.float32)  # in which the products run, too
     information = csr_array((values_N, (row_N[known_N], after.indices[known_N])), shape=after.shape)
     _, strength_D, item_DI = randomized_svd(information, min(width, items), n_iter=ITERATIONS, random_state=seed)
     vectors_ID = np.ascontiguousarray((np.sqrt(strength_D)[:, None] * item_DI).T, np.float32)

@@ -38,15 +38,10 @@ class NodeScorers:
 
 
 @dataclass(frozen=True, eq=False)
-class LevelScorers:
+class LevelScorers(NodeScorers):
     """Those of all nodes of a level, one after another. node_rows: int64[P], the rows of each; they may be maps of a file."""
 
     node_rows: NDArray[np.int64]
-    row_feature: NDArray[np.int32]
-    row_count: NDArray[np.int32]
-    entry_child: NDArray[np.uint16]
-    entry_weight: NDArray[np.float32]
-    bias: NDArray[np.float32]
 
     @staticmethod
     def of(nodes: Iterable[NodeScorers]) -> LevelScorers:
@@ -56,7 +51,8 @@ class LevelScorers:
             for name, arrays in parts.items():
                 arrays.append(getattr(node, name))
         node_rows = np.array([len(rows) for rows in parts["row_feature"]], np.int64)
-        return LevelScorers(node_rows, **{name: np.concatenate(parts.pop(name)) for name in list(parts)})  # popped: one is held twice
+        whole = {name: np.concatenate(parts.pop(name)) for name in list(parts)}  # popped: one at a time is held twice
+        return LevelScorers(**whole, node_rows=node_rows)
 
 
 def centroid_scorers(centroids: Centroids, children: slice, options: LinearOptions) -> NodeScorers:
