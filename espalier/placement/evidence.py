@@ -7,6 +7,7 @@ Legend: E events.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -37,6 +38,8 @@ from espalier.text.sparse_rows import SparseRows
 Int64 = NDArray[np.int64]
 STRINGS, INTEGERS, NUMBERS = frozenset({str}), frozenset({int}), frozenset({int, float})
 """Types of the entries of lists."""
+OWN_WEIGHTS = "own_weights"
+"""In the manifest's `data`: what a word of each of the columns says by which items are found."""
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -103,13 +106,13 @@ def own_columns(bundle: Bundle) -> tuple[str, ...]:
     return tuple(own_weights(bundle))
 
 
-def own_weights(bundle: Bundle) -> dict[str, float | None]:
-    """What a word of each of them says; None: how long the column's texts are decides."""
-    data = bundle.manifest.training.get("data") or {}
-    names = data.get("own_texts") or ()
-    weights = data.get("own_weights") or [None] * len(names)
-    if len(weights) != len(names):
-        raise BundleCorrupt(f"{bundle.path}: data.own_weights of the manifest are {len(weights)}, expected {len(names)}, as own_texts")
+def own_weights(bundle: Bundle) -> dict[str, float]:
+    """What a word of each of them says."""
+    names = (bundle.manifest.training.get("data") or {}).get("own_texts") or ()
+    weights = bundle.manifest.data.get(OWN_WEIGHTS) or ()
+    if len(weights) != len(names) or not all(isinstance(weight, float) and 0 < weight < math.inf for weight in weights):
+        expected = f"{len(names)} numbers above 0, as many as own_texts"
+        raise BundleCorrupt(f"{bundle.path}: data.{OWN_WEIGHTS} of the manifest is {weights!r}, expected {expected}")
     return {name: weight for name, weight in zip(names, weights, strict=True) if name in bundle.items.fields}
 
 

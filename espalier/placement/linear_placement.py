@@ -30,7 +30,6 @@ from espalier.placement.parents import MOST, Parents, Search, summed
 from espalier.queries import QueryBatch, TextKind
 from espalier.search import NodeMask, SearchParams
 from espalier.text.sparse_rows import SparseRows, concatenated
-from espalier.text.words import column_weight, counted_rows
 
 Int64 = NDArray[np.int64]
 
@@ -59,14 +58,7 @@ class LinearPlacement:
 
     @cached_property
     def _column_weights(self) -> dict[str, float]:
-        """What a word of each of the item's own columns says."""
-        items = self.bundle.items
-        rows = np.array(counted_rows(len(items)))
-
-        def of_column(name: str) -> float:
-            return column_weight([joined_text([value]) for value in items.values(name, rows)])
-
-        return {name: of_column(name) if given is None else given for name, given in own_weights(self.bundle).items()}
+        return own_weights(self.bundle)
 
     def _written(self, item: Evidence) -> SparseRows:
         """[1, F]: what a new item's row is made of: its words, as trained items have them, and events."""

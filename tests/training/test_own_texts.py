@@ -19,17 +19,17 @@ from espalier.placement.evidence import Evidence
 from espalier.placement.linear_placement import LinearPlacement
 from espalier.queries import TextKind, encode_texts
 from espalier.search import SearchParams
-from espalier.text import words
 from espalier.text.blocks import TextBlock
 from espalier.text.vectoriser import Vectoriser
-from espalier.text.words import column_weight, counted_rows, words_of
+from espalier.text.words import words_of
 from tests.service.running import bearer, ids, run
 from tests.training.commands import command, trained, written_toml
 from training.data.csr import as_matrix
 from training.data.query_logs import texts_of
 from training.data.xmc import LabelledPoints
-from training.linear.own_texts import made_queries, own_rows
-from training.linear.prepare import OWN_WEIGHT, label_features
+from training.linear import own_texts
+from training.linear.label_features import label_features
+from training.linear.own_texts import Own, column_weights, made_queries, own_rows
 from training.linear.run import fit_and_export
 from training.specification.linear import LinearConfig, LinearOptions
 
@@ -54,13 +54,13 @@ def test_a_document_says_less_with_a_second_occurrence_and_a_rare_word_a_little_
 def test_own_rows_add_up_columns_by_the_length_of_their_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     vectoriser = Vectoriser.fit([*TITLES, *NOTES], WORDS)
     titles, notes = (as_matrix(vectoriser.documents(texts)).toarray() for texts in (TITLES, NOTES))
-    monkeypatch.setattr(words, "SHORT", 3)
-    rows = own_rows(vectoriser, [TITLES, NOTES]).toarray()
+    monkeypatch.setattr(own_texts, "SHORT", 3)
+    rows = own_rows(vectoriser, [TITLES, NOTES], column_weights([TITLES, NOTES])).toarray()
     expected = titles + np.sqrt(3 / np.mean([11, 2, 2, 1])) * notes  # titles have two and a half
     length = np.linalg.norm(expected, axis=1)
     assert_allclose(rows, expected / length[:, None], atol=1e-6)
     with pytest.raises(InvalidData, match=r"data\.own_texts: got .texts of 1 items., expected words"):
-        own_rows(vectoriser, [["unheard"], [""]])
+        own_rows(vectoriser, [["unheard"], [""]], [1.0, 1.0])
 
 
 def test_queries_are_made_of_two_to_five_words_of_an_item() -> None:
@@ -88,9 +88,8 @@ def test_queries_are_made_of_two_to_five_words_of_an_item() -> None:
 
 def test_a_text_has_words_in_any_script() -> None:
     assert words_of("Café 27-inch MFC-9340, 紅茶と杯") == ["cafe", "27", "inch", "mfc", "9340", "紅", "茶", "と", "杯"]
-    assert column_weight(["a b", "", "a b c d e f"]) == 1
-    assert column_weight(["紅" * 32]) == pytest.approx(0.5)
-    assert column_weight([""]) == 1
+    assert column_weights([["a b", "", "a b c d e f"], ["紅" * 32], [""]]) == pytest.approx([1, 0.5, 1])
+    assert column_weights([["紅" * 32]], 1) == pytest.approx([0.25])
 
 
 def test_queries_of_an_item_count_beside_its_own_texts_the_more_there_are() -> None:
@@ -99,8 +98,8 @@ def test_queries_of_an_item_count_beside_its_own_texts_the_more_there_are() -> N
     own = csr_array(np.eye(5, dtype=np.float32)[[3, 3, 4]])
     own_B = np.array([False, False, False, False, True])  # the last is a text of an item, and nobody asked for it
     data = LabelledPoints(points, labels, own_B, own_B)
-    _, centroids = label_features(data, own, LinearOptions())
-    one, three = 1 / (1 + OWN_WEIGHT), 3 / (3 + OWN_WEIGHT)
+    _, centroids = label_features(data, Own(own, (), 5), LinearOptions())
+    one, three = 1 / (1 + 5), 3 / (3 + 5)
     second = three * np.array([0, 1, 2, 0, 0]) / np.sqrt(5) + [0, 0, 0, 1, 0]
     expected = [[one, 0, 0, 1, 0], second, [0, 0, 0, 0, 1]]
     assert_allclose(centroids.toarray(), [row / np.linalg.norm(row) for row in expected], atol=1e-6)
@@ -187,7 +186,7 @@ def test_a_new_item_of_several_columns_has_the_row_of_a_trained_one(shop: Bundle
     fields = dict(zip(("title", "notes"), (texts[7] for texts in columns), strict=True))
     evidence = Evidence.of(shop, ItemBody(fields=fields), shop.items, takes_fields=True)
     written = as_matrix(LinearPlacement(shop)._written(evidence)).toarray()[0]
-    assert_allclose(written, own_rows(shop.vectoriser, columns).toarray()[7], atol=1e-6)
+    assert_allclose(written, own_rows(shop.vectoriser, columns, column_weights(columns)).toarray()[7], atol=1e-6)
 
 
 def test_columns_may_be_weighed_by_hand_and_live_items_are_weighed_alike(shop: Bundle, tmp_path: Path) -> None:
@@ -197,7 +196,7 @@ def test_columns_may_be_weighed_by_hand_and_live_items_are_weighed_alike(shop: B
     bundle = Bundle.open(tmp_path / "models" / "own" / "1")
     columns = [[str(text) for text in bundle.items.column(name).to_pylist()] for name in ("title", "notes")]
     rows = own_rows(bundle.vectoriser, columns, (0.1, 2.0)).toarray()
-    assert abs(rows - own_rows(bundle.vectoriser, columns).toarray()).max() > 0.1
+    assert abs(rows - own_rows(bundle.vectoriser, columns, column_weights(columns)).toarray()).max() > 0.1
     parts = [as_matrix(bundle.vectoriser.documents(texts)).toarray() for texts in columns]
     whole = 0.1 * parts[0] + 2 * parts[1]
     assert_allclose(rows, whole / np.linalg.norm(whole, axis=1)[:, None], atol=1e-6)
@@ -207,16 +206,30 @@ def test_columns_may_be_weighed_by_hand_and_live_items_are_weighed_alike(shop: B
     assert isinstance(bundle.manifest.query, TextKind)
     only = encode_texts(bundle.manifest.query, bundle.vectoriser, [columns[1][7]])
     assert open_engine(bundle, "cpu").search(only, SearchParams.uniform(1, 50, 1)).item_rows_BM[0, 0] == 7
-    training = bundle.manifest.training | {"data": bundle.manifest.training["data"] | {"own_weights": [1.0]}}
-    damaged = with_parts(bundle, tmp_path / "damaged" / "1", {"training": training}, {})
-    with pytest.raises(BundleCorrupt, match="own_weights of the manifest are 1, expected 2"):
-        LinearPlacement(damaged)
+    assert bundle.manifest.data["own_weights"] == [0.1, 2.0]
+    for at, wrong in enumerate(([1.0], [0.1, -2.0], None)):
+        damaged = with_parts(bundle, tmp_path / f"damaged{at}" / "1", {"data": bundle.manifest.data | {"own_weights": wrong}}, {})
+        with pytest.raises(BundleCorrupt, match=r"own_weights of the manifest is .*, expected 2 numbers above 0"):
+            LinearPlacement(damaged)
 
 
-def test_of_many_texts_some_say_how_long_they_are() -> None:
-    assert list(counted_rows(3)) == [0, 1, 2]
-    assert len(counted_rows(words.COUNTED)) == words.COUNTED
-    assert words.COUNTED / 2 < len(counted_rows(words.COUNTED + 1)) <= words.COUNTED
+def _counted(texts: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    looked_at: list[str] = []
+
+    def words_of(text: str) -> list[str]:
+        looked_at.append(text)
+        return text.split()
+
+    monkeypatch.setattr(own_texts, "words_of", words_of)
+    column_weights([texts])
+    return looked_at
+
+
+def test_of_many_texts_some_say_how_long_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"t{row}" for row in range(own_texts.COUNTED + 1)]
+    assert _counted(texts[:3], monkeypatch) == texts[:3]
+    assert _counted(texts[:-1], monkeypatch) == texts[:-1]
+    assert _counted(texts, monkeypatch) == texts[::2]
 
 
 def test_a_product_is_put_with_its_columns_alone(shop: Bundle) -> None:

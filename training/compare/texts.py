@@ -36,8 +36,9 @@ from training.compare.report import Key, Report, differences, save
 from training.compare.verdict import Contestant, Field, verdict
 from training.data.csr import Csr
 from training.data.query_logs import LabelledTexts
+from training.linear.label_features import label_features
 from training.linear.own_texts import made_queries
-from training.linear.prepare import OF_ITEMS, OF_LOG, Prepared, label_features, prepare
+from training.linear.prepare import OF_ITEMS, OF_LOG, Prepared, prepare
 from training.linear.run import fit_and_export
 from training.publish import training_command
 from training.retrieval.task import NO_DEADLINE, Deadline, Int64, Metric, Rank

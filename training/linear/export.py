@@ -6,6 +6,7 @@ Legend: B queries, M results.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from espalier.checks.heldout import RELEVANCE
 from espalier.chunks import Chunks, TreeChunks
 from espalier.manifest import ManifestDraft, Ranking, SearchDefaults, TailInfo
 from espalier.packed_chunks import rounded
+from espalier.placement.evidence import OWN_WEIGHTS
 from espalier.queries import QueryBatch
 from espalier.search import Engine, SearchParams
 from espalier.stacking import Stacking
@@ -107,6 +109,9 @@ def _draft(config: LinearConfig, ranking: Ranking, prepared: Prepared, path: Pat
         data[RELEVANCE] = scale | distribution(prepared.train.labels)
     if prepared.smoothing is not None:
         data["prior"] = prepared.smoothing.prior
+    if prepared.own is not None:
+        data[OWN_WEIGHTS] = list(prepared.own.weights)
+        data["own_queries"] = prepared.own.queries if math.isfinite(prepared.own.queries) else None
     limits = config.search.model_dump(include=set(SearchDefaults.model_fields))
     return ManifestDraft(
         name=config.name,

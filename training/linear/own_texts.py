@@ -1,10 +1,10 @@
 """Items by their own words: what the texts of an item's columns say, as BM25F does, and queries that are made of them.
 
-    own_i = Σ_f w_f · d(text of column f of item i), of length 1,     w_f = min(1, √(SHORT / words of column f))
+    own_i = Σ_f w_f · d(text of column f of item i), of length 1,     w_f = min(1, (SHORT / words of column f)^a)
 
 d is a document's row (`Vectoriser.documents`), the words of a column are the mean over its texts. BM25F (Robertson, Zaragoza and Taylor
-2004) weighs columns by hand, as `data.own_weights` does; without it a word among a hundred says less than one of a title, and one of a
-title as much as a brand.
+2004) weighs columns by hand, as `data.own_weights` does. Without it a is ½: a word among a hundred says less than one of a title, and one
+of a title as much as a brand. Where people's queries say clearly that other weights find more, these are taken (`own_choices.py`).
 
 Knows texts and a vectoriser. Does not know files.
 
@@ -14,13 +14,14 @@ Legend: I items, F features.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
 from espalier.errors import InvalidData
 from espalier.text.vectoriser import Vectoriser
-from espalier.text.words import column_weight, counted_rows, words_of
+from espalier.text.words import words_of
 from training.data.csr import Csr, as_matrix, normalised
 
 FEWEST_WORDS, MOST_WORDS = 2, 5
@@ -28,17 +29,46 @@ FEWEST_WORDS, MOST_WORDS = 2, 5
 MISSPELT, LEAST_LETTERS = 0.1, 4
 """The share of its words of so many letters in which two letters that follow each other change places."""
 MOST_MADE = 5000
+SHORT = 8
+"""Words of a column that weighs 1, at most."""
+COUNTED = 10_000
+"""Texts whose words are counted, evenly spread: of a million it would take seconds."""
+RULE = 0.5
+"""The exponent where nobody's queries say better."""
 
 
-def own_rows(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], weights: Sequence[float] = ()) -> Csr:
+def column_weights(columns: Sequence[Sequence[str]], exponent: float = RULE) -> list[float]:
+    """min(1, (SHORT / words)^exponent), by the mean words of a column's texts that are not empty."""
+    means = []
+    for texts in columns:
+        counts = [len(words_of(text)) for text in texts[:: max(1, -(-len(texts) // COUNTED))] if text]
+        means.append(max(1, sum(counts)) / max(1, len(counts)))
+    return [min(1.0, (SHORT / mean) ** exponent) for mean in means]
+
+
+@dataclass(frozen=True, eq=False)
+class Own:
+    """What items' own texts say.
+
+    rows     float32[I, F], of length 1
+    weights  what a word of each column says
+    queries  so many queries of an item say as much of it as its own texts: few are of people who looked for something like it, among
+             others; infinite: none does
+    """
+
+    rows: Csr
+    weights: Sequence[float]
+    queries: float
+
+
+def own_rows(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], weights: Sequence[float]) -> Csr:
     """float32 rows [I, F] of length 1; an item without a known word has an empty row.
 
     columns  the texts of all items, by column
-    weights  w_f of each; none: by the rule
+    weights  what a word of each says
 
     Raises InvalidData where no word tells items apart.
     """
-    weights = weights or [column_weight([texts[row] for row in counted_rows(len(texts))]) for texts in columns]
     parts = [as_matrix(vectoriser.documents(texts)) for texts in columns]
     for part, weight in zip(parts, weights, strict=True):
         part.data *= np.float32(weight)

@@ -16,7 +16,6 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
-from scipy.sparse import csr_array, diags_array, hstack
 
 from espalier.bundle import Bundle
 from espalier.checks.heldout import RELEVANCE
@@ -33,8 +32,9 @@ from training.data.relevance import LabelRelevance, Smoothing, checked, is_grade
 from training.data.xmc import LabelledPoints, read_xmc
 from training.evaluate import LabelledQueries
 from training.graded import grades_of
-from training.linear.label_features import pifa, weighted_sums
-from training.linear.own_texts import made_queries, own_rows
+from training.linear.label_features import label_features
+from training.linear.own_choices import chosen_queries, chosen_weights
+from training.linear.own_texts import Own, made_queries, own_rows
 from training.live.joined_points import (
     joined_items,
     joined_points,
@@ -46,7 +46,7 @@ from training.live.joined_points import (
     without_gone,
 )
 from training.live.taken_along import TakenAlong
-from training.specification.linear import LinearConfig, LinearOptions, LogData, NpzData, XmcData
+from training.specification.linear import LinearConfig, LogData, NpzData, XmcData
 from training.specification.log_format import TextTable
 from training.specification.models import config_of
 
@@ -55,8 +55,6 @@ OF_TEST, OF_TRAINING, OF_LOG = "of data.test", "training points held out", "quer
 OF_ITEMS = "made of words of the items"
 """What test queries are."""
 PAIRS: dict[str, type[pl.DataType]] = {"query": pl.String, "item": pl.String, "weight": pl.Float64}
-OWN_WEIGHT = 5
-"""Queries of an item that say as much of it as its own texts: few are of people who looked for something like it, among others."""
 MAX_LABELS = 1 << 26
 """Every label is an item, whether or not a point has it, so that a number in a file's first line costs memory."""
 
@@ -67,7 +65,7 @@ class Prepared:
 
     labels     rows [I, …] of length 1: the features of labels that the tree is built from
     centroids  rows [I, F] of length 1: the same in the features of queries
-    own        what of labels' features comes from their own texts, rows [I, F] of length 1; None: nothing
+    own        what of labels' features comes from their own texts; None: nothing
     written    the test queries as clients write them: an Arrow array of texts, or of structs of `indices` and `values`
     tested     what `test` is: OF_TEST, OF_TRAINING, OF_LOG or OF_ITEMS
     relevance  what made the relevance in `train.labels` and `test.labels` of the weights that were read
@@ -84,7 +82,7 @@ class Prepared:
     items: ItemTable
     labels: Csr
     centroids: Csr
-    own: Csr | None
+    own: Own | None
     kind: FeaturesKind | TextKind
     vectoriser: Vectoriser | None
     tested: str
@@ -105,22 +103,6 @@ def prepare(config: LinearConfig, along: TakenAlong | None = None, vectoriser: V
     if isinstance(config.data, LogData):
         return _from_texts(config, config.data, along, vectoriser)
     return _from_points(config, config.data, along)
-
-
-def label_features(train: LabelledPoints, own: Csr | None, options: LinearOptions) -> tuple[Csr, Csr]:
-    """The features of labels, `labels` and `centroids` of Prepared, from training points and own texts.
-
-    Beside own texts the points count the more, the more there are of an item, and texts of items are no such points.
-    """
-    asked = train if train.own_B is None else train.take(train.asked)
-    if own is not None and not len(asked):
-        return own, own
-    rows = weighted_sums(asked) if options.loss == "relevance" else pifa(asked)
-    if own is None:
-        return rows, rows
-    queries_I = np.bincount(asked.labels.indices, minlength=len(rows.indptr) - 1)
-    rows = csr_array(diags_array((queries_I / (queries_I + OWN_WEIGHT)).astype(np.float32)) @ rows)
-    return normalised(hstack([rows, own], format="csr")), normalised(csr_array(rows + own))
 
 
 def read_points(data: XmcData | NpzData, test: bool = False, graded: bool = False) -> LabelledPoints:
@@ -284,11 +266,15 @@ def _from_texts(config: LinearConfig, data: LogData, along: TakenAlong | None, v
     if columns and not len(asked) and config.linear.prior > 0 and config.linear.min_positives > 0 and config.tail.form == "none":
         training = LabelledTexts([], training.labels[:0])  # no node has anything to learn from (`fit_linear`), and no tail either
     train = _vectorised(vectoriser, training)
-    own = own_rows(vectoriser, columns, data.own_weights) if columns else None
     if columns:
         texts = pl.Series(training.texts, dtype=pl.String)
         seen_B, own_B = (~texts.is_in(others.implode()).to_numpy() for others in (searched["query"], asked))
         train = LabelledPoints(train.points, train.labels, seen_B, own_B)
+    own, weights = None, list(data.own_weights)
+    if columns:
+        weights = weights or chosen_weights(vectoriser, columns, train)
+        own_IF = own_rows(vectoriser, columns, weights)
+        own = Own(own_IF, weights, chosen_queries(train, own_IF, config.linear))
     rows, centroids = label_features(train, own, config.linear)
     kind = TextKind(width=vectoriser.width, blocks=config.blocks)
     test, written = _vectorised(vectoriser, testing), pa.array(testing.texts, pa.string())

@@ -23,7 +23,8 @@ from training.data.xmc import LabelledPoints
 from training.linear.choosing import Choice, Shape, choose
 from training.linear.export import as_stored, export
 from training.linear.fit import fit_linear
-from training.linear.prepare import Prepared, label_features, prepare
+from training.linear.label_features import label_features
+from training.linear.prepare import Prepared, prepare
 from training.linear.stacking import learn
 from training.linear.stacking_examples import Train
 from training.linear.stacking_tables import Weighing
@@ -71,7 +72,8 @@ def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | N
     trees = grown(prepared.train, prepared.labels, prepared.centroids, work)
     stacking = None if config.tail.form != "none" else _stacking(config, choice, prepared, of_part, work)
     nothing = csr_array(np.empty((0, 0), np.float32))
-    prepared = replace(prepared, labels=nothing, centroids=nothing, own=None)  # gigabytes of a million texts, which no export needs
+    own = None if prepared.own is None else replace(prepared.own, rows=nothing)
+    prepared = replace(prepared, labels=nothing, centroids=nothing, own=own)  # gigabytes of a million texts, which no export needs
     return export(config, choice, prepared, trees, out, stacking)
 
 

@@ -24,9 +24,8 @@ from benchmarks.report_file import command_line, print_row, write_report
 from espalier.errors import EspalierError
 from espalier.hardware import hardware
 from espalier.text.vectoriser import Vectoriser
-from espalier.text.words import column_weight
 from training.data.csr import Csr, as_matrix
-from training.linear.own_texts import made_queries
+from training.linear.own_texts import column_weights, made_queries
 from training.specification.linear import LinearConfig
 
 POWERS = (1.0, 0.75, 0.5, 0.0)
@@ -63,7 +62,7 @@ def rows_of(products: Products) -> list[dict[str, Any]]:
     documents = [as_matrix(vectoriser.documents(texts)) for texts in columns]
     rows: list[dict[str, Any]] = []
     for rule, power in itertools.product((True, False), POWERS):
-        weights = [column_weight(texts) if rule else 1.0 for texts in columns]
+        weights = column_weights(columns) if rule else [1.0] * len(columns)
         parts = [weight * part for weight, part in zip(weights, documents, strict=True)]
         own_IF = sum(parts[1:], start=parts[0])
         length_I = np.sqrt(own_IF.multiply(own_IF).sum(axis=1))

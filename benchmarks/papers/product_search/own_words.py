@@ -11,7 +11,8 @@ each of the names and halves of the descriptions of two packages; a query is fou
 
 BM25F is chosen on every other query (weights of the fields, k1, b, by nDCG@10; not on mixed) and BM25, with the usual options, reads all
 fields as one; both have the words of `\\w+` in the same normalised letters. bm25s and tantivy, where they are installed, read all fields
-as one too, with options and words of their own. The tree has its defaults and learns from no query. All are measured on the other half.
+as one too, with options and words of their own. The tree has its defaults; as `xr-linear` it learns from no query, as `xr-linear, a log`
+from those by which BM25F is chosen, weighed by their grades. All are measured on the other half.
 Rows: {"system", "options", "ndcg10", "recall10", "recall100", "ms", "train_seconds"}, ms a query, one after the other.
 
 Legend: B queries, I products, F words.
@@ -39,6 +40,7 @@ from benchmarks.report_file import command_line, print_row, write_report
 from espalier.engines import open_engine
 from espalier.errors import EspalierError
 from espalier.hardware import hardware
+from espalier.placement.evidence import OWN_WEIGHTS
 from training.baselines.texts import WordIndex, best_of
 from training.linear.run import fit_and_export
 from training.retrieval.task import Rank
@@ -48,6 +50,7 @@ SETS = ("psearch", "debian-describe", "mixed")
 BEAMS = (10, 50, 100)
 ASKED = 500
 """Queries of the set `mixed` that are measured."""
+LOG = {"query": "query", "item": "item", "weight": "grade", "test_share": 0.0}
 WEIGHTS = (0.0, 0.1, 0.3, 1.0)
 K1, B = (0.6, 1.2, 2.0), (0.3, 0.75)
 Find = Callable[[str], NDArray[np.int64]]
@@ -189,16 +192,20 @@ def rows_of(products: Products, choose: bool = True) -> list[dict[str, Any]]:
         width = len(str(count))
         ids = [f"{row:0{width}d}" for row in range(count)]
         pl.DataFrame({"id": ids, **products.fields}).write_parquet(folder / "items.parquet")
-        data = {"format": "log", "items": folder / "items.parquet", "own_texts": list(products.fields)}
-        config = LinearConfig.model_validate({"kind": "xr-linear", "name": "own-words", "data": data})
-        (folder / "work").mkdir()
-        begin = time.perf_counter()
-        bundle = fit_and_export(config, folder / "own-words" / "1", folder / "work")
-        seconds = time.perf_counter() - begin
-        engine = open_engine(bundle, "cpu")
-        for beam in BEAMS:
-            add("xr-linear", f"beam {beam}", engine_find(engine, bundle, beam), seconds)
-        engine.close()
+        asked = [(query, ids[row], float(grade)) for query in chosen_by for row, grade in products.right[query].items() if grade]
+        pl.DataFrame(asked, schema=["query", "item", "grade"], orient="row").write_parquet(folder / "log.parquet")
+        data: dict[str, Any] = {"format": "log", "items": folder / "items.parquet", "own_texts": list(products.fields)}
+        for version, (system, more) in enumerate((("xr-linear", {}), ("xr-linear, a log", LOG | {"train": folder / "log.parquet"})), 1):
+            config = LinearConfig.model_validate({"kind": "xr-linear", "name": "own-words", "data": data | more})
+            (folder / f"work-{version}").mkdir()
+            begin = time.perf_counter()
+            bundle = fit_and_export(config, folder / "own-words" / str(version), folder / f"work-{version}")
+            seconds = time.perf_counter() - begin
+            engine = open_engine(bundle, "cpu")
+            columns = ", ".join(f"{weight:.2f}" for weight in bundle.manifest.data[OWN_WEIGHTS])
+            for beam in BEAMS:
+                add(system, f"beam {beam}, columns {columns}", engine_find(engine, bundle, beam), seconds)
+            engine.close()
     return rows
 
 
