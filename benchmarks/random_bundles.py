@@ -18,7 +18,7 @@ from espalier.bundle_writer import GraphContent, LinearContent, write_bundle
 from espalier.checks.golden import GOLDEN_COLUMNS, columns_of_golden
 from espalier.chunks import Chunks, TreeChunks
 from espalier.items import ItemTable
-from espalier.manifest import DenseLayer, InnerProductForm, ManifestDraft, MlpForm, Ranking, ScorerForm, SearchDefaults
+from espalier.manifest import DenseLayer, InnerProductForm, ManifestDraft, MemoryFormula, MlpForm, Ranking, ScorerForm, SearchDefaults
 from espalier.masks.eligibility import forest_mask
 from espalier.memory import BUCKETS, Memory
 from espalier.node_rows import stored_as
@@ -171,6 +171,7 @@ def random_memory(rng: Rng, items: int, length: int, integer: bool = True) -> Me
         0.5 if integer else float(rng.choice([0.1, 10.0])),
         repeat.astype(np.float32),
         left_out,
+        MemoryFormula(row=0.5, column=0.3, power=0.5, shrink=1, user=0.5, back=0.5, decay=0.8, window=20, unit=0.5),
     )
 
 

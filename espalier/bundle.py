@@ -20,7 +20,7 @@ or as weights of sparse features
     tail.safetensors    what else enters the scores of a forest (espalier.tail); few have it
     stacking.safetensors  what orders the best candidates anew (espalier.stacking), where the manifest says so
     text.safetensors    the vectoriser's, where queries are texts
-    label-counts.safetensors  training points of each item, for propensities; a bundle may lack it
+    label-counts.safetensors  training points, or events, of each item; a bundle may lack it
 
 and, where the search has a second stage,
 

@@ -94,6 +94,7 @@ class GraphContent:
     encoder       what query_onnx takes of a history, see `GraphScorer`
     content       of the items, in their rows; None: there is none
     shard         which items and nodes of another bundle these are; None: the bundle is whole
+    counts        events that training saw of each item; None: not known
     """
 
     tree: Tree
@@ -111,6 +112,7 @@ class GraphContent:
     encoder: Literal["levels", "sequence"] = "levels"
     content: ContentParts | None = None
     shard: ShardParts | None = None
+    counts: LabelCounts | None = None
 
 
 @dataclass(frozen=True)
@@ -250,6 +252,7 @@ def _write_graphs(folder: Path, graphs: GraphContent) -> GraphScorer:
         write_safetensors(folder / CONTENT_ARRAYS, graphs.content.arrays)
     if graphs.weights:
         write_safetensors(folder / WEIGHTS, graphs.weights)
+    _write_counts(folder, graphs)
     return GraphScorer(
         dtype=str(rows.dtype),  # type: ignore[arg-type]  # checked above
         node_dim=width_of(rows),
@@ -280,7 +283,14 @@ def _write_memory(folder: Path, graphs: GraphContent, shard: ShardInfo | None) -
         entries=len(memory.item),
         repeat=tuple(memory.repeat.tolist()),
         left_out=tuple(memory.left_out.tolist()),
+        formula=memory.formula,
     )
+
+
+def _write_counts(folder: Path, content: GraphContent | LinearContent) -> None:
+    if content.counts is not None:
+        content.counts.check(content.tree.item_count)
+        write_safetensors(folder / LABEL_COUNTS, content.counts.arrays())
 
 
 def _write_tree(file: Path, tree: Tree) -> None:
@@ -299,9 +309,7 @@ def _write_forest(folder: Path, linear: LinearContent) -> tuple[ForestTree, ...]
 def _write_linear(folder: Path, linear: LinearContent) -> LinearScorer:
     if linear.vectoriser is not None:
         write_safetensors(folder / TEXT, linear.vectoriser.arrays())
-    if linear.counts is not None:
-        linear.counts.check(linear.tree.item_count)
-        write_safetensors(folder / LABEL_COUNTS, linear.counts.arrays())
+    _write_counts(folder, linear)
     if linear.tail is not None:
         linear.tail.check(linear.tree.item_count)
         write_safetensors(folder / TAIL, linear.tail.arrays())

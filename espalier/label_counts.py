@@ -1,6 +1,6 @@
-"""label-counts.safetensors: how many training points had each item, from which propensities are computed.
+"""label-counts.safetensors: how many training points, or events of training lists, had each item.
 
-Engines do not read it; a bundle may lack it.
+Propensities and rows of live items are made by it. Engines do not read it; a bundle may lack it.
 
 Legend: I items.
 """
@@ -19,7 +19,7 @@ from espalier.errors import BundleCorrupt
 
 @dataclass(frozen=True, eq=False)
 class LabelCounts:
-    """counts_I: int64[I], training points with each item; points: training points."""
+    """counts_I: int64[I], training points or events with each item; points: all of them."""
 
     counts_I: NDArray[np.int64]
     points: int

@@ -222,6 +222,29 @@ class RankerInfo(_Strict):
 Bonus = Annotated[float, Field(ge=0, le=LARGEST)]
 
 
+Power = Annotated[float, Field(ge=-4, le=4, allow_inf_nan=False)]
+
+
+class MemoryFormula(_Strict):
+    """How the entries of a memory were made of lists, so that a live item's events give the same:
+
+    S[a, b] = (M[a, b] / ((n_a + shrink)^row · (n_b + shrink)^column))^power / unit
+    M[a, b] = Σ over lists of length^−user · (Σ over b at most `window` places after a of decay^(places between) + back · the same before a)
+
+    n: events of an item (label counts).
+    """
+
+    row: Power
+    column: Power
+    power: float = Field(gt=0, le=4)
+    shrink: float = Field(ge=0, le=1e9)
+    user: float = Field(ge=0, le=4)
+    back: float = Field(ge=0, le=4)
+    decay: float = Field(gt=0, le=1)
+    window: int = Field(ge=1)
+    unit: float = Field(gt=0, le=LARGEST)
+
+
 class MemoryInfo(_Strict):
     """memory.safetensors (espalier.memory): beams are cut and leaves ordered by key = rank + weight · mem.
 
@@ -231,6 +254,7 @@ class MemoryInfo(_Strict):
     repeat   what an item of the history adds to itself, by how many places ago it came last: 0, 1, 2–3, 4–7, 8–15, 16 and more
     left_out for which of these places the items of the history are not found at all
     search   `pushed`: by key on every level
+    formula  how the entries were made; None: live items' events add none
     """
 
     weight: float = Field(ge=float(np.finfo(np.float32).tiny), le=LARGEST)
@@ -239,6 +263,7 @@ class MemoryInfo(_Strict):
     repeat: tuple[Bonus, Bonus, Bonus, Bonus, Bonus, Bonus] = (0.0,) * 6
     left_out: tuple[bool, bool, bool, bool, bool, bool] = (False,) * 6
     search: Literal["pushed"] = "pushed"
+    formula: MemoryFormula | None = None
 
 
 class TailInfo(_Strict):

@@ -29,7 +29,7 @@ from espalier.errors import BundleCorrupt
 from espalier.read_only import read_only
 
 if TYPE_CHECKING:
-    from espalier.manifest import MemoryInfo
+    from espalier.manifest import MemoryFormula, MemoryInfo
 
 MAX_ROW = 4096
 """Most entries of an item. A query adds up at most `length` rows."""
@@ -57,6 +57,7 @@ class Memory:
     key_weight  λ > 0
     repeat      float32[BUCKETS]: r of a bucket ≥ 0
     left_out    bool[BUCKETS]
+    formula     how S was made of lists; None: nobody knows
     """
 
     offset: NDArray[np.int64]
@@ -66,6 +67,7 @@ class Memory:
     key_weight: float
     repeat: NDArray[np.float32] = field(default_factory=lambda: NO_REPEAT)
     left_out: NDArray[np.bool_] = field(default_factory=lambda: NONE_LEFT_OUT)
+    formula: MemoryFormula | None = None
 
     @staticmethod
     def of_arrays(arrays: Mapping[str, NDArray[Any]], info: MemoryInfo, items: int, sources: int) -> Memory:
@@ -75,7 +77,8 @@ class Memory:
         for name, array in arrays.items():
             if array.ndim != 1:
                 raise BundleCorrupt(f"{name}: {array.dtype}{list(array.shape)}, expected one dimension")
-        memory = Memory(**arrays, key_weight=info.weight, repeat=np.array(info.repeat, np.float32), left_out=np.array(info.left_out))
+        parts = np.array(info.repeat, np.float32), np.array(info.left_out)
+        memory = Memory(**arrays, key_weight=info.weight, repeat=parts[0], left_out=parts[1], formula=info.formula)
         if (len(memory.weight), len(memory.item)) != (info.length, info.entries):
             found = f"{len(memory.weight)} weights and {len(memory.item)} entries"
             raise BundleCorrupt(f"{found}, the manifest says {info.length} and {info.entries}")

@@ -25,6 +25,7 @@ class ItemOptions(TypedDict, total=False):
     users: Iterable[str]
     source_version: int | None
     valid_until: datetime | str | None  # a string is a time as RFC 3339 has it, or NEVER
+    count: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class Put:
     `fields`: all columns that it has, None to leave them. Evidence of where it belongs, which a new item needs: `events` that led to it,
     ids of items that it is `like`, or a `text`. `users`: a tag for each event, saying whose it is. `source_version`: of your own record; a
     lower one than is stored changes nothing. `valid_until`: a time with its zone, from which on the item counts as deleted; NEVER
-    lifts the one that it has, None leaves it.
+    lifts the one that it has, None leaves it. `count`: events that it has had in a time as long as the training log's: how popular it is;
+    None leaves it.
     """
 
     id: str
@@ -45,6 +47,7 @@ class Put:
     users: Iterable[str] = ()
     source_version: int | None = None
     valid_until: datetime | str | None = None
+    count: int | None = None
 
     def __post_init__(self) -> None:
         as_tuple(self, "events", "like", "users")
@@ -124,6 +127,7 @@ class LiveItem:
     users: tuple[str, ...] = ()
     source_version: int | None = None
     valid_until: str | None = None
+    count: int | None = None
 
     @property
     def etag(self) -> str:
@@ -180,7 +184,7 @@ def _change(document: Any) -> Change:
     if document["kind"] == "put":
         events = [_read_event(event) for event in document.get("events") or ()]
         parts = document.get("like") or (), document.get("text"), document.get("users") or ()
-        put = Put(document["id"], document.get("fields"), events, *parts, version, document.get("valid_until"))
+        put = Put(document["id"], document.get("fields"), events, *parts, version, document.get("valid_until"), document.get("count"))
     return Change(document["sequence"], document["id"], document["at"], put, version)
 
 

@@ -9,7 +9,8 @@ one. Its network was trained with the items that later go, which flatters the ro
 
 Rows: {"events", "round", "recall", "recall_old", "recall_came", "recall_trained", "shown", "share"}: recall@m of test users by all items,
 by those that were trained and by those that came live; that of the first version; the share of what came live among all that came back, and
-among all that is relevant. `events`: how many histories an item comes with, at most; a service takes 64.
+among all that is relevant. `events`: how many histories an item comes with, at most; a service takes 64. With --count it also comes with
+how many events of training users it has had.
 """
 
 from __future__ import annotations
@@ -37,14 +38,21 @@ from espalier.live.operations import ItemBody
 from espalier.live.state import Change, LiveState
 from espalier.placement.placer import Placer
 from training.deep.prepare import Prepared, prepare
+from training.neighbours.cooccurrence import lists_of
 from training.specification.deep import DeepConfig
 
 Int64 = NDArray[np.int64]
 Row = dict[str, Any]
 
 
-def churned(bundle: Bundle, ids: list[str], renamed: dict[int, str], events: dict[int, list[Int64]], out: Path) -> Bundle:
-    """The bundle after a round: `renamed` items are deleted and come by their events. ids: those of the items in it, by row of the log."""
+def churned(
+    bundle: Bundle, ids: list[str], renamed: dict[int, str], events: dict[int, list[Int64]], count_I: Int64 | None, out: Path
+) -> Bundle:
+    """The bundle after a round: `renamed` items are deleted and come by their events.
+
+    ids      of the items in it, by row of the log
+    count_I  how many events each item has had; None: nobody says
+    """
     engine, state, placer = open_engine(bundle, "cpu"), LiveState(bundle), Placer(bundle)
     state.apply([Change(number, ids[item], "delete") for number, item in enumerate(renamed, 1)])
     engine.set_overlay(state.overlay())
@@ -52,7 +60,8 @@ def churned(bundle: Bundle, ids: list[str], renamed: dict[int, str], events: dic
     bodies = []
     for item in renamed:
         histories = [[ids[other] for other in event.tolist() if other not in going] for event in events[item]]
-        bodies.append(ItemBody(events=tuple(map(tuple, histories))))
+        count = None if count_I is None else max(len(histories), int(count_I[item]))
+        bodies.append(ItemBody(events=tuple(map(tuple, histories)), count=count))
     placed = placer.place(bodies, state.table, state.overlay(), engine.parents)
     put_placed(state, list(renamed.values()), placed, len(renamed) + 1)  # an item does not come back where all its events go with it
     for item, found in zip(renamed, placed, strict=True):
@@ -75,6 +84,7 @@ def rounds(config: DeepConfig, whole: Prepared, bundle: Bundle, most: int, optio
     relevant = np.concatenate(measure.relevant)
     rng = np.random.default_rng([config.seed, 9])
     events = histories_of(whole, most, rng)
+    count_I = lists_of(whole.split.lists, whole.split.train).events_I if options.count else None
     order = rng.permutation(np.array(sorted(events), np.int64))
     each = round(options.share * len(whole.items))
     came_I = np.zeros(len(ids), np.bool_)
@@ -86,7 +96,7 @@ def rounds(config: DeepConfig, whole: Prepared, bundle: Bundle, most: int, optio
                 if not going:
                     return
                 renamed = {item: f"{ids[item]}~{number}" for item in going}
-                bundle = churned(bundle, ids, renamed, events, Path(place) / "churn" / str(number))
+                bundle = churned(bundle, ids, renamed, events, count_I, Path(place) / "churn" / str(number))
                 came_I[going] = True
             begin = time.perf_counter()
             found_BM = finder(bundle, ids, beam, exclude_seen)(measure.histories, m)
@@ -104,7 +114,8 @@ def benchmark(options: argparse.Namespace) -> None:
     real = real_logs.load(options)
     with tempfile.TemporaryDirectory() as folder:
         rows = run(real.config, real.log, options, options.models or Path(folder))
-    about = {"set": real.name, "threads": options.threads, "events": options.events, "churn": options.share, "m": real.config.search.m}
+    about = {"set": real.name, "threads": options.threads, "events": options.events, "count": options.count, "churn": options.share}
+    about["m"] = real.config.search.m
     write_report(options.json, about | {"config": without_folders(real.config), "rows": rows})
 
 
@@ -112,6 +123,7 @@ def main() -> None:
     parser = command_line(__doc__)
     real_logs.add_arguments(parser)
     parser.add_argument("--events", type=int, nargs="+", default=[5, 64], help="of each item, at most; one run for each number")
+    parser.add_argument("--count", action="store_true", help="items come with the number of events that they have had")
     parser.add_argument("--share", type=float, default=0.02, help="of the catalogue that goes and comes in a round")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--models", type=Path, help="a folder that keeps the trained model, as for live_quality")

@@ -7,14 +7,15 @@ with the histories of some training users before they came to it, all at once or
 `python -m training fold` makes it: it answers as the service does with these items live. Test queries are test users for whom such an item
 is relevant; these items alone are relevant. recall_old is over all test users, by their old items.
 
-Beside it: the model trained on everything, and item neighbours tuned on validation users, whose lists have these events of hidden items
-and no others. Where the configuration has content, or with --content, items are put in by their fields alone as well, and by both; beside
-their fields alone stand neighbours by content.
+Beside it: the model trained on everything; the same trained on these events of hidden items and no others; and item neighbours tuned on
+validation users, of the same events. With `events+count` each item also comes with how many events of training users it has had. Where the
+configuration has content, or with --content, items are put in by their fields alone as well, and by both; beside their fields alone stand
+neighbours by content.
 
 Rows: {"how", "at_once", "m", "recall_new", "recall_old", "recall_old_before", "recall_new_retrained", "recall_old_retrained",
-"recall_new_neighbours", "shown", "share", "queries"}. `how` is events, content or events+content. `shown` is the share of new items among
-all that came back, `share` among all that is relevant. All models are searched with the configured beam. --users validation is for
-choosing how items are placed.
+"recall_new_retrained_same", "recall_new_neighbours", "shown", "share", "queries"}. `how` is events, events+count, content or
+events+content. `shown` is the share of new items among all that came back, `share` among all that is relevant. All models are searched
+with the configured beam. --users validation is for choosing how items are placed.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from espalier.placement.placer import Candidates, Placer
 from espalier.search import NO_ITEM
 from training.baselines.content import content
 from training.compare.recipe import Recipe
+from training.data.item_content import item_content
 from training.data.splits import EvaluationPair, without_seen
 from training.deep.prepare import Prepared, prepare
 from training.deep.run import train_and_export
@@ -59,6 +61,7 @@ Find = Callable[[Sequence[Int64], int], Int64]
 """Histories and a number of results → rows of the whole catalogue, old items first."""
 MS = (10, 50, 200)
 SHOWN_AT = 50
+HOW = ("events", "events+count")
 MORE = 800
 """Results that are asked for where some of them do not count."""
 
@@ -105,7 +108,8 @@ def put_in(bundle: Bundle, hidden: HiddenItems, part: Int64, how: str, out: Path
     bodies = []
     for k in part.tolist():
         events = tuple(tuple(bundle.items.ids_of(event)) for event in hidden.events[k]) if "events" in how else ()
-        bodies.append(ItemBody(fields=hidden.fields[k] if "content" in how else None, events=events))
+        count = hidden.counts[k] if "count" in how else None
+        bodies.append(ItemBody(fields=hidden.fields[k] if "content" in how else None, events=events, count=count))
     placer.place(bodies[:1], state.table, None, engine.parents)  # finds the scale of rows
     begin = time.process_time()
     placed = placer.place(bodies, state.table, None, engine.parents)
@@ -155,17 +159,22 @@ def run(config: DeepConfig, log: Path, options: argparse.Namespace, folder: Path
     hidden = hide(config, whole, options.share, options.events, config.seed)
     old, count = len(hidden.old.items), len(hidden.hidden_n)
     print(f"{count} of {len(whole.items)} items are hidden", flush=True)
-    before, retrained = trained(config, hidden.old, folder / "old"), trained(config, whole, folder / "whole")
+    told = Prepared(hidden.with_events(), hidden.items, None, item_content(hidden.items, config.content))
+    before, retrained, same = (
+        trained(config, prepared, folder / name)
+        for prepared, name in ((hidden.old, "old"), (whole, "whole"), (told, f"told-{options.events}"))
+    )
     beam, exclude_seen = config.search.beam_size, config.search.exclude_seen
     pairs = whole.split.validation if options.users == "validation" else whole.split.test
     measure = Measure(hidden.moved(pairs), old, exclude_seen)
     found = {
         "before": finder(before, hidden.ids, beam, exclude_seen)(measure.histories, MORE),
         "retrained": finder(retrained, hidden.ids, beam, exclude_seen)(measure.histories, MORE),
+        "retrained_same": finder(same, hidden.ids, beam, exclude_seen)(measure.histories, MORE),
     }
     by_events = neighbours_of(config, hidden, "events")(measure.histories, MORE)
     rows: list[Row] = []
-    for how in ("events",) if before.manifest.content is None else ("events", "content", "events+content"):
+    for how in HOW if before.manifest.content is None else (*HOW, "content", "events+content"):
         found["neighbours"] = neighbours_of(config, hidden, how)(measure.histories, MORE) if how == "content" else by_events
         for name, parts in parts_of(count, config.seed):
             figures: list[list[Row]] = []
@@ -207,7 +216,7 @@ def figures_of(measure: Measure, of: dict[str, Int64], is_new_I: NDArray[np.bool
     counted = relevant[is_new_I[relevant] | is_old_I[relevant]]
     for m in MS:
         shown = of["live"][:, :m]
-        row = {f"recall_new_{name}": measure.recall(of[name], is_new_I, m)[0] for name in ("retrained", "neighbours")}
+        row = {f"recall_new_{name}": measure.recall(of[name], is_new_I, m)[0] for name in ("retrained", "retrained_same", "neighbours")}
         row |= {f"recall_old_{name}": measure.recall(of[name], is_old_I, m)[0] for name in ("before", "retrained")}
         row["recall_new"], row["queries"] = measure.recall(of["live"], is_new_I, m)
         row["recall_old"] = measure.recall(of["live"], is_old_I, m)[0]

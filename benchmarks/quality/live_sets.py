@@ -25,6 +25,7 @@ from training.data.interactions import Interactions
 from training.data.item_content import item_content
 from training.data.splits import EvaluationPair, Split
 from training.deep.prepare import Prepared
+from training.neighbours.cooccurrence import lists_of
 from training.specification.deep import DeepConfig
 
 Int64 = NDArray[np.int64]
@@ -46,6 +47,12 @@ class HiddenItems:
     hidden_n: Int64
     events: tuple[tuple[Int64, ...], ...]
     users: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """By hidden item how many events of training users it has had."""
+        lists = self.whole.split.lists
+        return [int(count) for count in lists_of(lists, self.whole.split.train).events_I[self.hidden_n]]
 
     @cached_property
     def new_row_I(self) -> Int64:

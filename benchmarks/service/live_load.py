@@ -25,17 +25,19 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report_file import SAMPLE, command_line, write_report
-from benchmarks.service.live_prober import Probed, Prober, items_of, lost_of, percentile_ms
-from benchmarks.service.serving import samples, serving
+from benchmarks.service.live_prober import Item, Probed, Prober, items_of, lost_of, percentile_ms
+from benchmarks.service.serving import JSON, Process, connections_to, exchange, samples, serving
 from espalier.bundle import Bundle
 from espalier_client import Client, Put, RequestFailed
 from loadtest.loops import closed_loop, open_loop, percentiles_ms, request_bytes, statuses
 from loadtest.queries import held_out
 from loadtest.target import Target
-from loadtest.writes import delete_all
+from loadtest.writes import WRITTEN, delete_all
 
 WORKERS, M, LOAD_SHARE = 2, 50, 0.7
 CLIENTS = 16
+COST_PER_S = 50
+"""Puts a second whose processor time is measured."""
 KEY = "live-load-write-key"
 
 
@@ -47,11 +49,13 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=LOAD_SHARE, help="share of the capacity that is offered (default %(default)g)")
     parser.add_argument("--seconds", type=float, default=20.0, help="length of a measurement (default %(default)g)")
     parser.add_argument("--rounds", type=int, default=3, help="measurements without and with writes, in turn (default %(default)s)")
+    parser.add_argument("--cost-items", type=int, default=500, help="puts whose processor time is measured (default %(default)s)")
     parser.add_argument("--bulk-items", type=int, default=2000, help="items of a bulk (default %(default)s)")
     options = parser.parse_args()
     found = measured(options.model, options.puts, options.seconds, options.rounds, options.share)
     found["bulk"] = [bulk(model, options.bulk_items) for model in ([options.model] if options.bulk is None else options.bulk)]
     found["puts_per_s_offered"] = options.puts
+    found["put_cost"] = put_cost(options.model, options.cost_items)
     print(json.dumps(found, indent=1))
     write_report(options.json, found)
 
@@ -119,7 +123,7 @@ def measured(model: Path, puts_per_s: float, seconds: float, rounds: int, share:
         "lost": lost,
         "acknowledged": sum(len(one.sequences) for one in probed),
         "sequences_twice": sum(len(one.sequences) - len(set(one.sequences.values())) for one in probed),
-        **{name: sum(getattr(one, name) for one in probed) for name in ("found_at_once", "found_later", "invisible", "refused")},
+        **{name: sum(getattr(one, name) for one in probed) for name in ("found_at_once", "found_later", "invisible", "refused", "asked")},
         "visible_but_not_among_m": sum(one.seen for one in probed),
         "statuses": {"without": [one["statuses"] for one in without], "beside": [one["statuses"] for one in beside]},
         "put_statuses": [one.statuses for one in probed],
@@ -131,6 +135,49 @@ def retrieved(address: tuple[str, int], requests: Sequence[bytes], per_s: float,
     answered = open_loop(address, requests, per_s, seconds, seed, keep=lambda body: b"")
     p50_ms, p99_ms = percentiles_ms([one for one in answered if one.status == 200])
     return {"p50_ms": p50_ms, "p99_ms": p99_ms, "statuses": statuses(answered)}
+
+
+def put_cost(model: Path, count: int) -> dict[str, Any]:
+    """Milliseconds of processor time of a put, in the worker that takes it and in each other one, beside nothing else.
+
+    What the workers take without puts, in as many seconds, is not counted. A process's time is read from the scheduler.
+    """
+    queries = held_out(Bundle.open(model, verify=False))
+    with copied(model) as (folder, name):
+        process = Process(["service"], settings(folder, WORKERS))
+        process.start()
+        try:
+            process.wait_until_ready()
+            (writer, *_), *_ = connections_to(("127.0.0.1", process.port), WORKERS, 1)
+
+            def put(item: Item) -> None:
+                values = next(iter(item.query.values()))
+                headers = JSON | {"Authorization": f"Bearer {KEY}"}
+                status, _ = exchange(writer, "PUT", f"/models/{name}/items/{item.id}", {"events": [values]}, headers)
+                if status not in WRITTEN:
+                    raise RuntimeError(f"a put of {item.id} was answered {status}")
+
+            def paced(items: Sequence[Item]) -> list[float]:
+                """Processor milliseconds of each worker while items are put, or while nothing is."""
+                before, began = [cpu_ms(worker) for worker in process.workers()], time.perf_counter()
+                for number in range(count):
+                    if items:
+                        put(items[number])
+                    time.sleep(max(began + number / COST_PER_S - time.perf_counter(), 0))
+                return [cpu_ms(worker) - earlier for worker, earlier in zip(process.workers(), before, strict=True)]
+
+            for item in items_of(queries, "warm-", 50, 1):
+                put(item)
+            idle, busy = paced([]), paced(items_of(queries, "cost-", count, 0))
+        finally:
+            process.end()
+    taken, *others = sorted(((b - i) / count for b, i in zip(busy, idle, strict=True)), reverse=True)
+    return {"puts": count, "per_s": COST_PER_S, "taking_ms": taken, "following_ms": others}
+
+
+def cpu_ms(pid: int) -> float:
+    """Processor time of all threads of a process that still are."""
+    return sum(int(file.read_text().split()[0]) for file in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e6
 
 
 def bulk(model: Path, count: int) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from espalier.bundle_files import map_safetensors
 from espalier.bundle_writer import ContentParts, GraphContent, LinearContent, write_bundle
 from espalier.chunks import TreeChunks
 from espalier.errors import BundleCorrupt
+from espalier.label_counts import LabelCounts
 from espalier.live.folded_chunks import FoldedTree, folded_chunks, folded_tree
 from espalier.live.folded_tables import FoldedRows, folded_counts, folded_items, folded_memory, folded_stacking, folded_tail
 from espalier.live.items import LiveItems
@@ -54,7 +55,8 @@ def folded(bundle: Bundle, overlay: Overlay, table: LiveItems) -> Folded:
         if memory is not None and overlay.memory is not None:
             memory = folded_memory(memory, overlay.memory, rows)
         stored = folded_rows(bundle, trees[0], overlay.trees[0])
-        return Folded(replace(content, tree=trees[0].tree, stored_rows=stored, memory=memory), rows, trees)
+        content = replace(content, tree=trees[0].tree, stored_rows=stored, memory=memory, counts=_folded_counts(content, rows, overlay))
+        return Folded(content, rows, trees)
     first, *others = (_folded_chunks(*parts) for parts in zip(bundle.alone, trees, overlay.trees, strict=True))
     return Folded(
         replace(
@@ -62,7 +64,7 @@ def folded(bundle: Bundle, overlay: Overlay, table: LiveItems) -> Folded:
             tree=first.tree,
             chunks=first.chunks,
             others=others,
-            counts=None if content.counts is None else folded_counts(content.counts, rows),
+            counts=_folded_counts(content, rows, overlay),
             tail=None if content.tail is None else folded_tail(content.tail, rows, overlay),
             stacking=None if content.stacking is None else folded_stacking(content.stacking, rows),
         ),
@@ -111,7 +113,12 @@ def content_of(bundle: Bundle) -> GraphContent | LinearContent:
         memory=bundle.memory,
         encoder=manifest.scorer.encoder,
         content=content,
+        counts=bundle.label_counts(),
     )
+
+
+def _folded_counts(content: GraphContent | LinearContent, rows: FoldedRows, overlay: Overlay) -> LabelCounts | None:
+    return None if content.counts is None else folded_counts(content.counts, rows, overlay.trees[0])
 
 
 def folded_rows(bundle: Bundle, folded: FoldedTree, leaves: LiveLeaves) -> NDArray[Any]:

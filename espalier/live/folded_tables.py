@@ -18,7 +18,7 @@ from espalier.items import ItemTable
 from espalier.label_counts import LabelCounts
 from espalier.live.folded_chunks import spans
 from espalier.live.items import LiveItems
-from espalier.live.overlay import LiveMemory, Overlay
+from espalier.live.overlay import LiveLeaves, LiveMemory, Overlay
 from espalier.memory import MAX_ROW, MAX_VISITS, Memory
 from espalier.stacking import Stacking
 from espalier.tail import Tail
@@ -159,6 +159,9 @@ def folded_tail(tail: Tail, rows: FoldedRows, overlay: Overlay) -> Tail:
     return Tail(tail.info.model_copy(update={"entries": len(feature)}), row_begin, feature, value, tail.width)
 
 
-def folded_counts(counts: LabelCounts, rows: FoldedRows) -> LabelCounts:
-    """Live items have no training points."""
-    return replace(counts, counts_I=np.append(counts.counts_I[rows.kept], np.zeros(len(rows.new), np.int64)))
+def folded_counts(counts: LabelCounts, rows: FoldedRows, leaves: LiveLeaves) -> LabelCounts:
+    """Live items have the counts that they came with, of linear models none."""
+    counts_J = np.append(counts.counts_I[rows.kept], np.zeros(len(rows.new), np.int64))
+    if leaves.count_P is not None:
+        counts_J[rows.row_R[leaves.handle_X]] = np.rint(leaves.count_P[leaves.entry_X])
+    return LabelCounts(counts_J, max(counts.points, int(counts_J.max(initial=0))))

@@ -153,7 +153,8 @@ class LiveTree:
         """Those of a moment, that of the last change or a later one."""
         dense = self._pool.rows_PD if isinstance(self._pool, DensePool) else None
         sparse = self._pool.sparse if isinstance(self._pool, WeightPool) else None
-        return LiveLeaves(self._entries.snapshot(moment), len(self._leaf), dense, sparse)
+        counts = self._pool.count_P if isinstance(self._pool, DensePool) else None
+        return LiveLeaves(self._entries.snapshot(moment), len(self._leaf), dense, sparse, counts)
 
     def _children(self, parent: int) -> int:
         return int(self.tree.first_child[parent + 1] - self.tree.first_child[parent])

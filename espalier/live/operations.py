@@ -17,6 +17,7 @@ import orjson
 
 from espalier.errors import InvalidData
 from espalier.items import MAX_ID_BYTES
+from espalier.live.rows import MAX_COUNT
 
 Kind = Literal["put", "delete"]
 
@@ -26,7 +27,7 @@ MAX_SEQUENCE = (1 << 63) - 1
 """Also the largest source version."""
 MAX_TAG_BYTES = 512
 """Longest tag of a person."""
-_PARTS = ("events", "fields", "like", "text", "users", "valid_until")
+_PARTS = ("count", "events", "fields", "like", "text", "users", "valid_until")
 _NAMES = frozenset(_PARTS)
 
 
@@ -41,6 +42,7 @@ class ItemBody:
                  or {"indices", "values"}
     users        a tag for each event, saying whose it is, so that a person's events can be erased; or nothing
     valid_until  Unix time in s from which the item counts as deleted; None: never
+    count        events that the item has had, those of `events` among them; None: nobody says
     """
 
     fields: Mapping[str, object] | None = None
@@ -49,8 +51,11 @@ class ItemBody:
     events: tuple[object, ...] = ()
     users: tuple[str, ...] = ()
     valid_until: float | None = None
+    count: int | None = None
 
     def __post_init__(self) -> None:
+        if self.count is not None and not 0 <= self.count <= MAX_COUNT:
+            raise InvalidData("count", self.count, f"0 to {MAX_COUNT}")
         if self.users and len(self.users) != len(self.events):
             raise InvalidData("users", f"{len(self.users)} tags of {len(self.events)} events", "a tag for each event, or none")
         for tag in self.users:
@@ -68,14 +73,13 @@ class ItemBody:
     def over(self, earlier: ItemBody) -> ItemBody:
         """What is known of the item once this body is put over an earlier one.
 
-        Fields replace fields; events, likes and text replace them together; what is not given stays, `valid_until` too. So the last
-        operation of an id holds all that is known of it, and the earlier ones may be dropped.
+        Fields replace fields; events, likes and text replace them together; what is not given stays, `valid_until` and `count` too. So the
+        last operation of an id holds all that is known of it, and the earlier ones may be dropped.
         """
         fields = earlier.fields if self.fields is None else self.fields
         until = earlier.valid_until if self.valid_until is None else self.valid_until
-        if self.has_evidence:
-            return replace(self, fields=fields, valid_until=until)
-        return replace(earlier, fields=fields, valid_until=until)
+        count = earlier.count if self.count is None else self.count
+        return replace(self if self.has_evidence else earlier, fields=fields, valid_until=until, count=count)
 
     def without(self, user: str) -> ItemBody:
         """Without the events of a person."""
@@ -115,16 +119,17 @@ class ItemBody:
             raise InvalidData("body", data[:100], "JSON") from error
         if type(found) is not dict or not found.keys() <= _NAMES:
             raise InvalidData("body", data[:100], f"an object with some of {', '.join(_PARTS)}")
-        fields, text, until = found.get("fields"), found.get("text"), found.get("valid_until")
+        fields, text, until, count = (found.get(name) for name in ("fields", "text", "valid_until", "count"))
         like, events, users = found.get("like", ()), found.get("events", ()), found.get("users", ())
         if not (
             (fields is None or type(fields) is dict)
             and (text is None or type(text) is str)
             and (until is None or type(until) is float)
+            and (count is None or type(count) is int)
             and all(value == () or type(value) is list for value in (like, events, users))
         ):
             raise InvalidData("body", data[:100], "parts of the types that a body has")
-        return ItemBody(fields, text, tuple(like), tuple(events), tuple(users), until)
+        return ItemBody(fields, text, tuple(like), tuple(events), tuple(users), until, count)
 
 
 NOTHING = ItemBody()

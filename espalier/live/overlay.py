@@ -77,12 +77,14 @@ class LiveLeaves:
     size     how many leaves there are
     rows_PD  float32[P, D]: node rows, of a model of graphs
     sparse   weights, of a linear one
+    count_P  float64[P]: how many events their items are taken to have had, of a model of graphs
     """
 
     entries: EntryArrays
     size: int
     rows_PD: NDArray[np.float32] | None
     sparse: SparsePool | None
+    count_P: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return self.size

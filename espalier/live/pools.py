@@ -18,22 +18,22 @@ from espalier.read_only import read_only
 
 
 class DensePool:
-    """Node rows, float32[P, width]."""
+    """Node rows, float32[P, width], and counts of events, float64[P]."""
 
     def __init__(self, width: int) -> None:
-        self._rows_PD = np.zeros((FIRST, width), np.float32)
+        self._rows_PD, self._count_P = np.zeros((FIRST, width), np.float32), np.zeros(FIRST)
         self.places = 1
 
     def add(self, row: LiveRow) -> None:
-        self._rows_PD = with_room(self._rows_PD, self.places + 1)
-        self._rows_PD[self.places] = row.values
+        self._rows_PD, self._count_P = (with_room(array, self.places + 1) for array in (self._rows_PD, self._count_P))
+        self._rows_PD[self.places], self._count_P[self.places] = row.values, row.count
         self.places += 1
 
     def keep(self, place_X: NDArray[np.int64]) -> None:
         """Keep some places alone, in this order, in new arrays."""
-        kept = self._rows_PD[place_X]
-        self._rows_PD = with_room(kept, max(FIRST, 2 * len(kept)))
-        self.places = len(kept)
+        room = max(FIRST, 2 * len(place_X))
+        self._rows_PD, self._count_P = (with_room(array[place_X], room) for array in (self._rows_PD, self._count_P))
+        self.places = len(place_X)
 
     @property
     def numbers(self) -> int:
@@ -44,6 +44,11 @@ class DensePool:
     def rows_PD(self) -> NDArray[np.float32]:
         """Read-only."""
         return read_only(self._rows_PD[: self.places])[0]
+
+    @property
+    def count_P(self) -> NDArray[np.float64]:
+        """Read-only."""
+        return read_only(self._count_P[: self.places])[0]
 
 
 class SparseRowsPool:

@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 
-FORMAT = 1
+FORMAT = 2
 MAX_NUMBERS = 1 << 20
 """Most numbers of a row, and most entries of a memory."""
-HEAD = struct.Struct("<BBIIIf")
-"""Format, whether dense, count of numbers, count of numbers of the tail, bytes of the memory's JSON, bias."""
+HEAD = struct.Struct("<BBIIIfd")
+"""Format, whether dense, count of numbers, count of numbers of the tail, bytes of the memory's JSON, bias, count of events."""
+MAX_COUNT = 1 << 53
+"""Most events of an item."""
 TAIL_TOLERANCE = 1e-3
 """How far a tail row's squared length may be from 1, as in a bundle."""
 NO_FEATURES, NO_VALUES = np.empty(0, np.int32), np.empty(0, np.float32)
@@ -41,6 +43,7 @@ class LiveRow:
     memory_from  (item id, S[that item, this item]), the items that lift this one
     tail_feature, tail_value  int32 ascending, float32, of length 1 or empty: the item's own features, where a bundle has a tail; in the
                               row of the first tree alone
+    count        events that the item is taken to have had, of a model of graphs
     """
 
     values: NDArray[np.float32]
@@ -51,6 +54,7 @@ class LiveRow:
     memory_from: Entries = ()
     tail_feature: NDArray[np.int32] = field(default_factory=lambda: NO_FEATURES)
     tail_value: NDArray[np.float32] = field(default_factory=lambda: NO_VALUES)
+    count: float = 0.0
 
     def __post_init__(self) -> None:
         if self.values.dtype != np.float32 or self.feature.dtype != np.int32 or self.values.ndim != 1 or self.feature.ndim != 1:
@@ -62,6 +66,8 @@ class LiveRow:
             raise InvalidData("row", "a number that is not finite", "finite numbers")
         if memory and min(memory) < 0:
             raise InvalidData("row.memory", "a number below 0", "numbers of at least 0")
+        if not 0 <= self.count <= MAX_COUNT:
+            raise InvalidData("row.count", self.count, f"a number from 0 to {MAX_COUNT}")
         _check_ascending("row.feature", self.feature)
         self._check_tail()
 
@@ -83,7 +89,7 @@ class LiveRow:
 
     def to_bytes(self) -> bytes:
         memory = json.dumps([self.memory_to, self.memory_from]).encode() if self.memory_to or self.memory_from else b""
-        head = HEAD.pack(FORMAT, int(self.dense), len(self.values), len(self.tail_value), len(memory), self.bias)
+        head = HEAD.pack(FORMAT, int(self.dense), len(self.values), len(self.tail_value), len(memory), self.bias, self.count)
         arrays = (self.feature, "<i4"), (self.values, "<f4"), (self.tail_feature, "<i4"), (self.tail_value, "<f4")
         return b"".join([head, *(array.astype(dtype).tobytes() for array, dtype in arrays), memory])
 
@@ -92,7 +98,7 @@ class LiveRow:
         """Raises InvalidData where the bytes are not what `to_bytes` made."""
         if len(data) < HEAD.size:
             raise InvalidData("row", f"{len(data)} bytes", f"at least {HEAD.size}")
-        number, dense, count, tail, memory_bytes, bias = HEAD.unpack_from(data)
+        number, dense, count, tail, memory_bytes, bias, events = HEAD.unpack_from(data)
         features = 0 if dense else count
         numbers = features + count + 2 * tail
         if number != FORMAT or max(count, tail) > MAX_NUMBERS or len(data) != HEAD.size + 4 * numbers + memory_bytes:
@@ -109,7 +115,7 @@ class LiveRow:
                 to, of = (tuple((str(item), float(value)) for item, value in entries) for entries in json.loads(data[-memory_bytes:]))
             except (ValueError, TypeError) as error:
                 raise InvalidData("row.memory", "something else", "pairs of ids and numbers") from error
-        return LiveRow(values, feature, float(bias), bool(dense), to, of, tail_feature, tail_value)
+        return LiveRow(values, feature, float(bias), bool(dense), to, of, tail_feature, tail_value, events)
 
 
 def _check_ascending(name: str, feature: NDArray[np.int32]) -> None:

@@ -52,6 +52,7 @@ class Evidence:
     own     its text as a query, None where it has none that says anything
     fields  None where none were given
     words   its text as what is searched for, where the model finds items by their words
+    count   events that the item has had; None: nobody says
     """
 
     events: QueryBatch
@@ -59,6 +60,7 @@ class Evidence:
     own: QueryBatch | None
     fields: Mapping[str, Any] | None
     words: SparseRows | None = None
+    count: int | None = None
 
     @staticmethod
     def of_all(bundle: Bundle, bodies: Sequence[ItemBody], known: Items, takes_fields: bool) -> list[Evidence | EspalierError]:
@@ -93,7 +95,7 @@ class Evidence:
         if not len(events) and not len(like) and own is None and not fields_say:
             raise _nothing(body, kind, takes_fields)
         words = bundle.vectoriser.documents([text]) if own is not None and text is not None and finds_by_words(bundle) else None
-        return Evidence(events, like, own, body.fields, words)
+        return Evidence(events, like, own, body.fields, words, body.count)
 
 
 def finds_by_words(bundle: Bundle) -> bool:

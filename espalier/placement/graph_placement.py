@@ -35,9 +35,10 @@ from espalier.manifest import InnerProductForm
 from espalier.masks.eligibility import bundle_alone
 from espalier.node_rows import rounded
 from espalier.placement.evidence import Evidence
-from espalier.placement.graph_rows import Background, NearRows, RowScale, Trial, best_parent, scale_of, shifts_of, trial_items
-from espalier.placement.memory_rows import MemoryRows, merged
+from espalier.placement.graph_rows import NO_SHIFTS, Background, NearRows, RowScale, Trial, best_parent, scale_of, shifts_of, trial_items
+from espalier.placement.memory_rows import NONE, MemoryRows, merged
 from espalier.placement.parents import Parents, Search, Votes, best_first, summed, votes_of_search
+from espalier.placement.popularity import Popularity
 from espalier.queries import HistoryKind, QueryBatch
 from espalier.search import NodeMask, SearchParams
 from espalier.tree import EMPTY_LEAF
@@ -57,8 +58,6 @@ BACKGROUND = 1024
 """Held-out queries that the scale of rows is taken from."""
 TRIALS, TRIAL_EVENTS = 512, 8
 """Trained items that are placed to find the shift, and most events of each."""
-NONE = np.empty(0, np.int64), np.empty(0)
-"""The memory of an item that nothing lifts."""
 
 
 class Led(NamedTuple):
@@ -96,7 +95,11 @@ class GraphPlacement:
     @cached_property
     def _memory(self) -> MemoryRows | None:
         memory = self.bundle.memory
-        return None if memory is None else MemoryRows(memory)
+        return None if memory is None else MemoryRows(memory, self._popularity)
+
+    @cached_property
+    def _popularity(self) -> Popularity:
+        return Popularity(self.bundle.label_counts())
 
     def place(self, items: Sequence[Evidence], known: Items, overlay: Overlay | None, search: Search) -> list[tuple[Parents, ...]]:
         """For each item the parents that it may go to, of the one tree."""
@@ -120,33 +123,38 @@ class GraphPlacement:
     ) -> Parents:
         if content_D is not None and not found and not len(item.like):
             alone = self._by_fields(content_D, scale)
-            fields_row = LiveRow(self._as_stored(scale.shifted(alone.row_D, 0)), memory_from=self._named(alone.memory, known))
+            count = self._popularity.count(0, item.count)
+            row_D = scale.shifted(alone.row_D, scale.fields.of(self._popularity.share(count)))
+            fields_row = LiveRow(self._as_stored(row_D), memory_from=self._named(alone.memory, known), count=count)
             return Parents(best_first([(1.0, alone.votes)]), lambda _: fields_row)
         like = [self._leaf(int(row), overlay) for row in item.like]
         parts: list[tuple[float, Votes]] = [(1.0, votes_of_search(one.found.frontiers[0], [one.b])) for one in found]
         parts += [(1.0, (np.array([parent]), np.ones(1))) for parent, _ in like]
         if content_D is not None:
             parts.append((PRIOR, self._nearest(content_D.astype(np.float64), scale)))
-        memory = self._memory_of(item, known)
+        count = self._popularity.count(len(found) or len(like), item.count)
+        memory = self._memory_of(item, count, known)
         events_D = self._row_of_events(found, scale)
         sum_D = sum((row_D for _, row_D in like), np.zeros(len(scale.row_S))) + len(found) * events_D
-        row = partial(self._row, sum_D, len(found) + len(like), len(found), content_D, scale, memory)
+        shift = scale.events.of(self._popularity.share(count)) if found else 0.0
+        row = partial(self._row, sum_D, len(found) + len(like), shift, content_D, scale, memory, count)
         return Parents(best_first(parts), row)
 
     def _row(
         self,
         sum_D: Floats,
-        count: int,
-        events: int,
+        pieces: int,
+        shift: float,
         content_D: NDArray[np.float32] | None,
         scale: RowScale,
-        memory: Entries,
+        memory: tuple[Entries, Entries],
+        count: float,
         parent: int,
     ) -> LiveRow:
         prior_D = self._mean_row(parent) if content_D is None else content_D.astype(np.float64)
-        row_D = scale.capped((sum_D + PRIOR * prior_D) / (count + PRIOR))
-        row_D = scale.shifted(row_D, events) if events else row_D
-        return LiveRow(self._as_stored(row_D), memory_from=memory)
+        row_D = scale.shifted(scale.capped((sum_D + PRIOR * prior_D) / (pieces + PRIOR)), shift)
+        lifting, lifted = memory
+        return LiveRow(self._as_stored(row_D), memory_to=lifted, memory_from=lifting, count=count)
 
     def _as_stored(self, row_D: Floats) -> NDArray[np.float32]:
         """A row as a fold of the bundle will store it: what is found before it is found after it. Raises InvalidData."""
@@ -212,14 +220,14 @@ class GraphPlacement:
         memory = NONE if self._memory is None else self._memory.of_like(items, cosine)
         return ByFields(row_D, self._votes_of(items, cosine), memory)
 
-    def _memory_of(self, item: Evidence, known: Items) -> Entries:
-        """What lifts an item: what its events hold, the items that it is like, and what lifts these."""
+    def _memory_of(self, item: Evidence, count: float, known: Items) -> tuple[Entries, Entries]:
+        """What lifts an item: what its events hold, the items that it is like, and what lifts these. And what it lifts."""
         if self._memory is None or not isinstance(item.events.kind, HistoryKind):
-            return ()
+            return (), ()
         trained = item.like[item.like < self._tree.item_count]
-        by_events = self._memory.of(np.asarray(item.events.array, np.int64))
-        by_like = self._memory.of(item.like[:, None]), self._memory.of_like(trained, np.ones(len(trained)))
-        return self._named(merged([by_events, *by_like]), known)
+        lifting, lifted = self._memory.of(np.asarray(item.events.array, np.int64), count)
+        by_like = self._memory.of(item.like[:, None], count)[0], self._memory.of_like(trained, np.ones(len(trained)))
+        return self._named(merged([lifting, *by_like]), known), self._named(lifted, known)
 
     @staticmethod
     def _named(memory: tuple[Int64, Floats], known: Items) -> Entries:
@@ -256,14 +264,10 @@ class GraphPlacement:
             np.concatenate([np.where(block.result.count_B == defaults.m, block.result.keys_BM[:, -1], -np.inf) for block in found]),
             held.relevant,
         )
-        trials, manifest = self._trials(background, scale), self.bundle.manifest
-        events = manifest.data.get("events")
-        mean_events = events / self._tree.item_count if isinstance(events, int) and events > 0 else np.inf
-        shift_args = self._tree.item_count, mean_events, manifest.ranking, self.bundle.memory
-        shifts = shifts_of(background, trials, *shift_args)
-        if self.takes_fields:
-            shifts[0] = shifts_of(background, self._trials_by_fields(background, scale), *shift_args)[0]
-        return replace(scale, shifts=shifts)
+        shift_args = self._tree.item_count, self.bundle.manifest.ranking, self.bundle.memory
+        events = shifts_of(background, self._trials(background, scale), *shift_args)
+        fields = shifts_of(background, self._trials_by_fields(background, scale), *shift_args) if self.takes_fields else NO_SHIFTS
+        return replace(scale, events=events, fields=fields)
 
     def _trials(self, background: Background, scale: RowScale) -> list[Trial]:
         trials = []
@@ -274,7 +278,8 @@ class GraphPlacement:
             events_D = scale.row_of_events(np.mean(background.states_BS[queries], axis=0, dtype=np.float64))
             row_D = scale.capped((count * events_D + PRIOR * self._mean_row(parent)) / (count + PRIOR))
             histories = background.history_BT
-            memory = NONE if self._memory is None or histories is None else self._memory.of(histories[queries])
+            has_had = float(self._popularity.counts_of(np.array([item]))[0])
+            memory = NONE if self._memory is None or histories is None else self._memory.of(histories[queries], max(has_had, count))[0]
             trials.append(Trial(item, queries, row_D, parent, memory))
         return trials
 

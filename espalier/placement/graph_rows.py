@@ -7,12 +7,11 @@ their distances from it. Only the direction of s̄ − µ is used: a trained row
 nothing of rows. Longer rows are found more often by their own queries, but encoders misread the histories that hold them: they were trained
 with no such rows. Columns in which all states are equal hold biases, in which r̄ is the trained leaves' median.
 
-The shift goes into the last bias, and is the same for all items with as many events. Some trained items are placed as if they were new, by
-the held-out queries that they are relevant for, and asked for by the others. With the shift they come back SHOWN times as often as the
-leaves that training made for them, and at most MOST_SHOWN times as often as the catalogue's mean item: new items are found neither
-everywhere nor nowhere. An item of n > USUAL events comes back n/n̄ times as often as the mean item where that is more; training saw the mean
-item n̄ times. Items by their fields alone have a shift of their own, found in the same way: trained items are placed by their fields, next
-to others than themselves. The constants were chosen on validation queries of the embedded sample and MovieLens.
+The shift goes into the last bias, and is the same for all items that are taken to have had as many events (`popularity.py`). Some trained
+items are placed as if they were new, by the held-out queries that they are relevant for, and asked for by the others. With the shift they
+come back EXPLORED · share(n) times as often as the catalogue's mean item. Items by their fields alone have shifts of their own, found in
+the same way: trained items are placed by their fields, next to others than themselves. The constants were chosen on validation queries of
+the embedded sample and MovieLens.
 
 Legend: B queries, S state = row, K beam, I items, J trained items that are placed.
 """
@@ -20,7 +19,7 @@ Legend: B queries, S state = row, K beam, I items, J trained items that are plac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,16 +39,32 @@ BLOCK = 1 << 16
 """Leaves whose rows are read at a time."""
 LONGEST = 0.99
 """No new row is farther from the mean row than this quantile of the trained ones."""
-SHOWN = 0.5
-"""Items that held-out queries look for are more popular than most, so new ones are to come back less often than they."""
-MOST_SHOWN = 1.25
-"""How often new items may come back, in multiples of the catalogue's mean."""
-USUAL = 5
-"""An item with no more events is not taken for a rare one: a caller may send a few of many, and it must be found by these at least."""
-MOST_EVENTS = 64
-"""An item with more has the shift of as many."""
+EXPLORED = 1.0
+"""How often live items come back, in multiples of what their counts say."""
 NEAREST = 10
 """Items that are named."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shifts:
+    """The shift of the module.
+
+    gap_G  ascending: what trial items lacked to come back for a query, each for each
+    mean   how many of the gaps are closed if each trial item comes back as often as the catalogue's mean item
+    """
+
+    gap_G: Floats
+    mean: float
+
+    def of(self, share: float) -> float:
+        """That of items that are wanted `share` times as often as a mean one; 0 where trial items never come back."""
+        if not len(self.gap_G):
+            return 0.0
+        closed = round(EXPLORED * share * self.mean)
+        return float(self.gap_G[min(max(closed, 1), len(self.gap_G)) - 1])
+
+
+NO_SHIFTS = Shifts(np.empty(0), 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +73,7 @@ class RowScale:
 
     state_S   µ · row_S: r̄ · is_free_S bool[S]: columns in which states differ
     length    ρ · longest: see LONGEST
-    shifts    float64[MOST_EVENTS + 1]: the shift of the module by number of events; at 0 that of items by their fields alone
+    events, fields   the shifts of items by events, and by fields alone
     """
 
     state_S: Floats
@@ -66,7 +81,8 @@ class RowScale:
     is_free_S: NDArray[np.bool_]
     length: float
     longest: float
-    shifts: Floats = field(default_factory=lambda: np.zeros(MOST_EVENTS + 1))
+    events: Shifts = NO_SHIFTS
+    fields: Shifts = NO_SHIFTS
 
     def row_of_events(self, state_S: Floats) -> Floats:
         """float64[S]: e, by the mean state of an item's events."""
@@ -84,9 +100,8 @@ class RowScale:
         distance = float(np.linalg.norm(away_S))
         return self.row_S + (self.length / distance if distance > 0 else 0.0) * away_S
 
-    def shifted(self, row_S: Floats, events: int) -> Floats:
-        """A row with the shift of an item of so many events; without a column of biases there is none."""
-        shift = float(self.shifts[min(events, MOST_EVENTS)])
+    def shifted(self, row_S: Floats, shift: float) -> Floats:
+        """A row with a shift; without a column of biases there is none."""
         if shift:
             row_S = row_S.copy()
             row_S[np.flatnonzero(~self.is_free_S)[-1]] += shift
@@ -163,15 +178,10 @@ def best_parent(frontier: Frontier, queries: Sequence[int]) -> int:
     return int(nodes[0]) if len(nodes) else -1
 
 
-def shifts_of(
-    background: Background, trials: Sequence[Trial], items: int, mean_events: float, ranking: Ranking, memory: Memory | None
-) -> Floats:
-    """float64[MOST_EVENTS + 1]: the shift of the module by an item's number of events; 0 where items of the trials never come back.
-
-    items        of the catalogue · mean_events: how often training saw one of them
-    """
+def shifts_of(background: Background, trials: Sequence[Trial], items: int, ranking: Ranking, memory: Memory | None) -> Shifts:
+    """What items like those of the trials are shifted by. items: of the catalogue."""
     batch = len(background.key_B)
-    gaps, trained = [], 0
+    gaps = []
     position = _positions(background.history_BT, memory)
     states_BS = background.states_BS
     ranks_BK = background.frontier.ranks_BK.astype(np.float64)
@@ -186,25 +196,13 @@ def shifts_of(
         is_kept_B = is_parent_BK.any(1)
         is_asked_B = np.ones(batch, np.bool_)
         is_asked_B[trial.queries] = False
-        trained += int((background.found_BM[is_asked_B] == trial.item).any(1).sum())
         # memory may lift a parent that is not in the beam: then it is about as good as the last that is
         above_B = np.where(is_kept_B, np.where(is_parent_BK, ranks_BK, -np.inf).max(1), least_B)
         is_asked_B &= (is_kept_B | (lift_B > 0)) & np.isfinite(above_B)
         own_B = (background.key_B - lift_B - ranking.gamma * above_B)[is_asked_B]
         gaps.append(_logit_of(own_B, ranking) - states_BS[is_asked_B] @ trial.row_S)
     every = np.sort(np.concatenate([np.empty(0), *gaps]))
-    mean = len(trials) * batch * background.found_BM.shape[1] / items
-    return _shifts(every[np.isfinite(every)], min(SHOWN * trained, MOST_SHOWN * mean), mean / mean_events)
-
-
-def _shifts(gaps: Floats, usual: float, of_each: float) -> Floats:
-    """By number of events the shift that closes so many of the gaps (ascending): `usual` of them, or `of_each` for each event."""
-    if round(usual) < 1 or not len(gaps):
-        return np.zeros(MOST_EVENTS + 1)
-    events = np.arange(MOST_EVENTS + 1)
-    closed = np.where(events > USUAL, np.maximum(usual, of_each * events), usual)
-    shifts: Floats = gaps[np.minimum(np.round(closed).astype(np.int64), len(gaps)) - 1]
-    return shifts
+    return Shifts(every[np.isfinite(every)], len(trials) * batch * background.found_BM.shape[1] / items)
 
 
 _NOWHERE = (np.empty(0, np.int64), np.empty(0))

@@ -89,7 +89,7 @@ class Cut:
             memory = None if content.memory is None else cut_memory(content.memory, kept.items)
             stored = Gathered([self.bundle.stored_rows], None, nodes)
             tree = cut_tree(content.tree, nodes, kept.items)
-            return replace(content, tree=tree, stored_rows=stored, memory=memory, weights={}, content=None)
+            return replace(content, tree=tree, stored_rows=stored, memory=memory, weights={}, content=None, counts=None)
         (tree, chunks), *others = (self._chunks(place, kept) for place in range(len(kept.nodes)))
         tail = None if content.tail is None else cut_tail(content.tail, kept.items)
         return replace(content, tree=tree, chunks=chunks, others=others, tail=tail, stacking=None, counts=None)

@@ -81,6 +81,8 @@ class ItemReader:
             check_id(other, f"like[{i}]")
         for i, event in enumerate(request.events):
             self._check_event(f"events[{i}]", event)
+        if request.count is not None and request.count < len(request.events):
+            raise InvalidInput("count", request.count, f"at least {len(request.events)}, the events that are given")
         body = ItemBody(
             request.fields,
             request.text,
@@ -88,6 +90,7 @@ class ItemReader:
             tuple({"indices": event.indices, "values": event.values} if isinstance(event, Features) else event for event in request.events),
             tuple(request.users),
             None if request.valid_until is None else _unix_time(request.valid_until),
+            request.count,
         )
         return Put(item_id, body, request.source_version, "valid_until" in request.model_fields_set and request.valid_until is None)
 
@@ -137,6 +140,7 @@ def written(body: ItemBody, source_version: int | None) -> dict[str, Any]:
         "users": body.users or None,
         "source_version": source_version,
         "valid_until": None if body.valid_until is None else written_time(body.valid_until),
+        "count": body.count,
     }
     return {name: value for name, value in known.items() if value is not None}
 

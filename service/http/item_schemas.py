@@ -11,6 +11,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
 from pydantic.config import JsonDict
 
+from espalier.live.rows import MAX_COUNT
 from service.live.catalogue_types import OutcomeKind
 from service.retrieval.schemas import Features, Ids, Number, StrictBody
 
@@ -65,6 +66,14 @@ class ItemRequest(StrictBody, Generic[E]):
         description="From then on the item counts as deleted, as 2027-01-31T12:00:00Z. null lifts it; where it is not named, it stays.",
     )
 
+    count: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="Events that it has had in a time as long as the training log's, those of `events` among them: how popular it is. "
+        "Where it is not named, it stays; where nobody says, it is guessed by `events`.",
+    )
+
 
 class PutRequest(ItemRequest[Event]):
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
@@ -107,6 +116,7 @@ class Known(BaseModel):
     users: list[str] | None = None
     source_version: int | None = None
     valid_until: str | None = None
+    count: int | None = None
 
 
 class LiveItem(Known):

@@ -174,6 +174,8 @@ class Group:
         if candidates is not None:
             return slots.place(item_id, candidates)
         if not write.candidates and stored is not None and stored.kind == "put":
+            if operation.body.count != stored.body.count and (operation.body.has_evidence or self._takes_fields(operation)):
+                raise EvidenceNeeded(operation)  # its row says how popular it is
             before = self._transaction.placements(version.version, [stored.sequence]).get(stored.sequence)
             if before:
                 return slots.keep(item_id, before)
@@ -182,6 +184,9 @@ class Group:
                 raise EvidenceNeeded(operation)
             raise InvalidInput("item", item_id, EVIDENCE)
         return ()
+
+    def _takes_fields(self, operation: Operation) -> bool:
+        return self._default is not None and self._default.takes_fields and bool(operation.body.fields)
 
     def _checked_room(self, operation: Operation, placements: Mapping[int, tuple[Placement, ...]]) -> tuple[int, int, int]:
         """The characters, numbers and live leaves that are added to the default version. Raises CatalogueFull where it has no room."""

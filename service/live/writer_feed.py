@@ -122,6 +122,7 @@ def operation_of(change: Mapping[str, Any]) -> Operation:
         events=tuple(change.get("events") or ()),
         users=tuple(change.get("users") or ()),
         valid_until=None if until is None else datetime.fromisoformat(until).timestamp(),
+        count=change.get("count"),
     )
     at = datetime.fromisoformat(change["at"]).timestamp()
     version = change.get("source_version")

@@ -256,6 +256,7 @@ def test_everything_that_the_service_takes_can_be_sent(driver: Driver) -> None:
         "users": ["u1", "u2"],
         "source_version": 7,
         "valid_until": until,
+        "count": 12,
     }
     assert list(options) == list(ItemOptions.__annotations__) == [one.name for one in fields(Put)][1:]
     assert set(options) == set(ItemRequest.model_fields)

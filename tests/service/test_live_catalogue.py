@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import pytest
 from espalier.bundle import Bundle
 from espalier.engines.stages import ShardResult
 from espalier.errors import EspalierError, InvalidInput
+from espalier.items import Items
 from espalier.live.operations import ItemBody
+from espalier.placement.placer import Candidates
 from espalier.queries import HistoryKind, encode_histories
 from espalier.search import SearchParams
 from service.entity_tags import Condition
@@ -23,7 +26,7 @@ from service.errors import CatalogueFull, Conflict, ItemNotFound, PreconditionFa
 from service.live import live_version
 from service.live.catalogue_types import Delete, Outcome, Put, tag_of
 from tests.rankers import add_ranker
-from tests.service.live_running import ALL, ByTitle, Live, add_version, live_service, models
+from tests.service.live_running import ALL, ByTitle, Live, Nearest, add_version, live_service, models
 from tests.service.running import ITEMS, Running
 
 __all__ = ["models"]
@@ -154,6 +157,40 @@ def test_an_item_that_its_fields_have_placed_is_placed_anew_when_they_change(mod
         placed = live.get("new").placed
         assert placed is not None
         assert placed.parent == moved
+
+
+class ByCount(Nearest):
+    """A row is as long as its item is popular."""
+
+    def _place(self, body: ItemBody, known: Items) -> Candidates | EspalierError:
+        found = super()._place(body, known)
+        if isinstance(found, EspalierError):
+            return found
+        return [[(parent, replace(row, values=row.values * np.float32(body.count or 1))) for parent, row in found[0]]]
+
+
+def test_a_count_alone_changes_the_row_and_stays(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def length(live: Live) -> float:
+        leaves = live.version().live.built().overlay().trees[0]
+        assert leaves.rows_PD is not None
+        return float(np.abs(leaves.rows_PD[leaves.open[-1]]).sum())
+
+    with live_service(models, monkeypatch, ByCount) as live:
+        live.put("new", like=("item-1",), fields={"title": "One"})
+        alone = length(live)
+        changed = live.put("new", count=5)
+        assert changed.outcome == "updated"
+        assert length(live) == pytest.approx(5 * alone)
+        assert live.put("new", count=5).outcome == "unchanged"
+        live.put("new", fields={"title": "Two"})
+        assert length(live) == pytest.approx(5 * alone)
+        assert (live.get("new").body.count, live.get("new").body.like) == (5, ("item-1",))
+        assert parent(live.put("item-4", count=7), "trained") >= 0, "it is remembered, and the row stays that of training"
+        both = live.bulk(Put("new", ItemBody(count=2)), Put("new", ItemBody(count=3)))
+        assert [outcome.outcome for outcome in both if isinstance(outcome, Outcome)] == ["updated"] * 2
+        assert length(live) == pytest.approx(3 * alone)
+    with live_service(models, monkeypatch, ByCount) as live:
+        assert length(live) == pytest.approx(3 * alone)
 
 
 def test_conditions_and_source_versions_are_looked_at_before_anything_changes(live: Live) -> None:

@@ -155,7 +155,7 @@ def test_a_delete_may_name_its_source_version(shelf: Running, catalogue: FakeCat
 
 def test_an_item_reads_as_it_was_put(shelf: Running) -> None:
     fields = {"title": "New", "tags": ["a", "b"], "price": 2.5}
-    body = EVENT | {"fields": fields, "text": "words", "source_version": 7, "valid_until": "2030-01-31T12:00:00.250Z"}
+    body = EVENT | {"fields": fields, "text": "words", "source_version": 7, "valid_until": "2030-01-31T12:00:00.250Z", "count": 40}
     put(shelf, "new", body)
     answer = send(shelf, "GET", "new")
     assert answer.headers["etag"] == '"1"'
@@ -266,7 +266,11 @@ async def test_large_bodies_share_their_memory(shelf: Running, catalogue: FakeCa
         ({"like": "item-1"}, "like", "'item-1'", "a valid array"),
         ({"events": [["a"], ["b", 5]]}, "events[1][1]", "5", 'a valid string: "5"'),
         ({"events": [["a"], ["b"] * 6]}, "events[1]", "'6 ids'", "1 to 5 ids, the length of this model's histories"),
-        ({"nothing": 1}, "nothing", "1", "only the fields fields, text, like, events, users, source_version, valid_until"),
+        ({"nothing": 1}, "nothing", "1", "only the fields fields, text, like, events, users, source_version, valid_until, count"),
+        ({"count": 0}, "count", "0", "greater than or equal to 1"),
+        ({"count": 2.5}, "count", "2.5", "a valid integer"),
+        ({"count": 2**53 + 1}, "count", str(2**53 + 1), f"less than or equal to {2**53}"),
+        ({"events": [["a"], ["b"]], "count": 1}, "count", "1", "at least 2, the events that are given"),
         ({"fields": {"title": {"en": "x"}}}, "fields.title", "{'en': 'x'}", VALUES),
         ({"fields": {"tags": ["a", 1]}}, "fields.tags", "['a', 1]", VALUES),
         ({"fields": {"n": 2**63}}, "fields.n", str(2**63), VALUES),

@@ -30,6 +30,7 @@ from espalier.bundle_writer import ContentParts, GraphContent, write_bundle
 from espalier.engines.runtime import ort
 from espalier.errors import BundleCorrupt
 from espalier.items import ItemTable
+from espalier.label_counts import LabelCounts
 from espalier.manifest import DenseLayer, InnerProductForm, ManifestDraft, MlpForm, Ranking, ScorerForm, SearchDefaults
 from espalier.memory import Memory
 from espalier.node_rows import rounded, stored_as
@@ -51,6 +52,7 @@ from training.deep.topology import Topology
 from training.deep.validation import validation_pairs
 from training.evaluate import evaluate
 from training.golden import golden_answers
+from training.neighbours.cooccurrence import lists_of
 from training.publish import GOLDEN_QUERIES, HELD_OUT_QUERIES, golden_beams, publish, reported_ms, unanswered
 from training.specification.deep import DeepConfig
 
@@ -113,7 +115,8 @@ def export(
     test = list(prepared.split.test)
     heldout = _written(kind, prepared.items, test[: min(HELD_OUT_QUERIES, most)])
     queries = QueryBatch(kind, rows_of_pairs(config, golden))
-    content = _content(dtype, tree, model.cpu(), prepared, queries, heldout, memory)
+    counts = _counts(prepared.split if final is None else final.split)
+    content = _content(dtype, tree, model.cpu(), prepared, queries, heldout, memory, counts)
     draft = _draft(config, prepared, chosen.ranking, path, learned_all=final is not None)
     ms = reported_ms(CUTS, config.search.max_m)
     params = SearchParams(golden_beams(config.search.beam_size, len(golden)), np.full(len(golden), config.search.m, np.int64))
@@ -130,6 +133,12 @@ def export(
         measure,
         ms,
     )
+
+
+def _counts(split: Split) -> LabelCounts:
+    """The events of training users, by item."""
+    events_I = lists_of(split.lists, split.train).events_I
+    return LabelCounts(events_I, int(events_I.sum()))
 
 
 def most_kept(kind: HistoryKind | VectorKind) -> int:
@@ -166,6 +175,7 @@ def _content(
     queries: QueryBatch,
     heldout: pa.Table,
     memory: Memory | None,
+    counts: LabelCounts,
 ) -> GraphContent:
     """The parts of the bare bundle; `queries` are examples for the export of the graphs."""
     example = model_input(model, Topology(tree, torch.device("cpu")), queries.take(np.arange(min(8, len(queries)))).array)
@@ -186,6 +196,7 @@ def _content(
         encoder="sequence" if isinstance(model.encoder, SequenceQuery) else "levels",
         content=_content_parts(model, prepared.content),
         memory=memory,
+        counts=counts,
     )
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
+from espalier.manifest import MemoryFormula
 from espalier.memory import MAX_VISITS, Memory
 from espalier.memory_lists import MemoryLists
 from espalier.stored_numbers import stored
@@ -42,6 +43,8 @@ KEPT = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 LEAST_SCORE = 1e-30
 LEAST_WEIGHT = 0.01
 """Places of a history that weigh less, over the last item, are left out: each costs a row of S in every search."""
+FORMULA = ("row", "column", "power", "shrink", "user", "back", "decay", "window")
+"""Options that a bundle names, so that live items have entries as trained ones have."""
 FIT_S = 300.0
 """Most seconds for choosing the neighbours' options. Most logs take less than a fifth; on larger ones fewer are tried."""
 
@@ -91,7 +94,15 @@ class Remembered:
         """
         lists = self.lists.limited(kept)
         value_N = (lists.score_N / self.largest).astype(np.float16)
-        return Memory(lists.offset_I1, lists.item_N, value_N, self.weights(kept, recency, length), key_weight=1.0)
+        weight_T = self.weights(kept, recency, length)
+        return Memory(lists.offset_I1, lists.item_N, value_N, weight_T, key_weight=1.0, formula=self.formula)
+
+    @property
+    def formula(self) -> MemoryFormula | None:
+        """How S is made of lists, but for what near items add; None where it is not known."""
+        if not self.counted:
+            return None
+        return MemoryFormula(**{name: self.counted[name] for name in FORMULA}, unit=self.largest)
 
     def weights(self, kept: int, recency: float, length: int) -> NDArray[np.float32]:
         """w_d of that memory, times the unit."""
@@ -131,7 +142,7 @@ class Recipe:
     def of(self, memory: Memory, config: DeepConfig, split: Split) -> Memory:
         """That memory with the entries that a split's lists give, in the same units; all else as it was chosen."""
         counted = fitted_to(split.lists, split.train, self.options, config.seed).lists
-        source = Remembered(counted, 1.0)
+        source = Remembered(counted, 1.0, counted=self.options)
         entries = source.memory(self.kept, 1.0, config.history_length)
         weight = (memory.weight * (source.largest / self.largest)).astype(np.float32)
         return in_order(replace(entries, weight=weight, key_weight=memory.key_weight, repeat=memory.repeat, left_out=memory.left_out))

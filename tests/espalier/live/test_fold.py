@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,16 @@ from benchmarks.engine_comparison import wrong_beams
 from benchmarks.random_bundles import make_bundle, random_memory, random_queries, random_tree
 from benchmarks.random_live import random_put, random_state
 from espalier.bundle import Bundle
-from espalier.bundle_writer import LinearContent
+from espalier.bundle_writer import GraphContent, LinearContent, write_bundle
 from espalier.engines import open_engine
 from espalier.errors import InvalidData
 from espalier.label_counts import LabelCounts
 from espalier.live import folded_tables
-from espalier.live.fold import folded, write_fold
+from espalier.live.fold import content_of, folded, write_fold
 from espalier.live.folded_chunks import folded_tree
 from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import Change, LiveState
+from espalier.manifest import ManifestDraft
 from espalier.memory import Memory
 from espalier.search import SearchParams
 from tests.espalier.drawn_bundles import drawn_bundle
@@ -125,6 +127,27 @@ def test_a_leaf_that_does_not_fit_is_refused(bundle: Bundle, leaves: list[tuple[
     parent_n, slot_n = np.array(leaves).T
     with pytest.raises(InvalidData, match=what):
         folded_tree(bundle.tree, np.arange(36), parent_n, slot_n, 36 + np.arange(len(leaves)))
+
+
+def test_a_fold_knows_how_many_events_live_items_have_had(bundle: Bundle, tmp_path: Path) -> None:
+    content = content_of(bundle)
+    assert isinstance(content, GraphContent)
+    fields = {name: getattr(bundle.manifest, name) for name in ManifestDraft.model_fields}
+    counted = replace(content, counts=LabelCounts(np.arange(36), 100))
+    bundle = write_bundle(tmp_path / "counted" / "1", ManifestDraft(**fields), counted)
+    state = LiveState(bundle)
+    delete(state, "item-4")
+    put(state, "gone", count=5.0)
+    put(state, "new", count=7.5)
+    put(state, "item-7", count=300.0)
+    for turn in range(3000):  # rows are written anew where many have gone
+        put(state, f"other-{turn}", count=9.0)
+        delete(state, f"other-{turn}")
+    delete(state, "gone")
+    counts = write_fold(tmp_path / "folds" / "2", bundle, state.overlay(), state.table).label_counts()
+    assert counts is not None
+    assert counts.counts_I.tolist() == [*range(4), 5, 6, 300, *range(8, 36), 8]
+    assert counts.points == 300
 
 
 def test_stacking_and_counts_know_the_items_of_the_fold(tmp_path: Path) -> None:

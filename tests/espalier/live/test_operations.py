@@ -15,6 +15,7 @@ from espalier.errors import InvalidData, InvalidInput
 from espalier.items import MAX_ID_BYTES, ItemTable
 from espalier.live.fields import Columns
 from espalier.live.operations import MAX_BODY_BYTES, ItemBody, Operation
+from espalier.live.rows import MAX_COUNT
 
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
 numbers = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(1 << 60), 1 << 60)
@@ -27,6 +28,7 @@ bodies = st.builds(
     st.lists(texts.filter(bool), max_size=3).map(tuple),
     events.map(tuple),
     valid_until=st.none() | st.floats(0, 1e12),
+    count=st.none() | st.integers(0, MAX_COUNT),
 )
 
 
@@ -47,8 +49,9 @@ def test_whole_seconds_are_the_same_time_as_numbers_with_a_fraction() -> None:
 
 @given(bodies)
 def test_a_body_over_an_earlier_one_keeps_what_it_does_not_give(body: ItemBody) -> None:
-    earlier = ItemBody({"title": "old"}, "old text", ("a",), (["b"],), ("u",), 7.0)
+    earlier = ItemBody({"title": "old"}, "old text", ("a",), (["b"],), ("u",), 7.0, 9)
     merged = body.over(earlier)
+    assert merged.count == (9 if body.count is None else body.count)
     assert merged.valid_until == (7.0 if body.valid_until is None else body.valid_until)
     assert merged.fields == ({"title": "old"} if body.fields is None else body.fields)
     evidence = body if body.has_evidence else earlier
@@ -84,6 +87,7 @@ def test_the_largest_body_is_kept() -> None:
 NO_BODIES = [
     b"", b"{", b"[]", b"[" * 100_000, b" " * (MAX_BODY_BYTES + 1), b'{"other":1}', b'{"like":"a"}', b'{"like":[1]}', b'{"events":{}}',
     b'{"fields":[]}', b'{"text":1}', b'{"valid_until":true}', b'{"valid_until":NaN}', b'{"users":["u"]}',
+    b'{"count":1.5}', b'{"count":true}', b'{"count":-1}', b'{"count":9007199254740993}',
 ]  # fmt: skip
 
 

@@ -361,12 +361,13 @@ def test_times_of_expiry_that_were_overtaken_do_not_pile_up(bundle: Bundle, monk
 def test_rows_survive_as_bytes(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     linear = make_linear_bundle(tmp_path, rng, random_tree(rng, 2, 3), LINEAR)
-    dense = LiveRow(np.array([1.5, -2], np.float32), memory_to=(("ä", 1.25),), memory_from=(("b", 2.0), ("c", 0.0)))
+    dense = LiveRow(np.array([1.5, -2], np.float32), memory_to=(("ä", 1.25),), memory_from=(("b", 2.0), ("c", 0.0)), count=3.25)
     for row in (random_row(rng, linear), random_row(rng, linear, integer=False, in_tail=True), dense, LiveRow(np.zeros(0, np.float32))):
         again = LiveRow.from_bytes(row.to_bytes())
         for name in ("values", "feature", "tail_feature", "tail_value"):
             assert_array_equal(getattr(again, name), getattr(row, name), strict=True)
-        assert (again.bias, again.dense, again.memory_to, again.memory_from) == (row.bias, row.dense, row.memory_to, row.memory_from)
+        for name in ("bias", "dense", "memory_to", "memory_from", "count"):
+            assert getattr(again, name) == getattr(row, name)
 
 
 def tail(feature: list[int], value: list[float]) -> dict[str, Any]:
@@ -381,6 +382,8 @@ def tail(feature: list[int], value: list[float]) -> dict[str, Any]:
         ([0], {"memory_to": (("a", np.nan),)}, "finite"),
         ([0], {"memory_from": (("a", np.inf),)}, "finite"),
         ([0], {"memory_to": (("a", -1.0),)}, "a number below 0"),
+        ([0], {"count": -1.0}, "row.count"),
+        ([0], {"count": np.nan}, "row.count"),
         ([], tail([2, 1], [0.6, 0.8]), "row.tail.*ascending"),
         ([], tail([-1], [1]), "row.tail.*ascending"),
         ([], tail([1], [0.9]), "row.tail.*length 1"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -22,21 +21,28 @@ from espalier.engines import open_engine
 from espalier.engines.linear.chunk_search import L3_HINGE, BeamParams, ChunkSearch
 from espalier.engines.stages import Frontier
 from espalier.errors import EspalierError, InvalidQuery
+from espalier.label_counts import LabelCounts
 from espalier.live.operations import ItemBody
 from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import Change, LiveState
-from espalier.manifest import Ranking
-from espalier.memory import Memory
+from espalier.manifest import MemoryFormula, Ranking
+from espalier.memory import LARGEST_VALUE, Memory
 from espalier.node_rows import rounded
-from espalier.placement.graph_rows import MOST_EVENTS, NEAREST, USUAL, Background, NearRows, RowScale, Trial, scale_of, shifts_of
+from espalier.placement.graph_rows import NEAREST, NO_SHIFTS, Background, NearRows, RowScale, Trial, scale_of, shifts_of
+from espalier.placement.memory_rows import MOST as MOST_NAMED
 from espalier.placement.memory_rows import MemoryRows
 from espalier.placement.near_items import NO_NEIGHBOUR, NearItems
 from espalier.placement.parents import MOST, Parents, best_first, votes_of_search
 from espalier.placement.placer import Candidates, Placer
+from espalier.placement.popularity import MOST_EVENTS, Popularity
 from espalier.queries import HistoryKind, VectorKind, encode_histories, pad_histories
 from espalier.search import SearchParams
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import complete_tree
+from tests.training.logs import log_of
+from training.deep.memory import FORMULA
+from training.neighbours.fit import fitted_to
+from training.retrieval.tuning import Options
 
 Dtype = Literal["float32", "float16", "int8"]
 
@@ -109,7 +115,8 @@ def test_a_live_item_in_an_event_is_in_the_memory(tmp_path: Path) -> None:
     without, with_it = placed(bundle, ItemBody(events=(("item-3",),)), ItemBody(events=(("item-3", "new"),)), state=state)
     assert "new" in dict(first(with_it)[1].memory_from)
     assert "new" not in dict(first(without)[1].memory_from)
-    assert not first(with_it)[1].memory_to  # what led to an item does not follow it
+    assert dict(first(with_it)[1].memory_to).keys() == {"item-3", "new"}
+    assert not first(placed(bundle, ItemBody(like=("item-3",)))[0])[1].memory_to  # nothing is known of what goes before it
 
 
 def test_an_item_like_another_has_its_parent_and_nearly_its_row(tmp_path: Path) -> None:
@@ -185,9 +192,8 @@ def test_a_row_lies_in_the_direction_of_its_queries_as_far_from_the_mean_as_trai
     row = scale.row_of_events(state)
     distance = np.median(np.linalg.norm(leaf_rows[:, :3] - leaf_rows[:, :3].mean(0), axis=1))
     assert_allclose(row[:3] - scale.row_S[:3], [distance, 0, 0], atol=1e-5)
-    shifted = replace(scale, shifts=np.arange(MOST_EVENTS + 1.0))
-    assert_allclose(shifted.shifted(row, 2) - row, [0, 0, 0, 2], atol=1e-6)
-    assert_allclose(shifted.shifted(row, 1000) - row, [0, 0, 0, MOST_EVENTS], atol=1e-6)
+    assert_allclose(scale.shifted(row, 2.0) - row, [0, 0, 0, 2], atol=1e-6)
+    assert scale.shifted(row, 0.0) is row
 
 
 def test_a_row_by_content_has_the_length_and_the_biases_of_trained_ones() -> None:
@@ -221,30 +227,88 @@ def trial_of(gaps: NDArray[np.float64], found: int) -> tuple[Background, Trial]:
     return Background(None, frontier, np.zeros((batch, 1), np.float32), found_BM, gaps.astype(np.float32), []), trial
 
 
-@pytest.mark.parametrize(("mean_events", "of_many"), [(8.0, 63), (16.0, 31), (64.0, 9), (np.inf, 9)])
-def test_the_more_events_an_item_has_the_more_often_it_comes_back(mean_events: float, of_many: int) -> None:
+@pytest.mark.parametrize(("share", "closed"), [(0.0, 0), (0.25, 1), (1.0, 7), (8.0, 63), (64.0, 159)])
+def test_the_more_an_item_is_wanted_the_more_often_it_comes_back(share: float, closed: int) -> None:
     background, trial = trial_of(np.arange(160.0), found=80)
     ranking = Ranking(own="logit", gamma=0.0)
-    shifts = shifts_of(background, [trial], 20, mean_events, ranking, None)  # the mean item comes back for 8 of 160 queries
-    assert shifts[1] == shifts[USUAL] == 9  # 1.25 times the mean: half of what the trained item was found for would be more
-    assert shifts[MOST_EVENTS] == of_many
+    shifts = shifts_of(background, [trial], 20, ranking, None)
+    assert shifts.mean == 8, "the mean item comes back for 8 of 160 queries"
+    assert shifts.of(share) == closed
+    assert NO_SHIFTS.of(share) == 0
 
 
-def test_an_item_of_few_events_comes_back_half_as_often_as_trained_ones() -> None:
-    background, trial = trial_of(np.arange(160.0), found=12)
-    shifts = shifts_of(background, [trial], 20, np.inf, Ranking(own="logit", gamma=0.0), None)
-    assert shifts[USUAL] == 5
-    background, trial = trial_of(np.arange(160.0), found=0)
-    assert not shifts_of(background, [trial], 20, np.inf, Ranking(own="logit", gamma=0.0), None).any()
+def test_an_item_is_as_popular_as_its_events_and_those_of_others_say() -> None:
+    counts_I = np.array([1, 3, 5, 5, 10, 100, 300])
+    popularity = Popularity(LabelCounts(counts_I, 1000))
+    assert popularity.count(4, None) == pytest.approx((4 + (5 + 5 + 10 + 100 + 300) / 5) / 2)
+    assert popularity.count(0, None) == pytest.approx(counts_I.mean()), "nobody knows anything"
+    assert popularity.count(MOST_EVENTS, None) == 200, "there may be more than were sent"
+    assert popularity.count(MOST_EVENTS - 1, None) == (63 + 200) / 2
+    assert popularity.count(64, 64) == 64
+    assert popularity.count(4, 9) == 9
+    assert popularity.count(4, 2) == 4, "events that are stored are events"
+    assert popularity.count(500, None) == 500
+    shares = [popularity.share(count) for count in (0, 5, counts_I.mean(), 300)]
+    assert shares == sorted(shares)
+    assert shares[2] == pytest.approx(1)
+    assert 0 < shares[0] < shares[1] < 5 / counts_I.mean() + 0.05, "few events are nearly all that there is to know"
+    assert popularity.counts_of(np.array([5, 99, 0])).tolist() == [100, counts_I.mean(), 1]
 
 
-def test_the_memory_of_an_item_follows_what_its_events_share() -> None:
-    memory = Memory(np.array([0, 3, 4, 4]), np.array([0, 1, 2, 0], np.int32), np.array([5, 4, 6, 8], np.float16), np.ones(2, np.float32), 1)
-    rows, values = MemoryRows(memory).of(np.array([[-1, 0], [2, 0], [1, 0], [1, 2]]))
-    assert rows.tolist() == [0, 1, 2]
-    assert_allclose(values[:2], np.array([6, 8]) * (np.array([3, 2]) / 4) ** 0.25)
-    assert values[2] == 0  # nothing is known to go with it
-    assert MemoryRows(memory).of(np.array([[1, 2, 0]]))[0].tolist() == [0, 2]  # the memory counts the last two places alone
+def test_items_of_equal_or_unknown_counts_are_all_alike() -> None:
+    for counts in (None, LabelCounts(np.full(4, 7), 28), LabelCounts(np.zeros(4, np.int64), 0)):
+        assert [Popularity(counts).share(count) for count in (0.0, 5.0, 500.0)] == [1, 1, 1]
+
+
+ORDERED: Options = {
+    "recency": 0.9,
+    "back": 0.25,
+    "decay": 0.7,
+    "near": 0.0,
+    "column": 0.3,
+    "row": 0.6,
+    "power": 0.8,
+    "user": 0.5,
+    "shrink": 2.0,
+}
+WITHOUT_ORDER: Options = ORDERED | {"recency": 1.0, "back": 1.0, "decay": 1.0, "window": 50, "longest": 50}
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("share", [1, 2])
+def test_events_of_a_new_item_give_what_training_would_have_counted(ordered: bool, share: int) -> None:
+    """S with the item, from all lists; and from the lists before it came and its events, all or every second of equal ones."""
+    rng = np.random.default_rng(8)
+    options = ORDERED | {"window": 3, "longest": 20} if ordered else WITHOUT_ORDER
+    lists = [rng.permutation(9)[: rng.integers(3, 7)].tolist() for _ in range(60)]
+    with_new = [[*rows, 9] for rows in lists[:10] for _ in range(2)]
+    trained = fitted_to(log_of([*with_new, *lists[10:]], items=10), np.arange(70), options, 0)
+    found, pairs = trained.lists, dict[tuple[int, int], float]()
+    for a, (begin, end) in enumerate(pairwise(found.offset_I1.tolist())):
+        pairs |= {
+            (a, b): value for b, value in zip(found.item_N[begin:end].tolist(), found.score_N[begin:end].tolist(), strict=True) if value
+        }
+    formula = MemoryFormula(**{name: options[name] for name in FORMULA}, unit=0.01)
+    memory = Memory(np.zeros(10, np.int64), np.empty(0, np.int32), np.empty(0, np.float16), np.ones(3, np.float32), 1, formula=formula)
+    rows = MemoryRows(memory, Popularity(LabelCounts(trained.events_I[:9], int(trained.events_I.sum()))))
+    events_ET = np.asarray(pad_histories(HistoryKind(length=8), [np.array(row[:-1]) for row in with_new[::share]]).array, np.int64)
+    lifting, lifted = (dict(zip(items.tolist(), (values * 0.01).tolist(), strict=True)) for items, values in rows.of(events_ET, 20))
+    assert lifting == pytest.approx({a: value for (a, b), value in pairs.items() if b == 9}, rel=1e-5)
+    assert lifted == pytest.approx({b: value for (a, b), value in pairs.items() if a == 9}, rel=1e-5)
+
+
+def test_without_a_formula_events_say_nothing_to_a_memory() -> None:
+    memory = Memory(np.zeros(4, np.int64), np.empty(0, np.int32), np.empty(0, np.float16), np.ones(2, np.float32), 1)
+    assert [len(rows) for rows, _ in MemoryRows(memory, Popularity(None)).of(np.array([[0, 1]]), 5)] == [0, 0]
+
+
+def test_a_memory_names_the_largest_entries_and_holds_them_as_they_are_stored() -> None:
+    formula = MemoryFormula(row=0, column=0, power=1, shrink=0, user=0, back=0, decay=0.5, window=1000, unit=1e-6)
+    memory = Memory(np.zeros(601, np.int64), np.empty(0, np.int32), np.empty(0, np.float16), np.ones(2, np.float32), 1, formula=formula)
+    lifting, lifted = MemoryRows(memory, Popularity(None)).of(np.arange(600)[None], 5)
+    assert lifting[0].tolist() == list(range(600 - MOST_NAMED, 600))
+    assert lifting[1].max() == LARGEST_VALUE
+    assert not len(lifted[0]), "back is 0: nobody comes to others from it"
 
 
 # -- linear scorers ---------------------------------------------------------------------------------------------------------
@@ -257,10 +321,11 @@ def features(*indices: int) -> dict[str, list[float]]:
 def test_an_item_like_others_goes_with_what_they_go_with() -> None:
     values = np.array([5, 4, 6, 8], np.float16)
     memory = Memory(np.array([0, 3, 4, 4]), np.array([0, 1, 2, 1], np.int32), values, np.ones(2, np.float32), 1)
-    rows, lifted = MemoryRows(memory).of_like(np.array([1, 2]), np.array([0.5, 1.0]))
+    memory_rows = MemoryRows(memory, Popularity(None))
+    rows, lifted = memory_rows.of_like(np.array([1, 2]), np.array([0.5, 1.0]))
     assert rows.tolist() == [0, 1]
     assert_allclose(lifted, [6, 4])  # the larger of 0.5 · 4 and 1 · 6
-    assert not len(MemoryRows(memory).of_like(np.empty(0, np.int64), np.empty(0))[0])
+    assert not len(memory_rows.of_like(np.empty(0, np.int64), np.empty(0))[0])
 
 
 def test_a_linear_item_goes_where_a_search_with_its_events_goes(tmp_path: Path) -> None:
