@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 from espalier.errors import BundleCorrupt
 
+MAX_COUNT = 1 << 53
+"""Most points or events of an item."""
+
 
 @dataclass(frozen=True, eq=False)
 class LabelCounts:
@@ -29,8 +32,9 @@ class LabelCounts:
         counts_I = self.counts_I
         if counts_I.dtype != np.int64 or counts_I.shape != (items,):
             raise BundleCorrupt(f"counts: {counts_I.dtype}{list(counts_I.shape)}, expected int64[{items}]")
-        if items and not (counts_I.min() >= 0 and counts_I.max() <= self.points):
-            raise BundleCorrupt(f"counts from {counts_I.min()} to {counts_I.max()}, expected 0 to {self.points}, the number of points")
+        most = min(self.points, MAX_COUNT)
+        if items and not (counts_I.min() >= 0 and counts_I.max() <= most):
+            raise BundleCorrupt(f"counts from {counts_I.min()} to {counts_I.max()}, expected 0 to {most}, the number of points")
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """As they are stored."""

@@ -26,7 +26,7 @@ FILE = "live.db"
 LOCK = ".live.lock"
 APPLICATION = 0x4573704A
 """SQLite's application_id of a journal: "EspJ"."""
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """SQLite's user_version of a journal: what is written, and all that is read."""
 TABLES = (
     "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL)",

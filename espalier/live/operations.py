@@ -17,7 +17,7 @@ import orjson
 
 from espalier.errors import InvalidData
 from espalier.items import MAX_ID_BYTES
-from espalier.live.rows import MAX_COUNT
+from espalier.label_counts import MAX_COUNT
 
 Kind = Literal["put", "delete"]
 

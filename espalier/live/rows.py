@@ -16,14 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
+from espalier.label_counts import MAX_COUNT
 
 FORMAT = 2
 MAX_NUMBERS = 1 << 20
 """Most numbers of a row, and most entries of a memory."""
 HEAD = struct.Struct("<BBIIIfd")
 """Format, whether dense, count of numbers, count of numbers of the tail, bytes of the memory's JSON, bias, count of events."""
-MAX_COUNT = 1 << 53
-"""Most events of an item."""
 TAIL_TOLERANCE = 1e-3
 """How far a tail row's squared length may be from 1, as in a bundle."""
 NO_FEATURES, NO_VALUES = np.empty(0, np.int32), np.empty(0, np.float32)

@@ -12,6 +12,7 @@ Legend: B queries, D node row.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +36,18 @@ from espalier.manifest import InnerProductForm
 from espalier.masks.eligibility import bundle_alone
 from espalier.node_rows import rounded
 from espalier.placement.evidence import Evidence
-from espalier.placement.graph_rows import NO_SHIFTS, Background, NearRows, RowScale, Trial, best_parent, scale_of, shifts_of, trial_items
+from espalier.placement.graph_rows import (
+    NO_SHIFTS,
+    Background,
+    NearRows,
+    RowScale,
+    Shifts,
+    Trial,
+    Trials,
+    best_parent,
+    scale_of,
+    trial_items,
+)
 from espalier.placement.memory_rows import NONE, MemoryRows, merged
 from espalier.placement.parents import Parents, Search, Votes, best_first, summed, votes_of_search
 from espalier.placement.popularity import Popularity
@@ -56,8 +68,8 @@ AT_ONCE = 256
 """Queries of one search."""
 BACKGROUND = 1024
 """Held-out queries that the scale of rows is taken from."""
-TRIALS, TRIAL_EVENTS = 512, 8
-"""Trained items that are placed to find the shift, and most events of each."""
+TRIALS, TRIAL_EVENTS = 128, (0, 1, 2, 5, 12, 28, 64)
+"""Trained items that are placed to find a shift, and how many events each of them has."""
 
 
 class Led(NamedTuple):
@@ -87,6 +99,9 @@ class GraphPlacement:
         self._lock = threading.Lock()
         self._known_scale: RowScale | None = None
         self._known_near: NearRows | None = None
+        self._background: Background | None = None
+        self._known_trials: dict[int, Trials] = {}
+        self._known_shifts: dict[tuple[int, float], Shifts] = {}
 
     @cached_property
     def _content(self) -> ContentRows:
@@ -124,7 +139,7 @@ class GraphPlacement:
         if content_D is not None and not found and not len(item.like):
             alone = self._by_fields(content_D, scale)
             count = self._popularity.count(0, item.count)
-            row_D = scale.shifted(alone.row_D, scale.fields.of(self._popularity.share(count)))
+            row_D = scale.shifted(alone.row_D, self._shift(scale, 0, count))
             fields_row = LiveRow(self._as_stored(row_D), memory_from=self._named(alone.memory, known), count=count)
             return Parents(best_first([(1.0, alone.votes)]), lambda _: fields_row)
         like = [self._leaf(int(row), overlay) for row in item.like]
@@ -136,7 +151,7 @@ class GraphPlacement:
         memory = self._memory_of(item, count, known)
         events_D = self._row_of_events(found, scale)
         sum_D = sum((row_D for _, row_D in like), np.zeros(len(scale.row_S))) + len(found) * events_D
-        shift = scale.events.of(self._popularity.share(count)) if found else 0.0
+        shift = self._shift(scale, len(found), count) if found else 0.0
         row = partial(self._row, sum_D, len(found) + len(like), shift, content_D, scale, memory, count)
         return Parents(best_first(parts), row)
 
@@ -263,29 +278,49 @@ class GraphPlacement:
             np.concatenate([block.result.item_rows_BM for block in found]),
             np.concatenate([np.where(block.result.count_B == defaults.m, block.result.keys_BM[:, -1], -np.inf) for block in found]),
             held.relevant,
+            self.bundle.memory,
         )
-        shift_args = self._tree.item_count, self.bundle.manifest.ranking, self.bundle.memory
-        events = shifts_of(background, self._trials(background, scale), *shift_args)
-        fields = shifts_of(background, self._trials_by_fields(background, scale), *shift_args) if self.takes_fields else NO_SHIFTS
-        return replace(scale, events=events, fields=fields)
+        self._background = background
+        return scale
 
-    def _trials(self, background: Background, scale: RowScale) -> list[Trial]:
+    def _shift(self, scale: RowScale, events: int, count: float) -> float:
+        """That of an item with some events at hand, 0: with fields alone, that has had so many: between those of counts near it."""
+        share, power = self._popularity.share(count), math.log2(max(count, 1.0))
+        first, part = int(power), power - int(power)
+        below, above = (self._shifts(scale, events, 2.0**exponent).of(share) for exponent in (first, first + 1))
+        return below + part * (above - below)
+
+    def _shifts(self, scale: RowScale, events: int, count: float) -> Shifts:
+        """Those of items with about so many events at hand. Found out when they are needed first."""
+        if self._background is None:
+            return NO_SHIFTS
+        events = next(most for most in TRIAL_EVENTS if events <= most or most == TRIAL_EVENTS[-1])
+        if events not in self._known_trials:
+            made = self._trials(self._background, scale, events) if events else self._trials_by_fields(self._background, scale)
+            self._known_trials[events] = Trials.of(self._background, made, self.bundle.manifest.ranking)
+        key = events, count if events else 0.0  # what lifts an item by its fields does not depend on its count
+        if key not in self._known_shifts:
+            parts = self._background, self._tree.item_count, self.bundle.manifest.ranking, count
+            self._known_shifts[key] = self._known_trials[events].shifts(*parts)
+        return self._known_shifts[key]
+
+    def _trials(self, background: Background, scale: RowScale, events: int) -> list[Trial]:
         trials = []
-        for item, queries in trial_items(background.relevant, TRIALS, TRIAL_EVENTS):
+        for item, queries in trial_items(background.relevant, TRIALS, events):
             parent, count = best_parent(background.frontier, queries), len(queries)
             if parent < 0:
                 continue
             events_D = scale.row_of_events(np.mean(background.states_BS[queries], axis=0, dtype=np.float64))
             row_D = scale.capped((count * events_D + PRIOR * self._mean_row(parent)) / (count + PRIOR))
-            histories = background.history_BT
-            has_had = float(self._popularity.counts_of(np.array([item]))[0])
-            memory = NONE if self._memory is None or histories is None else self._memory.of(histories[queries], max(has_had, count))[0]
-            trials.append(Trial(item, queries, row_D, parent, memory))
+            trials.append(Trial(item, queries, row_D, parent, partial(self._lifting, background.history_BT, queries)))
         return trials
+
+    def _lifting(self, history_BT: Int64 | None, queries: list[int], count: float) -> tuple[Int64, Floats]:
+        return NONE if self._memory is None or history_BT is None else self._memory.of(history_BT[queries], count)[0]
 
     def _trials_by_fields(self, background: Background, scale: RowScale) -> list[Trial]:
         """Trained items as if nothing but their fields were known. No query is their evidence, so all are asked."""
-        items = np.array([item for item, _ in trial_items(background.relevant, TRIALS, TRIAL_EVENTS)], np.int64)
+        items = np.array([item for item, _ in trial_items(background.relevant, TRIALS, 1)], np.int64)
         columns = [column.name for column in self._content.features.info.columns]
         values = zip(*(self.bundle.items.values(name, items) for name in columns), strict=True)
         trials = []
@@ -293,7 +328,7 @@ class GraphPlacement:
             alone = self._by_fields(content_D, scale, item)
             parents = best_first([(1.0, alone.votes)])
             if len(parents):
-                trials.append(Trial(item, [], alone.row_D, int(parents[0]), alone.memory))
+                trials.append(Trial(item, [], alone.row_D, int(parents[0]), partial(_whatever_its_count, alone.memory)))
         return trials
 
     # -- searches -------------------------------------------------------------------------------------------------------
@@ -329,6 +364,10 @@ class GraphPlacement:
             rows = found.result.item_rows_BM[b][: found.result.count_B[b]]
             led.append(Led(found, b, rows[rows < self._tree.item_count]))
         return [led[first:last] for first, last in pairwise(begin)]
+
+
+def _whatever_its_count(memory: tuple[Int64, Floats], _: float) -> tuple[Int64, Floats]:
+    return memory
 
 
 def _states(found: ParentsFound) -> NDArray[np.float32]:

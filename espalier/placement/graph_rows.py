@@ -7,19 +7,20 @@ their distances from it. Only the direction of s̄ − µ is used: a trained row
 nothing of rows. Longer rows are found more often by their own queries, but encoders misread the histories that hold them: they were trained
 with no such rows. Columns in which all states are equal hold biases, in which r̄ is the trained leaves' median.
 
-The shift goes into the last bias, and is the same for all items that are taken to have had as many events (`popularity.py`). Some trained
-items are placed as if they were new, by the held-out queries that they are relevant for, and asked for by the others. With the shift they
-come back EXPLORED · share(n) times as often as the catalogue's mean item. Items by their fields alone have shifts of their own, found in
-the same way: trained items are placed by their fields, next to others than themselves. The constants were chosen on validation queries of
-the embedded sample and MovieLens.
+The shift goes into the last bias, and is the same for all items that are taken to have had n events (`popularity.py`), of which as many are
+at hand. Some trained items are placed as if they were new, by so many of the held-out queries that they are relevant for, with the memory
+of an item that has had n events, and asked for by the others. With the shift they come back EXPLORED · share(n) times as often as the
+catalogue's mean item. Items by their fields alone have shifts of their own, found in the same way: trained items are placed by their
+fields, next to others than themselves. The constants were chosen on validation queries of the embedded sample and MovieLens.
 
 Legend: B queries, S state = row, K beam, I items, J trained items that are placed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,10 +40,12 @@ BLOCK = 1 << 16
 """Leaves whose rows are read at a time."""
 LONGEST = 0.99
 """No new row is farther from the mean row than this quantile of the trained ones."""
-EXPLORED = 1.0
+EXPLORED = 1.4
 """How often live items come back, in multiples of what their counts say."""
 NEAREST = 10
 """Items that are named."""
+FEWEST = 32
+"""Trial items, if held-out queries look for so many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +76,6 @@ class RowScale:
 
     state_S   µ · row_S: r̄ · is_free_S bool[S]: columns in which states differ
     length    ρ · longest: see LONGEST
-    events, fields   the shifts of items by events, and by fields alone
     """
 
     state_S: Floats
@@ -81,8 +83,6 @@ class RowScale:
     is_free_S: NDArray[np.bool_]
     length: float
     longest: float
-    events: Shifts = NO_SHIFTS
-    fields: Shifts = NO_SHIFTS
 
     def row_of_events(self, state_S: Floats) -> Floats:
         """float64[S]: e, by the mean state of an item's events."""
@@ -138,6 +138,7 @@ class Background:
     states_BS   float32[B, S]: on the leaf level
     found_BM    item rows that came back · key_B: what the last of them was ordered by; −inf where fewer came
     relevant    for each query the item rows that it should find
+    memory      of the bundle
     """
 
     history_BT: Int64 | None
@@ -146,28 +147,46 @@ class Background:
     found_BM: Int64
     key_B: NDArray[np.float32]
     relevant: Sequence[Int64]
+    memory: Memory | None = None
+
+    @cached_property
+    def places(self) -> dict[int, tuple[Int64, Floats]]:
+        """Item row → the queries whose histories hold it, and the weights of its places."""
+        if self.history_BT is None or self.memory is None:
+            return {}
+        found: dict[int, dict[int, float]] = {}
+        for b, history in enumerate(self.history_BT):
+            known = history[history >= 0][::-1].tolist()
+            for a, weight in zip(known, self.memory.weight.tolist(), strict=False):
+                of_item = found.setdefault(a, {})
+                of_item[b] = of_item.get(b, 0.0) + weight
+        return {a: (np.array(list(at)), np.array(list(at.values()))) for a, at in found.items()}
 
 
 @dataclass(frozen=True, eq=False)
 class Trial:
     """A trained item placed as if it were new: its evidence (positions of queries), its row without a shift, its parent, and the item rows
-    that lift it with S.
+    that lift it with S, if it has had so many events.
     """
 
     item: int
     queries: list[int]
     row_S: Floats
     parent: int
-    memory: tuple[Int64, Floats]
+    memory: Callable[[float], tuple[Int64, Floats]]
 
 
 def trial_items(relevant: Sequence[Int64], most: int, events: int) -> list[tuple[int, list[int]]]:
-    """Items that some queries should find, at most `most` at even distances, and the first `events` of those queries."""
+    """Items that at least `events` queries should find, or the FEWEST of the most queries; the first `events` of those queries.
+
+    Of more than `most` items those at even distances.
+    """
     queries_of: dict[int, list[int]] = {}
     for b, rows in enumerate(relevant):
         for item in np.unique(rows).tolist():
             queries_of.setdefault(item, []).append(b)
-    items = sorted(queries_of)
+    enough = min(events, sorted(map(len, queries_of.values()), reverse=True)[:FEWEST][-1] if queries_of else 0)
+    items = sorted(item for item, queries in queries_of.items() if len(queries) >= enough)
     chosen = items if len(items) <= most else [items[place] for place in np.linspace(0, len(items) - 1, most).astype(int).tolist()]
     return [(item, queries_of[item][:events]) for item in chosen]
 
@@ -178,47 +197,51 @@ def best_parent(frontier: Frontier, queries: Sequence[int]) -> int:
     return int(nodes[0]) if len(nodes) else -1
 
 
-def shifts_of(background: Background, trials: Sequence[Trial], items: int, ranking: Ranking, memory: Memory | None) -> Shifts:
-    """What items like those of the trials are shifted by. items: of the catalogue."""
-    batch = len(background.key_B)
-    gaps = []
-    position = _positions(background.history_BT, memory)
-    states_BS = background.states_BS
-    ranks_BK = background.frontier.ranks_BK.astype(np.float64)
-    least_B = np.where(np.isfinite(ranks_BK), ranks_BK, np.inf).min(1)
-    for trial in trials:
-        lift_B = np.zeros(batch)
-        if memory is not None:
-            for a, value in zip(*(part.tolist() for part in trial.memory), strict=True):
-                at, weight = position.get(a, _NOWHERE)
-                lift_B[at] += memory.key_weight * value * weight
-        is_parent_BK = background.frontier.nodes_BK == trial.parent
-        is_kept_B = is_parent_BK.any(1)
-        is_asked_B = np.ones(batch, np.bool_)
-        is_asked_B[trial.queries] = False
-        # memory may lift a parent that is not in the beam: then it is about as good as the last that is
-        above_B = np.where(is_kept_B, np.where(is_parent_BK, ranks_BK, -np.inf).max(1), least_B)
-        is_asked_B &= (is_kept_B | (lift_B > 0)) & np.isfinite(above_B)
-        own_B = (background.key_B - lift_B - ranking.gamma * above_B)[is_asked_B]
-        gaps.append(_logit_of(own_B, ranking) - states_BS[is_asked_B] @ trial.row_S)
-    every = np.sort(np.concatenate([np.empty(0), *gaps]))
-    return Shifts(every[np.isfinite(every)], len(trials) * batch * background.found_BM.shape[1] / items)
+@dataclass(frozen=True, eq=False)
+class Trials:
+    """Trials, and what each of them lacks to come back for each query if nothing lifts it.
+
+    lack_TB   own part of the rank · own_TB: what the row makes of it
+    kept_TB   whether the parent is in the beam · asked_TB: whether the query is none of the evidence, and has a beam
+    """
+
+    trials: Sequence[Trial]
+    lack_TB: Floats
+    own_TB: Floats
+    kept_TB: NDArray[np.bool_]
+    asked_TB: NDArray[np.bool_]
+
+    @staticmethod
+    def of(background: Background, trials: Sequence[Trial], ranking: Ranking) -> Trials:
+        ranks_BK = background.frontier.ranks_BK.astype(np.float64)
+        least_B = np.where(np.isfinite(ranks_BK), ranks_BK, np.inf).min(1)
+        shape = len(trials), len(background.key_B)
+        lack_TB, own_TB, kept_TB, asked_TB = np.empty(shape), np.empty(shape), np.empty(shape, np.bool_), np.ones(shape, np.bool_)
+        for t, trial in enumerate(trials):
+            is_parent_BK = background.frontier.nodes_BK == trial.parent
+            kept_TB[t] = is_parent_BK.any(1)
+            # memory may lift a parent that is not in the beam: then it is about as good as the last that is
+            above_B = np.where(kept_TB[t], np.where(is_parent_BK, ranks_BK, -np.inf).max(1), least_B)
+            asked_TB[t] = np.isfinite(above_B)
+            asked_TB[t, trial.queries] = False
+            lack_TB[t] = background.key_B - ranking.gamma * np.where(np.isfinite(above_B), above_B, 0)
+            own_TB[t] = background.states_BS @ trial.row_S
+        return Trials(trials, lack_TB, own_TB, kept_TB, asked_TB)
+
+    def shifts(self, background: Background, items: int, ranking: Ranking, count: float = 0.0) -> Shifts:
+        """What items like those of the trials are shifted by that have had so many events. items: of the catalogue."""
+        lift_TB = np.zeros(self.lack_TB.shape)
+        if background.memory is not None:
+            for lift_B, trial in zip(lift_TB, self.trials, strict=True):
+                for a, value in zip(*(part.tolist() for part in trial.memory(count)), strict=True):
+                    at, weight = background.places.get(a, _NOWHERE)
+                    lift_B[at] += background.memory.key_weight * value * weight
+        is_asked_TB = self.asked_TB & (self.kept_TB | (lift_TB > 0))
+        gaps = _logit_of((self.lack_TB - lift_TB)[is_asked_TB], ranking) - self.own_TB[is_asked_TB]
+        return Shifts(np.sort(gaps[np.isfinite(gaps)]), len(self.trials) * len(background.key_B) * background.found_BM.shape[1] / items)
 
 
 _NOWHERE = (np.empty(0, np.int64), np.empty(0))
-
-
-def _positions(history_BT: Int64 | None, memory: Memory | None) -> dict[int, tuple[Int64, Floats]]:
-    """Item row → the queries whose histories hold it, and the weights of its places."""
-    if history_BT is None or memory is None:
-        return {}
-    found: dict[int, dict[int, float]] = {}
-    for b, history in enumerate(history_BT):
-        known = history[history >= 0][::-1].tolist()
-        for a, weight in zip(known, memory.weight.tolist(), strict=False):
-            of_item = found.setdefault(a, {})
-            of_item[b] = of_item.get(b, 0.0) + weight
-    return {a: (np.array(list(at)), np.array(list(at.values()))) for a, at in found.items()}
 
 
 def _logit_of(own_B: Floats, ranking: Ranking) -> Floats:

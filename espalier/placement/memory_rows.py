@@ -49,18 +49,17 @@ class MemoryRows:
         formula = self._memory.formula
         if formula is None or not len(history_ET):
             return NONE, NONE
-        met: dict[int, float] = {}
-        for history in history_ET:
-            known = history[history >= 0]
-            weight = count / len(history_ET) * float(len(known) + 1) ** -formula.user
-            for place, a in enumerate(known[::-1][: formula.window].tolist()):
-                met[a] = met.get(a, 0.0) + weight * formula.decay**place
-        rows = np.array(sorted(met), np.int64)
-        met_A = np.array([met[a] for a in rows.tolist()])
+        known_ET = history_ET >= 0
+        behind_ET = known_ET.sum(axis=1, keepdims=True) - np.cumsum(known_ET, axis=1)
+        weight_ET = (known_ET.sum(axis=1, keepdims=True) + 1.0) ** -formula.user * formula.decay**behind_ET
+        counts_ET = known_ET & (behind_ET < formula.window)
+        rows, at = np.unique(history_ET[counts_ET], return_inverse=True)
+        met_A = np.bincount(at, weight_ET[counts_ET], minlength=len(rows)) * (count / len(history_ET))
         damped_A, damped = self._popularity.counts_of(rows) + formula.shrink, max(count, 1.0) + formula.shrink
-        lifting_A = met_A / (damped_A**formula.row * damped**formula.column)
-        lifted_A = formula.back * met_A / (damped**formula.row * damped_A**formula.column)
-        return (_largest(rows, lifting_A**formula.power / formula.unit), _largest(rows, lifted_A**formula.power / formula.unit))
+        with np.errstate(over="ignore"):  # `_largest` bounds them
+            lifting_A = (met_A / (damped_A**formula.row * damped**formula.column)) ** formula.power / formula.unit
+            lifted_A = (formula.back * met_A / (damped**formula.row * damped_A**formula.column)) ** formula.power / formula.unit
+        return _largest(rows, lifting_A), _largest(rows, lifted_A)
 
     @cached_property
     def _columns(self) -> tuple[Array, ...]:

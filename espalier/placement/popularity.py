@@ -5,7 +5,8 @@
     n of an item that is put with e events and no count: (e + the mean count of trained items that have e or more) / 2
 
 A caller may send all events of an item, or a few of many: nobody says which. From MOST_EVENTS on, the most that a request may hold, there
-are more. An item without events is taken for a mean one.
+are more. An item without events is taken for a mean one. None is taken to be more popular than the most popular trained item: n̄ and the
+variance are moments, which one number would ruin for all.
 
 Legend: I trained items.
 """
@@ -31,6 +32,7 @@ class Popularity:
         self.counts_I = None if counts is None else counts.counts_I
         known_I = np.sort(counts.counts_I).astype(np.float64) if counts is not None and counts.counts_I.any() else np.ones(1)
         self._ascending_I, self._mean = known_I, float(known_I.mean())
+        self._most = float(known_I[-1]) if counts is not None else np.inf
         self._sum_from_I = np.append(np.cumsum(known_I[::-1])[::-1], 0.0)
         spread = float(known_I.var()) - self._mean
         self._alpha, self._beta = (self._mean**2 / spread, self._mean / spread) if spread > 0 else (0.0, np.inf)
@@ -47,7 +49,11 @@ class Popularity:
     def count(self, events: int, given: int | None) -> float:
         """How many events an item has had, of which some are at hand."""
         if given is not None:
-            return float(max(given, events))
+            return (
+                max(float(events), min(float(given), float(self._ascending_I[-1])))
+                if self.counts_I is not None
+                else float(max(given, events))
+            )
         first = int(np.searchsorted(self._ascending_I, events))
         others = len(self._ascending_I) - first
         mean = float(self._sum_from_I[first]) / others if others else float(events)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
 from pydantic.config import JsonDict
 
-from espalier.live.rows import MAX_COUNT
+from espalier.label_counts import MAX_COUNT
 from service.live.catalogue_types import OutcomeKind
 from service.retrieval.schemas import Features, Ids, Number, StrictBody
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from espalier.errors import EspalierError, InvalidInput, JournalError
 from espalier.live.items import characters_of
 from espalier.live.journal import Transaction
-from espalier.live.operations import ItemBody, Operation
+from espalier.live.operations import NOTHING, ItemBody, Operation
 from espalier.live.rows import Placement
 from espalier.live.state import MAX_HANDLES
 from espalier.placement.placer import Candidates
@@ -172,10 +172,13 @@ class Group:
         if candidates is not None and operation.body.has_evidence and not _has_evidence(write):
             raise EvidenceNeeded(operation)  # its new fields have placed it, but more is stored of it
         if candidates is not None:
+            if operation.body.count != _placed_by(write).count:
+                raise EvidenceNeeded(operation)  # its row says how popular it is, which is stored
             return slots.place(item_id, candidates)
         if not write.candidates and stored is not None and stored.kind == "put":
-            if operation.body.count != stored.body.count and (operation.body.has_evidence or self._takes_fields(operation)):
-                raise EvidenceNeeded(operation)  # its row says how popular it is
+            by_fields = version.takes_fields and bool(operation.body.fields) and not version.is_trained(item_id)
+            if write.evidence is None and operation.body.count != stored.body.count and (operation.body.has_evidence or by_fields):
+                raise EvidenceNeeded(operation)
             before = self._transaction.placements(version.version, [stored.sequence]).get(stored.sequence)
             if before:
                 return slots.keep(item_id, before)
@@ -184,9 +187,6 @@ class Group:
                 raise EvidenceNeeded(operation)
             raise InvalidInput("item", item_id, EVIDENCE)
         return ()
-
-    def _takes_fields(self, operation: Operation) -> bool:
-        return self._default is not None and self._default.takes_fields and bool(operation.body.fields)
 
     def _checked_room(self, operation: Operation, placements: Mapping[int, tuple[Placement, ...]]) -> tuple[int, int, int]:
         """The characters, numbers and live leaves that are added to the default version. Raises CatalogueFull where it has no room."""
@@ -224,8 +224,12 @@ class Group:
 
 def _has_evidence(write: Write) -> bool:
     """Whether more than fields has placed a write."""
-    body = write.what.body if write.evidence is None and isinstance(write.what, Put) else write.evidence
-    return body is not None and body.has_evidence
+    return _placed_by(write).has_evidence
+
+
+def _placed_by(write: Write) -> ItemBody:
+    """What has placed a write."""
+    return write.evidence or (write.what.body if isinstance(write.what, Put) else NOTHING)
 
 
 def _is_stale(source_version: int | None, stored: Operation) -> bool:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from espalier.bundle import Bundle
 from espalier.engines.stages import ParentsFound, StagedEngine
 from espalier.errors import EspalierError, InvalidData
 from espalier.items import Items
+from espalier.label_counts import LabelCounts
 from espalier.live.fields import Columns
 from espalier.live.filtered import LiveFilters
 from espalier.live.masks import eligible_rows
@@ -233,9 +235,19 @@ class LiveVersion:
             return self._placer.place(known, view.items, overlay, self.parents)
 
     def _known(self, item_id: str, body: ItemBody) -> ItemBody:
-        """A body with the fields that the item has now, where it gives none."""
+        """A body with the fields that the item has now, and how many events training saw of it, where it gives none."""
         entry = None if self._state is None else self._state.table.entry(item_id)
-        return body if body.fields is not None or entry is None or entry.is_deleted else replace(body, fields=entry.fields)
+        if body.fields is None and entry is not None and not entry.is_deleted:
+            body = replace(body, fields=entry.fields)
+        return body if body.count is not None else replace(body, count=self._trained_count(item_id))
+
+    def _trained_count(self, item_id: str) -> int | None:
+        row = int(self.bundle.items.rows_of([item_id])[0])
+        return None if self._counts is None or row < 0 else int(self._counts.counts_I[row])
+
+    @cached_property
+    def _counts(self) -> LabelCounts | None:
+        return self.bundle.label_counts()
 
     def warm_up(self) -> None:
         """Let the placer find out what it needs to know of the bundle. Before anything is applied."""

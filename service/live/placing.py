@@ -33,8 +33,10 @@ def placed(writes: Sequence[Write], versions: Collection[LiveVersion], default: 
     failed: list[Failed] = []
     for begin in range(0, len(writes), PLACED_AT_ONCE):
         for write, candidates in _candidates(writes[begin : begin + PLACED_AT_ONCE], versions, default):
-            if isinstance(candidates, Exception):
+            if isinstance(candidates, Exception) and not (isinstance(candidates, EspalierError) and _says_a_count_alone(write)):
                 failed.append((write, candidates))
+            elif isinstance(candidates, Exception):  # what its item's evidence named is gone: it stays where it is
+                found.append(replace(write, candidates={}))
             else:
                 found.append(replace(write, candidates=candidates, unknown=_unknown(write.what, default)))
     return found, failed
@@ -91,6 +93,13 @@ def _evidence(write: Write, default: LiveVersion) -> ItemBody | None:
     where = default.placed(write.what.id)
     by_fields = default.takes_fields and bool(body.fields) and (where is None or where.by == FIELDS)
     return body if body.has_evidence or by_fields else None
+
+
+def _says_a_count_alone(write: Write) -> bool:
+    """Whether a write comes again to be placed by what is stored, although it names no evidence and no fields."""
+    if write.evidence is None or isinstance(write.what, Delete):
+        return False
+    return not write.what.body.has_evidence and write.what.body.fields is None
 
 
 def _unknown(what: Put | Delete, default: LiveVersion) -> tuple[str, ...]:

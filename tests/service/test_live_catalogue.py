@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from espalier.bundle import Bundle
 from espalier.engines.stages import ShardResult
 from espalier.errors import EspalierError, InvalidInput
 from espalier.items import Items
+from espalier.label_counts import LabelCounts
 from espalier.live.operations import ItemBody
 from espalier.placement.placer import Candidates
 from espalier.queries import HistoryKind, encode_histories
@@ -186,11 +188,66 @@ def test_a_count_alone_changes_the_row_and_stays(models: Path, monkeypatch: pyte
         assert length(live) == pytest.approx(5 * alone)
         assert (live.get("new").body.count, live.get("new").body.like) == (5, ("item-1",))
         assert parent(live.put("item-4", count=7), "trained") >= 0, "it is remembered, and the row stays that of training"
+        live.put("new", like=("item-2",))
+        other = np.abs(live.version().bundle.node_rows_ND[live.version().bundle.tree.leaf_of_item[2]]).sum()
+        assert length(live) == pytest.approx(5 * float(other)), "it stays with other evidence"
+        live.put("new", like=("item-1",))
         both = live.bulk(Put("new", ItemBody(count=2)), Put("new", ItemBody(count=3)))
         assert [outcome.outcome for outcome in both if isinstance(outcome, Outcome)] == ["updated"] * 2
         assert length(live) == pytest.approx(3 * alone)
     with live_service(models, monkeypatch, ByCount) as live:
         assert length(live) == pytest.approx(3 * alone)
+
+
+class ByCountOrTitle(ByTitle):
+    """Places by fields too, and a row is as long as its item is popular."""
+
+    def _place(self, body: ItemBody, known: Items) -> Candidates | EspalierError:
+        found = super()._place(body, known)
+        if isinstance(found, EspalierError):
+            return found
+        return [[(parent, replace(row, values=row.values * np.float32(body.count or 1))) for parent, row in found[0]]]
+
+
+def test_a_count_neither_moves_trained_items_nor_is_forgotten_by_fields(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_version.LiveVersion, "takes_fields", True)
+    with live_service(models, monkeypatch, ByCountOrTitle) as live:
+        live.put("item-4", fields={"title": "item-9"})
+        assert parent(live.put("item-4", count=7), "trained") >= 0, "its fields did not place it, nor does its count"
+        live.put("new", fields={"title": "item-6"}, count=2)
+        live.put("new", fields={"title": "item-7"})
+        leaves = live.version().live.built().overlay().trees[0]
+        bundle = live.version().bundle
+        assert leaves.rows_PD is not None
+        assert_allclose(
+            leaves.rows_PD[leaves.open[-1]], 2 * np.asarray(bundle.node_rows_ND[bundle.tree.leaf_of_item[7]], np.float32), rtol=1e-6
+        )
+
+
+def test_an_item_whose_evidence_is_gone_keeps_its_leaf_when_its_count_changes(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = live.put("new", like=("item-1",)).placed
+    monkeypatch.setattr(Nearest, "_place", lambda self, body, known: InvalidInput("like", "item-1", "an item"))
+    changed = live.put("new", count=9)
+    assert (changed.outcome, changed.placed) == ("updated", where)
+    assert live.get("new").body.count == 9
+    with pytest.raises(InvalidInput):
+        live.put("new", like=("item-2",))
+
+
+def test_a_trained_item_that_is_put_anew_is_as_popular_as_training_saw_it(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bundle, "label_counts", lambda self: LabelCounts(np.arange(len(self.items)), 10**6))
+    seen: list[int | None] = []
+
+    def place(self: Nearest, body: ItemBody, known: Items) -> EspalierError:
+        seen.append(body.count)
+        return InvalidInput("like", body.like, "nothing")
+
+    with live_service(models, monkeypatch) as live:
+        monkeypatch.setattr(Nearest, "_place", place)
+        for item, count in (("item-7", None), ("item-7", 9), ("new", None)):
+            with pytest.raises(InvalidInput):
+                live.put(item, like=("item-1",), count=count)
+    assert seen == [7, 9, None]
 
 
 def test_conditions_and_source_versions_are_looked_at_before_anything_changes(live: Live) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -101,8 +102,30 @@ def test_queries_count_as_much_as_held_out_queries_say() -> None:
     assert chosen_queries(alike, own, OPTIONS) == 1
     anything = [" ".join(titles[row].split()[:2] + columns[1][(7 * b) % 60].split()[:9]) for b, row in enumerate(rows.tolist())]
     assert chosen_queries(_asked(vectoriser, anything, labels), own, OPTIONS) >= 20, "most of what they say is of other items"
+    unheard = _asked(vectoriser, ["unheard"] * 240, labels)
+    assert math.isinf(chosen_queries(unheard, own, OPTIONS)), "of those that find as much the most"
     few = alike.take(np.arange(own_choices.FEWEST - 1))
     assert chosen_queries(few, own, OPTIONS) == own_choices.USUAL_QUERIES
+
+
+def test_items_with_equal_texts_are_told_apart_by_the_log() -> None:
+    """Variants of a product, of which people want one: of equal keys none comes first."""
+    titles = [f"word{product} thing{product}" for product in range(40) for _ in range(10)]
+    vectoriser = Vectoriser.fit(titles, WORDS)
+    labels = csr_array(np.eye(400, dtype=np.float32)[np.repeat(np.arange(0, 400, 10), 5) + 7])
+    asked = _asked(vectoriser, [f"word{product} thing{product}" for product in range(40) for _ in range(5)], labels)
+    assert chosen_queries(asked, own_rows(vectoriser, [titles], [1.0]), OPTIONS) < math.inf
+    keys_TI = np.array([[1, 1, 1, 0], [1, 1 + 1e-7, 1, 0], [1, 2, 1, 0], [0, 0, 0, 0]], np.float32)
+    found_T = own_choices._ndcg(keys_TI, np.array([1]), np.ones(1, np.float32))
+    assert_allclose(found_T, [1 / np.log2(3), 1 / np.log2(3), 1, 0], rtol=1e-6)
+
+
+def test_of_the_items_of_a_query_the_most_wanted_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_choices, "MOST_RIGHT", 2)
+    points = csr_array(np.ones((1, 1), np.float32))
+    labels = csr_array(np.array([[1, 5, 0, 3]], np.float32))
+    items, weights = own_choices._right_of(LabelledPoints(points, labels), 0)
+    assert (items.tolist(), weights.tolist()) == ([1, 3], [5, 3])
 
 
 def test_a_query_is_not_answered_by_itself() -> None:

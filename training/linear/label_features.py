@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import csr_array, diags_array, hstack
 
 from training.data.csr import Csr, normalised
@@ -25,12 +26,25 @@ def label_features(train: LabelledPoints, own: Own | None, options: LinearOption
     asked = train if train.own_B is None else train.take(train.asked)
     if own is not None and (not len(asked) or math.isinf(own.queries)):
         return own.rows, own.rows
-    rows = weighted_sums(asked) if options.loss == "relevance" else pifa(asked)
+    rows = summed(asked, options)
     if own is None:
         return rows, rows
-    queries_I = np.bincount(asked.labels.indices, minlength=len(rows.indptr) - 1)
-    rows = csr_array(diags_array((queries_I / (queries_I + own.queries)).astype(np.float32)) @ rows)
-    return normalised(hstack([rows, own.rows], format="csr")), normalised(csr_array(rows + own.rows))
+    counts_I = np.bincount(asked.labels.indices, minlength=len(rows.indptr) - 1)
+    return normalised(hstack([_shared(rows, counts_I, own), own.rows], format="csr")), beside(rows, counts_I, own)
+
+
+def summed(points: LabelledPoints, options: LinearOptions) -> Csr:
+    """Rows [I, F] of length 1 of points, as the loss wants them."""
+    return weighted_sums(points) if options.loss == "relevance" else pifa(points)
+
+
+def beside(rows: Csr, counts_I: NDArray[np.int64], own: Own) -> Csr:
+    """Rows [I, F] of length 1: what so many points of each item say, `rows`, and its own texts."""
+    return own.rows if math.isinf(own.queries) else normalised(csr_array(_shared(rows, counts_I, own) + own.rows))
+
+
+def _shared(rows: Csr, counts_I: NDArray[np.int64], own: Own) -> Csr:
+    return csr_array(diags_array((counts_I / (counts_I + own.queries)).astype(np.float32)) @ rows)
 
 
 def pifa(data: LabelledPoints) -> Csr:

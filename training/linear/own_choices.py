@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from espalier.text.vectoriser import Vectoriser
 from training.data.csr import Csr, as_matrix
 from training.data.xmc import LabelledPoints
-from training.linear.label_features import label_features
+from training.linear.label_features import beside, summed
 from training.linear.own_texts import Own, column_weights
 from training.specification.linear import LinearOptions
 
@@ -36,7 +36,8 @@ CLEARLY = 2.0
 QUERIES, USUAL_QUERIES = (1.0, 5.0, 20.0, 80.0, math.inf), 20.0
 """Queries that say as much of an item as its own texts; of those that find as much the most."""
 FOLDS = 5
-TOP = 10
+TOP, MOST_RIGHT, EQUAL = 10, 50, 1e-5
+"""Places that count, items of a query that count, and the relative difference of keys that are equal but for rounding."""
 
 
 def chosen_weights(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], train: LabelledPoints) -> list[float]:
@@ -81,9 +82,16 @@ def _sample(train: LabelledPoints) -> tuple[Int64, Int64]:
     rng = np.random.default_rng(0)
     rows = train.unseen
     rows = rng.permutation(rows[np.diff(train.labels.indptr)[rows] > 0])[:MOST]
-    asked_for = np.unique(train.labels[rows].indices).astype(np.int64)
+    asked_for = np.unique(np.concatenate([_right_of(train, row)[0] for row in rows.tolist()] or [rows])).astype(np.int64)
     others = rng.permutation(np.setdiff1d(np.arange(train.labels.shape[1]), asked_for))
     return rows, np.sort(np.concatenate([asked_for, others[: max(0, MOST_SCORED - len(asked_for))]]))
+
+
+def _right_of(points: LabelledPoints, row: int) -> tuple[Int64, Floats]:
+    """The items of a query that have the largest weights, MOST_RIGHT at most, and these."""
+    weights = points.weights_of(row)
+    kept = np.argsort(-weights, kind="stable")[:MOST_RIGHT]
+    return points.labels_of(row)[kept], weights[kept]
 
 
 def _answered_from(train: LabelledPoints, rows: Int64, items: Int64) -> LabelledPoints:
@@ -106,25 +114,30 @@ def by_weights(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], asked: 
     found_TB = np.empty((len(tried_TC), len(asked)), np.float32)
     for b in range(len(asked)):
         key_TI = tried_TC @ np.stack([score[[b]].toarray()[0] for score in scores]) / length_TI
-        found_TB[:, b] = _ndcg(key_TI, asked.labels_of(b), asked.weights_of(b))
+        found_TB[:, b] = _ndcg(key_TI, *_right_of(asked, b))
     return found_TB
 
 
 def _by_queries(known: LabelledPoints, own: Csr, held: LabelledPoints, options: LinearOptions) -> Floats:
     """nDCG@10 [T, B] of held queries by rows made of the known ones, with each of QUERIES."""
-    scores = [(held.points @ label_features(known, Own(own, (), queries), options)[1].T).tocsr() for queries in QUERIES]
+    sums, counts_I = summed(known, options), np.bincount(known.labels.indices, minlength=own.shape[0])
+    scores = [(held.points @ beside(sums, counts_I, Own(own, (), queries)).T).tocsr() for queries in QUERIES]
     found_TB = np.empty((len(QUERIES), len(held)), np.float32)
     for b in range(len(held)):
         key_TI = np.stack([score[[b]].toarray()[0] for score in scores])
-        found_TB[:, b] = _ndcg(key_TI, held.labels_of(b), held.weights_of(b))
+        found_TB[:, b] = _ndcg(key_TI, *_right_of(held, b))
     return found_TB
 
 
 def _ndcg(key_TI: Floats, right: Int64, gains: Floats) -> Floats:
-    """nDCG@10 [T] of one query; of equal keys what is right comes first, and what has no key above 0 is not found."""
+    """nDCG@10 [T] of one query. Of equal keys, but for rounding, each has their mean place; what has no key above 0 is not found."""
     discount = np.append(1 / np.log2(np.arange(TOP) + 2), 0)
-    place_TR = np.stack([np.minimum((key_TI > key_TI[:, [item]]).sum(axis=1), TOP) for item in right], axis=1)
-    place_TR[key_TI[:, right] <= 0] = TOP
     best = np.sort(gains)[::-1][:TOP]
+    place_TR = np.full((len(key_TI), len(right)), TOP)
+    for r, item in enumerate(right.tolist()):
+        own_T1 = key_TI[:, [item]]
+        above_T, alike_T = ((key_TI > own_T1 * factor).sum(axis=1) for factor in (1 + EQUAL, 1 - EQUAL))
+        place_T = np.minimum((above_T + alike_T - 1) // 2, TOP)
+        place_TR[:, r] = np.where(own_T1[:, 0] > 0, place_T, TOP)
     found_T: Floats = (discount[place_TR] @ gains / (best @ discount[: len(best)])).astype(np.float32)
     return found_T

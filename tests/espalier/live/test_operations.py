@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from espalier.errors import InvalidData, InvalidInput
 from espalier.items import MAX_ID_BYTES, ItemTable
+from espalier.label_counts import MAX_COUNT
 from espalier.live.fields import Columns
 from espalier.live.operations import MAX_BODY_BYTES, ItemBody, Operation
-from espalier.live.rows import MAX_COUNT
 
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
 numbers = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(1 << 60), 1 << 60)

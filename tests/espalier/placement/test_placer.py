@@ -28,7 +28,8 @@ from espalier.live.state import Change, LiveState
 from espalier.manifest import MemoryFormula, Ranking
 from espalier.memory import LARGEST_VALUE, Memory
 from espalier.node_rows import rounded
-from espalier.placement.graph_rows import NEAREST, NO_SHIFTS, Background, NearRows, RowScale, Trial, scale_of, shifts_of
+from espalier.placement import graph_rows
+from espalier.placement.graph_rows import NEAREST, NO_SHIFTS, Background, NearRows, RowScale, Trial, Trials, scale_of
 from espalier.placement.memory_rows import MOST as MOST_NAMED
 from espalier.placement.memory_rows import MemoryRows
 from espalier.placement.near_items import NO_NEIGHBOUR, NearItems
@@ -223,15 +224,16 @@ def trial_of(gaps: NDArray[np.float64], found: int) -> tuple[Background, Trial]:
     frontier = Frontier(np.full((batch, 1), 5), np.zeros((batch, 1), np.float32))
     found_BM = np.full((batch, 1), 3)
     found_BM[:found] = 7
-    trial = Trial(7, [], np.zeros(1), 5, (np.empty(0, np.int64), np.empty(0)))
+    trial = Trial(7, [], np.zeros(1), 5, lambda count: (np.empty(0, np.int64), np.empty(0)))
     return Background(None, frontier, np.zeros((batch, 1), np.float32), found_BM, gaps.astype(np.float32), []), trial
 
 
 @pytest.mark.parametrize(("share", "closed"), [(0.0, 0), (0.25, 1), (1.0, 7), (8.0, 63), (64.0, 159)])
-def test_the_more_an_item_is_wanted_the_more_often_it_comes_back(share: float, closed: int) -> None:
+def test_the_more_an_item_is_wanted_the_more_often_it_comes_back(share: float, closed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_rows, "EXPLORED", 1.0)
     background, trial = trial_of(np.arange(160.0), found=80)
     ranking = Ranking(own="logit", gamma=0.0)
-    shifts = shifts_of(background, [trial], 20, ranking, None)
+    shifts = Trials.of(background, [trial], ranking).shifts(background, 20, ranking)
     assert shifts.mean == 8, "the mean item comes back for 8 of 160 queries"
     assert shifts.of(share) == closed
     assert NO_SHIFTS.of(share) == 0
@@ -245,6 +247,8 @@ def test_an_item_is_as_popular_as_its_events_and_those_of_others_say() -> None:
     assert popularity.count(MOST_EVENTS, None) == 200, "there may be more than were sent"
     assert popularity.count(MOST_EVENTS - 1, None) == (63 + 200) / 2
     assert popularity.count(64, 64) == 64
+    assert popularity.count(4, 2**53) == 300, "as the most popular trained one, so that one number does not ruin the means"
+    assert Popularity(None).count(4, 1000) == 1000
     assert popularity.count(4, 9) == 9
     assert popularity.count(4, 2) == 4, "events that are stored are events"
     assert popularity.count(500, None) == 500
@@ -517,6 +521,29 @@ def test_an_item_like_others_is_found_by_who_has_them() -> None:
     queries = encode_histories(kind, bundle.items, [like, like[:1], like[:2], like[1:]])[0]
     rows_BM = engine.search(queries, SearchParams.uniform(4, bundle.manifest.search.beam_size, 5)).item_rows_BM
     assert (rows_BM == len(bundle.items)).any(1).all()
+
+
+def test_a_count_lifts_an_item_by_its_bias_and_by_the_memory() -> None:
+    """In the sample, whose items have counts: as few events of items that are more and more popular, and more of as popular ones."""
+    bundle = Bundle.open(Path(__file__).parents[3] / "models/debian-depends/1")
+    events = (("libsdl2-2.0-0", "libgl1"), ("libsdl2-2.0-0", "libsdl2-image-2.0-0"))
+    bodies = [ItemBody(events=events, count=count) for count in (2, 20, 400)] + [
+        ItemBody(events=events),
+        ItemBody(events=20 * events, count=400),
+    ]
+    rows = [first(found)[1] for found in placed(bundle, *bodies)]
+    assert [row.count for row in rows[:3]] == [2, 20, 400]
+    counts = bundle.label_counts()
+    assert counts is not None
+    assert rows[3].count == pytest.approx((2 + counts.counts_I[counts.counts_I >= 2].mean()) / 2)
+    (bias,) = np.flatnonzero(rows[0].values != rows[1].values)
+    assert rows[0].values[bias] < rows[1].values[bias] < rows[2].values[bias]
+    assert rows[4].values[bias] != rows[2].values[bias], "more events lift by the memory, which the bias makes good"
+    for entries in ("memory_from", "memory_to"):
+        lifts = [sum(value for _, value in getattr(row, entries)) for row in rows[:3]]
+        assert 0 < lifts[0] < lifts[1] < lifts[2]
+    nobody = ItemBody(like=("libsdl2-2.0-0",), count=400)
+    assert first(placed(bundle, nobody)[0])[1].memory_to == ()
 
 
 def test_a_row_that_is_too_far_is_drawn_in() -> None:
