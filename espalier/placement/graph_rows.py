@@ -56,7 +56,7 @@ class Shifts:
     mean   how many of the gaps are closed if each trial item comes back as often as the catalogue's mean item
     """
 
-    gap_G: Floats
+    gap_G: NDArray[np.float32]
     mean: float
 
     def of(self, share: float) -> float:
@@ -67,7 +67,7 @@ class Shifts:
         return float(self.gap_G[min(max(closed, 1), len(self.gap_G)) - 1])
 
 
-NO_SHIFTS = Shifts(np.empty(0), 0.0)
+NO_SHIFTS = Shifts(np.empty(0, np.float32), 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,7 +238,8 @@ class Trials:
                     lift_B[at] += background.memory.key_weight * value * weight
         is_asked_TB = self.asked_TB & (self.kept_TB | (lift_TB > 0))
         gaps = _logit_of((self.lack_TB - lift_TB)[is_asked_TB], ranking) - self.own_TB[is_asked_TB]
-        return Shifts(np.sort(gaps[np.isfinite(gaps)]), len(self.trials) * len(background.key_B) * background.found_BM.shape[1] / items)
+        mean = len(self.trials) * len(background.key_B) * background.found_BM.shape[1] / items
+        return Shifts(np.sort(gaps[np.isfinite(gaps)].astype(np.float32)), mean)
 
 
 _NOWHERE = (np.empty(0, np.int64), np.empty(0))
