@@ -40,7 +40,7 @@ BLOCK = 1 << 16
 """Leaves whose rows are read at a time."""
 LONGEST = 0.99
 """No new row is farther from the mean row than this quantile of the trained ones."""
-EXPLORED = 1.4
+EXPLORED = 1.3
 """How often live items come back, in multiples of what their counts say."""
 NEAREST = 10
 """Items that are named."""
