@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -29,7 +30,8 @@ from espalier.manifest import MemoryFormula, Ranking
 from espalier.memory import LARGEST_VALUE, Memory
 from espalier.node_rows import rounded
 from espalier.placement import graph_rows
-from espalier.placement.graph_rows import NEAREST, NO_SHIFTS, Background, NearRows, RowScale, Trial, Trials, scale_of
+from espalier.placement.graph_placement import GraphPlacement
+from espalier.placement.graph_rows import NEAREST, NO_SHIFTS, Background, NearRows, RowScale, Trial, Trials, scale_of, trial_items
 from espalier.placement.memory_rows import MOST as MOST_NAMED
 from espalier.placement.memory_rows import MemoryRows
 from espalier.placement.near_items import NO_NEIGHBOUR, NearItems
@@ -237,6 +239,32 @@ def test_the_more_an_item_is_wanted_the_more_often_it_comes_back(share: float, c
     assert shifts.mean == 8, "the mean item comes back for 8 of 160 queries"
     assert shifts.of(share) == closed
     assert NO_SHIFTS.of(share) == 0
+
+
+def test_what_lifts_an_item_is_not_made_good_by_its_shift() -> None:
+    """Queries that lack 10, and hold item 4 in the last or the last but one place of their histories, or not."""
+    history_BT = np.array([[3, 4], [4, 3], [3, 3]])
+    memory = Memory(np.zeros(6, np.int64), np.empty(0, np.int32), np.empty(0, np.float16), np.array([1, 0.5], np.float32), 2.0)
+    background, trial = trial_of(np.full(3, 10.0), found=1)
+    background = replace(background, history_BT=history_BT, memory=memory)
+    lifted = replace(trial, memory=lambda count: (np.array([4]), np.array([count])))
+    ranking = Ranking(own="logit", gamma=0.0)
+    trials = Trials.of(background, [lifted], ranking)
+    assert trials.shifts(background, 20, ranking, 0.5).gap_G.tolist() == [9, 9.5, 10]
+    assert trials.shifts(background, 20, ranking, 3.0).gap_G.tolist() == [4, 7, 10]
+
+
+def test_trials_have_as_much_evidence_as_there_is_at_hand() -> None:
+    """Items 0 … 39 that 1 … 40 queries look for."""
+    relevant = [np.arange(query, 40) for query in range(40)]
+    found = trial_items(relevant, 100, 5)
+    assert [item for item, _ in found] == list(range(4, 40)), "those of at least five queries"
+    assert {len(queries) for _, queries in found} == {5}
+    few = trial_items(relevant, 100, 30)
+    assert [item for item, _ in few] == list(range(8, 40)), "too few have thirty: those of the most"
+    assert [len(queries) for _, queries in few] == [min(30, item + 1) for item in range(8, 40)]
+    assert len(trial_items(relevant, 10, 5)) == 10
+    assert trial_items([], 10, 5) == []
 
 
 def test_an_item_is_as_popular_as_its_events_and_those_of_others_say() -> None:
@@ -538,7 +566,10 @@ def test_a_count_lifts_an_item_by_its_bias_and_by_the_memory() -> None:
     assert rows[3].count == pytest.approx((2 + counts.counts_I[counts.counts_I >= 2].mean()) / 2)
     (bias,) = np.flatnonzero(rows[0].values != rows[1].values)
     assert rows[0].values[bias] < rows[1].values[bias] < rows[2].values[bias]
-    assert rows[4].values[bias] != rows[2].values[bias], "more events lift by the memory, which the bias makes good"
+    way = Placer(bundle)._way
+    assert isinstance(way, GraphPlacement)
+    scale = way._scale(open_engine(bundle, "cpu").parents)
+    assert abs(way._shift(scale, 40, 400) - way._shift(scale, 2, 400)) > 0.05, "it depends on what is at hand"
     for entries in ("memory_from", "memory_to"):
         lifts = [sum(value for _, value in getattr(row, entries)) for row in rows[:3]]
         assert 0 < lifts[0] < lifts[1] < lifts[2]
