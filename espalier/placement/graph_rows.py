@@ -11,7 +11,7 @@ The shift goes into the last bias, and is the same for all items that are taken 
 at hand. Some trained items are placed as if they were new, by so many of the held-out queries that they are relevant for, with the memory
 of an item that has had n events, and asked for by the others. With the shift they come back EXPLORED · share(n) times as often as the
 catalogue's mean item. Items by their fields alone have shifts of their own, found in the same way: trained items are placed by their
-fields, next to others than themselves. The constants were chosen on validation queries of the embedded sample and MovieLens.
+fields, next to others than themselves. The constants were chosen on the embedded sample and MovieLens.
 
 Legend: B queries, S state = row, K beam, I items, J trained items that are placed.
 """
