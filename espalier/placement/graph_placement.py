@@ -70,6 +70,8 @@ BACKGROUND = 1024
 """Held-out queries that the scale of rows is taken from."""
 TRIALS, TRIAL_EVENTS = 128, (0, 1, 2, 5, 12, 28, 64)
 """Trained items that are placed to find a shift, and how many events each of them has."""
+MOST_SHIFTS = 32
+"""Shifts by evidence and count that are kept, those used last, of half a megabyte each."""
 
 
 class Led(NamedTuple):
@@ -287,11 +289,12 @@ class GraphPlacement:
         """That of an item with some events at hand, 0: with fields alone, that has had so many: between those of counts near it."""
         share, power = self._popularity.share(count), math.log2(max(count, 1.0))
         first, part = int(power), power - int(power)
-        below, above = (self._shifts(scale, events, 2.0**exponent).of(share) for exponent in (first, first + 1))
+        with self._lock:
+            below, above = (self._shifts(scale, events, 2.0**exponent).of(share) for exponent in (first, first + 1))
         return below + part * (above - below)
 
     def _shifts(self, scale: RowScale, events: int, count: float) -> Shifts:
-        """Those of items with about so many events at hand. Found out when they are needed first."""
+        """Those of items with about so many events at hand. Found out when they are needed first. Holds the lock."""
         if self._background is None:
             return NO_SHIFTS
         events = next(most for most in TRIAL_EVENTS if events <= most or most == TRIAL_EVENTS[-1])
@@ -299,10 +302,14 @@ class GraphPlacement:
             made = self._trials(self._background, scale, events) if events else self._trials_by_fields(self._background, scale)
             self._known_trials[events] = Trials.of(self._background, made, self.bundle.manifest.ranking)
         key = events, count if events else 0.0  # what lifts an item by its fields does not depend on its count
-        if key not in self._known_shifts:
+        found = self._known_shifts.pop(key, None)
+        if found is None:
             parts = self._background, self._tree.item_count, self.bundle.manifest.ranking, count
-            self._known_shifts[key] = self._known_trials[events].shifts(*parts)
-        return self._known_shifts[key]
+            found = self._known_trials[events].shifts(*parts)
+        self._known_shifts[key] = found
+        if len(self._known_shifts) > MOST_SHIFTS:
+            self._known_shifts.pop(next(iter(self._known_shifts)))
+        return found
 
     def _trials(self, background: Background, scale: RowScale, events: int) -> list[Trial]:
         trials = []

@@ -29,12 +29,11 @@ class Popularity:
     """
 
     def __init__(self, counts: LabelCounts | None) -> None:
-        self.counts_I = None if counts is None else counts.counts_I
-        known_I = np.sort(counts.counts_I).astype(np.float64) if counts is not None and counts.counts_I.any() else np.ones(1)
-        self._ascending_I, self._mean = known_I, float(known_I.mean())
-        self._most = float(known_I[-1]) if counts is not None else np.inf
-        self._sum_from_I = np.append(np.cumsum(known_I[::-1])[::-1], 0.0)
-        spread = float(known_I.var()) - self._mean
+        self.counts_I = counts.counts_I if counts is not None and counts.counts_I.any() else None
+        self._ascending_I = np.ones(1) if self.counts_I is None else np.sort(self.counts_I).astype(np.float64)
+        self._mean, self._most = float(self._ascending_I.mean()), np.inf if self.counts_I is None else float(self._ascending_I[-1])
+        self._sum_from_I = np.append(np.cumsum(self._ascending_I[::-1])[::-1], 0.0)
+        spread = float(self._ascending_I.var()) - self._mean
         self._alpha, self._beta = (self._mean**2 / spread, self._mean / spread) if spread > 0 else (0.0, np.inf)
 
     def counts_of(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -49,11 +48,7 @@ class Popularity:
     def count(self, events: int, given: int | None) -> float:
         """How many events an item has had, of which some are at hand."""
         if given is not None:
-            return (
-                max(float(events), min(float(given), float(self._ascending_I[-1])))
-                if self.counts_I is not None
-                else float(max(given, events))
-            )
+            return float(max(events, min(given, self._most)))
         first = int(np.searchsorted(self._ascending_I, events))
         others = len(self._ascending_I) - first
         mean = float(self._sum_from_I[first]) / others if others else float(events)

@@ -183,7 +183,7 @@ class Group:
             if before:
                 return slots.keep(item_id, before)
         if version is self._default and not version.is_trained(item_id):
-            if operation.body.has_evidence:
+            if operation.body.has_evidence and write.evidence is None:
                 raise EvidenceNeeded(operation)
             raise InvalidInput("item", item_id, EVIDENCE)
         return ()

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from espalier.errors import EspalierError
+from espalier.errors import EspalierError, InvalidInput
 from espalier.live.operations import ItemBody
 from espalier.placement.placer import Candidates
 from service.errors import NotReady
@@ -33,10 +33,10 @@ def placed(writes: Sequence[Write], versions: Collection[LiveVersion], default: 
     failed: list[Failed] = []
     for begin in range(0, len(writes), PLACED_AT_ONCE):
         for write, candidates in _candidates(writes[begin : begin + PLACED_AT_ONCE], versions, default):
-            if isinstance(candidates, Exception) and not (isinstance(candidates, EspalierError) and _says_a_count_alone(write)):
+            if isinstance(candidates, InvalidInput) and _says_a_count_alone(write):
+                found.append(replace(write, candidates={}))  # what its item's evidence named is gone: it stays as it is
+            elif isinstance(candidates, Exception):
                 failed.append((write, candidates))
-            elif isinstance(candidates, Exception):  # what its item's evidence named is gone: it stays where it is
-                found.append(replace(write, candidates={}))
             else:
                 found.append(replace(write, candidates=candidates, unknown=_unknown(write.what, default)))
     return found, failed
@@ -96,10 +96,11 @@ def _evidence(write: Write, default: LiveVersion) -> ItemBody | None:
 
 
 def _says_a_count_alone(write: Write) -> bool:
-    """Whether a write comes again to be placed by what is stored, although it names no evidence and no fields."""
+    """Whether a write comes again to be placed by what is stored, and names how popular its item is and neither evidence nor fields."""
     if write.evidence is None or isinstance(write.what, Delete):
         return False
-    return not write.what.body.has_evidence and write.what.body.fields is None
+    body = write.what.body
+    return body.count is not None and not body.has_evidence and body.fields is None
 
 
 def _unknown(what: Put | Delete, default: LiveVersion) -> tuple[str, ...]:

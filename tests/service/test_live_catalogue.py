@@ -24,7 +24,7 @@ from espalier.placement.placer import Candidates
 from espalier.queries import HistoryKind, encode_histories
 from espalier.search import SearchParams
 from service.entity_tags import Condition
-from service.errors import CatalogueFull, Conflict, ItemNotFound, PreconditionFailed
+from service.errors import CatalogueFull, Conflict, ItemNotFound, NotReady, PreconditionFailed
 from service.live import live_version
 from service.live.catalogue_types import Delete, Outcome, Put, tag_of
 from tests.rankers import add_ranker
@@ -199,14 +199,8 @@ def test_a_count_alone_changes_the_row_and_stays(models: Path, monkeypatch: pyte
         assert length(live) == pytest.approx(3 * alone)
 
 
-class ByCountOrTitle(ByTitle):
-    """Places by fields too, and a row is as long as its item is popular."""
-
-    def _place(self, body: ItemBody, known: Items) -> Candidates | EspalierError:
-        found = super()._place(body, known)
-        if isinstance(found, EspalierError):
-            return found
-        return [[(parent, replace(row, values=row.values * np.float32(body.count or 1))) for parent, row in found[0]]]
+class ByCountOrTitle(ByCount, ByTitle):
+    """Places by fields too."""
 
 
 def test_a_count_neither_moves_trained_items_nor_is_forgotten_by_fields(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,6 +226,18 @@ def test_an_item_whose_evidence_is_gone_keeps_its_leaf_when_its_count_changes(li
     assert live.get("new").body.count == 9
     with pytest.raises(InvalidInput):
         live.put("new", like=("item-2",))
+
+
+def test_a_count_is_not_taken_while_nobody_can_make_its_row(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = live.put("new", like=("item-1",)).sequence
+
+    def place(*_: object) -> None:
+        raise NotReady("The version is being dropped.")
+
+    monkeypatch.setattr(Nearest, "place", place)
+    with pytest.raises(NotReady):
+        live.put("new", count=9)
+    assert (live.get("new").body.count, live.get("new").sequence) == (None, before)
 
 
 def test_a_trained_item_that_is_put_anew_is_as_popular_as_training_saw_it(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,21 @@ def test_of_the_items_of_a_query_the_most_wanted_count(monkeypatch: pytest.Monke
     assert (items.tolist(), weights.tolist()) == ([1, 3], [5, 3])
 
 
+def test_of_many_columns_none_is_weighed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectoriser, columns, texts = _by_notes(40)
+    trials: list[int] = []
+
+    def found(_: object, __: object, asked: LabelledPoints, tried: NDArray[np.float32]) -> NDArray[np.float32]:
+        trials.append(len(tried))
+        return np.zeros((len(tried), len(asked)), np.float32)
+
+    monkeypatch.setattr(own_choices, "by_weights", found)
+    monkeypatch.setattr(own_choices, "FACTORED", 2)
+    for columns_of in (columns, [*columns, columns[0]]):
+        chosen_weights(vectoriser, columns_of, _asked(vectoriser, texts, _one_each(40)))
+    assert trials == [1 + 5 * (1 + 2 * 2), 1 + 5]
+
+
 def test_a_query_is_not_answered_by_itself() -> None:
     """One query an item, of words of another: only a query that was not held out would find its item."""
     vectoriser, columns, _ = _by_notes(60)

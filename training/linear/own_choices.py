@@ -30,13 +30,14 @@ FEWEST, MOST, MOST_SCORED = 30, 500, 100_000
 """Queries that choose, and the items that they are answered from."""
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 FACTORS = (1 / 3, 3.0)
-"""What the weight of one column is also multiplied by."""
+"""What the weight of one column is also multiplied by, of at most FACTORED columns: every trial scores all items for every query."""
+FACTORED = 8
 CLEARLY = 2.0
 """Standard errors, over queries, by which other weights must find more than the rule's."""
 QUERIES, USUAL_QUERIES = (1.0, 5.0, 20.0, 80.0, math.inf), 20.0
 """Queries that say as much of an item as its own texts; of those that find as much the most."""
 FOLDS = 5
-TOP, MOST_RIGHT, EQUAL = 10, 50, 1e-5
+TOP, MOST_RIGHT, EQUAL = 10, 20, 1e-5
 """Places that count, items of a query that count, and the relative difference of keys that are equal but for rounding."""
 
 
@@ -52,9 +53,10 @@ def chosen_weights(vectoriser: Vectoriser, columns: Sequence[Sequence[str]], tra
         return usual
     asked = _answered_from(train, rows, items)
     tried = [usual]
+    one_by_one = list(itertools.product(range(len(columns)), FACTORS)) if len(columns) <= FACTORED else []
     for exponent in EXPONENTS:
         weights = column_weights(columns, exponent)
-        tried += [weights, *([*weights[:c], factor * weights[c], *weights[c + 1 :]] for c in range(len(weights)) for factor in FACTORS)]
+        tried += [weights, *([*weights[:c], factor * weights[c], *weights[c + 1 :]] for c, factor in one_by_one)]
     few = [[texts[item] for item in items.tolist()] for texts in columns]
     found_TB = by_weights(vectoriser, few, asked, np.array(tried, np.float32))
     best = int(found_TB.mean(axis=1).argmax())

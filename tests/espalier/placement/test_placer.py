@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -29,7 +30,7 @@ from espalier.live.state import Change, LiveState
 from espalier.manifest import MemoryFormula, Ranking
 from espalier.memory import LARGEST_VALUE, Memory
 from espalier.node_rows import rounded
-from espalier.placement import graph_rows
+from espalier.placement import graph_placement, graph_rows
 from espalier.placement.graph_placement import GraphPlacement
 from espalier.placement.graph_rows import NEAREST, NO_SHIFTS, Background, NearRows, RowScale, Trial, Trials, scale_of, trial_items
 from espalier.placement.memory_rows import MOST as MOST_NAMED
@@ -288,6 +289,7 @@ def test_an_item_is_as_popular_as_its_events_and_those_of_others_say() -> None:
 
 
 def test_items_of_equal_or_unknown_counts_are_all_alike() -> None:
+    assert Popularity(LabelCounts(np.zeros(4, np.int64), 0)).count(2, 1000) == 1000
     for counts in (None, LabelCounts(np.full(4, 7), 28), LabelCounts(np.zeros(4, np.int64), 0)):
         assert [Popularity(counts).share(count) for count in (0.0, 5.0, 500.0)] == [1, 1, 1]
 
@@ -575,6 +577,28 @@ def test_a_count_lifts_an_item_by_its_bias_and_by_the_memory() -> None:
         assert 0 < lifts[0] < lifts[1] < lifts[2]
     nobody = ItemBody(like=("libsdl2-2.0-0",), count=400)
     assert first(placed(bundle, nobody)[0])[1].memory_to == ()
+
+
+def test_threads_that_place_items_of_any_count_keep_some_shifts_and_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_placement, "MOST_SHIFTS", 3)
+    bundle = Bundle.open(Path(__file__).parents[3] / "models/debian-depends/1")
+    engine, placer = open_engine(bundle, "cpu"), Placer(bundle)
+    bodies = [ItemBody(events=(("libsdl2-2.0-0", "libgl1"),), count=3**power) for power in range(8)]
+
+    def rows(order: list[int]) -> list[bytes]:
+        found = {}
+        for number in order:
+            (candidates,) = placer.place([bodies[number]], bundle.items, None, engine.parents)
+            assert not isinstance(candidates, EspalierError)
+            found[number] = first(candidates)[1].to_bytes()
+        return [found[number] for number in range(8)]
+
+    with ThreadPoolExecutor(4) as pool:
+        several = list(pool.map(rows, [list(range(8)), list(range(8))[::-1]] * 2))
+    way = placer._way
+    assert isinstance(way, GraphPlacement)
+    assert len(way._known_shifts) == 3
+    assert all(one == rows(list(range(8))) for one in several)
 
 
 def test_a_row_that_is_too_far_is_drawn_in() -> None:
