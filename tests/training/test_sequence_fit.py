@@ -501,8 +501,8 @@ def test_what_validation_asked_for_is_learned_once_all_is_chosen(kind: str, tmp_
     counts = {refit: found.points for refit in (True, False) if (found := bundles[refit].label_counts()) is not None}
     assert counts[True] > counts[False] > 0, "and counted"
     memories = [bundle.memory for bundle in bundles.values()]
-    assert kind != "neighbours" or all(memory is not None for memory in memories)
-    assert all(memory.formula is not None for memory in memories if memory is not None)
+    assert kind != "neighbours" or all(memory is not None and len(memory.item) for memory in memories)
+    assert all(memory.formula is not None for memory in memories if memory is not None and len(memory.item))
     chosen = [bundle.manifest.metrics["validation"] for bundle in bundles.values()]
     assert chosen[0] == chosen[1]
     assert bundles[True].manifest.ranking == bundles[False].manifest.ranking
