@@ -111,8 +111,8 @@ class Pipeline:
         return ShardResult.of(result, frontiers) if wants_frontier else result
 
     def parents(self, queries: QueryBatch, params: SearchParams) -> ParentsFound:
-        """The beams above the leaves, and what was found under them: where items belong that the queries led to."""
-        result, frontiers, states_BS = self._run(queries, params, NO_CONTEXT, True)
+        """The beams above the leaves, and the trained items that were found under them: where items belong that the queries led to."""
+        result, frontiers, states_BS = self._run(queries, params, NO_CONTEXT, True, merges=False)
         if states_BS is None and self._encoder.makes_states:
             live = self._live
             states_BS = self._encoder.leaf_states(queries, None if live is None else live.overlay)
@@ -132,16 +132,24 @@ class Pipeline:
 
     # -- the stages -----------------------------------------------------------------------------------------------------
 
-    def _run(self, queries: QueryBatch, params: SearchParams, context: SearchContext, frontier: bool) -> Found:
-        """encode, search, merge: the best m items, the beams above the leaves, and the leaf states where the search made them."""
+    def _run(self, queries: QueryBatch, params: SearchParams, context: SearchContext, frontier: bool, merges: bool = True) -> Found:
+        """encode, search, merge: the best m items, the beams above the leaves, and the leaf states; None where the search had no states
+        of all queries, or made them in several blocks.
+
+        merges  whether live items are found, too
+        """
         live = self._live
         if live is not None and self._is_as_trained(live.overlay, queries, params):
             live = None
         query = self._encoded(queries, params, context, live, frontier)
         size = self._at_once(query)
+        live = live if merges else None
         if size >= len(queries):
             leaves = self.tree_search.search(query)
-            return self._merged(query, leaves, live), leaves.frontiers, leaves.leaf_states_BS
+            states_BS = leaves.leaf_states_BS
+            if states_BS is None and query.states_BLS is not None and query.encoded_B is None:
+                states_BS = query.states_BLS[:, -1]
+            return self._merged(query, leaves, live), leaves.frontiers, states_BS
         results, frontiers = [], []
         for begin in range(0, len(queries), size):
             block = query.take(np.arange(begin, min(begin + size, len(queries))))

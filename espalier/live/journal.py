@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from espalier.errors import EspalierError, InvalidData, JournalBusy, JournalCorrupt, JournalError, JournalFull, JournalReadOnly
+from espalier.errors import InvalidData, JournalBusy, JournalCorrupt, JournalError, JournalFull, JournalReadOnly
 from espalier.live import journal_file, journal_tables
 from espalier.live.journal_file import LOCK_S, errors_of, locked, log_bytes, named, open_reader, open_writer
 from espalier.live.journal_tables import COLUMNS, MAX_TREES
@@ -35,6 +35,7 @@ MAX_ROW_BYTES = 16 << 20
 """Largest row of a leaf."""
 CHECKPOINT_BYTES = 8 << 20
 """Size of the write-ahead log from which a commit is followed by a checkpoint."""
+INSERT_PLACEMENT = "INSERT OR IGNORE INTO placements(version, seq, tree, parent, slot, row) VALUES (?, ?, ?, ?, ?, ?)"
 MAX_LOG_BYTES = 256 << 20
 """Size of the write-ahead log from which nothing is committed: a process that stands still while it reads keeps it from being emptied."""
 
@@ -44,9 +45,12 @@ class Transaction:
 
     def __init__(self, connection: sqlite3.Connection, file: Path) -> None:
         self._connection, self._file = connection, file
+        self._last: int | None = None  # sequence, once it was asked for: nobody else writes meanwhile
 
     def last_sequence(self) -> int:
-        return journal_tables.last_sequence(self._connection)
+        if self._last is None:
+            self._last = journal_tables.last_sequence(self._connection)
+        return self._last
 
     def since(self, sequence: int, limit: int) -> list[Operation]:
         return journal_tables.operations(self._connection, self._file, "seq > ? ORDER BY seq LIMIT ?", (sequence, limit))
@@ -59,13 +63,15 @@ class Transaction:
         self._connection.execute("UPDATE meta SET value = ? WHERE key = 'identity'", (identity,))
         journal_tables.set_dropped(self._connection, dropped)
 
-    def append(self, operation: Operation) -> Operation:
-        """Add an operation; returns it with its sequence and time.
+    def append(self, operation: Operation, places: Mapping[int, Sequence[Placement]] | None = None) -> Operation:
+        """Add an operation, and where it was placed in some versions; returns it with its sequence and time.
 
         Sequence 0 takes the next one. An operation copied from another journal brings its own, which must be above all of this journal.
+        Nothing is added where it raises InvalidData.
         """
         journal_file.show_progress(self._file)
         body = operation.body.to_bytes()
+        rows = [(version, *row) for version, own in (places or {}).items() for row in _rows_of(own)]
         given = operation.sequence
         if given and given <= self.last_sequence():
             raise InvalidData("sequence", given, f"above {self.last_sequence()}, the last one")
@@ -74,7 +80,10 @@ class Transaction:
         sequence = self._connection.execute(f"INSERT INTO ops({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", values).lastrowid
         if sequence is None:
             raise JournalCorrupt(f"{named(self._file)}: it gives no sequence numbers")
+        self._last = sequence
         self._connection.execute("INSERT OR REPLACE INTO latest(id, seq) VALUES (?, ?)", (operation.id, sequence))
+        for version, *row in rows:
+            self._connection.execute(INSERT_PLACEMENT, (version, sequence, *row))
         return replace(operation, sequence=sequence, at=at)
 
     def placements(self, version: int, sequences: Sequence[int]) -> dict[int, tuple[Placement, ...]]:
@@ -86,29 +95,20 @@ class Transaction:
         An operation of an item whose row stays as it was needs its placement stored again: the earlier operation may be compacted away.
         """
         for sequence, placements in found.items():
-            rows = [(p.tree, p.parent, p.slot, p.row.to_bytes()) for p in placements]
-            for tree, parent, slot, row in rows:
-                if not 0 <= tree < MAX_TREES or parent < 0 or slot < 0 or len(row) > MAX_ROW_BYTES:
-                    raise InvalidData(
-                        "placement", (tree, parent, slot, len(row)), f"a node, a slot and a row of at most {MAX_ROW_BYTES} bytes"
-                    )
+            rows = _rows_of(placements)
             stored = "SELECT 1 FROM placements WHERE version = ? AND seq = ?"
             if self._connection.execute(stored, (version, sequence)).fetchone() is None:
-                insert = "INSERT OR IGNORE INTO placements(version, seq, tree, parent, slot, row) VALUES (?, ?, ?, ?, ?, ?)"
-                self._connection.executemany(insert, ((version, sequence, *row) for row in rows))
+                self._connection.executemany(INSERT_PLACEMENT, ((version, sequence, *row) for row in rows))
 
-    @contextmanager
-    def whole(self) -> Iterator[None]:
-        """What the block does is done as a whole: nothing of it where it raises an EspalierError. What came before it stays."""
-        self._connection.execute("SAVEPOINT whole")
-        try:
-            yield
-        except EspalierError:
-            self._connection.execute("ROLLBACK TO whole")
-            raise
-        finally:
-            if self._connection.in_transaction:  # some of SQLite's errors have ended it
-                self._connection.execute("RELEASE whole")
+
+def _rows_of(placements: Sequence[Placement]) -> list[tuple[int, int, int, bytes]]:
+    """Tree, parent, slot and row of each, as they are stored. Raises InvalidData."""
+    rows = [(p.tree, p.parent, p.slot, p.row.to_bytes()) for p in placements]
+    for tree, parent, slot, row in rows:
+        if not 0 <= tree < MAX_TREES or parent < 0 or slot < 0 or len(row) > MAX_ROW_BYTES:
+            found = tree, parent, slot, len(row)
+            raise InvalidData("placement", found, f"a node, a slot and a row of at most {MAX_ROW_BYTES} bytes")
+    return rows
 
 
 class Journal:

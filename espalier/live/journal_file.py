@@ -26,15 +26,15 @@ FILE = "live.db"
 LOCK = ".live.lock"
 APPLICATION = 0x4573704A
 """SQLite's application_id of a journal: "EspJ"."""
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """SQLite's user_version of a journal: what is written, and all that is read."""
 TABLES = (
     "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "CREATE TABLE ops(seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL, "
     "source_version INTEGER, at REAL NOT NULL)",
-    "CREATE TABLE latest(id TEXT PRIMARY KEY, seq INTEGER NOT NULL)",
+    "CREATE TABLE latest(id TEXT PRIMARY KEY, seq INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE placements(version INTEGER NOT NULL, seq INTEGER NOT NULL, tree INTEGER NOT NULL, parent INTEGER NOT NULL, "
-    "slot INTEGER NOT NULL, row BLOB NOT NULL, PRIMARY KEY(version, seq, tree))",
+    "slot INTEGER NOT NULL, row BLOB NOT NULL, PRIMARY KEY(version, seq, tree)) WITHOUT ROWID",
 )
 """The statements of its tables; SQLite stores their text."""
 MAX_VALUE_BYTES = 32 << 20

@@ -66,8 +66,8 @@ def compact(journal: Journal, versions: Versions, keep_from: int | None = None) 
         with journal.transaction() as connection:
             kept = ", ".join(str(int(version)) for version in versions())
             unused = f"version NOT IN ({kept}) OR seq NOT IN (SELECT seq FROM ops)"
-            some = f"DELETE FROM placements WHERE rowid IN (SELECT rowid FROM placements WHERE {unused} LIMIT {BLOCK})"
-            dropped = connection.execute(some).rowcount
+            some = f"SELECT version, seq, tree FROM placements WHERE {unused} LIMIT {BLOCK}"
+            dropped = connection.execute(f"DELETE FROM placements WHERE (version, seq, tree) IN ({some})").rowcount
         placements += dropped
         if dropped < BLOCK:
             break

@@ -114,7 +114,7 @@ class ItemBody:
         if len(data) > MAX_BODY_BYTES:
             raise InvalidData("body", f"{len(data)} bytes", f"at most {MAX_BODY_BYTES}")
         try:
-            found = json.loads(data.decode())
+            found = orjson.loads(data)
         except (ValueError, RecursionError) as error:
             raise InvalidData("body", data[:100], "JSON") from error
         if type(found) is not dict or not found.keys() <= _NAMES:

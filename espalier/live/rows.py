@@ -7,12 +7,12 @@ Legend: D node row.
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from dataclasses import dataclass, field
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
@@ -87,7 +87,7 @@ class LiveRow:
         return len(self.values) + len(self.tail_value)
 
     def to_bytes(self) -> bytes:
-        memory = json.dumps([self.memory_to, self.memory_from]).encode() if self.memory_to or self.memory_from else b""
+        memory = orjson.dumps([self.memory_to, self.memory_from]) if self.memory_to or self.memory_from else b""
         head = HEAD.pack(FORMAT, int(self.dense), len(self.values), len(self.tail_value), len(memory), self.bias, self.count)
         arrays = (self.feature, "<i4"), (self.values, "<f4"), (self.tail_feature, "<i4"), (self.tail_value, "<f4")
         return b"".join([head, *(array.astype(dtype).tobytes() for array, dtype in arrays), memory])
@@ -111,7 +111,7 @@ class LiveRow:
         of: Entries = ()
         if memory_bytes:
             try:
-                to, of = (tuple((str(item), float(value)) for item, value in entries) for entries in json.loads(data[-memory_bytes:]))
+                to, of = (tuple((str(item), float(value)) for item, value in entries) for entries in orjson.loads(data[-memory_bytes:]))
             except (ValueError, TypeError) as error:
                 raise InvalidData("row.memory", "something else", "pairs of ids and numbers") from error
         return LiveRow(values, feature, float(bias), bool(dense), to, of, tail_feature, tail_value, events)

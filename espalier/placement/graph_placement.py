@@ -16,7 +16,7 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -73,6 +73,9 @@ TRIALS, TRIAL_EVENTS = 128, (0, 1, 2, 5, 12, 28, 64)
 MOST_SHIFTS = 32
 """Shifts by evidence and count that are kept, those used last, of half a megabyte each."""
 
+KEPT_SHIFTS = 1024
+"""Numbers that were worked out of these, by evidence and exact count."""
+
 
 class Led(NamedTuple):
     """Where an event led to. b: which query of the call it is; items_M: rows of the trained items that it found, best first."""
@@ -104,6 +107,7 @@ class GraphPlacement:
         self._background: Background | None = None
         self._known_trials: dict[int, Trials] = {}
         self._known_shifts: dict[tuple[int, float], Shifts] = {}
+        self._shift = lru_cache(KEPT_SHIFTS)(self._new_shift)
 
     @cached_property
     def _content(self) -> ContentRows:
@@ -141,7 +145,7 @@ class GraphPlacement:
         if content_D is not None and not found and not len(item.like):
             alone = self._by_fields(content_D, scale)
             count = self._popularity.count(0, item.count)
-            row_D = scale.shifted(alone.row_D, self._shift(scale, 0, count))
+            row_D = scale.shifted(alone.row_D, self._shift(0, count))
             fields_row = LiveRow(self._as_stored(row_D), memory_from=self._named(alone.memory, known), count=count)
             return Parents(best_first([(1.0, alone.votes)]), lambda _: fields_row)
         like = [self._leaf(int(row), overlay) for row in item.like]
@@ -153,7 +157,7 @@ class GraphPlacement:
         memory = self._memory_of(item, count, known)
         events_D = self._row_of_events(found, scale)
         sum_D = sum((row_D for _, row_D in like), np.zeros(len(scale.row_S))) + len(found) * events_D
-        shift = self._shift(scale, len(found), count) if found else 0.0
+        shift = self._shift(len(found), count) if found else 0.0
         row = partial(self._row, sum_D, len(found) + len(like), shift, content_D, scale, memory, count)
         return Parents(best_first(parts), row)
 
@@ -241,10 +245,12 @@ class GraphPlacement:
         """What lifts an item: what its events hold, the items that it is like, and what lifts these. And what it lifts."""
         if self._memory is None or not isinstance(item.events.kind, HistoryKind):
             return (), ()
-        trained = item.like[item.like < self._tree.item_count]
         lifting, lifted = self._memory.of(np.asarray(item.events.array, np.int64), count)
-        by_like = self._memory.of(item.like[:, None], count)[0], self._memory.of_like(trained, np.ones(len(trained)))
-        return self._named(merged([lifting, *by_like]), known), self._named(lifted, known)
+        if len(item.like):
+            trained = item.like[item.like < self._tree.item_count]
+            by_like = self._memory.of(item.like[:, None], count)[0], self._memory.of_like(trained, np.ones(len(trained)))
+            lifting = merged([lifting, *by_like])
+        return self._named(lifting, known), self._named(lifted, known)
 
     @staticmethod
     def _named(memory: tuple[Int64, Floats], known: Items) -> Entries:
@@ -285,12 +291,14 @@ class GraphPlacement:
         self._background = background
         return scale
 
-    def _shift(self, scale: RowScale, events: int, count: float) -> float:
+    def _new_shift(self, events: int, count: float) -> float:
         """That of an item with some events at hand, 0: with fields alone, that has had so many: between those of counts near it."""
         share, power = self._popularity.share(count), math.log2(max(count, 1.0))
         first, part = int(power), power - int(power)
         with self._lock:
-            below, above = (self._shifts(scale, events, 2.0**exponent).of(share) for exponent in (first, first + 1))
+            if self._known_scale is None:
+                raise ValueError("shifts are those of a scale")
+            below, above = (self._shifts(self._known_scale, events, 2.0**exponent).of(share) for exponent in (first, first + 1))
         return below + part * (above - below)
 
     def _shifts(self, scale: RowScale, events: int, count: float) -> Shifts:

@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
 from espalier.memory import LARGEST_VALUE, Memory
+from espalier.memory_lists import INDEX_BITS, LAST_INDEX
+from espalier.memory_sums import in_order
 from espalier.placement.popularity import Popularity
 from espalier.read_only import read_only
 from espalier.stored_numbers import number, stored
@@ -49,12 +51,9 @@ class MemoryRows:
         formula = self._memory.formula
         if formula is None or not len(history_ET):
             return NONE, NONE
-        known_ET = history_ET >= 0
-        behind_ET = known_ET.sum(axis=1, keepdims=True) - np.cumsum(known_ET, axis=1)
-        weight_ET = (known_ET.sum(axis=1, keepdims=True) + 1.0) ** -formula.user * formula.decay**behind_ET
-        counts_ET = known_ET & (behind_ET < formula.window)
-        rows, at = np.unique(history_ET[counts_ET], return_inverse=True)
-        met_A = np.bincount(at, weight_ET[counts_ET], minlength=len(rows)) * (count / len(history_ET))
+        (histories,) = read_only(history_ET)
+        rows, met_A = _met(histories, formula.window, formula.user, formula.decay)
+        met_A *= count / len(history_ET)
         damped_A, damped = self._popularity.counts_of(rows) + formula.shrink, max(count, 1.0) + formula.shrink
         with np.errstate(over="ignore"):  # `_largest` bounds them
             lifting_A = (met_A / (damped_A**formula.row * damped**formula.column)) ** formula.power / formula.unit
@@ -74,22 +73,60 @@ class MemoryRows:
         offset, source, value = self._columns
         entries = [slice(int(offset[item]), int(offset[item + 1])) for item in items.tolist()]
         lifted = [size * value[part].astype(np.float64) for size, part in zip(cosine.tolist(), entries, strict=True)]
-        return merged([(source[part], values) for part, values in zip(entries, lifted, strict=True)])
+        return merged([(source[part].astype(np.int64), values) for part, values in zip(entries, lifted, strict=True)])
 
 
-def merged(memories: Sequence[tuple[NDArray[np.integer[Any]], NDArray[np.float64]]]) -> Entries:
-    """Item rows, ascending, and the largest S that some memories have of each."""
+def merged(memories: Sequence[Entries]) -> Entries:
+    """Item rows, ascending, and the largest S that some memories have of each. A memory names no item twice."""
+    memories = [memory for memory in memories if len(memory[0])]
+    if len(memories) < 2:
+        return memories[0] if memories else NONE
     rows, at = np.unique(np.concatenate([rows for rows, _ in memories]), return_inverse=True)
     values = np.zeros(len(rows))
     np.maximum.at(values, at, np.concatenate([values for _, values in memories]))
-    return _largest(rows.astype(np.int64), values)
+    return _largest(rows, values)
 
 
 def _largest(rows: NDArray[np.int64], values: NDArray[np.float64]) -> Entries:
     values = np.minimum(values, LARGEST_VALUE)
-    kept = np.sort(np.argsort(-values, kind="stable")[:MOST])
-    kept = kept[values[kept] > 0]
-    return rows[kept], values[kept]
+    if len(rows) > MOST:
+        kept = np.sort(np.argsort(-values, kind="stable")[:MOST])
+        rows, values = rows[kept], values[kept]
+    if values.all():
+        return rows, values
+    return rows[values > 0], values[values > 0]
+
+
+@compiled()
+def _met(history_ET: Array, window: int, user: float, decay: float) -> tuple[Array, Array]:
+    """int64[A], ascending, and float64[A]: the items of some histories, and what the last `window` places of each history add to them."""
+    places = 0
+    for e in range(len(history_ET)):
+        for t in range(history_ET.shape[1]):
+            places += int(history_ET[e, t] >= 0)
+    numbers, weights = np.empty(places, np.int64), np.empty(places)
+    count, highest = 0, 0
+    for e in range(len(history_ET)):
+        length = 0
+        for t in range(history_ET.shape[1]):
+            length += int(history_ET[e, t] >= 0)
+        weight, behind = (length + 1.0) ** -user, 0
+        for t in range(history_ET.shape[1] - 1, -1, -1):
+            row = history_ET[e, t]
+            if row >= 0 and behind < window:
+                numbers[count], weights[count] = (row << INDEX_BITS) + count, weight * decay**behind
+                highest = max(highest, row)
+                count += 1
+                behind += 1
+    ordered = in_order(numbers[:count], highest << INDEX_BITS, INDEX_BITS)
+    rows, met_A, last = np.empty(count, np.int64), np.zeros(count), -1
+    for one in ordered:
+        row = one >> INDEX_BITS
+        if last < 0 or rows[last] != row:
+            last += 1
+            rows[last] = row
+        met_A[last] += weights[one & LAST_INDEX]
+    return rows[: last + 1], met_A[: last + 1]
 
 
 @compiled()

@@ -161,15 +161,26 @@ class Batcher:
         return done
 
     def parents_now(self, queries: QueryBatch, params: SearchParams) -> ParentsFound:
-        """Where queries lead to (`Pipeline.parents`), as jobs, each short.
+        """Where queries lead to (`Pipeline.parents`), in short parts: on this thread where the engine's has nothing to do, else as jobs.
 
         From any thread but the event loop's. Raises NotReady, and what the engine raises.
         """
-        jobs = []
         at_once = QUIET_JOB_QUERIES if self._clock() - self._called_at > QUIET_S else JOB_QUERIES
-        for rows, own in split(queries, params, min(at_once, self.limits.max_batch) if self.limits.serial else self.limits.max_batch):
-            jobs.append(self.run(partial(_parents, rows, own)))
-        return joined_parents([job.result() for job in jobs])
+        at_once = min(at_once, self.limits.max_batch) if self.limits.serial else self.limits.max_batch
+        found = [self._parents_of(*part) for part in split(queries, params, at_once)]
+        return joined_parents([part.result() if isinstance(part, Future) else part for part in found])
+
+    def _parents_of(self, queries: QueryBatch, params: SearchParams) -> ParentsFound | Future[ParentsFound]:
+        with self._lock:
+            self._check_open()
+            is_idle = self.limits.serial and bool(self._asleep) and not self._jobs.waiting
+            is_mine = is_idle and self._calling[0].acquire(blocking=False)
+        if not is_mine:
+            return self.run(partial(_parents, queries, params))
+        try:
+            return _parents(queries, params, self._engine)
+        finally:
+            self._calling[0].release()
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new work and finish what was accepted. False when that took longer than `timeout_s`."""

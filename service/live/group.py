@@ -207,10 +207,7 @@ class Group:
     def _append(self, write: Write, operation: Operation, outcome: OutcomeKind, placements: Mapping[int, tuple[Placement, ...]]) -> Decided:
         if self._transaction.last_sequence() + 1 < self._first:
             operation = replace(operation, sequence=self._first)
-        with self._transaction.whole():  # a place may turn out to be too large when its operation is there
-            stored = self._transaction.append(operation)
-            for version, own in placements.items():
-                self._transaction.store_placements(version, {stored.sequence: own})
+        stored = self._transaction.append(operation, placements)
         return Decided(write, outcome, stored.sequence, stored, placements)
 
     def _checked_handle(self, item_id: str) -> bool:

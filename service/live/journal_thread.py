@@ -26,9 +26,10 @@ from service.errors import BeingChanged, NotReady, NotWritable
 from service.live.catalogue_types import Delete, Outcome, Placed
 from service.live.compaction import Compaction
 from service.live.group import Decided, EvidenceNeeded, Group, Write
-from service.live.live_version import LiveVersion
-from service.live.notices import UNKNOWN, UNSEEN, Notices
+from service.live.live_version import LiveVersion, placed_by
+from service.live.notices import UNSEEN, Notices
 from service.live.placing import named_by, placed
+from service.live.progress_pages import UNKNOWN
 from service.live.replay import Store, Stored, apply_all, replay, store_by, store_in
 
 log = logging.getLogger(__name__)
@@ -278,7 +279,11 @@ class JournalThread:
     def _outcome(self, found: Decided, default: LiveVersion | None) -> Outcome:
         where: Placed | None = None
         if found.outcome != "deleted" and default is not None:
-            where = default.placed(found.write.what.id)
+            own = found.placements.get(default.version)
+            if own and found.operation is not None:
+                where = Placed(default.version, own[0].parent, placed_by(found.operation))
+            else:
+                where = default.placed(found.write.what.id)
         return Outcome(found.sequence, found.outcome, True, where, found.write.unknown)
 
     def _default(self) -> LiveVersion | None:

@@ -1,27 +1,26 @@
 """How the workers of one service learn within milliseconds what another one has committed or applied.
 
-Each worker has a datagram socket `<pid>.sock` in the run folder, and a file `<pid>.live` with the last operation that it answers by, for
-each model that it serves. A datagram only says that there is something to look at, so that a lost one delays and does not harm: whoever is
-told reads the journal and the files, and everybody reads all of them every POLL_S, whatever was told meanwhile: commands or another service
-may write to the journals, too. A dead worker is not waited for. A process alone has no socket. Knows sequence numbers by model. Does not
-know journals.
+Each worker has a datagram socket `<pid>.sock` in the run folder, and a file with the last operation that it answers by, for each model that
+it serves (progress_pages.py). A datagram only says that there is something to look at, so that a lost one delays and does not harm: whoever
+is told reads the journal and the files, and everybody reads all of them every POLL_S, whatever was told meanwhile: commands or another
+service may write to the journals, too. A dead worker is not waited for. A process alone has no socket. Knows sequence numbers by model.
+Does not know journals.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
 import threading
 import time
-import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from service.run_folder import living, names
+from service.live.progress_pages import UNKNOWN, OwnPage, Pages
+from service.run_folder import living
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +28,6 @@ POLL_S = 0.25
 """Longest time until a commit is seen of which no datagram came."""
 RECHECK_S = 0.02
 """Longest time until progress is seen of which no datagram came, while somebody waits for it."""
-ROOM = 4096
-"""Bytes that a file of progress takes on the disk from the start, so that a full disk later changes nothing. It grows where needed."""
-READS = 50
-"""Attempts to read a file that is being written."""
-UNKNOWN = -1
-"""Progress of a worker whose file cannot be read."""
 UNSEEN = 0
 """Stands in place of a process id."""
 NOBODY: Mapping[int, int] = {}
@@ -56,7 +49,8 @@ class Notices:
     _stopped: threading.Event = field(default_factory=threading.Event)
     _socket: socket.socket | None = None
     _sender: socket.socket | None = None
-    _file: int | None = None
+    _page: OwnPage | None = None
+    _pages: Pages | None = None
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -73,7 +67,8 @@ class Notices:
                 self._socket.close()
                 self._socket = None
             with self._changed:
-                self._write()
+                self._pages = Pages(self.folder)
+                self._write({})
         self._thread = threading.Thread(target=self._listen, name="live-notices", daemon=True)
         self._thread.start()
 
@@ -85,11 +80,13 @@ class Notices:
                 self._send(b"", f"{self.folder}/{self.pid}.sock")
             self._thread.join()
         with self._changed:
+            gone = dict.fromkeys(self._applied)
             self._applied.clear()
-            self._write()
-            if self._file is not None:
-                os.close(self._file)
-                self._file = None
+            self._write(gone)
+            for page in (self._page, self._pages):
+                if page is not None:
+                    page.close()
+            self._page = self._pages = None
         for end in (self._socket, self._sender):
             if end is not None:
                 end.close()
@@ -101,7 +98,8 @@ class Notices:
 
     def committed(self, model: str) -> None:
         """Tell the other workers that there is something new in a model's journal."""
-        self._tell(b"c" + model.encode())
+        self._see()
+        self._tell(b"%d %b" % (self.pid, model.encode()))
 
     def applied(self, model: str, sequence: int | None) -> None:
         """Say by which operation this worker answers; None: it does not serve the model.
@@ -116,24 +114,18 @@ class Notices:
                 self._applied.pop(model, None)
             else:
                 self._applied[model] = sequence
-            self._write()
+            self._write({model: sequence})
             self._changed.notify_all()
-        self._tell(b"a" + model.encode())
+        self._tell(b"applied")
 
     def progress(self, model: str) -> dict[int, int]:
         """By process id, the last operation that each living worker answers by which serves the model.
 
         Where the run folder is gone nobody knows of the others: UNSEEN stands for them.
         """
-        folder, own = self.folder, self.pid
-        found = {own: self._applied[model]} if model in self._applied else {}
-        if folder is not None and not folder.exists():
-            found[UNSEEN] = UNKNOWN
-        elif folder is not None:
-            for pid in living(folder):
-                if pid != own and (sequence := self._read(pid, model)) is not None:
-                    found[pid] = sequence
-        return found
+        with self._changed:
+            own = {self.pid: self._applied[model]} if model in self._applied else {}
+            return own | self._alive(self._others(model))
 
     def wait_applied(self, model: str, sequence: int, timeout_s: float, given_up: Mapping[int, int] = NOBODY) -> dict[int, int]:
         """Wait until all living workers that serve a model answer by an operation. Those that were still behind, with their progress.
@@ -143,7 +135,10 @@ class Notices:
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while True:
-                behind = {pid: reached for pid, reached in self.progress(model).items() if reached < sequence}
+                behind = {pid: reached for pid, reached in self._others(model).items() if reached < sequence}
+                if model in self._applied and self._applied[model] < sequence:
+                    behind[self.pid] = self._applied[model]
+                behind = self._alive(behind)
                 left_s = deadline - time.monotonic()
                 if behind.items() <= given_up.items() or left_s <= 0:
                     return behind
@@ -156,6 +151,7 @@ class Notices:
             left_s = look_at - time.monotonic()
             if left_s <= 0:
                 look_at = time.monotonic() + POLL_S
+                self._see()
                 for model in self._looks:
                     self._look(model)
             elif self._socket is None:
@@ -172,8 +168,11 @@ class Notices:
                     continue
             with self._changed:
                 self._changed.notify_all()
-            if told[:1] == b"c":
-                self._look(told[1:].decode(errors="replace"))
+            sender, _, committed = told.partition(b" ")
+            if committed:
+                if self._pages is not None and sender not in [b"%d" % pid for pid in self._pages.pids]:  # it has just begun
+                    self._see()
+                self._look(committed.decode(errors="replace"))
 
     def _look(self, model: str) -> None:
         look = self._looks.get(model)
@@ -183,45 +182,51 @@ class Notices:
             except Exception:  # one model must not end the notices of the others
                 log.exception("%s: a look at its journal failed", model)
 
+    def _see(self) -> None:
+        """See which workers there are."""
+        with self._changed, suppress(OSError):  # `_others` says it
+            if self._pages is not None:
+                self._pages.look()
+
     def _tell(self, notice: bytes) -> None:
-        if self.folder is not None:
-            for name in names(self.folder, ".sock"):
-                if name != f"{self.pid}.sock":
-                    self._send(notice, f"{self.folder}/{name}")
+        if self._pages is not None:
+            for pid in self._pages.pids:
+                if pid != self.pid:
+                    self._send(notice, f"{self.folder}/{pid}.sock")
 
     def _send(self, notice: bytes, to: str) -> None:
         if self._sender is not None:
             with suppress(OSError):  # it has ended, or its queue is full: then it will look anyway
                 self._sender.sendto(notice, to)
 
-    def _write(self) -> None:
-        """This worker's progress, over the former one. Holds the lock."""
+    def _write(self, progress: Mapping[str, int | None]) -> None:
+        """Some of this worker's progress. Holds the lock."""
         if self.folder is None:
             return
-        content = json.dumps(self._applied).encode()
-        content = b"%08x %b" % (zlib.crc32(content), content)  # a reader may see half of a write
         try:
-            if self._file is None:
-                file = self.folder / f"{self.pid}.live"
-                self._file = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            room = max(-(-len(content) // ROOM) * ROOM, os.fstat(self._file).st_size)
-            os.pwrite(self._file, content.ljust(room), 0)
+            if self._page is None:
+                self._page = OwnPage(self.folder, self.pid)
+                progress = {**self._applied, **progress}
+            for model, sequence in progress.items():
+                self._page.write(model, sequence)
         except OSError as error:
             log.error("the run folder %s cannot be written to (%s): writes to live catalogues wait for this worker", self.folder, error)
 
-    def _read(self, pid: int, model: str) -> int | None:
-        """The progress of another worker; None where it does not serve the model."""
-        if self.folder is None:
-            return None
-        for _ in range(READS):
-            try:
-                with open(f"{self.folder}/{pid}.live", "rb", buffering=0) as file:
-                    check, _, content = file.read().strip().partition(b" ")
-                if check == b"%08x" % zlib.crc32(content):
-                    found = json.loads(content).get(model)
-                    return None if found is None else int(found)
-            except FileNotFoundError:  # it has just begun, or has ended
-                return None
-            except OSError:
-                break
-        return UNKNOWN
+    def _others(self, model: str) -> dict[int, int]:
+        """The progress of the other workers that serve a model, dead ones too. Holds the lock."""
+        if self._pages is None:
+            return {}
+        try:
+            self._pages.look()
+        except FileNotFoundError:
+            return {UNSEEN: UNKNOWN}
+        found = self._pages.read(model)
+        found.pop(self.pid, None)
+        return found
+
+    def _alive(self, progress: dict[int, int]) -> dict[int, int]:
+        """Those of some workers that live. Holds the lock."""
+        if self.folder is None or not progress:
+            return progress
+        alive = {*living(self.folder), self.pid, UNSEEN}
+        return {pid: reached for pid, reached in progress.items() if pid in alive}

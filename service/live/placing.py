@@ -90,9 +90,12 @@ def _evidence(write: Write, default: LiveVersion) -> ItemBody | None:
     if isinstance(write.what, Delete):
         return None
     body = write.what.body
+    if body.has_evidence:
+        return body
+    if not default.takes_fields or not body.fields:
+        return None
     where = default.placed(write.what.id)
-    by_fields = default.takes_fields and bool(body.fields) and (where is None or where.by == FIELDS)
-    return body if body.has_evidence or by_fields else None
+    return body if where is None or where.by == FIELDS else None
 
 
 def _says_a_count_alone(write: Write) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import socket
@@ -18,6 +17,7 @@ import pytest
 
 from espalier.live.journal import Journal
 from service.live import notices as module
+from service.live import progress_pages
 from service.live.notices import Notices
 from service.models.worker_progress import Workers
 from service.run_folder import forget
@@ -155,13 +155,18 @@ def test_who_died_or_does_not_serve_the_model_is_not_waited_for(service: Service
 
 
 def test_a_worker_whose_progress_cannot_be_read_counts_as_behind(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "READS", 2)
+    monkeypatch.setattr(progress_pages, "READS", 2)
     one, two = service.worker(11), service.worker(12)
     one.applied("books", 1)
     two.applied("books", 1)
-    for content in (b"", b'00000000 {"books": 99}', json.dumps({"books": 99}).encode()):
-        (tmp_path / "12.live").write_bytes(content)
-        assert one.progress("books") == {11: 1, 12: module.UNKNOWN}
+    file = tmp_path / "12.live"
+    whole = file.read_bytes()
+    assert one.progress("books") == {11: 1, 12: 1}
+    for content in (b"", whole[:7], whole[:8] + b"\7" + whole[9:], b"\7" * len(whole)):
+        file.write_bytes(content)
+        assert one.progress("books") == {11: 1, 12: progress_pages.UNKNOWN}
+    file.write_bytes(whole)
+    assert one.progress("books") == {11: 1, 12: 1}
 
 
 def test_a_worker_that_was_waited_for_in_vain_is_waited_for_again_once_it_moves(service: Service) -> None:
@@ -184,7 +189,7 @@ def test_where_the_run_folder_is_gone_nobody_is_said_to_have_followed(service: S
     one.applied("books", 3)
     two.applied("books", 3)
     shutil.rmtree(tmp_path)
-    assert one.wait_applied("books", 3, 0.01) == {module.UNSEEN: module.UNKNOWN}
+    assert one.wait_applied("books", 3, 0.01) == {module.UNSEEN: progress_pages.UNKNOWN}
 
 
 def test_a_worker_that_stops_is_not_waited_for(service: Service) -> None:
