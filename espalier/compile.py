@@ -27,10 +27,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from espalier.hardware import baseline, compile_for
+from espalier.siblings import sibling
 
 log = logging.getLogger("espalier.compile")
 
-PACKAGES = ("espalier", "training")
+PACKAGES = ("espalier", sibling("training"))
 KEPT = 4
 """Files of a package that stay in a folder, the newest. A process that has an older one open can read it all the same."""
 PR_SET_PDEATHSIG = 1
@@ -46,9 +47,9 @@ class NotMade(Exception):
     """A process that compiles ended early."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m espalier.compile") -> int:
     """Returns the exit code: 0 if the compiled code of all packages is complete and sound."""
-    parser = argparse.ArgumentParser(prog="python -m espalier.compile", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog=prog, description=(__doc__ or "").splitlines()[0])
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--check", action="store_true", help="say what is missing")
     what.add_argument("--write", action="store_true", help="compile what is missing")

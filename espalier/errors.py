@@ -42,6 +42,10 @@ class EspalierError(Exception):
     """Base of all errors raised on purpose."""
 
 
+class MissingExtra(EspalierError):
+    """What a call needs is not installed; the message names the extra."""
+
+
 class InvalidInput(EspalierError):
     """A value from outside is wrong.
 

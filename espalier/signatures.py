@@ -1,6 +1,7 @@
 """The signatures of a package's compiled functions: what Python calls, and with arguments of which types.
 
 They are written down in the package's `signatures.txt`, one a line: `module:function`, then the type of each argument, separated by spaces.
+Modules of the package itself begin with a dot there, since a wheel gives some packages another name.
 
     float32  none            a scalar, None
     int64[:,:]  int64[:]r    a contiguous array that may be written to; one that is read-only
@@ -15,6 +16,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,21 @@ from numba import types
 
 FILE = "signatures.txt"
 _TOKEN = re.compile(r"[\w.:]+(?:\[[:,]+\]r?)?|[(),]")
+_OWN = re.compile(r"(?<![\w.])\.(?=[\w.]+:)", re.MULTILINE)
 _ARRAY = re.compile(r"(\w+)\[([:,]+)\](r?)")
 
 
 def read_signatures(package: Path) -> list[tuple[str, str]]:
     """(`module:function`, types) of each line of a package's file."""
-    lines = (package / FILE).read_text().splitlines()
+    lines = _OWN.sub(f"{package.name}.", (package / FILE).read_text()).splitlines()
     return [(line.partition(" ")[0], line.partition(" ")[2]) for line in lines if line and not line.startswith("#")]
+
+
+def write_signatures(package: Path, signatures: Iterable[tuple[str, str]]) -> None:
+    """Replace a package's file."""
+    own = re.compile(rf"(?<![\w.]){re.escape(package.name)}\.(?=[\w.]+:)")
+    lines = [own.sub(".", f"{name} {types}\n") for name, types in signatures]
+    (package / FILE).write_text("".join(sorted(lines)))
 
 
 def function_of(name: str) -> Any:

@@ -21,14 +21,15 @@ from typing import Any
 try:
     from tqdm import tqdm
 except ModuleNotFoundError as missing:  # after `make run`, which installs only what serves
-    sys.exit(f"error: {missing.name} is not installed, which the sweep needs: run `make install`")
+    sys.exit(f"error: {missing.name} is not installed, which the sweep needs: `make install`, or `pip install 'espalier[load]'`")
 
 from espalier.errors import EspalierError, InvalidConfig
 from espalier.hardware import hardware
-from loadtest.cell import Load, measure
-from loadtest.queries import digest, queries_of, without_seen
-from loadtest.report import write_report
-from loadtest.target import Json, Target, describe, parse_url
+
+from .cell import Load, measure
+from .queries import digest, queries_of, without_seen
+from .report import write_report
+from .target import Json, Target, describe, parse_url
 
 PHASES = 4
 """Steps of measuring a cell, one more with writes; the progress bar counts them."""
@@ -37,9 +38,9 @@ PHASES = 4
 KEYS = ("--key", "--write-key")
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(prog: str) -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(
-        prog="python -m loadtest.sweep",
+        prog=prog,
         description="Measure a served model over beam sizes: recall through HTTP, latency with one client (closed loop) and under load "
         "(open loop); write a CSV, Markdown tables and a recall-versus-latency plot; propose the beam for a latency budget.",
     )
@@ -290,12 +291,12 @@ def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m loadtest.sweep") -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
-    options = parser().parse_args(given)
+    options = parser(prog).parse_args(given)
     hidden = [_without_key(word, given[i - 1] if i else "") for i, word in enumerate(given)]
     try:
-        return sweep(options, f"python -m loadtest.sweep {shlex.join(hidden)}")
+        return sweep(options, f"{prog} {shlex.join(hidden)}")
     except (EspalierError, OSError) as error:
         log(f"error: {error}")
         return 1

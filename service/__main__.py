@@ -14,14 +14,15 @@ from pydantic import ValidationError
 from espalier.compile import make_ready
 from espalier.engines import gpu_usable, runs_on_gpu
 from espalier.errors import BundleNotFound, DeviceUnavailable
-from service.app import create_app
-from service.models.registry import Registry
-from service.processes.server import Server, check_descriptors
-from service.processes.supervisor import Supervisor
-from service.settings import Settings, refusals, warn_of_unknown_settings
-from service.watch import logs
-from service.watch.metrics import Metrics
-from service.watch.tracing import TracingUnavailable
+
+from .app import create_app
+from .models.registry import Registry
+from .processes.server import Server, check_descriptors
+from .processes.supervisor import Supervisor
+from .settings import Settings, refusals, warn_of_unknown_settings
+from .watch import logs
+from .watch.metrics import Metrics
+from .watch.tracing import TracingUnavailable
 
 log = logging.getLogger("service")
 
@@ -29,9 +30,9 @@ BUFFER_BYTES = 256 << 10
 """Asked of the system for each direction of a connection; Linux doubles it for its own book-keeping."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m service") -> int:
     """Serve until a signal says stop. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m service", description="Serve a models folder over HTTP.", epilog=environment())
+    parser = argparse.ArgumentParser(prog=prog, description="Serve a models folder over HTTP.", epilog=environment())
     parser.add_argument("--host", help="address to listen on (ESPALIER_HOST)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (ESPALIER_PORT)")
     parser.add_argument("--workers", type=int, help="processes that serve, on a CPU (ESPALIER_WORKERS)")

@@ -19,12 +19,13 @@ from espalier.errors import EspalierError, InvalidInput
 from espalier.live.journal import Journal
 from espalier.live.journal_file import FILE
 from espalier.live.journal_upkeep import backup, compact, erase_user, leave_out, versions_on_disk
-from service.settings import Settings, refusals
+
+from .settings import Settings, refusals
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m service.journal") -> int:
     """Do what is asked and print the outcome as JSON. Returns the exit code."""
-    given = _parser().parse_args(arguments)
+    given = _parser(prog).parse_args(arguments)
     try:
         models = given.models or Settings().models
         print(json.dumps(_run(given, models)))
@@ -63,10 +64,8 @@ def _run(given: argparse.Namespace, models: Path) -> dict[str, object]:
         journal.close()
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m service.journal", description="Upkeep of a live catalogue. Safe beside a running service."
-    )
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=prog, description="Upkeep of a live catalogue. Safe beside a running service.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
         ("backup", "write a copy, one file, which may be put in the journal's place while no service runs"),

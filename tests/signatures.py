@@ -13,7 +13,7 @@ from numba.core import event
 
 from espalier.code_files import find, names_of
 from espalier.compiled_code import Missing, package_of
-from espalier.signatures import FILE, accepts, read_signatures, text_of
+from espalier.signatures import accepts, read_signatures, text_of, write_signatures
 from tests import ROOT
 
 PARTS = "parts"
@@ -44,7 +44,7 @@ class Recorder(event.Listener):
                 (name, types) for name, types in lines for of, other in lines if of == name and types != other and accepts(other, types)
             }
             kept = lines - covered
-            (package / FILE).write_text("".join(f"{name} {types}\n" for name, types in sorted(kept)))
+            write_signatures(package, kept)
 
 
 def policy_of(item: pytest.Item) -> Missing:

@@ -8,28 +8,32 @@ import json
 import logging
 import shutil
 import sys
+import tempfile
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 try:
     import typer
 except ModuleNotFoundError as missing:  # after `make run`, which installs only what serves
-    sys.exit(f"error: {missing.name} is not installed, which these commands need: run `make install`")
+    sys.exit(f"error: {missing.name} is not installed, which these commands need: `make install`, or `pip install 'espalier[train]'`")
 
 from espalier.bundle import Bundle
 from espalier.errors import EspalierError, InvalidConfig
-from training.versions import clear, new_version, only_run, work_folder
+
+from .versions import clear, new_version, only_run, work_folder
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `inspect` needs none
-    from training.evaluate import LabelledQueries
-    from training.specification.linear import LinearConfig
+    from .evaluate import LabelledQueries
+    from .specification.linear import LinearConfig
 
 Model = Annotated[Path, typer.Option(help="models/NAME/VERSION")]
 NewVersion = Annotated[Path, typer.Option(help="models/NAME/VERSION, which must not exist yet")]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train, measure and inspect models.", pretty_exceptions_enable=False)
-log = logging.getLogger("training")
+log = logging.getLogger(str(__package__))
 
 
 @app.command()
@@ -46,7 +50,7 @@ def new(
     force: Annotated[bool, typer.Option("--force", help="write over a file that is there")] = False,
 ) -> None:
     """Look at a log and write a first configuration, which `fit` trains as it is."""
-    from training.new_configuration import write_configuration
+    from .new_configuration import write_configuration
 
     print(write_configuration(log, out, force, kind, {"user": user, "item": item, "time": at, "query": query}).read_text(), end="")
 
@@ -67,8 +71,8 @@ def fit(
     ] = None,
 ) -> None:
     """Train a model and export it as a bundle."""
-    from training.specification.linear import LinearConfig
-    from training.specification.models import read_config
+    from .specification.linear import LinearConfig
+    from .specification.models import read_config
 
     settings = read_config(config, earlier, kind, train=data, test=test)
     if isinstance(settings, LinearConfig):
@@ -80,8 +84,8 @@ def fit(
         )
         raise InvalidConfig("--test", str(test), expected)
     begin, settings = time.perf_counter(), settings.model_copy(update={"name": new_version(out)})
-    from training.deep.fit import pick_device
-    from training.deep.run import fit_and_export
+    from .deep.fit import pick_device
+    from .deep.run import fit_and_export
 
     bundle = fit_and_export(settings, data, out, pick_device(device), resume, earlier)
     if bundle is not None:
@@ -89,7 +93,7 @@ def fit(
 
 
 def _fit_linear(out: Path, settings: LinearConfig, device: str, resume: bool, journal: Path | None) -> None:
-    from training.linear.run import fit_and_export
+    from .linear.run import fit_and_export
 
     if device == "cuda":
         raise InvalidConfig("--device", device, "auto or cpu: linear scorers are trained on a CPU")
@@ -110,7 +114,7 @@ def import_pecos(
     items: Annotated[Path | None, typer.Option(help="Parquet with a column id, one row per label in their order")] = None,
 ) -> None:
     """Turn a PECOS XR-Linear model into a bundle that finds the same labels."""
-    from training.linear.import_pecos import import_pecos as write_imported
+    from .linear.import_pecos import import_pecos as write_imported
 
     new_version(out)
     bundle = write_imported(folder, out, items)
@@ -141,10 +145,11 @@ def fit_ranker(
 ) -> None:
     """Train a ranker on what a model retrieves, and add it to a new version of the model."""
     from espalier.engines import open_engine
-    from training.rankers.judgements import from_judgements
-    from training.rankers.log_queries import default_users, from_log, query_source
-    from training.rankers.second_stage import StageConfig, add_ranker
-    from training.specification.ranker import ranker_config
+
+    from .rankers.judgements import from_judgements
+    from .rankers.log_queries import default_users, from_log, query_source
+    from .rankers.second_stage import StageConfig, add_ranker
+    from .specification.ranker import ranker_config
 
     new_version(out)
     bundle = Bundle.open(model)
@@ -171,7 +176,7 @@ def fold(
     out: Annotated[Path, typer.Option(help="models/NAME/VERSION, another version of it, which must not exist yet")],
 ) -> None:
     """Write a model with its live items in it as its next version, without training."""
-    from training.live.publish_fold import fold as fold_model
+    from .live.publish_fold import fold as fold_model
 
     begin = time.perf_counter()
     _report(fold_model(model, out), begin)
@@ -185,7 +190,7 @@ def shard(
     version: Annotated[int | None, typer.Option(min=1, help="of a folder of shards; the highest that is complete, if not said")] = None,
 ) -> None:
     """Cut a trained model into shards, for machines that could not hold all of it, or shards into another number of them."""
-    from training.shard.command import shard as write_shards
+    from .shard.command import shard as write_shards
 
     begin = time.perf_counter()
     written = write_shards(model, shards, out, version)
@@ -211,8 +216,8 @@ def assign(
     resume: Annotated[bool, typer.Option("--resume", help="go on where a killed run of the same command was")] = False,
 ) -> None:
     """For every item, the points of a file that it is most relevant to (XReg's labelwise prediction)."""
-    from training.assign.command import Assignment
-    from training.assign.command import assign as write_pairs
+    from .assign.command import Assignment
+    from .assign.command import assign as write_pairs
 
     begin = time.perf_counter()
     asked = Assignment(per_item, per_point, rule, factor, block, filter_json, column)
@@ -226,7 +231,7 @@ def options(
     markdown: Annotated[bool, typer.Option("--markdown", help="all kinds, as docs/options.md has them")] = False,
 ) -> None:
     """List the kinds of models and rankers, or the keys of one with type, default and meaning."""
-    from training.specification import options as keys
+    from .specification import options as keys
 
     if markdown:
         print(keys.as_markdown(), end="")
@@ -274,7 +279,8 @@ def evaluate(
 ) -> None:
     """Measure a bundle with a serving engine."""
     from espalier.engines import open_engine
-    from training import evaluate as measure
+
+    from . import evaluate as measure
 
     if plot is not None and plot.suffix not in (".png", ".svg"):
         raise InvalidConfig("--plot", str(plot), "a file name that ends in .png or .svg")
@@ -314,7 +320,7 @@ def evaluate(
         }
         json_file.write_text(json.dumps(report, indent=1) + "\n")
     if plot:
-        from training.compare.plot import plot_frontier
+        from .compare.plot import plot_frontier
 
         plot_frontier(rows, f"{name}, {opened.name}", plot)
 
@@ -325,8 +331,9 @@ def _queries(bundle: Bundle, data: Path | None, unseen: bool, exclude_seen: bool
     unseen  items alone count that no training user touched, ranked among all items and among each other
     """
     from espalier.masks.eligibility import node_mask
-    from training.evaluate import held_out_pairs, labelled
-    from training.held_out import held_out_log, labelled_queries, pairs_of_log
+
+    from .evaluate import held_out_pairs, labelled
+    from .held_out import held_out_log, labelled_queries, pairs_of_log
 
     kind = bundle.manifest.query
     for option, given in (("--unseen", unseen), ("--exclude-seen", exclude_seen)):
@@ -343,7 +350,14 @@ def _queries(bundle: Bundle, data: Path | None, unseen: bool, exclude_seen: bool
 
 @app.command()
 def compare(
-    config: Annotated[Path, typer.Option(help="TOML file; `data.split`, of texts `data.test`, says how test queries are held out")],
+    file: Annotated[Path | None, typer.Argument(metavar="LOG", help="a log, which is looked at as `new` does it; or --config")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file; `data.split`, of texts `data.test`, says how test queries are held out")
+    ] = None,
+    user: Annotated[str | None, typer.Option(help="of LOG: column of the users, as for `new`")] = None,
+    item: Annotated[str | None, typer.Option(help="of LOG: column of the items")] = None,
+    at: Annotated[str | None, typer.Option("--time", help="of LOG: column of the times, `file` or `none`")] = None,
+    query: Annotated[str | None, typer.Option(help="of LOG: column of the query texts")] = None,
     data: Annotated[Path | None, typer.Option(help="a log to read instead of the configured one")] = None,
     methods: Annotated[str | None, typer.Option(help="comma-separated; docs/judge.md lists them, `fusion:A:B` is any two")] = None,
     minutes: Annotated[
@@ -355,12 +369,33 @@ def compare(
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="draw recall against ms per query (PNG or SVG)")] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where the tree is trained")] = "auto",
+    own: Annotated[
+        list[str] | None, typer.Option(help="module:name of a method of yours with `fit` and `recommend` (docs/judge.md); may be repeated")
+    ] = None,
 ) -> None:
     """Would a tree pay on this log? Train it and what it competes with, and measure all on the same queries."""
-    from training.compare import command
+    from .compare import command
 
     beams = None if beam is None else _numbers("--beam", beam)
-    command.run(config, data, methods, minutes, beams, json_file, plot, device)
+    columns = {"user": user, "item": item, "time": at, "query": query}
+    with _configuration(file, config, columns) as found:
+        command.run(found, data, methods, minutes, beams, json_file, plot, device, own or ())
+
+
+@contextmanager
+def _configuration(file: Path | None, config: Path | None, columns: Mapping[str, str | None]) -> Iterator[Path]:
+    """A configuration, or one that is written for a log. Raises InvalidConfig unless one of the two is given."""
+    if (file is None) == (config is None):
+        raise InvalidConfig("LOG", None if file is None else str(file), "either a log or a configuration of one (--config)")
+    if config is not None:
+        if given := [f"--{name}" for name, value in columns.items() if value is not None]:
+            raise InvalidConfig(", ".join(given), columns[given[0][2:]], "nothing beside --config, which names the columns")
+        yield config
+    elif file is not None:
+        from .new_configuration import write_configuration
+
+        with tempfile.TemporaryDirectory(prefix="espalier-") as folder:
+            yield write_configuration(file.absolute(), Path(folder) / "compare.toml", False, None, columns)
 
 
 @app.command()
@@ -372,7 +407,7 @@ def publish(
     again: Annotated[bool, typer.Option("--again", help="send files that the store has too, in case one of them is damaged")] = False,
 ) -> None:
     """Put a model on object storage, from where services with ESPALIER_STORE take it."""
-    from training.stored import publish as publish_stored
+    from .stored import publish as publish_stored
 
     publish_stored(model, version, store, default, again)
 
@@ -384,8 +419,8 @@ def versions(
     as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
 ) -> None:
     """List the models of a store, their versions, and which of them serves."""
-    from training.stored import print_versions
-    from training.stored import versions as stored_versions
+    from .stored import print_versions
+    from .stored import versions as stored_versions
 
     print_versions(stored_versions(store, model), as_json)
 
@@ -398,7 +433,7 @@ def set_default(
     beside: Annotated[str, typer.Option(help="versions that are loaded beside it, comma-separated")] = "",
 ) -> None:
     """Say which version of a stored model serves: pin one, roll back, or go on with the highest."""
-    from training.stored import change_default
+    from .stored import change_default
 
     change_default(store, model, version, _numbers("--beside", beside) if beside else [])
 
@@ -406,7 +441,7 @@ def set_default(
 @app.command()
 def inspect(model: Model) -> None:
     """Show a bundle: levels, branching, balance, sample paths."""
-    from training.inspect import inspect as report
+    from .inspect import inspect as report
 
     print(report(Bundle.open(model)))
 
@@ -418,19 +453,23 @@ def _numbers(option: str, text: str) -> list[int]:
         raise InvalidConfig(option, text, "whole numbers, comma-separated, for example 50,100") from error
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None, prog: str | None = None) -> int:
+    """Run a command. Returns the exit code."""
     logging.basicConfig(format="%(message)s")
-    for name in ("training", "espalier"):  # others (torch.onnx, onnxscript) narrate every step of an export at INFO
+    for name in (str(__package__), "espalier"):  # others (torch.onnx, onnxscript) narrate every step of an export at INFO
         logging.getLogger(name).setLevel(logging.INFO)
     try:
-        app()
+        app(arguments, prog_name=prog)
     except (EspalierError, FloatingPointError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        return 1
     except MemoryError as error:
         print(f"error: out of memory {error}".rstrip(), file=sys.stderr)
-        sys.exit(1)
+        return 1
+    except SystemExit as ended:  # how the library that reads arguments ends
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

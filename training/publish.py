@@ -33,7 +33,8 @@ from espalier.manifest import RankerInfo
 from espalier.rerank.features import RankFeatures
 from espalier.rerank.ranker import GOLDEN_SCORES, Reranker, golden_scores, verify_ranker
 from espalier.search import Engine
-from training.evaluate import with_recall
+
+from .evaluate import with_recall
 
 HELD_OUT_QUERIES = 1000
 """Held-out queries that a bundle keeps, at most."""
@@ -97,8 +98,10 @@ def scratch(parent: Path) -> Iterator[Path]:
 
 
 def training_command() -> str | None:
-    """The command line of `python -m training`, quoted for a shell; None in a process that something else started."""
+    """The command line of `espalier` or `python -m training`, quoted for a shell; None in a process that something else started."""
     program, *arguments = sys.argv
+    if Path(program).name == "espalier":
+        return shlex.join(["espalier", *arguments])
     return shlex.join(["python", "-m", "training", *arguments]) if Path(program) == Path(__file__).with_name("__main__.py") else None
 
 

@@ -19,8 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from service.live.progress_pages import UNKNOWN, OwnPage, Pages
-from service.run_folder import living
+from ..live.progress_pages import UNKNOWN, OwnPage, Pages
+from ..run_folder import living
 
 log = logging.getLogger(__name__)
 

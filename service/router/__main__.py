@@ -12,22 +12,21 @@ from pydantic import ValidationError
 
 from espalier.compile import make_ready
 from espalier.errors import BundleNotFound, InvalidConfig
-from service.__main__ import environment, listen_on, settings_of
-from service.processes.server import Server, check_descriptors
-from service.router.app import create_router
-from service.router.config import RouterConfig, invalid_config, read_config
-from service.settings import warn_of_unknown_settings
-from service.watch import logs
-from service.watch.tracing import TracingUnavailable
+
+from ..__main__ import environment, listen_on, settings_of
+from ..processes.server import Server, check_descriptors
+from ..router.app import create_router
+from ..router.config import RouterConfig, invalid_config, read_config
+from ..settings import warn_of_unknown_settings
+from ..watch import logs
+from ..watch.tracing import TracingUnavailable
 
 log = logging.getLogger("service.router")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m service.router") -> int:
     """Serve until a signal says stop. Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m service.router", description="Serve a models folder whose items are on shards.", epilog=environment()
-    )
+    parser = argparse.ArgumentParser(prog=prog, description="Serve a models folder whose items are on shards.", epilog=environment())
     parser.add_argument("--shards", help="addresses of services that hold shards, comma-separated, in any order")
     parser.add_argument("--config", type=Path, help="a TOML file, see docs/operate.md; --shards wins")
     parser.add_argument("--host", help="address to listen on (ESPALIER_HOST)")

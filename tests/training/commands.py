@@ -31,9 +31,8 @@ def command(*arguments: object) -> Outcome:
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", [training.__main__.__file__, *map(str, arguments)])
         patch.setattr(logging, "basicConfig", lambda **_: None)
-        with pytest.raises(SystemExit) as left:
-            training.__main__.main()
-    return Outcome(int(left.value.code or 0), out.getvalue(), err.getvalue())
+        status = training.__main__.main()
+    return Outcome(status, out.getvalue(), err.getvalue())
 
 
 def trained(folder: Path, raw: dict[str, Any], model: str = "any/1", **options: Any) -> Bundle:

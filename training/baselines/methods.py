@@ -6,16 +6,16 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from training.retrieval.needs import Estimate, by_parts
-from training.retrieval.repeats import with_seen_placed
-from training.retrieval.task import Method, Task
+from ..retrieval.needs import Estimate, by_parts
+from ..retrieval.repeats import with_seen_placed
+from ..retrieval.task import Method, Task
 
 
 def _at(module: str, function: str, **given: str) -> Callable[[Task], Any]:
     """A function of a module, which is imported when it is called."""
 
     def of(task: Task) -> Any:
-        return getattr(import_module(f"training.{module}"), function)(task, **given)
+        return getattr(import_module(f"..{module}", __package__), function)(task, **given)
 
     return of
 

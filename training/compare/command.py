@@ -9,19 +9,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 from espalier.errors import InvalidConfig
-from training.baselines.fusion import fuse
-from training.baselines.methods import FOR_VECTORS, METHODS, NEEDS
-from training.compare import texts
-from training.compare.compare import Asked, compare
-from training.compare.contest import FUSION, RECIPE, checked_names
-from training.compare.plot import plot_rows
-from training.compare.report import Report
-from training.compare.verdict import duration, size
-from training.deep.fit import pick_device
-from training.specification.deep import NeighboursConfig
-from training.specification.linear import LinearConfig
-from training.specification.log_format import VectorsFormat
-from training.specification.models import read_config
+
+from ..baselines.fusion import fuse
+from ..baselines.methods import FOR_VECTORS, METHODS, NEEDS
+from ..baselines.own import own_method
+from ..compare import texts
+from ..compare.compare import Asked, compare
+from ..compare.contest import FUSION, RECIPE, checked_names
+from ..compare.plot import plot_rows
+from ..compare.report import Report
+from ..compare.verdict import duration, size
+from ..deep.fit import pick_device
+from ..retrieval.needs import by_parts
+from ..specification.deep import NeighboursConfig
+from ..specification.linear import LinearConfig
+from ..specification.log_format import VectorsFormat
+from ..specification.models import read_config
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +42,12 @@ def run(
     json_file: Path | None,
     plot: Path | None,
     device: Literal["auto", "cpu", "cuda"],
+    own: Sequence[str] = (),
 ) -> Report:
-    """Compare, print the table and the verdict, and write the files that were asked for. Raises InvalidConfig on a wrong option."""
+    """Compare, print the table and the verdict, and write the files that were asked for. Raises InvalidConfig on a wrong option.
+
+    own  methods of one's own, as `own_method` finds them
+    """
     if plot is not None and plot.suffix not in (".png", ".svg"):
         raise InvalidConfig("--plot", str(plot), "a file name that ends in .png or .svg")
     if minutes is not None and not 0 < minutes < math.inf:
@@ -52,7 +59,10 @@ def run(
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
     settings = read_config(config, train=data)
+    added = dict(own_method("--own", where) for where in own)
     if isinstance(settings, LinearConfig):
+        if own:
+            raise InvalidConfig("--own", ", ".join(own), "nothing here: methods of texts cannot be added")
         if device == "cuda":
             raise InvalidConfig("--device", device, "cpu or auto: models of texts are trained on the CPU")
         wanted = None if methods is None else checked_names(methods, texts.NAMES, fusions=False)
@@ -67,8 +77,11 @@ def run(
             "kind", settings.kind, "a kind that trains a tree, such as otm-sequence: neighbours are compared with it anyway"
         )
     usual = VECTOR_METHODS if isinstance(settings.data.format, VectorsFormat) else DEFAULT_METHODS
-    names = list(usual) if methods is None else checked_names(methods, [RECIPE, *METHODS])
-    asked = Asked(settings, data, names, METHODS, NEEDS, fuse, beams or BEAMS, seconds, pick_device(device))
+    baselines = METHODS | added
+    names = list(usual) if methods is None else checked_names(methods, [RECIPE, *baselines])
+    names = [*added, *(name for name in names if name not in added)]  # their own first: it is not what time may run out for
+    needs = NEEDS | {name: by_parts(method, trials=1) for name, method in added.items()}
+    asked = Asked(settings, data, names, baselines, needs, fuse, beams or BEAMS, seconds, pick_device(device))
     report = compare(asked, json_file)
     show(report)
     if plot is not None and report["rows"]:

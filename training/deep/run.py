@@ -16,20 +16,21 @@ import torch
 
 from espalier.bundle import Bundle
 from espalier.tree import Tree
-from training.data.splits import Split
-from training.deep.checkpoint import kept_tree
-from training.deep.earlier import as_earlier
-from training.deep.export import Final, export
-from training.deep.first_model import by_popularity
-from training.deep.fit import CURVE, fit
-from training.deep.memory import FIT_S
-from training.deep.parallel import joined, process, shared_tree, wait_for_all
-from training.deep.prepare import Prepared, build_tree, prepare
-from training.deep.scorers.model import NodeScorer
-from training.deep.sequence.rules import with_rules
-from training.retrieval.task import NO_DEADLINE, Deadline
-from training.specification.deep import DeepConfig, NeighboursConfig, SequenceConfig
-from training.versions import clear, only_run, work_folder
+
+from ..data.splits import Split
+from ..deep.checkpoint import kept_tree
+from ..deep.earlier import as_earlier
+from ..deep.export import Final, export
+from ..deep.first_model import by_popularity
+from ..deep.fit import CURVE, fit
+from ..deep.memory import FIT_S
+from ..deep.parallel import joined, process, shared_tree, wait_for_all
+from ..deep.prepare import Prepared, build_tree, prepare
+from ..deep.scorers.model import NodeScorer
+from ..deep.sequence.rules import with_rules
+from ..retrieval.task import NO_DEADLINE, Deadline
+from ..specification.deep import DeepConfig, NeighboursConfig, SequenceConfig
+from ..versions import clear, only_run, work_folder
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +41,20 @@ LEAST_MORE = 0.03
 
 
 def fit_and_export(
-    config: DeepConfig, data: Path | None, out: Path, device: torch.device, resume: bool, journal: Path | None = None
+    config: DeepConfig,
+    data: Path | None,
+    out: Path,
+    device: torch.device,
+    resume: bool,
+    journal: Path | None = None,
+    deadline: Deadline = NO_DEADLINE,
 ) -> Bundle | None:
     """Train what a configuration says and write models/NAME/VERSION; None in all processes but the first.
 
     data    a log to read instead of the configured one
     journal  the model whose live items are taken along; None: the earlier model's
     resume  go on from the last checkpoint of a run that was killed
+    deadline  after which no step begins; then the model is not trained again with what validation asked for
     """
     work = work_folder(out)
     with joined(device), only_run(work) if process() == 0 else _silence():
@@ -56,7 +64,7 @@ def fit_and_export(
         prepared = prepare(config, data, work / f"process-{process()}" if process() else work, work, journal)  # it writes files there
         found = prepared.interactions
         log.info("%d users, %d items, %d events", found.user_count, found.item_count, found.event_count)
-        bundle = train_and_export(config, prepared, out, device, work, resume)
+        bundle = train_and_export(config, prepared, out, device, work, resume, FIT_S, deadline, refit=deadline.at_s is None)
         if bundle is not None:
             shutil.rmtree(work)
         return bundle
@@ -135,5 +143,5 @@ def _trained(
 @contextmanager
 def _silence() -> Iterator[None]:
     """Processes but the first log warnings alone."""
-    logging.getLogger("training").setLevel(logging.WARNING)
+    logging.getLogger(__name__.partition(".")[0]).setLevel(logging.WARNING)
     yield

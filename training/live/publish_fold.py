@@ -25,13 +25,14 @@ from espalier.live.state import LiveState
 from espalier.memory import MAX_ROW, MAX_VISITS, Memory
 from espalier.packed_chunks import rounded
 from espalier.search import Engine, SearchParams
-from training.evaluate import held_out_queries, measure
-from training.golden import golden_answers
-from training.live.catalogue import journal_of, read_items
-from training.live.replay import held_by, replayed
-from training.live.splitting import split_for_padding
-from training.publish import publish, reported_ms
-from training.versions import new_version
+
+from ..evaluate import held_out_queries, measure
+from ..golden import golden_answers
+from ..live.catalogue import journal_of, read_items
+from ..live.replay import held_by, replayed
+from ..live.splitting import split_for_padding
+from ..publish import publish, reported_ms
+from ..versions import new_version
 
 log = logging.getLogger(__name__)
 

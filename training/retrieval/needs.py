@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from training.retrieval.task import Clock, Method, Task
+from ..retrieval.task import Clock, Method, Task
 
 ENOUGH = 0.5
 """The share of its steps, or of its data, that a method must have seen to be judged."""
@@ -76,7 +76,7 @@ def seconds_each(work: Callable[[], object], clock: Clock) -> float:
 @contextmanager
 def silence() -> Iterator[None]:
     """Fits to small parts log warnings alone."""
-    logger = logging.getLogger("training")
+    logger = logging.getLogger(__name__.partition(".")[0])
     level = logger.level
     logger.setLevel(logging.WARNING)
     try:

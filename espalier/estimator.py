@@ -1,0 +1,90 @@
+"""`espalier.XRLinear`: sparse linear scorers over a tree of labels, as scikit-learn's estimators are used.
+
+    >>> found = espalier.XRLinear().fit(X, Y).predict(X_test, m=5)
+
+Knows matrices. Does not know how the scorers are trained.
+
+Legend: B queries, N points, F features, I labels, M results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.errors import InvalidInput
+from espalier.fitting import needed, scratch, trained_linear, trainer
+from espalier.model import Ask, Model
+from espalier.search import NO_ITEM
+
+
+class XRLinear:
+    """Options are sections of a configuration of kind `xr-linear`, as `espalier options xr-linear` lists them: linear={"cost": 2.0}.
+
+    unit  divide points and queries by their L2 norm
+    """
+
+    def __init__(self, *, unit: bool = True, seed: int = 1, **sections: Mapping[str, object]) -> None:
+        self.unit, self.seed, self.sections = unit, seed, sections
+        self.model_: Model | None = None
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The arguments that made it, as scikit-learn asks for them."""
+        return {"unit": self.unit, "seed": self.seed, **self.sections}
+
+    def set_params(self, **params: Any) -> XRLinear:
+        """Change arguments. Returns itself."""
+        self.unit, self.seed = params.pop("unit", self.unit), params.pop("seed", self.seed)
+        self.sections = self.sections | params
+        return self
+
+    def fit(self, X: Any, Y: Any) -> XRLinear:
+        """Learn from points [N, F] and their labels [N, I]: sparse matrices of SciPy or arrays; a label's weight is how relevant it is.
+
+        Raises InvalidInput where they do not fit each other, InvalidData where numbers are wrong. Returns itself.
+        """
+        sparse = needed("scipy.sparse")
+        points, labels = sparse.csr_matrix(X), sparse.csr_matrix(Y)
+        if points.shape[0] != labels.shape[0]:
+            raise InvalidInput("Y", f"{labels.shape[0]} rows", f"{points.shape[0]}, one for each row of X")
+        with scratch() as folder:
+            sparse.save_npz(folder / "X.npz", points)
+            sparse.save_npz(folder / "Y.npz", labels)
+            data = {"format": "npz", "train": str(folder / "X.npz"), "train_labels": str(folder / "Y.npz"), "unit": self.unit}
+            raw = {"kind": "xr-linear", "name": "model", "seed": self.seed, "data": data, **self.sections}
+            config = trainer("specification.models").SPECIFICATION.checked(raw)
+            self.model_ = Model(trained_linear(config, folder / "model" / "1"))
+            self.model_.owns(folder)
+        return self
+
+    def predict(self, X: Any, m: int = 5, beam_size: int | None = None) -> NDArray[np.int64]:
+        """int64[B, m]: the best labels of each row of X, best first; −1 where there are fewer."""
+        return self._found(X, m, beam_size)[0]
+
+    def decision_function(self, X: Any, m: int = 5, beam_size: int | None = None) -> Any:
+        """The scores of the best m labels of each row, a sparse matrix [B, I]."""
+        rows_BM, scores_BM = self._found(X, m, beam_size)
+        at = rows_BM != NO_ITEM
+        shape = len(rows_BM), len(self._model.bundle.items)
+        return needed("scipy.sparse").csr_matrix((scores_BM[at], (np.nonzero(at)[0], rows_BM[at])), shape)
+
+    def save(self, path: Path | str) -> Path:
+        """Write the model as models/NAME/VERSION, where a service finds it."""
+        return self._model.save(path)
+
+    @property
+    def _model(self) -> Model:
+        if self.model_ is None:
+            raise InvalidInput("XRLinear", "not fitted", "`fit` before")
+        return self.model_
+
+    def _found(self, X: Any, m: int, beam_size: int | None) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        model = self._model
+        results = [result for _, result in model.results(model.encoded(X), Ask(m, beam_size))]
+        if not results:
+            return np.empty((0, m), np.int64), np.empty((0, m), np.float32)
+        return np.concatenate([one.item_rows_BM for one in results]), np.concatenate([one.scores_BM for one in results])

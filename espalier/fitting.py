@@ -1,0 +1,128 @@
+"""`espalier.fit`: a data frame in, a trained model out, by the same trainer and defaults as the command `espalier fit`.
+
+The trainer is imported when a model is fitted: what serves need not have it. Knows frames, and what a configuration needs to name. Does not
+know how anything is trained.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import tempfile
+import time as clock
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from espalier.bundle import Bundle
+from espalier.errors import MissingExtra
+from espalier.frames import as_table, column_of, frame_like
+from espalier.model import Model
+from espalier.siblings import sibling
+
+
+def fit(
+    data: Any,
+    *,
+    user: str | None = None,
+    item: str | None = None,
+    time: str | None = None,
+    query: str | None = None,
+    items: Any = None,
+    kind: str | None = None,
+    minutes: float | None = None,
+    out: Path | str | None = None,
+    seed: int = 1,
+    device: str = "auto",
+    **options: Any,
+) -> Model:
+    """Train a model on a log, one interaction a row, or one query text with the item that it led to.
+
+    data     a data frame of pandas or polars, a table of Arrow, or the path of a file that `espalier new` reads
+    user, item, time, query  its columns: `user` and `item` of histories, `query` and `item` of texts. Without `time` the rows are in order;
+             "none": they have no order
+    items    columns of the items, `id` among them, to filter by and to show
+    kind     what is trained; the default suits the log (`espalier options` lists the kinds)
+    minutes  after which no step begins; the default is the configured number of steps
+    out      models/NAME/VERSION to write; the default is a temporary folder that goes with the model (`Model.save` keeps it)
+    options  keys of the configuration, as `espalier options KIND` lists them: refit=False, optimiser={"steps": 500}
+    Raises InvalidInput, InvalidData or InvalidConfig, naming what is wrong, and MissingExtra where the trainer is not installed.
+    """
+    trainer("versions").new_version(Path("model/1" if out is None else out))
+    with scratch() as folder:
+        to = folder / "model" / "1" if out is None else Path(out)
+        columns = {"user": user, "item": item, "time": time, "query": query}
+        log = Path(data) if isinstance(data, str | Path) else _written(folder, data, columns)
+        given = columns | {"time": time or ("file" if user is not None else None)}
+        file = trainer("new_configuration").write_configuration(log, folder / "model.toml", True, kind, given)
+        raw = tomllib.loads(file.read_text()) | {"seed": seed}
+        for name, keys in options.items():
+            raw[name] = raw.get(name, {}) | dict(keys) if isinstance(keys, Mapping) else keys
+        if items is not None:
+            pq.write_table(as_table("items", items), folder / "items.parquet")
+            raw["data"]["items"] = str(folder / "items.parquet")
+        config = trainer("specification.models").SPECIFICATION.checked(raw)
+        model = Model(_trained(config, to, device, minutes), frame=frame_like(data))
+        model.owns(folder)
+        return model
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder for what training reads and writes, which is deleted where that fails; else it is the caller's."""
+    folder = Path(tempfile.mkdtemp(prefix="espalier-"))
+    try:
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _written(folder: Path, data: Any, columns: Mapping[str, str | None]) -> Path:
+    """A data frame as a file that the trainer reads. Raises InvalidInput where it lacks one of the columns."""
+    table = as_table("data", data)
+    for field, name in columns.items():
+        if name is not None and (field, name) != ("time", "none"):
+            column_of(table, field, name)
+    pq.write_table(table, folder / "log.parquet")
+    return folder / "log.parquet"
+
+
+def trainer(module: str) -> Any:
+    """A module of the trainer. Raises MissingExtra where it, or what it needs, is not installed."""
+    return needed(f"{sibling('training')}.{module}")
+
+
+def needed(module: str) -> Any:
+    """A module of the extra `train`. Raises MissingExtra."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        raise MissingExtra(f"training needs {missing.name}: pip install 'espalier[train]'") from missing
+
+
+def _trained(config: Any, out: Path, device: str, minutes: float | None) -> Bundle:
+    config = config.model_copy(update={"name": out.absolute().parent.name})
+    if isinstance(config, trainer("specification.linear").LinearConfig):
+        return trained_linear(config, out)
+    deadline = trainer("retrieval.task").Deadline(None if minutes is None else clock.monotonic() + 60 * minutes)
+    run, device_of = trainer("deep.run"), trainer("deep.fit").pick_device
+    bundle: Bundle = run.fit_and_export(config, None, out, device_of(device), False, deadline=deadline)
+    return bundle
+
+
+def trained_linear(config: Any, out: Path) -> Bundle:
+    """A bundle of sparse linear scorers, by its configuration."""
+    work = trainer("versions").work_folder(out)
+    with tempfile.TemporaryDirectory(dir=_made(work.parent), prefix=".fit-") as folder:
+        bundle: Bundle = trainer("linear.run").fit_and_export(config, out, Path(folder))
+    return bundle
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,331 @@
+"""A trained model in a notebook: opened from its folder, asked with ids, texts, vectors or features, answered as a data frame.
+
+    >>> model = espalier.open("models/debian-depends/1")
+    >>> model.search([["nginx", "postgresql"]], m=5, fields=["title"])
+
+Knows bundles and frames. Does not know how a model is trained (fitting.py), nor HTTP: for a running service there is espalier_client.
+
+Legend: B queries, M results.
+"""
+
+from __future__ import annotations
+
+import shutil
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from espalier.bundle import Bundle
+from espalier.bundle_writer import with_parts
+from espalier.checks.heldout import read_heldout
+from espalier.engines import open_engine
+from espalier.errors import BundleExists, InvalidInput, InvalidQuery
+from espalier.frames import Frame, as_frame, as_table, installed_frame, lists_of
+from espalier.manifest import GraphScorer
+from espalier.masks.filters import ItemFilters
+from espalier.metrics import ndcg_at_m, precision_recall_f
+from espalier.queries import (
+    FeaturesKind,
+    HistoryKind,
+    QueryBatch,
+    TextKind,
+    VectorKind,
+    encode_features,
+    encode_histories,
+    encode_texts,
+    encode_vectors,
+    pad_histories,
+)
+from espalier.search import NodeMask, SearchParams, SearchResult
+from espalier.text.sparse_rows import SparseRows
+
+if TYPE_CHECKING:  # it imports ONNX Runtime, which is an extra
+    from espalier.engines.encode import Encoder
+
+Device = Literal["auto", "cpu", "cuda"]
+AT_ONCE = 256
+"""Queries of one engine call."""
+MASK_BYTES = 256 << 20
+"""Most that the masks of filters take which are kept."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What every query of a search wants; None: as the model says.
+
+    exclude_seen  whether items of a history do not come back
+    """
+
+    m: int | None = None
+    beam_size: int | None = None
+    filter: Mapping[str, object] | None = None
+    exclude_filter: Mapping[str, object] | None = None
+    exclude_seen: bool = False
+
+
+class Model:
+    """See the module. `frame` says what its answers are; the default is pandas or polars where one is installed, else Arrow."""
+
+    def __init__(self, bundle: Bundle, device: Device = "auto", engine: str | None = None, frame: Frame | None = None) -> None:
+        self.bundle, self.frame = bundle, frame or installed_frame()
+        self.engine = open_engine(bundle, device, engine)
+
+    def owns(self, folder: Path) -> None:
+        """Delete a folder, that of the bundle, when the model goes."""
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+
+    def __repr__(self) -> str:
+        return f"<Model {self.name} version {self.version}: {len(self.bundle.items)} items, {self.bundle.manifest.query.kind} queries>"
+
+    @property
+    def name(self) -> str:
+        return self.bundle.manifest.name
+
+    @property
+    def version(self) -> int:
+        return self.bundle.manifest.version
+
+    def search(
+        self,
+        queries: Any,
+        m: int | None = None,
+        *,
+        beam_size: int | None = None,
+        filter: Mapping[str, object] | None = None,
+        exclude_filter: Mapping[str, object] | None = None,
+        exclude_seen: bool = False,
+        fields: Sequence[str] = (),
+    ) -> Any:
+        """The best items of each query: a data frame with query (position, from 0), rank (from 1), item (id), score and the fields.
+
+        queries  of histories: lists of item ids, the newest last (ids that the model does not know are skipped); of texts: strings; of
+                 vectors: an array [B, width]; of features: a sparse matrix of SciPy [B, width], or (indices, values) pairs
+        filter, exclude_filter  as in a request: {"section": ["games"], "year": {"min": 1990}}
+        Raises InvalidQuery, naming the field, where something is not what the model takes.
+        """
+        self._check_fields(fields)
+        ask = Ask(m, beam_size, filter, exclude_filter, exclude_seen)
+        tables, begin = [], 0
+        for batch, result in self.results(self.encoded(queries), ask):
+            tables.append(self._table(result, begin, fields))
+            begin += len(batch)
+        return self._as_frame(pa.concat_tables(tables) if tables else self._table(None, 0, fields))
+
+    def results(
+        self, queries: QueryBatch, ask: Ask, m_B: NDArray[np.int64] | None = None, masks: Sequence[NodeMask | None] | None = None
+    ) -> Iterator[tuple[QueryBatch, SearchResult]]:
+        """What encoded queries find, AT_ONCE at a time. m_B, masks: in place of what `ask` says for all."""
+        defaults = self.bundle.manifest.search
+        m, beam_size = ask.m or defaults.m, ask.beam_size or defaults.beam_size
+        m = m if m_B is None else int(m_B.max(initial=1))
+        for name, given, most in (("m", m, defaults.max_m), ("beam_size", beam_size, defaults.max_beam_size)):
+            if not 1 <= given <= most:
+                raise InvalidQuery(name, given, f"1 to {most}, as the model allows")
+        mask = self.mask(ask.filter, ask.exclude_filter)
+        for begin in range(0, len(queries), AT_ONCE):
+            at = np.arange(begin, min(begin + AT_ONCE, len(queries)))
+            part = queries.take(at)
+            exclude_BE = None
+            if ask.exclude_seen:
+                if not isinstance(part.kind, HistoryKind):
+                    raise InvalidQuery("exclude_seen", True, f"a model of histories, not of {part.kind.kind} queries")
+                exclude_BE = np.asarray(part.array, np.int64)
+            params = SearchParams.uniform(len(part), beam_size, m, exclude_BE, mask=mask)
+            if m_B is not None:
+                params = replace(params, m_B=m_B[at])
+            if masks is not None:
+                params = replace(params, mask_B=tuple(masks[b] for b in at.tolist()))
+            yield part, self.engine.search(part, params)
+
+    def encoded(self, queries: Any) -> QueryBatch:
+        """Queries as the engine takes them. See `search`."""
+        kind = self.bundle.manifest.query
+        if isinstance(kind, HistoryKind):
+            lists = [_history_of(i, query) for i, query in enumerate(queries)]
+            return encode_histories(kind, self.bundle.items, lists)[0]
+        if isinstance(kind, TextKind):
+            texts = list(queries)
+            for i, text in enumerate(texts):
+                if not isinstance(text, str):
+                    raise InvalidQuery(f"queries[{i}].text", text, "a string")
+            return encode_texts(kind, self.bundle.vectoriser, texts)
+        if isinstance(kind, VectorKind):
+            return encode_vectors(kind, np.asarray(queries, np.float64).tolist())
+        return self._encoded_features(kind, queries)
+
+    def mask(self, filter: Mapping[str, object] | None, exclude_filter: Mapping[str, object] | None = None) -> NodeMask | None:
+        """What a filter leaves of the tree; None where all items pass. Kept for later calls."""
+        parsed = self._filters.parse(filter or {}, exclude_filter or {})
+        return self._filters.mask(parsed) if parsed else None
+
+    def item_rows(self) -> NDArray[np.float32]:
+        """float32[I, D]: the node row of each item's leaf, in the order of `bundle.items`. Raises InvalidInput for linear scorers."""
+        if not isinstance(self.bundle.manifest.scorer, GraphScorer):
+            raise InvalidInput("model", self.bundle.manifest.scorer.kind, "a model of node rows: linear scorers have weights")
+        return np.asarray(self.bundle.node_rows_ND[self.bundle.tree.leaf_of_item], np.float32)
+
+    def states(self, queries: Any) -> NDArray[np.float32]:
+        """float32[B, S]: the states of queries on the leaf level. In inner products as wide as a row."""
+        batch, encoder = self.encoded(queries), self._encoder
+        parts = [encoder.leaf_states(batch.take(at), None) for at in np.split(np.arange(len(batch)), range(AT_ONCE, len(batch), AT_ONCE))]
+        return np.concatenate(parts)
+
+    def explain(self, query: Any, items: Sequence[str], m: int | None = None, *, beam_size: int | None = None) -> Any:
+        """Why items came back for a query or did not: a data frame with item, outcome, rank, score, level and cut.
+
+        found             at `rank` with `score`
+        below m           scored, but at least m others were better; `cut` is the key of the last that came
+        outside the beam  on `level` an ancestor was not among the best `beam_size`; `cut` is the key of the last that was
+        unknown           no such item
+        Of a forest the first tree counts.
+        """
+        batch, defaults = self.encoded([query]), self.bundle.manifest.search
+        params = SearchParams.uniform(1, beam_size or defaults.beam_size, m or defaults.m, trace=True)
+        result = self.engine.search(batch, params)
+        rows = self.bundle.items.rows_of([str(item) for item in items]).tolist()
+        found = [{"item": str(item)} | self._outcome(row, result) for item, row in zip(items, rows, strict=True)]
+        names = {"item": pa.string(), "outcome": pa.string(), "rank": pa.int64(), "score": pa.float32()}
+        schema = pa.schema(names | {"level": pa.int64(), "cut": pa.float32()})
+        return self._as_frame(pa.Table.from_pylist(found, schema=schema))
+
+    def evaluate(
+        self,
+        data: Any = None,
+        *,
+        user: str = "user",
+        item: str = "item",
+        time: str | None = None,
+        beam_sizes: Sequence[int] | None = None,
+        ms: Sequence[int] = (10, 50),
+    ) -> Any:
+        """Recall, precision and nDCG by beam and m: a data frame.
+
+        data  a log of users that the model has not learned from, one interaction a row: of each user the first half of the items is the
+              history, and the rest is to be found. None: the held-out queries of the bundle, at most 1,000
+        user, item, time  its columns; without `time` the rows are in order
+        Raises InvalidInput where there is nothing to measure on.
+        """
+        queries, relevant = self._held_out() if data is None else self._halves(data, user, item, time)
+        rows = []
+        for beam_size in beam_sizes or (self.bundle.manifest.search.beam_size,):
+            found_BM = np.concatenate([result.item_rows_BM for _, result in self.results(queries, Ask(max(ms), beam_size))])
+            for m in ms:
+                precision_B, recall_B, _ = precision_recall_f(found_BM, relevant, m)
+                figures = {"recall": recall_B, "precision": precision_B, "ndcg": ndcg_at_m(found_BM, relevant, m)}
+                means = {name: float(np.mean(values)) for name, values in figures.items()}
+                rows.append({"beam_size": int(beam_size), "m": int(m), **means, "queries": len(queries)})
+        return self._as_frame(pa.Table.from_pylist(rows))
+
+    def save(self, path: Path | str) -> Path:
+        """Write the model as models/NAME/VERSION, where a service finds it. Raises BundleExists where that is there."""
+        to = Path(path)
+        if not (to.name.isdecimal() and int(to.name) >= 1):
+            raise InvalidInput("path", str(to), "models/NAME/VERSION with a version number of at least 1")
+        if to.exists():
+            raise BundleExists(f"{to}: a bundle is never overwritten; choose another version")
+        with_parts(self.bundle, to, {}, {})
+        return to
+
+    # -- parts ----------------------------------------------------------------------------------------------------------
+
+    def _held_out(self) -> tuple[QueryBatch, Sequence[NDArray[np.int64]]]:
+        held = read_heldout(self.bundle)
+        if not len(held.queries):
+            raise InvalidInput("data", None, f"a log: {self.name} version {self.version} has no held-out queries")
+        return held.queries, held.relevant
+
+    def _halves(self, data: Any, user: str, item: str, time: str | None) -> tuple[QueryBatch, Sequence[NDArray[np.int64]]]:
+        if not isinstance(self.bundle.manifest.query, HistoryKind):
+            raise InvalidInput("data", "a log of users", f"None: the model takes {self.bundle.manifest.query.kind} queries")
+        rows = [self.bundle.items.rows_of(one) for one in lists_of(as_table("data", data), user, item, time).values()]
+        halves = [(row[: -(-len(row) // 2)], row[-(-len(row) // 2) :]) for row in rows]
+        known = [(first, last[last >= 0]) for first, last in halves if (first >= 0).any() and (last >= 0).any()]
+        if not known:
+            raise InvalidInput("data", f"{len(rows)} users", "one at least with items in both halves that the model knows")
+        return pad_histories(self.bundle.manifest.query, [first for first, _ in known]), [last for _, last in known]
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        if not isinstance(self.bundle.manifest.scorer, GraphScorer):
+            raise InvalidInput("model", self.bundle.manifest.scorer.kind, "a model of node rows: linear scorers make no states")
+        from espalier.engines.encode import Encoder
+
+        return Encoder(self.bundle, False)
+
+    @cached_property
+    def _filters(self) -> ItemFilters:
+        return ItemFilters([alone.tree for alone in self.bundle.alone], self.bundle.items, MASK_BYTES)
+
+    def _encoded_features(self, kind: FeaturesKind, queries: Any) -> QueryBatch:
+        if not hasattr(queries, "tocsr"):
+            return encode_features(kind, list(queries))
+        matrix = queries.tocsr()
+        if matrix.shape[1] != kind.width:
+            raise InvalidQuery("queries", f"a matrix of {matrix.shape[1]} columns", f"{kind.width}")
+        matrix.sum_duplicates()
+        values = matrix.data.astype(np.float32)
+        rows = SparseRows(matrix.indptr.astype(np.int64), matrix.indices.astype(np.int32), values, kind.width)
+        batch = QueryBatch(kind, rows.normalised() if kind.unit else rows)
+        batch.check(len(self.bundle.items))
+        return batch
+
+    def _check_fields(self, fields: Sequence[str]) -> None:
+        for field in fields:
+            if field not in self.bundle.items.fields:
+                raise InvalidQuery("fields", field, f"some of {', '.join(self.bundle.items.fields)}")
+
+    def _table(self, result: SearchResult | None, begin: int, fields: Sequence[str]) -> pa.Table:
+        """begin: position of the first query."""
+        count_B = np.zeros(0, np.int64) if result is None else result.count_B
+        query = np.repeat(np.arange(begin, begin + len(count_B)), count_B)
+        rank = np.arange(len(query)) - np.repeat(np.cumsum(count_B) - count_B, count_B)
+        rows, scores = np.empty(0, np.int64), np.empty(0, np.float32)
+        if result is not None:
+            rows, scores = result.item_rows_BM[query - begin, rank], result.scores_BM[query - begin, rank]
+        items = self.bundle.items
+        ids = pa.array(items.ids_of(rows) if len(rows) else [], pa.string())
+        columns = {"query": pa.array(query, pa.int64()), "rank": pa.array(rank + 1, pa.int64()), "item": ids, "score": pa.array(scores)}
+        columns |= {field: items.column(field).take(pa.array(rows)).combine_chunks() for field in fields if field != "id"}
+        return pa.table(columns)
+
+    def _outcome(self, row: int, result: SearchResult) -> dict[str, object]:
+        if row < 0:
+            return {"outcome": "unknown"}
+        at = np.flatnonzero(result.item_rows_BM[0] == row)
+        if len(at):
+            return {"outcome": "found", "rank": int(at[0]) + 1, "score": float(result.scores_BM[0, at[0]])}
+        tree, levels = self.bundle.tree, result.traces[0]
+        path = [int(tree.leaf_of_item[row])]
+        while path[-1] > 0:
+            path.append(int(tree.parent[path[-1]]))
+        path.reverse()
+        for level in levels:
+            kept_K = level.nodes_BK[0]
+            if path[level.level] not in kept_K:
+                cut = float(level.keys_BK[0][kept_K >= 0].min(initial=np.inf))
+                is_last = level.level == tree.height
+                return {"outcome": "below m" if is_last else "outside the beam", "level": level.level, "cut": cut}
+        return {"outcome": "below m", "level": tree.height}  # its leaf was scored, another tree of the forest or a second stage decided
+
+    def _as_frame(self, table: pa.Table) -> Any:
+        return as_frame(table, self.frame)
+
+
+def open_model(path: Path | str, device: Device = "auto", engine: str | None = None, frame: Frame | None = None) -> Model:
+    """The model in models/NAME/VERSION, or the highest version in models/NAME. Raises BundleError's kinds."""
+    folder = Path(path)
+    versions = [int(one.name) for one in folder.glob("*") if one.name.isdecimal()] if not (folder / "manifest.json").exists() else []
+    return Model(Bundle.open(folder / str(max(versions)) if versions else folder), device, engine, frame)
+
+
+def _history_of(place: int, query: Any) -> list[str]:
+    if isinstance(query, str | bytes) or not hasattr(query, "__iter__"):
+        raise InvalidQuery(f"queries[{place}].history", query, "a list of item ids, the newest last")
+    return [str(item) for item in query]

@@ -1,0 +1,96 @@
+"""`espalier COMMAND`: finds the package that does it, and says what to install where it is missing.
+
+Knows names of commands and packages. Each command knows its own options, and is imported only when it is called.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import NamedTuple, cast
+
+from espalier import __version__
+from espalier.siblings import sibling
+
+Main = Callable[[Sequence[str], str], int]
+"""Takes arguments and the command's name, as help shows it, and returns the exit code."""
+
+
+class Command(NamedTuple):
+    """module: whose `main` is called · extra: that brings what it needs · about: what it does · named: `main` takes its name, too"""
+
+    module: str
+    extra: str
+    about: str
+    named: bool = False
+
+
+TRAINER, SERVICE, LOAD = f"{sibling('training')}.__main__", sibling("service"), sibling("loadtest")
+GROUPS: dict[str, dict[str, Command]] = {
+    "Train": {
+        "new": Command(TRAINER, "train", "look at a log and write a configuration with comments", True),
+        "compare": Command(TRAINER, "train", "does a tree pay on this log? train it and its rivals, measure all", True),
+        "fit": Command(TRAINER, "train", "train a model", True),
+        "evaluate": Command(TRAINER, "train", "recall and milliseconds of a model, by beam", True),
+        "fit-ranker": Command(TRAINER, "train", "train a second stage for a model's candidates", True),
+        "assign": Command(TRAINER, "train", "who should see each item?", True),
+        "options": Command(TRAINER, "train", "the keys of configurations", True),
+        "import-pecos": Command(TRAINER, "train", "turn a PECOS XR-Linear model into one of Espalier", True),
+    },
+    "Use": {
+        "predict": Command("espalier_cli.predict", "cpu", "the best items of many queries, from a Parquet file to another"),
+        "embed": Command("espalier_cli.embed", "cpu", "a model's item rows, and the states of queries, as Parquet"),
+        "inspect": Command(TRAINER, "train", "what is in a model", True),
+        "serve": Command(f"{SERVICE}.__main__", "serve", "answer over HTTP"),
+        "route": Command(f"{SERVICE}.router.__main__", "serve", "answer over HTTP for a catalogue in shards"),
+        "loadtest": Command(f"{LOAD}.sweep", "load", "recall against latency of a running service"),
+    },
+    "Operate": {
+        "publish": Command(TRAINER, "train", "put a model into object storage", True),
+        "versions": Command(TRAINER, "train", "the versions of a stored model", True),
+        "set-default": Command(TRAINER, "train", "which version of a stored model serves: pin, roll back", True),
+        "fold": Command(TRAINER, "train", "the next version: a model with its live items in it", True),
+        "shard": Command(TRAINER, "train", "cut a model into shards", True),
+        "journal": Command(f"{SERVICE}.journal", "serve", "back up, compact, take over a live catalogue"),
+        "compile": Command("espalier.compile", "cpu", "compile for this processor beforehand"),
+        "completion": Command("espalier_cli.completion", "cpu", "a script that completes commands in bash, zsh or fish"),
+    },
+}
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command. Returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if given else 2
+    if given[0] == "--version":
+        print(f"espalier {__version__}")
+        return 0
+    name, *rest = given
+    command = COMMANDS.get(name)
+    if command is None:
+        print(f"error: command: got {name!r}, expected one of {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    try:
+        run = cast(Main, import_module(command.module).main)
+    except ModuleNotFoundError as missing:
+        print(f"error: espalier {name} needs {missing.name}: pip install 'espalier[{command.extra}]'", file=sys.stderr)
+        return 1
+    if command.named:
+        return run([name, *rest], "espalier")
+    return run(rest, f"espalier {name}")
+
+
+def usage() -> str:
+    """The help page: every command on a line."""
+    lines = ["usage: espalier COMMAND [options]; espalier COMMAND --help says more"]
+    for group, commands in GROUPS.items():
+        lines += [f"{group}:", *(f"  {name:<13}{command.about}" for name, command in commands.items())]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""`espalier embed`: a model's item rows, and the states of queries, as Parquet: for an index, a ranker or a plot of one's own."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from espalier.errors import EspalierError, InvalidInput
+from espalier.frames import as_table, column_of
+from espalier.model import open_model
+from espalier_cli.predict import COLUMNS
+
+
+def main(arguments: Sequence[str], prog: str) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(prog=prog, description="Write node rows of items, and states of queries, as lists of 32-bit numbers.")
+    parser.add_argument("--model", required=True, help="models/NAME/VERSION, or models/NAME for the highest version")
+    parser.add_argument("--items", help="Parquet file to write: id and row")
+    parser.add_argument("--queries", help="Parquet file with a column of queries, as `espalier predict` reads it")
+    parser.add_argument("--column", help="that column (default: history or vector, as the model has them)")
+    parser.add_argument("--states", help="Parquet file to write: the other columns of the queries, and state")
+    options = parser.parse_args(arguments)
+    try:
+        _embed(options)
+    except (EspalierError, OSError, pa.ArrowException) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _embed(options: argparse.Namespace) -> None:
+    if options.items is None and options.states is None:
+        raise InvalidInput("--items, --states", None, "at least one file to write")
+    if (options.states is None) != (options.queries is None):
+        raise InvalidInput("--states", options.states, "a file exactly where --queries is one")
+    model = open_model(options.model, "cpu")
+    if options.items is not None:
+        rows, items = model.item_rows(), model.bundle.items
+        pq.write_table(pa.table({"id": items.ids_of(np.arange(len(items))), "row": _lists(rows)}), options.items)
+    if options.states is not None:
+        table = as_table("--queries", options.queries)
+        column = options.column or COLUMNS[model.bundle.manifest.query.kind]
+        states = model.states(column_of(table, "--column", column).to_pylist())
+        pq.write_table(table.drop_columns([column]).append_column("state", _lists(states)), options.states)
+
+
+def _lists(rows_NS: NDArray[np.float32]) -> pa.Array:
+    return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(rows_NS).reshape(-1)), rows_NS.shape[1])

@@ -1,0 +1,246 @@
+"""`espalier predict`: the best items of many queries, from a Parquet file to another, as a nightly job needs them.
+
+The queries are read in blocks, each answered by one process and written as a part beside the output. A run that was killed goes on with the
+parts that are there, if the model, the input and the options are the same. Knows files and processes. Does not know how a model searches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from espalier.errors import EspalierError, InvalidInput
+from espalier.frames import as_table, column_of, lists_of
+from espalier.model import Ask, Model, open_model
+
+BLOCK = 4096
+"""Queries of a part."""
+AHEAD = 2
+"""Blocks that wait for each process, so that a file of any size is never in memory as a whole."""
+SAID_S = 2.0
+COLUMNS = {"history": "history", "text": "text", "vector": "vector", "features": "features"}
+"""Where the queries are, by their kind, if no option says so."""
+
+_model: Model | None = None  # of a process that answers
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is asked of every block. column: of the queries · m, filter: columns that say it for each query, or None for all"""
+
+    model: str
+    column: str
+    m_column: str | None
+    filter_column: str | None
+    ask: Ask
+    fields: tuple[str, ...]
+
+
+def main(arguments: Sequence[str], prog: str) -> int:
+    """Returns the exit code."""
+    options = _parser(prog).parse_args(arguments)
+    try:
+        predict(options)
+    except (EspalierError, OSError, pa.ArrowException) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def predict(options: argparse.Namespace) -> None:
+    """Write the answers. Raises EspalierError, OSError and ArrowException."""
+    out, model = Path(options.out), open_model(options.model, "cpu")
+    if not out.absolute().parent.is_dir():
+        raise InvalidInput("--out", str(out), "a file in a folder that exists")
+    column = options.column or COLUMNS[model.bundle.manifest.query.kind]
+    filters = (_json("--filter", options.filter), _json("--exclude-filter", options.exclude_filter))
+    ask = Ask(options.m, options.beam, *filters, options.exclude_seen)
+    job = Job(str(model.bundle.path), column, options.m_column, options.filter_column, ask, tuple(options.fields))
+    model.search([], ask.m, beam_size=ask.beam_size, fields=job.fields)  # says what is wrong with them
+    model.mask(*filters)
+    total, blocks = _queries(options, column)
+    parts = out.with_name(f".{out.name}.parts")
+    _resume(parts, _digest(model, options, job))
+    began = said = time.perf_counter()
+    done, fresh = 0, 0
+    with ProcessPoolExecutor(options.workers, get_context("spawn"), _open, (job,)) as pool:
+        waiting: list[tuple[Path, Future[pa.Table | str] | None]] = []
+
+        def finish() -> None:
+            nonlocal done, fresh, said
+            file, answered = waiting.pop(0)
+            if answered is not None:
+                table = answered.result()
+                if isinstance(table, str):
+                    raise EspalierError(table)
+                pq.write_table(table, file.with_suffix(".new"))
+                file.with_suffix(".new").rename(file)
+                fresh += len(table)
+            done += pq.read_metadata(file).num_rows
+            now = time.perf_counter()
+            if now - said > SAID_S or done == total:
+                said = now
+                print(f"{done:,} of {total:,} queries, {fresh / (now - began):,.0f}/s", file=sys.stderr, flush=True)
+
+        for number, block in enumerate(blocks):
+            file = parts / f"{number:08}.parquet"
+            waiting.append((file, None if file.exists() else pool.submit(_answered, job, block)))
+            while len(waiting) > AHEAD * options.workers:
+                finish()
+        while waiting:
+            finish()
+    _joined(parts, out)
+    shutil.rmtree(parts)
+    print(f"wrote {out}: {total:,} queries in {time.perf_counter() - began:.1f} s", file=sys.stderr)
+
+
+def _queries(options: argparse.Namespace, column: str) -> tuple[int, Iterator[pa.Table]]:
+    """How many queries there are, and blocks of them. Raises InvalidInput where a column is missing."""
+    file = Path(options.queries)
+    if options.user is not None:
+        table = as_table("--queries", file)
+        lists = lists_of(table, options.user, options.item, options.time)
+        users = pa.array([*lists], column_of(table, "--user", options.user).type)
+        made = pa.table({options.user: users, column: pa.array([*lists.values()], pa.list_(pa.string()))})
+        return len(made), (made.slice(begin, BLOCK) for begin in range(0, len(made), BLOCK))
+    if not file.exists():
+        raise InvalidInput("--queries", str(file), "a Parquet file that exists")
+    parquet = pq.ParquetFile(file)
+    names = parquet.schema_arrow.names
+    for option, name in (("--column", column), ("--m-column", options.m_column), ("--filter-column", options.filter_column)):
+        if name is not None and name not in names:
+            raise InvalidInput(option, name, f"one of the columns {', '.join(names)}")
+    return parquet.metadata.num_rows, (pa.Table.from_batches([batch]) for batch in parquet.iter_batches(BLOCK))
+
+
+def _open(job: Job) -> None:
+    global _model
+    _model = open_model(job.model, "cpu", frame="arrow")
+
+
+def _answered(job: Job, block: pa.Table) -> pa.Table | str:
+    """A block with its queries replaced by lists of items and scores, and of fields that were asked for; or what is wrong with it."""
+    try:
+        return _with_items(job, block)
+    except EspalierError as error:  # which may be made of parts, and could not come from another process as it is
+        return str(error)
+
+
+def _with_items(job: Job, block: pa.Table) -> pa.Table:
+    if _model is None:
+        raise RuntimeError("a process that answers opens the model first")
+    queries = _model.encoded(_values(block.column(job.column).to_pylist(), job.column, _model))
+    m_B = None if job.m_column is None else np.asarray(block.column(job.m_column).to_pylist(), np.int64)
+    if m_B is not None and m_B.min(initial=1) < 1:
+        raise InvalidInput(job.m_column or "m", int(m_B.min()), "at least 1")
+    masks = None
+    if job.filter_column is not None:
+        given = [_json(job.filter_column, text) for text in block.column(job.filter_column).to_pylist()]
+        masks = [_model.mask({**(job.ask.filter or {}), **(own or {})}, job.ask.exclude_filter) for own in given]
+    counts, rows, scores = [], [], []
+    for _, result in _model.results(queries, job.ask, m_B, masks):
+        at = np.arange(result.item_rows_BM.shape[1]) < result.count_B[:, None]
+        counts.append(result.count_B)
+        rows.append(result.item_rows_BM[at])
+        scores.append(result.scores_BM[at])
+    items, row_of = _model.bundle.items, np.concatenate([np.empty(0, np.int64), *rows])
+    offsets = pa.array(np.concatenate([[0], np.cumsum(np.concatenate([np.empty(0, np.int64), *counts]))]), pa.int32())
+    lists: dict[str, pa.Array] = {"items": pa.array(items.ids_of(row_of) if len(row_of) else [], pa.string())}
+    lists["scores"] = pa.array(np.concatenate([np.empty(0, np.float32), *scores]))
+    lists |= {field: items.column(field).take(pa.array(row_of)).combine_chunks() for field in job.fields}
+    kept = [name for name in block.column_names if name not in (job.column, job.m_column, job.filter_column)]
+    columns = {name: block.column(name) for name in kept}
+    return pa.table(columns | {name: pa.ListArray.from_arrays(offsets, values) for name, values in lists.items()})
+
+
+def _values(values: list[Any], column: str, model: Model) -> list[Any]:
+    """Queries as `Model.encoded` takes them. Raises InvalidInput for one that is missing."""
+    for place, value in enumerate(values):
+        if value is None:
+            raise InvalidInput(f"{column}[{place}]", None, f"a {model.bundle.manifest.query.kind} query in every row")
+    if model.bundle.manifest.query.kind == "features":
+        return [(value["indices"], value["values"]) for value in values]
+    return values
+
+
+def _json(field: str, text: str | None) -> Mapping[str, object] | None:
+    if not text:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise InvalidInput(field, text, f"JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise InvalidInput(field, text, "an object of columns, as a request has it")
+    return found
+
+
+def _digest(model: Model, options: argparse.Namespace, job: Job) -> str:
+    """Of all that the answers depend on."""
+    stat = os.stat(options.queries)
+    manifest = (model.bundle.path / "manifest.json").read_bytes()
+    asked = repr((job, options.user, options.item, options.time, str(Path(options.queries).absolute()), stat.st_size, stat.st_mtime_ns))
+    return hashlib.sha256(manifest + asked.encode()).hexdigest()
+
+
+def _resume(parts: Path, digest: str) -> None:
+    """Keep the parts of a run of the same model, input and options; drop those of any other."""
+    mark = parts / "of"
+    if parts.exists() and not (mark.exists() and mark.read_text() == digest):
+        shutil.rmtree(parts)
+    parts.mkdir(exist_ok=True)
+    mark.write_text(digest)
+
+
+def _joined(parts: Path, out: Path) -> None:
+    """Write one file of all parts, in their order, and put it in its place when it is whole."""
+    files = sorted(parts.glob("*.parquet"))
+    new = out.with_name(f".{out.name}.new")
+    if not files:
+        pq.write_table(pa.table({"items": pa.array([], pa.list_(pa.string())), "scores": pa.array([], pa.list_(pa.float32()))}), new)
+    else:
+        with pq.ParquetWriter(new, pq.read_schema(files[0])) as writer:
+            for file in files:
+                writer.write_table(pq.read_table(file))
+    new.rename(out)
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Answer many queries: a row a query, with the best items and their scores as lists. Goes on where a killed run ended.",
+    )
+    parser.add_argument("--model", required=True, help="models/NAME/VERSION, or models/NAME for the highest version")
+    parser.add_argument("--queries", required=True, help="Parquet: a row a query; or with --user a log, an interaction a row (CSV, too)")
+    parser.add_argument("--out", required=True, help="Parquet file to write: the other columns of the queries, then items and scores")
+    parser.add_argument("--column", help="column of the queries (default: history, text, vector or features, as the model has them)")
+    parser.add_argument("--user", help="column of the users, where the file is a log: the history of each is made of it")
+    parser.add_argument("--item", default="item", help="column of the items of a log (default %(default)s)")
+    parser.add_argument("--time", help="column of the times of a log (default: the rows are in order)")
+    parser.add_argument("--m", type=int, help="items a query (default: the model's)")
+    parser.add_argument("--m-column", help="column that says how many items each query wants")
+    parser.add_argument("--beam", type=int, help="beam size (default: the model's)")
+    parser.add_argument("--filter", help="""a filter for all queries, JSON: '{"section": ["games"]}'""")
+    parser.add_argument("--exclude-filter", help="likewise, what must not come back")
+    parser.add_argument("--filter-column", help="column with a filter for each query, JSON or null")
+    parser.add_argument("--exclude-seen", action="store_true", help="leave out the items of the history")
+    parser.add_argument("--fields", nargs="*", default=[], help="columns of the items to write as lists, too")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes (default: %(default)s, the cores)")
+    return parser

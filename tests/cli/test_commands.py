@@ -1,0 +1,202 @@
+"""The command `espalier`: its help, what it says of wrong words, and what it does itself."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import espalier
+from espalier_cli import predict as module
+from espalier_cli.__main__ import COMMANDS, main, usage
+from espalier_cli.completion import main as complete
+from espalier_cli.embed import main as embed
+from espalier_cli.predict import main as predict
+from tests import ROOT
+
+SAMPLE = ROOT / "models/debian-depends/1"
+HISTORIES = [["nginx", "postgresql"], ["libsdl2-2.0-0", "libgl1"], [], ["perl"], ["libc6"]]
+
+
+@pytest.fixture
+def queries(tmp_path: Path) -> Path:
+    filters = [None, json.dumps({"section": ["libs"]}), None, json.dumps({"section": ["perl"]}), None]
+    table = pa.table({"user": list("abcde"), "history": HISTORIES, "most": [1, 2, 3, 4, 5], "only": filters})
+    pq.write_table(table, tmp_path / "users.parquet")
+    return tmp_path / "users.parquet"
+
+
+def run(*arguments: object) -> int:
+    return predict([str(argument) for argument in arguments], "espalier predict")
+
+
+def test_the_help_fits_on_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 30
+    assert max(map(len, lines)) <= 80
+    assert all(any(line.startswith(f"  {name} ") for line in lines) for name in COMMANDS)
+    assert main([]) == 2
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"espalier {espalier.__version__}"
+
+
+def test_an_unknown_command_is_named_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serv"]) == 2
+    assert capsys.readouterr().err == f"error: command: got 'serv', expected one of {', '.join(COMMANDS)}\n"
+
+
+def test_what_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(COMMANDS, "serve", COMMANDS["serve"]._replace(module="no_such_package"))
+    assert main(["serve"]) == 1
+    assert capsys.readouterr().err == "error: espalier serve needs no_such_package: pip install 'espalier[serve]'\n"
+
+
+@pytest.mark.slow
+def test_every_command_shows_its_own_name_in_its_help() -> None:
+    script = "import sys; from espalier_cli.__main__ import main; sys.exit(main([sys.argv[1], '--help']))"
+    for name in COMMANDS:
+        plain = {"COLUMNS": "100", "NO_COLOR": "1", "PATH": ""}
+        done = subprocess.run([sys.executable, "-c", script, name], capture_output=True, text=True, cwd=ROOT, env=plain)
+        assert done.returncode == 0, done.stderr
+        assert re.search(rf"[Uu]sage: espalier {name}\b", done.stdout), done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_names_commands_and_options(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert complete([shell], "espalier completion") == 0
+    script = capsys.readouterr().out
+    assert "predict" in script
+    assert "exclude-seen" in script
+    if shell == "bash":
+        asked = "COMP_WORDS=(espalier predict --fil); COMP_CWORD=2; _espalier; echo ${COMPREPLY[*]}"
+        done = subprocess.run(["bash", "-c", f"{script}\n{asked}"], capture_output=True, text=True, check=True)
+        assert done.stdout.split() == ["--filter", "--filter-column"]
+
+
+def test_a_file_is_answered_as_a_model_answers(queries: Path, tmp_path: Path) -> None:
+    out = tmp_path / "top.parquet"
+    assert run("--model", SAMPLE, "--queries", queries, "--out", out, "--m", 4, "--exclude-seen", "--fields", "title", "--workers", 2) == 0
+    found = pq.read_table(out)
+    assert found.column_names == ["user", "most", "only", "items", "scores", "title"]
+    model = espalier.open(SAMPLE, "cpu", frame="arrow")
+    asked = model.search(HISTORIES, m=4, exclude_seen=True, fields=["title"]).to_pylist()
+    for b, row in enumerate(found.to_pylist()):
+        own = [one for one in asked if one["query"] == b]
+        assert row["items"] == [one["item"] for one in own]
+        assert row["scores"] == [one["score"] for one in own]
+        assert row["title"] == [one["title"] for one in own]
+    assert {file.name for file in tmp_path.iterdir()} == {"users.parquet", "top.parquet"}
+
+
+def test_each_query_may_say_how_many_it_wants_and_of_what(queries: Path, tmp_path: Path) -> None:
+    out = tmp_path / "top.parquet"
+    more = ["--m-column", "most", "--filter-column", "only", "--fields", "section"]
+    assert run("--model", SAMPLE, "--queries", queries, "--out", out, "--workers", 1, *more) == 0
+    rows = pq.read_table(out).to_pylist()
+    assert [len(row["items"]) for row in rows] == [1, 2, 3, 4, 5]
+    assert set(rows[1]["section"]) == {"libs"}
+    assert set(rows[3]["section"]) == {"perl"}
+    assert rows[0].keys() == {"user", "items", "scores", "section"}
+
+
+def test_a_log_is_answered_for_each_of_its_users(tmp_path: Path) -> None:
+    log = "who,what,when\nu,nginx,2\nv,perl,1\nu,postgresql,1\n"
+    (tmp_path / "log.csv").write_text(log)
+    out = tmp_path / "top.parquet"
+    more = ["--user", "who", "--item", "what", "--time", "when", "--m", 3]
+    assert run("--model", SAMPLE, "--queries", tmp_path / "log.csv", "--out", out, "--workers", 1, *more) == 0
+    model = espalier.open(SAMPLE, "cpu", frame="arrow")
+    asked = {"u": ["postgresql", "nginx"], "v": ["perl"]}
+    for row in pq.read_table(out).to_pylist():
+        assert row["items"] == model.search([asked[row["who"]]], m=3).column("item").to_pylist()
+
+
+def test_a_killed_run_goes_on_with_its_parts(queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BLOCK", 2)
+    arguments = ["--model", SAMPLE, "--queries", queries, "--out", tmp_path / "top.parquet", "--m", 3, "--workers", 1]
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_joined", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert run(*arguments) == 130
+    parts = tmp_path / ".top.parquet.parts"
+    assert len([*parts.glob("*.parquet")]) == 3
+    answers = {"items": [["a"], ["b"]], "scores": pa.array([[1.0], [1.0]], pa.list_(pa.float32()))}
+    marked = pa.table({"user": ["kept", "kept"], "most": [1, 2], "only": [None, "x"]} | answers)
+    pq.write_table(marked, parts / "00000000.parquet")
+    (parts / "00000001.parquet").unlink()
+    assert run(*arguments) == 0
+    found = pq.read_table(tmp_path / "top.parquet")
+    assert found.column("user").to_pylist() == ["kept", "kept", "c", "d", "e"]  # the first part was not asked again, the second was
+    assert not parts.exists()
+
+
+def test_parts_of_another_run_are_not_taken(queries: Path, tmp_path: Path) -> None:
+    out = tmp_path / "top.parquet"
+    parts = tmp_path / ".top.parquet.parts"
+    parts.mkdir()
+    (parts / "of").write_text("another run")
+    pq.write_table(pa.table({"user": ["wrong"]}), parts / "00000000.parquet")
+    assert run("--model", SAMPLE, "--queries", queries, "--out", out, "--workers", 1) == 0
+    assert pq.read_table(out).column("user").to_pylist() == list("abcde")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--column", "nothing"], "error: --column: got 'nothing', expected one of the columns user, history, most, only"),
+        (["--m-column", "nothing"], "error: --m-column: got 'nothing'"),
+        (["--filter", "{"], "error: --filter: got '{', expected JSON"),
+        (["--filter", '{"colour": ["red"]}'], "error: filter.colour: got"),
+        (["--fields", "colour"], "error: fields: got 'colour'"),
+        (["--m", "1000000"], "error: m: got 1000000, expected 1 to 1000"),
+        (["--user", "who"], "error: user: got 'who', expected one of the columns user, history, most, only"),
+    ],
+)
+def test_what_is_wrong_is_said_and_nothing_is_written(
+    queries: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    out = tmp_path / "top.parquet"
+    assert run("--model", SAMPLE, "--queries", queries, "--out", out, "--workers", 1, *arguments) == 1
+    assert said in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_what_is_wrong_with_a_query_is_said_by_the_process_that_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = pa.table({"history": [["nginx"], None], "most": [1, 0], "only": [None, "{"]})
+    pq.write_table(table, tmp_path / "users.parquet")
+    asked = ["--model", SAMPLE, "--queries", tmp_path / "users.parquet", "--out", tmp_path / "top.parquet", "--workers", 1]
+    assert run(*asked) == 1
+    pq.write_table(table.set_column(0, "history", pa.array([["nginx"], ["perl"]])), tmp_path / "users.parquet")
+    assert run(*asked, "--m-column", "most") == 1
+    assert run(*asked, "--filter-column", "only") == 1
+    said = capsys.readouterr().err
+    for wrong in ("history[1]: got None, expected a history", "most: got 0, expected at least 1", "only: got '{', expected JSON"):
+        assert f"error: {wrong}" in said
+
+
+def test_rows_and_states_are_written(queries: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def write(*arguments: Any) -> int:
+        return embed(["--model", str(SAMPLE), *map(str, arguments)], "espalier embed")
+
+    assert write("--items", tmp_path / "rows.parquet", "--queries", queries, "--states", tmp_path / "states.parquet") == 0
+    model = espalier.open(SAMPLE, "cpu")
+    rows, states = pq.read_table(tmp_path / "rows.parquet"), pq.read_table(tmp_path / "states.parquet")
+    assert rows.column("id").to_pylist()[:2] == model.bundle.items.ids_of(model.bundle.items.rows_of(rows.column("id").to_pylist()[:2]))
+    assert rows.column("row").to_pylist() == model.item_rows().tolist()
+    assert states.column_names == ["user", "most", "only", "state"]
+    assert states.column("state").to_pylist() == model.states(HISTORIES).tolist()
+    assert write() == 1
+    assert write("--states", tmp_path / "more.parquet") == 1
+    assert "--states: got" in capsys.readouterr().err
+
+
+def test_usage_is_what_the_commands_are() -> None:
+    assert len(usage().splitlines()) == 1 + 3 + len(COMMANDS)

@@ -1,0 +1,92 @@
+"""From a data frame to a model and back to a folder, by the trainer of the command line."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import scipy.sparse as sp
+
+import espalier
+from espalier.errors import InvalidConfig, InvalidInput, MissingExtra
+from espalier.fitting import trainer
+from espalier.model import Model
+
+GROUPS, OF_GROUP = 8, 12
+
+
+def log(users: int = 160) -> pl.DataFrame:
+    """Users who stay within a group of items."""
+    rng = np.random.default_rng(3)
+    rows = [(f"u{u}", f"i{u % GROUPS}-{i}", t) for u in range(users) for t, i in enumerate(rng.permutation(OF_GROUP)[:10].tolist())]
+    return pl.DataFrame(rows, ["user", "item", "at"], orient="row")
+
+
+@pytest.fixture(scope="module")
+def fitted() -> Model:
+    items = pl.DataFrame({"id": [f"i{g}-{i}" for g in range(GROUPS) for i in range(OF_GROUP)]}).with_columns(
+        group=pl.col("id").str.slice(1, 1).cast(pl.Int64)
+    )
+    return espalier.fit(log(), user="user", item="item", time="at", items=items, optimiser={"steps": 20}, refit=False)
+
+
+def test_a_fitted_model_finds_what_goes_together(fitted: Model, tmp_path: Path) -> None:
+    found = fitted.search([["i0-1", "i0-2"], ["i5-3"]], m=5, exclude_seen=True, fields=["group"])
+    assert isinstance(found, pl.DataFrame)  # as the log was
+    assert np.mean(found["group"].to_numpy() == np.repeat([0, 5], 5)) > 0.8
+    assert not {"i0-1", "i0-2"} & set(found["item"][:5])
+    assert fitted.evaluate(log(), user="user", item="item", time="at", ms=[10])["recall"][0] > 0.5
+    fitted.save(tmp_path / "shop/1")
+    assert espalier.open(tmp_path / "shop").search([["i5-3"]], m=5)["item"].to_list() == fitted.search([["i5-3"]], m=5)["item"].to_list()
+
+
+def test_a_model_without_a_folder_goes_with_its_files() -> None:
+    before = {*Path(tempfile.gettempdir()).glob("espalier-*")}
+    q = pl.DataFrame({"q": ["red shoe", "blue shoe", "red hat", "green hat"] * 10, "i": ["a", "b", "c", "d"] * 10})
+    model = espalier.fit(q, query="q", item="i")
+    assert model.search(["blue shoe"], m=1)["item"].to_list() == ["b"]
+    assert {*Path(tempfile.gettempdir()).glob("espalier-*")} - before
+    del model
+    assert not {*Path(tempfile.gettempdir()).glob("espalier-*")} - before
+
+
+def test_what_is_wrong_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    before = {*Path(tempfile.gettempdir()).glob("espalier-*")}
+    with pytest.raises(InvalidInput, match="user: got 'who', expected one of the columns user, item, at"):
+        espalier.fit(log(), user="who", item="item")
+    with pytest.raises(InvalidConfig, match=r"optimiser\.step"):
+        espalier.fit(log(), user="user", item="item", optimiser={"step": 3})
+    with pytest.raises(InvalidConfig, match="--out"):
+        espalier.fit(log(), user="user", item="item", out=tmp_path / "model")
+    with pytest.raises(InvalidInput, match="data"):
+        espalier.fit([["a", "b"]], user="user", item="item")
+    assert {*Path(tempfile.gettempdir()).glob("espalier-*")} == before
+
+
+def test_a_trainer_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("espalier.fitting.sibling", lambda _: "no_such_trainer")
+    with pytest.raises(MissingExtra, match=r"pip install 'espalier\[train\]'"):
+        trainer("versions")
+
+
+def test_an_estimator_learns_labels_of_sparse_rows() -> None:
+    rng = np.random.default_rng(1)
+    dense = rng.random((300, 40)) * (rng.random((300, 40)) < 0.2)
+    dense = dense[(dense[:, :20] > 0.4).any(axis=1)]
+    X, Y = sp.csr_matrix(dense), sp.csr_matrix((dense[:, :20] > 0.4).astype(np.float32))
+    model = espalier.XRLinear(seed=2).fit(X, Y)
+    found = model.predict(X, m=3)
+    assert found.shape == (X.shape[0], 3)
+    assert np.mean([Y[b, found[b, 0]] > 0 for b in range(len(found))]) > 0.9
+    scores = model.decision_function(X, m=3)
+    assert scores.shape == Y.shape
+    np.testing.assert_array_equal(np.asarray(scores.argmax(axis=1)).ravel(), found[:, 0])
+    assert espalier.XRLinear(**model.get_params()).fit(X, Y).predict(X, m=3).tolist() == found.tolist()
+    assert model.set_params(seed=5).get_params()["seed"] == 5
+    with pytest.raises(InvalidInput, match=r"Y: got '3 rows'"):
+        model.fit(X, Y[:3])
+    with pytest.raises(InvalidInput, match="not fitted"):
+        espalier.XRLinear().predict(X)

@@ -1,0 +1,143 @@
+"""A model in a notebook: what it is asked with, what it answers, and what it says of wrong questions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.csv as pc
+import pyarrow.parquet as pq
+import pytest
+
+import espalier
+from espalier.errors import BundleExists, InvalidInput, InvalidQuery
+from espalier.frames import as_table, lists_of
+from espalier.model import Model
+from espalier.queries import encode_histories
+from espalier.search import SearchParams
+from tests import ROOT
+
+SAMPLE = ROOT / "models/debian-depends"
+HISTORIES = [["nginx", "postgresql"], ["libsdl2-2.0-0", "libgl1"], ["no such package", "perl"], []]
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return espalier.open(SAMPLE, "cpu", frame="arrow")
+
+
+def test_a_folder_of_versions_stands_for_its_highest_one(tmp_path: Path, model: Model) -> None:
+    model.save(tmp_path / "books/2")
+    model.save(tmp_path / "books/10")
+    found = espalier.open(tmp_path / "books")
+    assert (found.name, found.version) == ("books", 10)
+    assert found.search(HISTORIES, m=7).equals(espalier.open(tmp_path / "books/2").search(HISTORIES, m=7))
+    with pytest.raises(BundleExists):
+        model.save(tmp_path / "books/2")
+    with pytest.raises(InvalidInput, match="path"):
+        model.save(tmp_path / "books")
+
+
+def test_a_search_finds_what_the_engine_finds(model: Model) -> None:
+    batch, _ = encode_histories(model.bundle.manifest.query, model.bundle.items, HISTORIES)  # type: ignore[arg-type]
+    result = model.engine.search(batch, SearchParams.uniform(len(HISTORIES), 150, 9, np.asarray(batch.array, np.int64)))
+    found = model.search(HISTORIES, m=9, beam_size=150, exclude_seen=True, fields=["title", "section"]).to_pylist()
+    for b in range(len(HISTORIES)):
+        own = [row for row in found if row["query"] == b]
+        rows = result.item_rows_BM[b]
+        assert [row["item"] for row in own] == model.bundle.items.ids_of(rows)
+        assert [row["rank"] for row in own] == list(range(1, 10))
+        assert [row["title"] for row in own] == model.bundle.items.values("title", rows)
+        np.testing.assert_array_equal([row["score"] for row in own], result.scores_BM[b])
+
+
+def test_more_queries_than_one_call_takes_are_numbered_through(model: Model) -> None:
+    some = [[item] for item in model.bundle.items.ids_of(np.arange(600))]
+    found = model.search(some, m=2)
+    assert found.column("query").to_pylist() == [b for b in range(600) for _ in range(2)]
+    alone = model.search(some[599:], m=2)
+    assert found.column("item").to_pylist()[-2:] == alone.column("item").to_pylist()
+    assert model.search([], m=2).num_rows == 0
+
+
+def test_a_filter_leaves_items_that_pass_alone(model: Model) -> None:
+    found = model.search(HISTORIES, m=20, filter={"section": ["libs"]}, exclude_filter={"section": ["perl"]}, fields=["section"])
+    assert found.num_rows == 80
+    assert set(found.column("section").to_pylist()) == {"libs"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"queries": ["nginx"]}, r"queries\[0\]\.history"),
+        ({"queries": [["nginx"], 3]}, r"queries\[1\]\.history"),
+        ({"queries": [["nginx"]], "m": 10**6}, "m: got 1000000, expected 1 to"),
+        ({"queries": [["nginx"]], "beam_size": -1}, "beam_size"),
+        ({"queries": [["nginx"]], "filter": {"colour": ["red"]}}, "filter.colour"),
+        ({"queries": [["nginx"]], "fields": ["colour"]}, "fields"),
+    ],
+)
+def test_what_is_wrong_is_named(model: Model, asked: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidQuery, match=field):
+        model.search(**asked)
+
+
+def test_why_an_item_did_not_come(model: Model) -> None:
+    found = model.search([HISTORIES[0]], m=1000, beam_size=1000)
+    first, second, *_, last = found.column("item").to_pylist()
+    rows = {row["item"]: row for row in model.explain(HISTORIES[0], [first, second, last, "no such package"], m=1).to_pylist()}
+    score = pytest.approx(found["score"][0].as_py())
+    assert rows[first] == {"item": first, "outcome": "found", "rank": 1, "score": score, "level": None, "cut": None}
+    assert rows[second]["outcome"] == "below m"
+    assert rows[second]["level"] == model.bundle.tree.height
+    assert rows["no such package"]["outcome"] == "unknown"
+    narrow = model.explain(HISTORIES[0], [last], m=1, beam_size=1).to_pylist()[0]
+    assert narrow["outcome"] == "outside the beam"
+    assert 1 <= narrow["level"] < model.bundle.tree.height
+
+
+def test_figures_are_those_of_training(model: Model) -> None:
+    (row,) = model.evaluate(ms=[50]).to_pylist()
+    assert row["queries"] == 1000
+    assert row["recall"] == pytest.approx(0.76, abs=0.02)  # as its manifest and `evaluate` of the trainer say
+    wide = model.evaluate(beam_sizes=[50, 400], ms=[10, 50]).to_pylist()
+    assert [(one["beam_size"], one["m"]) for one in wide] == [(50, 10), (50, 50), (400, 10), (400, 50)]
+    assert wide[0]["recall"] < wide[2]["recall"]
+
+
+def test_a_log_is_halved_by_user_to_measure_on_it(model: Model) -> None:
+    first = model.search([["nginx"]], m=1).column("item").to_pylist()
+    log = pl.DataFrame({"who": ["a", "b", "a", "b"], "what": ["nginx", "perl", first[0], "no such package"], "when": [1, 1, 2, 2]})
+    (row,) = model.evaluate(log, user="who", item="what", ms=[1]).to_pylist()
+    assert (row["queries"], row["recall"]) == (1, 1.0)  # nothing that is known is to be found for b
+    turned = log.with_columns(when=pl.Series([2, 2, 1, 1]))
+    (row,) = model.evaluate(turned, user="who", item="what", time="when", ms=[1]).to_pylist()
+    assert row["queries"] == 1
+    with pytest.raises(InvalidInput, match="user: got 'nobody', expected one of the columns who, what, when"):
+        model.evaluate(log, user="nobody", item="what")
+
+
+def test_rows_and_states_give_the_scores(model: Model) -> None:
+    rows_ID, states_BS = model.item_rows(), model.states(HISTORIES[:2])
+    assert rows_ID.shape == (len(model.bundle.items), model.bundle.manifest.scorer.node_dim)  # type: ignore[union-attr]
+    assert states_BS.shape[0] == 2
+    logits = states_BS[:, : rows_ID.shape[1]] @ rows_ID.T
+    for b in range(2):  # what the scorer alone puts first is near the front of what the whole search finds
+        best = model.bundle.items.ids_of(np.argsort(-logits[b])[:3])
+        assert set(best) & set(model.search([HISTORIES[b]], m=100, beam_size=1000).column("item").to_pylist())
+
+
+def test_frames_come_from_what_people_have(tmp_path: Path) -> None:
+    table = pa.table({"u": ["a", "b", "a"], "i": ["x", "y", "z"], "t": [3, 2, 1]})
+    pc.write_csv(table, tmp_path / "log.csv")
+    pq.write_table(table, tmp_path / "log.parquet")
+    for data in (table, pl.from_arrow(table), tmp_path / "log.csv", str(tmp_path / "log.parquet")):
+        assert lists_of(as_table("data", data), "u", "i", None) == {"a": ["x", "z"], "b": ["y"]}
+        assert lists_of(as_table("data", data), "u", "i", "t") == {"a": ["z", "x"], "b": ["y"]}
+    with pytest.raises(InvalidInput, match="data: got 'list', expected a data frame"):
+        as_table("data", [1, 2])
+    with pytest.raises(InvalidInput, match=r"data: got .*nothing\.csv.*, expected a file that exists"):
+        as_table("data", tmp_path / "nothing.csv")

@@ -1,0 +1,103 @@
+"""The wheel: what lies in it, and that it works from an empty folder, without the repository."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from zipfile import ZipFile
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests import ROOT
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+PACKAGES = {"espalier", "espalier_cli", "espalier_client", "espalier_loadtest", "espalier_service", "espalier_training"}
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the contents of the wheel, as an installation has them."""
+    folder = tmp_path_factory.mktemp("wheel")
+    clone = folder / "source"  # so that nothing is built inside the checkout
+    subprocess.run(["git", "clone", "--quiet", "--depth=1", ROOT.as_uri(), clone], check=True)
+    for name in subprocess.run(["git", "ls-files", "-z", "-o", "-m", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True, text=True).stdout.split("\0"):
+        if name and (ROOT / name).is_file():
+            (clone / name).parent.mkdir(parents=True, exist_ok=True)
+            (clone / name).write_bytes((ROOT / name).read_bytes())
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, clone]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    with ZipFile(wheel) as content:
+        content.extractall(folder / "site")
+    return folder / "site"
+
+
+def environment(site: Path) -> dict[str, str]:
+    """As after an installation: the wheel's packages come first, and nothing of the checkout can be imported."""
+    return {"PATH": os.environ["PATH"], "HOME": str(site.parent), "PYTHONPATH": str(site), "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", "")}
+
+
+def espalier(site: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "espalier_cli", *map(str, arguments)]
+    done = subprocess.run(command, cwd=site.parent, env=environment(site), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_nothing_is_in_it_that_is_not_called_espalier(installed: Path) -> None:
+    folders = {path.name for path in installed.iterdir()}
+    assert folders == PACKAGES | {f"espalier-{json.loads(json.dumps('0.1.0'))}.dist-info"}
+    assert all((installed / package / "py.typed").is_file() for package in PACKAGES)
+    assert (installed / "espalier_service/console/index.html").is_file()
+    assert not [*installed.rglob("__compiled__"), *installed.rglob("*.pyc")]
+    size = sum(file.stat().st_size for file in installed.rglob("*") if file.is_file())
+    assert size < 8 << 20
+
+
+def test_a_log_becomes_a_model_that_is_asked_and_served(installed: Path) -> None:
+    folder = installed.parent
+    lines = [f"u{user},i{user % 6}-{item},{item}" for user in range(90) for item in range(12)]
+    (folder / "log.csv").write_text("\n".join(["user,item,time", *lines]) + "\n")
+    espalier(installed, "new", "log.csv", "--out", "shop.toml", "--kind", "neighbours")
+    espalier(installed, "fit", "--config", "shop.toml", "--out", "models/shop/1")
+    assert "recall" in espalier(installed, "evaluate", "--model", "models/shop/1", "--beam", 50).stdout
+    pq.write_table(pa.table({"history": [["i1-1", "i1-2"]]}), folder / "users.parquet")
+    espalier(installed, "predict", "--model", "models/shop", "--queries", "users.parquet", "--out", "top.parquet", "--m", 3, "--workers", 1)
+    found = pq.read_table(folder / "top.parquet").to_pylist()[0]["items"]
+    assert all(item.startswith("i1-") for item in found)
+    where = espalier(installed, "predict", "--help").stdout and subprocess.run(
+        [sys.executable, "-c", "import espalier, espalier_training, espalier_service; print(espalier_service.__file__)"],
+        cwd=folder, env=environment(installed), capture_output=True, text=True, check=True,
+    )
+    assert Path(where.stdout.strip()).is_relative_to(installed)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    serve = [sys.executable, "-m", "espalier_cli", "serve", "--host", "127.0.0.1", "--port", str(port), "--workers", "2"]
+    with subprocess.Popen(serve, cwd=folder, env=environment(installed), stderr=subprocess.PIPE, text=True) as service:
+        try:
+            def is_ready() -> bool:
+                assert service.poll() is None, service.stderr and service.stderr.read()
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
+                        return bool(answer.status == 200)
+                except OSError:
+                    return False
+
+            wait_until(is_ready, 240)
+            body = json.dumps({"model": "shop", "queries": [{"history": ["i1-1", "i1-2"]}], "m": 3}).encode()
+            request = urllib.request.Request(f"http://127.0.0.1:{port}/retrieve", body, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                items = json.load(answer)["results"][0]["items"]
+            assert [item["id"] for item in items] == found
+        finally:
+            service.terminate()
+            service.communicate(timeout=60)

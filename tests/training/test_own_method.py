@@ -1,0 +1,83 @@
+"""A method of one's own beside those that `compare` knows."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from espalier.errors import InvalidConfig
+from espalier.items import ItemTable
+from espalier.search import NO_ITEM
+from tests.training.commands import command
+from training.baselines.own import _Ranked, own_method
+
+METHOD = """
+from collections import Counter
+
+class Popular:
+    def fit(self, lists):
+        self.best = [item for item, _ in Counter(item for one in lists for item in one).most_common()]
+
+    def recommend(self, histories, m):
+        return [self.best[:m] for _ in histories]
+
+half_done = object()
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "my_methods.py").write_text(METHOD)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "my_methods", raising=False)
+    return "my_methods"
+
+
+def test_it_is_measured_as_the_baseline_that_it_equals(module: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    lines = [f"u{u},i{i},{t}" for u in range(120) for t, i in enumerate(rng.zipf(1.6, 30) % 60)]
+    (tmp_path / "log.csv").write_text("\n".join(["user,item,time", *lines]) + "\n")
+    outcome = command("compare", "log.csv", "--methods", "popularity", "--own", f"{module}:Popular", "--json", "report.json")
+    assert outcome.status == 0, outcome.err
+    rows = {row["method"]: row["figures"] for row in json.loads(Path("report.json").read_text())["rows"]}
+    for metric, figure in rows["popularity"].items():
+        assert rows["Popular"][metric]["mean"] == pytest.approx(figure["mean"], abs=0.02), metric  # ties have another order
+
+
+def test_answers_are_cut_to_what_the_log_has() -> None:
+    items = ItemTable.build(pa.table({"id": ["a", "b", "c", "d"]}))
+
+    class Fixed:
+        def fit(self, lists: object) -> None: ...
+
+        def recommend(self, histories: Sequence[Sequence[str]], m: int) -> list[list[str]]:
+            asked.append((histories, m))
+            return [["c", "nobody", "a", "c", "d", "b"]] * len(histories)
+
+    asked: list[tuple[Sequence[Sequence[str]], int]] = []
+    queries = [np.array([0, -1, 2]), np.array([], np.int64)]
+    assert _Ranked(Fixed(), items).rank(queries, m=3, exclude_seen=True).tolist() == [[3, 1, NO_ITEM], [2, 0, 3]]
+    assert asked == [([["a", "c"], []], 5)]
+    assert _Ranked(Fixed(), items).rank(queries, m=2, exclude_seen=False).tolist() == [[2, 0], [2, 0]]
+
+
+@pytest.mark.parametrize("where", ["my_methods:Unknown", "no_such_module:X", "my_methods", "my_methods:half_done"])
+def test_what_cannot_be_used_is_named(module: str, where: str) -> None:
+    with pytest.raises(InvalidConfig, match=f"--own: got '{where}', expected module:name"):
+        own_method("--own", where)
+
+
+def test_a_log_or_a_configuration_is_compared(tmp_path: Path) -> None:
+    for arguments in ([], ["log.csv", "--config", "log.toml"]):
+        outcome = command("compare", *arguments)
+        assert outcome.status == 1
+        assert "LOG: got" in outcome.err
+    outcome = command("compare", "--config", "log.toml", "--user", "u")
+    assert "--user: got 'u', expected nothing beside --config" in outcome.err
