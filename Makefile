@@ -4,7 +4,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run train install test test-all check bench slow-test console-test release-test stack-test hostile-test audit sbom lock pin-images
+.PHONY: help run train install wheel docs test test-all check bench slow-test console-test release-test stack-test hostile-test audit sbom lock pin-images
 
 # HOST is not taken from the environment, where other tools keep other things under this name.
 PYTHON ?=
@@ -55,6 +55,8 @@ help:
 	@echo 'make install     install everything, for all commands of README and docs'
 	@echo 'make test        install, then all checks and the fast tests'
 	@echo 'make test-all    install, then the other tests: processes, long trainings, interpreters, images'
+	@echo 'make wheel       build dist/espalier-VERSION-py3-none-any.whl, for other environments'
+	@echo 'make docs        install, build the documentation as a site, and show it on port 8001'
 	@echo 'make check       install, then the checks alone: ruff, mypy, import rules, and those of audit'
 	@echo 'make hostile-test  install, then attack a running service: heads, bodies, readers, connections, disks, signals'
 	@echo 'make slow-test  install, then the tests of processes; with test and console-test it is what CI runs'
@@ -127,6 +129,13 @@ sbom: $(INSTALLED)
 	$(VENV_PYTHON) docker/sbom.py espalier > sbom.cdx.json
 
 # The versions are those of constraints.txt, the hashes those of all files that the index has of them, for every platform and Python.
+wheel: $(SERVICE)
+	$(VENV_PYTHON) -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) docs/build.py --out build/site
+	$(VENV_PYTHON) -m http.server --bind 127.0.0.1 --directory build/site 8001
+
 lock: $(INSTALLED)
 	sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > .venv/uv.txt
 	$(HASHED) .venv/uv.txt

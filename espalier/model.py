@@ -106,7 +106,7 @@ class Model:
         """The best items of each query: a data frame with query (position, from 0), rank (from 1), item (id), score and the fields.
 
         queries  of histories: lists of item ids, the newest last (ids that the model does not know are skipped); of texts: strings; of
-                 vectors: an array [B, width]; of features: a sparse matrix of SciPy [B, width], or (indices, values) pairs
+                 vectors: an array [B, width]; of features: a matrix [B, width], of SciPy or an array, or (indices, values) pairs
         filter, exclude_filter  as in a request: {"section": ["games"], "year": {"min": 1990}}
         Raises InvalidQuery, naming the field, where something is not what the model takes.
         """
@@ -208,11 +208,12 @@ class Model:
         """Recall, precision and nDCG by beam and m: a data frame.
 
         data  a log of users that the model has not learned from, one interaction a row: of each user the first half of the items is the
-              history, and the rest is to be found. None: the held-out queries of the bundle, at most 1,000
+              history, and the rest is to be found; or queries as `held_out` gives them, with columns history and relevant. None: the
+              held-out queries of the bundle, at most 1,000
         user, item, time  its columns; without `time` the rows are in order
         Raises InvalidInput where there is nothing to measure on.
         """
-        queries, relevant = self._held_out() if data is None else self._halves(data, user, item, time)
+        queries, relevant = self._held_out() if data is None else self._given(as_table("data", data), user, item, time)
         rows = []
         for beam_size in beam_sizes or (self.bundle.manifest.search.beam_size,):
             found_BM = np.concatenate([result.item_rows_BM for _, result in self.results(queries, Ask(max(ms), beam_size))])
@@ -222,6 +223,16 @@ class Model:
                 means = {name: float(np.mean(values)) for name, values in figures.items()}
                 rows.append({"beam_size": int(beam_size), "m": int(m), **means, "queries": len(queries)})
         return self._as_frame(pa.Table.from_pylist(rows))
+
+    def held_out(self) -> Any:
+        """The held-out queries of a bundle of histories, by ids: a data frame with the lists history and relevant. Another version of the
+        model can be evaluated on them, too.
+        """
+        queries, relevant = self._held_out()
+        items = self.bundle.items
+        histories = [items.ids_of(row[row >= 0]) for row in np.asarray(queries.array, np.int64)]
+        columns = {"history": histories, "relevant": [items.ids_of(rows) for rows in relevant]}
+        return self._as_frame(pa.table({name: pa.array(lists, pa.list_(pa.string())) for name, lists in columns.items()}))
 
     def save(self, path: Path | str) -> Path:
         """Write the model as models/NAME/VERSION, where a service finds it. Raises BundleExists where that is there."""
@@ -241,14 +252,20 @@ class Model:
             raise InvalidInput("data", None, f"a log: {self.name} version {self.version} has no held-out queries")
         return held.queries, held.relevant
 
-    def _halves(self, data: Any, user: str, item: str, time: str | None) -> tuple[QueryBatch, Sequence[NDArray[np.int64]]]:
+    def _given(self, table: pa.Table, user: str, item: str, time: str | None) -> tuple[QueryBatch, Sequence[NDArray[np.int64]]]:
+        """Histories of a table, and the rows of what is to be found, of those with something that the model knows in both."""
         if not isinstance(self.bundle.manifest.query, HistoryKind):
             raise InvalidInput("data", "a log of users", f"None: the model takes {self.bundle.manifest.query.kind} queries")
-        rows = [self.bundle.items.rows_of(one) for one in lists_of(as_table("data", data), user, item, time).values()]
-        halves = [(row[: -(-len(row) // 2)], row[-(-len(row) // 2) :]) for row in rows]
+        rows_of = self.bundle.items.rows_of
+        if {"history", "relevant"} <= {*table.column_names}:
+            columns = [table.column(name).to_pylist() for name in ("history", "relevant")]
+            halves = [(rows_of(first), rows_of(last)) for first, last in zip(*columns, strict=True)]
+        else:
+            rows = [rows_of(one) for one in lists_of(table, user, item, time).values()]
+            halves = [(row[: -(-len(row) // 2)], row[-(-len(row) // 2) :]) for row in rows]
         known = [(first, last[last >= 0]) for first, last in halves if (first >= 0).any() and (last >= 0).any()]
         if not known:
-            raise InvalidInput("data", f"{len(rows)} users", "one at least with items in both halves that the model knows")
+            raise InvalidInput("data", f"{len(halves)} users", "one at least with items in both halves that the model knows")
         return pad_histories(self.bundle.manifest.query, [first for first, _ in known]), [last for _, last in known]
 
     @cached_property
@@ -264,14 +281,19 @@ class Model:
         return ItemFilters([alone.tree for alone in self.bundle.alone], self.bundle.items, MASK_BYTES)
 
     def _encoded_features(self, kind: FeaturesKind, queries: Any) -> QueryBatch:
-        if not hasattr(queries, "tocsr"):
+        if isinstance(queries, np.ndarray):
+            row_E, indices = np.nonzero(queries)
+            values, width = queries[row_E, indices], queries.shape[-1]
+            indptr = np.searchsorted(row_E, np.arange(len(queries) + 1))
+        elif hasattr(queries, "tocsr"):
+            matrix = queries.tocsr().copy()
+            matrix.sum_duplicates()
+            values, width, indices, indptr = matrix.data, matrix.shape[1], matrix.indices, matrix.indptr
+        else:
             return encode_features(kind, list(queries))
-        matrix = queries.tocsr()
-        if matrix.shape[1] != kind.width:
-            raise InvalidQuery("queries", f"a matrix of {matrix.shape[1]} columns", f"{kind.width}")
-        matrix.sum_duplicates()
-        values = matrix.data.astype(np.float32)
-        rows = SparseRows(matrix.indptr.astype(np.int64), matrix.indices.astype(np.int32), values, kind.width)
+        if width != kind.width:
+            raise InvalidQuery("queries", f"a matrix of {width} columns", f"{kind.width}")
+        rows = SparseRows(indptr.astype(np.int64), indices.astype(np.int32), values.astype(np.float32), kind.width)
         batch = QueryBatch(kind, rows.normalised() if kind.unit else rows)
         batch.check(len(self.bundle.items))
         return batch

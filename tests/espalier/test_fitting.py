@@ -81,6 +81,11 @@ def test_an_estimator_learns_labels_of_sparse_rows() -> None:
     found = model.predict(X, m=3)
     assert found.shape == (X.shape[0], 3)
     assert np.mean([Y[b, found[b, 0]] > 0 for b in range(len(found))]) > 0.9
+    assert model.predict(dense, m=3).tolist() == found.tolist()
+    pairs = [(row.nonzero()[0].tolist(), row[row > 0].tolist()) for row in dense[:9]]
+    assert model.predict(pairs, m=3).tolist() == found[:9].tolist()
+    with pytest.raises(InvalidInput, match="queries: got 'a matrix of 39 columns', expected 40"):
+        model.predict(dense[:, 1:])
     scores = model.decision_function(X, m=3)
     assert scores.shape == Y.shape
     np.testing.assert_array_equal(np.asarray(scores.argmax(axis=1)).ravel(), found[:, 0])

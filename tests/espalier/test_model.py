@@ -120,6 +120,15 @@ def test_a_log_is_halved_by_user_to_measure_on_it(model: Model) -> None:
         model.evaluate(log, user="nobody", item="what")
 
 
+def test_held_out_queries_of_one_version_measure_another(model: Model, tmp_path: Path) -> None:
+    held = model.held_out()
+    assert held.column_names == ["history", "relevant"]
+    model.save(tmp_path / "books/1")
+    other = espalier.open(tmp_path / "books", "cpu", frame="arrow")
+    assert other.evaluate(held).equals(model.evaluate())
+    assert other.evaluate(held.slice(0, 10), ms=[5]).column("queries").to_pylist() == [10]
+
+
 def test_rows_and_states_give_the_scores(model: Model) -> None:
     rows_ID, states_BS = model.item_rows(), model.states(HISTORIES[:2])
     assert rows_ID.shape == (len(model.bundle.items), model.bundle.manifest.scorer.node_dim)  # type: ignore[union-attr]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,8 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from espalier import __version__
 from tests import ROOT
-from tests.waiting import wait_until
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -27,13 +29,12 @@ PACKAGES = {"espalier", "espalier_cli", "espalier_client", "espalier_loadtest", 
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the contents of the wheel, as an installation has them."""
     folder = tmp_path_factory.mktemp("wheel")
-    clone = folder / "source"  # so that nothing is built inside the checkout
-    subprocess.run(["git", "clone", "--quiet", "--depth=1", ROOT.as_uri(), clone], check=True)
-    for name in subprocess.run(["git", "ls-files", "-z", "-o", "-m", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True, text=True).stdout.split("\0"):
-        if name and (ROOT / name).is_file():
-            (clone / name).parent.mkdir(parents=True, exist_ok=True)
-            (clone / name).write_bytes((ROOT / name).read_bytes())
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, clone]
+    source = folder / "source"  # so that nothing is built inside the checkout
+    for name in ("espalier", "espalier_cli", "espalier_client", "loadtest", "service", "training"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "__compiled__"))
+    for name in ("LICENSE", "README.md", "pyproject.toml", "setup.py"):
+        shutil.copyfile(ROOT / name, source / name)
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = folder.glob("*.whl")
     with ZipFile(wheel) as content:
@@ -43,7 +44,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def environment(site: Path) -> dict[str, str]:
     """As after an installation: the wheel's packages come first, and nothing of the checkout can be imported."""
-    return {"PATH": os.environ["PATH"], "HOME": str(site.parent), "PYTHONPATH": str(site), "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", "")}
+    kept = os.environ.get("NUMBA_CACHE_DIR", str(ROOT / "espalier"))  # compiled code is named by the sources that it was made of
+    return {"PATH": os.environ["PATH"], "HOME": str(site.parent), "PYTHONPATH": str(site), "NUMBA_CACHE_DIR": kept}
 
 
 def espalier(site: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -55,7 +57,7 @@ def espalier(site: Path, *arguments: object) -> subprocess.CompletedProcess[str]
 
 def test_nothing_is_in_it_that_is_not_called_espalier(installed: Path) -> None:
     folders = {path.name for path in installed.iterdir()}
-    assert folders == PACKAGES | {f"espalier-{json.loads(json.dumps('0.1.0'))}.dist-info"}
+    assert folders == PACKAGES | {f"espalier-{__version__}.dist-info"}
     assert all((installed / package / "py.typed").is_file() for package in PACKAGES)
     assert (installed / "espalier_service/console/index.html").is_file()
     assert not [*installed.rglob("__compiled__"), *installed.rglob("*.pyc")]
@@ -74,16 +76,16 @@ def test_a_log_becomes_a_model_that_is_asked_and_served(installed: Path) -> None
     espalier(installed, "predict", "--model", "models/shop", "--queries", "users.parquet", "--out", "top.parquet", "--m", 3, "--workers", 1)
     found = pq.read_table(folder / "top.parquet").to_pylist()[0]["items"]
     assert all(item.startswith("i1-") for item in found)
-    where = espalier(installed, "predict", "--help").stdout and subprocess.run(
-        [sys.executable, "-c", "import espalier, espalier_training, espalier_service; print(espalier_service.__file__)"],
-        cwd=folder, env=environment(installed), capture_output=True, text=True, check=True,
-    )
+    script = "import espalier, espalier_training, espalier_service; print(espalier_service.__file__)"
+    command = [sys.executable, "-c", script]
+    where = subprocess.run(command, cwd=folder, env=environment(installed), capture_output=True, text=True, check=True)
     assert Path(where.stdout.strip()).is_relative_to(installed)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     serve = [sys.executable, "-m", "espalier_cli", "serve", "--host", "127.0.0.1", "--port", str(port), "--workers", "2"]
     with subprocess.Popen(serve, cwd=folder, env=environment(installed), stderr=subprocess.PIPE, text=True) as service:
         try:
+
             def is_ready() -> bool:
                 assert service.poll() is None, service.stderr and service.stderr.read()
                 try:
@@ -92,7 +94,7 @@ def test_a_log_becomes_a_model_that_is_asked_and_served(installed: Path) -> None
                 except OSError:
                     return False
 
-            wait_until(is_ready, 240)
+            until(is_ready, "a service that is ready", 240)
             body = json.dumps({"model": "shop", "queries": [{"history": ["i1-1", "i1-2"]}], "m": 3}).encode()
             request = urllib.request.Request(f"http://127.0.0.1:{port}/retrieve", body, {"Content-Type": "application/json"})
             with urllib.request.urlopen(request, timeout=30) as answer:

@@ -1,0 +1,99 @@
+"""`python docs/build.py --out DIR`: the documentation as a site with search, built by MkDocs; a link that leads nowhere is an error.
+
+The pages are the repository's own Markdown files at their own places, README.md first and then whatever it leads to, so that the links that
+work in the repository work in the site. Knows links. Does not know what the pages say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FIRST = "README.md"
+NAV: dict[str, dict[str, str]] = {
+    "Use": {
+        "Train": "docs/train.md",
+        "Text search": "docs/text-search.md",
+        "From Python": "docs/python.md",
+        "Recipes": "docs/recipes.md",
+        "Serve": "docs/serve.md",
+        "Live items": "docs/live.md",
+        "Operate": "docs/operate.md",
+        "Alerts": "docs/alerts.md",
+        "Judge": "docs/judge.md",
+    },
+    "Look up": {"Options": "docs/options.md", "Reference": "docs/reference.md", "Glossary": "docs/README.md"},
+    "Change": {
+        "Architecture": "ARCHITECTURE.md",
+        "Decisions": "docs/decisions/README.md",
+        "Contributing": "CONTRIBUTING.md",
+        "Changelog": "CHANGELOG.md",
+    },
+}
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns MkDocs' exit code."""
+    parser = argparse.ArgumentParser(prog="python docs/build.py", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder of the site; what is in it is replaced")
+    out = parser.parse_args(arguments).out.resolve()
+    with tempfile.TemporaryDirectory() as folder:
+        pages = Path(folder) / "pages"
+        for file in sorted(reached()):
+            (pages / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / file, pages / file)
+        configuration = Path(folder) / "mkdocs.yml"
+        configuration.write_text(json.dumps(settings(pages, out)))  # JSON is YAML, too
+        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", str(configuration)]
+        return subprocess.run(command, check=False).returncode
+
+
+def settings(pages: Path, out: Path) -> dict[str, object]:
+    """MkDocs' configuration: no font, script or icon is fetched from elsewhere."""
+    return {
+        "site_name": "Espalier",
+        "docs_dir": str(pages),
+        "site_dir": str(out),
+        "use_directory_urls": False,  # so that it can be read from a folder, too
+        "theme": {"name": "material", "font": False, "features": ["navigation.sections", "content.code.copy", "search.highlight"]},
+        "plugins": ["search"],
+        "markdown_extensions": ["tables", "toc", "pymdownx.highlight", "pymdownx.superfences"],
+        "validation": {"omitted_files": "ignore", "absolute_links": "warn", "unrecognized_links": "warn", "anchors": "warn"},
+        "nav": [{"Espalier": FIRST}, *({group: [{name: file} for name, file in files.items()]} for group, files in NAV.items())],
+    }
+
+
+def reached() -> set[str]:
+    """The files that the site has, by their paths in the repository: from the first page and the menu on, through links."""
+    waiting = [FIRST, *(file for files in NAV.values() for file in files.values())]
+    found: set[str] = set()
+    while waiting:
+        file = waiting.pop()
+        if file not in found and (ROOT / file).is_file():
+            found.add(file)
+            if file.endswith(".md"):
+                waiting += links_of(file)
+    return found
+
+
+def links_of(file: str) -> Iterator[str]:
+    """Where a page's links lead to inside the repository."""
+    for target in LINK.findall((ROOT / file).read_text()):
+        path = target.partition("#")[0]
+        if path and "://" not in path and not path.startswith("mailto:"):
+            resolved = (ROOT / file).parent.joinpath(path).resolve()
+            if resolved.is_relative_to(ROOT):
+                yield str(resolved.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

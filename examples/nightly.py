@@ -1,0 +1,64 @@
+"""Trains the next version of a model every night, and publishes it only if it is better than the one that serves.
+
+    python examples/nightly.py --log events.parquet --user reader --item book --time at --models models/books
+
+Both versions are measured on the held-out users of the new one, whom it has not learned from. The old one may have, which is to its
+advantage. A service that watches the folder `models` takes the new version up by itself. To go back, name the version that is to serve:
+
+    curl -X POST localhost:8000/models/books/default -H 'Authorization: Bearer KEY' -H 'Content-Type: application/json' -d '{"version": 1}'
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import espalier
+
+STAGING = ".staging"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 0 if the new version was published, 3 if the old one stays."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--log", type=Path, required=True, help="the log as it is tonight")
+    parser.add_argument("--user", required=True)
+    parser.add_argument("--item", required=True)
+    parser.add_argument("--time")
+    parser.add_argument("--kind", help="what is trained; the default suits the log")
+    parser.add_argument("--minutes", type=float, help="of training")
+    parser.add_argument("--models", type=Path, required=True, help="models/NAME, the folder of the versions")
+    parser.add_argument("--m", type=int, default=10, help="recall at so many items decides (default %(default)s)")
+    parser.add_argument("--worse", type=float, default=0.01, help="share by which the new version may be worse (default %(default)s)")
+    parser.add_argument("--keep", type=int, default=3, help="versions that stay (default %(default)s)")
+    given = parser.parse_args(arguments)
+
+    versions = sorted(int(folder.name) for folder in given.models.glob("*") if folder.name.isdecimal())
+    number = versions[-1] + 1 if versions else 1
+    staged = given.models.parent / STAGING / given.models.name / str(number)
+    shutil.rmtree(staged, ignore_errors=True)
+    options = {"kind": given.kind, "minutes": given.minutes, "out": staged}
+    new = espalier.fit(given.log, user=given.user, item=given.item, time=given.time, **options)
+
+    if versions:
+        held_out = new.held_out()
+        old = espalier.open(given.models)
+        before, after = (float(model.evaluate(held_out, ms=[given.m])["recall"][0]) for model in (old, new))
+        print(f"recall@{given.m}: version {versions[-1]} {before:.4f}, version {number} {after:.4f}")
+        if after < (1 - given.worse) * before:
+            print(f"version {versions[-1]} stays")
+            shutil.rmtree(staged)
+            return 3
+    given.models.mkdir(parents=True, exist_ok=True)
+    staged.rename(given.models / str(number))  # a rename is seen whole or not at all
+    print(f"published {given.models / str(number)}")
+    for former in versions[: max(0, len(versions) + 1 - given.keep)]:
+        shutil.rmtree(given.models / str(former))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
