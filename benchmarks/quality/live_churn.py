@@ -78,7 +78,7 @@ def churned(
     for item in renamed:
         histories = [[ids[other] for other in event.tolist() if other not in going] for event in events[item]]
         count = None if count_I is None else max(len(histories), int(count_I[item]))
-        bodies.append(ItemBody(events=tuple(map(tuple, histories)), count=count))
+        bodies.append(ItemBody(events=tuple(histories), count=count))
     placed = placer.place(bodies, state.table, state.overlay(), engine.parents)
     put_placed(state, list(renamed.values()), placed, len(renamed) + 1)  # an item does not come back where all its events go with it
     if lessons is not None:

@@ -1,7 +1,7 @@
 """The memory and the popularity of a fold's items, counted anew from lists: what the formula of the bundle's memory makes of them.
 
-The weights of a history's places, λ and the repeat term stay as training chose them. Where an item came with a count and the log lacks it,
-its entries of before stay beside those of its few events, because they were made with the count; of two entries the larger one counts.
+The weights of a history's places, λ and the repeat term stay as training chose them. Of an item that the log
+lacks the entries of before stay, too, where it came with a count, with which they were made, or without events; of two the larger counts.
 
 Knows lists and memories. Does not know trees.
 
@@ -44,7 +44,8 @@ def counted_anew(content: GraphContent, lists: FoldLog, given_J: Int64) -> Graph
         log.info("the memory stays as it is: the bundle %s", "has none" if memory is None else "does not say how it was made")
         return replace(content, counts=counts)
     counted = _counted(memory, memory.formula, lists)
-    return replace(content, counts=counts, memory=_joined(counted, memory, (given_J > events_J) & ~lists.logged_J))
+    placed_better_J = ~lists.logged_J & ((given_J > events_J) | (events_J == 0))
+    return replace(content, counts=counts, memory=_joined(counted, memory, placed_better_J))
 
 
 def _counted(memory: Memory, formula: MemoryFormula, lists: FoldLog) -> Memory:
