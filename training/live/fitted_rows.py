@@ -6,8 +6,8 @@
 x are the histories of events drawn from all, s(x) their states on the leaf level; n counts the events of all items, n_i those of live item
 i. m_i is the mean state of e_i of its events; w_i⁰ is the row that it was placed with. L is the loss of the kinds that train a softmax over
 all leaves, as a function of the live rows alone, with a prior. It is convex, and what the other leaves add to its sum never changes. The
-prior is as wide as the leaves' rows are spread: σ² is the mean variance of their columns. Columns in which states do not differ are biases,
-and have no prior. Adam descends, at rates that fall to 0.
+prior is as wide as the rows of the other leaves are spread: σ² is the mean variance of their columns. Columns in which states do not differ
+are biases, and have no prior. Adam descends, at rates that fall to 0.
 
 Knows rows and states. Does not know journals.
 
@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import logsumexp
 
 from espalier.bundle import Bundle
 from espalier.engines.encoder import QueryEncoder
@@ -53,9 +54,7 @@ class Evidence(NamedTuple):
 
 
 class Background(NamedTuple):
-    """state_BS: on the leaf level · above_BI: γ · rank(parent) of live leaves, and rest_B the sum of e^rank of all others, both divided by
-    e^largest, the largest rank of the history.
-    """
+    """state_BS: on the leaf level · above_BI: γ · rank(parent) of live leaves · rest_B: log Σ e^rank over other leaves, −inf for none."""
 
     state_BS: Floats
     above_BI: Floats
@@ -100,9 +99,14 @@ def _states(bundle: Bundle, encoder: QueryEncoder, histories: Sequence[Int64], f
 
 
 def _start(bundle: Bundle, leaf_I: Int64) -> tuple[Floats, float, NDArray[np.bool_]]:
-    """The rows as they were placed; σ, the spread of all leaves' rows; and the columns in which they differ."""
+    """The rows as they were placed; σ, the spread of the other leaves' rows, of all where there are none; and the columns that differ.
+
+    Not of rows that may have been fitted in earlier folds: σ would grow from fold to fold.
+    """
     tree = bundle.tree
     held = tree.leaf_offset + np.flatnonzero(tree.leaf_item != EMPTY_LEAF)
+    others = np.setdiff1d(held, leaf_I)
+    held = others if len(others) > 1 else held
     blocks = [np.asarray(bundle.node_rows_ND[held[begin : begin + AT_ONCE]], np.float64) for begin in range(0, len(held), AT_ONCE)]
     mean_S = sum(block.sum(0) for block in blocks) / len(held)
     square_S = sum(((block - mean_S) ** 2).sum(0) for block in blocks) / len(held)
@@ -120,9 +124,8 @@ def _background(bundle: Bundle, leaf_I: Int64, histories: Sequence[Int64]) -> Ba
     for begin in range(0, len(histories), at_once):
         states_BLS = _states(bundle, encoder, histories[begin : begin + at_once], 1)
         ranks_BN, above_BN = _ranks(bundle, states_BLS)
-        largest_B1 = ranks_BN.max(1, keepdims=True)
-        rest_B = np.exp(ranks_BN[:, others] - largest_B1).sum(1)
-        parts.append((states_BLS[:, -1], above_BN[:, leaf_I - tree.leaf_offset] - largest_B1, rest_B))
+        rest_B = logsumexp(ranks_BN[:, others], axis=1) if others.any() else np.full(len(ranks_BN), -np.inf, np.float32)
+        parts.append((states_BLS[:, -1], above_BN[:, leaf_I - tree.leaf_offset], rest_B))
     state_BS, above_BI, rest_B = (np.concatenate(part) for part in zip(*parts, strict=True))
     return Background(state_BS, above_BI, rest_B)
 
@@ -142,8 +145,9 @@ def _ranks(bundle: Bundle, states_BLS: Floats) -> tuple[Floats, Floats]:
 def _expected(background: Background, rows_IS: Floats) -> Floats:
     """float32[I, S]: mean_x p(i | x) · s(x)."""
     rank_BI = background.state_BS @ rows_IS.T + background.above_BI
-    largest_B1 = np.maximum(rank_BI.max(1, keepdims=True), 0)
+    rest_B1 = background.rest_B[:, None]
+    largest_B1 = np.maximum(rank_BI.max(1, keepdims=True), rest_B1)
     share_BI = np.exp(rank_BI - largest_B1)
-    sum_B1 = background.rest_B[:, None] * np.exp(-largest_B1) + share_BI.sum(1, keepdims=True)
+    sum_B1 = np.exp(rest_B1 - largest_B1) + share_BI.sum(1, keepdims=True)
     expected_IS: Floats = (share_BI / (sum_B1 * len(rank_BI))).T @ background.state_BS
     return expected_IS

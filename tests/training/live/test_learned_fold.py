@@ -158,14 +158,27 @@ def test_fitted_rows_are_where_the_gradient_of_their_loss_is_zero(tmp_path: Path
     share_I = np.array([0.05, 0.1, 0.02], np.float32)
     rows_IS = fitted_rows(bundle, Evidence(leaf_I, mean_IS, events_I, share_I), histories)
     rows_ND = np.asarray(bundle.node_rows_ND, np.float64).copy()
-    leaves = rows_ND[bundle.tree.leaf_of_item]
-    start_IS, variance = rows_ND[leaf_I].copy(), leaves.var(0).mean()
+    start_IS, variance = rows_ND[leaf_I].copy(), rows_ND[np.setdiff1d(bundle.tree.leaf_of_item, leaf_I)].var(0).mean()
     rows_ND[leaf_I] = rows_IS
     share_BN, state_BS = shares(bundle, histories, rows_ND)
     expected_IS = share_BN[:, leaf_I - bundle.tree.leaf_offset].T @ state_BS / len(histories)
     prior_IS = (share_I / (events_I * variance))[:, None] * (rows_IS - start_IS) * (state_BS.std(0) > fitting.EQUAL)
     assert_allclose(expected_IS + prior_IS, share_I[:, None] * mean_IS, atol=2e-4 * np.abs(mean_IS).max())
     assert np.abs(rows_IS - start_IS).max() > 0.01
+
+
+def test_rows_that_rank_far_above_all_others_are_fitted(tmp_path: Path) -> None:
+    """Once they had outgrown the others from fold to fold, the sum of the others was 0, and all that followed was NaN."""
+    rng = np.random.default_rng(0)
+    tree = random_tree(rng, 3, 4)
+    rows = rng.normal(size=(tree.node_count, 4)).astype(np.float32)
+    leaf_I = tree.leaf_of_item[:2]
+    rows[leaf_I] *= 1000
+    bundle = make_bundle(tmp_path, rng, tree, "product", gamma=0.5, integer=False, rows=rows)
+    histories = [rng.integers(0, len(bundle.items), 3) for _ in range(20)]
+    mean_IS, events_I = mean_states(bundle, np.array([0, 1]), histories[:2], 2)
+    fitted = fitted_rows(bundle, Evidence(leaf_I, mean_IS, events_I, np.full(2, 0.05, np.float32)), histories)
+    assert np.isfinite(fitted).all()
 
 
 # -- `python -m training fold --log` --------------------------------------------------------------------------------------
