@@ -20,10 +20,11 @@ import orjson
 
 from espalier.metrics import precision_recall_f
 from espalier.search import NO_ITEM
-from loadtest.loops import Answered, closed_loop, each_once, open_loop, percentiles_ms, request_bytes, statuses
-from loadtest.queries import Query
-from loadtest.target import Json, ServiceRefused, Target, problem_text, send
-from loadtest.writes import WRITTEN, Writes, delete_all, mixed, put_bytes
+
+from .loops import Answered, closed_loop, each_once, open_loop, percentiles_ms, request_bytes, statuses
+from .queries import Query
+from .target import Json, ServiceRefused, Target, problem_text, send
+from .writes import WRITTEN, Writes, delete_all, mixed, put_bytes
 
 FIRST_CLIENTS, FEW_CLIENTS, MOST_CLIENTS = 16, 4, 512
 MIN_GAIN = 1.05

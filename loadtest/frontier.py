@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadtest.proposal import Point, Proposal
+from .proposal import Point, Proposal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -24,9 +24,10 @@ from locust.env import Environment
 from locust.exception import StopUser
 
 from espalier.errors import EspalierError
-from loadtest.plan import SHAPES, Plan, complaints, conditions, mix, plan_of, shaped, users, valid, versions, wrong_in
-from loadtest.target import ask
-from loadtest.writes import WRITTEN, delete_all
+
+from .plan import SHAPES, Plan, complaints, conditions, mix, plan_of, shaped, users, valid, versions, wrong_in
+from .target import ask
+from .writes import WRITTEN, delete_all
 
 log = logging.getLogger("loadtest")
 

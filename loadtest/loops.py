@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from loadtest.target import ServiceRefused
+from .target import ServiceRefused
 
 Address = tuple[str, int]
 GRACE_S = 10.0

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from espalier.errors import InvalidConfig
-from loadtest.queries import Query, queries_of, without_seen
-from loadtest.target import Json, Target, describe, parse_url
-from loadtest.writes import Put, Writes
+
+from .queries import Query, queries_of, without_seen
+from .target import Json, Target, describe, parse_url
+from .writes import Put, Writes
 
 PER_USER = 5.0
 """Most requests/s of one user: at a higher rate there are more of them."""

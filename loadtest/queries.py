@@ -21,7 +21,8 @@ from espalier.bundle import Bundle
 from espalier.checks.heldout import read_heldout
 from espalier.errors import BundleNotFound, InvalidConfig, InvalidData
 from espalier.queries import KIND_NAMES, HistoryKind
-from loadtest.target import Json
+
+from .target import Json
 
 Kind = Literal["history", "vector", "features", "text"]
 

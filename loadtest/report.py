@@ -9,10 +9,10 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadtest.cell import LOAD_SHARE, failed_share
-from loadtest.frontier import plot_frontier
-from loadtest.proposal import MAX_FAILED_SHARE, Point, Proposal, propose, sentence
-from loadtest.target import Json
+from .cell import LOAD_SHARE, failed_share
+from .frontier import plot_frontier
+from .proposal import MAX_FAILED_SHARE, Point, Proposal, propose, sentence
+from .target import Json
 
 COLUMNS = ("beam_size", "m", "recall", "p50_ms", "p95_ms", "p99_ms", "requests_per_s", "ms_per_query", "loop")
 FEW_SAMPLES = 100

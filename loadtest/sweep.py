@@ -25,10 +25,11 @@ except ModuleNotFoundError as missing:  # after `make run`, which installs only 
 
 from espalier.errors import EspalierError, InvalidConfig
 from espalier.hardware import hardware
-from loadtest.cell import Load, measure
-from loadtest.queries import digest, queries_of, without_seen
-from loadtest.report import write_report
-from loadtest.target import Json, Target, describe, parse_url
+
+from .cell import Load, measure
+from .queries import digest, queries_of, without_seen
+from .report import write_report
+from .target import Json, Target, describe, parse_url
 
 PHASES = 4
 """Steps of measuring a cell, one more with writes; the progress bar counts them."""

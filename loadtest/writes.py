@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from urllib.parse import quote
 
-from loadtest.loops import request_bytes
-from loadtest.queries import Query
-from loadtest.target import Json, ServiceRefused, Target, exchange
+from .loops import request_bytes
+from .queries import Query
+from .target import Json, ServiceRefused, Target, exchange
 
 ITEMS = 1000
 """Ids that are written in turn, so that a test of any length leaves the catalogue as small."""

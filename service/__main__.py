@@ -14,14 +14,15 @@ from pydantic import ValidationError
 from espalier.compile import make_ready
 from espalier.engines import gpu_usable, runs_on_gpu
 from espalier.errors import BundleNotFound, DeviceUnavailable
-from service.app import create_app
-from service.models.registry import Registry
-from service.processes.server import Server, check_descriptors
-from service.processes.supervisor import Supervisor
-from service.settings import Settings, refusals, warn_of_unknown_settings
-from service.watch import logs
-from service.watch.metrics import Metrics
-from service.watch.tracing import TracingUnavailable
+
+from .app import create_app
+from .models.registry import Registry
+from .processes.server import Server, check_descriptors
+from .processes.supervisor import Supervisor
+from .settings import Settings, refusals, warn_of_unknown_settings
+from .watch import logs
+from .watch.metrics import Metrics
+from .watch.tracing import TracingUnavailable
 
 log = logging.getLogger("service")
 

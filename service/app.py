@@ -6,35 +6,35 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.telemetry import TelemetryConfig
 
-from service import problems
-from service.batching.priority import HEADER
-from service.http import documentation
-from service.http.api_keys import Keys
-from service.http.bulk_route import BulkRoute
-from service.http.console import add_console
-from service.http.dependencies import Service
-from service.http.direct import FRONTIER, ITEM, ITEMS, RETRIEVE, SEARCH, STREAM, Direct, DirectRoutes
-from service.http.frontier_route import FrontierRoute
-from service.http.live_routes import ItemRoute
-from service.http.middleware import Edge, write_left_out
-from service.http.retrieve_route import RetrieveRoute
-from service.http.routes import add_routes, answer_classes, match_whole_paths
-from service.http.shard_routes import SearchRoute
-from service.http.single_flight import SingleFlight
-from service.http.stream_route import StreamRoute
-from service.lifecycle import lifespan
-from service.live.catalogue_types import Catalogues
-from service.models.loading import EngineSource
-from service.models.registry import Registry
-from service.retrieval.scans import Scans
-from service.settings import Settings
-from service.watch.audit import Audit
-from service.watch.logs import Ration
-from service.watch.metrics import Metrics
-from service.watch.query_samples import Asked, QuerySamples
-from service.watch.recorder import Recorder
-from service.watch.tracing import Tracer
-from service.watch.unknown_ids import UnknownIds
+from . import problems
+from .batching.priority import HEADER
+from .http import documentation
+from .http.api_keys import Keys
+from .http.bulk_route import BulkRoute
+from .http.console import add_console
+from .http.dependencies import Service
+from .http.direct import FRONTIER, ITEM, ITEMS, RETRIEVE, SEARCH, STREAM, Direct, DirectRoutes
+from .http.frontier_route import FrontierRoute
+from .http.live_routes import ItemRoute
+from .http.middleware import Edge, write_left_out
+from .http.retrieve_route import RetrieveRoute
+from .http.routes import add_routes, answer_classes, match_whole_paths
+from .http.shard_routes import SearchRoute
+from .http.single_flight import SingleFlight
+from .http.stream_route import StreamRoute
+from .lifecycle import lifespan
+from .live.catalogue_types import Catalogues
+from .models.loading import EngineSource
+from .models.registry import Registry
+from .retrieval.scans import Scans
+from .settings import Settings
+from .watch.audit import Audit
+from .watch.logs import Ration
+from .watch.metrics import Metrics
+from .watch.query_samples import Asked, QuerySamples
+from .watch.recorder import Recorder
+from .watch.tracing import Tracer
+from .watch.unknown_ids import UnknownIds
 
 DESCRIPTION = """Candidate retrieval from trained trees: `POST /retrieve` answers with the top m items of each query and the
 milliseconds it took. `GET /models` says which models there are and what they take."""

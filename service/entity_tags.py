@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from service.errors import PreconditionFailed
+from .errors import PreconditionFailed
 
 _TAG = re.compile(r'(?:W/)?"[^"]*"')
 

@@ -19,7 +19,8 @@ from espalier.errors import EspalierError, InvalidInput
 from espalier.live.journal import Journal
 from espalier.live.journal_file import FILE
 from espalier.live.journal_upkeep import backup, compact, erase_user, leave_out, versions_on_disk
-from service.settings import Settings, refusals
+
+from .settings import Settings, refusals
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,8 +17,8 @@ from pathlib import Path
 import anyio
 from fastapi import FastAPI
 
-from service.http.memory_budget import Budget
-from service.models.probe import Probe
+from .http.memory_budget import Budget
+from .models.probe import Probe
 
 CHECK_S = 2.0
 """Between two measurements."""

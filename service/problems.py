@@ -21,7 +21,8 @@ from starlette.routing import Match
 from starlette.types import Send
 
 from espalier.errors import DeviceUnavailable, EspalierError, InvalidInput, expectation
-from service.errors import ClientGone, EngineFailed, InvalidRequest, ServiceError
+
+from .errors import ClientGone, EngineFailed, InvalidRequest, ServiceError
 
 MAX_LISTED = 20
 """Wrong values that one problem document lists."""

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from service.http.routes import _routes
-from service.settings import PREFIX, Settings
-from service.watch.metric_table import COUNTERS, GAUGES, HISTOGRAMS
+from .http.routes import _routes
+from .settings import PREFIX, Settings
+from .watch.metric_table import COUNTERS, GAUGES, HISTOGRAMS
 
 COMMON_MAXIMA = (86_400, 3_600_000)
 """A day in seconds and an hour in milliseconds, which the page's introduction says once for all."""

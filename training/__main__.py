@@ -19,11 +19,12 @@ except ModuleNotFoundError as missing:  # after `make run`, which installs only 
 
 from espalier.bundle import Bundle
 from espalier.errors import EspalierError, InvalidConfig
-from training.versions import clear, new_version, only_run, work_folder
+
+from .versions import clear, new_version, only_run, work_folder
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `inspect` needs none
-    from training.evaluate import LabelledQueries
-    from training.specification.linear import LinearConfig
+    from .evaluate import LabelledQueries
+    from .specification.linear import LinearConfig
 
 Model = Annotated[Path, typer.Option(help="models/NAME/VERSION")]
 NewVersion = Annotated[Path, typer.Option(help="models/NAME/VERSION, which must not exist yet")]
@@ -46,7 +47,7 @@ def new(
     force: Annotated[bool, typer.Option("--force", help="write over a file that is there")] = False,
 ) -> None:
     """Look at a log and write a first configuration, which `fit` trains as it is."""
-    from training.new_configuration import write_configuration
+    from .new_configuration import write_configuration
 
     print(write_configuration(log, out, force, kind, {"user": user, "item": item, "time": at, "query": query}).read_text(), end="")
 
@@ -67,8 +68,8 @@ def fit(
     ] = None,
 ) -> None:
     """Train a model and export it as a bundle."""
-    from training.specification.linear import LinearConfig
-    from training.specification.models import read_config
+    from .specification.linear import LinearConfig
+    from .specification.models import read_config
 
     settings = read_config(config, earlier, kind, train=data, test=test)
     if isinstance(settings, LinearConfig):
@@ -80,8 +81,8 @@ def fit(
         )
         raise InvalidConfig("--test", str(test), expected)
     begin, settings = time.perf_counter(), settings.model_copy(update={"name": new_version(out)})
-    from training.deep.fit import pick_device
-    from training.deep.run import fit_and_export
+    from .deep.fit import pick_device
+    from .deep.run import fit_and_export
 
     bundle = fit_and_export(settings, data, out, pick_device(device), resume, earlier)
     if bundle is not None:
@@ -89,7 +90,7 @@ def fit(
 
 
 def _fit_linear(out: Path, settings: LinearConfig, device: str, resume: bool, journal: Path | None) -> None:
-    from training.linear.run import fit_and_export
+    from .linear.run import fit_and_export
 
     if device == "cuda":
         raise InvalidConfig("--device", device, "auto or cpu: linear scorers are trained on a CPU")
@@ -110,7 +111,7 @@ def import_pecos(
     items: Annotated[Path | None, typer.Option(help="Parquet with a column id, one row per label in their order")] = None,
 ) -> None:
     """Turn a PECOS XR-Linear model into a bundle that finds the same labels."""
-    from training.linear.import_pecos import import_pecos as write_imported
+    from .linear.import_pecos import import_pecos as write_imported
 
     new_version(out)
     bundle = write_imported(folder, out, items)
@@ -141,10 +142,11 @@ def fit_ranker(
 ) -> None:
     """Train a ranker on what a model retrieves, and add it to a new version of the model."""
     from espalier.engines import open_engine
-    from training.rankers.judgements import from_judgements
-    from training.rankers.log_queries import default_users, from_log, query_source
-    from training.rankers.second_stage import StageConfig, add_ranker
-    from training.specification.ranker import ranker_config
+
+    from .rankers.judgements import from_judgements
+    from .rankers.log_queries import default_users, from_log, query_source
+    from .rankers.second_stage import StageConfig, add_ranker
+    from .specification.ranker import ranker_config
 
     new_version(out)
     bundle = Bundle.open(model)
@@ -175,7 +177,7 @@ def fold(
     ] = None,
 ) -> None:
     """Write a model with its live items in it as its next version, without training."""
-    from training.live.publish_fold import fold as fold_model
+    from .live.publish_fold import fold as fold_model
 
     begin = time.perf_counter()
     _report(fold_model(model, out, data), begin)
@@ -189,7 +191,7 @@ def shard(
     version: Annotated[int | None, typer.Option(min=1, help="of a folder of shards; the highest that is complete, if not said")] = None,
 ) -> None:
     """Cut a trained model into shards, for machines that could not hold all of it, or shards into another number of them."""
-    from training.shard.command import shard as write_shards
+    from .shard.command import shard as write_shards
 
     begin = time.perf_counter()
     written = write_shards(model, shards, out, version)
@@ -215,8 +217,8 @@ def assign(
     resume: Annotated[bool, typer.Option("--resume", help="go on where a killed run of the same command was")] = False,
 ) -> None:
     """For every item, the points of a file that it is most relevant to (XReg's labelwise prediction)."""
-    from training.assign.command import Assignment
-    from training.assign.command import assign as write_pairs
+    from .assign.command import Assignment
+    from .assign.command import assign as write_pairs
 
     begin = time.perf_counter()
     asked = Assignment(per_item, per_point, rule, factor, block, filter_json, column)
@@ -230,7 +232,7 @@ def options(
     markdown: Annotated[bool, typer.Option("--markdown", help="all kinds, as docs/options.md has them")] = False,
 ) -> None:
     """List the kinds of models and rankers, or the keys of one with type, default and meaning."""
-    from training.specification import options as keys
+    from .specification import options as keys
 
     if markdown:
         print(keys.as_markdown(), end="")
@@ -278,7 +280,8 @@ def evaluate(
 ) -> None:
     """Measure a bundle with a serving engine."""
     from espalier.engines import open_engine
-    from training import evaluate as measure
+
+    from . import evaluate as measure
 
     if plot is not None and plot.suffix not in (".png", ".svg"):
         raise InvalidConfig("--plot", str(plot), "a file name that ends in .png or .svg")
@@ -318,7 +321,7 @@ def evaluate(
         }
         json_file.write_text(json.dumps(report, indent=1) + "\n")
     if plot:
-        from training.compare.plot import plot_frontier
+        from .compare.plot import plot_frontier
 
         plot_frontier(rows, f"{name}, {opened.name}", plot)
 
@@ -329,8 +332,9 @@ def _queries(bundle: Bundle, data: Path | None, unseen: bool, exclude_seen: bool
     unseen  items alone count that no training user touched, ranked among all items and among each other
     """
     from espalier.masks.eligibility import node_mask
-    from training.evaluate import held_out_pairs, labelled
-    from training.held_out import held_out_log, labelled_queries, pairs_of_log
+
+    from .evaluate import held_out_pairs, labelled
+    from .held_out import held_out_log, labelled_queries, pairs_of_log
 
     kind = bundle.manifest.query
     for option, given in (("--unseen", unseen), ("--exclude-seen", exclude_seen)):
@@ -361,7 +365,7 @@ def compare(
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="where the tree is trained")] = "auto",
 ) -> None:
     """Would a tree pay on this log? Train it and what it competes with, and measure all on the same queries."""
-    from training.compare import command
+    from .compare import command
 
     beams = None if beam is None else _numbers("--beam", beam)
     command.run(config, data, methods, minutes, beams, json_file, plot, device)
@@ -376,7 +380,7 @@ def publish(
     again: Annotated[bool, typer.Option("--again", help="send files that the store has too, in case one of them is damaged")] = False,
 ) -> None:
     """Put a model on object storage, from where services with ESPALIER_STORE take it."""
-    from training.stored import publish as publish_stored
+    from .stored import publish as publish_stored
 
     publish_stored(model, version, store, default, again)
 
@@ -388,8 +392,8 @@ def versions(
     as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
 ) -> None:
     """List the models of a store, their versions, and which of them serves."""
-    from training.stored import print_versions
-    from training.stored import versions as stored_versions
+    from .stored import print_versions
+    from .stored import versions as stored_versions
 
     print_versions(stored_versions(store, model), as_json)
 
@@ -402,7 +406,7 @@ def set_default(
     beside: Annotated[str, typer.Option(help="versions that are loaded beside it, comma-separated")] = "",
 ) -> None:
     """Say which version of a stored model serves: pin one, roll back, or go on with the highest."""
-    from training.stored import change_default
+    from .stored import change_default
 
     change_default(store, model, version, _numbers("--beside", beside) if beside else [])
 
@@ -410,7 +414,7 @@ def set_default(
 @app.command()
 def inspect(model: Model) -> None:
     """Show a bundle: levels, branching, balance, sample paths."""
-    from training.inspect import inspect as report
+    from .inspect import inspect as report
 
     print(report(Bundle.open(model)))
 

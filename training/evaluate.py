@@ -23,8 +23,9 @@ from espalier.metrics import ndcg_at_m, precision_recall_f
 from espalier.queries import HistoryKind, Kind, QueryBatch, VectorKind, pad_histories
 from espalier.rerank.ranker import Reranker
 from espalier.search import NO_ITEM, Engine, NodeMask, SearchParams
-from training.data.splits import EvaluationPair, without_seen
-from training.graded import Grades, graded_figures, grades_of, print_graded
+
+from .data.splits import EvaluationPair, without_seen
+from .graded import Grades, graded_figures, grades_of, print_graded
 
 Int64 = NDArray[np.int64]
 MIN_STANDARD_ERRORS = 3.0

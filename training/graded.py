@@ -17,8 +17,9 @@ from espalier.checks.heldout import RELEVANCE
 from espalier.errors import BundleCorrupt
 from espalier.relevance import Relevance
 from espalier.weighted_metrics import RankedErrors, almost_zero, auprc, propensity_scored, tau_at_k, wn_at_k, wp_at_k
-from training.data.relevance import inverse_propensities
-from training.specification.linear import RELEVANCE_OPTIONS
+
+from .data.relevance import inverse_propensities
+from .specification.linear import RELEVANCE_OPTIONS
 
 Figures = dict[str, float]
 

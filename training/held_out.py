@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import VectorKind
-from training.data.interactions import Interactions, read_interactions
-from training.data.splits import LEARNED_VALIDATION, EvaluationPair, Split, split_log
-from training.data.user_item_matrix import events_of_items
-from training.evaluate import LabelledQueries, held_out_queries, in_rows, labelled
-from training.specification.deep import DeepConfig
-from training.specification.models import config_of
+
+from .data.interactions import Interactions, read_interactions
+from .data.splits import LEARNED_VALIDATION, EvaluationPair, Split, split_log
+from .data.user_item_matrix import events_of_items
+from .evaluate import LabelledQueries, held_out_queries, in_rows, labelled
+from .specification.deep import DeepConfig
+from .specification.models import config_of
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +89,6 @@ def labelled_queries(bundle: Bundle, file: Path | None) -> LabelledQueries:
         return held_out_queries(bundle)
     if isinstance(bundle.manifest.query, VectorKind):
         return labelled(bundle.manifest.query, pairs_of_log(bundle, file))
-    from training.linear.prepare import read_queries
+    from .linear.prepare import read_queries
 
     return read_queries(bundle, file)

@@ -20,14 +20,15 @@ import numpy as np
 import pyarrow as pa
 
 from espalier.errors import InvalidConfig, InvalidData
-from training.data.interactions import read_interactions
-from training.data.log_files import without_end
-from training.data.log_values import LAST_MICROSECOND, BadRows, Timestamps
-from training.data.parquet_logs import files_of, is_parquet, opened
-from training.data.text_files import encoding_of, fields_of, open_text, quoted_fields, separator_of
-from training.specification.linear import LogData
-from training.specification.log_format import LOG_FORMAT, BadRowsPolicy, Column, CsvFormat, TextTable, TimestampType
-from training.specification.models import LINEAR_KINDS, SPECIFICATION
+
+from .data.interactions import read_interactions
+from .data.log_files import without_end
+from .data.log_values import LAST_MICROSECOND, BadRows, Timestamps
+from .data.parquet_logs import files_of, is_parquet, opened
+from .data.text_files import encoding_of, fields_of, open_text, quoted_fields, separator_of
+from .specification.linear import LogData
+from .specification.log_format import LOG_FORMAT, BadRowsPolicy, Column, CsvFormat, TextTable, TimestampType
+from .specification.models import LINEAR_KINDS, SPECIFICATION
 
 if TYPE_CHECKING:
     import polars as pl
@@ -279,7 +280,7 @@ def _has_decimal_commas(values: pa.Array) -> bool:
 
 
 def _texts(layout: Layout, query: Column) -> list[str]:
-    from training.data.query_logs import read_log  # needs polars
+    from .data.query_logs import read_log  # needs polars
 
     item = layout.column("item")
     layout.say_unused([query, item])

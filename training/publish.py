@@ -33,7 +33,8 @@ from espalier.manifest import RankerInfo
 from espalier.rerank.features import RankFeatures
 from espalier.rerank.ranker import GOLDEN_SCORES, Reranker, golden_scores, verify_ranker
 from espalier.search import Engine
-from training.evaluate import with_recall
+
+from .evaluate import with_recall
 
 HELD_OUT_QUERIES = 1000
 """Held-out queries that a bundle keeps, at most."""

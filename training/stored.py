@@ -16,7 +16,8 @@ from espalier.store.models import StoredModel, find_models, read_serving, serve_
 from espalier.store.objects import Objects
 from espalier.store.publishing import Published, check
 from espalier.store.publishing import publish as publish_folders
-from training.shard.join import is_folder_of_shards, shards_in
+
+from .shard.join import is_folder_of_shards, shards_in
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from ray import serve
 
-from deploy.ray.arguments import Arguments, Autoscale, Replicas
-from deploy.ray.ingress import Ingress
-from deploy.ray.shard import Shard
+from ..ray.arguments import Arguments, Autoscale, Replicas
+from ..ray.ingress import Ingress
+from ..ray.shard import Shard
 
 HEALTH_TIMEOUT_S = 5.0
 """Ray replaces a replica that let three of its looks wait so long."""

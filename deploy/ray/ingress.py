@@ -10,13 +10,14 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from deploy.ray.arguments import settings_of
-from deploy.ray.handles import Handle, HandleTransport
 from espalier.compile import make_ready
 from service.router.app import create_router
 from service.router.config import RouterConfig
 from service.settings import warn_of_unknown_settings
 from service.watch import logs
+
+from ..ray.arguments import settings_of
+from ..ray.handles import Handle, HandleTransport
 
 
 class Ingress:

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from deploy.ray.arguments import settings_of
 from espalier.compile import make_ready
 from espalier.errors import EspalierError
 from service.models.registry import Registry
@@ -18,6 +17,8 @@ from service.settings import warn_of_unknown_settings
 from service.shards.search import answer_search
 from service.watch import logs
 from service.watch.metrics import Metrics
+
+from ..ray.arguments import settings_of
 
 log = logging.getLogger(__name__)
 

@@ -25,11 +25,12 @@ from espalier.engines.stages import ParentsFound, StagedEngine
 from espalier.queries import QueryBatch
 from espalier.search import NO_CONTEXT, Engine, SearchContext, SearchParams
 from espalier.text.sparse_rows import SparseRows
-from service.batching.admission import Admission, Cost, Limits, retry_after_s
-from service.batching.parts import Answer, Part, cut, join, merge, split
-from service.batching.priority import TOO_LATE, Priority
-from service.batching.queues import Jobs, PartQueue, Room
-from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
+
+from ..batching.admission import Admission, Cost, Limits, retry_after_s
+from ..batching.parts import Answer, Part, cut, join, merge, split
+from ..batching.priority import TOO_LATE, Priority
+from ..batching.queues import Jobs, PartQueue, Room
+from ..errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager
 from enum import Enum, auto
 
 from espalier.errors import InvalidInput
-from service.errors import DeadlinePassed, QueueFull
+
+from ..errors import DeadlinePassed, QueueFull
 
 HEADER = "Espalier-Priority"
 BACKGROUND = b"background"

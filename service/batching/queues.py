@@ -12,10 +12,11 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from espalier.search import Engine
-from service.batching.admission import Limits
-from service.batching.parts import Part, are_apart
-from service.batching.priority import TOO_LATE
-from service.errors import DeadlinePassed
+
+from ..batching.admission import Limits
+from ..batching.parts import Part, are_apart
+from ..batching.priority import TOO_LATE
+from ..errors import DeadlinePassed
 
 T = TypeVar("T")
 

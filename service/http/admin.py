@@ -10,13 +10,13 @@ import orjson
 from fastapi import Header, Request
 from starlette.responses import Response
 
-from service.entity_tags import Condition, matches
-from service.http.dependencies import Name, as_json, describe, info_of, service_of
-from service.http.item_bodies import ItemId, check_path_id
-from service.http.schemas import LoadRequest, RemovedRequest, VersionRequest
-from service.models.changes import RemovedChange, ServedVersions
-from service.models.removals import Ids, check_condition, check_list, etag, summary, with_id, without_id
-from service.watch.audit import BeforeAfter, origin
+from ..entity_tags import Condition, matches
+from ..http.dependencies import Name, as_json, describe, info_of, service_of
+from ..http.item_bodies import ItemId, check_path_id
+from ..http.schemas import LoadRequest, RemovedRequest, VersionRequest
+from ..models.changes import RemovedChange, ServedVersions
+from ..models.removals import Ids, check_condition, check_list, etag, summary, with_id, without_id
+from ..watch.audit import BeforeAfter, origin
 
 T = TypeVar("T")
 

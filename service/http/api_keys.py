@@ -12,8 +12,8 @@ from typing import Literal
 
 from pydantic import SecretStr
 
-from service.errors import Forbidden, Role, Unauthorized
-from service.settings import named_key
+from ..errors import Forbidden, Role, Unauthorized
+from ..settings import named_key
 
 __all__ = ["Access", "Keys", "Role"]
 

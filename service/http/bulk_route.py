@@ -17,18 +17,19 @@ from starlette.types import Receive, Scope, Send
 
 from espalier.errors import EspalierError
 from espalier.items import MAX_ID_BYTES
-from service.errors import BodyTooLarge, Busy, QueueFull, SlowBody
-from service.http.connection import CONNECTION
-from service.http.dependencies import Service
-from service.http.direct import item_path
-from service.http.item_bodies import ItemReader
-from service.http.live_routes import WriteRoute, status_of
-from service.http.memory_budget import Budget, Held
-from service.http.middleware import RequestInfo, problem_of
-from service.http.request_bodies import LINES_TYPES, check_type, parsed, read_lines
-from service.http.retrieve_route import read_and_write, send_body, until_hung_up
-from service.live.catalogue_types import Catalogue, Delete, Outcome, Put
-from service.watch.audit import origin
+
+from ..errors import BodyTooLarge, Busy, QueueFull, SlowBody
+from ..http.connection import CONNECTION
+from ..http.dependencies import Service
+from ..http.direct import item_path
+from ..http.item_bodies import ItemReader
+from ..http.live_routes import WriteRoute, status_of
+from ..http.memory_budget import Budget, Held
+from ..http.middleware import RequestInfo, problem_of
+from ..http.request_bodies import LINES_TYPES, check_type, parsed, read_lines
+from ..http.retrieve_route import read_and_write, send_body, until_hung_up
+from ..live.catalogue_types import Catalogue, Delete, Outcome, Put
+from ..watch.audit import origin
 
 GROUP_LINES = 256
 """Most lines of one commit. As many wait for it, and no more are read."""

@@ -26,9 +26,9 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from service.http.chunked_body import ChunkedBody, MalformedChunk
-from service.http.connections import Connections
-from service.problems import problem, send_problem
+from ..http.chunked_body import ChunkedBody, MalformedChunk
+from ..http.connections import Connections
+from ..problems import problem, send_problem
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.entity_tags import matches
-from service.http.console_modules import joined
+from ..entity_tags import matches
+from ..http.console_modules import joined
 
 FOLDER = Path(__file__).parent.parent / "console"
 PAGE, ASSETS = "/", "/console/"

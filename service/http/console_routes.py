@@ -16,13 +16,14 @@ from espalier.bundle import Bundle
 from espalier.checks.heldout import read_heldout
 from espalier.errors import InvalidQuery
 from espalier.manifest import MAX_TREES
-from service.http.dependencies import Name, Service, as_json, service_of
-from service.retrieval.facets import facets as find_facets
-from service.retrieval.request import parsed_conditions
-from service.retrieval.subtree import Trees, describe_node
-from service.settings import MAX_SAMPLES
-from service.watch import health as watched
-from service.watch import query_samples
+
+from ..http.dependencies import Name, Service, as_json, service_of
+from ..retrieval.facets import facets as find_facets
+from ..retrieval.request import parsed_conditions
+from ..retrieval.subtree import Trees, describe_node
+from ..settings import MAX_SAMPLES
+from ..watch import health as watched
+from ..watch import query_samples
 
 MAX_LISTED = 1000
 """Most queries, values or items in one answer."""

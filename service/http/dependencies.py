@@ -9,21 +9,21 @@ import orjson
 from fastapi import Path, Request
 from starlette.responses import Response
 
-from service.http.api_keys import Keys
-from service.http.memory_budget import Budget
-from service.http.middleware import RequestInfo
-from service.http.single_flight import SingleFlight
-from service.live.catalogue_types import Catalogues
-from service.models.registry import Registry
-from service.models.registry_entry import Entry
-from service.retrieval.scans import Scans
-from service.retrieval.typical_values import TypicalValues
-from service.settings import Settings
-from service.watch.audit import Audit
-from service.watch.metrics import Metrics
-from service.watch.query_samples import Asked
-from service.watch.recorder import Recorder
-from service.watch.tracing import Tracer
+from ..http.api_keys import Keys
+from ..http.memory_budget import Budget
+from ..http.middleware import RequestInfo
+from ..http.single_flight import SingleFlight
+from ..live.catalogue_types import Catalogues
+from ..models.registry import Registry
+from ..models.registry_entry import Entry
+from ..retrieval.scans import Scans
+from ..retrieval.typical_values import TypicalValues
+from ..settings import Settings
+from ..watch.audit import Audit
+from ..watch.metrics import Metrics
+from ..watch.query_samples import Asked
+from ..watch.recorder import Recorder
+from ..watch.tracing import Tracer
 
 FEEDS = 4
 """Answers of feeds of changes that are made or sent at a time: each may have megabytes."""

@@ -24,8 +24,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
-from service.http.api_keys import Keys
-from service.http.single_flight import SingleFlight
+from ..http.api_keys import Keys
+from ..http.single_flight import SingleFlight
 
 TITLE = "Espalier"
 ACCESS = "x-access"

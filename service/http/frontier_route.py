@@ -25,16 +25,17 @@ from espalier.checks.heldout import HeldOut, read_heldout
 from espalier.errors import InvalidQuery
 from espalier.metrics import precision_recall_f
 from espalier.search import SearchParams
-from service.batching.priority import Priority
-from service.errors import Conflict, NotReady, QueueFull
-from service.http.dependencies import Service
-from service.http.direct import model_of
-from service.http.memory_budget import Budget, Held
-from service.http.middleware import RequestInfo, problem_of
-from service.http.request_bodies import JSON_TYPES, check_type, parsed, read_body, validated
-from service.http.retrieve_route import read_and_write, send_body, until_hung_up
-from service.models.loading import LoadedModel
-from service.retrieval.schemas import StrictBody
+
+from ..batching.priority import Priority
+from ..errors import Conflict, NotReady, QueueFull
+from ..http.dependencies import Service
+from ..http.direct import model_of
+from ..http.memory_budget import Budget, Held
+from ..http.middleware import RequestInfo, problem_of
+from ..http.request_bodies import JSON_TYPES, check_type, parsed, read_body, validated
+from ..http.retrieve_route import read_and_write, send_body, until_hung_up
+from ..models.loading import LoadedModel
+from ..retrieval.schemas import StrictBody
 
 MAX_BEAMS = 32
 MAX_QUERIES = 1000

@@ -21,12 +21,13 @@ from espalier.errors import InvalidInput
 from espalier.items import MAX_ID_BYTES
 from espalier.live.operations import ItemBody
 from espalier.queries import FeaturesKind, HistoryKind, Kind, TextKind, VectorKind
-from service.http.item_schemas import A_TIME, BulkLine, ItemRequest, Text, Vector
-from service.http.request_bodies import validated
-from service.live.catalogue_types import Delete, Put
-from service.models.removals import check_id
-from service.retrieval.schemas import Features, Ids
-from service.settings import Settings
+
+from ..http.item_schemas import A_TIME, BulkLine, ItemRequest, Text, Vector
+from ..http.request_bodies import validated
+from ..live.catalogue_types import Delete, Put
+from ..models.removals import check_id
+from ..retrieval.schemas import Features, Ids
+from ..settings import Settings
 
 MAX_FIELDS_BYTES = 64 << 10
 """Largest `fields` of an item, as compact JSON."""

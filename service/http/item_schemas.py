@@ -12,8 +12,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
 from pydantic.config import JsonDict
 
 from espalier.label_counts import MAX_COUNT
-from service.live.catalogue_types import OutcomeKind
-from service.retrieval.schemas import Features, Ids, Number, StrictBody
+
+from ..live.catalogue_types import OutcomeKind
+from ..retrieval.schemas import Features, Ids, Number, StrictBody
 
 MAX_EVENTS = 64
 """Most events of an item."""

@@ -17,19 +17,20 @@ from starlette.types import Receive, Scope, Send
 
 from espalier.errors import InvalidInput
 from espalier.live.operations import Operation
-from service.entity_tags import Condition, matches
-from service.errors import NotReady, QueueFull
-from service.http.dependencies import Name, Service, service_of
-from service.http.direct import item_path
-from service.http.item_bodies import ItemReader, check_path_id, written, written_time
-from service.http.item_schemas import MAX_SOURCE_VERSION
-from service.http.memory_budget import Budget, Held
-from service.http.middleware import RequestInfo
-from service.http.request_bodies import JSON_TYPES, check_type, parsed, read_body
-from service.http.retrieve_route import BODIES_BYTES, FREE_BYTES, send_body
-from service.live.catalogue_types import Catalogue, Catalogues, Delete, Outcome, Placed, StoredItem, tag_of
-from service.problems import document_of
-from service.watch.live_metrics import REFUSED, LiveMetrics
+
+from ..entity_tags import Condition, matches
+from ..errors import NotReady, QueueFull
+from ..http.dependencies import Name, Service, service_of
+from ..http.direct import item_path
+from ..http.item_bodies import ItemReader, check_path_id, written, written_time
+from ..http.item_schemas import MAX_SOURCE_VERSION
+from ..http.memory_budget import Budget, Held
+from ..http.middleware import RequestInfo
+from ..http.request_bodies import JSON_TYPES, check_type, parsed, read_body
+from ..http.retrieve_route import BODIES_BYTES, FREE_BYTES, send_body
+from ..live.catalogue_types import Catalogue, Catalogues, Delete, Outcome, Placed, StoredItem, tag_of
+from ..problems import document_of
+from ..watch.live_metrics import REFUSED, LiveMetrics
 
 MAX_CHANGES = 1000
 """Most operations in one answer of the feed."""

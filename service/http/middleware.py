@@ -18,18 +18,19 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from espalier.errors import InvalidInput
-from service.batching.priority import BACKGROUND
-from service.errors import BodyTooLarge, ClientGone, Denied, Encoded
-from service.http.api_keys import Keys
-from service.http.direct import RETRIEVE, DirectRoutes
-from service.http.memory_budget import Budget, Held
-from service.http.request_bodies import JSON_TYPES, check_type, read_body
-from service.problems import document_of, internal_problem, send_problem
-from service.settings import Settings
-from service.watch.audit import Audit
-from service.watch.logs import Ration
-from service.watch.metrics import Metrics
-from service.watch.tracing import Tracer, trace_id
+
+from ..batching.priority import BACKGROUND
+from ..errors import BodyTooLarge, ClientGone, Denied, Encoded
+from ..http.api_keys import Keys
+from ..http.direct import RETRIEVE, DirectRoutes
+from ..http.memory_budget import Budget, Held
+from ..http.request_bodies import JSON_TYPES, check_type, read_body
+from ..problems import document_of, internal_problem, send_problem
+from ..settings import Settings
+from ..watch.audit import Audit
+from ..watch.logs import Ration
+from ..watch.metrics import Metrics
+from ..watch.tracing import Tracer, trace_id
 
 log = logging.getLogger(__name__)
 requests_log = logging.getLogger("service.requests")

@@ -15,9 +15,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
 from espalier.errors import InvalidInput
-from service.errors import BodyTooLarge, Busy, InvalidRequest, NotJson, SlowBody
-from service.http.memory_budget import Held
-from service.problems import invalid_body
+
+from ..errors import BodyTooLarge, Busy, InvalidRequest, NotJson, SlowBody
+from ..http.memory_budget import Held
+from ..problems import invalid_body
 
 JSON_TYPES = ("application/json",)
 LINES_TYPES = ("application/x-ndjson", "application/jsonl", "application/json-lines")

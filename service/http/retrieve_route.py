@@ -17,18 +17,18 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
-from service.batching.priority import Priority, Turns, priority_of
-from service.errors import Behind, ClientGone, DeadlinePassed, QueueFull, Uncovered
-from service.http.connection import CONNECTION
-from service.http.dependencies import Service
-from service.http.memory_budget import Budget, Held
-from service.http.middleware import RequestInfo
-from service.http.request_bodies import JSON_TYPES, check_type, parsed, read_body, validated
-from service.models.loading import LoadedModel
-from service.retrieval.request import CheckedRequest, check
-from service.retrieval.retrieve import Retrieved, retrieve
-from service.retrieval.schemas import RetrieveRequest
-from service.watch.tracing import trace_id
+from ..batching.priority import Priority, Turns, priority_of
+from ..errors import Behind, ClientGone, DeadlinePassed, QueueFull, Uncovered
+from ..http.connection import CONNECTION
+from ..http.dependencies import Service
+from ..http.memory_budget import Budget, Held
+from ..http.middleware import RequestInfo
+from ..http.request_bodies import JSON_TYPES, check_type, parsed, read_body, validated
+from ..models.loading import LoadedModel
+from ..retrieval.request import CheckedRequest, check
+from ..retrieval.retrieve import Retrieved, retrieve
+from ..retrieval.schemas import RetrieveRequest
+from ..watch.tracing import trace_id
 
 log = logging.getLogger(__name__)
 

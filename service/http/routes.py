@@ -13,20 +13,21 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from espalier.shards.messages import MEDIA_TYPE
-from service.batching.priority import HEADER
-from service.errors import Denied
-from service.http.admin import load, remove_item, removed, restore_item, set_default, set_removed, unload
-from service.http.api_keys import Access
-from service.http.console_routes import facets, health, heldout, samples, tree_node, tree_path
-from service.http.dependencies import Name, as_json, describe, info_of, service_of
-from service.http.direct import FRONTIER, ITEMS, RETRIEVE, SEARCH, STREAM
-from service.http.documentation import ACCESS, NEEDS_KEY, SCHEMA_OF
-from service.http.frontier_route import FrontierRequest
-from service.http.item_bodies import ItemId
-from service.http.item_schemas import MAX_SOURCE_VERSION, ChangesAnswer, ItemOutcome, LiveItem, PutRequest
-from service.http.live_routes import changes
-from service.http.request_bodies import LINES_TYPES
-from service.http.schemas import (
+
+from ..batching.priority import HEADER
+from ..errors import Denied
+from ..http.admin import load, remove_item, removed, restore_item, set_default, set_removed, unload
+from ..http.api_keys import Access
+from ..http.console_routes import facets, health, heldout, samples, tree_node, tree_path
+from ..http.dependencies import Name, as_json, describe, info_of, service_of
+from ..http.direct import FRONTIER, ITEMS, RETRIEVE, SEARCH, STREAM
+from ..http.documentation import ACCESS, NEEDS_KEY, SCHEMA_OF
+from ..http.frontier_route import FrontierRequest
+from ..http.item_bodies import ItemId
+from ..http.item_schemas import MAX_SOURCE_VERSION, ChangesAnswer, ItemOutcome, LiveItem, PutRequest
+from ..http.live_routes import changes
+from ..http.request_bodies import LINES_TYPES
+from ..http.schemas import (
     Completions,
     Facets,
     Health,
@@ -42,10 +43,10 @@ from service.http.schemas import (
     RemovedIds,
     Samples,
 )
-from service.http.shard_routes import Shards, search_shard, shards
-from service.retrieval.completion import completions
-from service.retrieval.schemas import RetrieveRequest, RetrieveResponse
-from service.watch.metrics import CONTENT_TYPE
+from ..http.shard_routes import Shards, search_shard, shards
+from ..retrieval.completion import completions
+from ..retrieval.schemas import RetrieveRequest, RetrieveResponse
+from ..watch.metrics import CONTENT_TYPE
 
 ITEM_PATH = "/models/{name}/items/{id:item_id}"
 ItemIfMatch = Annotated[

@@ -8,7 +8,8 @@ from pydantic import BaseModel, Field
 
 from espalier.manifest import RankerInfo, SearchDefaults, StackingInfo, TailInfo, TreeInfo
 from espalier.queries import QueryKind
-from service.retrieval.schemas import Ids, StrictBody
+
+from ..retrieval.schemas import Ids, StrictBody
 
 
 class Version(BaseModel):

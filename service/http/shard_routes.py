@@ -13,14 +13,15 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from espalier.shards.messages import MEDIA_TYPE
-from service.errors import ClientGone, QueueFull, UnknownMasks
-from service.http.connection import CONNECTION
-from service.http.dependencies import Service, as_json, service_of
-from service.http.memory_budget import Budget, Held
-from service.http.middleware import RequestInfo
-from service.http.request_bodies import check_type, read_body
-from service.http.retrieve_route import BODIES_BYTES, FREE_BYTES, WhileConnected, send_body
-from service.shards.search import search
+
+from ..errors import ClientGone, QueueFull, UnknownMasks
+from ..http.connection import CONNECTION
+from ..http.dependencies import Service, as_json, service_of
+from ..http.memory_budget import Budget, Held
+from ..http.middleware import RequestInfo
+from ..http.request_bodies import check_type, read_body
+from ..http.retrieve_route import BODIES_BYTES, FREE_BYTES, WhileConnected, send_body
+from ..shards.search import search
 
 ANSWER_BYTES = 64 << 20
 """Bytes of all larger answers that have been made and that routers have not taken yet."""

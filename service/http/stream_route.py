@@ -13,15 +13,15 @@ import orjson
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from service.batching.priority import Priority
-from service.errors import Busy, ClientGone, QueueFull, ServiceError, SlowBody
-from service.http.connection import CONNECTION
-from service.http.memory_budget import Held
-from service.http.middleware import RequestInfo, problem_of
-from service.http.request_bodies import LINES_TYPES, check_type, parsed, read_lines, validated
-from service.http.retrieve_route import RetrievalRoute, read_and_write, send_body, until_hung_up
-from service.retrieval.request import CheckedRequest
-from service.retrieval.schemas import RetrieveRequest
+from ..batching.priority import Priority
+from ..errors import Busy, ClientGone, QueueFull, ServiceError, SlowBody
+from ..http.connection import CONNECTION
+from ..http.memory_budget import Held
+from ..http.middleware import RequestInfo, problem_of
+from ..http.request_bodies import LINES_TYPES, check_type, parsed, read_lines, validated
+from ..http.retrieve_route import RetrievalRoute, read_and_write, send_body, until_hung_up
+from ..retrieval.request import CheckedRequest
+from ..retrieval.schemas import RetrieveRequest
 
 
 class StreamRoute(RetrievalRoute):

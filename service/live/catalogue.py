@@ -18,15 +18,16 @@ from typing import TypeVar
 from espalier.errors import EspalierError, JournalError
 from espalier.live.journal import Journal
 from espalier.live.operations import ItemBody, Operation
-from service.entity_tags import Condition
-from service.errors import ChangesGone, Conflict, Follows, ItemNotFound, NotReady, NotWritable, QueueFull
-from service.live.catalogue_types import ALWAYS, NOWHERE, CatalogueStatus, Delete, Outcome, Put, StoredItem
-from service.live.group import Write
-from service.live.journal_thread import JournalThread
-from service.live.live_version import LiveVersion
-from service.live.notices import Notices
-from service.live.replay import replay
-from service.watch.live_metrics import LiveMetrics
+
+from ..entity_tags import Condition
+from ..errors import ChangesGone, Conflict, Follows, ItemNotFound, NotReady, NotWritable, QueueFull
+from ..live.catalogue_types import ALWAYS, NOWHERE, CatalogueStatus, Delete, Outcome, Put, StoredItem
+from ..live.group import Write
+from ..live.journal_thread import JournalThread
+from ..live.live_version import LiveVersion
+from ..live.notices import Notices
+from ..live.replay import replay
+from ..watch.live_metrics import LiveMetrics
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from typing import Literal, NamedTuple, Protocol
 
 from espalier.errors import EspalierError
 from espalier.live.operations import ItemBody, Operation
-from service.entity_tags import Condition
+
+from ..entity_tags import Condition
 
 OutcomeKind = Literal["inserted", "updated", "unchanged", "stale", "deleted"]
 NOWHERE = 0

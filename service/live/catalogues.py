@@ -9,14 +9,15 @@ import asyncio
 
 from espalier.live.journal import Journal
 from espalier.live.journal_file import FILE
-from service.errors import ModelNotFound
-from service.live.catalogue import LiveCatalogue
-from service.live.following import Following
-from service.live.notices import Notices
-from service.live.writer_feed import WriterFeed
-from service.settings import Settings
-from service.watch.live_metrics import LiveMetrics
-from service.watch.metrics import Metrics
+
+from ..errors import ModelNotFound
+from ..live.catalogue import LiveCatalogue
+from ..live.following import Following
+from ..live.notices import Notices
+from ..live.writer_feed import WriterFeed
+from ..settings import Settings
+from ..watch.live_metrics import LiveMetrics
+from ..watch.metrics import Metrics
 
 
 class LiveCatalogues:

@@ -17,7 +17,8 @@ from typing import IO, NamedTuple, Protocol
 from espalier.errors import EspalierError
 from espalier.live.journal import Journal
 from espalier.live.operations import Operation
-from service.live.writer_feed import FeedFailed, WriterFeed
+
+from ..live.writer_feed import FeedFailed, WriterFeed
 
 log = logging.getLogger(__name__)
 

@@ -17,11 +17,12 @@ from espalier.live.operations import NOTHING, ItemBody, Operation
 from espalier.live.rows import Placement
 from espalier.live.state import MAX_HANDLES
 from espalier.placement.placer import Candidates
-from service.entity_tags import Condition
-from service.errors import CatalogueFull, ItemNotFound
-from service.live.catalogue_types import ALWAYS, NOWHERE, Delete, Outcome, OutcomeKind, Put, tag_of
-from service.live.live_version import LiveVersion
-from service.live.slots import Slots
+
+from ..entity_tags import Condition
+from ..errors import CatalogueFull, ItemNotFound
+from ..live.catalogue_types import ALWAYS, NOWHERE, Delete, Outcome, OutcomeKind, Put, tag_of
+from ..live.live_version import LiveVersion
+from ..live.slots import Slots
 
 MAX_CHARACTERS = 1 << 28
 """Characters of all fields of live and changed items of one model: every worker holds them."""

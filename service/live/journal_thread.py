@@ -22,14 +22,15 @@ from typing import TypeVar
 from espalier.errors import EspalierError, JournalBusy, JournalError
 from espalier.live.journal import Journal
 from espalier.live.operations import Operation
-from service.errors import BeingChanged, NotReady, NotWritable
-from service.live.catalogue_types import Delete, Outcome, Placed
-from service.live.compaction import Compaction
-from service.live.group import Decided, EvidenceNeeded, Group, Write
-from service.live.live_version import LiveVersion
-from service.live.notices import UNKNOWN, UNSEEN, Notices
-from service.live.placing import named_by, placed
-from service.live.replay import Store, Stored, apply_all, replay, store_by, store_in
+
+from ..errors import BeingChanged, NotReady, NotWritable
+from ..live.catalogue_types import Delete, Outcome, Placed
+from ..live.compaction import Compaction
+from ..live.group import Decided, EvidenceNeeded, Group, Write
+from ..live.live_version import LiveVersion
+from ..live.notices import UNKNOWN, UNSEEN, Notices
+from ..live.placing import named_by, placed
+from ..live.replay import Store, Stored, apply_all, replay, store_by, store_in
 
 log = logging.getLogger(__name__)
 

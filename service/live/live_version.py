@@ -39,11 +39,12 @@ from espalier.placement.placer import Candidates, Placer
 from espalier.queries import QueryBatch
 from espalier.rerank.features import LiveCandidates
 from espalier.search import Engine, SearchParams
-from service.errors import NotReady
-from service.live.catalogue_types import Placed
-from service.live.recent_puts import RecentPuts
-from service.live.slots import Slots
-from service.live.views import LiveView, TrainedView, View
+
+from ..errors import NotReady
+from ..live.catalogue_types import Placed
+from ..live.recent_puts import RecentPuts
+from ..live.slots import Slots
+from ..live.views import LiveView, TrainedView, View
 
 log = logging.getLogger(__name__)
 

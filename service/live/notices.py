@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from service.run_folder import living, names
+from ..run_folder import living, names
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,11 @@ from dataclasses import replace
 from espalier.errors import EspalierError, InvalidInput
 from espalier.live.operations import ItemBody
 from espalier.placement.placer import Candidates
-from service.errors import NotReady
-from service.live.catalogue_types import Delete, Put
-from service.live.group import Write
-from service.live.live_version import FIELDS, LiveVersion
+
+from ..errors import NotReady
+from ..live.catalogue_types import Delete, Put
+from ..live.group import Write
+from ..live.live_version import FIELDS, LiveVersion
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,9 @@ from espalier.errors import InvalidData, JournalBusy, JournalError
 from espalier.live.journal import Journal, Transaction
 from espalier.live.operations import Operation
 from espalier.live.rows import Placement
-from service.live.live_version import LiveVersion
-from service.live.placing import named_by
+
+from ..live.live_version import LiveVersion
+from ..live.placing import named_by
 
 log = logging.getLogger(__name__)
 

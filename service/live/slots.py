@@ -13,7 +13,8 @@ from espalier.live.rows import LiveRow, Placement
 from espalier.live.state import LiveState
 from espalier.placement.parents import nodes_of
 from espalier.placement.placer import Candidates
-from service.errors import CatalogueFull
+
+from ..errors import CatalogueFull
 
 
 class Slots:

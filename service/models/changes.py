@@ -18,13 +18,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from espalier.errors import InvalidData
 from espalier.serving import Serving
-from service.errors import BeingChanged, Conflict, ModelNotFound, NotReady
-from service.models.desired_state import Removed
-from service.models.follower import Follower
-from service.models.registry_entry import Entry
-from service.models.worker_progress import WorkerProgress, Workers
-from service.settings import Settings
-from service.watch.metrics import Metrics
+
+from ..errors import BeingChanged, Conflict, ModelNotFound, NotReady
+from ..models.desired_state import Removed
+from ..models.follower import Follower
+from ..models.registry_entry import Entry
+from ..models.worker_progress import WorkerProgress, Workers
+from ..settings import Settings
+from ..watch.metrics import Metrics
 
 log = logging.getLogger(__name__)
 

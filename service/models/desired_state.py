@@ -28,7 +28,8 @@ from pydantic import BaseModel, ValidationError
 from espalier.durable import flush
 from espalier.errors import InvalidData, expectation
 from espalier.serving import DesiredFile, Serving
-from service.errors import BeingChanged, Conflict
+
+from ..errors import BeingChanged, Conflict
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Generic
 
-from service.models.desired_state import DesiredState, InvalidState, Removed, Signature, State
+from ..models.desired_state import DesiredState, InvalidState, Removed, Signature, State
 
 DELETED_S = 0.5
 """A serving.json counts as deleted after this time: a folder may be renamed and back, or a file deleted and written again."""

@@ -19,17 +19,18 @@ from queue import SimpleQueue
 
 from espalier.bundle import find_versions
 from espalier.serving import Serving
-from service.errors import BeingChanged, Conflict, ModelNotFound, ShardsMissing
-from service.live.catalogues import LiveCatalogues
-from service.models.desired_state import DesiredState, Removed
-from service.models.followed_file import FollowedFile
-from service.models.loading import EngineSource, LoadFailed, lower_priority, relative_paths, short_switch_interval
-from service.models.openings import Openings
-from service.models.registry_entry import Entry
-from service.models.swapping import SHARD_VERSIONS, Swapper, known_bad
-from service.models.worker_progress import Workers
-from service.settings import Settings
-from service.watch.metrics import Metrics
+
+from ..errors import BeingChanged, Conflict, ModelNotFound, ShardsMissing
+from ..live.catalogues import LiveCatalogues
+from ..models.desired_state import DesiredState, Removed
+from ..models.followed_file import FollowedFile
+from ..models.loading import EngineSource, LoadFailed, lower_priority, relative_paths, short_switch_interval
+from ..models.openings import Openings
+from ..models.registry_entry import Entry
+from ..models.swapping import SHARD_VERSIONS, Swapper, known_bad
+from ..models.worker_progress import Workers
+from ..settings import Settings
+from ..watch.metrics import Metrics
 
 log = logging.getLogger(__name__)
 

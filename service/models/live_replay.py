@@ -23,7 +23,8 @@ from espalier.errors import InvalidQuery
 from espalier.items import Items
 from espalier.queries import HistoryKind, QueryBatch
 from espalier.search import SearchParams, SearchResult
-from service.live.recent_puts import RecentPuts
+
+from ..live.recent_puts import RecentPuts
 
 M = 50
 """Results among which a new item should be, and m of the recall that is compared; less where the bundle allows less."""

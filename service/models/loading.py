@@ -30,15 +30,16 @@ from espalier.manifest import Manifest
 from espalier.masks.filters import ItemFilters
 from espalier.rerank.ranker import Reranker, verify_ranker
 from espalier.search import Device, Engine, Precision
-from service.batching.admission import Limits
-from service.batching.batcher import Batcher
-from service.errors import ShardsMissing
-from service.live.live_version import LiveVersion
-from service.models.desired_state import Signature, signature
-from service.models.shard_version import ShardVersion
-from service.settings import Settings
-from service.watch.metrics import Metrics, ModelMetrics
-from service.watch.process_usage import gpu_memory
+
+from ..batching.admission import Limits
+from ..batching.batcher import Batcher
+from ..errors import ShardsMissing
+from ..live.live_version import LiveVersion
+from ..models.desired_state import Signature, signature
+from ..models.shard_version import ShardVersion
+from ..settings import Settings
+from ..watch.metrics import Metrics, ModelMetrics
+from ..watch.process_usage import gpu_memory
 
 log = logging.getLogger(__name__)
 

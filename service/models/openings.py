@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from service.models.loading import files_of
+from ..models.loading import files_of
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 

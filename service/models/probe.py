@@ -27,13 +27,14 @@ from espalier.metrics import precision_recall_f
 from espalier.queries import QueryBatch
 from espalier.scores import scores_of_ranks
 from espalier.search import SearchParams, SearchResult
-from service.batching.priority import Priority
-from service.errors import DeadlinePassed, NotReady
-from service.models.live_replay import LiveReplay
-from service.models.loading import LoadedModel
-from service.models.registry import Registry
-from service.watch.live_metrics import LiveMetrics
-from service.watch.metrics import Metrics
+
+from ..batching.priority import Priority
+from ..errors import DeadlinePassed, NotReady
+from ..models.live_replay import LiveReplay
+from ..models.loading import LoadedModel
+from ..models.registry import Registry
+from ..watch.live_metrics import LiveMetrics
+from ..watch.metrics import Metrics
 
 log = logging.getLogger(__name__)
 

@@ -16,20 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 from espalier.errors import BundleNotFound, InvalidQuery
 from espalier.shards.messages import Pin
-from service.errors import IsShard, ModelNotFound, NotReady, NotServed, QueueFull
-from service.live.catalogues import LiveCatalogues
-from service.models.changes import Changes
-from service.models.follower import STALE_S, Follower
-from service.models.loading import EngineSource, LoadedModel
-from service.models.registry_entry import Entry
-from service.models.shard_version import ShardVersion
-from service.models.store_state import Wait
-from service.models.worker_progress import Workers
-from service.settings import Settings, metrics_folder
-from service.watch.metrics import Metrics
+
+from ..errors import IsShard, ModelNotFound, NotReady, NotServed, QueueFull
+from ..live.catalogues import LiveCatalogues
+from ..models.changes import Changes
+from ..models.follower import STALE_S, Follower
+from ..models.loading import EngineSource, LoadedModel
+from ..models.registry_entry import Entry
+from ..models.shard_version import ShardVersion
+from ..models.store_state import Wait
+from ..models.worker_progress import Workers
+from ..settings import Settings, metrics_folder
+from ..watch.metrics import Metrics
 
 if TYPE_CHECKING:
-    from service.models.store_mirror import StoreMirror
+    from ..models.store_mirror import StoreMirror
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class Registry:
         self._follower = Follower(settings, metrics, engines or EngineSource(), self._workers, self.catalogues)
         self._mirror: StoreMirror | None = None
         if settings.store is not None:
-            from service.models.store_mirror import StoreMirror  # its library takes memory, and most services have no store
+            from ..models.store_mirror import StoreMirror  # its library takes memory, and most services have no store
 
             self._mirror = StoreMirror(settings, settings.store, metrics, self._workers, self._follower)
             self._follower.starting = self._mirror.starting

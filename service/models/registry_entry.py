@@ -13,12 +13,13 @@ from typing import Any, Literal, NamedTuple
 
 from espalier.search import Engine
 from espalier.serving import Serving
-from service.batching.batcher import Batcher
-from service.live.catalogue import LiveCatalogue
-from service.models.desired_state import DesiredState
-from service.models.loading import Files, LoadedModel
-from service.models.worker_progress import WorkerProgress
-from service.watch.metrics import ModelMetrics
+
+from ..batching.batcher import Batcher
+from ..live.catalogue import LiveCatalogue
+from ..models.desired_state import DesiredState
+from ..models.loading import Files, LoadedModel
+from ..models.worker_progress import WorkerProgress
+from ..watch.metrics import ModelMetrics
 
 State = Literal["loading", "ready", "failed"]
 VersionState = Literal["loading", "ready", "draining", "failed", "available"]

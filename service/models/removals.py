@@ -11,7 +11,8 @@ from typing import Any
 
 from espalier.errors import InvalidInput
 from espalier.items import MAX_ID_BYTES
-from service.entity_tags import Condition
+
+from ..entity_tags import Condition
 
 Ids = tuple[str, ...]
 

@@ -25,14 +25,15 @@ from espalier.serving import Serving
 from espalier.store.fetching import FETCH, FETCHED, BeingFetched, Progress, drop, drop_unfinished, fetch
 from espalier.store.models import MANIFEST, StoredModel, find_models, read_serving, version_of
 from espalier.store.objects import Objects
-from service.errors import BeingChanged
-from service.models.desired_state import DesiredState, InvalidState
-from service.models.loading import lower_priority, relative_paths
-from service.models.store_state import StoreMetrics, StoreState, Wait
-from service.models.swapping import SHARD_VERSIONS
-from service.models.worker_progress import Workers
-from service.settings import Settings
-from service.watch.metrics import Metrics
+
+from ..errors import BeingChanged
+from ..models.desired_state import DesiredState, InvalidState
+from ..models.loading import lower_priority, relative_paths
+from ..models.store_state import StoreMetrics, StoreState, Wait
+from ..models.swapping import SHARD_VERSIONS
+from ..models.worker_progress import Workers
+from ..settings import Settings
+from ..watch.metrics import Metrics
 
 log = logging.getLogger(__name__)
 

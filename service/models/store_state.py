@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from espalier.errors import CacheFull, StoreDamaged, StoreMissing, StoreUnavailable
-from service.watch.metrics import Metrics
+
+from ..watch.metrics import Metrics
 
 REASONS = ("unreachable", "missing", "damaged", "disk_full", "other")
 """Why something did not come: 0 from the start, so that Prometheus sees the first one as an increase."""

@@ -16,8 +16,9 @@ from math import inf
 from time import monotonic
 
 from espalier.serving import Serving
-from service.errors import ShardsMissing
-from service.models.loading import (
+
+from ..errors import ShardsMissing
+from ..models.loading import (
     EngineSource,
     LoadedModel,
     LoadFailed,
@@ -27,11 +28,11 @@ from service.models.loading import (
     load_version,
     lower_priority,
 )
-from service.models.openings import Openings
-from service.models.registry_entry import Entry, Retired
-from service.models.worker_progress import Workers
-from service.settings import Settings
-from service.watch.metrics import Metrics
+from ..models.openings import Openings
+from ..models.registry_entry import Entry, Retired
+from ..models.worker_progress import Workers
+from ..settings import Settings
+from ..watch.metrics import Metrics
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from service.run_folder import living
+from ..run_folder import living
 
 log = logging.getLogger(__name__)
 

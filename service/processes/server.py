@@ -29,13 +29,14 @@ from fastapi import FastAPI
 from espalier.bundle import find_versions
 from espalier.errors import InvalidData
 from espalier.serving import Serving
-from service.http.connection import Connection
-from service.http.connections import RESERVE, Connections
-from service.models.desired_state import DesiredState
-from service.models.registry import Registry
-from service.settings import Settings
-from service.watch.metrics import Metrics
-from service.watch.process_usage import open_descriptors
+
+from ..http.connection import Connection
+from ..http.connections import RESERVE, Connections
+from ..models.desired_state import DesiredState
+from ..models.registry import Registry
+from ..settings import Settings
+from ..watch.metrics import Metrics
+from ..watch.process_usage import open_descriptors
 
 log = logging.getLogger(__name__)
 

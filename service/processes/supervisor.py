@@ -23,12 +23,13 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from espalier.compile import make_ready
-from service.app import create_app
-from service.processes.server import Server
-from service.run_folder import forget, make, remove_dead
-from service.settings import Settings, metrics_folder
-from service.watch import logs
-from service.watch.multiprocess import count_in, forget_process
+
+from ..app import create_app
+from ..processes.server import Server
+from ..run_folder import forget, make, remove_dead
+from ..settings import Settings, metrics_folder
+from ..watch import logs
+from ..watch.multiprocess import count_in, forget_process
 
 log = logging.getLogger(__name__)
 

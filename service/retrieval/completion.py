@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 
 from espalier.items import ItemTable
 from espalier.live.items import LiveItem, LiveItems
-from service.retrieval.scans import Check
+
+from ..retrieval.scans import Check
 
 SCANNED_ROWS = 1 << 16
 """Rows that are scanned between two checks of the number of results and the deadline."""

@@ -24,9 +24,10 @@ from espalier.queries import TextKind
 from espalier.search import LevelTrace, SearchResult
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
-from service.live.views import View
-from service.retrieval.request import CheckedRequest, EncodedRequest
-from service.retrieval.second_stage import Candidates
+
+from ..live.views import View
+from ..retrieval.request import CheckedRequest, EncodedRequest
+from ..retrieval.second_stage import Candidates
 
 MAX_FEATURES = 10
 """Features that are listed of an item."""

@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from espalier.errors import InvalidQuery
 from espalier.masks.filters import Filter, ItemFilters
 from espalier.tree import Tree
-from service.live.views import LiveView, View
-from service.models.loading import LoadedModel
-from service.retrieval.scans import Check
-from service.retrieval.value_counts import Tally, count_values, first_of_each, is_list, is_number, present_values
+
+from ..live.views import LiveView, View
+from ..models.loading import LoadedModel
+from ..retrieval.scans import Check
+from ..retrieval.value_counts import Tally, count_values, first_of_each, is_list, is_number, present_values
 
 LIVE_ROWS = 1 << 12
 """Live items that are looked at between two checks of the deadline."""

@@ -32,10 +32,11 @@ from espalier.queries import (
 )
 from espalier.rerank.features import CallerFeatures
 from espalier.search import NO_ITEM, NodeMask, SearchParams
-from service.live.views import View
-from service.models.loading import LoadedModel
-from service.retrieval.schemas import Query, RetrieveRequest
-from service.settings import Settings
+
+from ..live.views import View
+from ..models.loading import LoadedModel
+from ..retrieval.schemas import Query, RetrieveRequest
+from ..settings import Settings
 
 LARGEST = float(np.finfo(np.float32).max)
 _NO_ROWS = np.empty(0, np.int64)

@@ -21,15 +21,16 @@ from espalier.errors import InvalidQuery
 from espalier.masks.filters import Filter
 from espalier.queries import QueryBatch
 from espalier.search import Coverage
-from service.batching.parts import Answer
-from service.batching.priority import Priority
-from service.errors import DeadlinePassed, Uncovered
-from service.live.views import View
-from service.models.loading import LoadedModel
-from service.retrieval.explain import RequestedItems, explain
-from service.retrieval.request import CheckedRequest, EncodedRequest, conditions_of, encode, input_values
-from service.retrieval.second_stage import Candidates, second_stage
-from service.settings import Settings
+
+from ..batching.parts import Answer
+from ..batching.priority import Priority
+from ..errors import DeadlinePassed, Uncovered
+from ..live.views import View
+from ..models.loading import LoadedModel
+from ..retrieval.explain import RequestedItems, explain
+from ..retrieval.request import CheckedRequest, EncodedRequest, conditions_of, encode, input_values
+from ..retrieval.second_stage import Candidates, second_stage
+from ..settings import Settings
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from service.errors import DeadlinePassed, QueueFull
+from ..errors import DeadlinePassed, QueueFull
 
 MAX_SCANS = 2
 MAX_WAITING = 8

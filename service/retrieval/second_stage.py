@@ -17,7 +17,8 @@ from espalier.queries import QueryBatch
 from espalier.rerank.features import CallerFeatures
 from espalier.rerank.ranker import Reranked
 from espalier.search import SearchResult
-from service.retrieval.request import CheckedRequest
+
+from ..retrieval.request import CheckedRequest
 
 
 @dataclass(frozen=True)

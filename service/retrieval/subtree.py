@@ -20,11 +20,12 @@ from espalier.errors import InvalidQuery
 from espalier.live.masks import eligible_rows
 from espalier.live.overlay import PARENT, LiveLeaves, Overlay
 from espalier.tree import EMPTY_LEAF, Tree
-from service.errors import ItemNotFound, NodeNotFound
-from service.live.views import LiveView, View
-from service.models.loading import LoadedModel
-from service.retrieval.scans import Check
-from service.retrieval.typical_values import TypicalValues, evenly, summed, typical
+
+from ..errors import ItemNotFound, NodeNotFound
+from ..live.views import LiveView, View
+from ..models.loading import LoadedModel
+from ..retrieval.scans import Check
+from ..retrieval.typical_values import TypicalValues, evenly, summed, typical
 
 Int64 = NDArray[np.int64]
 

@@ -16,10 +16,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from espalier.live.overlay import Overlay
-from service.live.views import LiveView, View
-from service.models.loading import LoadedModel
-from service.retrieval.scans import Check
-from service.retrieval.value_counts import Tally, ValueCounts, count_values
+
+from ..live.views import LiveView, View
+from ..models.loading import LoadedModel
+from ..retrieval.scans import Check
+from ..retrieval.value_counts import Tally, ValueCounts, count_values
 
 MAX_COLUMNS = 16
 """Columns that are looked at, in the order of the item table."""

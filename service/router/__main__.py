@@ -12,13 +12,14 @@ from pydantic import ValidationError
 
 from espalier.compile import make_ready
 from espalier.errors import BundleNotFound, InvalidConfig
-from service.__main__ import environment, listen_on, settings_of
-from service.processes.server import Server, check_descriptors
-from service.router.app import create_router
-from service.router.config import RouterConfig, invalid_config, read_config
-from service.settings import warn_of_unknown_settings
-from service.watch import logs
-from service.watch.tracing import TracingUnavailable
+
+from ..__main__ import environment, listen_on, settings_of
+from ..processes.server import Server, check_descriptors
+from ..router.app import create_router
+from ..router.config import RouterConfig, invalid_config, read_config
+from ..settings import warn_of_unknown_settings
+from ..watch import logs
+from ..watch.tracing import TracingUnavailable
 
 log = logging.getLogger("service.router")
 

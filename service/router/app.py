@@ -16,17 +16,18 @@ from espalier.bundle import Bundle, parse_manifest
 from espalier.engines.pipeline import Pipeline
 from espalier.errors import BundleCorrupt, UnsupportedSchema
 from espalier.search import Device, Engine, Precision
-from service.app import create_app
-from service.models.loading import EngineSource
-from service.router.config import RouterConfig, with_key_of
-from service.router.connections import HttpTransport
-from service.router.fleet import Fleet
-from service.router.metrics import RouterMetrics
-from service.router.replicas import Whole
-from service.router.shard_search import ShardSearch
-from service.router.transport import Transport
-from service.settings import Settings
-from service.watch.metrics import Metrics
+
+from ..app import create_app
+from ..models.loading import EngineSource
+from ..router.config import RouterConfig, with_key_of
+from ..router.connections import HttpTransport
+from ..router.fleet import Fleet
+from ..router.metrics import RouterMetrics
+from ..router.replicas import Whole
+from ..router.shard_search import ShardSearch
+from ..router.transport import Transport
+from ..settings import Settings
+from ..watch.metrics import Metrics
 
 FIRST_LOOK_S = 2.0
 """How long loading waits for the first look at the replicas."""

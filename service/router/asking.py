@@ -16,9 +16,10 @@ from dataclasses import dataclass
 
 from espalier.errors import InvalidMessage
 from espalier.shards.messages import Pin, ShardAnswer, decode_answer
-from service.router.fleet import HEDGE_UNKNOWN_S, Fleet
-from service.router.replicas import Replica, after, choose
-from service.router.transport import MasksWanted, ReplicaFailed
+
+from ..router.fleet import HEDGE_UNKNOWN_S, Fleet
+from ..router.replicas import Replica, after, choose
+from ..router.transport import MasksWanted, ReplicaFailed
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,9 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from espalier.errors import InvalidConfig
-from service.router.hedging import SHARE
-from service.settings import Settings, named_key, service_address
+
+from ..router.hedging import SHARE
+from ..settings import Settings, named_key, service_address
 
 DNS = "dns+"
 """Before an address whose name stands for several: `dns+http://NAME:PORT`."""

@@ -18,8 +18,9 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from espalier.shards.messages import MEDIA_TYPE, Pin
-from service.router.config import DNS, RouterConfig
-from service.router.transport import ReplicaFailed, answered, held_of
+
+from ..router.config import DNS, RouterConfig
+from ..router.transport import ReplicaFailed, answered, held_of
 
 MAX_HEAD_BYTES = 1 << 14
 """Largest head of an answer."""

@@ -19,11 +19,12 @@ from typing import Any, TypeVar
 import uvloop
 
 from espalier.shards.messages import Pin
-from service.router.config import RouterConfig
-from service.router.hedging import Budget, Latencies
-from service.router.metrics import RouterMetrics
-from service.router.replicas import Replica, Whole, after
-from service.router.transport import ReplicaFailed, Transport
+
+from ..router.config import RouterConfig
+from ..router.hedging import Budget, Latencies
+from ..router.metrics import RouterMetrics
+from ..router.replicas import Replica, Whole, after
+from ..router.transport import ReplicaFailed, Transport
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

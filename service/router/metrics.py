@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import get_args
 
-from service.router.transport import Reason
-from service.watch.metrics import Metrics
+from ..router.transport import Reason
+from ..watch.metrics import Metrics
 
 
 class RouterMetrics:

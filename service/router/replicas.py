@@ -15,7 +15,8 @@ from functools import partial
 from typing import Literal
 
 from espalier.shards.messages import Pin
-from service.watch.logs import Ration
+
+from ..watch.logs import Ration
 
 log = logging.getLogger(__name__)
 

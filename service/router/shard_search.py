@@ -26,13 +26,14 @@ from espalier.queries import PADDING, FeaturesKind, HistoryKind, QueryBatch, Tex
 from espalier.search import NO_ITEM, Coverage, SearchParams
 from espalier.shards.messages import MaskBits, ShardAnswer, ShardQuery, encode_query
 from espalier.shards.results import answer_bytes, check_result
-from service.errors import ShardsMissing
-from service.router.asking import Asking, Question
-from service.router.fleet import Fleet
-from service.router.masks import Layout
-from service.router.merge import merged
-from service.router.replicas import Whole
-from service.router.transport import ReplicaFailed
+
+from ..errors import ShardsMissing
+from ..router.asking import Asking, Question
+from ..router.fleet import Fleet
+from ..router.masks import Layout
+from ..router.merge import merged
+from ..router.replicas import Whole
+from ..router.transport import ReplicaFailed
 
 MARGIN_S, MARGIN = 0.05, 0.1
 """A shard is waited for until so long before the deadline, or this share of the time that is left: an answer must still be written."""

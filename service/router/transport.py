@@ -14,7 +14,8 @@ import orjson
 from espalier.errors import EspalierError
 from espalier.manifest import MAX_SHARDS
 from espalier.shards.messages import Pin
-from service.watch.logs import plain
+
+from ..watch.logs import plain
 
 Reason = Literal["connection", "late", "full", "not_served", "refused", "broken", "garbage", "mixed"]
 """Why a replica gave no answer.

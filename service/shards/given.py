@@ -22,10 +22,11 @@ from espalier.queries import PADDING, FeaturesKind, HistoryKind, QueryBatch, Tex
 from espalier.search import NO_ITEM, NodeMask, SearchParams
 from espalier.shards.messages import ShardQuery
 from espalier.tree import Tree
-from service.errors import UnknownMasks
-from service.models.loading import LoadedModel
-from service.models.shard_version import ShardVersion
-from service.settings import Settings
+
+from ..errors import UnknownMasks
+from ..models.loading import LoadedModel
+from ..models.shard_version import ShardVersion
+from ..settings import Settings
 
 
 class Given(NamedTuple):

@@ -15,13 +15,14 @@ import orjson
 
 from espalier.errors import EspalierError, InvalidInput
 from espalier.shards.messages import ShardAnswer, ShardQuery, decode_query, encode_answer
-from service.batching.parts import Answer
-from service.errors import DeadlinePassed, NotReady, NotServed, QueueFull, ServiceError, UnknownMasks
-from service.models.loading import LoadedModel
-from service.models.registry import Registry
-from service.models.shard_version import ShardVersion
-from service.shards.given import check, given, is_small
-from service.watch.metrics import STAGES
+
+from ..batching.parts import Answer
+from ..errors import DeadlinePassed, NotReady, NotServed, QueueFull, ServiceError, UnknownMasks
+from ..models.loading import LoadedModel
+from ..models.registry import Registry
+from ..models.shard_version import ShardVersion
+from ..shards.given import check, given, is_small
+from ..watch.metrics import STAGES
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from service.watch.history import Columns
+from ..watch.history import Columns
 
 Float64 = NDArray[np.float64]
 Bool = NDArray[np.bool_]

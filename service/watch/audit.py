@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from starlette.types import Scope
 
-from service.errors import Denied
-from service.problems import document_of
-from service.watch.logs import Ration, plain
-from service.watch.metrics import Metrics
+from ..errors import Denied
+from ..problems import document_of
+from ..watch.logs import Ration, plain
+from ..watch.metrics import Metrics
 
 log = logging.getLogger("service.audit")
 

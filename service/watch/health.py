@@ -11,8 +11,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from service.watch.alert_conditions import number, states
-from service.watch.history import STEP_S, Columns, History
+from ..watch.alert_conditions import number, states
+from ..watch.history import STEP_S, Columns, History
 
 Float64 = NDArray[np.float64]
 

@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from service.watch.totals import COUNTS, STATES, Totals
+from ..watch.totals import COUNTS, STATES, Totals
 
 STEP_S = 60
 KEPT_S = 24 * 3600

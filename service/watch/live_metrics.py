@@ -6,7 +6,7 @@ Does not know items, journals or versions that serve.
 
 from __future__ import annotations
 
-from service.watch.metrics import Metrics
+from ..watch.metrics import Metrics
 
 REFUSED = (404, 409, 412, 413, 415, 422, 429, 503, 507)
 """Statuses of refused writes: 0 from the start, so that Prometheus sees the first one as an increase."""

@@ -14,9 +14,9 @@ from typing import Literal, get_args
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
-from service.watch import multiprocess
-from service.watch.metric_table import COUNTERS, GAUGES, HISTOGRAMS, VERSION_METRICS
-from service.watch.process_usage import memory_limit, usage
+from ..watch import multiprocess
+from ..watch.metric_table import COUNTERS, GAUGES, HISTOGRAMS, VERSION_METRICS
+from ..watch.process_usage import memory_limit, usage
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 AUTH_FAILURES = (

@@ -14,7 +14,7 @@ from prometheus_client import Metric, values
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from service.watch import counter_files
+from ..watch import counter_files
 
 READS = 3
 """Attempts to read the files of all workers, one of which may be writing a key."""

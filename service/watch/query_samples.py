@@ -14,7 +14,7 @@ from typing import NamedTuple
 import orjson
 from pydantic import BaseModel
 
-from service.watch.unknown_ids import UnknownIds
+from ..watch.unknown_ids import UnknownIds
 
 MAX_BYTES = 64 << 20
 """Of all queries that are kept, as JSON."""

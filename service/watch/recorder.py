@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from service.run_folder import living
-from service.watch import unknown_ids
-from service.watch.history import STEP_S, History
-from service.watch.totals import Sample, totals
-from service.watch.unknown_ids import Blocks, UnknownIds
+from ..run_folder import living
+from ..watch import unknown_ids
+from ..watch.history import STEP_S, History
+from ..watch.totals import Sample, totals
+from ..watch.unknown_ids import Blocks, UnknownIds
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidConfig
-from training.assign.labelwise import Pairs
+
+from ..assign.labelwise import Pairs
 
 MAX_PAIRS = 1 << 26
 """Most items times points times trees. A kept pair takes 12 bytes; while a block is predicted, each tree takes some 100 a pair."""

@@ -28,11 +28,12 @@ from espalier.errors import BundleNotFound, InvalidConfig
 from espalier.manifest import LinearScorer
 from espalier.masks.filters import ItemFilters
 from espalier.tree import Tree
-from training.assign.best_points import BestPoints
-from training.assign.labelwise import Labelwise, ScoredTree
-from training.assign.point_files import PointFile
-from training.assign.retention import Retention, by_depth, by_share
-from training.versions import only_run
+
+from ..assign.best_points import BestPoints
+from ..assign.labelwise import Labelwise, ScoredTree
+from ..assign.point_files import PointFile
+from ..assign.retention import Retention, by_depth, by_share
+from ..versions import only_run
 
 log = logging.getLogger(__name__)
 KEEP_EVERY_S = 60.0

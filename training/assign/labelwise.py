@@ -27,7 +27,8 @@ from espalier.packed_chunks import widened
 from espalier.scores import scores_of_ranks
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
-from training.assign.retention import Retention
+
+from ..assign.retention import Retention
 
 Array = NDArray[Any]
 

@@ -21,8 +21,9 @@ from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData, InvalidQuery
 from espalier.queries import FeaturesKind, TextKind
 from espalier.text.sparse_rows import SparseRows
-from training.data.csr import as_rows, read_by_rows
-from training.data.xmc import begins_with_weights, in_blocks, parse_points, reading
+
+from ..data.csr import as_rows, read_by_rows
+from ..data.xmc import begins_with_weights, in_blocks, parse_points, reading
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,12 @@ from scipy import sparse
 
 from espalier.errors import InvalidData
 from espalier.items import ItemTable
-from training.data.user_item_matrix import events_of_items, latest_items
-from training.neighbours.fit import fading
-from training.retrieval.scores import best_then_popular, by_popularity
-from training.retrieval.task import Fitted, Task
-from training.retrieval.tuning import Option, Options, search
+
+from ..data.user_item_matrix import events_of_items, latest_items
+from ..neighbours.fit import fading
+from ..retrieval.scores import best_then_popular, by_popularity
+from ..retrieval.task import Fitted, Task
+from ..retrieval.tuning import Option, Options, search
 
 log = logging.getLogger(__name__)
 

@@ -26,13 +26,14 @@ from scipy import sparse
 from scipy.linalg import lapack
 
 from espalier.errors import InvalidConfig, InvalidData
-from training.data.interactions import Interactions
-from training.data.user_item_matrix import damped_items, user_item_matrix
-from training.neighbours.fit import fading
-from training.retrieval.needs import LEAST_S, Needs, available_bytes
-from training.retrieval.scores import best_then_popular, by_popularity
-from training.retrieval.task import Fitted, Task
-from training.retrieval.tuning import Option, Options, Remembered, search
+
+from ..data.interactions import Interactions
+from ..data.user_item_matrix import damped_items, user_item_matrix
+from ..neighbours.fit import fading
+from ..retrieval.needs import LEAST_S, Needs, available_bytes
+from ..retrieval.scores import best_then_popular, by_popularity
+from ..retrieval.task import Fitted, Task
+from ..retrieval.tuning import Option, Options, Remembered, search
 
 log = logging.getLogger(__name__)
 

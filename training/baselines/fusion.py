@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.search import NO_ITEM
-from training.retrieval.scores import empty_rows, keep_best
-from training.retrieval.task import Fitted, Rank, Task
-from training.retrieval.tuning import Option, Options, search
+
+from ..retrieval.scores import empty_rows, keep_best
+from ..retrieval.task import Fitted, Rank, Task
+from ..retrieval.tuning import Option, Options, search
 
 log = logging.getLogger(__name__)
 

@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from espalier.errors import InvalidData
-from training.data.user_item_matrix import damped_items
-from training.neighbours.cooccurrence import counted, lists_of
-from training.neighbours.fit import fading
-from training.retrieval.scores import best_then_popular, by_popularity
-from training.retrieval.task import Fitted, Task
-from training.retrieval.tuning import Option, Options, search
-from training.trees.embeddings import item_embeddings
+
+from ..data.user_item_matrix import damped_items
+from ..neighbours.cooccurrence import counted, lists_of
+from ..neighbours.fit import fading
+from ..retrieval.scores import best_then_popular, by_popularity
+from ..retrieval.task import Fitted, Task
+from ..retrieval.tuning import Option, Options, search
+from ..trees.embeddings import item_embeddings
 
 log = logging.getLogger(__name__)
 

@@ -30,12 +30,13 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from espalier.errors import DeviceUnavailable, InvalidData
-from training.data.user_item_matrix import user_item_matrix
-from training.neighbours.fit import fading
-from training.retrieval.needs import available_bytes
-from training.retrieval.scores import best_then_popular, by_popularity
-from training.retrieval.task import NO_DEADLINE, Deadline, Fitted, Task
-from training.retrieval.tuning import Option, Options, Remembered, search
+
+from ..data.user_item_matrix import user_item_matrix
+from ..neighbours.fit import fading
+from ..retrieval.needs import available_bytes
+from ..retrieval.scores import best_then_popular, by_popularity
+from ..retrieval.task import NO_DEADLINE, Deadline, Fitted, Task
+from ..retrieval.tuning import Option, Options, Remembered, search
 
 if TYPE_CHECKING:
     from implicit.cpu.als import AlternatingLeastSquares

@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
-from training.data.interactions import Interactions
-from training.neighbours.cooccurrence import LONGEST, Counts, counted, lists_of
-from training.neighbours.neighbour_lists import NeighbourLists
-from training.retrieval.scores import by_popularity
-from training.retrieval.task import Fitted, Task, Trial
+
+from ..data.interactions import Interactions
+from ..neighbours.cooccurrence import LONGEST, Counts, counted, lists_of
+from ..neighbours.neighbour_lists import NeighbourLists
+from ..retrieval.scores import by_popularity
+from ..retrieval.task import Fitted, Task, Trial
 
 Int64 = NDArray[np.int64]
 

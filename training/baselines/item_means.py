@@ -20,12 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
-from training.data.user_item_matrix import events_of_items
-from training.deep.vector_start import item_means as means_of
-from training.deep.vector_start import start_of
-from training.retrieval.scores import best_of_all
-from training.retrieval.task import Fitted, Task
-from training.retrieval.tuning import Option, Options, search
+
+from ..data.user_item_matrix import events_of_items
+from ..deep.vector_start import item_means as means_of
+from ..deep.vector_start import start_of
+from ..retrieval.scores import best_of_all
+from ..retrieval.task import Fitted, Task
+from ..retrieval.tuning import Option, Options, search
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from training.retrieval.needs import Estimate, by_parts
-from training.retrieval.repeats import with_seen_placed
-from training.retrieval.task import Method, Task
+from ..retrieval.needs import Estimate, by_parts
+from ..retrieval.repeats import with_seen_placed
+from ..retrieval.task import Method, Task
 
 
 def _at(module: str, function: str, **given: str) -> Callable[[Task], Any]:

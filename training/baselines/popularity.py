@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from training.data.interactions import Interactions
-from training.data.user_item_matrix import user_item_matrix
-from training.retrieval.scores import by_popularity, empty_rows, filled
-from training.retrieval.task import Fitted, Task
+from ..data.interactions import Interactions
+from ..data.user_item_matrix import user_item_matrix
+from ..retrieval.scores import by_popularity, empty_rows, filled
+from ..retrieval.task import Fitted, Task
 
 Int64 = NDArray[np.int64]
 

@@ -29,20 +29,21 @@ from tqdm import tqdm
 
 from espalier.errors import InvalidData
 from espalier.queries import HistoryKind, pad_histories
-from training.baselines.sampled_softmax import Proposal, full_softmax_loss, sampled_softmax_loss
-from training.data.interactions import Interactions
-from training.data.splits import EvaluationPair, Split, without_seen
-from training.data.user_item_matrix import events_of_items
-from training.deep.fit import computes_in_bfloat16
-from training.deep.instances import InstanceSource
-from training.deep.optimiser import AVERAGE_EVERY, averaged_over
-from training.deep.scorers.encoders import WindowEncoder
-from training.deep.scorers.heads import dropped
-from training.retrieval.needs import Needs, of_steps, seconds_each
-from training.retrieval.scores import best_of_all
-from training.retrieval.task import Deadline, Fitted, Metric, Task, Trial
-from training.specification.deep import InstanceConfig
-from training.trees.embeddings import item_embeddings, spread_unseen
+
+from ..baselines.sampled_softmax import Proposal, full_softmax_loss, sampled_softmax_loss
+from ..data.interactions import Interactions
+from ..data.splits import EvaluationPair, Split, without_seen
+from ..data.user_item_matrix import events_of_items
+from ..deep.fit import computes_in_bfloat16
+from ..deep.instances import InstanceSource
+from ..deep.optimiser import AVERAGE_EVERY, averaged_over
+from ..deep.scorers.encoders import WindowEncoder
+from ..deep.scorers.heads import dropped
+from ..retrieval.needs import Needs, of_steps, seconds_each
+from ..retrieval.scores import best_of_all
+from ..retrieval.task import Deadline, Fitted, Metric, Task, Trial
+from ..specification.deep import InstanceConfig
+from ..trees.embeddings import item_embeddings, spread_unseen
 
 log = logging.getLogger(__name__)
 

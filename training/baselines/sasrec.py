@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from espalier.errors import InvalidConfig, InvalidData
-from training.baselines.sasrec_model import ROUNDS, VALIDATION_QUERIES, SasRec, SasRecConfig, Training, start_table, steps_of
-from training.deep.fit import computes_in_bfloat16
-from training.deep.sequence.rules import history_length, places_of_a_batch
-from training.retrieval.needs import Needs, of_steps, seconds_each
-from training.retrieval.task import Fitted, Task, Trial
+
+from ..baselines.sasrec_model import ROUNDS, VALIDATION_QUERIES, SasRec, SasRecConfig, Training, start_table, steps_of
+from ..deep.fit import computes_in_bfloat16
+from ..deep.sequence.rules import history_length, places_of_a_batch
+from ..retrieval.needs import Needs, of_steps, seconds_each
+from ..retrieval.task import Fitted, Task, Trial
 
 log = logging.getLogger(__name__)
 

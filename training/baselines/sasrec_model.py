@@ -22,17 +22,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from espalier.errors import InvalidData
-from training.baselines.sampled_softmax import Proposal
-from training.data.user_item_matrix import events_of_items
-from training.deep.directed_start import followers
-from training.deep.optimiser import AVERAGE_EVERY, averaged_over
-from training.deep.scorers.row_table import RowTable
-from training.deep.scorers.transformer import Dropout, SequenceEncoder
-from training.deep.sequence.batches import SequenceBatch, SequenceSource
-from training.deep.sequence.blocked_softmax import places_of, softmax_loss
-from training.retrieval.scores import best_of_all
-from training.retrieval.task import Deadline, Task
-from training.trees.embeddings import item_embeddings, spread_unseen
+
+from ..baselines.sampled_softmax import Proposal
+from ..data.user_item_matrix import events_of_items
+from ..deep.directed_start import followers
+from ..deep.optimiser import AVERAGE_EVERY, averaged_over
+from ..deep.scorers.row_table import RowTable
+from ..deep.scorers.transformer import Dropout, SequenceEncoder
+from ..deep.sequence.batches import SequenceBatch, SequenceSource
+from ..deep.sequence.blocked_softmax import places_of, softmax_loss
+from ..retrieval.scores import best_of_all
+from ..retrieval.task import Deadline, Task
+from ..trees.embeddings import item_embeddings, spread_unseen
 
 log = logging.getLogger(__name__)
 

@@ -27,10 +27,11 @@ from espalier.errors import InvalidConfig
 from espalier.search import NO_ITEM
 from espalier.text.vectoriser import Vectoriser
 from espalier.text.words import words_of
-from training.data.csr import Csr, as_matrix
-from training.data.query_logs import LabelledTexts
-from training.retrieval.task import NO_DEADLINE, Deadline, Fitted, Int64, Metric, Question, Rank
-from training.retrieval.tuning import Option, Options, search
+
+from ..data.csr import Csr, as_matrix
+from ..data.query_logs import LabelledTexts
+from ..retrieval.task import NO_DEADLINE, Deadline, Fitted, Int64, Metric, Question, Rank
+from ..retrieval.tuning import Option, Options, search
 
 K1, B = Option("k1", (0.3, 0.6, 1.2, 2.0), times=1.7, least=0.01, most=20), Option("b", (0.0, 0.3, 0.6, 0.75, 0.9, 1.0))
 WEIGHTS = (0.0, 0.1, 0.3, 1.0, 3.0)

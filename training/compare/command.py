@@ -9,19 +9,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from espalier.errors import InvalidConfig
-from training.baselines.fusion import fuse
-from training.baselines.methods import FOR_VECTORS, METHODS, NEEDS
-from training.compare import texts
-from training.compare.compare import Asked, compare
-from training.compare.contest import FUSION, RECIPE, checked_names
-from training.compare.plot import plot_rows
-from training.compare.report import Report
-from training.compare.verdict import duration, size
-from training.deep.fit import pick_device
-from training.specification.deep import NeighboursConfig
-from training.specification.linear import LinearConfig
-from training.specification.log_format import VectorsFormat
-from training.specification.models import read_config
+
+from ..baselines.fusion import fuse
+from ..baselines.methods import FOR_VECTORS, METHODS, NEEDS
+from ..compare import texts
+from ..compare.compare import Asked, compare
+from ..compare.contest import FUSION, RECIPE, checked_names
+from ..compare.plot import plot_rows
+from ..compare.report import Report
+from ..compare.verdict import duration, size
+from ..deep.fit import pick_device
+from ..specification.deep import NeighboursConfig
+from ..specification.linear import LinearConfig
+from ..specification.log_format import VectorsFormat
+from ..specification.models import read_config
 
 log = logging.getLogger(__name__)
 

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 
 from espalier.hardware import hardware
-from training.compare.contest import FUSION, MOST_QUERIES, QUICK, RECIPE, REFUSALS, Contest, Fuse, attempted, in_order, named, parts_of
-from training.compare.figures import Figures, ms_per_query, paired
-from training.compare.plan import Plan, is_judged
-from training.compare.recipe import MEMORY_SHARE
-from training.compare.report import (
+
+from ..compare.contest import FUSION, MOST_QUERIES, QUICK, RECIPE, REFUSALS, Contest, Fuse, attempted, in_order, named, parts_of
+from ..compare.figures import Figures, ms_per_query, paired
+from ..compare.plan import Plan, is_judged
+from ..compare.recipe import MEMORY_SHARE
+from ..compare.report import (
     Key,
     Report,
     continued,
@@ -36,14 +37,14 @@ from training.compare.report import (
     save,
     save_figures,
 )
-from training.compare.verdict import STRONG, Contestant, Field, verdict
-from training.data.splits import EvaluationPair
-from training.deep.prepare import prepare
-from training.publish import training_command
-from training.retrieval.needs import Estimate, Needs
-from training.retrieval.task import Clock, Method, Metric
-from training.specification.deep import DeepConfig
-from training.specification.splits import FileSplit
+from ..compare.verdict import STRONG, Contestant, Field, verdict
+from ..data.splits import EvaluationPair
+from ..deep.prepare import prepare
+from ..publish import training_command
+from ..retrieval.needs import Estimate, Needs
+from ..retrieval.task import Clock, Method, Metric
+from ..specification.deep import DeepConfig
+from ..specification.splits import FileSplit
 
 log = logging.getLogger(__name__)
 

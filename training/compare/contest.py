@@ -19,12 +19,13 @@ from pathlib import Path
 import torch
 
 from espalier.errors import EspalierError, InvalidConfig
-from training.baselines.methods import FOR_VECTORS
-from training.compare.recipe import Costs, Recipe, costs_of, fit_recipe, needs_of
-from training.deep.prepare import Prepared
-from training.retrieval.needs import Estimate, Needs
-from training.retrieval.task import Clock, Fitted, Method, Metric, Task
-from training.specification.deep import DeepConfig
+
+from ..baselines.methods import FOR_VECTORS
+from ..compare.recipe import Costs, Recipe, costs_of, fit_recipe, needs_of
+from ..deep.prepare import Prepared
+from ..retrieval.needs import Estimate, Needs
+from ..retrieval.task import Clock, Fitted, Method, Metric, Task
+from ..specification.deep import DeepConfig
 
 log = logging.getLogger(__name__)
 

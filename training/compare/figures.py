@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from espalier.errors import InvalidData
-from training.retrieval.task import Metric, Question, Rank
+
+from ..retrieval.task import Metric, Question, Rank
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]

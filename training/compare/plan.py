@@ -15,10 +15,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from training.compare.contest import FUSION, RECIPE, parts_of
-from training.compare.verdict import STRONG, duration
-from training.retrieval.needs import ENOUGH, Needs
-from training.retrieval.task import Clock
+from ..compare.contest import FUSION, RECIPE, parts_of
+from ..compare.verdict import STRONG, duration
+from ..retrieval.needs import ENOUGH, Needs
+from ..retrieval.task import Clock
 
 USED = 0.95
 """Of the whole time: the rest is for what takes longer than planned."""

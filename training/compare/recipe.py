@@ -26,22 +26,23 @@ from espalier.engines import open_engine
 from espalier.errors import InvalidConfig
 from espalier.queries import HistoryKind, QueryBatch, pad_histories
 from espalier.search import NO_ITEM, Engine, SearchParams
-from training.deep.first_model import build_model
-from training.deep.fit import CURVE, steps_of
-from training.deep.fit import VALIDATION_QUERIES as QUERIES_OF_A_ROUND
-from training.deep.memory import FIT_S, KEPT, memory_task
-from training.deep.prepare import Begun, Prepared, build_tree
-from training.deep.ranking import GAMMAS, ROUNDS, VALIDATION_QUERIES
-from training.deep.run import train_and_export
-from training.deep.sequence.rules import with_rules
-from training.deep.topology import Topology
-from training.deep.validation import validation_pairs, validation_recall
-from training.evaluate import padded
-from training.neighbours.fit import neighbours
-from training.publish import HELD_OUT_QUERIES
-from training.retrieval.needs import Needs, by_parts, of_steps, seconds_each
-from training.retrieval.task import Clock, Deadline, Fitted, Trial
-from training.specification.deep import DeepConfig
+
+from ..deep.first_model import build_model
+from ..deep.fit import CURVE, steps_of
+from ..deep.fit import VALIDATION_QUERIES as QUERIES_OF_A_ROUND
+from ..deep.memory import FIT_S, KEPT, memory_task
+from ..deep.prepare import Begun, Prepared, build_tree
+from ..deep.ranking import GAMMAS, ROUNDS, VALIDATION_QUERIES
+from ..deep.run import train_and_export
+from ..deep.sequence.rules import with_rules
+from ..deep.topology import Topology
+from ..deep.validation import validation_pairs, validation_recall
+from ..evaluate import padded
+from ..neighbours.fit import neighbours
+from ..publish import HELD_OUT_QUERIES
+from ..retrieval.needs import Needs, by_parts, of_steps, seconds_each
+from ..retrieval.task import Clock, Deadline, Fitted, Trial
+from ..specification.deep import DeepConfig
 
 log = logging.getLogger(__name__)
 

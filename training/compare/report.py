@@ -19,10 +19,11 @@ from zipfile import BadZipFile
 import numpy as np
 
 from espalier.errors import InvalidConfig, InvalidData
-from training.compare.contest import Entry
-from training.compare.figures import Figures, answered, figures_of, paired
-from training.data.splits import EvaluationPair, without_seen
-from training.retrieval.task import Metric
+
+from ..compare.contest import Entry
+from ..compare.figures import Figures, answered, figures_of, paired
+from ..data.splits import EvaluationPair, without_seen
+from ..retrieval.task import Metric
 
 Report = dict[str, Any]
 Key = tuple[str, int, int | None]

@@ -29,20 +29,21 @@ from espalier.errors import InvalidConfig, InvalidData
 from espalier.hardware import hardware
 from espalier.queries import TextKind, encode_texts
 from espalier.search import Engine, SearchParams
-from training.baselines.texts import METHODS, Learned, TextTask
-from training.compare.contest import RECIPE, REFUSALS, named
-from training.compare.figures import Difference, Figures, answered, figures_of, ms_per_query
-from training.compare.report import Key, Report, differences, save
-from training.compare.verdict import Contestant, Field, verdict
-from training.data.csr import Csr
-from training.data.query_logs import LabelledTexts
-from training.linear.label_features import label_features
-from training.linear.own_texts import made_queries
-from training.linear.prepare import OF_ITEMS, OF_LOG, Prepared, prepare
-from training.linear.run import fit_and_export
-from training.publish import training_command
-from training.retrieval.task import NO_DEADLINE, Deadline, Int64, Metric, Rank
-from training.specification.linear import WEIGHTS_OF_ONE_NODE, LinearConfig, LogData, TailOptions
+
+from ..baselines.texts import METHODS, Learned, TextTask
+from ..compare.contest import RECIPE, REFUSALS, named
+from ..compare.figures import Difference, Figures, answered, figures_of, ms_per_query
+from ..compare.report import Key, Report, differences, save
+from ..compare.verdict import Contestant, Field, verdict
+from ..data.csr import Csr
+from ..data.query_logs import LabelledTexts
+from ..linear.label_features import label_features
+from ..linear.own_texts import made_queries
+from ..linear.prepare import OF_ITEMS, OF_LOG, Prepared, prepare
+from ..linear.run import fit_and_export
+from ..publish import training_command
+from ..retrieval.task import NO_DEADLINE, Deadline, Int64, Metric, Rank
+from ..specification.linear import WEIGHTS_OF_ONE_NODE, LinearConfig, LogData, TailOptions
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from training.compare.figures import Difference
+from ..compare.figures import Difference
 
 MARGIN = 0.05
 """Of the baseline's figure: what is less than this does not pay for a model that has to be trained and served."""

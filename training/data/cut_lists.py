@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
-from training.data import grouping
-from training.data.grouping import user_chunks
-from training.data.interactions import Interactions
-from training.data.log_values import Stamps
-from training.specification.splits import microseconds
+
+from ..data import grouping
+from ..data.grouping import user_chunks
+from ..data.interactions import Interactions
+from ..data.log_values import Stamps
+from ..specification.splits import microseconds
 
 Int64 = NDArray[np.int64]
 Kept = Callable[[slice], NDArray[np.bool_]]

@@ -25,14 +25,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
-from training.data import grouping
-from training.data.grouping import EventFiles, GroupedFiles, user_chunks
-from training.data.log_files import read_as, read_log
-from training.data.log_values import BadRows, Stamps
-from training.data.parquet_logs import files_of
-from training.data.vector_files import read_vectors, vectors_in_order, write_new
-from training.data.vocabulary import Vocabulary
-from training.specification.log_format import LogFormat, Order, TableFormat, VectorsFormat
+
+from ..data import grouping
+from ..data.grouping import EventFiles, GroupedFiles, user_chunks
+from ..data.log_files import read_as, read_log
+from ..data.log_values import BadRows, Stamps
+from ..data.parquet_logs import files_of
+from ..data.vector_files import read_vectors, vectors_in_order, write_new
+from ..data.vocabulary import Vocabulary
+from ..specification.log_format import LogFormat, Order, TableFormat, VectorsFormat
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]

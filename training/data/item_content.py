@@ -25,7 +25,8 @@ from espalier.items import ItemTable
 from espalier.text.blocks import TextBlock
 from espalier.text.sparse_rows import SparseRows, concatenated
 from espalier.text.vectoriser import Vectoriser
-from training.specification.deep import ContentConfig
+
+from ..specification.deep import ContentConfig
 
 log = logging.getLogger(__name__)
 

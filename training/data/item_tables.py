@@ -10,10 +10,11 @@ import pyarrow.parquet as pq
 
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
-from training.data.log_values import BadRows, position_of
-from training.data.parquet_logs import is_parquet
-from training.data.text_files import TextTableFile, other_separator, whole_table
-from training.specification.log_format import TextTable
+
+from ..data.log_values import BadRows, position_of
+from ..data.parquet_logs import is_parquet
+from ..data.text_files import TextTableFile, other_separator, whole_table
+from ..specification.log_format import TextTable
 
 WHOLE = "0|[1-9][0-9]*"
 """A number as it is written again: 007 is a code."""

@@ -22,7 +22,8 @@ from typing import TextIO
 import numpy as np
 
 from espalier.errors import InvalidData
-from training.data.ranking_set import RankingSet
+
+from ..data.ranking_set import RankingSet
 
 MAX_FEATURES = 1_000_000
 DOCID = re.compile(r"docid\s*=\s*(\S+)")

@@ -17,10 +17,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
-from training.data.log_values import BadRows, Place, Problem, Stamps, Timestamps, as_text, empty_rows, unreadable_rows
-from training.data.parquet_logs import is_parquet, parquet_batches
-from training.data.text_files import TextTableFile, encoding_expected, open_text, text_batches
-from training.specification.log_format import CsvFormat, EventFormat, ListsFormat, LogFormat, ParquetFormat
+
+from ..data.log_values import BadRows, Place, Problem, Stamps, Timestamps, as_text, empty_rows, unreadable_rows
+from ..data.parquet_logs import is_parquet, parquet_batches
+from ..data.text_files import TextTableFile, encoding_expected, open_text, text_batches
+from ..specification.log_format import CsvFormat, EventFormat, ListsFormat, LogFormat, ParquetFormat
 
 
 @dataclass(frozen=True)

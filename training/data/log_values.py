@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
-from training.specification.log_format import DATED, BadRowsPolicy, Column, TimestampType
+
+from ..specification.log_format import DATED, BadRowsPolicy, Column, TimestampType
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pa_parquet
 
 from espalier.errors import InvalidData
-from training.data.log_values import Place, position_of
-from training.specification.log_format import Column
+
+from ..data.log_values import Place, position_of
+from ..specification.log_format import Column
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """What stands in a path for a missing value."""

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from espalier.errors import InvalidData
-from training.data.csr import Csr
-from training.data.log_values import BadRows, Place, position_of
-from training.data.parquet_logs import is_parquet
-from training.data.relevance import LARGEST, WEIGHTS, Smoothing, are_weights
-from training.data.text_files import TextTableFile, whole_table
-from training.specification.log_format import TextTable
+
+from ..data.csr import Csr
+from ..data.log_values import BadRows, Place, position_of
+from ..data.parquet_logs import is_parquet
+from ..data.relevance import LARGEST, WEIGHTS, Smoothing, are_weights
+from ..data.text_files import TextTableFile, whole_table
+from ..specification.log_format import TextTable
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 from espalier.label_counts import LabelCounts
-from training.data.csr import Csr
-from training.specification.linear import RelevanceOptions
+
+from ..data.csr import Csr
+from ..specification.linear import RelevanceOptions
 
 Float64 = NDArray[np.float64]
 SMALLEST, LARGEST = 1e-9, 1e9

@@ -21,10 +21,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidConfig, InvalidData
-from training.data.cut_lists import events_before, first_events, iso, moment_of, with_events
-from training.data.interactions import Interactions, read_interactions
-from training.specification.log_format import DATED, LogFormat, TableFormat
-from training.specification.splits import DateSplit, FileSplit, LastSplit, SplitConfig, UserSplit
+
+from ..data.cut_lists import events_before, first_events, iso, moment_of, with_events
+from ..data.interactions import Interactions, read_interactions
+from ..specification.log_format import DATED, LogFormat, TableFormat
+from ..specification.splits import DateSplit, FileSplit, LastSplit, SplitConfig, UserSplit
 
 log = logging.getLogger(__name__)
 

@@ -25,8 +25,9 @@ import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
-from training.data.log_values import BadRows, Place, Problem, as_text, position_of, unreadable_rows
-from training.specification.log_format import UNIT_SEPARATOR, Column, TextFile, TextTable
+
+from ..data.log_values import BadRows, Place, Problem, as_text, position_of, unreadable_rows
+from ..specification.log_format import UNIT_SEPARATOR, Column, TextFile, TextTable
 
 MAX_LINE = 1 << 24
 """Bytes of the longest line, and of a block."""

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from espalier.compiled_code import compiled
-from training.data.interactions import Interactions
+
+from ..data.interactions import Interactions
 
 Int64 = NDArray[np.int64]
 

@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 from espalier.queries import MAX_VECTOR_WIDTH
-from training.data.log_files import BatchVectors, LogBatch
-from training.data.log_values import Place, empty_rows
-from training.data.parquet_logs import parquet_batches
-from training.specification.log_format import VectorsFormat
+
+from ..data.log_files import BatchVectors, LogBatch
+from ..data.log_values import Place, empty_rows
+from ..data.parquet_logs import parquet_batches
+from ..specification.log_format import VectorsFormat
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
 from espalier.errors import InvalidData, InvalidQuery
-from training.data.csr import Csr, as_rows
-from training.data.relevance import WEIGHTS, is_weight
+
+from ..data.csr import Csr, as_rows
+from ..data.relevance import WEIGHTS, is_weight
 
 READ_ERRORS = (OSError, EOFError, zlib.error)
 """What a file that cannot be read raises."""

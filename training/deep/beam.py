@@ -18,8 +18,9 @@ from torch import Tensor
 
 from espalier.masks.eligibility import NO_NODE, ExcludedNodes
 from espalier.memory_lists import MemoryLists
-from training.deep.scorers.model import NodeScorer
-from training.deep.topology import Topology
+
+from ..deep.scorers.model import NodeScorer
+from ..deep.topology import Topology
 
 Own = Literal["logit", "log_activation"]
 

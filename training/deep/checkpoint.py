@@ -20,12 +20,13 @@ from torch import Tensor
 
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree
-from training.deep.optimiser import Optimiser
-from training.deep.parallel import process, processes
-from training.deep.prepare import Prepared
-from training.deep.row_shares import gather_rows, map_rows, own_rows_of
-from training.deep.scorers.model import NodeScorer
-from training.specification.deep import DeepConfig
+
+from ..deep.optimiser import Optimiser
+from ..deep.parallel import process, processes
+from ..deep.prepare import Prepared
+from ..deep.row_shares import gather_rows, map_rows, own_rows_of
+from ..deep.scorers.model import NodeScorer
+from ..specification.deep import DeepConfig
 
 log = logging.getLogger(__name__)
 TREE_ARRAYS = ("level_offset", "first_child", "leaf_item")

@@ -24,11 +24,12 @@ from torch import Tensor, nn
 
 from espalier.text.sparse_rows import SparseRows
 from espalier.tree import Tree
-from training.data.csr import as_matrix
-from training.deep.parallel import process, processes
-from training.deep.scorers.model import NodeScorer
-from training.deep.topology import Topology
-from training.onnx_graphs import onnx_bytes
+
+from ..data.csr import as_matrix
+from ..deep.parallel import process, processes
+from ..deep.scorers.model import NodeScorer
+from ..deep.topology import Topology
+from ..onnx_graphs import onnx_bytes
 
 Float32 = NDArray[np.float32]
 

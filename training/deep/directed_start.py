@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from sklearn.utils.extmath import randomized_svd
 
-from training.data.interactions import Interactions
-from training.neighbours.cooccurrence import counted, lists_of
-from training.neighbours.fit import fading
+from ..data.interactions import Interactions
+from ..neighbours.cooccurrence import counted, lists_of
+from ..neighbours.fit import fading
 
 NEAR, WINDOW = 0.85, 20
 """The weight of each place more between two items, and how many count."""

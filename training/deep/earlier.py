@@ -23,13 +23,14 @@ from espalier.items import ItemTable
 from espalier.live.folded_chunks import folded_tree
 from espalier.queries import VectorKind
 from espalier.tree import EMPTY_LEAF, Tree
-from training.data.interactions import Interactions
-from training.data.splits import LEARNED_VALIDATION
-from training.deep.jtm import Likelihood, Matching, sum_below
-from training.deep.jtm_samples import Samples, draw_samples
-from training.deep.scorers.model import NodeScorer, new_model
-from training.specification.deep import DeepConfig, TreeOfEarlierModel
-from training.specification.models import config_of
+
+from ..data.interactions import Interactions
+from ..data.splits import LEARNED_VALIDATION
+from ..deep.jtm import Likelihood, Matching, sum_below
+from ..deep.jtm_samples import Samples, draw_samples
+from ..deep.scorers.model import NodeScorer, new_model
+from ..specification.deep import DeepConfig, TreeOfEarlierModel
+from ..specification.models import config_of
 
 log = logging.getLogger(__name__)
 

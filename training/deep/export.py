@@ -37,24 +37,25 @@ from espalier.node_rows import rounded, stored_as
 from espalier.queries import HistoryKind, Kind, QueryBatch, VectorKind
 from espalier.search import Engine, SearchParams
 from espalier.tree import Tree
-from training.data.item_content import ItemContent
-from training.data.splits import LEARNED_VALIDATION, EvaluationPair, Split, without_seen
-from training.deep.content_rows import content_graph
-from training.deep.memory import FIT_S
-from training.deep.prepare import Prepared
-from training.deep.queries import model_input, query_kind, rows_of_pairs
-from training.deep.ranking import Chosen, choose_ranking
-from training.deep.scorers.heads import MlpHead, ProductHead
-from training.deep.scorers.model import NodeScorer, export_graphs
-from training.deep.scorers.sequence import SequenceQuery
-from training.deep.searches import CUTS, Figures, Searches
-from training.deep.topology import Topology
-from training.deep.validation import validation_pairs
-from training.evaluate import evaluate
-from training.golden import golden_answers
-from training.neighbours.cooccurrence import lists_of
-from training.publish import GOLDEN_QUERIES, HELD_OUT_QUERIES, golden_beams, publish, reported_ms, unanswered
-from training.specification.deep import DeepConfig
+
+from ..data.item_content import ItemContent
+from ..data.splits import LEARNED_VALIDATION, EvaluationPair, Split, without_seen
+from ..deep.content_rows import content_graph
+from ..deep.memory import FIT_S
+from ..deep.prepare import Prepared
+from ..deep.queries import model_input, query_kind, rows_of_pairs
+from ..deep.ranking import Chosen, choose_ranking
+from ..deep.scorers.heads import MlpHead, ProductHead
+from ..deep.scorers.model import NodeScorer, export_graphs
+from ..deep.scorers.sequence import SequenceQuery
+from ..deep.searches import CUTS, Figures, Searches
+from ..deep.topology import Topology
+from ..deep.validation import validation_pairs
+from ..evaluate import evaluate
+from ..golden import golden_answers
+from ..neighbours.cooccurrence import lists_of
+from ..publish import GOLDEN_QUERIES, HELD_OUT_QUERIES, golden_beams, publish, reported_ms, unanswered
+from ..specification.deep import DeepConfig
 
 log = logging.getLogger(__name__)
 

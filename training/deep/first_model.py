@@ -19,21 +19,22 @@ from torch import nn
 
 from espalier.queries import VectorKind
 from espalier.tree import Tree
-from training.data.user_item_matrix import events_of_items
-from training.deep.content_rows import add_content
-from training.deep.directed_start import followers
-from training.deep.jtm import sum_below
-from training.deep.parallel import process, processes
-from training.deep.prepare import Prepared, item_embeddings, with_unseen
-from training.deep.queries import query_kind
-from training.deep.row_shares import share_rows, share_weights
-from training.deep.scorers.heads import ProductHead
-from training.deep.scorers.model import NodeScorer, new_model
-from training.deep.scorers.sequence import SequenceQuery, TransformerStates
-from training.deep.scorers.window_states import WindowStates
-from training.deep.validation import ranked_by
-from training.deep.vector_start import start_model
-from training.specification.deep import DeepConfig
+
+from ..data.user_item_matrix import events_of_items
+from ..deep.content_rows import add_content
+from ..deep.directed_start import followers
+from ..deep.jtm import sum_below
+from ..deep.parallel import process, processes
+from ..deep.prepare import Prepared, item_embeddings, with_unseen
+from ..deep.queries import query_kind
+from ..deep.row_shares import share_rows, share_weights
+from ..deep.scorers.heads import ProductHead
+from ..deep.scorers.model import NodeScorer, new_model
+from ..deep.scorers.sequence import SequenceQuery, TransformerStates
+from ..deep.scorers.window_states import WindowStates
+from ..deep.validation import ranked_by
+from ..deep.vector_start import start_model
+from ..specification.deep import DeepConfig
 
 log = logging.getLogger(__name__)
 

@@ -22,26 +22,27 @@ from tqdm import tqdm
 
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree
-from training.deep.checkpoint import Checkpoint, RunState, identity_of
-from training.deep.content_rows import ContentRows
-from training.deep.first_model import first_model
-from training.deep.instances import source_of
-from training.deep.objectives.otm import otm_loss, otm_no_bs_loss, otm_no_optest_loss
-from training.deep.objectives.otm_robust import otm_robust_loss
-from training.deep.objectives.plt import hsm_loss, plt_loss
-from training.deep.objectives.tdm import tdm_loss
-from training.deep.optimiser import AVERAGE_EVERY, Optimiser
-from training.deep.parallel import average, own_rows, process, processes
-from training.deep.prepare import Prepared
-from training.deep.queries import model_input
-from training.deep.row_shares import unshare_rows
-from training.deep.scorers.model import NodeScorer
-from training.deep.sequence.steps import SequenceSteps
-from training.deep.topology import Topology, on_device
-from training.deep.validation import validation_pairs, validation_recall
-from training.retrieval.task import NO_DEADLINE, Deadline
-from training.specification.deep import DeepConfig, Objective, PathObjective, SequenceConfig, TdmObjective, WindowConfig
-from training.specification.networks import SequenceObjective
+
+from ..deep.checkpoint import Checkpoint, RunState, identity_of
+from ..deep.content_rows import ContentRows
+from ..deep.first_model import first_model
+from ..deep.instances import source_of
+from ..deep.objectives.otm import otm_loss, otm_no_bs_loss, otm_no_optest_loss
+from ..deep.objectives.otm_robust import otm_robust_loss
+from ..deep.objectives.plt import hsm_loss, plt_loss
+from ..deep.objectives.tdm import tdm_loss
+from ..deep.optimiser import AVERAGE_EVERY, Optimiser
+from ..deep.parallel import average, own_rows, process, processes
+from ..deep.prepare import Prepared
+from ..deep.queries import model_input
+from ..deep.row_shares import unshare_rows
+from ..deep.scorers.model import NodeScorer
+from ..deep.sequence.steps import SequenceSteps
+from ..deep.topology import Topology, on_device
+from ..deep.validation import validation_pairs, validation_recall
+from ..retrieval.task import NO_DEADLINE, Deadline
+from ..specification.deep import DeepConfig, Objective, PathObjective, SequenceConfig, TdmObjective, WindowConfig
+from ..specification.networks import SequenceObjective
 
 log = logging.getLogger(__name__)
 

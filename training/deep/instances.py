@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
-from training.data.interactions import Interactions
-from training.specification.deep import InstanceConfig
+
+from ..data.interactions import Interactions
+from ..specification.deep import InstanceConfig
 
 Int64 = NDArray[np.int64]
 QueryRows = NDArray[np.int64] | NDArray[np.float32]

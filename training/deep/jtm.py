@@ -30,11 +30,12 @@ from torch.nn.functional import logsigmoid
 from tqdm import tqdm
 
 from espalier.tree import EMPTY_LEAF, Tree
-from training.deep.assignment import assign
-from training.deep.jtm_samples import Samples
-from training.deep.queries import states_of
-from training.deep.scorers.model import NodeScorer
-from training.deep.topology import Topology
+
+from ..deep.assignment import assign
+from ..deep.jtm_samples import Samples
+from ..deep.queries import states_of
+from ..deep.scorers.model import NodeScorer
+from ..deep.topology import Topology
 
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]

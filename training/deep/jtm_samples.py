@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
-from training.data.interactions import Interactions
-from training.deep.instances import QueryRows
+
+from ..data.interactions import Interactions
+from ..deep.instances import QueryRows
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]

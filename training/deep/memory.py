@@ -26,13 +26,14 @@ from espalier.manifest import MemoryFormula
 from espalier.memory import MAX_VISITS, Memory
 from espalier.memory_lists import MemoryLists
 from espalier.stored_numbers import stored
-from training.data.splits import Split
-from training.deep.prepare import Prepared
-from training.neighbours.fit import WEIGHED, Neighbours, fading, fitted_to, neighbours, neighbours_of
-from training.neighbours.neighbour_lists import NeighbourLists
-from training.retrieval.task import Metric, Task
-from training.retrieval.tuning import Options
-from training.specification.deep import DeepConfig, InstanceConfig
+
+from ..data.splits import Split
+from ..deep.prepare import Prepared
+from ..neighbours.fit import WEIGHED, Neighbours, fading, fitted_to, neighbours, neighbours_of
+from ..neighbours.neighbour_lists import NeighbourLists
+from ..retrieval.task import Metric, Task
+from ..retrieval.tuning import Options
+from ..specification.deep import DeepConfig, InstanceConfig
 
 log = logging.getLogger(__name__)
 

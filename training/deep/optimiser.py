@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from training.deep.content_rows import ContentRows
-from training.deep.parallel import average, processes
-from training.deep.row_adam import EPSILON, RowAdam
-from training.deep.scorers.model import NodeScorer
-from training.deep.scorers.row_table import RowTable
+from ..deep.content_rows import ContentRows
+from ..deep.parallel import average, processes
+from ..deep.row_adam import EPSILON, RowAdam
+from ..deep.scorers.model import NodeScorer
+from ..deep.scorers.row_table import RowTable
 
 AVERAGE_EVERY = 5
 """Steps between two updates of the averaged weights: one reads and writes all of them."""

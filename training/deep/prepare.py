@@ -16,26 +16,27 @@ from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
 from espalier.tree import Tree
-from training.data.interactions import Interactions, read_interactions
-from training.data.item_content import ItemContent, item_content
-from training.data.item_tables import item_table
-from training.data.splits import Split, split_log
-from training.data.user_item_matrix import events_of_items
-from training.deep.content_rows import predicted
-from training.deep.earlier import EarlierModel, open_earlier
-from training.deep.jtm import learn_tree
-from training.deep.jtm_samples import draw_samples
-from training.deep.parallel import process, wait_for_all
-from training.deep.vector_start import embeddings_of as vector_embeddings
-from training.deep.vector_start import start_of
-from training.live.joined_log import with_journal, with_live_fields
-from training.live.taken_along import TakenAlong, take_along, with_live_items
-from training.retrieval.task import Fitted
-from training.specification.deep import DeepConfig, JtmTree, TreeOfEarlierModel
-from training.trees.balanced import category_tree, random_tree
-from training.trees.embeddings import item_embeddings as embeddings_of
-from training.trees.embeddings import spread_unseen
-from training.trees.kmeans import kmeans_tree
+
+from ..data.interactions import Interactions, read_interactions
+from ..data.item_content import ItemContent, item_content
+from ..data.item_tables import item_table
+from ..data.splits import Split, split_log
+from ..data.user_item_matrix import events_of_items
+from ..deep.content_rows import predicted
+from ..deep.earlier import EarlierModel, open_earlier
+from ..deep.jtm import learn_tree
+from ..deep.jtm_samples import draw_samples
+from ..deep.parallel import process, wait_for_all
+from ..deep.vector_start import embeddings_of as vector_embeddings
+from ..deep.vector_start import start_of
+from ..live.joined_log import with_journal, with_live_fields
+from ..live.taken_along import TakenAlong, take_along, with_live_items
+from ..retrieval.task import Fitted
+from ..specification.deep import DeepConfig, JtmTree, TreeOfEarlierModel
+from ..trees.balanced import category_tree, random_tree
+from ..trees.embeddings import item_embeddings as embeddings_of
+from ..trees.embeddings import spread_unseen
+from ..trees.kmeans import kmeans_tree
 
 log = logging.getLogger(__name__)
 

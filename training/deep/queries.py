@@ -13,13 +13,14 @@ import numpy as np
 from torch import Tensor
 
 from espalier.queries import HistoryKind, VectorKind, pad_histories
-from training.data.interactions import Interactions
-from training.data.splits import EvaluationPair
-from training.deep.instances import QueryRows
-from training.deep.scorers.model import NodeScorer
-from training.deep.scorers.sequence import SequenceQuery
-from training.deep.topology import Topology, on_device
-from training.specification.deep import DeepConfig
+
+from ..data.interactions import Interactions
+from ..data.splits import EvaluationPair
+from ..deep.instances import QueryRows
+from ..deep.scorers.model import NodeScorer
+from ..deep.scorers.sequence import SequenceQuery
+from ..deep.topology import Topology, on_device
+from ..specification.deep import DeepConfig
 
 
 def query_kind(config: DeepConfig, interactions: Interactions) -> HistoryKind | VectorKind:

@@ -25,19 +25,20 @@ from numpy.typing import NDArray
 from espalier.errors import InvalidData
 from espalier.manifest import Calibration, Ranking
 from espalier.memory import Memory
-from training.deep.calibration import calibrate
-from training.deep.memory import FIT_S, KEPT, Recipe, in_order, remembered
-from training.deep.prepare import Prepared
-from training.deep.repeats import with_repeat
-from training.deep.reweighing import Candidates, most_remembered
-from training.deep.scorers.model import NodeScorer
-from training.deep.searches import Figures, Searches
-from training.deep.topology import Topology
-from training.deep.validation import ranked_by, validation_pairs
-from training.neighbours.fit import GRID, WEIGHED
-from training.retrieval.task import Deadline
-from training.retrieval.tuning import Option, Options, search
-from training.specification.deep import DeepConfig, NeighboursConfig
+
+from ..deep.calibration import calibrate
+from ..deep.memory import FIT_S, KEPT, Recipe, in_order, remembered
+from ..deep.prepare import Prepared
+from ..deep.repeats import with_repeat
+from ..deep.reweighing import Candidates, most_remembered
+from ..deep.scorers.model import NodeScorer
+from ..deep.searches import Figures, Searches
+from ..deep.topology import Topology
+from ..deep.validation import ranked_by, validation_pairs
+from ..neighbours.fit import GRID, WEIGHED
+from ..retrieval.task import Deadline
+from ..retrieval.tuning import Option, Options, search
+from ..specification.deep import DeepConfig, NeighboursConfig
 
 log = logging.getLogger(__name__)
 

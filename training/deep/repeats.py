@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from espalier.memory import BUCKETS, Memory, bucket_of
 from espalier.memory_sums import newest
 from espalier.read_only import read_only
-from training.deep.reweighing import Candidates
-from training.deep.searches import Figures, Searches
-from training.deep.validation import EncodedQueries
-from training.retrieval.repeats import chosen_by_bucket
+
+from ..deep.reweighing import Candidates
+from ..deep.searches import Figures, Searches
+from ..deep.validation import EncodedQueries
+from ..retrieval.repeats import chosen_by_bucket
 
 log = logging.getLogger(__name__)
 

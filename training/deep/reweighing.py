@@ -20,10 +20,11 @@ import torch
 from numpy.typing import NDArray
 
 from espalier.memory_lists import MemoryLists
-from training.deep.beam import Own
-from training.deep.scorers.model import NodeScorer
-from training.deep.topology import Topology
-from training.deep.validation import EncodedQueries
+
+from ..deep.beam import Own
+from ..deep.scorers.model import NodeScorer
+from ..deep.topology import Topology
+from ..deep.validation import EncodedQueries
 
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from training.deep.parallel import from_first, process, processes
-from training.deep.scorers.model import NodeScorer
-from training.deep.scorers.row_table import RowTable, own_count
+from ..deep.parallel import from_first, process, processes
+from ..deep.scorers.model import NodeScorer
+from ..deep.scorers.row_table import RowTable, own_count
 
 log = logging.getLogger(__name__)
 

@@ -16,20 +16,21 @@ import torch
 
 from espalier.bundle import Bundle
 from espalier.tree import Tree
-from training.data.splits import Split
-from training.deep.checkpoint import kept_tree
-from training.deep.earlier import as_earlier
-from training.deep.export import Final, export
-from training.deep.first_model import by_popularity
-from training.deep.fit import CURVE, fit
-from training.deep.memory import FIT_S
-from training.deep.parallel import joined, process, shared_tree, wait_for_all
-from training.deep.prepare import Prepared, build_tree, prepare
-from training.deep.scorers.model import NodeScorer
-from training.deep.sequence.rules import with_rules
-from training.retrieval.task import NO_DEADLINE, Deadline
-from training.specification.deep import DeepConfig, NeighboursConfig, SequenceConfig
-from training.versions import clear, only_run, work_folder
+
+from ..data.splits import Split
+from ..deep.checkpoint import kept_tree
+from ..deep.earlier import as_earlier
+from ..deep.export import Final, export
+from ..deep.first_model import by_popularity
+from ..deep.fit import CURVE, fit
+from ..deep.memory import FIT_S
+from ..deep.parallel import joined, process, shared_tree, wait_for_all
+from ..deep.prepare import Prepared, build_tree, prepare
+from ..deep.scorers.model import NodeScorer
+from ..deep.sequence.rules import with_rules
+from ..retrieval.task import NO_DEADLINE, Deadline
+from ..specification.deep import DeepConfig, NeighboursConfig, SequenceConfig
+from ..versions import clear, only_run, work_folder
 
 log = logging.getLogger(__name__)
 

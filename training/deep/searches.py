@@ -18,15 +18,16 @@ from espalier.memory import Memory
 from espalier.memory_lists import MemoryLists, MemoryTree
 from espalier.metrics import precision_recall_f
 from espalier.search import SearchParams
-from training.data.splits import EvaluationPair
-from training.deep.beam import Own
-from training.deep.memory import Remembered, in_units, unit_of
-from training.deep.scorers.model import NodeScorer
-from training.deep.topology import Topology
-from training.deep.validation import EncodedQueries, encoded, search_encoded
-from training.publish import reported_ms
-from training.retrieval.tuning import Options
-from training.specification.deep import DeepConfig
+
+from ..data.splits import EvaluationPair
+from ..deep.beam import Own
+from ..deep.memory import Remembered, in_units, unit_of
+from ..deep.scorers.model import NodeScorer
+from ..deep.topology import Topology
+from ..deep.validation import EncodedQueries, encoded, search_encoded
+from ..publish import reported_ms
+from ..retrieval.tuning import Options
+from ..specification.deep import DeepConfig
 
 CUTS = (10, 50, 200)
 """The m whose recall is what a ranking is chosen by."""

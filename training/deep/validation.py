@@ -23,17 +23,18 @@ from espalier.metrics import precision_recall_f
 from espalier.queries import HistoryKind, QueryBatch, VectorKind
 from espalier.search import SearchParams
 from espalier.tree import Tree
-from training.data.splits import EvaluationPair, without_seen
-from training.deep.beam import Added, Own, search_states, sorted_excluded_nodes
-from training.deep.instances import QueryRows
-from training.deep.parallel import every_value, process, processes
-from training.deep.prepare import Prepared
-from training.deep.queries import model_input, rows_of_pairs
-from training.deep.scorers.heads import MlpHead, ProductHead, SharedPReLU
-from training.deep.scorers.model import NodeScorer
-from training.deep.topology import Topology
-from training.evaluate import padded
-from training.specification.deep import DeepConfig
+
+from ..data.splits import EvaluationPair, without_seen
+from ..deep.beam import Added, Own, search_states, sorted_excluded_nodes
+from ..deep.instances import QueryRows
+from ..deep.parallel import every_value, process, processes
+from ..deep.prepare import Prepared
+from ..deep.queries import model_input, rows_of_pairs
+from ..deep.scorers.heads import MlpHead, ProductHead, SharedPReLU
+from ..deep.scorers.model import NodeScorer
+from ..deep.topology import Topology
+from ..evaluate import padded
+from ..specification.deep import DeepConfig
 
 BLOCK = 100
 """Queries that are encoded and searched at a time."""

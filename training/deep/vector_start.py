@@ -24,11 +24,12 @@ from sklearn.utils.extmath import randomized_svd
 from torch import nn
 
 from espalier.errors import InvalidData
-from training.data.interactions import Interactions
-from training.deep.scorers.encoders import VectorEncoder
-from training.deep.scorers.heads import ProductHead
-from training.deep.scorers.model import NodeScorer
-from training.trees.embeddings import spread_unseen
+
+from ..data.interactions import Interactions
+from ..deep.scorers.encoders import VectorEncoder
+from ..deep.scorers.heads import ProductHead
+from ..deep.scorers.model import NodeScorer
+from ..trees.embeddings import spread_unseen
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]

@@ -31,13 +31,14 @@ from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.metrics import ndcg_at_m, precision_recall_f
 from espalier.search import NO_ITEM
 from espalier.tree import Tree
-from training.data.csr import Csr, as_rows
-from training.data.xmc import LabelledPoints
-from training.linear.fit import fit_linear
-from training.retrieval.task import Deadline
-from training.retrieval.tuning import Option, Options, search
-from training.specification.linear import AUTO, LinearOptions
-from training.trees.hierarchical_kmeans import hierarchical_kmeans
+
+from ..data.csr import Csr, as_rows
+from ..data.xmc import LabelledPoints
+from ..linear.fit import fit_linear
+from ..retrieval.task import Deadline
+from ..retrieval.tuning import Option, Options, search
+from ..specification.linear import AUTO, LinearOptions
+from ..trees.hierarchical_kmeans import hierarchical_kmeans
 
 log = logging.getLogger(__name__)
 

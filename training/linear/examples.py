@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.tree import Tree
-from training.data.xmc import LabelledPoints
-from training.specification.linear import LinearOptions
+
+from ..data.xmc import LabelledPoints
+from ..specification.linear import LinearOptions
 
 Int64 = NDArray[np.int64]
 Kept = tuple[Int64, Int64]

@@ -26,16 +26,17 @@ from espalier.queries import QueryBatch
 from espalier.search import Engine, SearchParams
 from espalier.stacking import Stacking
 from espalier.tail import Tail
-from training.data.csr import as_rows
-from training.data.relevance import distribution, is_graded, scale_of
-from training.evaluate import LabelledQueries, measure
-from training.golden import golden_answers
-from training.graded import Grades
-from training.linear.choosing import Choice
-from training.linear.label_features import mean_points
-from training.linear.prepare import Prepared
-from training.publish import GOLDEN_QUERIES, HELD_OUT_QUERIES, golden_beams, publish, reported_ms, unanswered
-from training.specification.linear import LinearConfig, LinearOptions
+
+from ..data.csr import as_rows
+from ..data.relevance import distribution, is_graded, scale_of
+from ..evaluate import LabelledQueries, measure
+from ..golden import golden_answers
+from ..graded import Grades
+from ..linear.choosing import Choice
+from ..linear.label_features import mean_points
+from ..linear.prepare import Prepared
+from ..publish import GOLDEN_QUERIES, HELD_OUT_QUERIES, golden_beams, publish, reported_ms, unanswered
+from ..specification.linear import LinearConfig, LinearOptions
 
 log = logging.getLogger(__name__)
 

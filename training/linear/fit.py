@@ -21,14 +21,15 @@ from espalier.chunks import MAX_CHILDREN, Chunks
 from espalier.engines.linear.chunk_search import BeamParams, ChunkSearch
 from espalier.errors import InvalidData
 from espalier.tree import Tree
-from training.data.csr import Csr, as_rows
-from training.data.xmc import LabelledPoints
-from training.linear.examples import Kept, LevelExamples, Positives
-from training.linear.label_features import pifa
-from training.linear.node_centroids import Centroids, node_centroids
-from training.linear.node_scorers import LevelScorers, NodeScorers, centroid_scorers, joined, read_level, write_level
-from training.linear.solver import train_children
-from training.specification.linear import LinearOptions
+
+from ..data.csr import Csr, as_rows
+from ..data.xmc import LabelledPoints
+from ..linear.examples import Kept, LevelExamples, Positives
+from ..linear.label_features import pifa
+from ..linear.node_centroids import Centroids, node_centroids
+from ..linear.node_scorers import LevelScorers, NodeScorers, centroid_scorers, joined, read_level, write_level
+from ..linear.solver import train_children
+from ..specification.linear import LinearOptions
 
 
 def fit_linear(

@@ -34,9 +34,10 @@ from espalier.manifest import Activation, ManifestDraft, Ranking, SearchDefaults
 from espalier.queries import FeaturesKind, encode_features
 from espalier.search import SearchParams
 from espalier.tree import Tree, tree_from_children
-from training.golden import golden_answers
-from training.linear.pecos_files import Layer, find_ranker, read_layers
-from training.publish import GOLDEN_QUERIES, publish, unanswered
+
+from ..golden import golden_answers
+from ..linear.pecos_files import Layer, find_ranker, read_layers
+from ..publish import GOLDEN_QUERIES, publish, unanswered
 
 log = logging.getLogger(__name__)
 

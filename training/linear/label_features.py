@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, diags_array, hstack
 
-from training.data.csr import Csr, normalised
-from training.data.xmc import LabelledPoints
-from training.linear.own_texts import Own
-from training.specification.linear import LinearOptions
+from ..data.csr import Csr, normalised
+from ..data.xmc import LabelledPoints
+from ..linear.own_texts import Own
+from ..specification.linear import LinearOptions
 
 
 def label_features(train: LabelledPoints, own: Own | None, options: LinearOptions) -> tuple[Csr, Csr]:

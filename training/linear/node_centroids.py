@@ -17,7 +17,8 @@ from scipy.sparse import csr_array, vstack
 
 from espalier.text.sparse_rows import row_blocks
 from espalier.tree import Tree
-from training.data.csr import Csr, normalised
+
+from ..data.csr import Csr, normalised
 
 
 @dataclass(frozen=True, eq=False)

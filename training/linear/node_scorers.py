@@ -19,8 +19,9 @@ from espalier.bundle_files import map_safetensors, write_safetensors
 from espalier.chunks import Chunks
 from espalier.errors import BundleCorrupt, InvalidConfig
 from espalier.tree import Tree
-from training.linear.node_centroids import Centroids
-from training.specification.linear import LinearOptions
+
+from ..linear.node_centroids import Centroids
+from ..specification.linear import LinearOptions
 
 CHECKSUM = "checksum"
 """Of a level's arrays, beside them."""

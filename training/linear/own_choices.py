@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.text.vectoriser import Vectoriser
-from training.data.csr import Csr, as_matrix
-from training.data.xmc import LabelledPoints
-from training.linear.label_features import beside, summed
-from training.linear.own_texts import Own, column_weights
-from training.specification.linear import LinearOptions
+
+from ..data.csr import Csr, as_matrix
+from ..data.xmc import LabelledPoints
+from ..linear.label_features import beside, summed
+from ..linear.own_texts import Own, column_weights
+from ..specification.linear import LinearOptions
 
 Floats = NDArray[np.float32]
 Int64 = NDArray[np.int64]

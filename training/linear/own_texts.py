@@ -22,7 +22,8 @@ import polars as pl
 from espalier.errors import InvalidData
 from espalier.text.vectoriser import Vectoriser
 from espalier.text.words import words_of
-from training.data.csr import Csr, as_matrix, normalised
+
+from ..data.csr import Csr, as_matrix, normalised
 
 FEWEST_WORDS, MOST_WORDS = 2, 5
 """Of a made query."""

@@ -26,7 +26,8 @@ from espalier.chunks import MAX_CHILDREN
 from espalier.errors import InvalidData
 from espalier.manifest import Activation
 from espalier.text.sparse_rows import MAX_FEATURES
-from training.data.csr import read_by_columns
+
+from ..data.csr import read_by_columns
 
 Int64 = NDArray[np.int64]
 

@@ -24,18 +24,19 @@ from espalier.items import ItemTable
 from espalier.queries import FeaturesKind, QueryBatch, TextKind
 from espalier.text.sparse_rows import MAX_FEATURES, SparseRows
 from espalier.text.vectoriser import Vectoriser
-from training.data.csr import Csr, as_matrix, as_rows, normalised, read_by_rows
-from training.data.item_tables import item_table
-from training.data.log_values import BadRows
-from training.data.query_logs import LabelledTexts, labelled, read_columns, read_log, texts_of
-from training.data.relevance import LabelRelevance, Smoothing, checked, is_graded
-from training.data.xmc import LabelledPoints, read_xmc
-from training.evaluate import LabelledQueries
-from training.graded import grades_of
-from training.linear.label_features import label_features
-from training.linear.own_choices import chosen_queries, chosen_weights
-from training.linear.own_texts import Own, made_queries, own_rows
-from training.live.joined_points import (
+
+from ..data.csr import Csr, as_matrix, as_rows, normalised, read_by_rows
+from ..data.item_tables import item_table
+from ..data.log_values import BadRows
+from ..data.query_logs import LabelledTexts, labelled, read_columns, read_log, texts_of
+from ..data.relevance import LabelRelevance, Smoothing, checked, is_graded
+from ..data.xmc import LabelledPoints, read_xmc
+from ..evaluate import LabelledQueries
+from ..graded import grades_of
+from ..linear.label_features import label_features
+from ..linear.own_choices import chosen_queries, chosen_weights
+from ..linear.own_texts import Own, made_queries, own_rows
+from ..live.joined_points import (
     joined_items,
     joined_points,
     live_pairs,
@@ -45,10 +46,10 @@ from training.live.joined_points import (
     with_live_texts,
     without_gone,
 )
-from training.live.taken_along import TakenAlong
-from training.specification.linear import LinearConfig, LogData, NpzData, XmcData
-from training.specification.log_format import TextTable
-from training.specification.models import config_of
+from ..live.taken_along import TakenAlong
+from ..specification.linear import LinearConfig, LogData, NpzData, XmcData
+from ..specification.log_format import TextTable
+from ..specification.models import config_of
 
 log = logging.getLogger(__name__)
 OF_TEST, OF_TRAINING, OF_LOG = "of data.test", "training points held out", "queries of the log, held out"

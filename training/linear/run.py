@@ -18,19 +18,20 @@ from espalier.bundle import Bundle
 from espalier.chunks import TreeChunks
 from espalier.errors import InvalidConfig
 from espalier.stacking import Stacking
-from training.data.csr import Csr
-from training.data.xmc import LabelledPoints
-from training.linear.choosing import Choice, Shape, choose
-from training.linear.export import as_stored, export
-from training.linear.fit import fit_linear
-from training.linear.label_features import label_features
-from training.linear.prepare import Prepared, prepare
-from training.linear.stacking import learn
-from training.linear.stacking_examples import Train
-from training.linear.stacking_tables import Weighing
-from training.live.taken_along import take_along
-from training.specification.linear import LinearConfig
-from training.trees.hierarchical_kmeans import hierarchical_kmeans
+
+from ..data.csr import Csr
+from ..data.xmc import LabelledPoints
+from ..linear.choosing import Choice, Shape, choose
+from ..linear.export import as_stored, export
+from ..linear.fit import fit_linear
+from ..linear.label_features import label_features
+from ..linear.prepare import Prepared, prepare
+from ..linear.stacking import learn
+from ..linear.stacking_examples import Train
+from ..linear.stacking_tables import Weighing
+from ..live.taken_along import take_along
+from ..specification.linear import LinearConfig
+from ..trees.hierarchical_kmeans import hierarchical_kmeans
 
 log = logging.getLogger(__name__)
 

@@ -20,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
-from training.data.csr import Csr
-from training.linear.examples import Examples
-from training.linear.node_scorers import NodeScorers
-from training.specification.linear import LinearOptions
+
+from ..data.csr import Csr
+from ..linear.examples import Examples
+from ..linear.node_scorers import NodeScorers
+from ..specification.linear import LinearOptions
 
 Array = NDArray[Any]
 BLOCK = 64

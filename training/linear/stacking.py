@@ -22,12 +22,13 @@ from numpy.typing import NDArray
 from espalier.errors import InvalidConfig
 from espalier.manifest import Ranking, StackingInfo
 from espalier.stacking import Stacking, StackingNetwork
-from training.data.xmc import LabelledPoints
-from training.linear.choosing import MEASURES, RESULTS, measures_of
-from training.linear.stacking_examples import Examples, Train, examples_of
-from training.linear.stacking_network import fitted, logits
-from training.linear.stacking_tables import Weighing, tables_of
-from training.specification.linear import StackingOptions
+
+from ..data.xmc import LabelledPoints
+from ..linear.choosing import MEASURES, RESULTS, measures_of
+from ..linear.stacking_examples import Examples, Train, examples_of
+from ..linear.stacking_network import fitted, logits
+from ..linear.stacking_tables import Weighing, tables_of
+from ..specification.linear import StackingOptions
 
 log = logging.getLogger(__name__)
 

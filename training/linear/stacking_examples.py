@@ -21,10 +21,11 @@ from espalier.engines.stacked_keys import KNOWN, Scratch, candidate_features, ta
 from espalier.manifest import Ranking
 from espalier.search import NO_ITEM
 from espalier.stacking import StackingTables
-from training.data.csr import Csr, as_rows
-from training.data.xmc import LabelledPoints
-from training.linear.choosing import items_at
-from training.linear.stacking_tables import Weighing, tables_of
+
+from ..data.csr import Csr, as_rows
+from ..data.xmc import LabelledPoints
+from ..linear.choosing import items_at
+from ..linear.stacking_tables import Weighing, tables_of
 
 BLOCK = 1024
 """Points that are searched at a time."""

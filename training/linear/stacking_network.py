@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from scipy.linalg import block_diag
 
 from espalier.stacking import FARTHEST, NETWORK, StackingNetwork
-from training.linear.stacking_examples import Examples
+
+from ..linear.stacking_examples import Examples
 
 UNITS, NETWORKS = (64, 32), 3
 """Units of the layers of one network, and how many of different seeds are averaged: held-out P@1 of three sets rose by .1 to .2."""

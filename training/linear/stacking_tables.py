@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from scipy.sparse import csc_array, csr_array
 
 from espalier.stacking import MOST_BESIDE, MOST_LABELS, StackingTables
-from training.data.csr import Csr, normalised
-from training.data.relevance import scale_of
-from training.data.xmc import LabelledPoints
+
+from ..data.csr import Csr, normalised
+from ..data.relevance import scale_of
+from ..data.xmc import LabelledPoints
 
 MOST_POSTINGS = 1 << 20
 """Postings that a query reads on average; of larger sets fewer points vote."""

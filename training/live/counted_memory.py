@@ -20,9 +20,10 @@ from espalier.bundle_writer import GraphContent
 from espalier.label_counts import LabelCounts
 from espalier.manifest import MemoryFormula
 from espalier.memory import LARGEST_VALUE, Memory
-from training.live.fold_log import FoldLog
-from training.neighbours.cooccurrence import lists_of
-from training.neighbours.fit import WITHOUT_ORDER, fitted_to
+
+from ..live.fold_log import FoldLog
+from ..neighbours.cooccurrence import lists_of
+from ..neighbours.fit import WITHOUT_ORDER, fitted_to
 
 log = logging.getLogger(__name__)
 

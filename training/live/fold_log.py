@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.items import ItemTable
-from training.data.interactions import Interactions
-from training.data.splits import Split
-from training.live.catalogue import JournalItems
-from training.live.joined_log import in_rows_of, with_journal
+
+from ..data.interactions import Interactions
+from ..data.splits import Split
+from ..live.catalogue import JournalItems
+from ..live.joined_log import in_rows_of, with_journal
 
 Int64 = NDArray[np.int64]
 SPARE = 4

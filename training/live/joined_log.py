@@ -22,12 +22,13 @@ from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
 from espalier.items import ItemTable
-from training.data.cut_lists import counts_by_user
-from training.data.grouping import user_chunks
-from training.data.interactions import Interactions
-from training.data.splits import FINAL, Split
-from training.evaluate import in_rows
-from training.live.catalogue import JournalItems
+
+from ..data.cut_lists import counts_by_user
+from ..data.grouping import user_chunks
+from ..data.interactions import Interactions
+from ..data.splits import FINAL, Split
+from ..evaluate import in_rows
+from ..live.catalogue import JournalItems
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,11 @@ from scipy.sparse import csr_array, hstack, vstack
 from espalier.errors import InvalidData, InvalidQuery
 from espalier.items import ItemTable
 from espalier.queries import FeaturesKind, encode_features
-from training.data.csr import Csr, as_matrix
-from training.data.xmc import LabelledPoints
-from training.live.catalogue import JournalItems
-from training.live.joined_log import with_live_fields
+
+from ..data.csr import Csr, as_matrix
+from ..data.xmc import LabelledPoints
+from ..live.catalogue import JournalItems
+from ..live.joined_log import with_live_fields
 
 LIKE_POINTS = 16
 """Points of each item that a label is like which train it, where nothing else does."""

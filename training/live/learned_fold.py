@@ -20,14 +20,15 @@ from espalier.manifest import InnerProductForm, ManifestDraft
 from espalier.node_rows import rounded, stored_as
 from espalier.placement.popularity import MOST_EVENTS
 from espalier.queries import HistoryKind
-from training.data.interactions import read_interactions
-from training.data.splits import Split, split_log
-from training.live.catalogue import JournalItems
-from training.live.counted_memory import counted_anew
-from training.live.fitted_rows import BACKGROUND, Evidence, fitted_rows, mean_states
-from training.live.fold_log import FoldLog, fold_log, given_counts
-from training.specification.deep import DeepConfig
-from training.specification.models import config_of
+
+from ..data.interactions import read_interactions
+from ..data.splits import Split, split_log
+from ..live.catalogue import JournalItems
+from ..live.counted_memory import counted_anew
+from ..live.fitted_rows import BACKGROUND, Evidence, fitted_rows, mean_states
+from ..live.fold_log import FoldLog, fold_log, given_counts
+from ..specification.deep import DeepConfig
+from ..specification.models import config_of
 
 log = logging.getLogger(__name__)
 

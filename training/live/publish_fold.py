@@ -27,14 +27,15 @@ from espalier.live.state import LiveState
 from espalier.memory import MAX_ROW, MAX_VISITS, Memory
 from espalier.packed_chunks import rounded
 from espalier.search import Engine, SearchParams
-from training.evaluate import held_out_queries, measure
-from training.golden import golden_answers
-from training.live.catalogue import journal_of, read_items
-from training.live.learned_fold import Lesson, learned, read_split, trained_through
-from training.live.replay import held_by, replayed
-from training.live.splitting import split_for_padding
-from training.publish import publish, reported_ms
-from training.versions import clear, new_version, only_run, work_folder
+
+from ..evaluate import held_out_queries, measure
+from ..golden import golden_answers
+from ..live.catalogue import journal_of, read_items
+from ..live.learned_fold import Lesson, learned, read_split, trained_through
+from ..live.replay import held_by, replayed
+from ..live.splitting import split_for_padding
+from ..publish import publish, reported_ms
+from ..versions import clear, new_version, only_run, work_folder
 
 log = logging.getLogger(__name__)
 

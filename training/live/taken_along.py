@@ -14,9 +14,10 @@ from espalier.bundle import Bundle
 from espalier.bundle_writer import write_bundle
 from espalier.live.fold import fold_draft, folded
 from espalier.manifest import LiveInfo
-from training.live.catalogue import JournalItems, journal_of, read_items
-from training.live.publish_fold import fitted
-from training.live.replay import held_by, replayed
+
+from ..live.catalogue import JournalItems, journal_of, read_items
+from ..live.publish_fold import fitted
+from ..live.replay import held_by, replayed
 
 ITEMS, EARLIER = "journal.ndjson", "earlier"
 

@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
-from training.data.interactions import Interactions
-from training.retrieval.scores import keep_best
+
+from ..data.interactions import Interactions
+from ..retrieval.scores import keep_best
 
 Array = NDArray[Any]
 Int64 = NDArray[np.int64]

@@ -29,14 +29,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
-from training.data.interactions import Interactions
-from training.data.splits import EvaluationPair
-from training.neighbours.cooccurrence import Counts, Lists, counted, lists_of
-from training.neighbours.near_items import NearItems, near_items
-from training.neighbours.neighbour_lists import NeighbourLists
-from training.retrieval.scores import by_popularity
-from training.retrieval.task import Deadline, Fitted, Task, Trial
-from training.retrieval.tuning import Option, Options, Remembered, search
+
+from ..data.interactions import Interactions
+from ..data.splits import EvaluationPair
+from ..neighbours.cooccurrence import Counts, Lists, counted, lists_of
+from ..neighbours.near_items import NearItems, near_items
+from ..neighbours.neighbour_lists import NeighbourLists
+from ..retrieval.scores import by_popularity
+from ..retrieval.task import Deadline, Fitted, Task, Trial
+from ..retrieval.tuning import Option, Options, Remembered, search
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
-from training.data.interactions import Interactions
-from training.retrieval.scores import keep_best
-from training.trees.embeddings import item_embeddings
+
+from ..data.interactions import Interactions
+from ..retrieval.scores import keep_best
+from ..trees.embeddings import item_embeddings
 
 Array = NDArray[Any]
 Int64 = NDArray[np.int64]

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
-from training.retrieval.scores import empty_rows, filled, keep_best
+
+from ..retrieval.scores import empty_rows, filled, keep_best
 
 Array = NDArray[Any]
 Int64 = NDArray[np.int64]

@@ -15,9 +15,10 @@ from espalier.errors import InvalidData
 from espalier.metrics import ndcg_at_m, precision_recall_f
 from espalier.rerank.features import RankFeatures
 from espalier.search import NO_ITEM, Engine, SearchParams
-from training.data.ranking_set import RankingSet
-from training.evaluate import padded
-from training.rankers.graded_queries import GradedQueries
+
+from ..data.ranking_set import RankingSet
+from ..evaluate import padded
+from ..rankers.graded_queries import GradedQueries
 
 Int64 = NDArray[np.int64]
 BATCH = 64

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from espalier.engines.runtime import ort
-from training.onnx_graphs import onnx_bytes
-from training.rankers.fit import Ranker
+
+from ..onnx_graphs import onnx_bytes
+from ..rankers.fit import Ranker
 
 PARITY_TOLERANCE = 1e-4
 """Tolerance as a share of the largest score of the compared rows, at least 1."""

@@ -23,12 +23,13 @@ from torch import Tensor, nn
 
 from espalier.errors import InvalidData
 from espalier.metrics import ndcg
-from training.data.ranking_set import RankingSet
-from training.rankers.choice_models import elimination_loss, plackett_luce_loss
-from training.rankers.rank_functions import HighwayFunction, LinearFunction
-from training.rankers.standardise import Standardise
-from training.rankers.ties import random_order, tied_elimination_loss, tied_plackett_luce_loss
-from training.specification.ranker import HighwayConfig, RankerConfig
+
+from ..data.ranking_set import RankingSet
+from ..rankers.choice_models import elimination_loss, plackett_luce_loss
+from ..rankers.rank_functions import HighwayFunction, LinearFunction
+from ..rankers.standardise import Standardise
+from ..rankers.ties import random_order, tied_elimination_loss, tied_plackett_luce_loss
+from ..specification.ranker import HighwayConfig, RankerConfig
 
 LAYERS = 3
 """Layers of the highway network, as in the paper."""

@@ -17,7 +17,8 @@ from espalier.bundle import Bundle
 from espalier.checks.golden import encode_table
 from espalier.errors import InvalidData
 from espalier.rerank.features import CallerFeatures
-from training.rankers.graded_queries import GradedQueries, QuerySplit
+
+from ..rankers.graded_queries import GradedQueries, QuerySplit
 
 log = logging.getLogger(__name__)
 

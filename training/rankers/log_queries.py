@@ -15,15 +15,16 @@ from numpy.typing import NDArray
 from espalier.bundle import Bundle
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.queries import HistoryKind, QueryBatch, TextKind, VectorKind
-from training.data.csr import as_rows
-from training.data.splits import LEARNED_VALIDATION, EvaluationPair, halves, whole_lists, without_seen
-from training.data.xmc import LabelledPoints
-from training.evaluate import in_rows, labelled
-from training.held_out import split_as_trained
-from training.rankers.graded_queries import GradedQueries, QuerySplit, equally_relevant
-from training.specification.deep import DeepConfig
-from training.specification.linear import LinearConfig
-from training.specification.models import config_of, was_trained_here
+
+from ..data.csr import as_rows
+from ..data.splits import LEARNED_VALIDATION, EvaluationPair, halves, whole_lists, without_seen
+from ..data.xmc import LabelledPoints
+from ..evaluate import in_rows, labelled
+from ..held_out import split_as_trained
+from ..rankers.graded_queries import GradedQueries, QuerySplit, equally_relevant
+from ..specification.deep import DeepConfig
+from ..specification.linear import LinearConfig
+from ..specification.models import config_of, was_trained_here
 
 Int64 = NDArray[np.int64]
 
@@ -103,7 +104,7 @@ def _of_pairs(bundle: Bundle, pairs: Sequence[EvaluationPair], exclude_seen: boo
 
 
 def _from_points(bundle: Bundle, data: Path | None) -> QuerySplit:
-    from training.linear.prepare import prepare
+    from ..linear.prepare import prepare
 
     config = config_of(bundle.manifest, LinearConfig)
     if data is not None:

@@ -19,12 +19,13 @@ from espalier.queries import HistoryKind
 from espalier.rank_features import HISTORY, LEAF, RETRIEVAL, check_names, needs_node_rows
 from espalier.rerank.features import RankFeatures, is_numeric
 from espalier.search import Engine
-from training.publish import publish
-from training.rankers.candidates import Candidates, retrieve
-from training.rankers.export import ranker_onnx
-from training.rankers.fit import Epoch, Ranker, fit_ranker
-from training.rankers.graded_queries import QuerySplit
-from training.specification.ranker import RankerConfig
+
+from ..publish import publish
+from ..rankers.candidates import Candidates, retrieve
+from ..rankers.export import ranker_onnx
+from ..rankers.fit import Epoch, Ranker, fit_ranker
+from ..rankers.graded_queries import QuerySplit
+from ..specification.ranker import RankerConfig
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,8 @@ from scipy.stats import norm
 from torch import Tensor, nn
 
 from espalier.errors import InvalidData
-from training.specification.ranker import Scaling
+
+from ..specification.ranker import Scaling
 
 QUANTILES = 16
 """Pieces of the map to the normal distribution."""

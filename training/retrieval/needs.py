@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from training.retrieval.task import Clock, Method, Task
+from ..retrieval.task import Clock, Method, Task
 
 ENOUGH = 0.5
 """The share of its steps, or of its data, that a method must have seen to be judged."""

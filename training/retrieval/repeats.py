@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from espalier.memory import BUCKETS, bucket_of
 from espalier.search import NO_ITEM
-from training.data.splits import EvaluationPair
-from training.retrieval.task import Fitted, Method, Metric, Rank, Task
+
+from ..data.splits import EvaluationPair
+from ..retrieval.task import Fitted, Method, Metric, Rank, Task
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from espalier.errors import InvalidData
 from espalier.items import ItemTable
 from espalier.metrics import ndcg_at_m, precision_recall_f
-from training.data.splits import EvaluationPair, Split, without_seen
-from training.specification.deep import InstanceConfig
+
+from ..data.splits import EvaluationPair, Split, without_seen
+from ..specification.deep import InstanceConfig
 
 log = logging.getLogger(__name__)
 

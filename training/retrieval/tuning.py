@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from espalier.errors import InvalidConfig
-from training.retrieval.task import Deadline, Trial
+
+from ..retrieval.task import Deadline, Trial
 
 log = logging.getLogger(__name__)
 

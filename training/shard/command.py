@@ -18,9 +18,10 @@ from espalier.bundle_writer import make_folder
 from espalier.durable import flush
 from espalier.errors import BundleExists, InvalidConfig
 from espalier.shards.cut import Cut
-from training.publish import publish, scratch
-from training.shard.golden import golden_of_shards
-from training.shard.join import is_folder_of_shards, joined, shards_in
+
+from ..publish import publish, scratch
+from ..shard.golden import golden_of_shards
+from ..shard.join import is_folder_of_shards, joined, shards_in
 
 log = logging.getLogger(__name__)
 

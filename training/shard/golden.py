@@ -20,7 +20,8 @@ from espalier.errors import UnsupportedGraph
 from espalier.manifest import GraphScorer
 from espalier.queries import HistoryKind, QueryBatch
 from espalier.search import SearchParams
-from training.golden import golden_answers
+
+from ..golden import golden_answers
 
 
 def golden_of_shards(bundle: Bundle) -> Callable[[Bundle], pa.Table]:

@@ -15,8 +15,9 @@ from espalier.items import ItemTable
 from espalier.live.fold import content_of
 from espalier.manifest import ManifestDraft, ShardInfo
 from espalier.shard_parts import ShardParts
-from training.shard.golden import unanswered_golden
-from training.shard.joined_tables import JoinedTree, joined_chunks, joined_memory, joined_tail
+
+from ..shard.golden import unanswered_golden
+from ..shard.joined_tables import JoinedTree, joined_chunks, joined_memory, joined_tail
 
 
 def is_folder_of_shards(model: Path) -> bool:

@@ -14,8 +14,9 @@ from espalier.content_info import MOST_FEATURES
 from espalier.errors import InvalidConfig
 from espalier.manifest import ModelName
 from espalier.queries import MAX_HISTORY
-from training.specification.log_format import DATED, CsvFormat, LogFormat, TableFormat, TextTable, VectorsFormat
-from training.specification.networks import (
+
+from ..specification.log_format import DATED, CsvFormat, LogFormat, TableFormat, TextTable, VectorsFormat
+from ..specification.networks import (
     OptimiserConfig,
     ProductScorer,
     Scorer,
@@ -24,8 +25,8 @@ from training.specification.networks import (
     SequenceOptimiser,
     SequenceScorer,
 )
-from training.specification.sections import SHARE, SearchLimits, Section, auto_or, auto_or_integer, default_kind
-from training.specification.splits import DateSplit, LastSplit, SplitConfig, UserSplit, microseconds
+from ..specification.sections import SHARE, SearchLimits, Section, auto_or, auto_or_integer, default_kind
+from ..specification.splits import DateSplit, LastSplit, SplitConfig, UserSplit, microseconds
 
 PAPER_WINDOWS = (20, 20, 10, 10, 2, 2, 2, 1, 1, 1)
 """Window lengths, old to recent, of TDM, JTM and OTM: 69 behaviours."""

@@ -15,8 +15,9 @@ from espalier.errors import InvalidConfig
 from espalier.manifest import MAX_TREES, Activation, ModelName, Ranking
 from espalier.stacking import MOST_POINTS
 from espalier.text.blocks import TextBlock
-from training.specification.log_format import TextTable
-from training.specification.sections import SHARE, Form, SearchLimits, Section, auto_or, auto_or_integer
+
+from ..specification.log_format import TextTable
+from ..specification.sections import SHARE, Form, SearchLimits, Section, auto_or, auto_or_integer
 
 Columns = tuple[str, ...]
 AUTO: Literal["auto"] = "auto"

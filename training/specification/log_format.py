@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from training.specification.sections import Form, Section, default_kind
+from ..specification.sections import Form, Section, default_kind
 
 Order = Literal["timestamp", "file", "none"]
 Column = str | int

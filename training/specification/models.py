@@ -12,9 +12,10 @@ from pydantic import Field
 
 from espalier.errors import InvalidConfig
 from espalier.manifest import ManifestDraft
-from training.specification.deep import DeepConfig, DeepKinds, WindowConfig
-from training.specification.linear import LinearConfig, XRegConfig
-from training.specification.sections import Form, Raw, kinds_of, read_toml
+
+from ..specification.deep import DeepConfig, DeepKinds, WindowConfig
+from ..specification.linear import LinearConfig, XRegConfig
+from ..specification.sections import Form, Raw, kinds_of, read_toml
 
 Specification = Annotated[DeepKinds | LinearConfig | XRegConfig, Field(discriminator="kind")]
 SPECIFICATION: Form[DeepConfig | LinearConfig] = Form(Specification)

@@ -8,7 +8,8 @@ from pydantic import Field
 
 from espalier.errors import InvalidConfig
 from espalier.queries import MAX_HISTORY
-from training.specification.sections import Form, Section, auto_or, auto_or_integer, default_kind
+
+from ..specification.sections import Form, Section, auto_or, auto_or_integer, default_kind
 
 PAPER_HIDDEN = (128, 64, 24)
 """Layers of the network of TDM, JTM and OTM."""

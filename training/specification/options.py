@@ -15,10 +15,11 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from espalier.errors import InvalidConfig
-from training.specification.linear import LinearConfig
-from training.specification.models import SPECIFICATION
-from training.specification.ranker import RANKER_CONFIG
-from training.specification.sections import Section, kind_key, kinds_of, sections_in
+
+from ..specification.linear import LinearConfig
+from ..specification.models import SPECIFICATION
+from ..specification.ranker import RANKER_CONFIG
+from ..specification.sections import Section, kind_key, kinds_of, sections_in
 
 PYTHON_NAMES = {"int": "integer", "float": "number", "bool": "true or false", "str": "string", "Path": "path"}
 FAMILIES = (("Models (`fit --config`)", SPECIFICATION.sections), ("Rankers (`fit-ranker --config`)", RANKER_CONFIG.sections))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from training.specification.sections import Form, Section, default_kind, read_toml
+from ..specification.sections import Form, Section, default_kind, read_toml
 
 Function = Literal["linear", "highway"]
 Ties = Literal["random", "marginal"]

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, FiniteFloat, model_validator
 
 from espalier.errors import InvalidConfig
-from training.specification.sections import Section, default_kind
+
+from ..specification.sections import Section, default_kind
 
 
 def _iso(value: object) -> object:

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from espalier.compiled_code import compiled
 from espalier.errors import InvalidConfig
-from training.data.interactions import Interactions
+
+from ..data.interactions import Interactions
 
 Array = NDArray[Any]
 Int32 = NDArray[np.int32]

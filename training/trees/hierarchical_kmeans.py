@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from espalier.compiled_code import compiled
 from espalier.errors import InvalidConfig
 from espalier.tree import Tree, tree_from_children
-from training.data.csr import Csr
-from training.trees.kmeans import nth_smallest
+
+from ..data.csr import Csr
+from ..trees.kmeans import nth_smallest
 
 Array = NDArray[Any]
 ROUNDS = 20

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from espalier.compiled_code import compiled
 from espalier.errors import InvalidConfig, InvalidData
 from espalier.tree import Tree
-from training.trees.balanced import balanced_tree, level_edges, tree_height
+
+from ..trees.balanced import balanced_tree, level_edges, tree_height
 
 Array = NDArray[Any]
 Int64 = NDArray[np.int64]

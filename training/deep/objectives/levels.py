@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from training.deep.parallel import drawn_rows
-from training.deep.topology import Topology
+from ...deep.parallel import drawn_rows
+from ...deep.topology import Topology
 
 DENSE = 4
 """Draw with repeats removed from at least this many numbers per draw. From fewer, too many draws repeat: sort a random key per number."""

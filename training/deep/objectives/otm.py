@@ -19,11 +19,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from training.deep.beam import keep_best
-from training.deep.objectives.levels import draw_nodes, level_loss
-from training.deep.scorers.model import NodeScorer
-from training.deep.topology import Topology
-from training.specification.deep import OtmObjective, SampledObjective
+from ...deep.beam import keep_best
+from ...deep.objectives.levels import draw_nodes, level_loss
+from ...deep.scorers.model import NodeScorer
+from ...deep.topology import Topology
+from ...specification.deep import OtmObjective, SampledObjective
 
 
 def otm_loss(

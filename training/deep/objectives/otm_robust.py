@@ -28,12 +28,13 @@ import torch
 from torch import Tensor
 
 from espalier.tree import Tree
-from training.deep.beam import best_places
-from training.deep.objectives.levels import draw_items
-from training.deep.scorers.heads import ProductHead
-from training.deep.scorers.model import NodeScorer
-from training.deep.topology import Topology
-from training.specification.deep import RobustObjective
+
+from ...deep.beam import best_places
+from ...deep.objectives.levels import draw_items
+from ...deep.scorers.heads import ProductHead
+from ...deep.scorers.model import NodeScorer
+from ...deep.topology import Topology
+from ...specification.deep import RobustObjective
 
 WHOLE = 170
 """Score a level whole up to this multiple of the nodes that an instance would look up: there both cost about the same on a CPU."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from training.deep.objectives.levels import level_loss
-from training.deep.scorers.model import NodeScorer
-from training.deep.topology import Topology
-from training.specification.deep import PathObjective
+from ...deep.objectives.levels import level_loss
+from ...deep.scorers.model import NodeScorer
+from ...deep.topology import Topology
+from ...specification.deep import PathObjective
 
 
 def plt_loss(

@@ -12,10 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from training.deep.objectives.levels import draw_nodes, level_loss
-from training.deep.scorers.model import NodeScorer
-from training.deep.topology import Topology
-from training.specification.deep import TdmObjective
+from ...deep.objectives.levels import draw_nodes, level_loss
+from ...deep.scorers.model import NodeScorer
+from ...deep.topology import Topology
+from ...specification.deep import TdmObjective
 
 MIN_NEGATIVES = 8
 

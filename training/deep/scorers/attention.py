@@ -32,8 +32,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from training.deep.scorers.heads import MlpHead, SharedPReLU
-from training.deep.scorers.row_table import Rows, lookup
+from ...deep.scorers.heads import MlpHead, SharedPReLU
+from ...deep.scorers.row_table import Rows, lookup
 
 BLOCK_BYTES = {"cpu": 1 << 23, "cuda": 1 << 30}
 """Hidden attention units that training holds at a time: what a processor's cache keeps, and what a GPU needs to be busy."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from training.deep.scorers.row_table import Rows, lookup
+from ...deep.scorers.row_table import Rows, lookup
 
 
 class WindowEncoder(nn.Module):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from training.deep.parallel import drawn_rows
+from ...deep.parallel import drawn_rows
 
 
 class SharedPReLU(nn.Module):

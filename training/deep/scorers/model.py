@@ -14,15 +14,16 @@ from torch import Tensor, nn
 from espalier.errors import InvalidConfig
 from espalier.queries import Kind, VectorKind
 from espalier.tree import Tree
-from training.deep.scorers.attention import AttentionHead, BehaviourEncoder
-from training.deep.scorers.encoders import VectorEncoder, WindowEncoder
-from training.deep.scorers.heads import MlpHead, ProductHead
-from training.deep.scorers.row_table import Rows, RowTable, lookup, rows_of
-from training.deep.scorers.sequence import Reader, SequencePart, SequenceQuery, TransformerStates
-from training.deep.scorers.window_states import WindowStates, windows_of
-from training.onnx_graphs import onnx_bytes
-from training.specification.deep import DeepConfig
-from training.specification.networks import AttentionScorer, MlpScorer, Scorer, SequenceScorer
+
+from ...deep.scorers.attention import AttentionHead, BehaviourEncoder
+from ...deep.scorers.encoders import VectorEncoder, WindowEncoder
+from ...deep.scorers.heads import MlpHead, ProductHead
+from ...deep.scorers.row_table import Rows, RowTable, lookup, rows_of
+from ...deep.scorers.sequence import Reader, SequencePart, SequenceQuery, TransformerStates
+from ...deep.scorers.window_states import WindowStates, windows_of
+from ...onnx_graphs import onnx_bytes
+from ...specification.deep import DeepConfig
+from ...specification.networks import AttentionScorer, MlpScorer, Scorer, SequenceScorer
 
 Encoder = WindowEncoder | BehaviourEncoder | VectorEncoder | SequenceQuery
 Head = ProductHead | MlpHead | AttentionHead

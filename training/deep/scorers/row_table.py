@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from training.deep.parallel import process, processes
-from training.deep.row_adam import RowAdam
+from ...deep.parallel import process, processes
+from ...deep.row_adam import RowAdam
 
 
 def own_count(nodes: int) -> int:

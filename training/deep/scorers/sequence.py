@@ -21,9 +21,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from training.deep.scorers.row_table import Rows, lookup
-from training.deep.scorers.transformer import Dropout, SequenceEncoder
-from training.deep.scorers.window_states import WindowStates
+from ...deep.scorers.row_table import Rows, lookup
+from ...deep.scorers.transformer import Dropout, SequenceEncoder
+from ...deep.scorers.window_states import WindowStates
 
 
 class TransformerStates(nn.Module):

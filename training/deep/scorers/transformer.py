@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from espalier.errors import InvalidConfig, InvalidData
-from training.deep.parallel import own_rows
+
+from ...deep.parallel import own_rows
 
 
 class Dropout:

@@ -19,7 +19,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from training.deep.scorers.transformer import Dropout
+from ...deep.scorers.transformer import Dropout
 
 RECENT = (1, 1, 1, 2, 2, 2, 10, 10, 20, 20)
 """Lengths of the papers' windows, newest first: 69 items."""

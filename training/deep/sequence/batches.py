@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidData
-from training.data.interactions import Interactions
+
+from ...data.interactions import Interactions
 
 Int64 = NDArray[np.int64]
 

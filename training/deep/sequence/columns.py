@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from training.deep.jtm import sum_below
-from training.deep.sequence.blocked_softmax import places_of
-from training.deep.topology import Topology
+from ...deep.jtm import sum_below
+from ...deep.sequence.blocked_softmax import places_of
+from ...deep.topology import Topology
 
 
 @dataclass(frozen=True)

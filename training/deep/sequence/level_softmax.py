@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from training.deep.sequence.blocked_softmax import mean_log_sum
-from training.deep.sequence.columns import LevelColumns
+from ...deep.sequence.blocked_softmax import mean_log_sum
+from ...deep.sequence.columns import LevelColumns
 
 
 def level_softmax_loss(

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from training.data.interactions import Interactions
-from training.deep.sequence.batches import SequenceBatch
+from ...data.interactions import Interactions
+from ...deep.sequence.batches import SequenceBatch
 
 Int64 = NDArray[np.int64]
 

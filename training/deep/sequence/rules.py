@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from training.data.interactions import Interactions
-from training.data.splits import EvaluationPair
-from training.deep.prepare import Prepared
-from training.specification.deep import DeepConfig, SequenceConfig
+from ...data.interactions import Interactions
+from ...data.splits import EvaluationPair
+from ...deep.prepare import Prepared
+from ...specification.deep import DeepConfig, SequenceConfig
 
 Int64 = NDArray[np.int64]
 

@@ -15,20 +15,21 @@ import torch
 from torch import Tensor
 
 from espalier.errors import InvalidConfig
-from training.data.user_item_matrix import events_of_items
-from training.deep.content_rows import ContentRows
-from training.deep.optimiser import Optimiser
-from training.deep.parallel import own_rows, processes
-from training.deep.prepare import Prepared
-from training.deep.scorers.model import NodeScorer
-from training.deep.scorers.row_table import lookup
-from training.deep.scorers.sequence import SequenceQuery
-from training.deep.sequence.batches import SequenceBatch, SequenceSource
-from training.deep.sequence.columns import ColumnSource
-from training.deep.sequence.level_softmax import level_softmax_loss
-from training.deep.sequence.places import trained_places
-from training.deep.topology import Topology, on_device
-from training.specification.deep import SequenceConfig
+
+from ...data.user_item_matrix import events_of_items
+from ...deep.content_rows import ContentRows
+from ...deep.optimiser import Optimiser
+from ...deep.parallel import own_rows, processes
+from ...deep.prepare import Prepared
+from ...deep.scorers.model import NodeScorer
+from ...deep.scorers.row_table import lookup
+from ...deep.scorers.sequence import SequenceQuery
+from ...deep.sequence.batches import SequenceBatch, SequenceSource
+from ...deep.sequence.columns import ColumnSource
+from ...deep.sequence.level_softmax import level_softmax_loss
+from ...deep.sequence.places import trained_places
+from ...deep.topology import Topology, on_device
+from ...specification.deep import SequenceConfig
 
 BETAS = 0.9, 0.98
 """Of AdamW."""
