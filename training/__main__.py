@@ -174,12 +174,16 @@ def fit_ranker(
 def fold(
     model: Annotated[Path, typer.Option(help="models/NAME/VERSION, a model with live items")],
     out: Annotated[Path, typer.Option(help="models/NAME/VERSION, another version of it, which must not exist yet")],
+    data: Annotated[
+        Path | None,
+        typer.Option("--log", help="today's log of histories, from which its memory and the rows of its live items learn"),
+    ] = None,
 ) -> None:
     """Write a model with its live items in it as its next version, without training."""
     from .live.publish_fold import fold as fold_model
 
     begin = time.perf_counter()
-    _report(fold_model(model, out), begin)
+    _report(fold_model(model, out, data), begin)
 
 
 @app.command()

@@ -11,6 +11,10 @@ Rows: {"events", "round", "recall", "recall_old", "recall_came", "recall_trained
 by those that were trained and by those that came live; that of the first version; the share of what came live among all that came back, and
 among all that is relevant. `events`: how many histories an item comes with, at most; a service takes 64. With --count it also comes with
 how many events of training users it has had.
+
+--learn says what each fold learns from, as with `--log` of `python -m training fold`. `none`: nothing. `training`: the log of the first
+version, which has no event of what came; live items have those that they came with. `today`: the same events with the ids of today, as in
+a log of items that came long ago. --users validation is for choosing how folds are made.
 """
 
 from __future__ import annotations
@@ -18,11 +22,13 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from benchmarks import real_logs
@@ -31,13 +37,17 @@ from benchmarks.quality.live_quality import Measure, finder, put_placed, trained
 from benchmarks.quality.live_sets import histories_of
 from benchmarks.report_file import command_line, write_report
 from espalier.bundle import Bundle
+from espalier.bundle_writer import GraphContent, write_bundle
 from espalier.engines import open_engine
 from espalier.errors import EspalierError
-from espalier.live.fold import write_fold
-from espalier.live.operations import ItemBody
+from espalier.live.fold import fold_draft, folded, write_fold
+from espalier.live.operations import ItemBody, Operation
 from espalier.live.state import Change, LiveState
 from espalier.placement.placer import Placer
+from training.data.splits import Split
 from training.deep.prepare import Prepared, prepare
+from training.live.catalogue import JournalItems
+from training.live.learned_fold import Lesson, learned
 from training.neighbours.cooccurrence import lists_of
 from training.specification.deep import DeepConfig
 
@@ -46,12 +56,19 @@ Row = dict[str, Any]
 
 
 def churned(
-    bundle: Bundle, ids: list[str], renamed: dict[int, str], events: dict[int, list[Int64]], count_I: Int64 | None, out: Path
+    bundle: Bundle,
+    ids: list[str],
+    renamed: dict[int, str],
+    events: dict[int, list[Int64]],
+    count_I: Int64 | None,
+    out: Path,
+    lessons: Lessons | None = None,
 ) -> Bundle:
     """The bundle after a round: `renamed` items are deleted and come by their events.
 
     ids      of the items in it, by row of the log
     count_I  how many events each item has had; None: nobody says
+    lessons  what the fold learns from; None: nothing
     """
     engine, state, placer = open_engine(bundle, "cpu"), LiveState(bundle), Placer(bundle)
     state.apply([Change(number, ids[item], "delete") for number, item in enumerate(renamed, 1)])
@@ -61,12 +78,48 @@ def churned(
     for item in renamed:
         histories = [[ids[other] for other in event.tolist() if other not in going] for event in events[item]]
         count = None if count_I is None else max(len(histories), int(count_I[item]))
-        bodies.append(ItemBody(events=tuple(map(tuple, histories)), count=count))
+        bodies.append(ItemBody(events=tuple(histories), count=count))
     placed = placer.place(bodies, state.table, state.overlay(), engine.parents)
     put_placed(state, list(renamed.values()), placed, len(renamed) + 1)  # an item does not come back where all its events go with it
-    for item, found in zip(renamed, placed, strict=True):
-        ids[item] = ids[item] if isinstance(found, EspalierError) else renamed[item]
-    return write_fold(out, bundle, state.overlay(), state.table)
+    if lessons is not None:
+        lessons.deleted([ids[item] for item in renamed])
+    for item, body, found in zip(renamed, bodies, placed, strict=True):
+        if not isinstance(found, EspalierError):
+            ids[item] = renamed[item]
+            if lessons is not None:
+                lessons.put(ids[item], body)
+    if lessons is None:
+        return write_fold(out, bundle, state.overlay(), state.table)
+    draft = fold_draft(bundle, out, state.overlay().sequence)
+    content = folded(bundle, state.overlay(), state.table).content
+    if not isinstance(content, GraphContent):
+        raise TypeError("a fold that learns is of a tree over histories")
+    return write_bundle(out, draft, learned(content, draft, lessons.of(ids)), check_padding=False)
+
+
+class Lessons:
+    """A journal of all rounds, and the log.
+
+    today  whether the log holds the events of what came, under their new ids
+    """
+
+    def __init__(self, split: Split, today: bool, work: Path) -> None:
+        self._split, self._today, self._work = split, today, work
+        self._operations: list[Operation] = []
+
+    def deleted(self, ids: Sequence[str]) -> None:
+        """Items go."""
+        for item_id in ids:
+            self._operations.append(Operation(len(self._operations) + 1, item_id, "delete"))
+
+    def put(self, item_id: str, body: ItemBody) -> None:
+        """An item comes."""
+        self._operations.append(Operation(len(self._operations) + 1, item_id, "put", body))
+
+    def of(self, ids: Sequence[str]) -> Lesson:
+        """What a fold learns from. ids: those of today, by row of the log."""
+        lists = replace(self._split.lists, item_ids=pa.array(ids, pa.large_string())) if self._today else self._split.lists
+        return Lesson(replace(self._split, lists=lists), JournalItems.of(self._operations, 0.0), 0, self._work)
 
 
 def run(config: DeepConfig, log: Path, options: argparse.Namespace, folder: Path) -> list[Row]:
@@ -80,7 +133,8 @@ def rounds(config: DeepConfig, whole: Prepared, bundle: Bundle, most: int, optio
     """A row after each round, of items that come with at most so many histories."""
     beam, m, exclude_seen = config.search.beam_size, config.search.m, config.search.exclude_seen
     ids = whole.items.ids_of(np.arange(len(whole.items)))
-    measure, every_I = Measure(whole.split.test, len(ids), exclude_seen), np.ones(len(ids), np.bool_)
+    pairs = whole.split.test if options.users == "test" else whole.split.validation
+    measure, every_I = Measure(pairs, len(ids), exclude_seen), np.ones(len(ids), np.bool_)
     relevant = np.concatenate(measure.relevant)
     rng = np.random.default_rng([config.seed, 9])
     events = histories_of(whole, most, rng)
@@ -90,13 +144,15 @@ def rounds(config: DeepConfig, whole: Prepared, bundle: Bundle, most: int, optio
     came_I = np.zeros(len(ids), np.bool_)
     trained: float | None = None
     with tempfile.TemporaryDirectory(dir=folder) as place:
+        (Path(place) / "lessons").mkdir()
+        lessons = None if options.learn == "none" else Lessons(whole.split, options.learn == "today", Path(place) / "lessons")
         for number in range(options.rounds + 1):
             if number:
                 going = order[(number - 1) * each : number * each].tolist()
                 if not going:
                     return
                 renamed = {item: f"{ids[item]}~{number}" for item in going}
-                bundle = churned(bundle, ids, renamed, events, count_I, Path(place) / "churn" / str(number))
+                bundle = churned(bundle, ids, renamed, events, count_I, Path(place) / "churn" / str(number), lessons)
                 came_I[going] = True
             begin = time.perf_counter()
             found_BM = finder(bundle, ids, beam, exclude_seen)(measure.histories, m)
@@ -115,7 +171,7 @@ def benchmark(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows = run(real.config, real.log, options, options.models or Path(folder))
     about = {"set": real.name, "threads": options.threads, "events": options.events, "count": options.count, "churn": options.share}
-    about["m"] = real.config.search.m
+    about |= {"users": options.users, "learn": options.learn, "m": real.config.search.m}
     write_report(options.json, about | {"config": without_folders(real.config), "rows": rows})
 
 
@@ -124,6 +180,8 @@ def main() -> None:
     real_logs.add_arguments(parser)
     parser.add_argument("--events", type=int, nargs="+", default=[5, 64], help="of each item, at most; one run for each number")
     parser.add_argument("--count", action="store_true", help="items come with the number of events that they have had")
+    parser.add_argument("--learn", choices=("none", "training", "today"), default="none", help="the log that each fold learns from")
+    parser.add_argument("--users", choices=("test", "validation"), default="test", help="whose queries are measured")
     parser.add_argument("--share", type=float, default=0.02, help="of the catalogue that goes and comes in a round")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--models", type=Path, help="a folder that keeps the trained model, as for live_quality")

@@ -58,6 +58,11 @@ def report_of(benchmark: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPat
     ("benchmark", "options", "keys"),
     [
         (live_churn, "--log {log} --config {config} --threads 1 --models {folder} --events 3 --share 0.05 --rounds 1", CHURN),
+        (
+            live_churn,
+            "--log {log} --config {config} --threads 1 --models {folder} --events 3 --share 0.05 --rounds 1 --learn today --users test",
+            CHURN,
+        ),
         (filtered_recall, "--models {folder} --height 10 --rounds 1 --debian nowhere", FILTERED),
         (xrlinear_scale, "--labels 4096", SCALE),
         (live_speed, "--engines= --placed 20 --rounds 1", LIVE),

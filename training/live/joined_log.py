@@ -53,7 +53,7 @@ def with_journal(split: Split, journal: JournalItems, work: Path) -> Split:
 
     def learned(old: Interactions, users: Int64, folder: Path) -> tuple[Interactions, Int64]:
         folder.mkdir(exist_ok=True)
-        joined = _joined(old, pa.array(ids, pa.large_string()), row_I, lists, vectors, folder)
+        joined = in_rows_of(old, pa.array(ids, pa.large_string()), row_I, lists, vectors, folder)
         has_events = np.flatnonzero(np.diff(joined.offset_U1))
         return joined, np.intersect1d(np.append(users, old.user_count + np.arange(len(lists))), has_events)
 
@@ -115,10 +115,10 @@ def _events(
     return lists, vectors
 
 
-def _joined(
+def in_rows_of(
     before: Interactions, ids: pa.Array, row_I: Int64, lists: list[list[int]], vectors: list[list[float]], work: Path
 ) -> Interactions:
-    """The log with other item rows (`row_I`, −1: left out), and with more lists behind those of its users."""
+    """The log in the rows of other items (`row_I`, −1: left out), and with more lists behind those of its users."""
     kept_U = np.zeros(before.user_count, np.int64)
     for first, last in user_chunks(before.offset_U1, BLOCK):
         offset = before.offset_U1[first : last + 1]

@@ -1,12 +1,14 @@
 """`python -m training fold`: the next version of a model is its bundle with live items in it, published without training.
 
 Golden queries are those of the version before, answered anew; held-out queries and what they measure too. A ranker goes along. What is
-learned again only by training stays as it was: γ, the calibration, stacking, the ranker.
+learned again only by training stays as it was: γ, λ, the calibration, stacking, the ranker. Where a log is given, the memory and the rows
+of live items learn from it (`learned_fold.py`).
 """
 
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -29,10 +31,11 @@ from espalier.search import Engine, SearchParams
 from ..evaluate import held_out_queries, measure
 from ..golden import golden_answers
 from ..live.catalogue import journal_of, read_items
+from ..live.learned_fold import Lesson, learned, read_split, trained_through
 from ..live.replay import held_by, replayed
 from ..live.splitting import split_for_padding
 from ..publish import publish, reported_ms
-from ..versions import new_version
+from ..versions import clear, new_version, only_run, work_folder
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +45,12 @@ CROWDED = 0.1
 """Share of the parents of leaves that are split, from which training anew is advised."""
 
 
-def fold(model: Path, out: Path) -> Bundle:
+def fold(model: Path, out: Path, log_file: Path | None = None) -> Bundle:
     """Write models/NAME/VERSION (`out`), a version with all items of its journal in it, verified and measured on its held-out queries.
 
-    Raises InvalidConfig where `out` is of another model, or the journal has nothing that the version does not hold.
+    log_file  what it learns from; None: nothing
+    Raises InvalidConfig where `out` is of another model, the journal has nothing that the version does not hold, or the model is none that
+    learns from a log; InvalidData where the log cannot be read.
     """
     new_version(out)
     bundle, now = Bundle.open(model), time.time()
@@ -57,17 +62,29 @@ def fold(model: Path, out: Path) -> Bundle:
         raise InvalidConfig("--model", f"{model} with {found}", "a version with live items that it does not hold")
     state = replayed(bundle, journal_of(model), items.operations, now)
     log.info("%d live items and %d tombstones, through operation %d", state.live_items, state.tombstones, state.sequence)
-    return publish_fold(bundle, state, out)
+    if log_file is None:
+        return publish_fold(bundle, state, out)
+    work = work_folder(out)
+    with only_run(work):
+        clear(work, resume=False)
+        split = read_split(bundle, log_file, work)
+        published = publish_fold(bundle, state, out, Lesson(split, items, trained_through(bundle), work))
+        shutil.rmtree(work)
+    return published
 
 
-def publish_fold(bundle: Bundle, state: LiveState, out: Path) -> Bundle:
+def publish_fold(bundle: Bundle, state: LiveState, out: Path, lesson: Lesson | None = None) -> Bundle:
     """Write models/NAME/VERSION (`out`), the bundle with all items of a state in it, verified and measured on its held-out queries.
 
+    lesson  what it learns from, of histories; None: nothing
     Its ranker goes along. Raises BundleExists where `out` is taken, InvalidData where nothing would be left of the items.
     """
     content = fitted(bundle, folded(bundle, state.overlay(), state.table))
     draft = fold_draft(bundle, out, state.sequence)
     draft = draft.model_copy(update={"data": draft.data | {"items": len(content.items)}, "metrics": {}})
+    if lesson is not None and isinstance(content, GraphContent):
+        content = learned(content, draft, lesson)
+        content = replace(content, memory=None if content.memory is None else _bounded(content.memory))
     ms = reported_ms(MS, draft.search.max_m)
 
     def measured(bare: Bundle, engine: Engine) -> dict[str, Any]:

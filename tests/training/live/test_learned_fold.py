@@ -1,0 +1,222 @@
+"""What a fold learns from a log: lists in its rows, the memory and the counts anew, and fitted rows of live items."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import NDArray
+
+from benchmarks.random_bundles import make_bundle, random_tree, tree_over
+from espalier.bundle import Bundle
+from espalier.bundle_writer import GraphContent
+from espalier.engines import open_engine
+from espalier.engines.encoder import QueryEncoder
+from espalier.items import ItemTable
+from espalier.label_counts import LabelCounts
+from espalier.live.fold import content_of
+from espalier.manifest import MemoryFormula
+from espalier.memory import Memory
+from espalier.queries import HistoryKind, pad_histories
+from espalier.search import SearchParams
+from tests.training.commands import command
+from tests.training.live.test_fold import JournalOf, items_of, put
+from tests.training.logs import log_of, split_of
+from tests.training.test_earlier import CLUSTERS, ITEMS, write_log
+from tests.training.test_earlier import trained as trained_model
+from training.data.splits import Split
+from training.live import fitted_rows as fitting
+from training.live.counted_memory import counted_anew
+from training.live.fitted_rows import Evidence, fitted_rows, mean_states
+from training.live.fold_log import fold_log, given_counts
+
+Int64 = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@pytest.fixture
+def split() -> Split:
+    """Six items; users 0 and 1 train, 2 and 3 validate, 4 and 5 test."""
+    return split_of(log_of([[0, 1, 2], [3, 4, 5], [0, 1, 2, 3], [2, 3], [4, 5], [0, 5]]), 2, 2, 2)
+
+
+def table(*ids: str) -> ItemTable:
+    return ItemTable.build(pa.table({"id": pa.array(ids, pa.string())}))
+
+
+# -- the log of a fold ------------------------------------------------------------------------------------------------------
+
+
+def test_lists_are_in_the_rows_of_the_fold_and_lack_what_it_lacks(split: Split, tmp_path: Path) -> None:
+    journal = items_of(put(1, "new", events=(["i0", "i9"], ["i4"])), put(2, "i1", events=(["i5"],)))
+    found = fold_log(split, journal, table("new", "i4", "i2", "i1", "i0", "unknown"), tmp_path)
+    assert found.users.tolist() == [0, 1, 6, 7]
+    assert [found.lists.of(user).tolist() for user in (0, 1, 6, 7)] == [[4, 3, 2], [1], [4, 0], [1, 0]]
+    assert found.logged_J.tolist() == [False, True, True, True, True, False]
+
+
+def test_an_event_of_an_ordered_list_has_what_came_before_it(split: Split, tmp_path: Path) -> None:
+    found = fold_log(split, items_of(put(1, "new")), table("i0", "i1", "i2", "new"), tmp_path)
+    of_n, histories = found.events_of(np.array([2, 3, 0]), 5, np.random.default_rng(0))
+    assert (of_n.tolist(), [history.tolist() for history in histories]) == ([0], [[0, 1]])
+    assert {tuple(history.tolist()) for history in found.drawn(20, np.random.default_rng(0))} == {(0,), (0, 1)}
+
+
+def test_an_event_of_a_list_without_an_order_has_all_others(split: Split, tmp_path: Path) -> None:
+    split = replace(split, lists=replace(split.lists, order="none"))
+    found = fold_log(split, items_of(put(1, "new")), table("i0", "i1", "i2", "new"), tmp_path)
+    of_n, histories = found.events_of(np.array([0, 2]), 1, np.random.default_rng(0))
+    assert (of_n.tolist(), [history.tolist() for history in histories]) == ([0, 1], [[1, 2], [0, 1]])
+
+
+def test_no_more_events_of_an_item_are_drawn_than_are_wanted(tmp_path: Path) -> None:
+    log = log_of([[user % 3, 3, 4] for user in range(12)] + [[0, 1]] * 2)
+    found = fold_log(split_of(log, 12, 1, 1), items_of(put(1, "new")), table("i0", "i1", "i2", "i3", "i4"), tmp_path)
+    of_n, histories = found.events_of(np.array([3, 4]), 5, np.random.default_rng(3))
+    assert np.bincount(of_n).tolist() == [5, 5]
+    assert {len(history) for history in histories} == {1, 2}
+
+
+# -- the memory ---------------------------------------------------------------------------------------------------------------
+
+
+FORMULA = MemoryFormula(row=0.5, column=0.5, power=1.0, shrink=0, user=0, back=1, decay=1, window=2000, unit=0.5)
+
+
+def memory_of(items: int, entries: dict[tuple[int, int], float]) -> Memory:
+    """With these values of S."""
+    pairs = sorted(entries)
+    offset = np.append(0, np.cumsum(np.bincount([source for source, _ in pairs], minlength=items)))
+    item, value = np.array([target for _, target in pairs], np.int32), np.array([entries[pair] for pair in pairs], np.float16)
+    return Memory(offset.astype(np.int64), item, value, np.ones(4, np.float32), key_weight=1.0, formula=FORMULA)
+
+
+def test_entries_and_counts_are_those_of_the_lists_and_placed_ones_stay_where_they_know_more(split: Split, tmp_path: Path) -> None:
+    ids = ["i0", "i1", "i2", "few", "many", "like"]
+    journal = items_of(put(1, "few", events=(["i0"],)), put(2, "many", events=(["i1"],), count=9), put(3, "like", like=("i2",)))
+    entries = {(0, 1): 9.0, (0, 2): 1.0, (0, 3): 7.0, (1, 4): 5.0, (2, 5): 3.0, (2, 3): 8.0}
+    rng = np.random.default_rng(0)
+    bundle = make_bundle(tmp_path / "bundle", rng, tree_over(rng, len(ids), 2), "product", memory=memory_of(len(ids), entries))
+    content = content_of(bundle)
+    assert isinstance(content, GraphContent)
+    placed = LabelCounts(np.array([7, 1, 1, 3, 9, 2]), 23)
+    content = replace(content, items=table(*ids), counts=placed)
+    (tmp_path / "work").mkdir()
+    after = counted_anew(content, fold_log(split, journal, content.items, tmp_path / "work"), given_counts(journal, content.items))
+    assert after.counts is not None
+    assert after.counts.counts_I.tolist() == [2, 2, 1, 3, 9, 2], "the log's items as the lists have them, others as they were placed"
+    memory = after.memory
+    assert memory is not None
+    assert memory.value_of(0, 1) == pytest.approx(1 / 2 / FORMULA.unit, rel=1e-3), "they are in one list"
+    assert memory.value_of(0, 3) == pytest.approx(1 / 2**0.5 / FORMULA.unit, rel=1e-3)
+    assert memory.value_of(2, 3) == 0, "no list holds both"
+    assert memory.value_of(1, 4) == 5, "made with its count"
+    assert memory.value_of(2, 5) == 3, "made without events"
+    memory.check(len(ids))
+
+
+# -- rows -----------------------------------------------------------------------------------------------------------------------
+
+
+def random_product(folder: Path, rng: np.random.Generator) -> Bundle:
+    """A model of histories whose states are not all alike, with γ = ½."""
+    return make_bundle(folder, rng, random_tree(rng, 3, 4, empty_share=0.1), "product", gamma=0.5, integer=False)
+
+
+def shares(bundle: Bundle, histories: list[Int64], rows_ND: Floats) -> tuple[Floats, Floats]:
+    """float64[B, leaves] and float64[B, S], leaf by leaf: softmax shares by the ranks along paths, and states on the leaf level."""
+    kind, tree = bundle.manifest.query, bundle.tree
+    assert isinstance(kind, HistoryKind)
+    states = QueryEncoder.open(bundle).states(pad_histories(kind, histories).array, [0] * len(histories)).astype(np.float64)
+    ranks = np.full((len(histories), tree.leaf_count), -np.inf)
+    for leaf in range(tree.leaf_count):
+        if tree.leaf_item[leaf] < 0:
+            continue
+        path = tree.ancestors(np.array([tree.leaf_offset + leaf]))[0].tolist()
+        ranks[:, leaf] = 0
+        for h, node in enumerate(path):
+            if h:
+                ranks[:, leaf] = bundle.manifest.ranking.gamma * ranks[:, leaf] + states[:, h] @ rows_ND[node]
+    weights = np.exp(ranks - ranks.max(1, keepdims=True))
+    return weights / weights.sum(1, keepdims=True), states[:, -1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_fitted_rows_are_where_the_gradient_of_their_loss_is_zero(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "STEPS", 3000)
+    rng = np.random.default_rng(seed)
+    bundle = random_product(tmp_path, rng)
+    histories = [rng.integers(0, len(bundle.items), rng.integers(1, 5)) for _ in range(30)]
+    leaf_I = np.sort(rng.choice(bundle.tree.leaf_of_item, 3, replace=False))
+    of_n = np.repeat(np.arange(3), [1, 2, 3])
+    mean_IS, events_I = mean_states(bundle, of_n, histories[:6], 3)
+    assert events_I.tolist() == [1, 2, 3]
+    share_I = np.array([0.05, 0.1, 0.02], np.float32)
+    rows_IS = fitted_rows(bundle, Evidence(leaf_I, mean_IS, events_I, share_I), histories)
+    rows_ND = np.asarray(bundle.node_rows_ND, np.float64).copy()
+    start_IS, variance = rows_ND[leaf_I].copy(), rows_ND[np.setdiff1d(bundle.tree.leaf_of_item, leaf_I)].var(0).mean()
+    rows_ND[leaf_I] = rows_IS
+    share_BN, state_BS = shares(bundle, histories, rows_ND)
+    expected_IS = share_BN[:, leaf_I - bundle.tree.leaf_offset].T @ state_BS / len(histories)
+    prior_IS = (share_I / (events_I * variance))[:, None] * (rows_IS - start_IS) * (state_BS.std(0) > fitting.EQUAL)
+    assert_allclose(expected_IS + prior_IS, share_I[:, None] * mean_IS, atol=2e-4 * np.abs(mean_IS).max())
+    assert np.abs(rows_IS - start_IS).max() > 0.01
+
+
+def test_rows_that_rank_far_above_all_others_are_fitted(tmp_path: Path) -> None:
+    """Once they had outgrown the others from fold to fold, the sum of the others was 0, and all that followed was NaN."""
+    rng = np.random.default_rng(0)
+    tree = random_tree(rng, 3, 4)
+    rows = rng.normal(size=(tree.node_count, 4)).astype(np.float32)
+    leaf_I = tree.leaf_of_item[:2]
+    rows[leaf_I] *= 1000
+    bundle = make_bundle(tmp_path, rng, tree, "product", gamma=0.5, integer=False, rows=rows)
+    histories = [rng.integers(0, len(bundle.items), 3) for _ in range(20)]
+    mean_IS, events_I = mean_states(bundle, np.array([0, 1]), histories[:2], 2)
+    fitted = fitted_rows(bundle, Evidence(leaf_I, mean_IS, events_I, np.full(2, 0.05, np.float32)), histories)
+    assert np.isfinite(fitted).all()
+
+
+# -- `python -m training fold --log` --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`planted`, version 1, that a softmax has trained, with an item of cluster 0 that was put by an event of cluster 1."""
+    folder = tmp_path_factory.mktemp("learned")
+    product = {"kind": "product", "node_dim": 8, "hidden": [16]}
+    bundle = trained_model(write_log(folder / "log.csv"), folder, kind="otm-robust", scorer=product, objective={"negatives": 20})
+    writer = JournalOf(bundle)
+    writer.put(f"item-{ITEMS}", placed=False, events=(["item-1", f"item-{1 + CLUSTERS}"],))
+    writer.put("quiet", placed=False, like=("item-3",))
+    return folder
+
+
+def rank_of(bundle: Bundle, item: str, cluster: int) -> int:
+    """At which place an item comes back for a history of a cluster; 100 where it does not."""
+    kind = bundle.manifest.query
+    assert isinstance(kind, HistoryKind)
+    history = bundle.items.rows_of([f"item-{cluster + CLUSTERS * i}" for i in range(4)])
+    found = open_engine(bundle, "cpu").search(pad_histories(kind, [history]), SearchParams.uniform(1, 32, 64)).item_rows_BM[0]
+    places = np.flatnonzero(found == bundle.items.rows_of([item])[0])
+    return int(places[0]) if len(places) else 100
+
+
+def test_a_fold_finds_live_items_where_the_log_says_that_they_belong(models: Path) -> None:
+    item, log = f"item-{ITEMS}", write_log(models / "today.csv", new=1)
+    assert command("fold", "--model", models / "planted" / "1", "--out", models / "planted" / "2").status == 0
+    assert command("fold", "--model", models / "planted" / "1", "--out", models / "planted" / "3", "--log", log).status == 0
+    plain, after = (Bundle.open(models / "planted" / version) for version in "23")
+    assert rank_of(after, item, 0) < 15 <= rank_of(plain, item, 0)
+    counts = after.label_counts()
+    assert counts is not None
+    assert counts.counts_I[after.items.rows_of([item])[0]] > 10
+    assert after.items.rows_of(["quiet"])[0] >= 0
+    leaf = after.tree.leaf_of_item[after.items.rows_of([item])[0]]
+    others = np.delete(np.arange(after.tree.node_count), leaf)
+    assert_array_equal(np.asarray(after.node_rows_ND)[others], np.asarray(plain.node_rows_ND)[others])
+    assert not list((models / "planted").glob(".3.*")), "no work folder is left"

@@ -1,0 +1,153 @@
+"""Rows of live leaves, fitted to events once a version is folded; everything else in the model stays.
+
+    rank(i | x) = s(x) · w_i + γ · rank(parent(i) | x)
+    L(w) = mean_x log Σ_i e^{rank(i | x)} − Σ_i (n_i / n) · m_i · w_i + Σ_i (n_i / n) · ‖w_i − w_i⁰‖² / (2 e_i σ²)
+
+x are the histories of events drawn from all, s(x) their states on the leaf level; n counts the events of all items, n_i those of live item
+i. m_i is the mean state of e_i of its events; w_i⁰ is the row that it was placed with. L is the loss of the kinds that train a softmax over
+all leaves, as a function of the live rows alone, with a prior. It is convex, and what the other leaves add to its sum never changes. The
+prior is as wide as the rows of the other leaves are spread: σ² is the mean variance of their columns. Columns in which states do not differ
+are biases, and have no prior. Adam descends, at rates that fall to 0.
+
+Knows rows and states. Does not know journals.
+
+Legend: B histories, I live items, S state, N nodes of a level, L levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+from espalier.bundle import Bundle
+from espalier.engines.encoder import QueryEncoder
+from espalier.queries import HistoryKind, pad_histories
+from espalier.tree import EMPTY_LEAF
+
+Floats = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+
+BACKGROUND = 2048
+"""Histories that stand for all events."""
+STEPS, RATE = 40, 0.1
+"""Adam's steps, and its first rate, in multiples of σ."""
+BETA1, BETA2, EPSILON = 0.9, 0.99, 1e-12
+EQUAL = 1e-6
+"""States that differ by less are biases."""
+AT_ONCE = 256
+"""Histories that are encoded at a time."""
+MOST_NUMBERS = 1 << 24
+"""Ranks of leaves that are held at a time."""
+
+
+class Evidence(NamedTuple):
+    """leaf_I: int64[I], the live leaves · mean_IS: the mean states m · events_I: e · share_I: n_i / n."""
+
+    leaf_I: Int64
+    mean_IS: Floats
+    events_I: Floats
+    share_I: Floats
+
+
+class Background(NamedTuple):
+    """state_BS: on the leaf level · above_BI: γ · rank(parent) of live leaves · rest_B: log Σ e^rank over other leaves, −inf for none."""
+
+    state_BS: Floats
+    above_BI: Floats
+    rest_B: Floats
+
+
+def fitted_rows(bundle: Bundle, evidence: Evidence, histories: Sequence[Int64]) -> Floats:
+    """float32[I, S]: the rows of live leaves, fitted. histories: of events drawn from all; there must be one."""
+    rows_IS, spread, is_free_S = _start(bundle, evidence.leaf_I)
+    background = _background(bundle, evidence.leaf_I, histories)
+    is_free_S = is_free_S & (background.state_BS.std(0) > EQUAL)
+    prior_IS = (evidence.share_I / (evidence.events_I * spread**2))[:, None] * is_free_S
+    start_IS, first_IS, second_IS = rows_IS, np.zeros_like(rows_IS), np.zeros_like(rows_IS)
+    for step in range(STEPS):
+        gradient_IS = _expected(background, rows_IS) - evidence.share_I[:, None] * evidence.mean_IS + prior_IS * (rows_IS - start_IS)
+        first_IS = BETA1 * first_IS + (1 - BETA1) * gradient_IS
+        second_IS = BETA2 * second_IS + (1 - BETA2) * gradient_IS**2
+        move_IS = first_IS / (1 - BETA1 ** (step + 1)) / (np.sqrt(second_IS / (1 - BETA2 ** (step + 1))) + EPSILON)
+        rows_IS = (rows_IS - RATE * spread * (1 - step / STEPS) * move_IS).astype(np.float32)
+    return rows_IS
+
+
+def mean_states(bundle: Bundle, of_n: Int64, histories: Sequence[Int64], items: int) -> tuple[Floats, Floats]:
+    """float32[I, S]: the mean states on the leaf level of each item's histories; float32[I]: how many it has, at least 1.
+
+    of_n  int64[n]: which of the items each history is of
+    """
+    sum_IS, count_I = np.zeros((items, bundle.graph_scorer.state_dim), np.float32), np.bincount(of_n, minlength=items)
+    encoder = QueryEncoder.open(bundle)
+    for begin in range(0, len(histories), AT_ONCE):
+        states_BLS = _states(bundle, encoder, histories[begin : begin + AT_ONCE], bundle.tree.height)
+        np.add.at(sum_IS, of_n[begin : begin + AT_ONCE], states_BLS[:, -1])
+    events_I = np.maximum(count_I, 1).astype(np.float32)
+    return sum_IS / events_I[:, None], events_I
+
+
+def _states(bundle: Bundle, encoder: QueryEncoder, histories: Sequence[Int64], first: int) -> Floats:
+    kind = bundle.graph_kind
+    if not isinstance(kind, HistoryKind):
+        raise TypeError(f"histories for a model of {kind.kind}")
+    return encoder.states(pad_histories(kind, histories).array, [first] * len(histories))
+
+
+def _start(bundle: Bundle, leaf_I: Int64) -> tuple[Floats, float, NDArray[np.bool_]]:
+    """The rows as they were placed; σ, the spread of the other leaves' rows, of all where there are none; and the columns that differ.
+
+    Not of rows that may have been fitted in earlier folds: σ would grow from fold to fold.
+    """
+    tree = bundle.tree
+    held = tree.leaf_offset + np.flatnonzero(tree.leaf_item != EMPTY_LEAF)
+    others = np.setdiff1d(held, leaf_I)
+    held = others if len(others) > 1 else held
+    blocks = [np.asarray(bundle.node_rows_ND[held[begin : begin + AT_ONCE]], np.float64) for begin in range(0, len(held), AT_ONCE)]
+    mean_S = sum(block.sum(0) for block in blocks) / len(held)
+    square_S = sum(((block - mean_S) ** 2).sum(0) for block in blocks) / len(held)
+    is_free_S = np.asarray(square_S > 0, np.bool_)
+    spread = float(np.sqrt(square_S[is_free_S].mean())) if is_free_S.any() else 1.0
+    return np.asarray(bundle.node_rows_ND[leaf_I], np.float32), spread, is_free_S
+
+
+def _background(bundle: Bundle, leaf_I: Int64, histories: Sequence[Int64]) -> Background:
+    tree, encoder = bundle.tree, QueryEncoder.open(bundle)
+    others = tree.leaf_item != EMPTY_LEAF
+    others[leaf_I - tree.leaf_offset] = False
+    at_once = max(1, min(AT_ONCE, MOST_NUMBERS // tree.leaf_count))
+    parts = []
+    for begin in range(0, len(histories), at_once):
+        states_BLS = _states(bundle, encoder, histories[begin : begin + at_once], 1)
+        ranks_BN, above_BN = _ranks(bundle, states_BLS)
+        rest_B = logsumexp(ranks_BN[:, others], axis=1) if others.any() else np.full(len(ranks_BN), -np.inf, np.float32)
+        parts.append((states_BLS[:, -1], above_BN[:, leaf_I - tree.leaf_offset], rest_B))
+    state_BS, above_BI, rest_B = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return Background(state_BS, above_BI, rest_B)
+
+
+def _ranks(bundle: Bundle, states_BLS: Floats) -> tuple[Floats, Floats]:
+    """float32[B, N] twice: the ranks of all leaves, and of these what their parents' ranks add."""
+    tree, gamma = bundle.tree, np.float32(bundle.manifest.ranking.gamma)
+    ranks_BN = above_BN = np.zeros((len(states_BLS), 1), np.float32)
+    for h in range(1, tree.height + 1):
+        span, before = tree.level(h), tree.level(h - 1)
+        rows_NS = np.asarray(bundle.node_rows_ND[span.start : span.stop], np.float32)
+        above_BN = gamma * ranks_BN[:, tree.parent[span.start : span.stop] - before.start]
+        ranks_BN = states_BLS[:, 0 if states_BLS.shape[1] == 1 else h] @ rows_NS.T + above_BN
+    return ranks_BN, above_BN
+
+
+def _expected(background: Background, rows_IS: Floats) -> Floats:
+    """float32[I, S]: mean_x p(i | x) · s(x)."""
+    rank_BI = background.state_BS @ rows_IS.T + background.above_BI
+    rest_B1 = background.rest_B[:, None]
+    largest_B1 = np.maximum(rank_BI.max(1, keepdims=True), rest_B1)
+    share_BI = np.exp(rank_BI - largest_B1)
+    sum_B1 = np.exp(rest_B1 - largest_B1) + share_BI.sum(1, keepdims=True)
+    expected_IS: Floats = (share_BI / (sum_B1 * len(rank_BI))).T @ background.state_BS
+    return expected_IS
