@@ -25,7 +25,7 @@ READY_S = 300.0
 JSON = {"Content-Type": "application/json"}
 PROCESS_DIGITS = 12
 """Of an X-Request-Id: which process gave it."""
-ATTEMPTS = 500
+ATTEMPTS, EACH_TURN, TURN_S = 500, 10, 0.1
 """Connections that are opened in search of every worker."""
 
 
@@ -193,7 +193,9 @@ def connections_to(address: tuple[str, int], workers: int, each: int) -> list[li
     A worker is known by the ids that it gives to requests: the first digits are the same for all requests of a process.
     """
     found: dict[str, list[http.client.HTTPConnection]] = {}
-    for _ in range(ATTEMPTS):
+    for number in range(ATTEMPTS):
+        if number % EACH_TURN == EACH_TURN - 1:
+            time.sleep(TURN_S)  # a worker that has just begun may leave all connections to the others
         connection = http.client.HTTPConnection(*address, timeout=30)
         connection.request("GET", "/livez")
         answer = connection.getresponse()

@@ -99,8 +99,8 @@ def commands() -> list[tuple[str, str]]:
     for document in DOCUMENTS:
         lines = "\n".join(blocks(document, "sh")).replace("\\\n", " ")
         lines = re.sub(r"'[^']*'", lambda quoted: quoted[0].replace("\n", " "), lines)  # a JSON body over several lines
-        indented = re.findall(r"^    (python -m .*)$", text(document), re.MULTILINE)
-        inline = re.findall(r"`((?:python -m|make) [^`|]*)`", text(document))
+        indented = re.findall(r"^    ((?:python -m|espalier) .*)$", text(document), re.MULTILINE)
+        inline = re.findall(r"`((?:python -m|make|espalier) [^`|]*)`", text(document))
         found += [(document, line) for line in [*lines.splitlines(), *indented, *inline] if line.strip()]
     return found
 
@@ -108,13 +108,29 @@ def commands() -> list[tuple[str, str]]:
 COMMANDS = commands()
 MAKE = [(document, command) for document, command in COMMANDS if command.startswith("make")]
 PYTHON = [(document, command) for document, command in COMMANDS if command.startswith("python -m")]
+INSTALLED = [(document, command) for document, command in COMMANDS if command.startswith("espalier ")]
 
 
 def test_the_readme_has_its_commands_and_shell_blocks_hold_known_ones_alone() -> None:
     readme = [command for document, command in COMMANDS if document == "README.md"]
-    for start in ("make run", "make test", "curl ", *(f"python -m training {name}" for name in ("new", "compare", "fit", "evaluate"))):
+    for start in (
+        "make run",
+        "make test",
+        "curl ",
+        *(f"espalier {name} " for name in ("compare", "new", "fit", "evaluate", "predict", "serve")),
+    ):
         assert any(command.startswith(start) for command in readme), start
-    known: tuple[str, ...] = ("make", "python -m", "curl ", "export ESPALIER_", ". .venv/bin/activate", "ruff format")
+    known: tuple[str, ...] = (
+        "make",
+        "python -m",
+        "python examples/",
+        "espalier ",
+        "pip install ",
+        "curl ",
+        "export ESPALIER_",
+        ". .venv/bin/activate",
+        "ruff format",
+    )
     known += ("helm ", "kubectl ", "ray start ", "serve run ", "serve deploy ", "serve status", "export RAY_")
     known += ("locust ", "docker compose ", "docker build ", "docker run ", "DOCKER_BUILDKIT=1 docker build ", "debootstrap ", "tar ")
     assert [command for _, command in COMMANDS if not command.startswith(known)] == []
@@ -136,6 +152,16 @@ def test_python_commands_name_modules_and_options_that_exist(document: str, comm
     subcommand = rest[0] if module in ("training", "service.journal") and rest and not rest[0].startswith("-") else None
     options = [word for word in rest if re.match(r"--?[a-z]", word)]
     described = help_of(module, subcommand)
+    assert [option for option in options if not re.search(rf"(?<![\w-]){option}(?![\w-])", described)] == [], f"{document}: {command}"
+
+
+@pytest.mark.slow
+@pytest.mark.release
+@pytest.mark.parametrize(("document", "command"), INSTALLED)
+def test_commands_of_an_installation_and_their_options_exist(document: str, command: str) -> None:
+    name, *rest = shlex.split(re.sub(r"[][|]", " ", command), comments=True)[1:]
+    described = help_of("espalier_cli", name)
+    options = [word for word in rest if re.match(r"--?[a-z]", word)]
     assert [option for option in options if not re.search(rf"(?<![\w-]){option}(?![\w-])", described)] == [], f"{document}: {command}"
 
 

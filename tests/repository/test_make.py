@@ -73,7 +73,7 @@ def test_after_run_alone_other_commands_say_in_a_line_what_to_install(command: s
     for loaded in (f"{command}.__main__", command):
         monkeypatch.delitem(sys.modules, loaded, raising=False)
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(SystemExit, match=f"^error: {library} is not installed.*`make install`$"):
+    with pytest.raises(SystemExit, match=f"^error: {library} is not installed.*`make install`, or `pip install .*`$"):
         runpy.run_module(command, run_name="__main__")
 
 

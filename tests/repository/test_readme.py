@@ -138,14 +138,19 @@ def history_bodies() -> list[str]:
     return [body for body in found if "history" in body]
 
 
-def test_the_requests_and_the_python_of_the_readme_are_answered(served: httpx.Client, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_requests_and_the_python_of_the_readme_are_answered(
+    served: httpx.Client, checkout: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (body,) = (body for body in history_bodies() if '"python"' in body)
     result = served.post("/retrieve", json=json.loads(body) | {"fields": ["section"]}).raise_for_status().json()["results"][0]
     assert [item["fields"]["section"] for item in result["items"]] == ["python"] * 5
     assert [item["outcome"] for item in result["explain"]["items"]] == ["filtered"]
     (block,) = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-    exec(block.replace("http://localhost:8000", str(served.base_url)), {})
-    assert capsys.readouterr().out.count("Item(id=") == 5
+    monkeypatch.chdir(checkout)
+    exec(block, {})
+    table = capsys.readouterr().out
+    assert "shape: (5, 5)" in table
+    assert table.count("\n│ 0 ") == 5
 
 
 def test_the_ranker_of_the_readme_is_trained_measured_and_asked(checkout: Path, model: Bundle) -> None:
