@@ -47,6 +47,14 @@ def precision_recall_f(
     return precision_B, recall_B, f_B
 
 
+def reciprocal_rank_at_m(item_rows_BM: Int64, relevant: Sequence[Int64], m: int) -> Float64:
+    """float64[B]: 1 / the place of the first relevant item of m, 0 where there is none; their mean is MRR@m. As `precision_recall_f`."""
+    hits_BM, _ = _hits(recommendations(item_rows_BM, m), relevant, multiset=False)
+    first_B = hits_BM.argmax(axis=1) if hits_BM.shape[1] else np.zeros(len(hits_BM), np.int64)
+    rank_B: Float64 = np.where(hits_BM.any(axis=1), 1.0 / (first_B + 1), 0.0)
+    return rank_B
+
+
 def ndcg_at_m(item_rows_BM: Int64, relevant: Sequence[Int64], m: int) -> Float64:
     """float64[B]: nDCG@m of recommendations, relevance being yes or no (the Extreme Classification Repository's nDCG@k).
 

@@ -30,7 +30,7 @@ from espalier.errors import BundleExists, InvalidInput, InvalidQuery
 from espalier.frames import Frame, as_frame, as_table, installed_frame, lists_of
 from espalier.manifest import GraphScorer
 from espalier.masks.filters import ItemFilters
-from espalier.metrics import ndcg_at_m, precision_recall_f
+from espalier.metrics import ndcg_at_m, precision_recall_f, reciprocal_rank_at_m
 from espalier.queries import (
     FeaturesKind,
     HistoryKind,
@@ -43,7 +43,7 @@ from espalier.queries import (
     encode_vectors,
     pad_histories,
 )
-from espalier.search import NodeMask, SearchParams, SearchResult
+from espalier.search import NO_ITEM, NodeMask, SearchParams, SearchResult
 from espalier.text.sparse_rows import SparseRows
 
 if TYPE_CHECKING:  # it imports ONNX Runtime, which is an extra
@@ -205,7 +205,8 @@ class Model:
         beam_sizes: Sequence[int] | None = None,
         ms: Sequence[int] = (10, 50),
     ) -> Any:
-        """Recall, precision and nDCG by beam and m: a data frame.
+        """Means over queries by beam and m, a data frame: recall, precision, nDCG, hit rate (the share of queries with anything relevant),
+        MRR (1 / rank of the first relevant item), and coverage, the share of the catalogue that came back for some query.
 
         data  a log of users that the model has not learned from, one interaction a row: of each user the first half of the items is the
               history, and the rest is to be found; or queries as `held_out` gives them, with columns history and relevant. None: the
@@ -220,7 +221,10 @@ class Model:
             for m in ms:
                 precision_B, recall_B, _ = precision_recall_f(found_BM, relevant, m)
                 figures = {"recall": recall_B, "precision": precision_B, "ndcg": ndcg_at_m(found_BM, relevant, m)}
+                figures |= {"hit_rate": recall_B > 0, "mrr": reciprocal_rank_at_m(found_BM, relevant, m)}
                 means = {name: float(np.mean(values)) for name, values in figures.items()}
+                shown = np.unique(found_BM[:, :m])
+                means["coverage"] = float(np.count_nonzero(shown != NO_ITEM) / len(self.bundle.items))
                 rows.append({"beam_size": int(beam_size), "m": int(m), **means, "queries": len(queries)})
         return self._as_frame(pa.Table.from_pylist(rows))
 

@@ -103,6 +103,16 @@ def test_figures_are_those_of_training(model: Model) -> None:
     (row,) = model.evaluate(ms=[50]).to_pylist()
     assert row["queries"] == 1000
     assert row["recall"] == pytest.approx(0.76, abs=0.02)  # as its manifest and `evaluate` of the trainer say
+    held = model.held_out().to_pylist()
+    found = model.search([one["history"] for one in held], m=3)
+    lists = np.array(found.column("item").to_pylist()).reshape(len(held), 3)
+    ranks = [
+        next((1 / (i + 1) for i, item in enumerate(own) if item in one["relevant"]), 0.0) for own, one in zip(lists, held, strict=True)
+    ]
+    (top,) = model.evaluate(ms=[3]).to_pylist()
+    assert top["mrr"] == pytest.approx(np.mean(ranks))
+    assert top["hit_rate"] == pytest.approx(np.mean(np.array(ranks) > 0))
+    assert top["coverage"] == pytest.approx(len(np.unique(lists)) / len(model.bundle.items))
     wide = model.evaluate(beam_sizes=[50, 400], ms=[10, 50]).to_pylist()
     assert [(one["beam_size"], one["m"]) for one in wide] == [(50, 10), (50, 50), (400, 10), (400, 50)]
     assert wide[0]["recall"] < wide[2]["recall"]

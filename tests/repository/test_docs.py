@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Route
@@ -241,3 +244,22 @@ def anchors(page: Path) -> set[str]:
     outside_of_blocks = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.*)$", outside_of_blocks, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_pages_are_a_site_without_a_link_that_leads_nowhere(tmp_path: Path) -> None:
+    build = [sys.executable, str(ROOT / "docs/build.py"), "--out", str(tmp_path / "site")]
+    done = subprocess.run(build, capture_output=True, text=True, env={"NO_MKDOCS_2_WARNING": "1"})
+    assert (done.returncode, done.stderr) == (0, "")
+    for page in ("index", "docs/train", "docs/python", "docs/recipes", "docs/decisions/index", "CHANGELOG"):
+        assert (tmp_path / f"site/{page}.html").is_file()
+    assert "beam search" in (tmp_path / "site/search/search_index.json").read_text()
+
+
+def test_a_release_is_tested_on_every_python_that_is_promised() -> None:
+    jobs = yaml.safe_load(text(".github/workflows/release.yml"))["jobs"]
+    promised = re.findall(r"Programming Language :: Python :: (3\.\d+)", text("pyproject.toml"))
+    assert jobs["test"]["strategy"]["matrix"]["python"] == promised
+    needs = {name: job.get("needs", []) for name, job in jobs.items()}
+    assert needs == {"test": [], "wheel": "test", "images": "wheel", "publish": ["wheel", "images"]}
+    targets = re.findall(r"^FROM \S+ AS (\S+)", text("Dockerfile"), re.MULTILINE)
+    assert set(jobs["images"]["strategy"]["matrix"]["target"]) <= set(targets)
