@@ -221,7 +221,7 @@ class Model:
             for m in ms:
                 precision_B, recall_B, _ = precision_recall_f(found_BM, relevant, m)
                 figures = {"recall": recall_B, "precision": precision_B, "ndcg": ndcg_at_m(found_BM, relevant, m)}
-                figures |= {"hit_rate": recall_B > 0, "mrr": reciprocal_rank_at_m(found_BM, relevant, m)}
+                figures |= {"hit_rate": (recall_B > 0).astype(np.float64), "mrr": reciprocal_rank_at_m(found_BM, relevant, m)}
                 means = {name: float(np.mean(values)) for name, values in figures.items()}
                 shown = np.unique(found_BM[:, :m])
                 means["coverage"] = float(np.count_nonzero(shown != NO_ITEM) / len(self.bundle.items))
