@@ -1,4 +1,4 @@
-"""`python -m espalier.compile --check | --write`: compiles the installed packages' functions beforehand, and says whether that was done.
+"""`espalier compile --check | --write`: compiles the installed packages' functions beforehand, and says whether that was done.
 
 The signatures of a package are shared among as many processes as there are cores; each is compiled by one. All code of a package goes into
 one file (`code_files.py`), under a lock: who comes second waits, and finds it. `make_ready` does this for a service before it serves.

@@ -1,6 +1,6 @@
 """`@compiled()`: numba's `njit`, with code that was compiled beforehand and is only read here.
 
-`python -m espalier.compile --write` compiles the signatures that a package has written down (`signatures.py`) into one file
+`espalier compile --write` compiles the signatures that a package has written down (`signatures.py`) into one file
 (`code_files.py`). The first call of a function with types of such a signature loads its code from there. Other types, and packages without
 a file, are compiled in memory, or refused, as `when_missing` says. Nothing is written here. A package's file is the one for the sources as
 they were when its first compiled function was imported.
@@ -116,7 +116,7 @@ class _Reader(NullCache):
         if self._package not in _compiling and _files[self._package] is None:
             _say_once(
                 f"{self._package.name} is compiled in memory, function by function, which takes seconds each: "
-                "`python -m espalier.compile --write` would keep the code"
+                "`espalier compile --write` would keep the code"
             )
         return None
 

@@ -1,1 +1,1 @@
-"""Load for a running service: the sweep over beam sizes (`python -m loadtest.sweep`) and Locust's user classes (`locustfile.py`)."""
+"""Load for a running service: the sweep over beam sizes (`espalier loadtest`) and Locust's user classes (`locustfile.py`)."""

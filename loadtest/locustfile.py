@@ -5,7 +5,7 @@ headless.
 
 Four shapes of load (--shape): `steady`; `ramp`, from nothing up to the rate; `spike`, three times the rate in the middle third; `reload`,
 steady while another version of the model is made the default again and again. Each stops by itself after --seconds, and the exit code is 1
-when more failed than --max-failed and --max-refused allow. `python -m loadtest.sweep` measures more precisely, and on less processor.
+when more failed than --max-failed and --max-refused allow. `espalier loadtest` measures more precisely, and on less processor.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def open_served(model: Json, models: Path) -> Bundle:
 
 
 def held_out(bundle: Bundle) -> list[Query]:
-    """A bundle's held-out queries as `python -m training evaluate` takes them: of histories the last T known ids."""
+    """A bundle's held-out queries as `espalier evaluate` takes them: of histories the last T known ids."""
     found, items = read_heldout(bundle), bundle.items
     relevant = [tuple(items.ids_of(rows)) for rows in found.relevant]
     if isinstance(bundle.manifest.query, HistoryKind):

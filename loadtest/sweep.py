@@ -1,6 +1,6 @@
 """For each beam size: recall through HTTP, latency with one client and under load, and which beam a latency budget buys.
 
-    python -m loadtest.sweep --url http://localhost:8000 --model NAME --beam 10,50,200 --m 10,50 --seconds 10 --out DIR --budget-ms 5
+    espalier loadtest --url http://localhost:8000 --model NAME --beam 10,50,200 --m 10,50 --seconds 10 --out DIR --budget-ms 5
 
 Writes sweep.csv, sweep.md, frontier.png, frontier.svg and sweep.json, which --resume goes on from. Knows the command line and the order
 of things; cells are measured in cell.py.

@@ -1,1 +1,1 @@
-"""The online side: a models folder served over HTTP. `python -m service`; `create_app` in app.py is the ASGI application."""
+"""The online side: a models folder served over HTTP. `espalier serve`; `create_app` in app.py is the ASGI application."""

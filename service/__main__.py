@@ -1,4 +1,4 @@
-"""`python -m service`: serves a models folder, from one process or, on a CPU, several."""
+"""`espalier serve`: serves a models folder, from one process or, on a CPU, several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m service.journal`: upkeep of a model's live catalogue, beside the service that uses it.
+"""`espalier journal`: upkeep of a model's live catalogue, beside the service that uses it.
 
 Knows arguments and what to print. What is done is in espalier/live/journal_upkeep.py.
 """

@@ -64,7 +64,7 @@ def check_whole(bundle: Bundle) -> None:
     """Raises InvalidConfig where a bundle is a shard: it has no held-out queries, and not all items that are relevant for a log's."""
     if (shard := bundle.manifest.shard) is not None:
         found = f"{bundle.path}, shard {shard.index} of {shard.count}"
-        whole = f"the whole bundle, {shard.of} version {shard.version}; python -m loadtest.sweep measures its shards behind a router"
+        whole = f"the whole bundle, {shard.of} version {shard.version}; espalier loadtest measures its shards behind a router"
         raise InvalidConfig("--model", found, whole)
 
 

@@ -1,4 +1,4 @@
-"""A first configuration for a log (`python -m training new LOG`): looks at its first rows, and writes the TOML file that trains on it.
+"""A first configuration for a log (`espalier new LOG`): looks at its first rows, and writes the TOML file that trains on it.
 
 The file says in comments what was decided and from what. Columns are known by their usual names, by options, or by their values.
 """
@@ -151,8 +151,8 @@ def write_configuration(log: Path, out: Path | None, force: bool, kind: str | No
             raise InvalidConfig("--kind", None, f"xr-linear for texts, or otm-sequence for lists of users, since {log.name} has both")
         else:
             kind, body = kind or "xr-linear", _texts(layout, query)
-    lines = [f"# Written by `python -m training new`; `python -m training options {kind}` lists all keys. It is trained by"]
-    lines += [f"#     python -m training fit --config {out} --out models/{name}/1", "# What was found:"]
+    lines = [f"# Written by `espalier new`; `espalier options {kind}` lists all keys. It is trained by"]
+    lines += [f"#     espalier fit --config {out} --out models/{name}/1", "# What was found:"]
     lines += [*(f"# - {words}" for words in layout.said), f'kind = "{kind}"', f'name = "{name}"', "", "[data]", *body, ""]
     SPECIFICATION.checked(tomllib.loads("\n".join(lines)))
     out.write_text("\n".join(lines))

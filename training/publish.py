@@ -98,11 +98,10 @@ def scratch(parent: Path) -> Iterator[Path]:
 
 
 def training_command() -> str | None:
-    """The command line of `espalier` or `python -m training`, quoted for a shell; None in a process that something else started."""
+    """The command line of `espalier`, or of `python -m training`, quoted for a shell; None in a process that something else started."""
     program, *arguments = sys.argv
-    if Path(program).name == "espalier":
-        return shlex.join(["espalier", *arguments])
-    return shlex.join(["python", "-m", "training", *arguments]) if Path(program) == Path(__file__).with_name("__main__.py") else None
+    is_ours = Path(program).name == "espalier" or Path(program) == Path(__file__).with_name("__main__.py")
+    return shlex.join(["espalier", *arguments]) if is_ours else None
 
 
 def _with_ranker_scores(bundle: Bundle, ranker: RankerInfo, golden: pa.Table) -> pa.Table:

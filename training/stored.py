@@ -1,4 +1,4 @@
-"""`python -m training publish | versions | set-default`: models on object storage. Knows folders and a store, not how models are made."""
+"""`espalier publish | versions | set-default`: models on object storage. Knows folders and a store, not how models are made."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Changes:
             self._follower.entry(name)
             raise Conflict(
                 f"What serves of {name!r} follows the store (ESPALIER_STORE), for all hosts alike: "
-                f"`python -m training set-default --store URL --model {name} --version N` changes it."
+                f"`espalier set-default --store URL --model {name} --version N` changes it."
             )
 
     # -- versions -------------------------------------------------------------------------------------------------------

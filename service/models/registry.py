@@ -64,9 +64,9 @@ class Registry:
             self._mirror = StoreMirror(settings, settings.store, metrics, self._workers, self._follower)
             self._follower.starting = self._mirror.starting
         elif not self.entries:
-            expected = "<name>/<version>/manifest.json, as `python -m training fit` writes them"
+            expected = "<name>/<version>/manifest.json, as `espalier fit` writes them"
             if settings.shard is not None:
-                expected = f"{settings.shard}/<version>/manifest.json, as `python -m training shard` writes them (ESPALIER_SHARD)"
+                expected = f"{settings.shard}/<version>/manifest.json, as `espalier shard` writes them (ESPALIER_SHARD)"
             raise BundleNotFound(f"{settings.models}: no model there; expected {expected}")
         self.shards = ServedShards(settings, metrics, lambda: self.entries)
         self.changes = Changes(settings, metrics, self._follower, self._workers)

@@ -1,4 +1,4 @@
-"""`python -m service.router`: serves bundles whose items are on shards, which other services hold."""
+"""`espalier route`: serves bundles whose items are on shards, which other services hold."""
 
 from __future__ import annotations
 

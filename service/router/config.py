@@ -32,7 +32,7 @@ def _for_a_header(key: SecretStr) -> SecretStr:
 
 
 class RouterConfig(BaseModel):
-    """The options of `python -m service.router`, or the keys of its configuration file."""
+    """The options of `espalier route`, or the keys of its configuration file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -30,15 +30,15 @@ README_PUT = re.findall(r"^```sh\n(curl -s -X PUT .*?)^```$", (ROOT / "README.md
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a service with two workers, started by the page's own command on a copy of the sample's model."""
     folder = tmp_path_factory.mktemp("checkout")
-    for name in ("espalier", "service"):
+    for name in ("espalier", "espalier_cli", "service"):
         (folder / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "models/debian-depends/1", folder / "models/debian-depends/1")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    setting, start = next(block for block in BLOCKS if "python -m service" in block).splitlines()
+    setting, start = next(block for block in BLOCKS if "espalier serve" in block).splitlines()
     settings = dict([shlex.split(setting)[1].split("=", 1)])
-    command = [sys.executable, *shlex.split(start)[1:], "--workers", "2"]
+    command = [sys.executable, "-m", "espalier_cli", *shlex.split(start)[1:], "--workers", "2"]
     command[command.index("--port") + 1] = str(port)
     others = {name: value for name, value in os.environ.items() if not name.startswith("ESPALIER_")}
     server = subprocess.Popen(command, cwd=folder, env=others | settings, stderr=subprocess.DEVNULL)

@@ -43,7 +43,7 @@ STEPS = 40
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder where the README's commands work: the packages, the sample, and its configuration with fewer steps."""
     folder = tmp_path_factory.mktemp("checkout")
-    for name in ("espalier", "service", "data"):
+    for name in ("espalier", "espalier_cli", "service", "data"):
         (folder / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "models/debian-depends/1", folder / "models/debian-depends/1")
     shutil.copytree(ROOT / "training", folder / "training")
@@ -53,8 +53,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(checkout: Path, command: str) -> str:
-    words = shlex.split(command, comments=True)
-    words[0] = sys.executable
+    _, *arguments = shlex.split(command, comments=True)
+    words = [sys.executable, "-m", "espalier_cli", *arguments]
     done = subprocess.run(words, cwd=checkout, capture_output=True, text=True, timeout=560, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -88,7 +88,7 @@ def served(checkout: Path, model: Bundle) -> Iterator[httpx.Client]:
 
 
 def test_a_short_training_of_the_sample_beats_popularity_by_far(checkout: Path, tmp_path: Path) -> None:
-    command = next(line for line in PAGES.splitlines() if line.startswith(f"python -m training fit --config {CONFIG}"))
+    command = next(line for line in PAGES.splitlines() if line.startswith(f"espalier fit --config {CONFIG}"))
     run(checkout, f"{command.partition(' --out ')[0]} --out {tmp_path}/debian-depends/1")
     trained = Bundle.open(tmp_path / "debian-depends/1")
     config = read_deep_config(ROOT / CONFIG)
@@ -103,9 +103,7 @@ def test_a_short_training_of_the_sample_beats_popularity_by_far(checkout: Path, 
 
 
 def test_the_evaluate_and_inspect_commands_of_the_readme_run(checkout: Path, model: Bundle) -> None:
-    lines = [
-        line for line in PAGES.splitlines() if re.match(r"python -m training (evaluate|inspect) --model models/debian-depends/1", line)
-    ]
+    lines = [line for line in PAGES.splitlines() if re.match(r"espalier (evaluate|inspect) --model models/debian-depends/1", line)]
     assert len(lines) == 2
     outputs = [run(checkout, line) for line in lines]
     assert any("recall" in output and " 400   200 " in output for output in outputs)
@@ -156,7 +154,7 @@ def test_the_requests_and_the_python_of_the_readme_are_answered(
 def test_the_ranker_of_the_readme_is_trained_measured_and_asked(checkout: Path, model: Bundle) -> None:
     """With few queries to learn from."""
     fit, evaluate = (
-        next(line for line in PAGES.splitlines() if line.startswith(f"python -m training {command}") and "debian-depends/2" in line)
+        next(line for line in PAGES.splitlines() if line.startswith(f"espalier {command} ") and "debian-depends/2" in line)
         for command in ("fit-ranker", "evaluate")
     )
     run(checkout, f"{fit} --queries 300")

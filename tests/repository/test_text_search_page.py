@@ -23,9 +23,9 @@ SECTION = (ROOT / "docs" / "text-search.md").read_text().partition("## The same 
 
 
 def run(folder: Path, command: str) -> None:
-    words = shlex.split(command)
-    assert words[0] == "python"
-    done = subprocess.run([sys.executable, *words[1:]], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    program, *words = shlex.split(command)
+    words = ["-m", "espalier_cli", *words] if program == "espalier" else words
+    done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -33,14 +33,14 @@ def run(folder: Path, command: str) -> None:
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder where the page's commands have run, but for the service's."""
     folder = tmp_path_factory.mktemp("checkout")
-    for name in ("espalier", "training", "benchmarks"):
+    for name in ("espalier", "espalier_cli", "training", "benchmarks"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "data").mkdir()
     (folder / "data" / "debian-bookworm").symlink_to(ROOT / "data" / "debian-bookworm")
-    commands = [line for line in SECTION.splitlines() if line.startswith("python -m ")]
-    assert [command.split()[2] for command in commands] == ["benchmarks.debian_kinds", "training", "service", "training"]
+    commands = [line for line in SECTION.splitlines() if line.startswith(("python -m ", "espalier "))]
+    assert [command.split()[1] for command in commands] == ["-m", "fit", "serve", "assign"]
     for command in commands:
-        if " -m service" not in command:
+        if "espalier serve" not in command:
             run(folder, command)
     return folder
 

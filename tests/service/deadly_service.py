@@ -1,4 +1,4 @@
-"""`python -m service`, where opening version DEADLY of any model kills the process, as the system does where memory has no room for it."""
+"""`espalier serve`, where opening version DEADLY of any model kills the process, as the system does where memory has no room for it."""
 
 from __future__ import annotations
 

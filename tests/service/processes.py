@@ -1,4 +1,4 @@
-"""`python -m service` in a process of its own, with any number of workers."""
+"""`espalier serve` in a process of its own, with any number of workers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BODY = json.dumps({"queries": [{"history": ["item-3"]}], "m": 32, "beam_size": 3
 
 @dataclass
 class Service:
-    """`python -m service` in a process of its own; `log` grows while it runs."""
+    """`espalier serve` in a process of its own; `log` grows while it runs."""
 
     process: subprocess.Popen[str]
     port: int

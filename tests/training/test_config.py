@@ -65,7 +65,7 @@ NETWORKS: list[tuple[Raw, str, str]] = [
     *(({section: {"rte": 3}}, f"{section}.rte", "no such key") for section in ("data", "scorer")),
     ({"optimiser": {"setps": 10}}, "optimiser.setps", "no such key; did you mean optimiser.steps?"),
     ({"optimizer": {"steps": 10}}, "optimizer", "no such key; did you mean optimiser?"),
-    ({"data": {"format": {"rating": "stars"}}}, "data.format.rating", "no such key; `python -m training options`"),
+    ({"data": {"format": {"rating": "stars"}}}, "data.format.rating", "no such key; `espalier options`"),
     ({"data": {"format": {"usr": "id"}}}, "data.format.usr", "no such key; did you mean data.format.user?"),
     ({"data": {"log": None}}, "data.log", ""),
     # kinds, and keys of other kinds
@@ -139,7 +139,7 @@ LINEAR: list[tuple[Raw, str, str]] = [
     ({"data": XMC | {"query": "q"}}, "data.query", "one of data.format 'log'"),
     ({"data": XMC, "instances": {"targets": 3}}, "instances", "one of kind 'otm-robust'"),
     ({"data": XMC, "text": [{"unit": "word", "n": 1}]}, "text", "nothing, since data of format xmc"),
-    ({"data": LOG, "text": [{"unit": "word", "m": 1, "n": 2}]}, "text.0.m", "`python -m training options` lists all"),
+    ({"data": LOG, "text": [{"unit": "word", "m": 1, "n": 2}]}, "text.0.m", "`espalier options` lists all"),
     ({"data": LOG, "linear": {"gamma": 2}}, "linear.gamma", GAMMA),
     ({"data": LOG, "linear": {"costs": 1}}, "linear.costs", "no such key"),
     ({"data": LOG, "linear": {"cost": 1e10}}, "linear.cost", "at most 1e+09"),
@@ -328,7 +328,7 @@ def leaves(raw: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def test_the_page_of_options_is_this_commands_output() -> None:
     page = (ROOT / "docs" / "options.md").read_text()
-    assert page == as_markdown(), "python -m training options --markdown > docs/options.md"
+    assert page == as_markdown(), "espalier options --markdown > docs/options.md"
     assert command("options", "--markdown").out == page
     for kind in kinds():
         for option in options(section_of(kind)):

@@ -1,4 +1,4 @@
-"""`python -m training new`: what a log looks like is found in it, said, and written as a configuration that reads it and trains."""
+"""`espalier new`: what a log looks like is found in it, said, and written as a configuration that reads it and trains."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_a_ranker_is_published_with_its_scores_of_the_golden_items_and_the_figur
 def test_the_manifest_says_the_command_that_trained_it(source: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", [training.__main__.__file__, "fit", "--config", "my shop.toml"])
     published = publish(tmp_path / "models" / "shop" / "1", bare(source), answers, metrics, [2])
-    assert published.manifest.command == "python -m training fit --config 'my shop.toml'"
+    assert published.manifest.command == "espalier fit --config 'my shop.toml'"
     monkeypatch.setattr("sys.argv", ["/usr/bin/pytest", "-q"])  # another program
     again = publish(tmp_path / "models" / "shop" / "2", bare(published), answers, metrics, [3])
     assert again.manifest.command is None
@@ -166,7 +166,7 @@ def test_the_manifest_says_the_command_that_trained_it(source: Bundle, tmp_path:
     assert Bundle.open(published.path, verify=True).manifest == published.manifest
 
 
-# -- `python -m training publish | versions | set-default` ----------------------------------------------------------------
+# -- `espalier publish | versions | set-default` ----------------------------------------------------------------
 
 
 @pytest.fixture

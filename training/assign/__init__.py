@@ -1,1 +1,1 @@
-"""`python -m training assign`: for every item, the points that it is most relevant to."""
+"""`espalier assign`: for every item, the points that it is most relevant to."""

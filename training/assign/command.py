@@ -1,4 +1,4 @@
-"""`python -m training assign`: from a model and a file of points to a Parquet file of every item's best points.
+"""`espalier assign`: from a model and a file of points to a Parquet file of every item's best points.
 
 Legend: I items.
 """

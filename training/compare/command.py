@@ -1,4 +1,4 @@
-"""What `python -m training compare` does with its options: checks them, compares, prints a table and draws."""
+"""What `espalier compare` does with its options: checks them, compares, prints a table and draws."""
 
 from __future__ import annotations
 

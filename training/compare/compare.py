@@ -1,4 +1,4 @@
-"""`python -m training compare`: the recipe and the baselines on one log, and whether a tree pays there.
+"""`espalier compare`: the recipe and the baselines on one log, and whether a tree pays there.
 
 Knows a configuration, names of methods, a time and files. How methods learn and answer is theirs.
 """

@@ -1,4 +1,4 @@
-"""`python -m training compare` for texts: BM25, BM25F, centroids, the nearest queries, one-versus-all and the tree, on the same queries.
+"""`espalier compare` for texts: BM25, BM25F, centroids, the nearest queries, one-versus-all and the tree, on the same queries.
 
 Test queries are those that `fit` holds out: of `data.test`, of the log, or, where there is none, made of words of the items; the report
 says which. Options of baselines are chosen by other queries of the log, or made ones; the tree has its configuration, and is measured at

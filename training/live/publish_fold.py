@@ -1,4 +1,4 @@
-"""`python -m training fold`: the next version of a model is its bundle with live items in it, published without training.
+"""`espalier fold`: the next version of a model is its bundle with live items in it, published without training.
 
 Golden queries are those of the version before, answered anew; held-out queries and what they measure too. A ranker goes along. What is
 learned again only by training stays as it was: γ, λ, the calibration, stacking, the ranker. Where a log is given, the memory and the rows

@@ -1,1 +1,1 @@
-"""A trained bundle in parts: `python -m training shard`."""
+"""A trained bundle in parts: `espalier shard`."""

@@ -1,4 +1,4 @@
-"""`python -m training shard`: a bundle, or the shards that one was cut into, as so many shards OUT/INDEX/VERSION.
+"""`espalier shard`: a bundle, or the shards that one was cut into, as so many shards OUT/INDEX/VERSION.
 
 A layout is complete when every index has its shard. Shards are written hidden and renamed when all of them are verified, so a run that is
 killed leaves either nothing or some of the shards, which the next run completes.

@@ -1,4 +1,4 @@
-"""The keys of a kind, from the models that check them: what `python -m training options` prints, and docs/options.md.
+"""The keys of a kind, from the models that check them: what `espalier options` prints, and docs/options.md.
 
 Knows sections, fields and their descriptions. Has no text about keys of its own.
 """
@@ -85,7 +85,7 @@ def summary() -> str:
     lines = []
     for title, sections in FAMILIES:
         lines += [f"{title}:"] + [f"  {kind:14} {_first_line(section)}" for section in sections for kind in kinds_of(section)] + [""]
-    return "\n".join([*lines, "python -m training options KIND lists the keys of one."])
+    return "\n".join([*lines, "espalier options KIND lists the keys of one."])
 
 
 def as_text(kind: str) -> str:
@@ -103,9 +103,9 @@ def as_markdown() -> str:
     lines = [
         "# Options",
         "",
-        "All keys of all kinds, with the first sentence of each description. `python -m training options KIND` prints the whole,",
+        "All keys of all kinds, with the first sentence of each description. `espalier options KIND` prints the whole,",
         "with types and limits. Words in italics restrict a row to kinds, or to values of the section's own kind. This page is generated:",
-        "`python -m training options --markdown > docs/options.md`.",
+        "`espalier options --markdown > docs/options.md`.",
         "",
         "kind | meaning",
         "---|---",

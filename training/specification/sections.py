@@ -155,7 +155,7 @@ class Form(Generic[T]):
         if not owners:
             section, _, name = key.rpartition(".")
             nearest = get_close_matches(name, self.keys_at(section), 1)
-            meant = f"did you mean {_joined(section, nearest[0])}?" if nearest else "`python -m training options` lists all"
+            meant = f"did you mean {_joined(section, nearest[0])}?" if nearest else "`espalier options` lists all"
             return f"no such key; {meant}"
         return "no such key here: it is one of " + ", ".join(
             f"{name} {_with_or(', '.join(map(repr, kinds)))}" for name, kinds in owners.items()

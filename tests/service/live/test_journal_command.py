@@ -1,4 +1,4 @@
-"""`python -m service.journal`, upkeep of a live catalogue."""
+"""`espalier journal`, upkeep of a live catalogue."""
 
 from __future__ import annotations
 

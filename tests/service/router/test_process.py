@@ -1,4 +1,4 @@
-"""`python -m service.router` in a process of its own, with shards in theirs."""
+"""`espalier route` in a process of its own, with shards in theirs."""
 
 from __future__ import annotations
 

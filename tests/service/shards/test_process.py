@@ -1,4 +1,4 @@
-"""`python -m service` over a folder of shards, asked over a plain connection."""
+"""`espalier serve` over a folder of shards, asked over a plain connection."""
 
 from __future__ import annotations
 

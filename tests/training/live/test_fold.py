@@ -245,7 +245,7 @@ def test_a_file_that_a_killed_run_was_writing_goes_when_it_goes_on(split: Split,
     assert [file.name for file in tmp_path.iterdir()] == ["joined.int32"]
 
 
-# -- `python -m training fold` --------------------------------------------------------------------------------------------
+# -- `espalier fold` --------------------------------------------------------------------------------------------
 
 
 def fold(model: Path, out: Path) -> int:

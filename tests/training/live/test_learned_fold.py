@@ -181,7 +181,7 @@ def test_rows_that_rank_far_above_all_others_are_fitted(tmp_path: Path) -> None:
     assert np.isfinite(fitted).all()
 
 
-# -- `python -m training fold --log` --------------------------------------------------------------------------------------
+# -- `espalier fold --log` --------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""`python -m training shard`: whole layouts of verified shards, from a bundle or from the shards of one."""
+"""`espalier shard`: whole layouts of verified shards, from a bundle or from the shards of one."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def test_commands_say_what_was_written_which_part_a_shard_is_and_what_is_to_be_m
         assert command_line("shard", "--model", bundle.path, "--shards", 2, "--out", out).status == 0
     assert "wrote 2 shards to" in caplog.text
     first, second = (Bundle.open(out / str(index) / "7") for index in (0, 1))
-    assert second.manifest.command == f"python -m training shard --model {bundle.path} --shards 2 --out {out}"
+    assert second.manifest.command == f"espalier shard --model {bundle.path} --shards 2 --out {out}"
     assert f"\nshard 1 of 2 of {bundle.manifest.name} version 7 (" in inspect(second)
     assert f"), of {bundle.tree.item_count} items\n" in inspect(first)
     assert "shard" not in inspect(bundle)
