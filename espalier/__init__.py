@@ -1,9 +1,9 @@
 """Espalier: candidate retrieval by trees trained for the beam search that serves them.
 
-    >>> model = espalier.open("models/debian-depends/1")           # or espalier.fit(log, user="user", item="item")
-    >>> model.search([["nginx", "postgresql"]], m=5, fields=["title"])
-    >>> model.explain(["nginx", "postgresql"], ["ruby-pg"])
-    >>> model.save("models/debian-depends/2")
+    model = espalier.open("models/debian-depends/1")           # or espalier.fit(log, user="user", item="item")
+    model.search([["nginx", "postgresql"]], m=5, fields=["title"])
+    model.explain(["nginx", "postgresql"], ["ruby-pg"])
+    model.save("models/debian-depends/2")
 
 `XRLinear` trains on sparse matrices. Below them is the library that training and serving share, what a trained tree is and how it is
 searched, in arrays:

@@ -1,6 +1,6 @@
 """`espalier.XRLinear`: sparse linear scorers over a tree of labels, as scikit-learn's estimators are used.
 
-    >>> found = espalier.XRLinear().fit(X, Y).predict(X_test, m=5)
+    found = espalier.XRLinear().fit(X, Y).predict(X_test, m=5)
 
 Knows matrices. Does not know how the scorers are trained.
 

@@ -1,7 +1,7 @@
 """A trained model in a notebook: opened from its folder, asked with ids, texts, vectors or features, answered as a data frame.
 
-    >>> model = espalier.open("models/debian-depends/1")
-    >>> model.search([["nginx", "postgresql"]], m=5, fields=["title"])
+    model = espalier.open("models/debian-depends/1")
+    model.search([["nginx", "postgresql"]], m=5, fields=["title"])
 
 Knows bundles and frames. Does not know how a model is trained (fitting.py), nor HTTP: for a running service there is espalier_client.
 

@@ -197,11 +197,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rank_of(bundle: Bundle, item: str, cluster: int) -> int:
-    """At which place an item comes back for a history of a cluster; 100 where it does not."""
+    """At which place an item comes back for a history of a cluster, by a beam as wide as the tree; 100 where it does not."""
     kind = bundle.manifest.query
     assert isinstance(kind, HistoryKind)
     history = bundle.items.rows_of([f"item-{cluster + CLUSTERS * i}" for i in range(4)])
-    found = open_engine(bundle, "cpu").search(pad_histories(kind, [history]), SearchParams.uniform(1, 32, 64)).item_rows_BM[0]
+    found = open_engine(bundle, "cpu").search(pad_histories(kind, [history]), SearchParams.uniform(1, 128, 64)).item_rows_BM[0]
     places = np.flatnonzero(found == bundle.items.rows_of([item])[0])
     return int(places[0]) if len(places) else 100
 

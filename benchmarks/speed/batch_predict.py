@@ -1,0 +1,79 @@
+"""All users of a log in one go, as a nightly job asks: `espalier predict` beside the batch call of `implicit`.
+
+    python -m benchmarks.batch_predict --log FILE --user U --item I --model models/NAME [--time T] [--m 50] [--factors 128] --json F
+
+Both answer every user with the m best items that are not in the user's list, with as many processes or threads as there are cores. implicit
+multiplies a user's vector, which its fit has made, with the vectors of all items; the model encodes the user's history and searches its tree. Seconds of `predict` are of the whole command, with
+reading, writing and the start of its processes; of implicit of the call alone, so they flatter it. Fitting is not counted.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from scipy import sparse
+
+from benchmarks.report_file import command_line, print_row, write_report
+from espalier.frames import as_table, lists_of
+from espalier.model import open_model
+
+
+def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("--log", required=True, help="CSV or Parquet, an interaction a row")
+    parser.add_argument("--user", required=True)
+    parser.add_argument("--item", required=True)
+    parser.add_argument("--time")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--m", type=int, default=50)
+    parser.add_argument("--factors", type=int, default=128)
+    options = parser.parse_args()
+    lists = lists_of(as_table("--log", options.log), options.user, options.item, options.time)
+    rows = [predicted(options, len(lists)), of_implicit(options, list(lists.values()))]
+    for row in rows:
+        print_row(row)
+    write_report(options.json, {"log": Path(options.log).name, "users": len(lists), "m": options.m, "rows": rows})
+
+
+def predicted(options: object, users: int) -> dict[str, object]:
+    """`espalier predict` in a process of its own."""
+    given = vars(options)
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["--queries", given["log"], "--user", given["user"], "--item", given["item"], "--m", given["m"], "--exclude-seen"]
+        words += ["--model", given["model"], "--out", f"{folder}/top.parquet"] + (["--time", given["time"]] if given["time"] else [])
+        begin = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "espalier_cli", "predict", *map(str, words)], check=True, stderr=subprocess.DEVNULL)
+        seconds = time.perf_counter() - begin
+    items = len(open_model(given["model"], "cpu").bundle.items)
+    return {"method": "espalier predict", "items": items, "seconds": seconds, "queries_per_s": users / seconds}
+
+
+def of_implicit(options: object, lists: list[list[str]]) -> dict[str, object]:
+    """implicit's `recommend` of all users, after a short fit."""
+    from implicit.als import AlternatingLeastSquares
+
+    given = vars(options)
+    names, columns = np.unique(np.array([item for one in lists for item in one]), return_inverse=True)
+    offsets = np.cumsum([0, *map(len, lists)])
+    matrix = sparse.csr_matrix((np.ones(len(columns), np.float32), columns, offsets), (len(lists), len(names)))
+    matrix.sum_duplicates()
+    model = AlternatingLeastSquares(factors=given["factors"], iterations=3, random_state=1)
+    model.fit(matrix, show_progress=False)
+    begin = time.perf_counter()
+    model.recommend(np.arange(len(lists)), matrix, N=given["m"], filter_already_liked_items=True)
+    seconds = time.perf_counter() - begin
+    return {
+        "method": f"implicit, {given['factors']} factors",
+        "items": len(names),
+        "seconds": seconds,
+        "queries_per_s": len(lists) / seconds,
+    }
+
+
+if __name__ == "__main__":
+    main()
