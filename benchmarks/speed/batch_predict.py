@@ -3,8 +3,9 @@
     python -m benchmarks.batch_predict --log FILE --user U --item I --model models/NAME [--time T] [--m 50] [--factors 128] --json F
 
 Both answer every user with the m best items that are not in the user's list, with as many processes or threads as there are cores. implicit
-multiplies a user's vector, which its fit has made, with the vectors of all items; the model encodes the user's history and searches its tree. Seconds of `predict` are of the whole command, with
-reading, writing and the start of its processes; of implicit of the call alone, so they flatter it. Fitting is not counted.
+multiplies a user's vector, which its fit has made, with the vectors of all items; the model encodes the user's history and searches its
+tree. Seconds of `predict` are of the whole command, with reading, writing and the start of its processes; of implicit of the call alone,
+which flatters it. Fitting is not counted.
 """
 
 from __future__ import annotations
