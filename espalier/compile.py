@@ -85,7 +85,7 @@ def make_ready(name: str = "espalier") -> None:
     if open_file(package) is None:
         log.info("compiling %s for this processor, which takes about a minute and is kept", name)
         started = time.monotonic()
-        subprocess.run([sys.executable, "-m", "espalier.compile", "--write", name], check=False, preexec_fn=_end_with_parent)
+        subprocess.run([sys.executable, "-m", "espalier.compile", "--write", name], check=False, preexec_fn=end_with_parent)
         if open_file(package) is None:
             log.warning("no compiled code was kept, for the reasons above, so this process compiles in memory: see docs/operate.md")
             for function, types in read_signatures(package):
@@ -234,7 +234,7 @@ def _start(parts: Sequence[Signatures], numbers: int) -> tuple[int, int]:
         os.close(out)
         return pid, result
     try:
-        _end_with_parent()
+        end_with_parent()
         os.close(result)
         code: dict[str, bytes] = {}
         begin_numbers()
@@ -275,7 +275,7 @@ def _code_of(function: str, types: str) -> bytes:
     return content
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Let the system end this process when its parent ends. Linux alone."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

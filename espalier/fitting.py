@@ -7,6 +7,7 @@ know how anything is trained.
 from __future__ import annotations
 
 import importlib
+import math
 import shutil
 import tempfile
 import time as clock
@@ -19,7 +20,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from espalier.bundle import Bundle
-from espalier.errors import MissingExtra
+from espalier.errors import InvalidInput, MissingExtra
 from espalier.frames import as_table, column_of, frame_like
 from espalier.model import Model
 from espalier.siblings import sibling
@@ -47,12 +48,16 @@ def fit(
              "none": they have no order
     items    columns of the items, `id` among them, to filter by and to show
     kind     what is trained; the default suits the log (`espalier options` lists the kinds)
-    minutes  after which no step begins; the default is the configured number of steps
+    minutes  from now, after which no step of training begins; then the model is not trained again with the users that chose its options,
+             as it is without `minutes`. The default is the configured number of steps. Kinds that take no steps do not look at it
     out      models/NAME/VERSION to write; the default is a temporary folder that goes with the model (`Model.save` keeps it)
     options  keys of the configuration, as `espalier options KIND` lists them: refit=False, optimiser={"steps": 500}
     Raises InvalidInput, InvalidData or InvalidConfig, naming what is wrong, and MissingExtra where the trainer is not installed.
     """
-    trainer("versions").new_version(Path("model/1" if out is None else out))
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise InvalidInput("minutes", minutes, "a finite number above 0")
+    if out is not None:
+        trainer("versions").new_version(Path(out))
     with scratch() as folder:
         to = folder / "model" / "1" if out is None else Path(out)
         columns = {"user": user, "item": item, "time": time, "query": query}
@@ -63,7 +68,7 @@ def fit(
         for name, keys in options.items():
             raw[name] = raw.get(name, {}) | dict(keys) if isinstance(keys, Mapping) else keys
         if items is not None:
-            pq.write_table(as_table("items", items), folder / "items.parquet")
+            pq.write_table(as_table("items", items, ("id",)), folder / "items.parquet")
             raw["data"]["items"] = str(folder / "items.parquet")
         config = trainer("specification.models").SPECIFICATION.checked(raw)
         model = Model(_trained(config, to, device, minutes), frame=frame_like(data))

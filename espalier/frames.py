@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc_compute
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from espalier.errors import InvalidInput
 
@@ -48,21 +49,32 @@ def as_frame(table: pa.Table, frame: Frame) -> Any:
     return table
 
 
-def as_table(field: str, data: Any) -> pa.Table:
-    """A data frame, or a CSV or Parquet file, as a table of Arrow. Raises InvalidInput, naming the argument, for anything else."""
+def as_table(field: str, data: Any, texts: Sequence[str | None] = ()) -> pa.Table:
+    """A data frame, or a CSV, TSV or Parquet file, as a table of Arrow. Raises InvalidInput, naming the argument, for anything else.
+
+    texts  columns of ids: in a text file they are read as they stand there, leading zeros and all
+    """
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, str | Path):
         file = Path(data)
-        if not file.exists():
+        if not file.is_file():
             raise InvalidInput(field, str(file), "a file that exists")
-        return pc.read_csv(file) if file.name.endswith((".csv", ".csv.gz")) else pq.read_table(file)
+        name = file.name.removesuffix(".gz")
+        if name.endswith((".csv", ".tsv")):
+            kinds = {text: pa.string() for text in texts if text is not None}
+            parse = pc.ParseOptions(delimiter="\t" if name.endswith(".tsv") else ",")
+            return pc.read_csv(file, parse_options=parse, convert_options=pc.ConvertOptions(column_types=kinds, strings_can_be_null=True))
+        try:
+            return pq.read_table(file)
+        except pa.ArrowInvalid as error:
+            raise InvalidInput(field, str(file), f"a file that ends in .csv or .tsv, gzipped or not, or Parquet ({error})") from error
     module = type(data).__module__.partition(".")[0]
     if module == "polars" and hasattr(data, "to_arrow"):
         return data.to_arrow()
     if module == "pandas" and hasattr(data, "columns"):
         return pa.Table.from_pandas(data, preserve_index=False)
-    expected = "a data frame of pandas or polars, a table of Arrow, or the path of a CSV or Parquet file"
+    expected = "a data frame of pandas or polars, a table of Arrow, or the path of a CSV, TSV or Parquet file"
     raise InvalidInput(field, type(data).__name__, expected)
 
 
@@ -76,10 +88,15 @@ def column_of(table: pa.Table, field: str, name: str) -> pa.ChunkedArray:
 def lists_of(table: pa.Table, user: str, item: str, time: str | None) -> dict[Any, list[str]]:
     """By user the items, oldest first: by a column of times, else in the order of the rows. Raises InvalidInput."""
     users, items = column_of(table, "user", user), column_of(table, "item", item)
-    order: NDArray[np.int64] = np.arange(len(table))
+    for field, column in (("user", users), ("item", items)):
+        if pa.types.is_floating(column.type):
+            raise InvalidInput(field, str(column.type), "a column of texts or whole numbers: 1.0 is no id")
+    taken = pa.array(np.arange(len(table)))
     if time is not None:
-        order = np.argsort(column_of(table, "time", time).to_numpy(zero_copy_only=False), kind="stable")
-    taken = pa.array(order)
+        times = column_of(table, "time", time)
+        if not (pa.types.is_temporal(times.type) or pa.types.is_integer(times.type) or pa.types.is_floating(times.type)):
+            raise InvalidInput("time", str(times.type), "a column of numbers or times, which texts are not")
+        taken = pc_compute.array_sort_indices(times.combine_chunks())  # stable, nulls last
     lists: dict[Any, list[str]] = {}
     for owner, one in zip(users.take(taken).to_pylist(), items.take(taken).to_pylist(), strict=True):
         if owner is not None and one is not None:

@@ -113,52 +113,68 @@ class Model:
         self._check_fields(fields)
         ask = Ask(m, beam_size, filter, exclude_filter, exclude_seen)
         tables, begin = [], 0
-        for batch, result in self.results(self.encoded(queries), ask):
+        batch_of_all, seen = self.with_seen(queries)
+        for batch, result in self.results(batch_of_all, ask, seen):
             tables.append(self._table(result, begin, fields))
             begin += len(batch)
         return self._as_frame(pa.concat_tables(tables) if tables else self._table(None, 0, fields))
 
     def results(
-        self, queries: QueryBatch, ask: Ask, m_B: NDArray[np.int64] | None = None, masks: Sequence[NodeMask | None] | None = None
+        self,
+        queries: QueryBatch,
+        ask: Ask,
+        seen: Sequence[NDArray[np.int64]] | None = None,
+        m_B: NDArray[np.int64] | None = None,
+        filters: Sequence[Mapping[str, object] | None] | None = None,
     ) -> Iterator[tuple[QueryBatch, SearchResult]]:
-        """What encoded queries find, AT_ONCE at a time. m_B, masks: in place of what `ask` says for all."""
+        """What encoded queries find, AT_ONCE at a time.
+
+        seen  the item rows of each whole history, which may be longer than the model reads; only for `exclude_seen`
+        m_B, filters  of each query, in place of what `ask` says for all
+        """
         defaults = self.bundle.manifest.search
-        m, beam_size = ask.m or defaults.m, ask.beam_size or defaults.beam_size
+        m = defaults.m if ask.m is None else ask.m
         m = m if m_B is None else int(m_B.max(initial=1))
+        beam_size = defaults.beam_size if ask.beam_size is None else ask.beam_size
         for name, given, most in (("m", m, defaults.max_m), ("beam_size", beam_size, defaults.max_beam_size)):
-            if not 1 <= given <= most:
+            if not isinstance(given, int | np.integer) or not 1 <= given <= most:
                 raise InvalidQuery(name, given, f"1 to {most}, as the model allows")
+        if ask.exclude_seen and not isinstance(queries.kind, HistoryKind):
+            raise InvalidQuery("exclude_seen", True, f"a model of histories, not of {queries.kind.kind} queries")
         mask = self.mask(ask.filter, ask.exclude_filter)
         for begin in range(0, len(queries), AT_ONCE):
             at = np.arange(begin, min(begin + AT_ONCE, len(queries)))
             part = queries.take(at)
             exclude_BE = None
             if ask.exclude_seen:
-                if not isinstance(part.kind, HistoryKind):
-                    raise InvalidQuery("exclude_seen", True, f"a model of histories, not of {part.kind.kind} queries")
-                exclude_BE = np.asarray(part.array, np.int64)
+                exclude_BE = np.asarray(part.array, np.int64) if seen is None else _padded([seen[b] for b in at.tolist()])
             params = SearchParams.uniform(len(part), beam_size, m, exclude_BE, mask=mask)
             if m_B is not None:
                 params = replace(params, m_B=m_B[at])
-            if masks is not None:
-                params = replace(params, mask_B=tuple(masks[b] for b in at.tolist()))
+            if filters is not None:
+                params = replace(params, mask_B=tuple(self.mask(filters[b], ask.exclude_filter) for b in at.tolist()))
             yield part, self.engine.search(part, params)
 
     def encoded(self, queries: Any) -> QueryBatch:
         """Queries as the engine takes them. See `search`."""
+        return self.with_seen(queries)[0]
+
+    def with_seen(self, queries: Any) -> tuple[QueryBatch, Sequence[NDArray[np.int64]] | None]:
+        """Queries as the engine takes them, and of histories the item rows of each whole one (−1: unknown)."""
         kind = self.bundle.manifest.query
+        if isinstance(queries, str | bytes):
+            raise InvalidQuery("queries", queries, "a list of queries")
         if isinstance(kind, HistoryKind):
-            lists = [_history_of(i, query) for i, query in enumerate(queries)]
-            return encode_histories(kind, self.bundle.items, lists)[0]
+            return encode_histories(kind, self.bundle.items, [_history_of(i, query) for i, query in enumerate(queries)])
         if isinstance(kind, TextKind):
             texts = list(queries)
             for i, text in enumerate(texts):
                 if not isinstance(text, str):
                     raise InvalidQuery(f"queries[{i}].text", text, "a string")
-            return encode_texts(kind, self.bundle.vectoriser, texts)
+            return encode_texts(kind, self.bundle.vectoriser, texts), None
         if isinstance(kind, VectorKind):
-            return encode_vectors(kind, np.asarray(queries, np.float64).tolist())
-        return self._encoded_features(kind, queries)
+            return encode_vectors(kind, [np.asarray(query, np.float64).tolist() for query in queries]), None
+        return self._encoded_features(kind, queries), None
 
     def mask(self, filter: Mapping[str, object] | None, exclude_filter: Mapping[str, object] | None = None) -> NodeMask | None:
         """What a filter leaves of the tree; None where all items pass. Kept for later calls."""
@@ -186,9 +202,12 @@ class Model:
         unknown           no such item
         Of a forest the first tree counts.
         """
+        if isinstance(items, str):
+            raise InvalidQuery("items", items, "a list of item ids")
         batch, defaults = self.encoded([query]), self.bundle.manifest.search
-        params = SearchParams.uniform(1, beam_size or defaults.beam_size, m or defaults.m, trace=True)
-        result = self.engine.search(batch, params)
+        next(self.results(batch, Ask(m, beam_size)))  # says what is wrong with them
+        m, beam_size = defaults.m if m is None else m, defaults.beam_size if beam_size is None else beam_size
+        result = self.engine.search(batch, SearchParams.uniform(1, beam_size, m, trace=True))
         rows = self.bundle.items.rows_of([str(item) for item in items]).tolist()
         found = [{"item": str(item)} | self._outcome(row, result) for item, row in zip(items, rows, strict=True)]
         names = {"item": pa.string(), "outcome": pa.string(), "rank": pa.int64(), "score": pa.float32()}
@@ -214,7 +233,7 @@ class Model:
         user, item, time  its columns; without `time` the rows are in order
         Raises InvalidInput where there is nothing to measure on.
         """
-        queries, relevant = self._held_out() if data is None else self._given(as_table("data", data), user, item, time)
+        queries, relevant = self._held_out() if data is None else self._given(as_table("data", data, (user, item)), user, item, time)
         rows = []
         for beam_size in beam_sizes or (self.bundle.manifest.search.beam_size,):
             found_BM = np.concatenate([result.item_rows_BM for _, result in self.results(queries, Ask(max(ms), beam_size))])
@@ -261,16 +280,23 @@ class Model:
         if not isinstance(self.bundle.manifest.query, HistoryKind):
             raise InvalidInput("data", "a log of users", f"None: the model takes {self.bundle.manifest.query.kind} queries")
         rows_of = self.bundle.items.rows_of
-        if {"history", "relevant"} <= {*table.column_names}:
+        if {"history", "relevant"} <= {*table.column_names}:  # all count: what this version does not know it misses
             columns = [table.column(name).to_pylist() for name in ("history", "relevant")]
-            halves = [(rows_of(first), rows_of(last)) for first, last in zip(*columns, strict=True)]
+            known = [(rows_of(first), self._with_unknown(last)) for first, last in zip(*columns, strict=True) if last]
         else:
             rows = [rows_of(one) for one in lists_of(table, user, item, time).values()]
             halves = [(row[: -(-len(row) // 2)], row[-(-len(row) // 2) :]) for row in rows]
-        known = [(first, last[last >= 0]) for first, last in halves if (first >= 0).any() and (last >= 0).any()]
+            known = [(first, last[last >= 0]) for first, last in halves if (first >= 0).any() and (last >= 0).any()]
         if not known:
-            raise InvalidInput("data", f"{len(halves)} users", "one at least with items in both halves that the model knows")
+            raise InvalidInput("data", f"{len(table)} rows", "one user at least with items in both halves that the model knows")
         return pad_histories(self.bundle.manifest.query, [first for first, _ in known]), [last for _, last in known]
+
+    def _with_unknown(self, ids: Sequence[str]) -> NDArray[np.int64]:
+        """The rows of items; of each that the model does not know a row of its own that no answer holds."""
+        rows = self.bundle.items.rows_of(list(ids))
+        unknown = np.flatnonzero(rows < 0)
+        rows[unknown] = len(self.bundle.items) + np.arange(len(unknown))
+        return rows
 
     @cached_property
     def _encoder(self) -> Encoder:
@@ -349,6 +375,14 @@ def open_model(path: Path | str, device: Device = "auto", engine: str | None = N
     folder = Path(path)
     versions = [int(one.name) for one in folder.glob("*") if one.name.isdecimal()] if not (folder / "manifest.json").exists() else []
     return Model(Bundle.open(folder / str(max(versions)) if versions else folder), device, engine, frame)
+
+
+def _padded(rows: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """int64[B, E]: lists of item rows, NO_ITEM behind them."""
+    padded = np.full((len(rows), max(1, *map(len, rows))), NO_ITEM, np.int64)
+    for row, own in zip(padded, rows, strict=True):
+        row[: len(own)] = own
+    return padded
 
 
 def _history_of(place: int, query: Any) -> list[str]:

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str], prog: str) -> int:
     if shell == "fish":
         print("complete -c espalier -f -n __fish_use_subcommand")
         for name, command in COMMANDS.items():
-            print(f"complete -c espalier -f -n __fish_use_subcommand -a {name} -d '{command.about}'")
+            print(f"complete -c espalier -f -n __fish_use_subcommand -a {name} -d '{command.about.replace(chr(39), '')}'")
             for option in options[name]:
                 print(f"complete -c espalier -n '__fish_seen_subcommand_from {name}' -l {option.removeprefix('--')}")
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -42,12 +43,21 @@ def _embed(options: argparse.Namespace) -> None:
     model = open_model(options.model, "cpu")
     if options.items is not None:
         rows, items = model.item_rows(), model.bundle.items
-        pq.write_table(pa.table({"id": items.ids_of(np.arange(len(items))), "row": _lists(rows)}), options.items)
+        _write(pa.table({"id": items.ids_of(np.arange(len(items))), "row": _lists(rows)}), Path(options.items))
     if options.states is not None:
         table = as_table("--queries", options.queries)
+        if "state" in table.column_names:
+            raise InvalidInput("--queries", "state", "no column of this name: the states are called so")
         column = options.column or COLUMNS[model.bundle.manifest.query.kind]
         states = model.states(column_of(table, "--column", column).to_pylist())
-        pq.write_table(table.drop_columns([column]).append_column("state", _lists(states)), options.states)
+        _write(table.drop_columns([column]).append_column("state", _lists(states)), Path(options.states))
+
+
+def _write(table: pa.Table, out: Path) -> None:
+    """Write a file and put it in its place when it is whole."""
+    new = out.with_name(f".{out.name}.new")
+    pq.write_table(table, new)
+    new.rename(out)
 
 
 def _lists(rows_NS: NDArray[np.float32]) -> pa.Array:

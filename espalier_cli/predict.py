@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -24,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from espalier.compile import end_with_parent
 from espalier.errors import EspalierError, InvalidInput
 from espalier.frames import as_table, column_of, lists_of
 from espalier.model import Ask, Model, open_model
@@ -59,6 +61,9 @@ def main(arguments: Sequence[str], prog: str) -> int:
     except (EspalierError, OSError, pa.ArrowException) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except BrokenProcessPool:
+        print("error: a process that answers has ended; was it killed, or was there no memory? Run it again: it goes on", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
     return 0
@@ -67,15 +72,20 @@ def main(arguments: Sequence[str], prog: str) -> int:
 def predict(options: argparse.Namespace) -> None:
     """Write the answers. Raises EspalierError, OSError and ArrowException."""
     out, model = Path(options.out), open_model(options.model, "cpu")
-    if not out.absolute().parent.is_dir():
+    if out.is_dir() or not out.absolute().parent.is_dir():
         raise InvalidInput("--out", str(out), "a file in a folder that exists")
+    if options.workers < 1:
+        raise InvalidInput("--workers", options.workers, "at least 1")
     column = options.column or COLUMNS[model.bundle.manifest.query.kind]
     filters = (_json("--filter", options.filter), _json("--exclude-filter", options.exclude_filter))
     ask = Ask(options.m, options.beam, *filters, options.exclude_seen)
     job = Job(str(model.bundle.path), column, options.m_column, options.filter_column, ask, tuple(options.fields))
     model.search([], ask.m, beam_size=ask.beam_size, fields=job.fields)  # says what is wrong with them
     model.mask(*filters)
-    total, blocks = _queries(options, column)
+    total, schema, blocks = _queries(options, column, model)
+    written = {"items", "scores", *job.fields}
+    if taken := sorted(written & {name for name in schema.names if name not in (column, job.m_column, job.filter_column)}):
+        raise InvalidInput("--queries", ", ".join(taken), f"no columns {', '.join(sorted(written))}: the answers are called so")
     parts = out.with_name(f".{out.name}.parts")
     _resume(parts, _digest(model, options, job))
     began = said = time.perf_counter()
@@ -101,83 +111,114 @@ def predict(options: argparse.Namespace) -> None:
 
         for number, block in enumerate(blocks):
             file = parts / f"{number:08}.parquet"
-            waiting.append((file, None if file.exists() else pool.submit(_answered, job, block)))
+            waiting.append((file, None if file.exists() else pool.submit(_answered, job, block, number * BLOCK)))
             while len(waiting) > AHEAD * options.workers:
                 finish()
         while waiting:
             finish()
-    _joined(parts, out)
+    _joined(parts, out, _with_items(job, schema.empty_table(), 0, model))
     shutil.rmtree(parts)
     print(f"wrote {out}: {total:,} queries in {time.perf_counter() - began:.1f} s", file=sys.stderr)
 
 
-def _queries(options: argparse.Namespace, column: str) -> tuple[int, Iterator[pa.Table]]:
-    """How many queries there are, and blocks of them. Raises InvalidInput where a column is missing."""
+def _queries(options: argparse.Namespace, column: str, model: Model) -> tuple[int, pa.Schema, Iterator[pa.Table]]:
+    """How many queries there are, their columns, and blocks of them. Raises InvalidInput where a column is missing."""
     file = Path(options.queries)
     if options.user is not None:
-        table = as_table("--queries", file)
+        if column == options.user:
+            raise InvalidInput("--column", column, "another name than that of the users")
+        table = as_table("--queries", file, (options.user, options.item))
         lists = lists_of(table, options.user, options.item, options.time)
+        known = model.bundle.items.rows_of([item for one in lists.values() for item in one]) if lists else None
+        if known is not None and (known < 0).all():
+            raise InvalidInput("--item", options.item, "ids that the model knows: it knows none of them")
         users = pa.array([*lists], column_of(table, "--user", options.user).type)
         made = pa.table({options.user: users, column: pa.array([*lists.values()], pa.list_(pa.string()))})
-        return len(made), (made.slice(begin, BLOCK) for begin in range(0, len(made), BLOCK))
-    if not file.exists():
+        size = len(made)
+        # taken, not sliced: a slice would carry the whole table to each process
+        return size, made.schema, (made.take(pa.array(range(at, min(at + BLOCK, size)))) for at in range(0, size, BLOCK))
+    if not file.is_file():
         raise InvalidInput("--queries", str(file), "a Parquet file that exists")
     parquet = pq.ParquetFile(file)
-    names = parquet.schema_arrow.names
+    schema = parquet.schema_arrow
     for option, name in (("--column", column), ("--m-column", options.m_column), ("--filter-column", options.filter_column)):
-        if name is not None and name not in names:
-            raise InvalidInput(option, name, f"one of the columns {', '.join(names)}")
-    return parquet.metadata.num_rows, (pa.Table.from_batches([batch]) for batch in parquet.iter_batches(BLOCK))
+        if name is not None and name not in schema.names:
+            raise InvalidInput(option, name, f"one of the columns {', '.join(schema.names)}")
+    if options.m_column is not None and not pa.types.is_integer(schema.field(options.m_column).type):
+        raise InvalidInput("--m-column", str(schema.field(options.m_column).type), "a column of whole numbers")
+    filters = pa.null() if options.filter_column is None else schema.field(options.filter_column).type
+    if filters not in (pa.string(), pa.large_string(), pa.null()):
+        raise InvalidInput("--filter-column", str(filters), "a column of texts, JSON or null")
+    return parquet.metadata.num_rows, schema, (pa.Table.from_batches([batch]) for batch in parquet.iter_batches(BLOCK))
 
 
 def _open(job: Job) -> None:
     global _model
+    end_with_parent()
     _model = open_model(job.model, "cpu", frame="arrow")
 
 
-def _answered(job: Job, block: pa.Table) -> pa.Table | str:
-    """A block with its queries replaced by lists of items and scores, and of fields that were asked for; or what is wrong with it."""
+def _answered(job: Job, block: pa.Table, first: int) -> pa.Table | str:
+    """A block of queries from a row on, answered; or what is wrong with it."""
+    if _model is None:
+        raise RuntimeError("a process that answers opens the model first")
     try:
-        return _with_items(job, block)
+        return _with_items(job, block, first, _model)
     except EspalierError as error:  # which may be made of parts, and could not come from another process as it is
         return str(error)
 
 
-def _with_items(job: Job, block: pa.Table) -> pa.Table:
-    if _model is None:
-        raise RuntimeError("a process that answers opens the model first")
-    queries = _model.encoded(_values(block.column(job.column).to_pylist(), job.column, _model))
-    m_B = None if job.m_column is None else np.asarray(block.column(job.m_column).to_pylist(), np.int64)
-    if m_B is not None and m_B.min(initial=1) < 1:
-        raise InvalidInput(job.m_column or "m", int(m_B.min()), "at least 1")
-    masks = None
+def _with_items(job: Job, block: pa.Table, first: int, model: Model) -> pa.Table:
+    """A block with its queries replaced by lists of items and scores, and of fields that were asked for."""
+    queries, seen = model.with_seen(_values(block.column(job.column).to_pylist(), job.column, first, model))
+    m_B = None if job.m_column is None else _numbers(block.column(job.m_column).to_pylist(), job.m_column, first)
+    filters = None
     if job.filter_column is not None:
-        given = [_json(job.filter_column, text) for text in block.column(job.filter_column).to_pylist()]
-        masks = [_model.mask({**(job.ask.filter or {}), **(own or {})}, job.ask.exclude_filter) for own in given]
+        filters = [_both(job, first + at, text) for at, text in enumerate(block.column(job.filter_column).to_pylist())]
     counts, rows, scores = [], [], []
-    for _, result in _model.results(queries, job.ask, m_B, masks):
+    for _, result in model.results(queries, job.ask, seen, m_B, filters):
         at = np.arange(result.item_rows_BM.shape[1]) < result.count_B[:, None]
         counts.append(result.count_B)
         rows.append(result.item_rows_BM[at])
         scores.append(result.scores_BM[at])
-    items, row_of = _model.bundle.items, np.concatenate([np.empty(0, np.int64), *rows])
+    items, row_of = model.bundle.items, np.concatenate([np.empty(0, np.int64), *rows])
     offsets = pa.array(np.concatenate([[0], np.cumsum(np.concatenate([np.empty(0, np.int64), *counts]))]), pa.int32())
     lists: dict[str, pa.Array] = {"items": pa.array(items.ids_of(row_of) if len(row_of) else [], pa.string())}
     lists["scores"] = pa.array(np.concatenate([np.empty(0, np.float32), *scores]))
-    lists |= {field: items.column(field).take(pa.array(row_of)).combine_chunks() for field in job.fields}
+    lists |= {field: _one_array(items.column(field).take(pa.array(row_of))) for field in job.fields}
     kept = [name for name in block.column_names if name not in (job.column, job.m_column, job.filter_column)]
     columns = {name: block.column(name) for name in kept}
     return pa.table(columns | {name: pa.ListArray.from_arrays(offsets, values) for name, values in lists.items()})
 
 
-def _values(values: list[Any], column: str, model: Model) -> list[Any]:
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    combined = column.combine_chunks()
+    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
+
+
+def _values(values: list[Any], column: str, first: int, model: Model) -> list[Any]:
     """Queries as `Model.encoded` takes them. Raises InvalidInput for one that is missing."""
-    for place, value in enumerate(values):
+    for place, value in enumerate(values, first):
         if value is None:
             raise InvalidInput(f"{column}[{place}]", None, f"a {model.bundle.manifest.query.kind} query in every row")
     if model.bundle.manifest.query.kind == "features":
         return [(value["indices"], value["values"]) for value in values]
     return values
+
+
+def _numbers(values: list[int | None], column: str, first: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    for place, value in enumerate(values, first):
+        if value is None or value < 1:
+            raise InvalidInput(f"{column}[{place}]", value, "at least 1")
+    return np.array(values, np.int64)
+
+
+def _both(job: Job, place: int, text: str | None) -> Mapping[str, object]:
+    """The filter of all queries and a query's own. Raises InvalidInput where both are about one column."""
+    own, for_all = _json(f"{job.filter_column}[{place}]", text) or {}, job.ask.filter or {}
+    if twice := sorted(own.keys() & for_all.keys()):
+        raise InvalidInput(f"{job.filter_column}[{place}]", ", ".join(twice), "columns that --filter does not have")
+    return {**for_all, **own}
 
 
 def _json(field: str, text: str | None) -> Mapping[str, object] | None:
@@ -209,12 +250,12 @@ def _resume(parts: Path, digest: str) -> None:
     mark.write_text(digest)
 
 
-def _joined(parts: Path, out: Path) -> None:
-    """Write one file of all parts, in their order, and put it in its place when it is whole."""
+def _joined(parts: Path, out: Path, empty: pa.Table) -> None:
+    """Write one file of all parts, in their order, and put it in its place when it is whole. empty: what there is without a query."""
     files = sorted(parts.glob("*.parquet"))
     new = out.with_name(f".{out.name}.new")
     if not files:
-        pq.write_table(pa.table({"items": pa.array([], pa.list_(pa.string())), "scores": pa.array([], pa.list_(pa.float32()))}), new)
+        pq.write_table(empty, new)
     else:
         with pq.ParquetWriter(new, pq.read_schema(files[0])) as writer:
             for file in files:

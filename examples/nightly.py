@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", type=Path, required=True, help="models/NAME, the folder of the versions")
     parser.add_argument("--m", type=int, default=10, help="recall at so many items decides (default %(default)s)")
     parser.add_argument("--worse", type=float, default=0.01, help="share by which the new version may be worse (default %(default)s)")
-    parser.add_argument("--keep", type=int, default=3, help="versions that stay (default %(default)s)")
+    parser.add_argument("--keep", type=int, help="versions that stay; the default is all. Pin none that may go")
     given = parser.parse_args(arguments)
 
     versions = sorted(int(folder.name) for folder in given.models.glob("*") if folder.name.isdecimal())
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     if versions:
         held_out = new.held_out()
-        old = espalier.open(given.models)
+        old = espalier.open(given.models)  # the highest version, which serves unless another one is pinned
         before, after = (float(model.evaluate(held_out, ms=[given.m])["recall"][0]) for model in (old, new))
         print(f"recall@{given.m}: version {versions[-1]} {before:.4f}, version {number} {after:.4f}")
         if after < (1 - given.worse) * before:
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given.models.mkdir(parents=True, exist_ok=True)
     staged.rename(given.models / str(number))  # a rename is seen whole or not at all
     print(f"published {given.models / str(number)}")
-    for former in versions[: max(0, len(versions) + 1 - given.keep)]:
+    for former in versions[: max(0, len(versions) + 1 - given.keep)] if given.keep else []:
         shutil.rmtree(given.models / str(former))
     return 0
 

@@ -324,7 +324,7 @@ def _histories(layout: Layout, kind: str | None, scratch: Path) -> tuple[str, li
     layout.said.append(f"min_user_events: of {LEAST_EVENTS} the first with which half of the events stay")
     written = ", ".join(f"{key} = {_toml(value)}" for key, value in form.items())
     lines = [f"log = {_toml(str(layout.log))}", f"format = {{ {written} }}"]
-    if interactions.order != "none" or kind in (None, "otm-sequence"):
+    if interactions.order != "none" or kind in (None, "otm-sequence", "neighbours"):
         return kind or "otm-sequence", lines
     window = int(np.clip(np.quantile(length_U, 0.95), 1, MOST_IN_WINDOW))
     more = [f"windows = [{window}] # lists have no order: one window, as long as 95 of 100 lists", "targets = 20"]

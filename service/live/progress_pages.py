@@ -65,7 +65,8 @@ class Pages:
     def look(self) -> None:
         """See which files there are. Raises FileNotFoundError where the folder is gone, OSError where one cannot be opened."""
         with os.scandir(self._folder) as entries:
-            found = {(int(one.name[: -len(ENDING)]), one.inode()): one.path for one in entries if one.name.endswith(ENDING)}
+            named = [(one.name.removesuffix(ENDING), one) for one in entries if one.name.endswith(ENDING)]
+            found = {(int(name), one.inode()): one.path for name, one in named if name.isdecimal()}
         for key in self._open.keys() - found.keys():
             self._forget(key)
         for key in found.keys() - self._open.keys():

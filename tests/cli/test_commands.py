@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -76,6 +77,8 @@ def test_a_completion_names_commands_and_options(shell: str, capsys: pytest.Capt
     script = capsys.readouterr().out
     assert "predict" in script
     assert "exclude-seen" in script
+    if shell == "fish":
+        assert not [line for line in script.splitlines() if line.replace("\\'", "").count("'") % 2], "a quote that does not end"
     if shell == "bash":
         asked = "COMP_WORDS=(espalier predict --fil); COMP_CWORD=2; _espalier; echo ${COMPREPLY[*]}"
         done = subprocess.run(["bash", "-c", f"{script}\n{asked}"], capture_output=True, text=True, check=True)
@@ -120,6 +123,75 @@ def test_a_log_is_answered_for_each_of_its_users(tmp_path: Path) -> None:
         assert row["items"] == model.search([asked[row["who"]]], m=3).column("item").to_pylist()
 
 
+def test_every_block_gets_its_own_numbers_and_filters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of the file and of the engine begin at other rows."""
+    monkeypatch.setattr(module, "BLOCK", 300)
+    model = espalier.open(SAMPLE, "cpu", frame="arrow")
+    ids = model.bundle.items.ids_of(np.arange(700))
+    sections = [("libs", "perl", "python")[i % 3] for i in range(700)]
+    only = [json.dumps({"section": [section]}) for section in sections]
+    queries = pa.table({"history": [[one] for one in ids], "most": [1 + i % 4 for i in range(700)], "only": only})
+    pq.write_table(queries, tmp_path / "many.parquet")
+    asked = ["--queries", tmp_path / "many.parquet", "--out", tmp_path / "top.parquet", "--m-column", "most", "--filter-column", "only"]
+    assert run("--model", SAMPLE, "--workers", 1, "--fields", "section", "--exclude-filter", '{"section": ["perl"]}', *asked) == 0
+    for i, row in enumerate(pq.read_table(tmp_path / "top.parquet").to_pylist()):
+        assert row["section"] == ([] if sections[i] == "perl" else [sections[i]] * (1 + i % 4)), i
+
+
+def test_ids_of_a_text_file_are_those_that_stand_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = espalier.open(SAMPLE, "cpu", frame="arrow")
+    (tmp_path / "log.csv").write_text("who,what\n007,perl\n7,nginx\n007,libc6\n")
+    asked = ["--model", SAMPLE, "--out", tmp_path / "top.parquet", "--user", "who", "--item", "what", "--m", 3, "--workers", 1]
+    assert run(*asked, "--queries", tmp_path / "log.csv") == 0
+    rows = pq.read_table(tmp_path / "top.parquet").to_pylist()
+    assert [row["who"] for row in rows] == ["007", "7"]
+    assert rows[0]["items"] == model.search([["perl", "libc6"]], m=3).column("item").to_pylist()
+    (tmp_path / "unknown.csv").write_text("who,what\na,1\nb,2\n")
+    assert run(*asked, "--queries", tmp_path / "unknown.csv") == 1
+    assert "--item: got 'what', expected ids that the model knows" in capsys.readouterr().err
+
+
+def test_a_history_that_is_longer_than_the_model_reads_is_left_out_as_a_whole(tmp_path: Path) -> None:
+    model = espalier.open(SAMPLE, "cpu", frame="arrow")
+    length = model.bundle.manifest.query.length  # type: ignore[union-attr]
+    found = model.search([["perl"]], m=20).column("item").to_pylist()
+    long = [*found, *(["perl"] * (length + 3))]
+    answer = model.search([long], m=20, exclude_seen=True).column("item").to_pylist()
+    assert len(answer) == 20
+    assert not {*found, "perl"} & {*answer}
+    pq.write_table(pa.table({"history": [long]}), tmp_path / "one.parquet")
+    asked = ["--queries", tmp_path / "one.parquet", "--out", tmp_path / "top.parquet", "--exclude-seen", "--m", 20, "--workers", 1]
+    assert run("--model", SAMPLE, *asked) == 0
+    assert pq.read_table(tmp_path / "top.parquet").to_pylist()[0]["items"] == answer
+
+
+def test_no_query_gives_a_file_with_the_same_columns(queries: Path, tmp_path: Path) -> None:
+    out, empty = tmp_path / "top.parquet", tmp_path / "empty.parquet"
+    pq.write_table(pq.read_table(queries).slice(0, 0), empty)
+    for file in (queries, empty):
+        assert run("--model", SAMPLE, "--queries", file, "--out", out, "--fields", "title", "--workers", 1) == 0
+        table = pq.read_table(out)
+        assert table.column_names == ["user", "most", "only", "items", "scores", "title"]
+    assert len(table) == 0
+
+
+def test_parts_of_another_input_or_of_other_options_are_not_taken(queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ["--model", SAMPLE, "--queries", queries, "--out", tmp_path / "top.parquet", "--workers", 1]
+
+    def interrupted(*arguments: object) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "_joined", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            assert run(*arguments) == 130
+
+    interrupted(*asked, "--m", 2)
+    assert run(*asked, "--m", 3) == 0
+    assert [len(row["items"]) for row in pq.read_table(tmp_path / "top.parquet").to_pylist()] == [3] * 5
+    interrupted(*asked, "--m", 2)
+    pq.write_table(pq.read_table(queries).slice(1), queries)
+    assert run(*asked, "--m", 2) == 0
+    assert pq.read_table(tmp_path / "top.parquet").column("user").to_pylist() == list("bcde")
+
+
 def test_a_killed_run_goes_on_with_its_parts(queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BLOCK", 2)
     arguments = ["--model", SAMPLE, "--queries", queries, "--out", tmp_path / "top.parquet", "--m", 3, "--workers", 1]
@@ -157,6 +229,15 @@ def test_parts_of_another_run_are_not_taken(queries: Path, tmp_path: Path) -> No
         (["--filter", '{"colour": ["red"]}'], "error: filter.colour: got"),
         (["--fields", "colour"], "error: fields: got 'colour'"),
         (["--m", "1000000"], "error: m: got 1000000, expected 1 to 1000"),
+        (["--m", "0"], "error: m: got 0, expected 1 to 1000"),
+        (["--beam", "0"], "error: beam_size: got 0, expected 1 to"),
+        (["--m-column", "user"], "error: --m-column: got 'string', expected a column of whole numbers"),
+        (["--filter-column", "history"], "error: --filter-column: got 'list<element: string>'"),
+        (
+            ["--filter-column", "only", "--filter", '{"section": ["games"]}'],
+            "error: only[1]: got 'section', expected columns that --filter",
+        ),
+        (["--user", "user", "--column", "user"], "error: --column: got 'user', expected another name"),
         (["--user", "who"], "error: user: got 'who', expected one of the columns user, history, most, only"),
     ],
 )
@@ -178,7 +259,7 @@ def test_what_is_wrong_with_a_query_is_said_by_the_process_that_answers(tmp_path
     assert run(*asked, "--m-column", "most") == 1
     assert run(*asked, "--filter-column", "only") == 1
     said = capsys.readouterr().err
-    for wrong in ("history[1]: got None, expected a history", "most: got 0, expected at least 1", "only: got '{', expected JSON"):
+    for wrong in ("history[1]: got None, expected a history", "most[1]: got 0, expected at least 1", "only[1]: got '{', expected JSON"):
         assert f"error: {wrong}" in said
 
 
@@ -196,6 +277,8 @@ def test_rows_and_states_are_written(queries: Path, tmp_path: Path, capsys: pyte
     assert write() == 1
     assert write("--states", tmp_path / "more.parquet") == 1
     assert "--states: got" in capsys.readouterr().err
+    assert write("--queries", tmp_path / "states.parquet", "--column", "user", "--states", tmp_path / "more.parquet") == 1
+    assert "--queries: got 'state', expected no column of this name" in capsys.readouterr().err
 
 
 def test_usage_is_what_the_commands_are() -> None:

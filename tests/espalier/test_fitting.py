@@ -61,9 +61,20 @@ def test_what_is_wrong_is_named_and_leaves_nothing(tmp_path: Path) -> None:
         espalier.fit(log(), user="user", item="item", optimiser={"step": 3})
     with pytest.raises(InvalidConfig, match="--out"):
         espalier.fit(log(), user="user", item="item", out=tmp_path / "model")
+    for minutes in (-1, float("nan")):
+        with pytest.raises(InvalidInput, match="minutes: got"):
+            espalier.fit(log(), user="user", item="item", minutes=minutes)
     with pytest.raises(InvalidInput, match="data"):
         espalier.fit([["a", "b"]], user="user", item="item")
     assert {*Path(tempfile.gettempdir()).glob("espalier-*")} == before
+
+
+def test_a_folder_of_another_model_is_no_obstacle_and_time_ends_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model/1").mkdir(parents=True)
+    model = espalier.fit(log(60), user="user", item="item", time="none", minutes=1e-6, seed=3)
+    assert model.bundle.manifest.training["seed"] == 3
+    assert espalier.fit(log(60), user="user", item="item", time="none", kind="neighbours").search([["i0-1"]], m=2).height == 2
 
 
 def test_a_trainer_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,9 @@ def test_a_filter_leaves_items_that_pass_alone(model: Model) -> None:
         ({"queries": [["nginx"], 3]}, r"queries\[1\]\.history"),
         ({"queries": [["nginx"]], "m": 10**6}, "m: got 1000000, expected 1 to"),
         ({"queries": [["nginx"]], "beam_size": -1}, "beam_size"),
+        ({"queries": [["nginx"]], "m": 0}, "m: got 0, expected 1 to"),
+        ({"queries": [["nginx"]], "m": "5"}, "m: got '5', expected 1 to"),
+        ({"queries": "nginx"}, "queries: got 'nginx', expected a list of queries"),
         ({"queries": [["nginx"]], "filter": {"colour": ["red"]}}, "filter.colour"),
         ({"queries": [["nginx"]], "fields": ["colour"]}, "fields"),
     ],
@@ -137,6 +140,11 @@ def test_held_out_queries_of_one_version_measure_another(model: Model, tmp_path:
     other = espalier.open(tmp_path / "books", "cpu", frame="arrow")
     assert other.evaluate(held).equals(model.evaluate())
     assert other.evaluate(held.slice(0, 10), ms=[5]).column("queries").to_pylist() == [10]
+    lists = [[*one, "an item of tomorrow"] for one in held.column("relevant").to_pylist()]
+    more = pa.table({"history": held.column("history"), "relevant": lists})
+    (row,), (before,) = (model.evaluate(table, ms=[50]).to_pylist() for table in (more, held))
+    assert row["queries"] == before["queries"]
+    assert row["recall"] < before["recall"], "what it does not know it misses"
 
 
 def test_rows_and_states_give_the_scores(model: Model) -> None:
@@ -156,6 +164,13 @@ def test_frames_come_from_what_people_have(tmp_path: Path) -> None:
     for data in (table, pl.from_arrow(table), tmp_path / "log.csv", str(tmp_path / "log.parquet")):
         assert lists_of(as_table("data", data), "u", "i", None) == {"a": ["x", "z"], "b": ["y"]}
         assert lists_of(as_table("data", data), "u", "i", "t") == {"a": ["z", "x"], "b": ["y"]}
+    doubles = pa.table({"u": ["a"], "i": [1.0], "t": ["9"]})
+    with pytest.raises(InvalidInput, match="item: got 'double', expected a column of texts or whole numbers"):
+        lists_of(doubles, "u", "i", None)
+    with pytest.raises(InvalidInput, match="time: got 'string', expected a column of numbers or times"):
+        lists_of(doubles, "u", "t", "t")
+    (tmp_path / "log.tsv").write_text("u\ti\n01\t007\n")
+    assert lists_of(as_table("data", tmp_path / "log.tsv", ("u", "i")), "u", "i", None) == {"01": ["007"]}
     with pytest.raises(InvalidInput, match="data: got 'list', expected a data frame"):
         as_table("data", [1, 2])
     with pytest.raises(InvalidInput, match=r"data: got .*nothing\.csv.*, expected a file that exists"):

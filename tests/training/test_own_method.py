@@ -81,3 +81,26 @@ def test_a_log_or_a_configuration_is_compared(tmp_path: Path) -> None:
         assert "LOG: got" in outcome.err
     outcome = command("compare", "--config", "log.toml", "--user", "u")
     assert "--user: got 'u', expected nothing beside --config" in outcome.err
+
+
+def test_a_method_that_fails_is_named_and_the_others_are_measured(module: str, tmp_path: Path) -> None:
+    (tmp_path / "my_methods.py").write_text(
+        METHOD + "\nclass Broken(Popular):\n    def recommend(self, histories, m):\n        return {}[m]\n"
+    )
+    rng = np.random.default_rng(2)
+    lines = [f"u{u},i{i},{t}" for u in range(60) for t, i in enumerate(rng.integers(0, 40, 20))]
+    (tmp_path / "log.csv").write_text("\n".join(["user,item,time", *lines]) + "\n")
+    outcome = command("compare", "log.csv", "--methods", "popularity", "--own", f"{module}:Broken", "--json", "report.json")
+    assert outcome.status == 0, outcome.err
+    report = json.loads(Path("report.json").read_text())
+    assert {row["method"] for row in report["rows"]} == {"popularity"}
+    assert "a method that does not raise KeyError" in str(report["not_judged"])
+
+
+def test_a_name_that_is_taken_is_refused(module: str, tmp_path: Path) -> None:
+    (tmp_path / "my_methods.py").write_text(METHOD + "\npopularity = Popular()\n")
+    (tmp_path / "log.csv").write_text("user,item,time\n" + "".join(f"u{u},i{i},{i}\n" for u in range(20) for i in range(12)))
+    for own in (["--own", f"{module}:popularity"], ["--own", f"{module}:Popular", "--own", f"{module}:Popular"]):
+        outcome = command("compare", "log.csv", "--methods", "popularity", *own)
+        assert outcome.status == 1
+        assert "expected a name that no other method has" in outcome.err

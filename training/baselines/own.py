@@ -1,6 +1,7 @@
 """A method of one's own in `compare`, measured as all others are: an object with `fit` and `recommend`, or a class of such.
 
-    fit(lists)                      lists of item ids, one for each training user, oldest first
+    fit(lists)                      lists of item ids, one for each training user, oldest first. It is called several times, with some users
+                                    first, to see how long it takes, and must begin anew
     recommend(histories, m)         for each history, a list of item ids, at most m item ids, best first
 
 Ids that the log does not have, and repeats, are left out; where seen items are left out, so many more are asked for. It gets no time limit
@@ -11,7 +12,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -19,7 +21,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.errors import InvalidConfig
+from espalier.errors import EspalierError, InvalidConfig
 from espalier.items import Items
 from espalier.search import NO_ITEM
 
@@ -53,10 +55,28 @@ def own_method(option: str, where: str) -> tuple[str, Method]:
     def fitted(task: Task) -> Fitted:
         begin, lists = time.perf_counter(), task.split.lists
         rows = [lists.item_of_event_E[lists.offset_U1[user] : lists.offset_U1[user + 1]] for user in task.split.train.tolist()]
-        method.fit([task.items.ids_of(row.astype(np.int64)) for row in rows])
-        return Fitted(_Ranked(method, task.items).rank, {}, 0, time.perf_counter() - begin)
+        with _named(option, where):
+            method.fit([task.items.ids_of(row.astype(np.int64)) for row in rows])
+        ranked = _Ranked(method, task.items)
+
+        def rank(queries: Sequence[Any], /, m: int, exclude_seen: bool) -> Int64:
+            with _named(option, where):
+                return ranked.rank(queries, m, exclude_seen)
+
+        return Fitted(rank, {}, 0, time.perf_counter() - begin)
 
     return name, fitted
+
+
+@contextmanager
+def _named(option: str, where: str) -> Iterator[None]:
+    """Name the method whose own error ends it, so that the others are measured all the same."""
+    try:
+        yield
+    except EspalierError:
+        raise
+    except Exception as error:
+        raise InvalidConfig(option, where, f"a method that does not raise {type(error).__name__}: {error}") from error
 
 
 class _Ranked:

@@ -21,6 +21,7 @@ from ..compare.report import Report
 from ..compare.verdict import duration, size
 from ..deep.fit import pick_device
 from ..retrieval.needs import by_parts
+from ..retrieval.task import Method
 from ..specification.deep import NeighboursConfig
 from ..specification.linear import LinearConfig
 from ..specification.log_format import VectorsFormat
@@ -59,7 +60,12 @@ def run(
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
     settings = read_config(config, train=data)
-    added = dict(own_method("--own", where) for where in own)
+    added: dict[str, Method] = {}
+    for where in own:
+        name, method = own_method("--own", where)
+        if name in added or name in METHODS or name in (RECIPE, FUSION):
+            raise InvalidConfig("--own", where, f"a name that no other method has, not {name}")
+        added[name] = method
     if isinstance(settings, LinearConfig):
         if own:
             raise InvalidConfig("--own", ", ".join(own), "nothing here: methods of texts cannot be added")

@@ -38,7 +38,8 @@ def counted_anew(content: GraphContent, lists: FoldLog, given_J: Int64) -> Graph
     """
     events_J = lists_of(lists.lists, lists.users).events_I
     placed_J = events_J if content.counts is None else np.maximum(events_J, content.counts.counts_I)
-    counts_J = np.where(lists.logged_J, np.maximum(events_J, given_J), placed_J)
+    most = int(placed_J.max(initial=0))  # as of a placed item: none is taken to be more popular than the most popular one
+    counts_J = np.where(lists.logged_J, np.maximum(events_J, np.minimum(given_J, most)), placed_J)
     counts = LabelCounts(counts_J, int(counts_J.sum()))
     memory = content.memory
     if memory is None or memory.formula is None:

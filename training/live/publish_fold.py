@@ -67,10 +67,11 @@ def fold(model: Path, out: Path, log_file: Path | None = None) -> Bundle:
     work = work_folder(out)
     with only_run(work):
         clear(work, resume=False)
-        split = read_split(bundle, log_file, work)
-        published = publish_fold(bundle, state, out, Lesson(split, items, trained_through(bundle), work))
-        shutil.rmtree(work)
-    return published
+        try:
+            split = read_split(bundle, log_file, work)
+            return publish_fold(bundle, state, out, Lesson(split, items, trained_through(bundle), work))
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
 
 
 def publish_fold(bundle: Bundle, state: LiveState, out: Path, lesson: Lesson | None = None) -> Bundle:
