@@ -78,6 +78,7 @@ def test_a_filter_leaves_items_that_pass_alone(model: Model) -> None:
         ({"queries": [["nginx"]], "beam_size": -1}, "beam_size"),
         ({"queries": [["nginx"]], "m": 0}, "m: got 0, expected 1 to"),
         ({"queries": [["nginx"]], "m": "5"}, "m: got '5', expected 1 to"),
+        ({"queries": [["nginx"]], "exclude_filter": {"section": 5}}, "exclude_filter.section"),
         ({"queries": "nginx"}, "queries: got 'nginx', expected a list of queries"),
         ({"queries": [["nginx"]], "filter": {"colour": ["red"]}}, "filter.colour"),
         ({"queries": [["nginx"]], "fields": ["colour"]}, "fields"),
@@ -97,6 +98,12 @@ def test_why_an_item_did_not_come(model: Model) -> None:
     assert rows[second]["outcome"] == "below m"
     assert rows[second]["level"] == model.bundle.tree.height
     assert rows["no such package"]["outcome"] == "unknown"
+    last_that_came = model.search([HISTORIES[0]], m=1).column("item").to_pylist()
+    assert last_that_came == [first]
+    batch, _ = encode_histories(model.bundle.manifest.query, model.bundle.items, [HISTORIES[0]])  # type: ignore[arg-type]
+    keys = model.engine.search(batch, SearchParams.uniform(1, model.bundle.manifest.search.beam_size, 3)).keys_BM[0]
+    (below,) = model.explain(HISTORIES[0], [last], m=3, beam_size=1000).to_pylist()
+    assert below["cut"] == pytest.approx(float(keys[2]), abs=1e-4)
     narrow = model.explain(HISTORIES[0], [last], m=1, beam_size=1).to_pylist()[0]
     assert narrow["outcome"] == "outside the beam"
     assert 1 <= narrow["level"] < model.bundle.tree.height
@@ -129,6 +136,9 @@ def test_a_log_is_halved_by_user_to_measure_on_it(model: Model) -> None:
     turned = log.with_columns(when=pl.Series([2, 2, 1, 1]))
     (row,) = model.evaluate(turned, user="who", item="what", time="when", ms=[1]).to_pylist()
     assert row["queries"] == 1
+    three = pa.table({"user": ["a"] * 3, "item": ["nginx", "postgresql", "perl"]})  # the history has the larger half
+    found = model.search([["nginx", "postgresql"]], m=10).column("item").to_pylist()
+    assert model.evaluate(three, ms=[10])["mrr"][0].as_py() == pytest.approx(1 / (1 + found.index("perl")))
     with pytest.raises(InvalidInput, match="user: got 'nobody', expected one of the columns who, what, when"):
         model.evaluate(log, user="nobody", item="what")
 

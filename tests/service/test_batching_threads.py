@@ -103,6 +103,30 @@ async def test_where_queries_lead_is_found_in_short_jobs_and_is_one_result(new_b
     assert found.leaf_states_BS[:, 0].tolist() == [*range(JOB_QUERIES + 2)]
 
 
+async def test_where_queries_lead_is_found_by_who_asks_while_the_engine_is_idle_and_by_its_own_thread_else(new_batcher: NewBatcher) -> None:
+    asking = list[str]()
+
+    class Noted(Leading):
+        def parents(self, queries: QueryBatch, params: SearchParams) -> ParentsFound:
+            asking.append(threading.current_thread().name)
+            return super().parents(queries, params)
+
+    engine = Noted(ITEMS)
+    batcher, params = new_batcher(engine), SearchParams.uniform(1, 5, 5)
+    await idle(batcher)
+    await asyncio.to_thread(batcher.parents_now, queries(1), params)
+    assert asking.pop() != "engine-test"
+    async with held(engine, batcher) as busy:
+        found = asyncio.create_task(asyncio.to_thread(batcher.parents_now, queries(1), params))
+        while not batcher._jobs.waiting:
+            await asyncio.sleep(0)
+    await asyncio.gather(busy, found)
+    assert asking == ["engine-test"]
+    await batcher.drain(5)
+    with pytest.raises(NotReady):
+        await asyncio.to_thread(batcher.parents_now, queries(1), params)
+
+
 async def test_an_engine_of_one_stage_cannot_say_where_queries_lead(new_batcher: NewBatcher) -> None:
     batcher = new_batcher(FakeEngine(ITEMS))
     with pytest.raises(EngineFailed, match="fake finds no parents"):

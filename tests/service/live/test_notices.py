@@ -268,3 +268,35 @@ def test_another_process_answers_by_a_commit_that_it_was_told_and_its_death_hold
     assert not own.wait_applied("books", sequence, 0)
     own.stop()
     workers.leave()
+
+
+def test_a_later_worker_with_the_same_pid_is_another_one(tmp_path: Path) -> None:
+    pages = progress_pages.Pages(tmp_path)
+    for models, sequence in ((("books", "films"), 7), (("films", "books"), 3)):
+        page = progress_pages.OwnPage(tmp_path, 12)
+        for model in models:
+            page.write(model, sequence)
+        pages.look()
+        assert (pages.pids, pages.read("books"), pages.read("films")) == ([12], {12: sequence}, {12: sequence})
+        page.close()
+    (tmp_path / "junk.live").write_bytes(b"")
+    (tmp_path / "12.live").unlink()
+    pages.look()
+    assert (pages.pids, pages.read("books")) == ([], {})
+    pages.close()
+
+
+def test_a_worker_may_serve_more_models_than_its_file_has_room_for(tmp_path: Path) -> None:
+    page, pages = progress_pages.OwnPage(tmp_path, 12), progress_pages.Pages(tmp_path)
+    pages.look()
+    for number in range(3 * progress_pages.ROOM):
+        page.write(f"model-{number}", number)
+    assert [pages.read(f"model-{number}") for number in (0, progress_pages.ROOM, 3 * progress_pages.ROOM - 1)] == [
+        {12: 0},
+        {12: progress_pages.ROOM},
+        {12: 3 * progress_pages.ROOM - 1},
+    ]
+    page.write("model-0", None)
+    assert pages.read("model-0") == pages.read("no such model") == {}
+    page.close()
+    pages.close()
