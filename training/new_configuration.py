@@ -39,7 +39,7 @@ SEPARATORS = ("::", "\t", ",", ";", "|", " ")
 NAMES = {
     "user": ("user", "customer", "client", "visitor", "account", "member", "reader", "reviewer", "session", "u"),
     "item": ("item", "product", "article", "movie", "book", "song", "track", "video", "business", "sku", "asin", "parentasin", "i"),
-    "time": ("timestamp", "time", "datetime", "eventtime", "createdat", "created", "date", "ts", "unixtime", "unixreviewtime", "t"),
+    "time": ("timestamp", "time", "datetime", "eventtime", "createdat", "created", "date", "ts", "unixtime", "unixreviewtime", "at", "t"),
     "query": ("query", "querytext", "searchquery", "searchterm", "search", "keywords", "keyword"),
 }
 """Names of columns by role, the surest first: in lower case, with letters and digits alone, and without an `id` at the end."""
