@@ -176,7 +176,7 @@ def without_room(folder: Path, read_only: bool) -> dict[str, Any]:
     """
     name = SAMPLE.parent.name
     with disk(folder / ("read-only" if read_only else "full")) as mounted:
-        _, victim = served_copy(mounted, WORKERS)
+        _, victim = served_copy(mounted, WORKERS, folder / "service.log")
         filler = mounted / "filler"
 
         def put(item: str) -> int:
@@ -273,6 +273,7 @@ def main() -> None:
         for part in ("chaos", "replay"):
             (folder / part).mkdir()
         found = chaos(folder / "chaos", given.kills, given.seed)
+        write_report(given.json, found)
         found["replay"] = {key: round(value, 2) for key, value in replay_seconds(folder / "replay", given.operations).items()}
         for what, read_only in (("disk_full", False), ("read_only", True)):
             try:

@@ -61,12 +61,12 @@ FAILURES = ("kill", "kill", "stop", "stop", "restart", "restart")
 Ask = Callable[[str, str, Any, Mapping[str, str]], tuple[int, Any]]
 
 
-def served_copy(folder: Path, workers: int) -> tuple[Path, Process]:
-    """A models folder with a copy of the sample in a folder, and the service over it, not started yet."""
+def served_copy(folder: Path, workers: int, log: Path | None = None) -> tuple[Path, Process]:
+    """A models folder with a copy of the sample in a folder, and the service over it, not started yet. log: where its log lies instead."""
     shutil.copytree(SAMPLE.parent, folder / "models" / SAMPLE.parent.name)
     settings = {"ESPALIER_MODELS": str(folder / "models"), "ESPALIER_DEVICE": "cpu"}
     settings |= {"ESPALIER_ADMIN_KEYS": KEY, "ESPALIER_WRITE_KEYS": "a-key-that-only-writes"}  # without which writing is off
-    return folder / "models", Process(["service", "--workers", str(workers)], settings, folder / "service.log")
+    return folder / "models", Process(["service", "--workers", str(workers)], settings, log or folder / "service.log")
 
 
 class Run:
