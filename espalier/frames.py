@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc_compute
-import pyarrow.csv as pc
+import pyarrow.compute as pc
+import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
 from espalier.errors import InvalidInput
@@ -63,8 +63,9 @@ def as_table(field: str, data: Any, texts: Sequence[str | None] = ()) -> pa.Tabl
         name = file.name.removesuffix(".gz")
         if name.endswith((".csv", ".tsv")):
             kinds = {text: pa.string() for text in texts if text is not None}
-            parse = pc.ParseOptions(delimiter="\t" if name.endswith(".tsv") else ",")
-            return pc.read_csv(file, parse_options=parse, convert_options=pc.ConvertOptions(column_types=kinds, strings_can_be_null=True))
+            convert = csv.ConvertOptions(column_types=kinds, strings_can_be_null=True, null_values=[""])  # "NA" may be an id
+            parse = csv.ParseOptions(delimiter="\t" if name.endswith(".tsv") else ",")
+            return csv.read_csv(file, parse_options=parse, convert_options=convert)
         try:
             return pq.read_table(file)
         except pa.ArrowInvalid as error:
@@ -96,7 +97,7 @@ def lists_of(table: pa.Table, user: str, item: str, time: str | None) -> dict[An
         times = column_of(table, "time", time)
         if not (pa.types.is_temporal(times.type) or pa.types.is_integer(times.type) or pa.types.is_floating(times.type)):
             raise InvalidInput("time", str(times.type), "a column of numbers or times, which texts are not")
-        taken = pc_compute.array_sort_indices(times.combine_chunks())  # stable, nulls last
+        taken = pc.array_sort_indices(times.combine_chunks())  # stable, nulls last
     lists: dict[Any, list[str]] = {}
     for owner, one in zip(users.take(taken).to_pylist(), items.take(taken).to_pylist(), strict=True):
         if owner is not None and one is not None:

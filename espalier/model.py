@@ -52,6 +52,8 @@ if TYPE_CHECKING:  # it imports ONNX Runtime, which is an extra
 Device = Literal["auto", "cpu", "cuda"]
 AT_ONCE = 256
 """Queries of one engine call."""
+MOST_EXCLUDED = 1 << 20
+"""Numbers of the padded array of items that the queries of one call exclude: one user may have seen a large part of the catalogue."""
 MASK_BYTES = 256 << 20
 """Most that the masks of filters take which are kept."""
 
@@ -142,12 +144,12 @@ class Model:
         if ask.exclude_seen and not isinstance(queries.kind, HistoryKind):
             raise InvalidQuery("exclude_seen", True, f"a model of histories, not of {queries.kind.kind} queries")
         mask = self.mask(ask.filter, ask.exclude_filter)
-        for begin in range(0, len(queries), AT_ONCE):
-            at = np.arange(begin, min(begin + AT_ONCE, len(queries)))
+        excluded = None
+        if ask.exclude_seen:
+            excluded = [np.unique(row[row >= 0]) for row in (np.asarray(queries.array, np.int64) if seen is None else seen)]
+        for at in _blocks(len(queries), excluded):
             part = queries.take(at)
-            exclude_BE = None
-            if ask.exclude_seen:
-                exclude_BE = np.asarray(part.array, np.int64) if seen is None else _padded([seen[b] for b in at.tolist()])
+            exclude_BE = None if excluded is None else _padded([excluded[b] for b in at.tolist()])
             params = SearchParams.uniform(len(part), beam_size, m, exclude_BE, mask=mask)
             if m_B is not None:
                 params = replace(params, m_B=m_B[at])
@@ -375,6 +377,18 @@ def open_model(path: Path | str, device: Device = "auto", engine: str | None = N
     folder = Path(path)
     versions = [int(one.name) for one in folder.glob("*") if one.name.isdecimal()] if not (folder / "manifest.json").exists() else []
     return Model(Bundle.open(folder / str(max(versions)) if versions else folder), device, engine, frame)
+
+
+def _blocks(count: int, excluded: Sequence[NDArray[np.int64]] | None) -> Iterator[NDArray[np.int64]]:
+    """Positions of queries that are searched together: AT_ONCE, and fewer where a padded array of what they exclude would be too large."""
+    begin = 0
+    while begin < count:
+        end = min(begin + AT_ONCE, count)
+        if excluded is not None:
+            longest = np.maximum.accumulate([len(row) for row in excluded[begin:end]])
+            end = begin + max(1, int(np.count_nonzero(longest * np.arange(1, end - begin + 1) <= MOST_EXCLUDED)))
+        yield np.arange(begin, end)
+        begin = end
 
 
 def _padded(rows: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:

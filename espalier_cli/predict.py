@@ -7,6 +7,7 @@ parts that are there, if the model, the input and the options are the same. Know
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -87,7 +89,32 @@ def predict(options: argparse.Namespace) -> None:
     if taken := sorted(written & {name for name in schema.names if name not in (column, job.m_column, job.filter_column)}):
         raise InvalidInput("--queries", ", ".join(taken), f"no columns {', '.join(sorted(written))}: the answers are called so")
     parts = out.with_name(f".{out.name}.parts")
-    _resume(parts, _digest(model, options, job))
+    with _only_run(parts, out):
+        _resume(parts, _digest(model, options, job))
+        _answer(options, job, blocks, parts, total)
+        _joined(parts, out, _with_items(job, schema.empty_table(), 0, model))
+        shutil.rmtree(parts)
+
+
+@contextmanager
+def _only_run(parts: Path, out: Path) -> Iterator[None]:
+    """Makes the folder of the parts, and holds the right to write there: two runs would take each other's parts for their own.
+
+    Raises InvalidInput where another run holds it.
+    """
+    parts.mkdir(exist_ok=True)
+    folder = os.open(parts, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise InvalidInput("--out", str(out), "a file that no other run is writing now") from error
+    finally:
+        os.close(folder)
+
+
+def _answer(options: argparse.Namespace, job: Job, blocks: Iterator[pa.Table], parts: Path, total: int) -> None:
+    """Write the parts that are not there yet. total: how many queries there are."""
     began = said = time.perf_counter()
     done, fresh = 0, 0
     with ProcessPoolExecutor(options.workers, get_context("spawn"), _open, (job,)) as pool:
@@ -116,9 +143,6 @@ def predict(options: argparse.Namespace) -> None:
                 finish()
         while waiting:
             finish()
-    _joined(parts, out, _with_items(job, schema.empty_table(), 0, model))
-    shutil.rmtree(parts)
-    print(f"wrote {out}: {total:,} queries in {time.perf_counter() - began:.1f} s", file=sys.stderr)
 
 
 def _queries(options: argparse.Namespace, column: str, model: Model) -> tuple[int, pa.Schema, Iterator[pa.Table]]:
@@ -244,10 +268,10 @@ def _digest(model: Model, options: argparse.Namespace, job: Job) -> str:
 def _resume(parts: Path, digest: str) -> None:
     """Keep the parts of a run of the same model, input and options; drop those of any other."""
     mark = parts / "of"
-    if parts.exists() and not (mark.exists() and mark.read_text() == digest):
-        shutil.rmtree(parts)
-    parts.mkdir(exist_ok=True)
-    mark.write_text(digest)
+    if not (mark.exists() and mark.read_text() == digest):
+        for file in parts.iterdir():
+            file.unlink()
+        mark.write_text(digest)
 
 
 def _joined(parts: Path, out: Path, empty: pa.Table) -> None:

@@ -1,15 +1,16 @@
 """All users of a log in one go, as a nightly job asks: `espalier predict` beside the batch call of `implicit`.
 
-    python -m benchmarks.batch_predict --log FILE --user U --item I --model models/NAME [--time T] [--m 50] [--factors 128] --json F
+    OPENBLAS_NUM_THREADS=1 python -m benchmarks.batch_predict --log FILE --user U --item I --model models/NAME --json F
 
 Both answer every user with the m best items that are not in the user's list, with as many processes or threads as there are cores. implicit
 multiplies a user's vector, which its fit has made, with the vectors of all items; the model encodes the user's history and searches its
 tree. Seconds of `predict` are of the whole command, with reading, writing and the start of its processes; of implicit of the call alone,
-which flatters it. Fitting is not counted.
+which flatters it. Fitting is not counted. implicit wants OPENBLAS_NUM_THREADS=1 in the environment, since it has threads of its own.
 """
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -41,35 +42,33 @@ def main() -> None:
     write_report(options.json, {"log": Path(options.log).name, "users": len(lists), "m": options.m, "rows": rows})
 
 
-def predicted(options: object, users: int) -> dict[str, object]:
+def predicted(options: argparse.Namespace, users: int) -> dict[str, object]:
     """`espalier predict` in a process of its own."""
-    given = vars(options)
     with tempfile.TemporaryDirectory() as folder:
-        words = ["--queries", given["log"], "--user", given["user"], "--item", given["item"], "--m", given["m"], "--exclude-seen"]
-        words += ["--model", given["model"], "--out", f"{folder}/top.parquet"] + (["--time", given["time"]] if given["time"] else [])
+        words = ["--queries", options.log, "--user", options.user, "--item", options.item, "--m", options.m, "--exclude-seen"]
+        words += ["--model", options.model, "--out", f"{folder}/top.parquet"] + (["--time", options.time] if options.time else [])
         begin = time.perf_counter()
         subprocess.run([sys.executable, "-m", "espalier_cli", "predict", *map(str, words)], check=True, stderr=subprocess.DEVNULL)
         seconds = time.perf_counter() - begin
-    items = len(open_model(given["model"], "cpu").bundle.items)
+    items = len(open_model(options.model, "cpu").bundle.items)
     return {"method": "espalier predict", "items": items, "seconds": seconds, "queries_per_s": users / seconds}
 
 
-def of_implicit(options: object, lists: list[list[str]]) -> dict[str, object]:
+def of_implicit(options: argparse.Namespace, lists: list[list[str]]) -> dict[str, object]:
     """implicit's `recommend` of all users, after a short fit."""
     from implicit.als import AlternatingLeastSquares
 
-    given = vars(options)
     names, columns = np.unique(np.array([item for one in lists for item in one]), return_inverse=True)
     offsets = np.cumsum([0, *map(len, lists)])
     matrix = sparse.csr_matrix((np.ones(len(columns), np.float32), columns, offsets), (len(lists), len(names)))
     matrix.sum_duplicates()
-    model = AlternatingLeastSquares(factors=given["factors"], iterations=3, random_state=1)
+    model = AlternatingLeastSquares(factors=options.factors, iterations=3, random_state=1)
     model.fit(matrix, show_progress=False)
     begin = time.perf_counter()
-    model.recommend(np.arange(len(lists)), matrix, N=given["m"], filter_already_liked_items=True)
+    model.recommend(np.arange(len(lists)), matrix, N=options.m, filter_already_liked_items=True)
     seconds = time.perf_counter() - begin
     return {
-        "method": f"implicit, {given['factors']} factors",
+        "method": f"implicit, {options.factors} factors",
         "items": len(names),
         "seconds": seconds,
         "queries_per_s": len(lists) / seconds,

@@ -189,8 +189,9 @@ class Notices:
                 self._pages.look()
 
     def _tell(self, notice: bytes) -> None:
-        if self._pages is not None:
-            for pid in self._pages.pids:
+        pages = self._pages
+        if pages is not None:
+            for pid in pages.pids:
                 if pid != self.pid:
                     self._send(notice, f"{self.folder}/{pid}.sock")
 

@@ -15,6 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import espalier
+from espalier.model import Model
+from espalier.queries import HistoryKind
 from espalier_cli import predict as module
 from espalier_cli.__main__ import COMMANDS, main, usage
 from espalier_cli.completion import main as complete
@@ -24,6 +26,12 @@ from tests import ROOT
 
 SAMPLE = ROOT / "models/debian-depends/1"
 HISTORIES = [["nginx", "postgresql"], ["libsdl2-2.0-0", "libgl1"], [], ["perl"], ["libc6"]]
+
+
+def history_kind(model: Model) -> HistoryKind:
+    kind = model.bundle.manifest.query
+    assert isinstance(kind, HistoryKind)
+    return kind
 
 
 @pytest.fixture
@@ -140,11 +148,11 @@ def test_every_block_gets_its_own_numbers_and_filters(tmp_path: Path, monkeypatc
 
 def test_ids_of_a_text_file_are_those_that_stand_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = espalier.open(SAMPLE, "cpu", frame="arrow")
-    (tmp_path / "log.csv").write_text("who,what\n007,perl\n7,nginx\n007,libc6\n")
+    (tmp_path / "log.csv").write_text("who,what\n007,perl\n7,nginx\n007,libc6\nNA,perl\n")
     asked = ["--model", SAMPLE, "--out", tmp_path / "top.parquet", "--user", "who", "--item", "what", "--m", 3, "--workers", 1]
     assert run(*asked, "--queries", tmp_path / "log.csv") == 0
     rows = pq.read_table(tmp_path / "top.parquet").to_pylist()
-    assert [row["who"] for row in rows] == ["007", "7"]
+    assert [row["who"] for row in rows] == ["007", "7", "NA"]
     assert rows[0]["items"] == model.search([["perl", "libc6"]], m=3).column("item").to_pylist()
     (tmp_path / "unknown.csv").write_text("who,what\na,1\nb,2\n")
     assert run(*asked, "--queries", tmp_path / "unknown.csv") == 1
@@ -153,7 +161,7 @@ def test_ids_of_a_text_file_are_those_that_stand_there(tmp_path: Path, capsys: p
 
 def test_a_history_that_is_longer_than_the_model_reads_is_left_out_as_a_whole(tmp_path: Path) -> None:
     model = espalier.open(SAMPLE, "cpu", frame="arrow")
-    length = model.bundle.manifest.query.length  # type: ignore[union-attr]
+    length = history_kind(model).length
     found = model.search([["perl"]], m=20).column("item").to_pylist()
     long = [*found, *(["perl"] * (length + 3))]
     answer = model.search([long], m=20, exclude_seen=True).column("item").to_pylist()
@@ -208,6 +216,48 @@ def test_a_killed_run_goes_on_with_its_parts(queries: Path, tmp_path: Path, monk
     found = pq.read_table(tmp_path / "top.parquet")
     assert found.column("user").to_pylist() == ["kept", "kept", "c", "d", "e"]  # the first part was not asked again, the second was
     assert not parts.exists()
+
+
+def test_two_runs_do_not_write_one_file(queries: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--model", SAMPLE, "--queries", queries, "--out", tmp_path / "top.parquet", "--workers", 1]
+    with module._only_run(tmp_path / ".top.parquet.parts", tmp_path / "top.parquet"):
+        assert run(*asked) == 1
+    assert "expected a file that no other run is writing now" in capsys.readouterr().err
+    assert not (tmp_path / "top.parquet").exists()
+    assert run(*asked) == 0
+
+
+def test_few_blocks_wait_at_a_time(queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting, most = 0, 0
+
+    class Pool:
+        """Answers at once, when it is asked for the result."""
+
+        def __init__(self, *_: object) -> None:
+            module._open.__globals__["_model"] = espalier.open(SAMPLE, "cpu", frame="arrow")
+
+        def __enter__(self) -> Pool:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def submit(self, function: Any, *arguments: Any) -> Any:
+            nonlocal waiting, most
+            waiting += 1
+            most = max(most, waiting)
+
+            class Later:
+                def result(self) -> Any:
+                    nonlocal waiting
+                    waiting -= 1
+                    return function(*arguments)
+
+            return Later()
+
+    monkeypatch.setattr(module, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(module, "BLOCK", 1)
+    assert run("--model", SAMPLE, "--queries", queries, "--out", tmp_path / "top.parquet", "--workers", 1) == 0
+    assert most == module.AHEAD + 1
 
 
 def test_parts_of_another_run_are_not_taken(queries: Path, tmp_path: Path) -> None:

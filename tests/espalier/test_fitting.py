@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import tempfile
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 import scipy.sparse as sp
 
 import espalier
-from espalier.errors import InvalidConfig, InvalidInput, MissingExtra
+from espalier.errors import InvalidConfig, InvalidInput, InvalidQuery, MissingExtra
 from espalier.fitting import trainer
 from espalier.model import Model
 
@@ -43,18 +45,29 @@ def test_a_fitted_model_finds_what_goes_together(fitted: Model, tmp_path: Path) 
     assert espalier.open(tmp_path / "shop").search([["i5-3"]], m=5)["item"].to_list() == fitted.search([["i5-3"]], m=5)["item"].to_list()
 
 
-def test_a_model_without_a_folder_goes_with_its_files() -> None:
-    before = {*Path(tempfile.gettempdir()).glob("espalier-*")}
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for temporary files of this test alone: others run beside it."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_a_model_without_a_folder_goes_with_its_files(temporary: Path) -> None:
     q = pl.DataFrame({"q": ["red shoe", "blue shoe", "red hat", "green hat"] * 10, "i": ["a", "b", "c", "d"] * 10})
     model = espalier.fit(q, query="q", item="i")
     assert model.search(["blue shoe"], m=1)["item"].to_list() == ["b"]
-    assert {*Path(tempfile.gettempdir()).glob("espalier-*")} - before
+    with pytest.raises(InvalidQuery, match="exclude_seen: got True, expected a model of histories"):
+        model.search(["blue shoe"], m=1, exclude_seen=True)
+    with pytest.raises(InvalidQuery, match="queries: got 'blue shoe', expected a list of queries"):
+        model.search("blue shoe", m=1)
+    assert [*temporary.iterdir()]
     del model
-    assert not {*Path(tempfile.gettempdir()).glob("espalier-*")} - before
+    assert not [*temporary.iterdir()]
 
 
-def test_what_is_wrong_is_named_and_leaves_nothing(tmp_path: Path) -> None:
-    before = {*Path(tempfile.gettempdir()).glob("espalier-*")}
+def test_what_is_wrong_is_named_and_leaves_nothing(tmp_path: Path, temporary: Path) -> None:
     with pytest.raises(InvalidInput, match="user: got 'who', expected one of the columns user, item, at"):
         espalier.fit(log(), user="who", item="item")
     with pytest.raises(InvalidConfig, match=r"optimiser\.step"):
@@ -66,14 +79,19 @@ def test_what_is_wrong_is_named_and_leaves_nothing(tmp_path: Path) -> None:
             espalier.fit(log(), user="user", item="item", minutes=minutes)
     with pytest.raises(InvalidInput, match="data"):
         espalier.fit([["a", "b"]], user="user", item="item")
-    assert {*Path(tempfile.gettempdir()).glob("espalier-*")} == before
+    assert not [*temporary.iterdir()]
 
 
-def test_a_folder_of_another_model_is_no_obstacle_and_time_ends_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_another_model_is_no_obstacle_and_time_ends_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model/1").mkdir(parents=True)
-    model = espalier.fit(log(60), user="user", item="item", time="none", minutes=1e-6, seed=3)
+    with caplog.at_level(logging.INFO):
+        model = espalier.fit(log(60), user="user", item="item", time="none", minutes=1e-6, seed=3)
     assert model.bundle.manifest.training["seed"] == 3
+    (steps,) = [record.getMessage() for record in caplog.records if re.match(r"\d+ steps in", record.getMessage())]
+    assert steps.startswith("0 steps")
     assert espalier.fit(log(60), user="user", item="item", time="none", kind="neighbours").search([["i0-1"]], m=2).height == 2
 
 
@@ -93,6 +111,10 @@ def test_an_estimator_learns_labels_of_sparse_rows() -> None:
     assert found.shape == (X.shape[0], 3)
     assert np.mean([Y[b, found[b, 0]] > 0 for b in range(len(found))]) > 0.9
     assert model.predict(dense, m=3).tolist() == found.tolist()
+    twice = sp.csr_matrix((np.append(X.data / 2, X.data / 2), np.append(X.indices, X.indices), X.indptr * 2), X.shape)
+    twice.indices = np.concatenate([np.tile(X.indices[b:e], 2) for b, e in zip(X.indptr, X.indptr[1:], strict=False)])
+    twice.data = np.concatenate([np.tile(X.data[b:e] / 2, 2) for b, e in zip(X.indptr, X.indptr[1:], strict=False)])
+    assert model.predict(twice, m=3).tolist() == found.tolist(), "entries that stand there twice are added up"
     pairs = [(row.nonzero()[0].tolist(), row[row > 0].tolist()) for row in dense[:9]]
     assert model.predict(pairs, m=3).tolist() == found[:9].tolist()
     with pytest.raises(InvalidInput, match="queries: got 'a matrix of 39 columns', expected 40"):

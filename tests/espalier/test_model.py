@@ -16,8 +16,8 @@ import espalier
 from espalier.errors import BundleExists, InvalidInput, InvalidQuery
 from espalier.frames import as_table, lists_of
 from espalier.model import Model
-from espalier.queries import encode_histories
-from espalier.search import SearchParams
+from espalier.queries import HistoryKind, QueryBatch, encode_histories
+from espalier.search import SearchParams, SearchResult
 from tests import ROOT
 
 SAMPLE = ROOT / "models/debian-depends"
@@ -27,6 +27,12 @@ HISTORIES = [["nginx", "postgresql"], ["libsdl2-2.0-0", "libgl1"], ["no such pac
 @pytest.fixture(scope="module")
 def model() -> Model:
     return espalier.open(SAMPLE, "cpu", frame="arrow")
+
+
+def history_kind(model: Model) -> HistoryKind:
+    kind = model.bundle.manifest.query
+    assert isinstance(kind, HistoryKind)
+    return kind
 
 
 def test_a_folder_of_versions_stands_for_its_highest_one(tmp_path: Path, model: Model) -> None:
@@ -42,7 +48,7 @@ def test_a_folder_of_versions_stands_for_its_highest_one(tmp_path: Path, model: 
 
 
 def test_a_search_finds_what_the_engine_finds(model: Model) -> None:
-    batch, _ = encode_histories(model.bundle.manifest.query, model.bundle.items, HISTORIES)  # type: ignore[arg-type]
+    batch, _ = encode_histories(history_kind(model), model.bundle.items, HISTORIES)
     result = model.engine.search(batch, SearchParams.uniform(len(HISTORIES), 150, 9, np.asarray(batch.array, np.int64)))
     found = model.search(HISTORIES, m=9, beam_size=150, exclude_seen=True, fields=["title", "section"]).to_pylist()
     for b in range(len(HISTORIES)):
@@ -61,6 +67,29 @@ def test_more_queries_than_one_call_takes_are_numbered_through(model: Model) -> 
     alone = model.search(some[599:], m=2)
     assert found.column("item").to_pylist()[-2:] == alone.column("item").to_pylist()
     assert model.search([], m=2).num_rows == 0
+
+
+def test_who_has_seen_much_is_searched_for_in_smaller_calls(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one user of a million items would have an array of as many numbers for each of 256 queries."""
+    ids = model.bundle.items.ids_of(np.arange(5000))
+    histories = [ids[:3000], ids[:10], ids[2000:], *([one] for one in ids[:50]), [], ids[:4000] * 2]
+    whole = model.search(histories, m=5, exclude_seen=True)
+    sizes = []
+    search = model.engine.search
+
+    def noted(queries: QueryBatch, params: SearchParams) -> SearchResult:
+        assert params.exclude_BE is not None
+        sizes.append(params.exclude_BE.size)
+        return search(queries, params)
+
+    monkeypatch.setattr("espalier.model.MOST_EXCLUDED", 4096)
+    monkeypatch.setattr(model.engine, "search", noted)
+    assert model.search(histories, m=5, exclude_seen=True).equals(whole)
+    assert max(sizes) == 4000, "a list alone may be longer"
+    assert len(sizes) == 5
+    for b, history in enumerate(histories):
+        own = [item for query, item in zip(whole["query"].to_pylist(), whole["item"].to_pylist(), strict=True) if query == b]
+        assert not {*history} & {*own}
 
 
 def test_a_filter_leaves_items_that_pass_alone(model: Model) -> None:
@@ -100,7 +129,7 @@ def test_why_an_item_did_not_come(model: Model) -> None:
     assert rows["no such package"]["outcome"] == "unknown"
     last_that_came = model.search([HISTORIES[0]], m=1).column("item").to_pylist()
     assert last_that_came == [first]
-    batch, _ = encode_histories(model.bundle.manifest.query, model.bundle.items, [HISTORIES[0]])  # type: ignore[arg-type]
+    batch, _ = encode_histories(history_kind(model), model.bundle.items, [HISTORIES[0]])
     keys = model.engine.search(batch, SearchParams.uniform(1, model.bundle.manifest.search.beam_size, 3)).keys_BM[0]
     (below,) = model.explain(HISTORIES[0], [last], m=3, beam_size=1000).to_pylist()
     assert below["cut"] == pytest.approx(float(keys[2]), abs=1e-4)
@@ -159,7 +188,7 @@ def test_held_out_queries_of_one_version_measure_another(model: Model, tmp_path:
 
 def test_rows_and_states_give_the_scores(model: Model) -> None:
     rows_ID, states_BS = model.item_rows(), model.states(HISTORIES[:2])
-    assert rows_ID.shape == (len(model.bundle.items), model.bundle.manifest.scorer.node_dim)  # type: ignore[union-attr]
+    assert rows_ID.shape == (len(model.bundle.items), model.bundle.graph_scorer.node_dim)
     assert states_BS.shape[0] == 2
     logits = states_BS[:, : rows_ID.shape[1]] @ rows_ID.T
     for b in range(2):  # what the scorer alone puts first is near the front of what the whole search finds

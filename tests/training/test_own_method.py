@@ -68,6 +68,12 @@ def test_answers_are_cut_to_what_the_log_has() -> None:
     assert _Ranked(Fixed(), items).rank(queries, m=2, exclude_seen=False).tolist() == [[2, 0], [2, 0]]
 
 
+def test_a_module_that_fails_is_named(module: str, tmp_path: Path) -> None:
+    (tmp_path / "my_methods.py").write_text("1 / 0\n")
+    with pytest.raises(InvalidConfig, match=r"expected module:name .*ZeroDivisionError"):
+        own_method("--own", f"{module}:Popular")
+
+
 @pytest.mark.parametrize("where", ["my_methods:Unknown", "no_such_module:X", "my_methods", "my_methods:half_done"])
 def test_what_cannot_be_used_is_named(module: str, where: str) -> None:
     with pytest.raises(InvalidConfig, match=f"--own: got '{where}', expected module:name"):

@@ -1,7 +1,7 @@
 """A method of one's own in `compare`, measured as all others are: an object with `fit` and `recommend`, or a class of such.
 
     fit(lists)                      lists of item ids, one for each training user, oldest first. It is called several times, with some users
-                                    first, to see how long it takes, and must begin anew
+                                    first, to see how long it takes: of a class each time on a new object, and an object must begin anew
     recommend(histories, m)         for each history, a list of item ids, at most m item ids, best first
 
 Ids that the log does not have, and repeats, are left out; where seen items are left out, so many more are asked for. It gets no time limit
@@ -47,13 +47,14 @@ def own_method(option: str, where: str) -> tuple[str, Method]:
     try:
         found = getattr(import_module(module), name)
         method = cast(Own, found() if isinstance(found, type) else found)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise InvalidConfig(option, where, f"{expected} ({error})") from error
+    except Exception as error:  # whatever somebody else's module does when it is imported
+        raise InvalidConfig(option, where, f"{expected} ({type(error).__name__}: {error})") from error
     if not (callable(getattr(method, "fit", None)) and callable(getattr(method, "recommend", None))):
         raise InvalidConfig(option, where, expected)
 
     def fitted(task: Task) -> Fitted:
         begin, lists = time.perf_counter(), task.split.lists
+        method = cast(Own, found() if isinstance(found, type) else found)
         rows = [lists.item_of_event_E[lists.offset_U1[user] : lists.offset_U1[user + 1]] for user in task.split.train.tolist()]
         with _named(option, where):
             method.fit([task.items.ids_of(row.astype(np.int64)) for row in rows])
