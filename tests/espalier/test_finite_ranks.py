@@ -47,7 +47,7 @@ OF_LINEAR_SCORERS = ("sparse-cpu", "sparse-cuda")
 
 def opened(bundle: Bundle, name: str) -> Engine:
     if name in ("triton", "sparse-cuda"):
-        from tests.espalier.test_gpu_engines import GRAPHS, LINEAR
+        from tests.espalier.gpu_families import GRAPHS, LINEAR
 
         return (GRAPHS if name == "triton" else LINEAR).opened(bundle)
     if name == "onnx-batched":  # as CUDA runs it: several queries a call
