@@ -2,7 +2,8 @@
 
 A file has an entry for each model that its worker has ever served: 8 bytes of a hash of its name, then the sequence + 1, 0 where it does
 not serve the model now, then that number's complement, because a reader may see half of a write. Entries are appended and keep their
-places, so that one read of one entry says how far a worker is. Knows files. Does not know which workers live.
+places, so that one read of one entry says how far a worker is. A worker with a `<pid>.lock` that could not make its file is behind.
+Knows files. Does not know which workers live.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from struct import Struct, error
 
-ENDING = ".live"
+ENDING, LOCK = ".live", ".lock"
 ENTRY = Struct("<8sQQ")
 MASK = (1 << 64) - 1
 ROOM = 4096 // ENTRY.size
@@ -60,13 +61,21 @@ class Pages:
         self._folder = folder
         self._open: dict[tuple[int, int], int] = {}  # pid and inode → descriptor: a later worker may have the same pid
         self._places: dict[tuple[int, str], int] = {}  # descriptor and model → number of the entry
+        self._lacking: set[int] = set()  # workers without a file
         self.pids: list[int] = []
 
     def look(self) -> None:
         """See which files there are. Raises FileNotFoundError where the folder is gone, OSError where one cannot be opened."""
+        found: dict[tuple[int, int], str] = {}
+        workers: set[int] = set()
         with os.scandir(self._folder) as entries:
-            named = [(one.name.removesuffix(ENDING), one) for one in entries if one.name.endswith(ENDING)]
-            found = {(int(name), one.inode()): one.path for name, one in named if name.isdecimal()}
+            for entry in entries:
+                pid, ending = os.path.splitext(entry.name)
+                if pid.isdecimal() and ending == ENDING:
+                    found[int(pid), entry.inode()] = entry.path
+                elif pid.isdecimal() and ending == LOCK:
+                    workers.add(int(pid))
+        self._lacking = workers - {pid for pid, _ in found}
         for key in self._open.keys() - found.keys():
             self._forget(key)
         for key in found.keys() - self._open.keys():
@@ -76,7 +85,7 @@ class Pages:
 
     def read(self, model: str) -> dict[int, int]:
         """By process id, the last operation that each worker with a file answers by which serves the model; UNKNOWN of unreadable ones."""
-        found = {}
+        found = dict.fromkeys(self._lacking, UNKNOWN)
         for (pid, _), file in self._open.items():
             sequence = self._read(file, model)
             if sequence is not None:

@@ -300,3 +300,21 @@ def test_a_worker_may_serve_more_models_than_its_file_has_room_for(tmp_path: Pat
     assert pages.read("model-0") == pages.read("no such model") == {}
     page.close()
     pages.close()
+
+
+def test_a_worker_that_could_not_make_its_file_is_behind_as_long_as_it_lives(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would answer by old items, and nobody would wait for it."""
+    one = service.worker(11)
+    one.applied("books", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr("service.live.notices.OwnPage", lambda *_: (_ for _ in ()).throw(OSError("no space")))
+        two = service.worker(12)
+        two.applied("books", 2)
+    assert one.wait_applied("books", 2, 0.01) == {12: progress_pages.UNKNOWN}
+    two.applied("books", 3)  # there is space again
+    assert not one.wait_applied("books", 2, 10)
+    service.worker(13)
+    (service.folder / "13.live").unlink()
+    assert one.wait_applied("books", 2, 0.01) == {13: progress_pages.UNKNOWN}
+    service.kill(13)
+    assert not one.wait_applied("books", 2, 10)
