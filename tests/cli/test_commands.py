@@ -138,12 +138,24 @@ def test_every_block_gets_its_own_numbers_and_filters(tmp_path: Path, monkeypatc
     ids = model.bundle.items.ids_of(np.arange(700))
     sections = [("libs", "perl", "python")[i % 3] for i in range(700)]
     only = [json.dumps({"section": [section]}) for section in sections]
-    queries = pa.table({"history": [[one] for one in ids], "most": [1 + i % 4 for i in range(700)], "only": only})
+    queries = pa.table({"history": [[one] for one in ids], "most": [1 + i % 7 for i in range(700)], "only": only})
     pq.write_table(queries, tmp_path / "many.parquet")
     asked = ["--queries", tmp_path / "many.parquet", "--out", tmp_path / "top.parquet", "--m-column", "most", "--filter-column", "only"]
     assert run("--model", SAMPLE, "--workers", 1, "--fields", "section", "--exclude-filter", '{"section": ["perl"]}', *asked) == 0
     for i, row in enumerate(pq.read_table(tmp_path / "top.parquet").to_pylist()):
-        assert row["section"] == ([] if sections[i] == "perl" else [sections[i]] * (1 + i % 4)), i
+        assert row["section"] == ([] if sections[i] == "perl" else [sections[i]] * (1 + i % 7)), i
+
+
+def test_a_filter_of_all_queries_and_one_of_its_own_both_count(tmp_path: Path) -> None:
+    only = [json.dumps({"debtags": ["role::program"]}), None]
+    pq.write_table(pa.table({"history": [["perl"], ["perl"]], "only": only}), tmp_path / "two.parquet")
+    asked = ["--queries", tmp_path / "two.parquet", "--out", tmp_path / "top.parquet", "--m", 10, "--filter-column", "only", "--workers", 1]
+    assert run("--model", SAMPLE, *asked, "--filter", '{"section": ["perl", "utils"]}', "--fields", "section", "debtags") == 0
+    own, other = pq.read_table(tmp_path / "top.parquet").to_pylist()
+    assert {*own["section"], *other["section"]} <= {"perl", "utils"}
+    assert own["items"]
+    assert all("role::program" in tags for tags in own["debtags"])
+    assert not all("role::program" in tags for tags in other["debtags"])
 
 
 def test_ids_of_a_text_file_are_those_that_stand_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from espalier.items import ItemTable
 from espalier.search import NO_ITEM
 from tests.training.commands import command
 from training.baselines.own import _Ranked, own_method
+from training.compare.compare import Asked
 
 METHOD = """
 from collections import Counter
@@ -49,6 +50,19 @@ def test_it_is_measured_as_the_baseline_that_it_equals(module: str, tmp_path: Pa
     rows = {row["method"]: row["figures"] for row in json.loads(Path("report.json").read_text())["rows"]}
     for metric, figure in rows["popularity"].items():
         assert rows["Popular"][metric]["mean"] == pytest.approx(figure["mean"], abs=0.02), metric  # ties have another order
+
+
+def test_what_it_needs_is_measured_before_others(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "log.csv").write_text("user,item,time\n" + "".join(f"u{u},i{i},{i}\n" for u in range(20) for i in range(12)))
+    asked = []
+
+    def noted(given: Asked, _: object) -> None:
+        asked.append(given)
+        raise InvalidConfig("nothing", None, "more than to see what is asked")
+
+    monkeypatch.setattr("training.compare.command.compare", noted)
+    assert command("compare", "log.csv", "--methods", "popularity,item-cf", "--own", f"{module}:Popular").status == 1
+    assert list(asked[0].methods) == ["Popular", "popularity", "item-cf"]
 
 
 def test_answers_are_cut_to_what_the_log_has() -> None:
