@@ -19,7 +19,7 @@ from espalier.engines.encoder import QueryEncoder
 from espalier.items import ItemTable
 from espalier.label_counts import LabelCounts
 from espalier.live.fold import content_of
-from espalier.manifest import MemoryFormula
+from espalier.manifest import LiveInfo, MemoryFormula
 from espalier.memory import Memory
 from espalier.queries import HistoryKind, pad_histories
 from espalier.search import SearchParams
@@ -33,6 +33,7 @@ from training.live import fitted_rows as fitting
 from training.live.counted_memory import counted_anew
 from training.live.fitted_rows import Evidence, fitted_rows, mean_states
 from training.live.fold_log import fold_log, given_counts
+from training.live.learned_fold import trained_through
 
 Int64 = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -117,6 +118,27 @@ def test_entries_and_counts_are_those_of_the_lists_and_placed_ones_stay_where_th
     assert memory.value_of(1, 4) == 5, "made with its count"
     assert memory.value_of(2, 5) == 3, "made without events"
     memory.check(len(ids))
+
+
+def test_no_item_is_taken_to_be_more_popular_than_the_most_popular_one(split: Split, tmp_path: Path) -> None:
+    """One number that somebody sends would take all of a softmax else."""
+    ids = ["i0", "i1", "i2"]
+    journal = items_of(put(1, "i0", events=(["i1"],), count=10**9))
+    rng = np.random.default_rng(0)
+    content = content_of(make_bundle(tmp_path / "bundle", rng, tree_over(rng, len(ids), 2), "product"))
+    assert isinstance(content, GraphContent)
+    content = replace(content, items=table(*ids), counts=LabelCounts(np.array([1, 5, 1]), 7))
+    (tmp_path / "work").mkdir()
+    after = counted_anew(content, fold_log(split, journal, content.items, tmp_path / "work"), given_counts(journal, content.items))
+    assert after.counts is not None
+    assert after.counts.counts_I.tolist() == [5, 1, 1]
+
+
+@pytest.mark.parametrize(("live", "through"), [(None, 0), (LiveInfo(through=7), 7), (LiveInfo(through=7, folded_from=2), 0)])
+def test_rows_of_a_fold_may_be_older_than_its_journal(tmp_path: Path, live: LiveInfo | None, through: int) -> None:
+    bundle = random_product(tmp_path, np.random.default_rng(0))
+    bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"live": live}))
+    assert trained_through(bundle) == through
 
 
 # -- rows -----------------------------------------------------------------------------------------------------------------------
@@ -220,3 +242,12 @@ def test_a_fold_finds_live_items_where_the_log_says_that_they_belong(models: Pat
     others = np.delete(np.arange(after.tree.node_count), leaf)
     assert_array_equal(np.asarray(after.node_rows_ND)[others], np.asarray(plain.node_rows_ND)[others])
     assert not list((models / "planted").glob(".3.*")), "no work folder is left"
+
+
+@pytest.mark.parametrize("content", ["user,item\na,1\na,2\n", "other,columns\n1,2\n", ""])
+def test_a_log_that_says_nothing_ends_a_fold_and_leaves_nothing(models: Path, content: str) -> None:
+    (models / "nothing.csv").write_text(content)
+    outcome = command("fold", "--model", models / "planted" / "1", "--out", models / "planted" / "9", "--log", models / "nothing.csv")
+    assert outcome.status == 1
+    assert outcome.err.splitlines()[-1].startswith("error: ")
+    assert not [path.name for path in (models / "planted").iterdir() if path.name.lstrip(".").startswith("9")]
