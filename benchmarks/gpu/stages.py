@@ -47,11 +47,12 @@ def _correctness(engine: str, function: str, given: Arguments, cases: int, tiny:
 
 
 PRECISIONS = ("float32", "float16", "bfloat16")
-WIDE: Arguments = {"tile": 128, "warps": 8, "registers": 128}
+NEVER_ALONE = 1 << 30
 TRIED: tuple[Arguments, ...] = (
-    {"tile": 16}, {"tile": 64}, WIDE, {"selecting": 1024}, {"selecting": 128}, {"tile": 32}, {"chosen": 0}, {"count_tile": 8},
-    {"tiles_per_program": 16}, {"busy_tiles": 512}, {"counted": 1 << 26}, {"dependent": 0}, {"dependent": 512}, {"counted": 0},
-    {"chosen": 1 << 16}, {"whole": 4096},
+    {"alone": NEVER_ALONE}, {"alone": NEVER_ALONE, "tile": 128, "warps": 4}, {"tile": 64, "warps": 4, "registers": 128},
+    {"tile": 64, "warps": 4, "registers": 168}, {"tile": 128, "warps": 4}, {"tile": 128, "warps": 8, "registers": 128},
+    {"tile": 64, "warps": 2}, {"tile": 32}, {"tile": 16}, {"busy_count_tile": 16}, {"count_tile": 8}, {"chosen": 0}, {"counted": 0},
+    {"dependent": 0},
 )  # fmt: skip
 """What each trial changes of `Tuning`."""
 STAGES: tuple[Stage, ...] = (
@@ -113,6 +114,7 @@ STAGES: tuple[Stage, ...] = (
         ({"items": 1_000_000, "users": 50_000, "batches": [100, 256], "beam": 200, "rounds": 5, "queries": 2000, "depth": 200}, 60),
         ({"items": 100_000, "users": 5_000, "batches": [100], "beam": 200, "rounds": 2, "queries": 320, "depth": 200}, 30),
     ),
+    Stage("fit", "benchmarks.gpu.sample_fit:fit", ({}, 150)),
     Stage("search-2^16", "benchmarks.gpu.search_speed:search", ({"height": 16, "beams": [50, 400], "batches": [1, 512]}, 30)),
     Stage("search-2^22", "benchmarks.gpu.search_speed:search", ({"height": 22, "beams": [50, 400], "batches": [1, 512]}, 50)),
     Stage(

@@ -167,6 +167,16 @@ def verify_golden(bundle: Bundle, engine: Engine, table: pa.Table | None = None)
     return check_shards(bundle, engine.name, expected, result, rounding)
 
 
+def verify_golden_together(bundle: Bundle, engine: Engine, queries: int) -> None:
+    """Run the golden queries again and again in one call of at least so many: a GPU searches many by another kernel than few.
+
+    Raises BundleCorrupt as `verify_golden` does.
+    """
+    table = bundle.golden()
+    if len(table):
+        verify_golden(bundle, engine, pa.concat_tables([table] * -(-queries // len(table))))
+
+
 def _check_empty_history(bundle: Bundle, engine: Engine) -> None:
     """Raise BundleCorrupt where a sequence encoder makes numbers of a history without an item by which nothing can be ranked."""
     scorer = bundle.manifest.scorer

@@ -22,7 +22,7 @@ from typing import Literal
 import pyarrow as pa
 
 from espalier.bundle import ALL_PARTS, Bundle
-from espalier.checks.golden import verify_golden
+from espalier.checks.golden import verify_golden, verify_golden_together
 from espalier.content.rows import ContentRows
 from espalier.engines import open_engine, runs_on_gpu
 from espalier.errors import BundleCorrupt, EspalierError
@@ -156,6 +156,8 @@ def _load(
     metrics.model_state(name, version, engine.name, ready=False)
     doing.append("answering its golden queries")
     log.info("%s version %d: golden overlap %.4f", name, version, verify_golden(bundle, engine))
+    if runs_on_gpu(engine.name):
+        verify_golden_together(bundle, engine, GPU_BATCH)
     if manifest.content is not None:
         doing.append("opening its content")
         ContentRows(bundle)

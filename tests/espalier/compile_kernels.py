@@ -28,7 +28,7 @@ class Recorder:
         self._kernel, self._launches = kernel, launches
 
     def __getitem__(self, grid: Any) -> Any:
-        def launch(*arguments: Any, num_warps: int = 4, maxnreg: int | None = None, **named: Any) -> None:
+        def launch(*arguments: Any, num_warps: int = 4, maxnreg: int | None = None, num_stages: int = 3, **named: Any) -> None:
             function = self._kernel.fn
             types, constants = {}, dict(named)
             for name, argument in zip(function.__code__.co_varnames, arguments, strict=False):
@@ -37,7 +37,7 @@ class Recorder:
                 else:
                     types[name] = _type(argument)
             entry = {"module": function.__module__, "kernel": function.__name__, "types": types, "constants": constants}
-            entry |= {"options": {"num_warps": num_warps, "maxnreg": maxnreg}}
+            entry |= {"options": {"num_warps": num_warps, "maxnreg": maxnreg, "num_stages": num_stages}}
             if entry not in self._launches:
                 self._launches.append(entry)
             self._kernel[grid](*arguments, **named)

@@ -73,6 +73,7 @@ GRAPHS = Family(
     st.builds(
         Tuning, tile=st.just(16), whole=st.sampled_from([128, 4096]),
         busy_tiles=st.sampled_from([1, 2048]), counted=st.sampled_from([0, 300, 1 << 24]), chosen=st.sampled_from([0, 8, 128]),
+        alone=st.sampled_from([0, 64]),
     ),
 )  # fmt: skip
 LINEAR = Family(

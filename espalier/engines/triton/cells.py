@@ -29,6 +29,8 @@ from espalier.tree import Tree
 
 MOST_CHOSEN = 128
 """Candidates of which a kernel that scores can choose a beam without wanting for registers."""
+FEW = 1023
+"""Candidates of which a selection finds two bits of its threshold at once."""
 _CAPTURE = threading.Lock()
 """One capture at a time in a process: two would invalidate each other."""
 Entries = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -43,11 +45,12 @@ class Tuning:
 
     chosen        of `triton`: most queries · candidates of which the next level's kernel chooses the beam itself, each program for itself;
                   never more than 128 candidates
+    alone         of `triton`: most queries of a call whose levels are kernels; of more, which fill a GPU, each is searched by one program
     counted       most queries · candidates² that are selected by counting, in parallel; above, one program a query
-    count_tile    candidates of a program that counts
+    count_tile    candidates of a program that counts; busy_count_tile: where there are more than `alone` queries
     dependent     most queries of which kernels start while the one before them ends: more fill the GPU, and early ones are in the way
     whole         candidates that a selection keeps in registers; more are read again in each pass
-    warps         of a program that scores
+    warps         of a program that scores; of `sparse-cuda` one where there are more than `alone` queries
     tile          of `triton`: candidates that one program scores at a time; None: as `TritonSearch.tile` has it
     registers     of `triton`: most of a thread that scores, so that more programs have room; None: as many as the compiler likes
     selecting     candidates that a warp selects from
@@ -63,7 +66,9 @@ class Tuning:
     tiles_per_program: int = 8
     chosen: int = 1024
     counted: int = 1 << 24
+    alone: int = 64
     count_tile: int = 16
+    busy_count_tile: int = 64
     dependent: int = 64
     whole: int = 1 << 14
     warps: int = 4
@@ -269,6 +274,8 @@ class Cell(ABC, Generic[State]):
 
     chooses = False
     """Whether `score` can choose the beam itself."""
+    alone = False
+    """Whether `search_alone` is how queries are searched, where no trace is asked for."""
 
     @abstractmethod
     def fill_queries(self, query: TreeQuery) -> None:
@@ -292,6 +299,10 @@ class Cell(ABC, Generic[State]):
 
         before  0, or where `chooses`: the first `before` of the beam are candidates, of which the best are chosen first
         """
+
+    def search_alone(self, beam: Beam, found: Beam, kept: Beam, state: State) -> None:
+        """The levels from a beam above the start to the leaves in `kept`, in no order, each query by one program; found: its candidates."""
+        raise NotImplementedError
 
     def fill(self, query: TreeQuery, addresses_B: NDArray[np.int64], excluded: ExcludedLists) -> None:
         """Put a call into the buffers. Rows past its queries get a beam of 0, which ends their search where it begins.
@@ -378,6 +389,10 @@ class Cell(ABC, Generic[State]):
         in_order = trace is not None or self._parts.frontier or self.batch * self.candidates**2 > self.context.tuning.counted
         before = 0
         self.begin(state, beam)
+        if self.alone and trace is None:
+            self.search_alone(beam, found, free[0], state)
+            self._count(free[0], self.slots[-1], free[0], self.slots[-1], True)
+            return
         for place, level in enumerate(range(self.start, tree.height + 1)):
             candidates = self.slots[place] * tree.max_children[level - 1]
             if level == tree.height and self._parts.frontier:
@@ -426,10 +441,11 @@ class Cell(ABC, Generic[State]):
         tables, tree, tuning = self.context.tables, self.context.tree, self.context.tuning
         nodes, ranks, keys = (self._found, self._found_ranks, self._found_keys) if last else (beam.nodes, beam.ranks, beam.keys)
         width = min(triton.next_power_of_2(candidates), 1024)
-        count_kernel[(triton.cdiv(candidates, tuning.count_tile), self.batch)](
+        tile = tuning.count_tile if self.batch <= tuning.alone else tuning.busy_count_tile
+        count_kernel[(triton.cdiv(candidates, tile), self.batch)](
             found.nodes, found.ranks, found.keys, found.nodes.shape[1], candidates, self.inputs["m" if last else "beam_size"],
             nodes, ranks, keys, self._wanted if last else self.stride, slots, tables.leaf_item, tree.leaf_offset,
-            tuning.count_tile, width, last, self.memory, num_warps=8 if width > 256 else 4, **self.launched,
+            tile, width, last, self.memory, num_warps=8 if width > 256 else 4, **self.launched,
         )  # fmt: skip
 
     def _select(self, found: Beam, candidates: int, beam: Beam, slots: int, last: bool) -> None:
@@ -439,7 +455,7 @@ class Cell(ABC, Generic[State]):
         select_kernel[(self.batch,)](
             found.nodes, found.ranks, found.keys, self.candidates, candidates, self.inputs["m" if last else "beam_size"],
             beam.nodes, beam.ranks, beam.keys, self.stride, slots,
-            width, candidates <= width, min(triton.next_power_of_2(slots), 1024), self.memory,
+            width, candidates <= width, candidates <= min(width, FEW), min(triton.next_power_of_2(slots), 1024), self.memory,
             num_warps=min(16, max(1, width // tuning.selecting)), **self.launched,
         )  # fmt: skip
 

@@ -21,18 +21,21 @@ from espalier.bundle import Bundle
 from espalier.engines.graphs import read_graph
 from espalier.engines.scorer_weights import ScorerWeights, scorer_weights
 from espalier.engines.stages import TreeQuery
-from espalier.engines.triton.cells import Beam, Cell, CellParts, Entries, FixedShapes, Tuning, inner_slots, is_ragged
+from espalier.engines.triton.cells import FEW, Beam, Cell, CellParts, Entries, FixedShapes, Tuning, inner_slots, is_ragged
 from espalier.engines.triton.gpu_engine import DTYPES, GpuSearch
 from espalier.engines.triton.kernels.history_nodes import history_nodes_kernel
 from espalier.engines.triton.kernels.score import rank_level_kernel, score_children_kernel, score_levels_kernel
+from espalier.engines.triton.kernels.search import search_kernel
 from espalier.engines.triton.torch_graph import TorchGraph, encoder_of
 from espalier.queries import HistoryKind
 from espalier.search import Precision
 from espalier.tree import Tree
 
 ROUNDING: dict[Precision, float] = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.15}
-BUSY = 64
-"""Queries of a call above which they fill a GPU."""
+FEW_QUERIES = 8
+"""Queries of a call up to which small tiles of inner products are the faster ones: more programs read rows at a time."""
+MOST_ALONE = 2048
+"""Candidates of a level that one program has registers to select from."""
 COPY_BYTES = 256 << 20
 """Bytes of node rows that are copied to the device at a time."""
 
@@ -83,17 +86,22 @@ class TritonSearch(GpuSearch["GraphCell"]):
             (self.context,) = self.cell_contexts()
         self._precision = precision
 
-    def tile(self, batch: int) -> Tile:
-        """How nodes of calls of so many queries are scored. Activations take registers, of more than 128–64–24 too many for 128 nodes."""
-        tuning = self.tuning
+    def tile(self, batch: int, candidates: int) -> Tile:
+        """How nodes of calls of so many queries are scored, whose levels have so many candidates. Activations take registers: only of
+        scorers up to 128–64–24 can four programs that search alone share a multiprocessor.
+        """
+        tuning, alone = self.tuning, batch > self.tuning.alone
         if tuning.tile is not None:
             return Tile(tuning.tile, tuning.warps, tuning.registers)
         if not self.scorer.state_width:
-            return Tile(32, tuning.warps, tuning.registers)
+            # Either way a thread sums up eight numbers of a row; of shorter rows it would be four in the smaller tile, in another order.
+            return Tile(32, 4, None) if batch <= FEW_QUERIES and self.scorer.row_width >= 32 else Tile(64, 2, None)
         if self._precision == "float32":
             return Tile(16, tuning.warps, tuning.registers)
         small = self.scorer.row_width <= 32 and max(self.scorer.widths) <= 128 and sum(self.scorer.widths) <= 224
-        return Tile(128, 8, 128) if batch > BUSY and small else Tile(64, tuning.warps, tuning.registers)
+        if alone and small:
+            return Tile(64, 4, 128) if candidates <= 1024 else Tile(128, 4, None)
+        return Tile(64, tuning.warps, tuning.registers)
 
     def new_cell(self, batch: int, bucket: int, wanted: int, parts: CellParts, place: int) -> GraphCell:
         return GraphCell(self, batch, bucket, wanted, parts)
@@ -120,13 +128,17 @@ def device_bytes(bundle: Bundle, precision: Precision) -> int:
 
 
 class _Scorer:
-    """A scorer's weights as the kernels want them: layers padded to powers of two of at least 16, end to end."""
+    """A scorer's weights as the kernels want them: layers padded to powers of two of at least 16, end to end.
+
+    convex, shared  whether no slope is above 1, and whether each layer has one slope
+    """
 
     def __init__(self, weights: ScorerWeights, node_dim: int, dtype: torch.dtype, device: torch.device) -> None:
         self.widths = [_padded(len(layer.bias)) for layer in weights.layers] + [0] * (4 - len(weights.layers))
-        self.row_width = triton.next_power_of_2(node_dim) if not weights.layers else _padded(node_dim)
+        self.row_width = triton.next_power_of_2(node_dim) if not weights.layers else _padded(node_dim + 2)  # see `with_state`
         self.state_width = self.widths[0]
         self.convex = all(bool((layer.slope <= 1).all()) for layer in weights.layers)
+        self.shared = all(bool((layer.slope == layer.slope[0]).all()) for layer in weights.layers)
         matrices, vectors, before = [], [], self.row_width
         for layer, width in zip(weights.layers, self.widths, strict=False):
             matrix = np.zeros((before, width), np.float32)
@@ -165,11 +177,34 @@ class GraphCell(Cell[Tensor]):
                 "states": ((batch, tree.height + 1 - self._first if scorer.state_levels > 1 else 1, scorer.state_dim), torch.float32)
             }
         super().__init__(engine.context, batch, bucket, wanted, parts, entries, scorer.state_dim)
-        self._engine, self._tile, self._top_tile = engine, engine.tile(batch), engine.tile(1)
+        self._engine, self._tile, self._top_tile = engine, engine.tile(batch, self.candidates), engine.tile(1, 1)
         self._sequence = scorer.encoder == "sequence"
         self._log_activation = bundle.manifest.ranking.own == "log_activation"
+        self._levels, self._children = self._alone_levels(engine, scorer.state_levels > 1, max(scorer.state_dim, engine.scorer.state_width))
+        self.alone = self._children > 0
         whole = gamma > 0 and self.start > 1
         self._top = _WholeLevels(tree, self.start - 1, self._top_tile.nodes, engine.device) if whole else None
+
+    def _alone_levels(self, engine: TritonSearch, of_levels: bool, width: int) -> tuple[Tensor, int]:
+        """What `search_kernel` wants to know of each level, and the most children of a node; 0: levels are kernels.
+
+        of_levels  whether each level has a state of its own, of `width` padded numbers
+        """
+        tree, children = self.context.tree, self.context.tree.max_children[self.start - 1]
+        same = all(other == children for other in tree.max_children[self.start - 1 : tree.height])
+        if self.batch <= engine.tuning.alone or self._parts.frontier or self._every_leaf or not same or self.candidates > MOST_ALONE:
+            return torch.empty(0, device=engine.device), 0
+        levels_L5 = [
+            (
+                self.slots[place],
+                self.slots[place + 1],
+                tree.level(level - 1).start,
+                tree.level(level).start,
+                of_levels * (level - self._first) * width,
+            )
+            for place, level in enumerate(range(self.start, tree.height + 1))
+        ]
+        return torch.tensor(levels_L5, dtype=torch.int32, device=engine.device), children
 
     def fill_queries(self, query: TreeQuery) -> None:
         if "states" not in self.host:
@@ -216,7 +251,7 @@ class GraphCell(Cell[Tensor]):
         score_levels_kernel[(len(top.tiles), self.batch)](
             top.tiles, engine.node_rows_ND, state, state.stride(0), state.shape[2], state.shape[1],
             scorer.weights, scorer.vectors, engine.node_rows_ND.shape[1], self.finite, own, top.nodes,
-            tile.nodes, scorer.row_width, *scorer.widths, scorer.convex, self._log_activation,
+            tile.nodes, scorer.row_width, *scorer.widths, scorer.convex, scorer.shared, self._log_activation,
             num_warps=tile.warps, maxnreg=tile.registers, **self.launched,
         )  # fmt: skip
         levels, width = top.ancestors.shape
@@ -241,8 +276,26 @@ class GraphCell(Cell[Tensor]):
             self.inputs["memory" if self.memory else "masks"], self.context.memory_weight or 0.0,
             found.nodes, found.ranks, found.keys, self.candidates, slots * children, several,
             children, tree.is_uniform(level - 1), tile.nodes,
-            scorer.row_width, *scorer.widths, scorer.convex, self._log_activation, self.memory,
+            scorer.row_width, *scorer.widths, scorer.convex, scorer.shared, self._log_activation, self.memory,
             BEFORE=triton.next_power_of_2(before) if before else 0, num_warps=tile.warps, maxnreg=tile.registers, **self.launched,
+        )  # fmt: skip
+
+    def search_alone(self, beam: Beam, found: Beam, kept: Beam, state: Tensor) -> None:
+        """See `Cell.search_alone`."""
+        engine, tree, tile = self._engine, self.context.tree, self._tile
+        scorer = engine.scorer
+        search_kernel[(self.batch,)](
+            self._levels, len(self._levels), beam.nodes, beam.ranks, kept.nodes, kept.ranks, kept.keys, self.stride,
+            self.inputs["beam_size"], self.inputs["m"], self.context.tables.first_child,
+            self.inputs["masks"], self.excluded, self.inputs["excluded_from"], self.inputs["excluded_count"],
+            engine.shapes.excluded.bit_length(),
+            engine.node_rows_ND, state, state.stride(0), scorer.weights, scorer.vectors, engine.node_rows_ND.shape[1], self.context.gamma,
+            self.finite, self.inputs["memory" if self.memory else "masks"], self.context.memory_weight or 0.0,
+            found.nodes, found.ranks, found.keys, self.candidates,
+            self._children, not is_ragged(tree), tile.nodes,
+            triton.next_power_of_2(self.candidates), self.candidates <= FEW, min(triton.next_power_of_2(max(self.slots[1:])), 1024),
+            scorer.row_width, *scorer.widths, scorer.convex, scorer.shared, self._log_activation, self.memory,
+            num_warps=tile.warps, maxnreg=tile.registers, num_stages=1,
         )  # fmt: skip
 
 

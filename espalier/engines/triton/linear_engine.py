@@ -131,6 +131,7 @@ class FeatureCell(Cell[None]):
     def __init__(self, engine: SparseCudaSearch, batch: int, bucket: int, wanted: int, parts: CellParts, place: int) -> None:
         entries: Entries = {"features": ((batch,), torch.int64), "values": ((batch,), torch.int64), "count": ((batch,), torch.int32)}
         super().__init__(engine.contexts[place], batch, bucket, wanted, parts, entries)
+        self._warps = self.context.tuning.warps if batch <= self.context.tuning.alone else 1
         self._features, self._tiles, self._power = engine.features, engine.tiles[place], engine.power
 
     def fill_queries(self, query: TreeQuery) -> None:
@@ -159,7 +160,7 @@ class FeatureCell(Cell[None]):
             score_level_kernel[(tree.level_size(level - 1) * self._tiles.per_node[level - 1], self.batch)](
                 above, above.shape[1], *self._places(level), self.inputs["features"], self.inputs["values"], self.inputs["count"],
                 *self._tiles.of_level(level - 1), gamma, ranks, ranks.shape[1], *self._constants(level),
-                num_warps=self.context.tuning.warps, **self.launched,
+                num_warps=self._warps, **self.launched,
             )  # fmt: skip
             above = ranks
 
@@ -170,7 +171,7 @@ class FeatureCell(Cell[None]):
             inputs["masks"], self.excluded, inputs["excluded_from"], inputs["excluded_count"], self.context.shapes.excluded.bit_length(),
             inputs["features"], inputs["values"], inputs["count"], *self._tiles.of_level(level - 1), self.context.gamma,
             found.nodes, found.ranks, self.candidates, *self._constants(level),
-            num_warps=self.context.tuning.warps, **self.launched,
+            num_warps=self._warps, **self.launched,
         )  # fmt: skip
 
     def _places(self, level: int) -> tuple[Tensor, int, int, int, int]:

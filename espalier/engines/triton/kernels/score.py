@@ -40,7 +40,7 @@ MINUS_INF = tl.constexpr(float("-inf"))
 
 
 @triton.jit
-def _matrix(weights, before: tl.constexpr, width: tl.constexpr):
+def matrix_of(weights, before: tl.constexpr, width: tl.constexpr):
     return tl.load(weights + tl.arange(0, before)[:, None] * width + tl.arange(0, width)[None, :])
 
 
@@ -52,13 +52,13 @@ def matrices_of(weights, D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr
     w2 = 0
     w3 = 0
     if S0 > 0:
-        w0 = _matrix(weights, D_PAD, S0)
+        w0 = matrix_of(weights, D_PAD, S0)
     if S1 > 0:
-        w1 = _matrix(weights + D_PAD * S0, S0, S1)
+        w1 = matrix_of(weights + D_PAD * S0, S0, S1)
     if S2 > 0:
-        w2 = _matrix(weights + D_PAD * S0 + S0 * S1, S1, S2)
+        w2 = matrix_of(weights + D_PAD * S0 + S0 * S1, S1, S2)
     if S3 > 0:
-        w3 = _matrix(weights + D_PAD * S0 + S0 * S1 + S1 * S2, S2, S3)
+        w3 = matrix_of(weights + D_PAD * S0 + S0 * S1 + S1 * S2, S2, S3)
     return w0, w1, w2, w3
 
 
@@ -68,23 +68,45 @@ def _vector(vectors, width: tl.constexpr):
 
 
 @triton.jit
-def _layer(x, weight, biases, slopes, last: tl.constexpr, CONVEX: tl.constexpr):
-    """One hidden layer: float32 sums of products in the weights' precision, below 0 times a slope; the last one stays in float32."""
-    sums = tl.dot(x, weight, input_precision="tf32x3") + biases[None, :]
-    slopes = slopes[None, :]
-    if not last:
-        sums = sums.to(weight.dtype)
-        slopes = slopes.to(weight.dtype)
-    if CONVEX:
-        active = tl.maximum(sums, sums * slopes).to(sums.dtype)
+def with_state(matrices, state_S, vectors, D: tl.constexpr, D_PAD: tl.constexpr, S0: tl.constexpr):
+    """The matrices, the first of which adds a query's part of the first layer's sums, the state and the biases, to those of each node row.
+
+    `rows_of` ends with ones. They are multiplied with two numbers in the matrix's precision, which keep twice its digits together.
+    """
+    w0, w1, w2, w3 = matrices
+    if S0 > 0:
+        d = tl.arange(0, D_PAD)[:, None]
+        sums = _vector(vectors, S0) + _vector(state_S, S0)
+        high = sums.to(w0.dtype)
+        low = (sums - high.to(tl.float32)).to(w0.dtype)
+        w0 = tl.where(d == D, high[None, :], tl.where(d == D + 1, low[None, :], w0))
+    return w0, w1, w2, w3
+
+
+@triton.jit
+def _active(sums, dtype: tl.constexpr, slopes, width: tl.constexpr, last: tl.constexpr, CONVEX: tl.constexpr, SHARED: tl.constexpr):
+    """What a layer makes of its float32 sums: below 0 times a slope, in the weights' precision. The last layer stays in float32."""
+    if SHARED:
+        slope = tl.load(slopes)
     else:
-        active = tl.where(sums >= 0, sums, sums * slopes)
+        slope = _vector(slopes, width)[None, :]
+    if not last:
+        sums = sums.to(dtype)
+        slope = slope.to(dtype)
+    if CONVEX:
+        active = tl.maximum(sums, sums * slope).to(sums.dtype)
+    else:
+        active = tl.where(sums >= 0, sums, sums * slope)
     return active
 
 
 @triton.jit
-def _dense(x, weight, vectors, width: tl.constexpr, last: tl.constexpr, CONVEX: tl.constexpr):
-    return _layer(x, weight, _vector(vectors, width), _vector(vectors + width, width), last, CONVEX)
+def _layer(x, weight, vectors, width: tl.constexpr, last: tl.constexpr, CONVEX: tl.constexpr, SHARED: tl.constexpr):
+    """One hidden layer: float32 sums of products in the weights' precision, see `_active`."""
+    sums = tl.dot(x, weight, input_precision="tf32x3")
+    # A plain sum would become the product's first summand, and wait for it in as many registers as there are sums.
+    sums = tl.fma(sums, 1.0, _vector(vectors, width)[None, :])
+    return _active(sums, weight.dtype, vectors + width, width, last, CONVEX, SHARED)
 
 
 @triton.jit
@@ -94,22 +116,24 @@ def _out(x, vectors, width: tl.constexpr):
 
 @triton.jit
 def rows_of(node, there, rows_ND, D: tl.constexpr, D_PAD: tl.constexpr):
-    """[tile, D_PAD]: the rows of nodes (int32[tile]), padded with 0, which is all of a row where the node is not `there`."""
+    """[tile, D_PAD]: the rows of nodes (int32[tile]), padded with ones. That of a node that is not `there` is another's."""
     d = tl.arange(0, D_PAD)
-    return tl.load(rows_ND + node[:, None].to(tl.int64) * D + d[None, :], mask=there[:, None] & (d < D)[None, :], other=0.0)
+    row = tl.where(there, node, 0)[:, None].to(tl.int64)
+    return tl.load(rows_ND + row * D + d[None, :], mask=(d < D)[None, :], other=1.0)
 
 
 @triton.jit
 def logits_of(
     x, state_S, matrices, vectors, D: tl.constexpr,
-    D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, S3: tl.constexpr, CONVEX: tl.constexpr,
+    D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, S3: tl.constexpr, CONVEX: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """float32[tile]: the logits of node rows.
 
     S0 = 0     an inner product of the node row with the state, float32[D]
-    S0 … S3    padded widths of the hidden layers (0 = there is none) of an MLP whose first layer's sums the state, float32[S0], is added to
+    S0 … S3    padded widths of the hidden layers (0 = there is none) of an MLP
     CONVEX     no slope is above 1, so that max(x, slope · x) is what a layer makes of x
-    matrices   see `matrices_of` · vectors: each layer's biases and slopes, then the output's weights and bias
+    SHARED     each layer has one slope
+    matrices   see `with_state` · vectors: each layer's biases and slopes, then the output's weights and bias
     """
     w0, w1, w2, w3 = matrices
     if S0 == 0:
@@ -117,22 +141,22 @@ def logits_of(
         state = tl.load(state_S + d, mask=d < D, other=0.0)
         logit = tl.sum(x.to(tl.float32) * state[None, :], 1)
     else:
-        h = _layer(x, w0, _vector(vectors, S0) + _vector(state_S, S0), _vector(vectors + S0, S0), S1 == 0, CONVEX)
+        h = _active(tl.dot(x, w0, input_precision="tf32x3"), w0.dtype, vectors + S0, S0, S1 == 0, CONVEX, SHARED)
         vectors += 2 * S0
         if S1 == 0:
             logit = _out(h, vectors, S0)
         else:
-            h1 = _dense(h, w1, vectors, S1, S2 == 0, CONVEX)
+            h1 = _layer(h, w1, vectors, S1, S2 == 0, CONVEX, SHARED)
             vectors += 2 * S1
             if S2 == 0:
                 logit = _out(h1, vectors, S1)
             else:
-                h2 = _dense(h1, w2, vectors, S2, S3 == 0, CONVEX)
+                h2 = _layer(h1, w2, vectors, S2, S3 == 0, CONVEX, SHARED)
                 vectors += 2 * S2
                 if S3 == 0:
                     logit = _out(h2, vectors, S2)
                 else:
-                    logit = _out(_dense(h2, w3, vectors, S3, True, CONVEX), vectors + 2 * S3, S3)
+                    logit = _out(_layer(h2, w3, vectors, S3, True, CONVEX, SHARED), vectors + 2 * S3, S3)
     return logit
 
 
@@ -152,22 +176,59 @@ def say_wrong(wrong, finite_1):
 
 
 @triton.jit
-def _parents(kept_BK, c, slots, CHILDREN: tl.constexpr):
-    """The parents of candidates (int32[tile]) in a row of a beam, −1 past its end."""
-    slot = c // CHILDREN
-    return tl.load(kept_BK + slot, mask=slot < slots, other=-1)
+def slots_of(first, TILE: tl.constexpr, CHILDREN: tl.constexpr):
+    """int32[TILE]: the places in a beam of the parents of the candidates from `first` on, which is a multiple of TILE."""
+    if TILE % CHILDREN == 0:
+        slot = first // CHILDREN + tl.arange(0, TILE) // CHILDREN
+    else:
+        slot = (first + tl.arange(0, TILE)) // CHILDREN
+    return slot
 
 
 @triton.jit
-def _children(parent, c, first_child_N, level_start, next_start, CHILDREN: tl.constexpr, UNIFORM: tl.constexpr):
-    """The nodes that candidates (int32[tile]) are, and whether they are there."""
-    there, child = parent >= 0, c % CHILDREN
+def parents_of(kept_K, first, slots, TILE: tl.constexpr, CHILDREN: tl.constexpr):
+    """The parents of candidates, see `slots_of`, −1 past the end of the beam."""
+    slot = slots_of(first, TILE, CHILDREN)
+    return tl.load(kept_K + slot, mask=slot < slots, other=-1)
+
+
+@triton.jit
+def children_of(
+    parent, first, first_child_N, level_start, next_start, TILE: tl.constexpr, CHILDREN: tl.constexpr, UNIFORM: tl.constexpr
+):  # fmt: skip
+    """The nodes that candidates, see `slots_of`, are, and whether they are there; of the parents int32[TILE]."""
+    there = parent >= 0
+    if TILE % CHILDREN == 0:
+        child = tl.arange(0, TILE) % CHILDREN
+    else:
+        child = (first + tl.arange(0, TILE)) % CHILDREN
     if UNIFORM:
         number = next_start + (parent - level_start) * CHILDREN + child
     else:
         number = tl.load(first_child_N + parent, mask=there, other=0) + child
         there = there & (number < tl.load(first_child_N + parent + 1, mask=there, other=0))
     return number, there
+
+
+@triton.jit
+def candidates_of(
+    x, number, there, inherited, mask_address, excluded_X, excluded_count, excluded_steps, state_S, matrices, vectors, gamma,
+    memory_3, memory_weight, D: tl.constexpr,
+    D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, S3: tl.constexpr, CONVEX: tl.constexpr, SHARED: tl.constexpr,
+    LOG_ACTIVATION: tl.constexpr, MEMORY: tl.constexpr,
+):  # fmt: skip
+    """A tile's nodes, ranks, keys, −1 and −inf where there is none; and which logits are wrong, int32."""
+    there = is_eligible(number, there, mask_address, excluded_X, excluded_count, excluded_steps)
+    logit = logits_of(x, state_S, matrices, vectors, D, D_PAD, S0, S1, S2, S3, CONVEX, SHARED)
+    wrong = (there & (is_finite(logit) == 0)).to(tl.int32)
+    rank = own_of(logit, LOG_ACTIVATION) + gamma * inherited
+    there = there & is_finite(rank)  # else it is no candidate: it would have no place in any order
+    key = rank
+    if MEMORY:
+        key = rank + memory_weight * memory_of(number, there, memory_3)
+        there = there & is_finite(key)
+        key = tl.where(there, key, MINUS_INF)
+    return tl.where(there, number, -1), tl.where(there, rank, MINUS_INF), key, wrong
 
 
 @triton.jit(
@@ -182,7 +243,7 @@ def score_children_kernel(
     rows_ND, state_BLS, state_stride, state_offset, weights, vectors, D: tl.constexpr, gamma, finite_B, memory_B3, memory_weight,
     nodes_BC, ranks_BC, keys_BC, candidate_stride, candidates, tiles,
     CHILDREN: tl.constexpr, UNIFORM: tl.constexpr, TILE: tl.constexpr,
-    D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, S3: tl.constexpr, CONVEX: tl.constexpr,
+    D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, S3: tl.constexpr, CONVEX: tl.constexpr, SHARED: tl.constexpr,
     LOG_ACTIVATION: tl.constexpr, MEMORY: tl.constexpr, DEPENDENT: tl.constexpr, BEFORE: tl.constexpr,
 ):  # fmt: skip
     """The children of a beam, in its order, with their ranks own + γ · rank of the parent; `tiles` tiles of one query a program.
@@ -212,8 +273,8 @@ def score_children_kernel(
     state_S = state_BLS + b.to(tl.int64) * state_stride + state_offset
     if S0 > 0:
         state_S = tl.multiple_of(state_S, 16)  # states are padded to a layer's width
+    matrices = with_state(matrices, state_S, vectors, D, D_PAD, S0)
     begin = tl.program_id(0) * tiles * TILE
-    c = begin + tl.arange(0, TILE)
     live = tl.cdiv(slots * CHILDREN - begin, TILE)  # later tiles are of empty slots
     if BEFORE > 0:
         k = tl.arange(0, BEFORE)
@@ -225,13 +286,14 @@ def score_children_kernel(
         standing = standing_of(candidate_key, candidate, k)
         place = tl.sum((standing[:, None] > standing[None, :]).to(tl.int32), 0)
         place = tl.where(candidate >= 0, place, BEFORE)
-        chosen = (place[:, None] == (c // CHILDREN)[None, :]) & (c // CHILDREN < slots)[None, :]
+        slot = slots_of(begin, TILE, CHILDREN)
+        chosen = (place[:, None] == slot[None, :]) & (slot < slots)[None, :]
         parent = tl.max(tl.where(chosen, candidate[:, None], -1), 0)
         inherited = tl.sum(tl.where(chosen, candidate_rank[:, None], 0.0), 0)
     else:
-        parent = _parents(kept_BK, c, slots, CHILDREN)
-        later = _parents(kept_BK, c + TILE, slots, CHILDREN)
-    number, there = _children(parent, c, first_child_N, level_start, next_start, CHILDREN, UNIFORM)
+        parent = parents_of(kept_BK, begin, slots, TILE, CHILDREN)
+        later = parents_of(kept_BK, begin + TILE, slots, TILE, CHILDREN)
+    number, there = children_of(parent, begin, first_child_N, level_start, next_start, TILE, CHILDREN, UNIFORM)
     x = rows_of(number, there, rows_ND, D, D_PAD)
     wrong = tl.zeros([TILE], tl.int32)
     out = b.to(tl.int64) * candidate_stride
@@ -241,30 +303,25 @@ def score_children_kernel(
         key = rank
         if tile < live:
             if BEFORE == 0:  # the next tile's rows and the parents of the one after are on their way while this one is scored
-                next_number, next_there = _children(later, c + TILE, first_child_N, level_start, next_start, CHILDREN, UNIFORM)
+                next_number, next_there = children_of(later, begin + TILE, first_child_N, level_start, next_start, TILE, CHILDREN, UNIFORM)
                 next_x = rows_of(next_number, next_there, rows_ND, D, D_PAD)
-                later = _parents(kept_BK, c + 2 * TILE, slots, CHILDREN)
-                parent = _parents(kept_BK, c, slots, CHILDREN)
-                inherited = tl.load(kept_ranks_BK + c // CHILDREN, mask=parent >= 0, other=0.0)
-                number, there = _children(parent, c, first_child_N, level_start, next_start, CHILDREN, UNIFORM)
-            there = is_eligible(number, there, mask_address, excluded_X, excluded_count, excluded_steps)
-            logit = logits_of(x, state_S, matrices, vectors, D, D_PAD, S0, S1, S2, S3, CONVEX)
-            wrong |= (there & (is_finite(logit) == 0)).to(tl.int32)
-            total = own_of(logit, LOG_ACTIVATION) + gamma * inherited
-            there = there & is_finite(total)  # else it is no candidate: it would have no place in any order
-            if MEMORY:
-                keyed = total + memory_weight * memory_of(number, there, memory_B3 + 3 * b)
-                there = there & is_finite(keyed)
-                key = tl.where(there, keyed, MINUS_INF)
-            node = tl.where(there, number, -1)
-            rank = tl.where(there, total, MINUS_INF)
+                later = parents_of(kept_BK, begin + 2 * TILE, slots, TILE, CHILDREN)
+                parent = parents_of(kept_BK, begin, slots, TILE, CHILDREN)
+                inherited = tl.load(kept_ranks_BK + slots_of(begin, TILE, CHILDREN), mask=parent >= 0, other=0.0)
+                number, there = children_of(parent, begin, first_child_N, level_start, next_start, TILE, CHILDREN, UNIFORM)
+            node, rank, key, unlike = candidates_of(
+                x, number, there, inherited, mask_address, excluded_X, excluded_count, excluded_steps, state_S, matrices, vectors, gamma,
+                memory_B3 + 3 * b, memory_weight, D, D_PAD, S0, S1, S2, S3, CONVEX, SHARED, LOG_ACTIVATION, MEMORY,
+            )  # fmt: skip
+            wrong |= unlike
             if BEFORE == 0:
                 x = next_x
+        c = begin + tl.arange(0, TILE)
         tl.store(nodes_BC + out + c, node, mask=c < candidates)
         tl.store(ranks_BC + out + c, rank, mask=c < candidates)
         if MEMORY:
             tl.store(keys_BC + out + c, key, mask=c < candidates)
-        c += TILE
+        begin += TILE
     say_wrong(wrong, finite_B + b)
 
 
@@ -272,7 +329,7 @@ def score_children_kernel(
 def score_levels_kernel(
     tiles_3, rows_ND, state_BLS, state_stride, state_width, state_levels, weights, vectors, D: tl.constexpr, finite_B, own_BN, nodes,
     TILE: tl.constexpr,
-    D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, S3: tl.constexpr, CONVEX: tl.constexpr,
+    D_PAD: tl.constexpr, S0: tl.constexpr, S1: tl.constexpr, S2: tl.constexpr, S3: tl.constexpr, CONVEX: tl.constexpr, SHARED: tl.constexpr,
     LOG_ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """What each node of whole levels adds to its rank; one tile of one level and one query a program.
@@ -289,8 +346,11 @@ def score_levels_kernel(
     count = tl.load(tiles_3 + 3 * tl.program_id(0) + 2)
     place = tl.arange(0, TILE)
     state_S = state_BLS + b.to(tl.int64) * state_stride + tl.minimum(level, state_levels - 1) * state_width
+    if S0 > 0:
+        state_S = tl.multiple_of(state_S, 16)
+    matrices = with_state(matrices, state_S, vectors, D, D_PAD, S0)
     x = rows_of(first + place, place < count, rows_ND, D, D_PAD)
-    logit = logits_of(x, state_S, matrices, vectors, D, D_PAD, S0, S1, S2, S3, CONVEX)
+    logit = logits_of(x, state_S, matrices, vectors, D, D_PAD, S0, S1, S2, S3, CONVEX, SHARED)
     say_wrong(((place < count) & (is_finite(logit) == 0)).to(tl.int32), finite_B + b)
     tl.store(own_BN + b.to(tl.int64) * nodes + first + place, own_of(logit, LOG_ACTIVATION), mask=place < count)
 

@@ -80,41 +80,40 @@ def count_kernel(
         tl.store(kept_ranks_BK + out, rank, mask=inside)
 
 
-@triton.jit(do_not_specialize=["candidate_stride", "candidates", "kept_stride", "slots"])
-def select_kernel(
-    nodes_BC, ranks_BC, keys_BC, candidate_stride, candidates, size_B, kept_BK, kept_ranks_BK, kept_keys_BK, kept_stride, slots,
-    WIDTH: tl.constexpr, WHOLE: tl.constexpr, SLOTS_PAD: tl.constexpr, MEMORY: tl.constexpr, DEPENDENT: tl.constexpr,
+@triton.jit
+def select(
+    nodes_C, ranks_C, keys_C, candidates, size, kept_K, kept_ranks_K, kept_keys_K, slots,
+    WIDTH: tl.constexpr, WHOLE: tl.constexpr, FEW: tl.constexpr, SLOTS_PAD: tl.constexpr, MEMORY: tl.constexpr,
 ):  # fmt: skip
-    """One query a program.
-
-    nodes_BC, keys_BC     int32, float32: the candidates; −1 = none there
-    size_B                int32[B]: how many to keep; at most `slots` are
-    kept_BK, kept_keys_BK  out: the chosen nodes and their keys in candidate order, then −1 and −inf up to `slots`
-    WIDTH                 candidates at a time; WHOLE: all of them fit
-    MEMORY                the ranks are other than the keys: those of the chosen go from ranks_BC to kept_ranks_BK
-    """
-    begin_after(DEPENDENT)
-    b = tl.program_id(0)
-    nodes_C = nodes_BC + b.to(tl.int64) * candidate_stride
-    ranks_C = ranks_BC + b.to(tl.int64) * candidate_stride
-    keys_C = keys_BC + b.to(tl.int64) * candidate_stride
-    kept_K = kept_BK + b.to(tl.int64) * kept_stride
-    kept_ranks_K = kept_ranks_BK + b.to(tl.int64) * kept_stride
-    kept_keys_K = kept_keys_BK + b.to(tl.int64) * kept_stride
-    size = tl.minimum(tl.minimum(tl.load(size_B + b), slots), candidates)
-
+    """The best `size` of a query's candidates, at most `slots` and all, by one program: see `select_kernel`."""
+    size = tl.minimum(tl.minimum(size, slots), candidates)
     if WHOLE:
         all_codes = _codes_at(nodes_C, keys_C, 0, candidates, WIDTH)
+    # Bit by bit, in loops that are not unrolled: few programs run them, and code that no other program has read costs more than it does.
     threshold = tl.full([], 0, tl.uint32)
-    for bit in range(0, 32):  # not unrolled: few programs run it, and code that no other program has read costs more than it does
-        trial = threshold | (tl.full([], 1 << 31, tl.uint32) >> bit)
-        if WHOLE:
-            count = tl.sum((all_codes >= trial).to(tl.int32), 0)
-        else:
-            count = tl.full([], 0, tl.int32)
-            for start in range(0, candidates, WIDTH):
-                count += tl.sum((_codes_at(nodes_C, keys_C, start, candidates, WIDTH) >= trial).to(tl.int32), 0)
-        threshold = tl.where(count >= size, trial, threshold)
+    if FEW:
+        count = tl.full([], 0, tl.int32)
+        unit = tl.full([], 1 << 30, tl.uint32)
+        while (unit > 0) & (count != size):  # once no more than are wanted are at or above it, it is one
+            three = (all_codes >= threshold + unit).to(tl.int32)
+            three += (all_codes >= threshold + 2 * unit).to(tl.int32) << 10
+            three += (all_codes >= threshold + 3 * unit).to(tl.int32) << 20
+            counts = tl.sum(three, 0)
+            for third in tl.static_range(0, 3):
+                least = (counts >> (10 * third)) & 1023
+                threshold += unit * (least >= size).to(tl.uint32)
+                count = tl.where(least >= size, least, count)
+            unit >>= 2
+    else:
+        for step in range(0, 32):
+            trial = threshold | (tl.full([], 1 << 31, tl.uint32) >> step)
+            if WHOLE:
+                count = tl.sum((all_codes >= trial).to(tl.int32), 0)
+            else:
+                count = tl.full([], 0, tl.int32)
+                for start in range(0, candidates, WIDTH):
+                    count += tl.sum((_codes_at(nodes_C, keys_C, start, candidates, WIDTH) >= trial).to(tl.int32), 0)
+            threshold = tl.where(count >= size, trial, threshold)
 
     above = tl.full([], 0, tl.int32)
     if WHOLE:
@@ -143,10 +142,34 @@ def select_kernel(
         taken += tl.sum(take.to(tl.int32), 0)
         ties_before += tl.sum(tie, 0)
 
-    for start in range(0, slots, SLOTS_PAD):
-        k = start + tl.arange(0, SLOTS_PAD)
-        empty = (k >= taken) & (k < slots)
-        tl.store(kept_K + k, tl.full([SLOTS_PAD], -1, tl.int32), mask=empty)
-        tl.store(kept_keys_K + k, tl.full([SLOTS_PAD], float("-inf"), tl.float32), mask=empty)
-        if MEMORY:
-            tl.store(kept_ranks_K + k, tl.full([SLOTS_PAD], float("-inf"), tl.float32), mask=empty)
+    if taken < slots:
+        for start in range(0, slots, SLOTS_PAD):
+            k = start + tl.arange(0, SLOTS_PAD)
+            empty = (k >= taken) & (k < slots)
+            tl.store(kept_K + k, tl.full([SLOTS_PAD], -1, tl.int32), mask=empty)
+            tl.store(kept_keys_K + k, tl.full([SLOTS_PAD], float("-inf"), tl.float32), mask=empty)
+            if MEMORY:
+                tl.store(kept_ranks_K + k, tl.full([SLOTS_PAD], float("-inf"), tl.float32), mask=empty)
+
+
+@triton.jit(do_not_specialize=["candidate_stride", "candidates", "kept_stride", "slots"])
+def select_kernel(
+    nodes_BC, ranks_BC, keys_BC, candidate_stride, candidates, size_B, kept_BK, kept_ranks_BK, kept_keys_BK, kept_stride, slots,
+    WIDTH: tl.constexpr, WHOLE: tl.constexpr, FEW: tl.constexpr, SLOTS_PAD: tl.constexpr, MEMORY: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """One query a program.
+
+    nodes_BC, keys_BC     int32, float32: the candidates; −1 = none there
+    size_B                int32[B]: how many to keep; at most `slots` are
+    kept_BK, kept_keys_BK  out: the chosen nodes and their keys in candidate order, then −1 and −inf up to `slots`
+    WIDTH                 candidates at a time; WHOLE: all of them fit; FEW: and there are fewer than 1,024, so that two bits of the
+                            threshold are found at once
+    MEMORY                the ranks are other than the keys: those of the chosen go from ranks_BC to kept_ranks_BK
+    """
+    begin_after(DEPENDENT)
+    b = tl.program_id(0).to(tl.int64)
+    start, kept = b * candidate_stride, b * kept_stride
+    select(
+        nodes_BC + start, ranks_BC + start, keys_BC + start, candidates, tl.load(size_B + b),
+        kept_BK + kept, kept_ranks_BK + kept, kept_keys_BK + kept, slots, WIDTH, WHOLE, FEW, SLOTS_PAD, MEMORY,
+    )  # fmt: skip
