@@ -142,6 +142,18 @@ def test_where_a_read_item_hangs_is_what_its_write_said(models: Path, monkeypatc
         assert back.parent == trained.parent
 
 
+def test_a_write_says_where_its_item_hangs_in_the_default_version(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with live_service(models, monkeypatch) as live:
+        add_version(models, 2, seed=1)
+        live.admin("POST", "load", {"version": 2, "default": False})
+        for default in (1, 2):
+            live.admin("POST", "default", {"version": default})
+            said = live.put(f"new-{default}", like=("item-1",)).placed
+            places = {number: version.placed(f"new-{default}") for number, version in live.catalogue.thread.versions.items()}
+            assert said == places[default]
+            assert len({place.parent for place in places.values() if place is not None}) == 2, "each version has a tree of its own"
+
+
 def test_workers_that_have_seen_different_ids_agree_when_handles_run_out(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with live_service(models, monkeypatch) as first:
         for item in "abcd":
