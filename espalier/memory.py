@@ -19,7 +19,7 @@ Legend: I items, E entries.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -110,6 +110,18 @@ class Memory:
         begin, end = self.offset[source : source + 2]
         at = begin + np.searchsorted(self.item[begin:end], item)
         return float(self.value[at]) if at < end and self.item[at] == item else 0.0
+
+    def bounded(self) -> Memory:
+        """With the largest entries alone of items that have more than a bundle may hold; ties: the lower item row."""
+        count = np.diff(self.offset)
+        most = min(MAX_ROW, MAX_VISITS // len(self.weight))
+        if count.max(initial=0) <= most:
+            return self
+        source = np.repeat(np.arange(len(count)), count)
+        order = np.lexsort((-self.value, source))
+        kept = np.sort(order[np.arange(len(order)) - self.offset[source] < most])
+        offset = np.append(0, np.cumsum(np.minimum(count, most)))
+        return replace(self, offset=offset, item=self.item[kept], value=self.value[kept])
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """By their names in memory.safetensors."""

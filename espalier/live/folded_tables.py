@@ -19,7 +19,7 @@ from espalier.label_counts import LabelCounts
 from espalier.live.folded_chunks import spans
 from espalier.live.items import LiveItems
 from espalier.live.overlay import LiveLeaves, LiveMemory, Overlay
-from espalier.memory import MAX_ROW, MAX_VISITS, Memory
+from espalier.memory import Memory
 from espalier.stacking import Stacking
 from espalier.tail import Tail
 
@@ -90,10 +90,7 @@ def folded_items(trained: ItemTable, table: LiveItems, rows: FoldedRows, changed
 
 
 def folded_memory(memory: Memory, live: LiveMemory, rows: FoldedRows) -> Memory:
-    """The memory with the rows and columns of live items, without those of items that are gone; of two entries the larger one.
-
-    Of a row with more entries than a bundle may hold, the largest stay; ties: the lower item row.
-    """
+    """The memory with the rows and columns of live items, without those of items that are gone; of two entries the larger one."""
     source = rows.row_I[np.repeat(np.arange(len(memory.offset) - 1), np.diff(memory.offset))]
     live_source, live_target, live_value = live.all
     source = np.concatenate([source, rows.of_rows(live_source)])
@@ -104,14 +101,8 @@ def folded_memory(memory: Memory, live: LiveMemory, rows: FoldedRows) -> Memory:
     order = np.lexsort((-value, target, source))
     first = np.append(True, (np.diff(source[order]) != 0) | (np.diff(target[order]) != 0))[: len(order)]
     source, target, value = source[order][first], target[order][first], value[order][first]
-    most = min(MAX_ROW, MAX_VISITS // len(memory.weight))
-    if np.bincount(source, minlength=1).max() > most:
-        by_value = np.lexsort((target, -value, source))
-        place = np.arange(len(source)) - np.searchsorted(source, source)  # source ascends, in both orders
-        kept = np.sort(by_value[place < most])
-        source, target, value = source[kept], target[kept], value[kept]
     offset = np.append(0, np.cumsum(np.bincount(source, minlength=rows.items)))
-    return replace(memory, offset=offset, item=target.astype(np.int32), value=value.astype(np.float16))
+    return replace(memory, offset=offset, item=target.astype(np.int32), value=value.astype(np.float16)).bounded()
 
 
 def folded_stacking(stacking: Stacking, rows: FoldedRows) -> Stacking:

@@ -101,6 +101,23 @@ def test_lists_hold_the_sums_at_eligible_leaves_and_their_maxima_above(
             assert_array_equal(reference.memory_parts(history_T, eligible_N)[1:], parts_N[1:])
 
 
+@pytest.mark.parametrize("limit", ["MAX_ROW", "MAX_VISITS"])
+def test_a_bounded_memory_has_the_largest_entries_that_a_bundle_may_hold(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    memory = random_memory(np.random.default_rng(5), 30, 3)
+    assert memory.bounded() is memory
+    monkeypatch.setattr(f"espalier.memory.{limit}", {"MAX_ROW": 2, "MAX_VISITS": 8}[limit])  # of three places
+    found = memory.bounded()
+    found.check(30)
+    assert np.diff(memory.offset).max() > 2
+    for item in range(30):
+        was, now = (
+            dict(zip(one.item[a:b].tolist(), one.value[a:b].tolist(), strict=True))
+            for one in (memory, found)
+            for a, b in [one.offset[item : item + 2].tolist()]
+        )
+        assert [*now.items()] == sorted(sorted(was.items(), key=lambda entry: (-entry[1], entry[0]))[:2])
+
+
 def test_beams_are_cut_by_key_and_rank_alone_goes_down(tmp_path: Path) -> None:
     """Item 0 remembers item 3. By rank the left half is better; the memory lifts the right half over it, and not item 2 there."""
     tree = tree_from_children([[2], [2, 2]], np.arange(4))

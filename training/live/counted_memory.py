@@ -68,4 +68,4 @@ def _joined(counted: Memory, placed: Memory, kept_J: NDArray[np.bool_]) -> Memor
     source, item, value = source[order], item[order], value[order]
     first = np.append(True, (np.diff(source) != 0) | (np.diff(item) != 0))[: len(order)] & (value > 0)
     offset = np.append(0, np.cumsum(np.bincount(source[first], minlength=len(placed.offset) - 1)))
-    return replace(counted, offset=offset, item=item[first], value=value[first])
+    return replace(counted, offset=offset, item=item[first], value=value[first]).bounded()

@@ -24,7 +24,6 @@ from espalier.chunks import Chunks, TreeChunks
 from espalier.errors import InvalidConfig
 from espalier.live.fold import Folded, fold_draft, folded
 from espalier.live.state import LiveState
-from espalier.memory import MAX_ROW, MAX_VISITS, Memory
 from espalier.packed_chunks import rounded
 from espalier.search import Engine, SearchParams
 
@@ -85,7 +84,6 @@ def publish_fold(bundle: Bundle, state: LiveState, out: Path, lesson: Lesson | N
     draft = draft.model_copy(update={"data": draft.data | {"items": len(content.items)}, "metrics": {}})
     if lesson is not None and isinstance(content, GraphContent):
         content = learned(content, draft, lesson)
-        content = replace(content, memory=None if content.memory is None else _bounded(content.memory))
     ms = reported_ms(MS, draft.search.max_m)
 
     def measured(bare: Bundle, engine: Engine) -> dict[str, Any]:
@@ -120,20 +118,7 @@ def fitted(bundle: Bundle, fold: Folded) -> GraphContent | LinearContent:
             parents,
         )
     stored = np.asarray(content.stored_rows)[found.source_N]
-    memory = None if content.memory is None else _bounded(content.memory)
-    return replace(content, tree=found.tree, stored_rows=stored, memory=memory)
-
-
-def _bounded(memory: Memory) -> Memory:
-    """The largest entries of items that have more than a bundle may hold."""
-    count = np.diff(memory.offset)
-    most = min(MAX_ROW, MAX_VISITS // len(memory.weight))
-    if count.max(initial=0) <= most:
-        return memory
-    source = np.repeat(np.arange(len(count)), count)
-    order = np.lexsort((-memory.value, source))
-    kept = np.sort(order[np.arange(len(order)) - memory.offset[source] < most])
-    return replace(memory, offset=np.append(0, np.cumsum(np.minimum(count, most))), item=memory.item[kept], value=memory.value[kept])
+    return replace(content, tree=found.tree, stored_rows=stored)
 
 
 def _narrowed(chunks: Chunks, before: Chunks) -> Chunks:

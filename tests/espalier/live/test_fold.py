@@ -19,7 +19,6 @@ from espalier.bundle_writer import GraphContent, LinearContent, write_bundle
 from espalier.engines import open_engine
 from espalier.errors import InvalidData
 from espalier.label_counts import LabelCounts
-from espalier.live import folded_tables
 from espalier.live.fold import content_of, folded, write_fold
 from espalier.live.folded_chunks import folded_tree
 from espalier.live.rows import LiveRow, Placement
@@ -90,7 +89,7 @@ def test_a_row_of_the_memory_that_is_too_long_for_a_bundle_keeps_its_largest_ent
 ) -> None:
     state = LiveState(bundle)
     put(state, "new", memory_to=tuple((f"item-{item}", float(item % 7 + 1)) for item in range(30)))
-    monkeypatch.setattr(folded_tables, "MAX_ROW", 20)
+    monkeypatch.setattr("espalier.memory.MAX_ROW", 20)
     memory = folded(bundle, state.overlay(), state.table).content.memory  # type: ignore[union-attr]  # of graphs
     assert memory is not None
     assert np.diff(memory.offset).max() == 20

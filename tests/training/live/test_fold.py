@@ -23,7 +23,6 @@ from espalier.checks.golden import verify_golden
 from espalier.engines import open_engine
 from espalier.errors import InvalidData
 from espalier.items import ItemTable
-from espalier.live.fold import folded
 from espalier.live.journal import Journal
 from espalier.live.operations import ItemBody, Operation
 from espalier.live.state import Change, LiveState
@@ -41,10 +40,8 @@ from tests.training.test_earlier import CLUSTERS, ITEMS, settings, trained, writ
 from training.data.splits import EvaluationPair, Split
 from training.deep.prepare import leaf_rows, prepare
 from training.inspect import inspect
-from training.live import publish_fold
 from training.live.catalogue import JournalItems, read_items
 from training.live.joined_log import with_journal, with_live_fields
-from training.live.publish_fold import fitted
 from training.live.splitting import most_children, split_for_padding
 from training.rankers.log_queries import from_log
 from training.specification.models import deep_config
@@ -341,26 +338,6 @@ def test_crowded_parents_are_split(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert after.level_size(2) > before.level_size(2)
     assert after.item_count == before.item_count + 14
     assert "are split" in caplog.text
-
-
-def test_a_memory_keeps_the_largest_entries_that_a_bundle_may_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish_fold, "MAX_ROW", 2)
-    bundle = history_model(tmp_path)
-    before = bundle.memory
-    assert before is not None
-    state = LiveState(bundle)
-    after = fitted(bundle, folded(bundle, state.overlay(), state.table)).memory  # type: ignore[union-attr]  # of graphs
-    assert after is not None
-    after.check(len(bundle.items))
-    assert np.diff(before.offset).max() > 2
-    for item in range(len(bundle.items)):
-        was, now = (
-            dict(zip(memory.item[a:b].tolist(), memory.value[a:b].tolist(), strict=True))
-            for memory in (before, after)
-            for a, b in [memory.offset[item : item + 2].tolist()]
-        )
-        assert now.items() <= was.items()
-        assert sorted(now.values()) == sorted(sorted(was.values(), reverse=True)[:2])
 
 
 def test_another_place_and_nothing_to_fold_are_refused(journal: JournalOf, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from tests.training.test_earlier import CLUSTERS, ITEMS, write_log
 from tests.training.test_earlier import trained as trained_model
 from training.data.splits import Split
 from training.live import fitted_rows as fitting
+from training.live.catalogue import JournalItems
 from training.live.counted_memory import counted_anew
 from training.live.fitted_rows import Evidence, fitted_rows, mean_states
 from training.live.fold_log import fold_log, given_counts
@@ -132,6 +134,30 @@ def test_no_item_is_taken_to_be_more_popular_than_the_most_popular_one(split: Sp
     after = counted_anew(content, fold_log(split, journal, content.items, tmp_path / "work"), given_counts(journal, content.items))
     assert after.counts is not None
     assert after.counts.counts_I.tolist() == [5, 1, 1]
+
+
+def counted(folder: Path, split: Split, journal: JournalItems, ids: Sequence[str], entries: dict[tuple[int, int], float]) -> Memory:
+    """The memory of a fold of these items, of a bundle with these entries."""
+    rng = np.random.default_rng(0)
+    bundle = make_bundle(folder / "bundle", rng, tree_over(rng, len(ids), 2), "product", memory=memory_of(len(ids), entries))
+    content = content_of(bundle)
+    assert isinstance(content, GraphContent)
+    content = replace(content, items=table(*ids))
+    (folder / "work").mkdir()
+    memory = counted_anew(content, fold_log(split, journal, content.items, folder / "work"), given_counts(journal, content.items)).memory
+    assert memory is not None
+    return memory
+
+
+def test_what_is_counted_and_what_was_placed_are_together_no_more_than_a_bundle_may_hold(
+    split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("espalier.memory.MAX_ROW", 2)
+    ids = ["i0", "i1", "i2", "one", "two"]
+    journal = items_of(put(1, "one", like=("i0",)), put(2, "two", like=("i0",)))
+    memory = counted(tmp_path, split, journal, ids, {(0, 3): 0.5, (0, 4): 7.0})
+    memory.check(len(ids))
+    assert memory.item[: memory.offset[1]].tolist() == [1, 4], "the largest, of which i1 is counted"
 
 
 @pytest.mark.parametrize(("live", "through"), [(None, 0), (LiveInfo(through=7), 7), (LiveInfo(through=7, folded_from=2), 0)])
