@@ -31,6 +31,7 @@ from tests.training.test_earlier import CLUSTERS, ITEMS, write_log
 from tests.training.test_earlier import trained as trained_model
 from training.data.splits import Split
 from training.live import fitted_rows as fitting
+from training.live import learned_fold
 from training.live.catalogue import JournalItems
 from training.live.counted_memory import counted_anew
 from training.live.fitted_rows import Evidence, fitted_rows, mean_states
@@ -147,6 +148,14 @@ def counted(folder: Path, split: Split, journal: JournalItems, ids: Sequence[str
     memory = counted_anew(content, fold_log(split, journal, content.items, folder / "work"), given_counts(journal, content.items)).memory
     assert memory is not None
     return memory
+
+
+def test_an_item_has_as_many_counted_neighbours_as_the_memory_of_before_had_at_most(tmp_path: Path) -> None:
+    """The closest ones; two are what training found to be enough."""
+    log = log_of([[0, 1, 2, 3]] + [[0, 1, 2]] * 2 + [[0, 1]] * 2 + [[0, 3]] * 2)
+    memory = counted(tmp_path, split_of(log, 5, 1, 1), items_of(put(1, "i0")), ["i0", "i1", "i2", "i3"], {(3, 1): 1.0, (3, 2): 1.0})
+    assert np.diff(memory.offset).tolist() == [2, 2, 2, 2]
+    assert memory.item[: memory.offset[1]].tolist() == [1, 2]
 
 
 def test_what_is_counted_and_what_was_placed_are_together_no_more_than_a_bundle_may_hold(
@@ -268,6 +277,29 @@ def test_a_fold_finds_live_items_where_the_log_says_that_they_belong(models: Pat
     others = np.delete(np.arange(after.tree.node_count), leaf)
     assert_array_equal(np.asarray(after.node_rows_ND)[others], np.asarray(plain.node_rows_ND)[others])
     assert not list((models / "planted").glob(".3.*")), "no work folder is left"
+
+
+def test_a_live_item_has_the_share_of_all_its_events_though_its_row_is_fitted_to_some(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Evidence] = []
+
+    def noted(bundle: Bundle, evidence: Evidence, histories: Sequence[Int64]) -> NDArray[np.float32]:
+        seen.append(evidence)
+        return fitted_rows(bundle, evidence, histories)
+
+    monkeypatch.setattr(learned_fold, "MOST_EVENTS", 4)
+    monkeypatch.setattr(learned_fold, "fitted_rows", noted)
+    log = write_log(models / "today.csv", new=1)
+    assert command("fold", "--model", models / "planted" / "1", "--out", models / "planted" / "4", "--log", log).status == 0
+    after = Bundle.open(models / "planted" / "4")
+    counts = after.label_counts()
+    assert counts is not None
+    count = counts.counts_I[after.items.rows_of([f"item-{ITEMS}"])[0]]
+    assert count > 10
+    (evidence,) = seen
+    assert evidence.events_I.tolist() == [4]
+    assert_allclose(evidence.share_I, count / counts.counts_I.sum(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("content", ["user,item\na,1\na,2\n", "other,columns\n1,2\n", ""])
