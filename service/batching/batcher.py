@@ -174,7 +174,7 @@ class Batcher:
     def _parents_of(self, queries: QueryBatch, params: SearchParams) -> ParentsFound | Future[ParentsFound]:
         with self._lock:
             self._check_open()
-            is_idle = self.limits.serial and bool(self._asleep) and not self._jobs.waiting
+            is_idle = self.limits.serial and bool(self._asleep)  # with one thread: while it sleeps, no job waits
             is_mine = is_idle and self._calling[0].acquire(blocking=False)
         if not is_mine:
             return self.run(partial(_parents, queries, params))

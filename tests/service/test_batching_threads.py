@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from service.errors import DeadlinePassed, EngineFailed, NotReady, QueueFull
 from service.models.loading import limits_of
 from service.settings import Settings
 from tests.service.fake_engine import FakeEngine
-from tests.service.own_time import OwnTime, pass_time
+from tests.service.own_time import OwnTime, pass_time, turns_until
 from tests.service.shards.cutting import whole_bundle
 from tests.service.test_batching import ITEMS, NewBatcher, accepted, ask, calls, held, idle, new_batcher, queries
 
@@ -122,9 +123,22 @@ async def test_where_queries_lead_is_found_by_who_asks_while_the_engine_is_idle_
             await asyncio.sleep(0)
     await asyncio.gather(busy, found)
     assert asking == ["engine-test"]
+    asking.clear()
+    await idle(batcher)
+    (wake,) = batcher._asleep
+    batcher._asleep.clear()  # as after it was woken, and before it has looked what for
+    found = asyncio.create_task(asyncio.to_thread(batcher.parents_now, queries(1), params))
+    await turns_until(lambda: batcher._jobs.waiting or asking)
+    wake.release()
+    await found
+    assert asking == ["engine-test"]
     await batcher.drain(5)
     with pytest.raises(NotReady):
         await asyncio.to_thread(batcher.parents_now, queries(1), params)
+    elsewhere = new_batcher(engine, serial=False)  # on a GPU
+    await idle(elsewhere)
+    await asyncio.to_thread(elsewhere.parents_now, queries(1), params)
+    assert asking == ["engine-test"] * 2
 
 
 async def test_an_engine_of_one_stage_cannot_say_where_queries_lead(new_batcher: NewBatcher) -> None:
@@ -145,7 +159,16 @@ async def test_jobs_are_larger_while_nobody_asks(new_batcher: NewBatcher) -> Non
     assert [len(call) for call in calls(engine)] == [1, *small, *large]
 
 
-async def test_while_queries_wait_jobs_pause_between_each_other(new_batcher: NewBatcher) -> None:
+@pytest.mark.parametrize(
+    ("priority", "expected"),
+    [
+        (Priority.NORMAL, "call, job 0, call, call, call, job 1, call, call, call, job 2, call"),
+        (Priority.BACKGROUND, "call, job 0, job 1, job 2, call, call, call, call, call, call, call"),
+    ],
+)
+async def test_jobs_are_done_in_turn_and_pause_for_queries_that_wait_but_for_background_ones(
+    new_batcher: NewBatcher, priority: Priority, expected: str
+) -> None:
     loop, order = asyncio.get_running_loop(), list[str]()
     assert isinstance(loop, OwnTime)
 
@@ -161,10 +184,10 @@ async def test_while_queries_wait_jobs_pause_between_each_other(new_batcher: New
     timed = Timed(ITEMS)
     batcher = new_batcher(timed, max_batch=1, burst_s=1e9)
     async with held(timed, batcher):
-        asked = await accepted(*(ask(batcher, 1) for _ in range(7)))
-        jobs = [batcher.run(lambda _: took_a_second("job")) for _ in range(3)]
+        asked = await accepted(*(ask(batcher, 1, priority=priority) for _ in range(7)))
+        jobs = [batcher.run(partial(lambda what, _: took_a_second(what), f"job {number}")) for number in range(3)]
     await asyncio.gather(*asked, *map(asyncio.wrap_future, jobs))
-    assert order == ["call", "job", "call", "call", "call", "job", "call", "call", "call", "job", "call"]
+    assert ", ".join(order) == expected
 
 
 # -- several calls at once ------------------------------------------------------------------------------------------------
