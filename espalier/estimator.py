@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.errors import InvalidInput
-from espalier.fitting import needed, scratch, trained_linear, trainer
+from espalier.fitting import needed, scratch, trainer
 from espalier.model import Ask, Model
 from espalier.search import NO_ITEM
 
@@ -57,7 +57,7 @@ class XRLinear:
             data = {"format": "npz", "train": str(folder / "X.npz"), "train_labels": str(folder / "Y.npz"), "unit": self.unit}
             raw = {"kind": "xr-linear", "name": "model", "seed": self.seed, "data": data, **self.sections}
             config = trainer("specification.models").SPECIFICATION.checked(raw)
-            self.model_ = Model(trained_linear(config, folder / "model" / "1"))
+            self.model_ = Model(trainer("linear.run").fit_version(config, folder / "model" / "1"))
             self.model_.owns(folder)
         return self
 

@@ -113,21 +113,9 @@ def needed(module: str) -> Any:
 def _trained(config: Any, out: Path, device: str, minutes: float | None) -> Bundle:
     config = config.model_copy(update={"name": out.absolute().parent.name})
     if isinstance(config, trainer("specification.linear").LinearConfig):
-        return trained_linear(config, out)
+        linear: Bundle = trainer("linear.run").fit_version(config, out)
+        return linear
     deadline = trainer("retrieval.task").Deadline(None if minutes is None else clock.monotonic() + 60 * minutes)
     run, device_of = trainer("deep.run"), trainer("deep.fit").pick_device
     bundle: Bundle = run.fit_and_export(config, None, out, device_of(device), False, deadline=deadline)
     return bundle
-
-
-def trained_linear(config: Any, out: Path) -> Bundle:
-    """A bundle of sparse linear scorers, by its configuration."""
-    work = trainer("versions").work_folder(out)
-    with tempfile.TemporaryDirectory(dir=_made(work.parent), prefix=".fit-") as folder:
-        bundle: Bundle = trainer("linear.run").fit_and_export(config, out, Path(folder))
-    return bundle
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder

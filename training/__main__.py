@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import sys
 import tempfile
 import time
@@ -23,11 +22,10 @@ except ModuleNotFoundError as missing:  # after `make run`, which installs only 
 from espalier.bundle import Bundle
 from espalier.errors import EspalierError, InvalidConfig
 
-from .versions import clear, new_version, only_run, work_folder
+from .versions import new_version
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `inspect` needs none
     from .evaluate import LabelledQueries
-    from .specification.linear import LinearConfig
 
 Model = Annotated[Path, typer.Option(help="models/NAME/VERSION")]
 NewVersion = Annotated[Path, typer.Option(help="models/NAME/VERSION, which must not exist yet")]
@@ -75,36 +73,26 @@ def fit(
     from .specification.models import read_config
 
     settings = read_config(config, earlier, kind, train=data, test=test)
+    begin = time.perf_counter()
     if isinstance(settings, LinearConfig):
-        _fit_linear(out, settings, device, resume, earlier)
+        if device == "cuda":
+            raise InvalidConfig("--device", device, "auto or cpu: linear scorers are trained on a CPU")
+        from .linear.run import fit_version
+
+        _report(fit_version(settings.model_copy(update={"name": new_version(out)}), out, resume, earlier), begin)
         return
     if test is not None:
         expected = (
             f"no such option for kind {settings.kind!r}, only for xr-linear and xreg: data.split says what is held out of a log of users"
         )
         raise InvalidConfig("--test", str(test), expected)
-    begin, settings = time.perf_counter(), settings.model_copy(update={"name": new_version(out)})
+    settings = settings.model_copy(update={"name": new_version(out)})
     from .deep.fit import pick_device
     from .deep.run import fit_and_export
 
     bundle = fit_and_export(settings, data, out, pick_device(device), resume, earlier)
     if bundle is not None:
         _report(bundle, begin)
-
-
-def _fit_linear(out: Path, settings: LinearConfig, device: str, resume: bool, journal: Path | None) -> None:
-    from .linear.run import fit_and_export
-
-    if device == "cuda":
-        raise InvalidConfig("--device", device, "auto or cpu: linear scorers are trained on a CPU")
-    settings = settings.model_copy(update={"name": new_version(out)})
-    begin, work = time.perf_counter(), work_folder(out)
-    with only_run(work):
-        clear(work, resume)
-        work.mkdir(parents=True, exist_ok=True)
-        bundle = fit_and_export(settings, out, work, journal=journal)
-        shutil.rmtree(work)
-    _report(bundle, begin)
 
 
 @app.command()

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -32,8 +33,24 @@ from ..linear.stacking_tables import Weighing
 from ..live.taken_along import take_along
 from ..specification.linear import LinearConfig
 from ..trees.hierarchical_kmeans import hierarchical_kmeans
+from ..versions import clear, only_run, work_folder
 
 log = logging.getLogger(__name__)
+
+
+def fit_version(config: LinearConfig, out: Path, resume: bool = False, journal: Path | None = None) -> Bundle:
+    """`fit_and_export` in the version's own work folder, which goes once the bundle is there.
+
+    resume  go on from the last checkpoint of a run that was killed
+    Raises InvalidConfig where another run writes the version, too.
+    """
+    work = work_folder(out)
+    with only_run(work):
+        clear(work, resume)
+        work.mkdir(exist_ok=True)
+        bundle = fit_and_export(config, out, work, journal=journal)
+        shutil.rmtree(work)
+    return bundle
 
 
 def fit_and_export(config: LinearConfig, out: Path, work: Path, threads: int | None = None, journal: Path | None = None) -> Bundle:
