@@ -1,6 +1,9 @@
 """A small typed client of the retrieval service. It needs httpx and nothing else; docs/serve.md shows its use."""
 
-from espalier_client.client import AsyncClient, Client
+try:
+    from espalier_client.client import AsyncClient, Client
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(f"the client needs {missing.name}: pip install 'espalier[client]'", name=missing.name) from missing
 from espalier_client.errors import (
     CatalogueFull,
     ClientError,

@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from dataclasses import fields
+from importlib import import_module
 from typing import Any
 
 import httpx
@@ -58,6 +59,14 @@ def test_both_clients_take_the_same_and_import_httpx_alone() -> None:
     imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
     assert {name.partition(".")[0] for name in imported} - sys.stdlib_module_names <= {"httpx", "espalier_client"}
+
+
+def test_without_httpx_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("espalier_client", "espalier_client.client"):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    with pytest.raises(ModuleNotFoundError, match=r"^the client needs httpx: pip install 'espalier\[client\]'$"):
+        import_module("espalier_client")
 
 
 def test_retrieve_and_that_cookies_are_not_kept(driver: Driver) -> None:
