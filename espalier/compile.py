@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from espalier.errors import MissingExtra
 from espalier.hardware import baseline, compile_for
 from espalier.siblings import sibling
 
@@ -105,7 +106,7 @@ def _installed(name: str) -> Path | None:
     try:
         for module in sorted({function.partition(":")[0] for function, _ in read_signatures(package)}):
             importlib.import_module(module)
-    except ModuleNotFoundError as error:
+    except (ModuleNotFoundError, MissingExtra) as error:
         log.info("%s is left out: %s", name, error)
         return None
     return package

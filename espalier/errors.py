@@ -1,6 +1,7 @@
 """Every error that Espalier raises on purpose.
 
     EspalierError
+    ├── MissingExtra          what a call needs is not installed; says what to install
     ├── InvalidInput          a value from outside is wrong; says the field, the value and what was expected
     │   ├── InvalidQuery      a query or a search parameter
     │   ├── InvalidMessage    a message between a router and a shard

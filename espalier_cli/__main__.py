@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import NamedTuple, cast
 
 from espalier import __version__
+from espalier.errors import MissingExtra
 from espalier.siblings import sibling
 
 Main = Callable[[Sequence[str], str], int]
@@ -78,6 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run = cast(Main, import_module(command.module).main)
     except ModuleNotFoundError as missing:
         print(f"error: espalier {name} needs {missing.name}: pip install 'espalier[{command.extra}]'", file=sys.stderr)
+        return 1
+    except MissingExtra as missing:
+        print(f"error: {missing}", file=sys.stderr)
         return 1
     if command.named:
         return run([name, *rest], "espalier")

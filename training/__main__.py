@@ -455,6 +455,9 @@ def main(arguments: Sequence[str] | None = None, prog: str | None = None) -> int
     except (EspalierError, FloatingPointError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except ModuleNotFoundError as missing:  # something else has brought typer
+        print(f"error: {missing.name} is not installed, which this command needs: pip install 'espalier[train]'", file=sys.stderr)
+        return 1
     except MemoryError as error:
         print(f"error: out of memory {error}".rstrip(), file=sys.stderr)
         return 1

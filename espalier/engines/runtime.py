@@ -11,9 +11,14 @@ from __future__ import annotations
 
 import os
 
+from espalier.errors import MissingExtra
+
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-import onnxruntime as ort
+try:
+    import onnxruntime as ort
+except ModuleNotFoundError as missing:
+    raise MissingExtra(f"a model needs {missing.name}: pip install 'espalier[cpu]', or 'espalier[gpu]'") from missing
 
 __all__ = ["ort", "session_options"]
 

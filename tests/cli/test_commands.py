@@ -68,6 +68,66 @@ def test_what_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.Monke
     assert capsys.readouterr().err == "error: espalier serve needs no_such_package: pip install 'espalier[serve]'\n"
 
 
+def test_what_a_module_misses_is_named_by_the_module(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delitem(sys.modules, "espalier.engines.runtime", raising=False)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.setitem(COMMANDS, "serve", COMMANDS["serve"]._replace(module="espalier.engines.runtime"))
+    assert main(["serve"]) == 1
+    assert capsys.readouterr().err == "error: a model needs onnxruntime: pip install 'espalier[cpu]', or 'espalier[gpu]'\n"
+
+
+OF_EXTRAS = [
+    *("fastapi", "httpx", "matplotlib", "obstore", "onnxruntime", "onnxscript", "polars", "prometheus_client", "pydantic_settings"),
+    *("scipy", "sklearn", "torch", "tqdm", "uvicorn"),
+]
+WITHOUT = """
+import contextlib, io, json, sys
+from espalier_cli.__main__ import main
+missing, asked = json.loads(sys.argv[1])
+sys.modules.update(dict.fromkeys(missing))
+said = {}
+for name, arguments in asked.items():
+    with contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            code = main([name, *map(str, arguments)])
+        except SystemExit as ended:  # whose words Python prints
+            code, _ = 1, err.write(f"{ended.code}\\n")
+    said[name] = [code, err.getvalue()]
+print(json.dumps(said))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_typer", [False, True])  # which other packages bring too
+def test_without_extras_every_command_says_on_one_line_what_to_install(queries: Path, has_typer: bool) -> None:
+    folder = queries.parent
+    (folder / "log.toml").write_text(f'kind = "tdm"\nname = "x"\n[data]\nlog = "{queries}"\n')
+    model, out = ["--model", SAMPLE], ["--out", folder / "x" / "1"]
+    asked: dict[str, list[object]] = {name: [] for name in COMMANDS if name not in ("compile", "completion")} | {
+        "predict": [*model, "--queries", queries, "--out", folder / "top.parquet", "--workers", 1],
+        "embed": [*model, "--queries", queries, "--states", folder / "states.parquet"],
+        "fit": ["--config", folder / "log.toml", *out],
+        "evaluate": model,
+        "compare": [queries, "--user", "user", "--item", "history", "--time", "none"],
+        "fit-ranker": [*model, *out],
+        "assign": [*model, "--data", "x.npz", "--out", folder / "x.parquet", "--per-item", 3],
+        "import-pecos": [folder, *out],
+        "publish": [*model, "--store", "file:///nowhere"],
+        "versions": ["--store", "file:///nowhere"],
+        "set-default": ["--store", "file:///nowhere"],
+        "fold": [*model, *out],
+        "shard": [*model, "--shards", 2, "--out", folder / "shards"],
+    }
+    if has_typer:
+        asked = {name: arguments for name, arguments in asked.items() if name not in ("new", "inspect", "options")}
+    given = json.dumps([OF_EXTRAS + ["typer"] * (not has_typer), asked], default=str)
+    done = subprocess.run([sys.executable, "-c", WITHOUT, given], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    for name, (code, said) in json.loads(done.stdout).items():
+        assert code == 1, name
+        assert re.fullmatch(r"error: .*pip install 'espalier\[\w+\]'.*\n", said), (name, said)
+
+
 @pytest.mark.slow
 def test_every_command_shows_its_own_name_in_its_help() -> None:
     script = "import sys; from espalier_cli.__main__ import main; sys.exit(main([sys.argv[1], '--help']))"
