@@ -130,7 +130,7 @@ sbom: $(INSTALLED)
 
 # The versions are those of constraints.txt, the hashes those of all files that the index has of them, for every platform and Python.
 wheel: $(SERVICE)
-	$(VENV_PYTHON) -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	$(VENV_PYTHON) -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . ./deploy/client
 
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) docs/build.py --out build/site

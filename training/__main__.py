@@ -22,12 +22,14 @@ except ModuleNotFoundError as missing:  # after `make run`, which installs only 
 from espalier.bundle import Bundle
 from espalier.errors import EspalierError, InvalidConfig
 
+from .run_log import RunLog
 from .versions import new_version
 
 if TYPE_CHECKING:  # torch takes seconds to import, and `inspect` needs none
     from .evaluate import LabelledQueries
 
 Model = Annotated[Path, typer.Option(help="models/NAME/VERSION")]
+LogTo = Annotated[str | None, typer.Option(help="note figures in tensorboard:FOLDER, mlflow or mlflow:URI, too")]
 NewVersion = Annotated[Path, typer.Option(help="models/NAME/VERSION, which must not exist yet")]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Train, measure and inspect models.", pretty_exceptions_enable=False)
@@ -67,6 +69,7 @@ def fit(
     earlier: Annotated[
         Path | None, typer.Option(help="models/NAME/VERSION: take its live items along; instead of `earlier_model`, where there is one")
     ] = None,
+    log_to: LogTo = None,
 ) -> None:
     """Train a model and export it as a bundle."""
     from .specification.linear import LinearConfig
@@ -79,7 +82,9 @@ def fit(
             raise InvalidConfig("--device", device, "auto or cpu: linear scorers are trained on a CPU")
         from .linear.run import fit_version
 
-        _report(fit_version(settings.model_copy(update={"name": new_version(out)}), out, resume, earlier), begin)
+        settings = settings.model_copy(update={"name": new_version(out)})
+        with RunLog.opened("--log-to", log_to, settings.name) as run_log:
+            _report(fit_version(settings, out, resume, earlier), begin, run_log)
         return
     if test is not None:
         expected = (
@@ -90,9 +95,10 @@ def fit(
     from .deep.fit import pick_device
     from .deep.run import fit_and_export
 
-    bundle = fit_and_export(settings, data, out, pick_device(device), resume, earlier)
-    if bundle is not None:
-        _report(bundle, begin)
+    with RunLog.opened("--log-to", log_to, settings.name) as run_log:
+        bundle = fit_and_export(settings, data, out, pick_device(device), resume, earlier)
+        if bundle is not None:
+            _report(bundle, begin, run_log)
 
 
 @app.command()
@@ -233,13 +239,15 @@ def options(
         print(keys.as_text(kind))
 
 
-def _report(bundle: Bundle, begin: float) -> None:
-    """Log what was written, how long it took, and the recall on test users or queries."""
+def _report(bundle: Bundle, begin: float, run_log: RunLog | None = None) -> None:
+    """Log what was written, how long it took, and the recall on test users or queries, which a run's log gets too."""
     log.info("wrote %s in %.0f s", bundle.path, time.perf_counter() - begin)
     tested = "test users" if bundle.manifest.query.kind == "history" else f"test queries{_tested(bundle)}"
     of_history = {"raw": ", items of the history may come back", "seen_excluded": ", without items of the history"}
     for key, rows in bundle.manifest.metrics.get("test", {}).items():
         figures = ", ".join(f"recall@{row['m']} {row['recall']:.4f}" for row in rows)
+        if run_log is not None:
+            run_log.figures(f"test-{key}", {f"recall@{row['m']}": row["recall"] for row in rows})
         note = of_history[key] if bundle.manifest.query.kind == "history" else ""
         log.info("%s, beam %d%s: %s", tested, bundle.manifest.search.beam_size, note, figures)
 
@@ -364,6 +372,13 @@ def compare(
     own: Annotated[
         list[str] | None, typer.Option(help="module:name of a method of yours with `fit` and `recommend` (docs/judge.md); may be repeated")
     ] = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="of the table: recall@M, ndcg@M, hr@M (anything found) and mrr@M, comma-separated")
+    ] = None,
+    segments: Annotated[
+        bool, typer.Option("--segments", help="print what is found by length of the history and by popularity, and what is shown")
+    ] = False,
+    log_to: LogTo = None,
 ) -> None:
     """Would a tree pay on this log? Train it and what it competes with, and measure all on the same queries."""
     from .compare import command
@@ -371,7 +386,7 @@ def compare(
     beams = None if beam is None else _numbers("--beam", beam)
     columns = {"user": user, "item": item, "time": at, "query": query}
     with _configuration(file, config, columns) as found:
-        command.run(found, data, methods, minutes, beams, json_file, plot, device, own or ())
+        command.run(found, data, methods, minutes, beams, json_file, plot, device, own or (), metrics, segments, log_to)
 
 
 @contextmanager

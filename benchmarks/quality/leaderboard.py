@@ -22,14 +22,14 @@ from espalier.hardware import hardware
 from training.baselines.fusion import fuse
 from training.baselines.methods import METHODS
 from training.compare.contest import RECIPE, Contest, attempted, checked_names, in_order
-from training.compare.figures import Figures
+from training.compare.figures import Figures, figures_of
 from training.compare.report import (
     Key,
     Report,
+    answers_at_beams,
     continued,
     differences,
     fit_of,
-    measured_at_beams,
     queries_file,
     queries_of,
     read_figures,
@@ -131,7 +131,8 @@ def _run_seed(
             else:
                 fit = fit_of(entry, seed)
                 report["fits"].append(fit)
-                for beam, measured in measured_at_beams(entry, pairs, list(metrics.values()), exclude_seen).items():
+                for beam, found_BM in answers_at_beams(entry, pairs, list(metrics.values()), exclude_seen).items():
+                    measured = figures_of(found_BM, pairs, list(metrics.values()))
                     figures[method, seed, beam] = measured
                     about = {"train_seconds": fit["seconds"], "bytes": fit["bytes"], "ended": fit["ended"]}
                     row = row_of(entry, beam, seed, measured)

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tomllib
 import urllib.request
 from pathlib import Path
 from zipfile import ZipFile
@@ -63,6 +64,41 @@ def test_nothing_is_in_it_that_is_not_called_espalier(installed: Path) -> None:
     assert not [*installed.rglob("__compiled__"), *installed.rglob("*.pyc")]
     size = sum(file.stat().st_size for file in installed.rglob("*") if file.is_file())
     assert size < 8 << 20
+
+
+def test_the_client_is_a_wheel_of_its_own(tmp_path: Path) -> None:
+    """Of the same version and with the needs of the extra, and it can be imported where nothing else of this project is."""
+    for name in ("deploy/client/pyproject.toml", "pyproject.toml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "espalier_client", tmp_path / "espalier_client", ignore=shutil.ignore_patterns("__pycache__"))
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(tmp_path),
+        "deploy/client",
+    ]
+    subprocess.run(build, check=True, capture_output=True, cwd=tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    with ZipFile(wheel) as content:
+        content.extractall(tmp_path / "site")
+    assert {path.name for path in (tmp_path / "site").iterdir()} == {"espalier_client", f"espalier_client-{__version__}.dist-info"}
+    files = {path.name for path in (ROOT / "espalier_client").iterdir() if path.is_file()}
+    assert {path.name for path in (tmp_path / "site/espalier_client").iterdir()} == files
+    whole, alone = (tomllib.loads((tmp_path / name).read_text())["project"] for name in ("pyproject.toml", "deploy/client/pyproject.toml"))
+    assert alone["dependencies"] == whole["optional-dependencies"]["client"]
+    assert [alone[name] for name in ("version", "requires-python")] == [whole[name] for name in ("version", "requires-python")]
+    done = subprocess.run(
+        [sys.executable, "-c", "import espalier_client; print(espalier_client.__file__)"],
+        cwd=tmp_path / "site", env=environment(tmp_path / "site"), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == str(tmp_path / "site/espalier_client/__init__.py")
 
 
 def test_a_log_becomes_a_model_that_is_asked_and_served(installed: Path) -> None:

@@ -235,6 +235,13 @@ def test_a_log_is_compared_from_end_to_end(log: Path, tmp_path: Path, pictures: 
     assert len(report["verdict"]) == 2
     assert report["log"]["users"] == USERS
 
+    truth = rows["truth", None]["segments"]
+    assert {part["mean"] for part in (*truth["users"], *truth["items"])} == {1.0}
+    assert "segments" not in rows["recipe", next(beam for beam in (2, 8) if beam != chosen)]
+    command.show_segments(report)
+    shares = [line.split(": ")[0] for line in capsys.readouterr().out.splitlines() if "% of the catalogue" in line]
+    assert shares == ["popularity", "truth", "recipe", "fusion:recipe:truth"]
+
     show(report)
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in printed[2:8]] == ["method", "popularity", "truth", "recipe,", "recipe,", "fusion:recipe:truth,"]
@@ -246,6 +253,15 @@ def test_a_log_is_compared_from_end_to_end(log: Path, tmp_path: Path, pictures: 
     assert drawn["recipe"] == [
         (rows["recipe", beam]["ms_per_query"], rows["recipe", beam]["figures"]["recall@5"]["mean"]) for beam in (2, 8)
     ]
+
+
+def test_the_table_has_the_metrics_that_were_asked_for_and_the_one_that_chooses(log: Path, tmp_path: Path) -> None:
+    file, wanted = tmp_path / "rows.json", [Metric("hr", 3), Metric("mrr", 20)]
+    report = compare(asked(log, "truth", metrics=wanted), file)
+    assert list(report["rows"][0]["figures"]) == report["metrics"] == ["hr@3", "mrr@20", "recall@5"]
+    assert compare(asked(log, "truth", metrics=wanted), file)["rows"] == report["rows"]
+    with pytest.raises(InvalidConfig, match="its metrics is"):
+        compare(asked(log, "truth"), file)
 
 
 def test_methods_of_an_interrupted_run_are_not_run_again(log: Path, tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from ..compare.report import Report
 from ..compare.verdict import duration, size
 from ..deep.fit import pick_device
 from ..retrieval.needs import by_parts
-from ..retrieval.task import Method
+from ..retrieval.task import Method, Metric
+from ..run_log import RunLog
 from ..specification.deep import NeighboursConfig
 from ..specification.linear import LinearConfig
 from ..specification.log_format import VectorsFormat
@@ -44,10 +45,16 @@ def run(
     plot: Path | None,
     device: Literal["auto", "cpu", "cuda"],
     own: Sequence[str] = (),
+    metrics: str | None = None,
+    segments: bool = False,
+    log_to: str | None = None,
 ) -> Report:
     """Compare, print the table and the verdict, and write the files that were asked for. Raises InvalidConfig on a wrong option.
 
-    own  methods of one's own, as `own_method` finds them
+    own       methods of one's own, as `own_method` finds them
+    metrics   of the table, comma-separated; None: the usual ones
+    segments  print them, too
+    log_to    where figures go besides, as `RunLog.opened` has it
     """
     if plot is not None and plot.suffix not in (".png", ".svg"):
         raise InvalidConfig("--plot", str(plot), "a file name that ends in .png or .svg")
@@ -60,6 +67,7 @@ def run(
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
     settings = read_config(config, train=data)
+    judged_by = [] if metrics is None else [Metric.named("--metrics", name.strip()) for name in metrics.split(",")]
     added: dict[str, Method] = {}
     for where in own:
         name, method = own_method("--own", where)
@@ -71,8 +79,13 @@ def run(
             raise InvalidConfig("--own", ", ".join(own), "nothing here: methods of texts cannot be added")
         if device == "cuda":
             raise InvalidConfig("--device", device, "cpu or auto: models of texts are trained on the CPU")
+        for option, given in (("--metrics", metrics), ("--segments", segments or None)):
+            if given is not None:
+                raise InvalidConfig(option, given, "nothing here: methods of texts are judged by nDCG@10, recall@10 and recall@100")
         wanted = None if methods is None else checked_names(methods, texts.NAMES, fusions=False)
-        report = texts.compare_texts(settings, wanted, seconds, beams or BEAMS_OF_TEXTS, json_file)
+        with RunLog.opened("--log-to", log_to, settings.name) as run_log:
+            report = texts.compare_texts(settings, wanted, seconds, beams or BEAMS_OF_TEXTS, json_file)
+            log_report(run_log, report)
         texts.show(report)
         show_methods(report)
         if plot is not None and report["rows"]:
@@ -87,9 +100,13 @@ def run(
     names = list(usual) if methods is None else checked_names(methods, [RECIPE, *baselines])
     names = [*added, *(name for name in names if name not in added)]  # their own first: it is not what time may run out for
     needs = NEEDS | {name: by_parts(method, trials=1) for name, method in added.items()}
-    asked = Asked(settings, data, names, baselines, needs, fuse, beams or BEAMS, seconds, pick_device(device))
-    report = compare(asked, json_file)
+    asked = Asked(settings, data, names, baselines, needs, fuse, beams or BEAMS, seconds, pick_device(device), judged_by)
+    with RunLog.opened("--log-to", log_to, settings.name) as run_log:
+        report = compare(asked, json_file)
+        log_report(run_log, report)
     show(report)
+    if segments:
+        show_segments(report)
     if plot is not None and report["rows"]:
         title = f"{report['name']}, {report['log']['items']:,} items, {report['queries']:,} test queries"
         early = {fit["method"] for fit in report["fits"] if fit["ended"]}
@@ -139,3 +156,25 @@ def show_methods(report: Report) -> None:
     print(*report["verdict"], sep="\n")
     if report["interrupted"]:
         print("interrupted: methods that are missing were not run")
+
+
+def show_segments(report: Report) -> None:
+    """Print what each method finds for whom, at its chosen beam."""
+    for row in report["rows"]:
+        if "segments" not in row:
+            continue
+        found = row["segments"]
+        popularity = "" if found["popularity"] is None else f", items {found['popularity']:.2f} times as popular as what is relevant"
+        print(f"{row['method']}: shows {found['coverage']:.1%} of the catalogue{popularity}")
+        for segment in (*found["users"], *found["items"]):
+            print(f"  {found['metric']} of {segment['of']}: {segment['mean']:.4f} ± {segment['se']:.4f}, {segment['queries']:,} queries")
+
+
+def log_report(run_log: RunLog, report: Report) -> None:
+    """The figures of each method at its chosen beam, and what it cost."""
+    for row in report["rows"]:
+        if row.get("chosen", True):
+            values = {metric: figure["mean"] for metric, figure in row["figures"].items()}
+            run_log.figures(row["method"], values | {"ms_per_query": row["ms_per_query"]})
+    for fit in report["fits"]:
+        run_log.figures(fit["method"], {"seconds": fit["seconds"], "bytes": fit["bytes"]})

@@ -20,16 +20,16 @@ import torch
 from espalier.hardware import hardware
 
 from ..compare.contest import FUSION, MOST_QUERIES, QUICK, RECIPE, REFUSALS, Contest, Fuse, attempted, in_order, named, parts_of
-from ..compare.figures import Figures, ms_per_query, paired
+from ..compare.figures import Figures, Int64, figures_of, ms_per_query, paired
 from ..compare.plan import Plan, is_judged
 from ..compare.recipe import MEMORY_SHARE
 from ..compare.report import (
     Key,
     Report,
+    answers_at_beams,
     continued,
     differences,
     fit_of,
-    measured_at_beams,
     queries_file,
     queries_of,
     read_figures,
@@ -37,6 +37,7 @@ from ..compare.report import (
     save,
     save_figures,
 )
+from ..compare.segments import segments_of, training_users_of
 from ..compare.verdict import STRONG, Contestant, Field, verdict
 from ..data.splits import EvaluationPair
 from ..deep.prepare import prepare
@@ -53,7 +54,7 @@ KEPT = ("rows", "fits", "not_judged", "seconds", "minutes")
 LATE = "the methods before it took longer than planned"
 MOST_MEASURING = 0.2
 """Of the whole time, for learning what methods need: trained baselines that are not measured by then are not judged."""
-SAME = ("log", "config", "metric", "queries", "beams")
+SAME = ("log", "config", "metrics", "queries", "beams")
 """What a report must have in common with the run that continues it."""
 
 
@@ -65,6 +66,7 @@ class Asked:
     estimates  name → what the baseline needs of a log
     fuse       makes one method of two
     beams      serving beams of the recipe
+    metrics    of the table; none: the usual ones
     seconds    time of everything, by the clock; None: as long as it takes
     say        gets the plan, before it begins
     """
@@ -78,6 +80,7 @@ class Asked:
     beams: Sequence[int]
     seconds: float | None
     device: torch.device
+    metrics: Sequence[Metric] = ()
     clock: Clock = time.monotonic
     say: Callable[[str], None] = print
 
@@ -98,6 +101,7 @@ def compare(asked: Asked, json_file: Path | None) -> Report:
             asked.config, prepared, work, asked.beams, asked.baselines, asked.fuse, asked.device, asked.estimates, asked.clock
         )
         pairs = queries_of(prepared.split.test, asked.config.search.exclude_seen, MOST_QUERIES)
+        metrics, users_I = metrics_of(asked), training_users_of(prepared.split)
         report = _begun(asked, contest, pairs)
         figures: dict[Key, Figures] = {}
         if json_file is not None:
@@ -111,13 +115,13 @@ def compare(asked: Asked, json_file: Path | None) -> Report:
         report["not_judged"] = [left for left in report["not_judged"] if left["method"] not in missing]
         try:
             for name, seconds in _turns(asked, contest, missing, begin, report):
-                _run(contest, name, pairs, seconds, report, figures)
+                _run(contest, name, pairs, metrics, users_I, seconds, report, figures)
                 _write(report, figures, json_file)
         except KeyboardInterrupt:
             report["interrupted"] = True
             log.warning("interrupted: what was done until now is reported")
     report["rows"].sort(key=lambda row: (_place(row["method"], asked.methods), row["beam_size"] or 0))
-    report["differences"] = differences(report["rows"], figures, metrics_of(asked.config))
+    report["differences"] = differences(report["rows"], figures, metrics)
     report["verdict"] = list(verdict(field_of(report, figures, contest.metric)))
     report["seconds"] = round(report["seconds"] + asked.clock() - begin, 3)
     _write(report, figures, json_file)
@@ -178,9 +182,13 @@ def _needs(contest: Contest, name: str, names: Sequence[str]) -> Needs:
     return found
 
 
-def metrics_of(config: DeepConfig) -> list[Metric]:
-    """Those of the table: recall and nDCG at 10 and at the configured `search.m`, by whose recall everything is chosen."""
-    return [metric for m in sorted({10, config.search.m}) for metric in (Metric("recall", m), Metric("ndcg", m))]
+def metrics_of(asked: Asked) -> list[Metric]:
+    """Those of the table: the ones that were asked for, or recall and nDCG at 10 and at the configured `search.m`; and in any case the
+    recall there, by which everything is chosen.
+    """
+    m = asked.config.search.m
+    usual = [metric for other in sorted({10, m}) for metric in (Metric("recall", other), Metric("ndcg", other))]
+    return list(dict.fromkeys([*(asked.metrics or usual), Metric("recall", m)]))
 
 
 def _begun(asked: Asked, contest: Contest, pairs: Sequence[EvaluationPair]) -> Report:
@@ -200,6 +208,7 @@ def _begun(asked: Asked, contest: Contest, pairs: Sequence[EvaluationPair]) -> R
         "config": config.model_dump(mode="json"),
         "minutes": _minutes(asked),
         "metric": str(contest.metric),
+        "metrics": [str(metric) for metric in metrics_of(asked)],
         "beams": list(asked.beams),
         "queries": len(pairs),
         "exclude_seen": config.search.exclude_seen,
@@ -216,9 +225,16 @@ def _begun(asked: Asked, contest: Contest, pairs: Sequence[EvaluationPair]) -> R
 
 
 def _run(
-    contest: Contest, name: str, pairs: Sequence[EvaluationPair], seconds: float | None, report: Report, figures: dict[Key, Figures]
+    contest: Contest,
+    name: str,
+    pairs: Sequence[EvaluationPair],
+    metrics: Sequence[Metric],
+    users_I: Int64,
+    seconds: float | None,
+    report: Report,
+    figures: dict[Key, Figures],
 ) -> None:
-    """Fit and measure a method; its rows, or why it is not judged, join the report."""
+    """Fit and measure a method; its rows, or why it is not judged, join the report. users_I: see `training_users_of`."""
     log.info("%s%s …", name, "" if seconds is None else f", at most {seconds:.0f} s")
     exclude_seen, seed = contest.config.search.exclude_seen, contest.config.seed
     entry = attempted(contest, name, exclude_seen, seconds)
@@ -228,10 +244,14 @@ def _run(
         report["not_judged"].append({"method": name, "reason": entry})
         return
     queries = [pair.query for pair in pairs]
-    for beam, measured in measured_at_beams(entry, pairs, metrics_of(contest.config), exclude_seen).items():
+    for beam, found_BM in answers_at_beams(entry, pairs, metrics, exclude_seen).items():
+        measured = figures_of(found_BM, pairs, metrics)
         ms = ms_per_query(entry.by_beam[beam].rank, queries, contest.metric.m, exclude_seen)
         figures[name, seed, beam] = measured
-        report["rows"].append(row_of(entry, beam, seed, measured) | {"ms_per_query": ms})
+        row = row_of(entry, beam, seed, measured) | {"ms_per_query": ms}
+        if row["chosen"]:
+            row["segments"] = segments_of(found_BM, pairs, contest.metric, users_I)
+        report["rows"].append(row)
         at = "" if beam is None else f", beam {beam}"
         log.info("%s%s: %s %.4f, %.3g ms a query", name, at, contest.metric, measured.mean(contest.metric), ms)
     report["fits"].append(fit_of(entry, seed))

@@ -21,7 +21,7 @@ import numpy as np
 from espalier.errors import InvalidConfig, InvalidData
 
 from ..compare.contest import Entry
-from ..compare.figures import Figures, answered, figures_of, paired
+from ..compare.figures import Figures, Int64, answered, paired
 from ..data.splits import EvaluationPair, without_seen
 from ..retrieval.task import Metric
 
@@ -96,8 +96,7 @@ def _read_figures(file: Path) -> dict[Key, Figures]:
             if what == "user":  # the first of a method's arrays
                 found[key] = Figures(arrays[name], {})
             else:
-                figure, m = what.split("@")
-                found[key].values[Metric("ndcg" if figure == "ndcg" else "recall", int(m))] = arrays[name].astype(np.float64)
+                found[key].values[Metric.named("--json", what)] = arrays[name].astype(np.float64)
     return found
 
 
@@ -109,12 +108,12 @@ def queries_of(pairs: Sequence[EvaluationPair], exclude_seen: bool, most: int | 
     return found if most is None else found[:: max(1, -(-len(found) // most))]
 
 
-def measured_at_beams(
+def answers_at_beams(
     entry: Entry, pairs: Sequence[EvaluationPair], metrics: Sequence[Metric], exclude_seen: bool
-) -> dict[int | None, Figures]:
-    """Serving beam → figures; one entry, None, for a method without a beam."""
+) -> dict[int | None, Int64]:
+    """Serving beam → int64[B, M] answers, as many as the metrics look at; one entry, None, for a method without a beam."""
     m = max(metric.m for metric in metrics)
-    return {beam: figures_of(answered(fitted.rank, pairs, m, exclude_seen), pairs, metrics) for beam, fitted in entry.by_beam.items()}
+    return {beam: answered(fitted.rank, pairs, m, exclude_seen) for beam, fitted in entry.by_beam.items()}
 
 
 def row_of(entry: Entry, beam: int | None, seed: int, measured: Figures) -> dict[str, Any]:

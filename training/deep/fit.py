@@ -41,6 +41,7 @@ from ..deep.sequence.steps import SequenceSteps
 from ..deep.topology import Topology, on_device
 from ..deep.validation import validation_pairs, validation_recall
 from ..retrieval.task import NO_DEADLINE, Deadline
+from ..run_log import current
 from ..specification.deep import DeepConfig, Objective, PathObjective, SequenceConfig, TdmObjective, WindowConfig
 from ..specification.networks import SequenceObjective
 
@@ -104,6 +105,8 @@ def fit(
             loss = run.advance()
             bar.update()
             if loss is not None:
+                if process() == 0:
+                    current().step(state.step, {"loss": loss} | ({f"recall@{config.search.m}": state.recalls[-1]} if state.recalls else {}))
                 bar.set_postfix(loss=f"{loss:.3f}", recall=f"{state.recalls[-1]:.4f}" if state.recalls else "-", refresh=False)
     run.optimiser.refresh()  # a deadline may have come between two validations
     best_step = state.best_step(config.optimiser.validate_every)

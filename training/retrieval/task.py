@@ -16,9 +16,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.errors import InvalidData
+from espalier.errors import InvalidConfig, InvalidData
 from espalier.items import ItemTable
-from espalier.metrics import ndcg_at_m, precision_recall_f
+from espalier.metrics import ndcg_at_m, precision_recall_f, reciprocal_rank_at_m
 
 from ..data.splits import EvaluationPair, Split, without_seen
 from ..specification.deep import InstanceConfig
@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
+METRICS: tuple[Literal["recall", "ndcg", "hr", "mrr"], ...] = ("recall", "ndcg", "hr", "mrr")
+MOST_M = 10_000
+"""Results by which a metric judges a list, at most."""
 Clock = Callable[[], float]
 """Seconds since some moment, never fewer than before."""
 
@@ -50,10 +53,23 @@ class Question(Protocol):
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of retrieved lists: the mean over queries of recall@m or nDCG@m."""
+    """A figure of retrieved lists, the mean over queries.
 
-    name: Literal["recall", "ndcg"]
+    recall, ndcg  see `espalier.metrics`
+    hr, mrr       whether anything that is relevant is there; one over the place of the first that is, or 0
+    """
+
+    name: Literal["recall", "ndcg", "hr", "mrr"]
     m: int
+
+    @staticmethod
+    def named(option: str, text: str) -> Metric:
+        """`recall@50` and the like. Raises InvalidConfig."""
+        name, _, m = text.partition("@")
+        for known in METRICS:
+            if name == known and m.isdecimal() and 1 <= int(m) <= MOST_M:
+                return Metric(known, int(m))
+        raise InvalidConfig(option, text, f"{', '.join(f'{known}@M' for known in METRICS)}, M from 1 to {MOST_M}, such as recall@50")
 
     def __str__(self) -> str:
         return f"{self.name}@{self.m}"
@@ -61,7 +77,12 @@ class Metric:
     def of(self, item_rows_BM: Int64, pairs: Sequence[Question]) -> Float64:
         """float64[B]: the figure of each query."""
         relevant = [pair.relevant for pair in pairs]
-        return ndcg_at_m(item_rows_BM, relevant, self.m) if self.name == "ndcg" else precision_recall_f(item_rows_BM, relevant, self.m)[1]
+        if self.name == "ndcg":
+            return ndcg_at_m(item_rows_BM, relevant, self.m)
+        if self.name == "mrr":
+            return reciprocal_rank_at_m(item_rows_BM, relevant, self.m)
+        recall_B = precision_recall_f(item_rows_BM, relevant, self.m)[1]
+        return recall_B if self.name == "recall" else (recall_B > 0).astype(np.float64)
 
 
 class Rank(Protocol):
