@@ -19,7 +19,7 @@ from .app import create_app
 from .models.registry import Registry
 from .processes.server import Server, check_descriptors
 from .processes.supervisor import Supervisor
-from .settings import Settings, refusals, warn_of_unknown_settings
+from .settings import Settings, is_local, refusals, warn_of_unknown_settings
 from .watch import logs
 from .watch.metrics import Metrics
 from .watch.tracing import TracingUnavailable
@@ -97,6 +97,13 @@ def listen_on(settings: Settings) -> socket.socket:
     host, port = listening.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     log.info("listening on %s, documentation at %s/docs", url, url)
+    keys = settings.retrieve_keys, settings.write_keys, settings.admin_keys, settings.internal_keys
+    if not is_local(settings.host) and not any(keys) and settings.keys_file is None:
+        log.warning(
+            "WITHOUT KEYS: whoever reaches %s may retrieve%s. ESPALIER_RETRIEVE_KEYS or ESPALIER_KEYS_FILE keeps others out",
+            url,
+            ", and see what people did (ESPALIER_OPEN)" if settings.open else "",
+        )
     return listening
 
 

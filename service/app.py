@@ -15,6 +15,7 @@ from .http.console import add_console
 from .http.dependencies import Service
 from .http.direct import FRONTIER, ITEM, ITEMS, RETRIEVE, SEARCH, STREAM, Direct, DirectRoutes
 from .http.frontier_route import FrontierRoute
+from .http.key_limits import KeyLimits
 from .http.live_routes import ItemRoute
 from .http.middleware import Edge, write_left_out
 from .http.retrieve_route import RetrieveRoute
@@ -27,7 +28,7 @@ from .live.catalogue_types import Catalogues
 from .models.loading import EngineSource
 from .models.registry import Registry
 from .retrieval.scans import Scans
-from .settings import Settings
+from .settings import Settings, is_local
 from .watch.audit import Audit
 from .watch.logs import Ration
 from .watch.metrics import Metrics
@@ -65,7 +66,9 @@ def create_app(
     )
     describe = app.openapi
     metrics = metrics or Metrics()
-    keys = Keys(settings.retrieve_keys, settings.admin_keys, settings.write_keys, settings.internal_keys)
+    folder = None if settings.run_folder is None else settings.run_folder / "keys"
+    own = settings.retrieve_keys, settings.admin_keys, settings.write_keys, settings.internal_keys
+    keys = Keys(*own, settings.keys_file, KeyLimits(folder), shared=not is_local(settings.host) and not settings.open)
     registry, audit = Registry(settings, metrics, engines), Audit(metrics)
     catalogues = registry.catalogues if catalogues is None else catalogues
     tracer = Tracer(settings.otlp_endpoint) if settings.otlp_endpoint else None

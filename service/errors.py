@@ -22,6 +22,7 @@
         ├── Encoded               415   the body is compressed
         ├── InvalidRequest        422   a body with wrong values
         ├── QueueFull             429   too many queries wait already
+        ├── KeyLimit              429   the key has had what it may have; Retry-After says when there is more
         ├── ClientGone            499   the client hung up; only the metrics see this
         ├── EngineFailed          500   the engine call that held the query
         ├── NotReady              503   the model is not ready, or the service is shutting down
@@ -39,13 +40,15 @@ espalier.errors.InvalidInput is 422 and lists {field, value, expected}. Any othe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from espalier.errors import EspalierError, InvalidInput
 
-Role = Literal["retrieve", "write", "admin", "internal"]
-DenialReason = Literal["missing", "malformed", "unknown", "role", "off"]
+from .keys_file import Role
+
+DenialReason = Literal["missing", "malformed", "unknown", "expired", "role", "model", "off"]
 
 
 class ServiceError(EspalierError):
@@ -59,8 +62,8 @@ class Denied(ServiceError):
     """A request was refused because of its key.
 
     role    role that the route needs
-    reason  `missing` (no Authorization header), `malformed` (not `Bearer KEY`), `unknown` (not a key of this service), `role` (the key has
-            another role), `off` (the admin routes are off)
+    reason  `missing` (no Authorization header), `malformed` (not `Bearer KEY`), `unknown` (not a key of this service), `expired`, `role`
+            (the key has another role), `model` (it may not name this model), `off` (the admin routes are off)
     key     name or id of the key, None for an unknown one
     """
 
@@ -174,6 +177,16 @@ class QueueFull(ServiceError):
     def __init__(self, reason: str, retry_after_s: int) -> None:
         super().__init__(reason)
         self.headers = (("Retry-After", str(retry_after_s)),)
+
+
+class KeyLimit(ServiceError):
+    """A key has had what it may have: its client's doing, and no failure of the service."""
+
+    status = 429
+
+    def __init__(self, reason: str, retry_after_s: float) -> None:
+        super().__init__(reason)
+        self.headers = (("Retry-After", str(max(1, math.ceil(retry_after_s)))),)
 
 
 class ClientGone(ServiceError):

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -22,6 +23,8 @@ from espalier.errors import expectation
 from espalier.search import Device, Precision
 from espalier.shards.messages import MAX_TIMEOUT_MS
 from espalier.store.urls import check_url
+
+from .keys_file import read_keys
 
 log = logging.getLogger(__name__)
 
@@ -210,6 +213,15 @@ class Settings(BaseSettings):
         default=(),
         description="Keys with which routers search shards. None: everybody may if the service has no keys at all, else nobody.",
     )
+    open: bool = Field(
+        default=False,
+        description="Whether a service that other machines reach and that has no keys shows everybody what people did (`private` routes).",
+    )
+    keys_file: Path | None = Field(
+        default=None,
+        description="TOML file of keys with models, expiry and limits, read again when it changes (docs/serve.md). With one, every "
+        "retrieval needs a key.",
+    )
     cors_origins: Names = Field(default=(), description="Web origins, comma-separated, whose pages may call the service.")
     console: bool = Field(default=True, description="Serve the console at `/`; its routes are there either way.")
     workers: int = Field(default=1, ge=1, le=MAX_WORKERS, description="Processes that serve, on a CPU; a GPU takes one.")
@@ -260,6 +272,13 @@ class Settings(BaseSettings):
     )
     run_folder: Path | None = Field(default=None, description="Set by the service for its own workers: where they share their state.")
     verify: bool = Field(default=True, description="Compare every file of a bundle with its checksum before it serves.")
+
+    @field_validator("keys_file")
+    @classmethod
+    def _keys_can_be_read(cls, file: Path | None) -> Path | None:
+        if file is not None:
+            read_keys(file)
+        return file
 
     @field_validator("max_timeout_ms")
     @classmethod
@@ -319,6 +338,14 @@ def refusals(error: ValidationError) -> list[str]:
         secret = "a key" if name.endswith(("_key", "_keys")) else "a URL" if name == "store" else None
         lines.append(f"{PREFIX}{name.upper()}: got {secret or repr(wrong['input'])}, expected {expectation(wrong)}")
     return lines
+
+
+def is_local(host: str) -> bool:
+    """Whether an address to listen on is reached from this machine alone."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def metrics_folder(run_folder: Path) -> Path:

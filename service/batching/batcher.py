@@ -102,6 +102,10 @@ class Batcher:
         """Queries that wait for the engine, without those of background requests."""
         return self._queue.queries
 
+    def expected_s(self, queries: int, beam_size: int) -> float:
+        """Engine seconds that so many queries are expected to take; 0 before the first call."""
+        return self._cost.of_call([(beam_size, queries)])
+
     async def search(
         self,
         queries: QueryBatch,

@@ -128,7 +128,7 @@ async def _audited(
     request: Request, action: str, name: str, change: Coroutine[Any, Any, T], described: Callable[[T], BeforeAfter], **what: Any
 ) -> T:
     info = info_of(request)
-    by = origin(request.scope, info.request_id.decode(), info.key)
+    by = origin(request.scope, info.request_id.decode(), info.key_name)
     return await service_of(request).audit.change(action, name, by, change, described, **what)
 
 

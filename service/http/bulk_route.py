@@ -66,6 +66,7 @@ class BulkRoute(WriteRoute):
         info.key = self.keys.check("write", info.authorization)
         check_type(info.content_type, LINES_TYPES)
         info.model, _ = item_path(scope)
+        self.keys.admit(info.key, info.model, "write")
         catalogue, reader = self.catalogue(info.model), self.reader(info.model)
         with Held(self._slots) as slot:
             if not slot.take(1):
@@ -80,7 +81,7 @@ class BulkRoute(WriteRoute):
         finally:
             await bulk.committed()
             bulk.close()
-            self.audit.bulk(info.model, origin(bulk.scope, info.request_id.decode(), info.key), bulk.statuses)
+            self.audit.bulk(info.model, origin(bulk.scope, info.request_id.decode(), info.key_name), bulk.statuses)
 
 
 class _Bulk:

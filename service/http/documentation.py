@@ -89,7 +89,7 @@ def as_answered(document: dict[str, Any], answers: Sequence[type[BaseModel]], ke
             if "HTTPValidationError" in str(documented.get("422")):
                 del documented["422"]
             access = operation.pop(ACCESS, None)
-            if (keys.public and access == "retrieve") or (keys.open and access in ("private", "internal")):
+            if (keys.public and access == "retrieve") or (keys.open and access == "internal") or (keys.shows_all and access == "private"):
                 operation.pop("security", None)
                 for status in ("401", "403"):
                     documented.pop(status, None)

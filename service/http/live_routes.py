@@ -80,6 +80,7 @@ class ItemRoute(WriteRoute):
         info: RequestInfo = scope[RequestInfo.KEY]
         info.key = self.keys.check("write", info.authorization)
         info.model, item_id = item_path(scope)
+        self.keys.admit(info.key, info.model, "write")
         if scope["method"] == "GET":
             check_path_id(scope, item_id)
             await self._get(scope, send, item_id)

@@ -25,6 +25,7 @@ from ..http.api_keys import Keys
 from ..http.direct import RETRIEVE, DirectRoutes
 from ..http.memory_budget import Budget, Held
 from ..http.request_bodies import JSON_TYPES, check_type, read_body
+from ..keys_file import Key
 from ..problems import document_of, internal_problem, send_problem
 from ..settings import Settings
 from ..watch.audit import Audit
@@ -52,6 +53,8 @@ class RequestInfo:
     authorization   as the header says; of several, one value that no key has
     content_length  as the header says; 0 without one
     encoding        of the body, as the headers say; empty without one
+    key             with which it was let in; None where none is needed
+    expected_s      engine seconds that its key was counted for
     by_client       whether only a deadline or a condition of the client's own made the answer an error
     priority        what the header Espalier-Priority says; None without one
     """
@@ -65,6 +68,7 @@ class RequestInfo:
         "content_length",
         "content_type",
         "encoding",
+        "expected_s",
         "key",
         "m",
         "model",
@@ -80,7 +84,8 @@ class RequestInfo:
         self.began, self.request_id, self.content_type, self.content_length = began, request_id, b"", 0
         self.encoding = b""
         self.authorization: bytes | None = None
-        self.key: str | None = None
+        self.key: Key | None = None
+        self.expected_s = 0.0
         self.traceparent: bytes | None = None
         self.priority: bytes | None = None
         self.model = ""
@@ -108,6 +113,10 @@ class RequestInfo:
                     self.priority = value
         if not self.request_id:
             self.request_id = b"%s%08x" % (_PROCESS, next(_NUMBERS))
+
+    @property
+    def key_name(self) -> str | None:
+        return None if self.key is None else self.key.name
 
 
 class Edge:
@@ -225,6 +234,7 @@ class Edge:
                 "trace_id": trace_id(info.traceparent),
                 "path": route,
                 "status": status,
+                "key": info.key_name,
                 "priority": "background" if info.priority == BACKGROUND else None,
                 "model": info.model or None,
                 "version": info.version,

@@ -18,12 +18,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from ..batching.priority import Priority, Turns, priority_of
-from ..errors import Behind, ClientGone, DeadlinePassed, QueueFull, Uncovered
+from ..errors import Behind, ClientGone, DeadlinePassed, KeyLimit, QueueFull, Uncovered
 from ..http.connection import CONNECTION
 from ..http.dependencies import Service
 from ..http.memory_budget import Budget, Held
 from ..http.middleware import RequestInfo
 from ..http.request_bodies import JSON_TYPES, check_type, parsed, read_body, validated
+from ..keys_file import Key
 from ..models.loading import LoadedModel
 from ..retrieval.request import CheckedRequest, check
 from ..retrieval.retrieve import Retrieved, retrieve
@@ -67,7 +68,22 @@ class RetrievalRoute:
         """Find the model of a request, note it in `info`, and check the request against it. Raises what `choose` and `check` raise."""
         model = self.registry.choose_whole(request.model, request.version)
         info.model, info.version, info.queries = model.name, model.version, len(request.queries)
+        if info.key is not None:
+            self._admit(info.key, request, model, info)
         return check(request, model, self.settings)
+
+    def _admit(self, key: Key, request: RetrieveRequest, model: LoadedModel, info: RequestInfo) -> None:
+        """Count a request of a key, with the engine seconds that it is expected to take. Raises Forbidden, KeyLimit."""
+        search = model.bundle.manifest.search
+        beam_size = min(request.beam_size or search.beam_size, search.max_beam_size)
+        info.expected_s = model.batcher.expected_s(len(request.queries), beam_size)
+        try:
+            self.keys.admit(key, model.name, "retrieve", info.expected_s)
+        except KeyLimit:
+            info.by_client = True
+            self.metrics.key_request(key.name, "limited")
+            raise
+        self.metrics.key_request(key.name, "admitted")
 
     async def answer(self, checked: CheckedRequest, info: RequestInfo, began: float, priority: Priority = Priority.NORMAL) -> Retrieved:
         """Answer a checked request, and note in `info` what the log and the metrics need."""
@@ -90,6 +106,9 @@ class RetrievalRoute:
             info.by_client = timeout_ms < settings.timeout_ms or not error.committed
             raise
         info.m, info.beam_size, info.stages_ms = checked.m, retrieved.beam_size, retrieved.stages_ms
+        if info.key is not None:
+            taken_s = retrieved.stages_ms["search"] / 1e3 * len(checked.request.queries)  # it is of one query
+            self.keys.limits.settle(info.key, info.expected_s, taken_s)
         if priority is not Priority.BACKGROUND:
             self.asked.note(model.name, model.version, checked.request.queries, retrieved.unknown)
         return retrieved
@@ -113,7 +132,7 @@ class RetrieveRoute(RetrievalRoute):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         info: RequestInfo = scope[RequestInfo.KEY]
-        self.keys.check("retrieve", info.authorization)
+        info.key = self.keys.check("retrieve", info.authorization)
         check_type(info.content_type, JSON_TYPES)
         background = info.priority is not None and priority_of(info.priority) is Priority.BACKGROUND
         if not background:

@@ -192,6 +192,7 @@ def _needs(access: Access) -> Sequence[Any]:
         service, info = service_of(request), info_of(request)
         try:
             info.key = service.keys.check(access, info.authorization)
+            service.keys.admit(info.key, request.path_params.get("name"), "admin" if access == "private" else access)
         except Denied as error:
             service.audit.denied(request.scope, info.request_id.decode(), error)
             raise

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from espalier.shards.messages import MEDIA_TYPE
 
 from ..errors import ClientGone, QueueFull, UnknownMasks
+from ..http.api_keys import may_use
 from ..http.connection import CONNECTION
 from ..http.dependencies import Service, as_json, service_of
 from ..http.memory_budget import Budget, Held
@@ -38,6 +39,7 @@ class SearchRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         info: RequestInfo = scope[RequestInfo.KEY]
         info.key = self.keys.check("internal", info.authorization)
+        self.keys.admit(info.key, None, "internal")
         check_type(info.content_type, (MEDIA_TYPE,))
         whole = CONNECTION in scope and scope[CONNECTION].complete
         with Held(self.bodies) as body_memory, Held(self.answers) as answer_memory:
@@ -50,6 +52,7 @@ class SearchRoute:
                 await _begin(send, 409, b"application/json", len(wanted))
                 await send({"type": "http.response.body", "body": wanted})
                 return
+            may_use(info.key, found.model, "internal")
             info.model, info.version, info.queries = found.model, found.version, found.queries
             info.m, info.beam_size, info.stages_ms = found.m, found.beam_size, found.stages_ms
             if not answer_memory.take(len(found.body)):

@@ -33,7 +33,7 @@ class StreamRoute(RetrievalRoute):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         info: RequestInfo = scope[RequestInfo.KEY]
-        self.keys.check("retrieve", info.authorization)
+        info.key = self.keys.check("retrieve", info.authorization)
         check_type(info.content_type, LINES_TYPES)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]})
         with Held(self.bodies) as arriving, Held(self.bodies) as line_memory, Held(self.answers) as answer_memory:
@@ -84,6 +84,7 @@ class _Lines:
     async def _begin(self, line: bytes | ServiceError) -> None:
         """Begin to answer a line, once there is memory for it and its answer."""
         info, size, values = RequestInfo(time.perf_counter(), self._info.request_id), 0, 0
+        info.key = self._info.key
         if isinstance(line, ServiceError):
             task = self._refuse(line, info)
         else:

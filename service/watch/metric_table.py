@@ -48,8 +48,12 @@ COUNTERS = {
     "espalier_unknown_ids_total": CounterRow("Ids in queries of answered requests that the catalogue does not have.", ("model",)),
     "espalier_auth_failures_total": CounterRow(
         "Requests that were refused for their key, by the role of their route and the reason: missing, malformed, unknown, "
-        "role (a key of another role) or off (the role has no keys).",
+        "expired, role (a key of another role), model (it may not name this one) or off (the role has no keys).",
         ("role", "reason"),
+    ),
+    "espalier_key_requests_total": CounterRow(
+        "Retrievals by the name of their key, lines of streams too: admitted, or limited (429 for the key's own limits).",
+        ("key", "outcome"),
     ),
     "espalier_reload_total": CounterRow(
         "Versions that were loaded, failed or unloaded, per worker, and changes that were rolled_back.", ("model", "outcome")

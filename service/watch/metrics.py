@@ -14,14 +14,19 @@ from typing import Literal, get_args
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
+from ..keys_file import MOST_KEYS
 from ..watch import multiprocess
 from ..watch.metric_table import COUNTERS, GAUGES, HISTOGRAMS, VERSION_METRICS
 from ..watch.process_usage import memory_limit, usage
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 AUTH_FAILURES = (
-    *(("retrieve", reason) for reason in ("missing", "malformed", "unknown", "role")),
-    *((role, reason) for role in ("write", "admin", "internal") for reason in ("missing", "malformed", "unknown", "role", "off")),
+    *(("retrieve", reason) for reason in ("missing", "malformed", "unknown", "expired", "role", "model")),
+    *(
+        (role, reason)
+        for role in ("write", "admin", "internal")
+        for reason in ("missing", "malformed", "unknown", "expired", "role", "model", "off")
+    ),
 )
 """The reasons for which each role can be refused."""
 STAGES = ("queue", "encode", "search", "serialise", "rerank")
@@ -33,6 +38,8 @@ Outcome = Literal["loaded", "failed", "rolled_back", "unloaded"]
 ProbeOutcome = Literal["answered", "late", "failed"]
 BY_CLIENT = "-client"
 """Behind the status, in the label, of an error that the client's own deadline or condition alone has caused. No error budget counts it."""
+OTHER_KEYS = "others"
+"""In place of the names of keys beyond MOST_KEYS: a file may bring new ones at any time."""
 MEASURE_S = 1.0
 """Between two measurements of this process."""
 
@@ -64,6 +71,7 @@ class Metrics:
         self._began, self._worker, self._measure_at, self._cpu_s = time.time(), "0", 0.0, 0.0
         self._gpus: Callable[[], Mapping[str, tuple[int, int]]] | None = None
         self._answered: dict[tuple[str, int | str], tuple[Counter, Histogram]] = {}
+        self._of_keys: dict[tuple[str, str], Counter] = {}
         self._queues: dict[str, list[Callable[[], int]]] = {}
         self._lock = threading.Lock()  # guards _queues
 
@@ -120,6 +128,14 @@ class Metrics:
     def background_request(self, model: str, status: int) -> None:
         """Count one answered request that waited behind all others."""
         self.counters["espalier_background_requests_total"].labels(model, status).inc()
+
+    def key_request(self, key: str, outcome: Literal["admitted", "limited"]) -> None:
+        """Count one retrieval of a key. Keys beyond as many as a file may have are counted together."""
+        found = self._of_keys.get((key, outcome))
+        if found is None:
+            name = key if len(self._of_keys) < 2 * MOST_KEYS else OTHER_KEYS
+            found = self._of_keys[name, outcome] = self.counters["espalier_key_requests_total"].labels(name, outcome)
+        found.inc()
 
     def connection_refused(self, reason: str) -> None:
         """Count one connection that was refused or cut off."""

@@ -1,0 +1,312 @@
+"""The file of keys: what is read and refused, when it is read again, and what its limits let through, in one worker and in several."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from contextlib import suppress
+from datetime import UTC, datetime
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from service.__main__ import listen_on
+from service.errors import Forbidden, KeyLimit, Unauthorized
+from service.http.api_keys import LOOK_S, Keys
+from service.http.key_limits import COST_BURST_S, KeyLimits
+from service.keys_file import LEAST_CHARACTERS, MOST_BYTES, MOST_KEYS, Key, read_keys
+from service.settings import Settings, is_local
+from tests.service.running import Running, run
+
+SHOP, PARTNER, ADMIN = "shop-web-0123456789", "partner-0123456789ab", "admin-0123456789abcd"
+FILE = f"""
+[[keys]]
+name = "shop"
+key = "{SHOP}"
+role = "retrieve"
+
+[[keys]]
+name = "partner"
+sha256 = "{hashlib.sha256(PARTNER.encode()).hexdigest()}"
+role = "retrieve"
+models = ["books", "not-there-yet"]
+expires = 2030-01-01T00:00:00Z
+rate = 2
+burst = 3
+cost = 0.5
+
+[[keys]]
+name = "ops"
+key = "{ADMIN}"
+role = "admin"
+"""
+
+
+def bearer(key: str) -> bytes:
+    return f"Bearer {key}".encode()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "keys.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_what_a_file_says(file: Path) -> None:
+    shop, partner, ops = read_keys(file)
+    assert shop == Key("shop", hashlib.sha256(SHOP.encode()).digest(), "retrieve")
+    assert partner.models == frozenset({"books", "not-there-yet"})
+    assert (partner.rate, partner.burst, partner.cost) == (2, 3, 0.5)
+    assert partner.digest == hashlib.sha256(PARTNER.encode()).digest()
+    assert partner.expires == datetime(2030, 1, 1, tzinfo=UTC)
+    assert ops.role == "admin"
+    file.write_text('[[keys]]\nname = "a"\nkey = "0123456789abcdef"\nrole = "write"\nrate = 50')
+    assert read_keys(file)[0].burst == 50
+    file.write_text("keys = []")
+    assert read_keys(file) == ()
+
+
+ONE = f'[[keys]]\nname = "a"\nrole = "retrieve"\nkey = "{SHOP}"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[keys]", "no TOML"),
+        ("", "keys: expected"),
+        ("keys = 3", "keys: got '3', expected"),
+        ("more = 1\nkeys = []", "more: got '1', expected"),
+        (ONE + "color = 'red'", r"keys\[0\]\.color: got 'red', expected"),
+        (ONE.replace("retrieve", "reader"), r"keys\[0\]\.role: got 'reader', expected 'retrieve', 'write', 'admin' or 'internal'"),
+        (ONE.replace(f'key = "{SHOP}"', ""), r"keys\[0\]: expected either `key` or `sha256`"),
+        (ONE + f'sha256 = "{"0" * 64}"', r"keys\[0\]: expected either `key` or `sha256`"),
+        (ONE.replace(SHOP, "s" * (LEAST_CHARACTERS - 1)), r"keys\[0\]\.key: expected"),
+        ('[[keys]]\nname = "a"\nrole = "admin"\nsha256 = "abc"', r"keys\[0\]\.sha256: expected"),
+        (ONE.replace('"a"', '"a b"'), r"keys\[0\]\.name: got 'a b', expected"),
+        (ONE + "rate = 0", r"keys\[0\]\.rate: got '0', expected"),
+        (ONE + "burst = 2", r"keys\[0\]: expected `burst` beside a `rate` alone"),
+        (ONE + "expires = 2030-01-01", r"keys\[0\]\.expires: got '2030-01-01', expected"),
+        (ONE + "expires = 2030-01-01T00:00:00", r"keys\[0\]\.expires: got '2030-01-01 00:00:00', expected"),
+        (ONE + ONE.replace(SHOP, PARTNER), r"keys\[1\]: its name is that of another one"),
+        (ONE + ONE.replace('"a"', '"b"'), r"keys\[1\]: its key is that of another one"),
+        (ONE + "models = ['']", r"keys\[0\]\.models\[0\]: got '', expected"),
+        ("#" * (MOST_BYTES + 1), "more than 1,048,576 bytes"),
+        ("".join(ONE.replace('"a"', f'"a{i}"') for i in range(MOST_KEYS + 1)), "keys: expected"),
+    ],
+)
+def test_what_is_wrong_is_named_and_no_key_is_shown(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=said) as raised:
+        read_keys(path)
+    assert SHOP[:8] not in str(raised.value)
+    with pytest.raises(ValidationError, match="keys_file"):
+        Settings(keys_file=path)
+
+
+def test_a_file_that_is_not_there_ends_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="No such file"):
+        Settings(keys_file=tmp_path / "keys.toml")
+
+
+class Time:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.s = 1000.0
+
+    def __call__(self) -> float:
+        return self.s
+
+
+def test_keys_of_a_file_stand_beside_those_of_the_environment_and_expire(file: Path) -> None:
+    now = datetime(2029, 12, 31, tzinfo=UTC)
+    keys = Keys([SecretStr("env-key-0123456789")], [], file=file, now=lambda: now)
+    assert not keys.public
+    assert not keys.open
+    assert keys.roles == ["admin", "retrieve"]
+    names = [found.name for key in (SHOP, PARTNER, ADMIN) if (found := keys.check("retrieve", bearer(key)))]
+    assert names == ["shop", "partner", "ops"]
+    assert keys.check("retrieve", bearer("env-key-0123456789")) is not None
+    now = datetime(2030, 1, 1, tzinfo=UTC)
+    with pytest.raises(Unauthorized, match="The key has expired") as raised:
+        keys.check("retrieve", bearer(PARTNER))
+    assert (raised.value.reason, raised.value.key) == ("expired", "partner")
+    with pytest.raises(Forbidden, match="without a write key"):
+        keys.check("write", bearer(ADMIN))
+
+
+def test_a_file_without_a_key_for_retrieval_opens_nothing(file: Path) -> None:
+    file.write_text("keys = []")
+    keys = Keys([], [], file=file)
+    with pytest.raises(Unauthorized):
+        keys.check("retrieve", None)
+    with pytest.raises(Forbidden):
+        keys.check("private", None)
+
+
+def test_a_file_is_read_again_when_it_changes_and_what_is_wrong_changes_nothing(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    time = Time()
+    keys = Keys([], [], file=file, clock=time)
+    link = file.with_name("other.toml")
+    link.write_text(FILE.replace(SHOP, "shop-web-rotated-0001"))
+    link.replace(file)
+    assert keys.check("retrieve", bearer(SHOP)) is not None  # it is not looked at for each request
+    time.s += LOOK_S
+    with caplog.at_level(logging.INFO), pytest.raises(Unauthorized):
+        keys.check("retrieve", bearer(SHOP))
+    assert "3 keys" in caplog.text
+    caplog.clear()
+    for wrong in (lambda: file.write_text("[[keys]"), file.unlink):
+        wrong()
+        for _ in range(3):
+            time.s += LOOK_S
+            assert keys.check("retrieve", bearer("shop-web-rotated-0001")) is not None
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]  # each is said once
+    file.write_text("keys = []")
+    time.s += LOOK_S
+    with pytest.raises(Unauthorized):
+        keys.check("retrieve", bearer("shop-web-rotated-0001"))
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("espalier.example", False),
+    ],
+)
+def test_what_people_did_is_shown_without_keys_where_no_other_machine_comes(host: str, local: bool) -> None:
+    assert is_local(host) is local
+    keys = Keys([], [], shared=not local)
+    assert keys.shows_all is local
+    assert keys.check("internal", None) is None
+    if local:
+        assert keys.check("private", None) is None
+    else:
+        with pytest.raises(Forbidden, match="ESPALIER_OPEN=1"):
+            keys.check("private", None)
+
+
+def test_a_service_that_others_reach_shows_held_out_queries_to_nobody_unless_it_is_told_to(versions: Path) -> None:
+    for more, status in (({}, 403), ({"open": True}, 200), ({"host": "127.0.0.1"}, 200)):
+        with run(versions, **{"host": "0.0.0.0"} | more) as running:
+            assert running.client.get("/models/books/heldout").status_code == status
+            assert running.client.get("/models/books").status_code == 200
+
+
+def test_a_service_without_keys_that_others_reach_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    for settings, said in (
+        (Settings(host="0.0.0.0", port=0), True),
+        (Settings(host="0.0.0.0", port=0, write_keys=(SecretStr(SHOP),)), False),
+        (Settings(port=0), False),
+    ):
+        caplog.clear()
+        listen_on(settings).close()
+        assert ("WITHOUT KEYS" in caplog.text) is said
+
+
+# -- limits -----------------------------------------------------------------------------------------------------------------
+
+
+def limited(**limits: Any) -> Key:
+    return Key("a", b"", "retrieve", **limits)
+
+
+def test_a_rate_lets_a_burst_through_and_then_as_many_as_it_says() -> None:
+    time, key = Time(), limited(rate=2.0, burst=3.0)
+    limits = KeyLimits(None, time)
+
+    def passed(tries: int) -> int:
+        count = 0
+        for _ in range(tries):
+            with suppress(KeyLimit):
+                limits.take(key)
+                count += 1
+        return count
+
+    assert passed(10) == 3
+    with pytest.raises(KeyLimit, match="2 requests a second, 3 at once") as raised:
+        limits.take(key)
+    assert dict(raised.value.headers) == {"Retry-After": "1"}
+    time.s += 0.5
+    assert passed(10) == 1
+    time.s += 0.4
+    assert passed(10) == 0
+    time.s += 60
+    assert passed(10) == 3
+
+
+def test_a_cost_is_expected_before_and_settled_after() -> None:
+    time, key = Time(), limited(cost=0.5)
+    limits = KeyLimits(None, time)
+    limits.take(key, 0.25)
+    limits.settle(key, 0.25, 1.0)  # it took four times as long: two seconds of what the key may have
+    with pytest.raises(KeyLimit, match=r"0\.5 engine seconds a second") as raised:
+        limits.take(key, 0.01)
+    assert dict(raised.value.headers) == {"Retry-After": "1"}
+    time.s += 2.0 - COST_BURST_S
+    limits.take(key, 0.01)
+    limits.take(limited(), 1e6)  # without limits nothing is counted
+
+
+def taken(folder: Path, tries: int) -> int:
+    limits, count = KeyLimits(folder), 0
+    for _ in range(tries):
+        try:
+            limits.take(limited(rate=0.001, burst=40.0))
+        except KeyLimit:
+            continue
+        count += 1
+    return count
+
+
+def test_workers_of_a_host_count_together(tmp_path: Path) -> None:
+    with get_context("spawn").Pool(2) as pool:
+        counts = pool.starmap(taken, [(tmp_path / "keys", 100)] * 2)
+    assert 40 <= sum(counts) <= 42  # two may pass where both count at once
+
+
+# -- over HTTP --------------------------------------------------------------------------------------------------------------
+
+
+def test_keys_over_http(versions: Path, file: Path) -> None:
+    def asked(running: Running, key: str, body: dict[str, Any] | None = None) -> Any:
+        body = {"queries": [{"history": []}]} | (body or {})
+        return running.client.post("/retrieve", json=body, headers={"Authorization": f"Bearer {key}"})
+
+    with run(versions, keys_file=file) as running:
+        assert running.client.post("/retrieve", json={"queries": [{"history": []}]}).status_code == 401
+        assert asked(running, SHOP).status_code == 200
+        answers = [asked(running, PARTNER) for _ in range(5)]
+        assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
+        assert answers[-1].headers["Retry-After"] == "1"
+        assert "The key partner may send 2 requests a second" in answers[-1].json()["detail"]
+        assert asked(running, SHOP).status_code == 200  # another key's limit
+        text = running.client.get("/metrics").text
+        assert 'espalier_key_requests_total{key="partner",outcome="limited"} 2.0' in text
+        assert 'espalier_key_requests_total{key="partner",outcome="admitted"} 3.0' in text
+        assert 'espalier_requests_total{model="books",status="429-client"} 2.0' in text
+        assert 'espalier_shed_total{model="books"} 0.0' in text
+        assert running.client.get("/models", headers={"Authorization": f"Bearer {ADMIN}"}).json()["keys"] == ["admin", "retrieve"]
+        file.write_text(FILE.replace('"books", ', ""))
+        running.app.state.service.keys._next_look = 0.0
+        refused = asked(running, PARTNER)
+        assert refused.status_code == 403
+        assert refused.json()["detail"] == "This key may not use the model 'books'."
+        stream = running.client.post(
+            "/retrieve/stream",
+            content='{"queries": [{"history": []}]}\n',
+            headers={"Authorization": f"Bearer {PARTNER}", "Content-Type": "application/x-ndjson"},
+        )
+        assert (stream.status_code, stream.json()["status"]) == (200, 403)
