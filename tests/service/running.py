@@ -135,6 +135,7 @@ def every_metric() -> str:
     metrics.add_model("books")
     metrics.request("books", 200, 1e-3)
     metrics.background_request("books", 200)
+    metrics.key_request("shop", "admitted")
     metrics.reload("books", "loaded")
     metrics.model_state("books", 1, "onnx-cpu", ready=True)
     metrics.default("books", 1)
