@@ -180,13 +180,13 @@ class QueueFull(ServiceError):
 
 
 class KeyLimit(ServiceError):
-    """A key has had what it may have: its client's doing, and no failure of the service."""
+    """A key has had what it may have: its client's doing, and no failure of the service. early_s: how much too early it came."""
 
     status = 429
 
-    def __init__(self, reason: str, retry_after_s: float) -> None:
+    def __init__(self, reason: str, early_s: float) -> None:
         super().__init__(reason)
-        self.headers = (("Retry-After", str(max(1, math.ceil(retry_after_s)))),)
+        self.headers = (("Retry-After", str(max(1, math.ceil(early_s)))),)
 
 
 class ClientGone(ServiceError):

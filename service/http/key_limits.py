@@ -34,21 +34,28 @@ class KeyLimits:
         self._folder, self._clock = folder, clock
         self._taken: dict[str, bytearray | mmap.mmap] = {}
 
+    def refusal(self, key: Key) -> KeyLimit | None:
+        """Why the next request of a key would be one too many; None where it would not."""
+        if key.rate is None and key.cost is None:
+            return None
+        (requests, seconds), now = MOMENTS.unpack_from(self._of(key)), self._clock()
+        if key.rate is not None and (early_s := requests - now - (key.burst - 1) / key.rate) > 0:
+            return KeyLimit(f"The key {key.name} may send {key.rate:g} requests a second, {key.burst:g} at once.", early_s)
+        if key.cost is not None and (early_s := seconds - now - COST_BURST_S) > 0:
+            return KeyLimit(f"The key {key.name} may use {key.cost:g} engine seconds a second.", early_s)
+        return None
+
     def take(self, key: Key, cost_s: float = 0.0) -> None:
         """Count one request that is expected to take so many engine seconds. Raises KeyLimit where it is one too many, counting nothing."""
         if key.rate is None and key.cost is None:
             return
+        if (refusal := self.refusal(key)) is not None:
+            raise refusal
         taken, now = self._of(key), self._clock()
         requests, seconds = MOMENTS.unpack_from(taken)
         if key.rate is not None:
-            early_s = requests - now - (key.burst - 1) / key.rate
-            if early_s > 0:
-                raise KeyLimit(f"The key {key.name} may send {key.rate:g} requests a second, {key.burst:g} at once.", early_s)
             requests = max(requests, now) + 1 / key.rate
         if key.cost is not None:
-            early_s = seconds - now - COST_BURST_S
-            if early_s > 0:
-                raise KeyLimit(f"The key {key.name} may use {key.cost:g} engine seconds a second.", early_s)
             seconds = max(seconds, now) + cost_s / key.cost
         MOMENTS.pack_into(taken, 0, requests, seconds)
 

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Collection, Coroutine
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
@@ -43,6 +43,9 @@ FREE_BYTES, FREE_VALUES = 1 << 16, 4096
 """Size of a body and of an answer that every request may have, whatever others hold."""
 BODIES_BYTES = 32 << 20
 """Bytes of all larger bodies that are being read or parsed."""
+HELD_S, MOST_HELD = 1.0, 128
+"""How long, and how many, refusals of keys that have had enough are held back, so that who floods gets no more than as many a second.
+Beyond that the connection ends with the refusal. Retry-After is no shorter."""
 ANSWERS = 4
 """Answers of the largest size that one route may hold at a time, until their clients have taken them."""
 
@@ -128,11 +131,13 @@ class RetrieveRoute(RetrievalRoute):
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self.background_answers = Budget(self.settings.max_answer_values, FREE_VALUES)
-        self._turns = Turns()
+        self._turns, self._held = Turns(), 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         info: RequestInfo = scope[RequestInfo.KEY]
         info.key = self.keys.check("retrieve", info.authorization)
+        if info.key is not None and (refusal := self.keys.limits.refusal(info.key)) is not None:
+            await self._refuse(refusal, info.key, info)
         check_type(info.content_type, JSON_TYPES)
         background = info.priority is not None and priority_of(info.priority) is Priority.BACKGROUND
         if not background:
@@ -159,6 +164,20 @@ class RetrieveRoute(RetrievalRoute):
             taken = await send_body(send, scope, retrieved.body, self.settings.write_timeout_s)
         if not taken:
             raise ClientGone("The client does not take its answer.")
+
+    async def _refuse(self, refusal: KeyLimit, key: Key, info: RequestInfo) -> NoReturn:
+        """Raise it before the body is read, held back where there is room."""
+        info.by_client = True
+        self.metrics.key_request(key.name, "limited")
+        if self._held < MOST_HELD:
+            self._held += 1
+            try:
+                await asyncio.sleep(HELD_S)
+            finally:
+                self._held -= 1
+        else:
+            refusal.headers += (("Connection", "close"),)
+        raise refusal
 
     async def _answer_behind(self, checked: CheckedRequest, info: RequestInfo) -> Retrieved:
         """Answer a background request when it is its turn."""

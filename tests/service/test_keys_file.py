@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 from contextlib import suppress
@@ -15,8 +16,10 @@ from pydantic import SecretStr, ValidationError
 
 from service.__main__ import listen_on
 from service.errors import Forbidden, KeyLimit, Unauthorized
+from service.http import retrieve_route
 from service.http.api_keys import LOOK_S, Keys
 from service.http.key_limits import COST_BURST_S, KeyLimits
+from service.http.retrieve_route import HELD_S
 from service.keys_file import LEAST_CHARACTERS, MOST_BYTES, MOST_KEYS, Key, read_keys
 from service.settings import Settings, is_local
 from tests.service.running import Running, run
@@ -280,7 +283,9 @@ def test_workers_of_a_host_count_together(tmp_path: Path) -> None:
 # -- over HTTP --------------------------------------------------------------------------------------------------------------
 
 
-def test_keys_over_http(versions: Path, file: Path) -> None:
+def test_keys_over_http(versions: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retrieve_route, "HELD_S", 0.0)
+
     def asked(running: Running, key: str, body: dict[str, Any] | None = None) -> Any:
         body = {"queries": [{"history": []}]} | (body or {})
         return running.client.post("/retrieve", json=body, headers={"Authorization": f"Bearer {key}"})
@@ -296,10 +301,10 @@ def test_keys_over_http(versions: Path, file: Path) -> None:
         text = running.client.get("/metrics").text
         assert 'espalier_key_requests_total{key="partner",outcome="limited"} 2.0' in text
         assert 'espalier_key_requests_total{key="partner",outcome="admitted"} 3.0' in text
-        assert 'espalier_requests_total{model="books",status="429-client"} 2.0' in text
+        assert 'espalier_requests_total{model="",status="429-client"} 2.0' in text
         assert 'espalier_shed_total{model="books"} 0.0' in text
         assert running.client.get("/models", headers={"Authorization": f"Bearer {ADMIN}"}).json()["keys"] == ["admin", "retrieve"]
-        file.write_text(FILE.replace('"books", ', ""))
+        file.write_text(FILE.replace('"books", ', "").replace("rate = 2\nburst = 3\n", ""))
         running.app.state.service.keys._next_look = 0.0
         refused = asked(running, PARTNER)
         assert refused.status_code == 403
@@ -310,3 +315,26 @@ def test_keys_over_http(versions: Path, file: Path) -> None:
             headers={"Authorization": f"Bearer {PARTNER}", "Content-Type": "application/x-ndjson"},
         )
         assert (stream.status_code, stream.json()["status"]) == (200, 403)
+
+
+@pytest.mark.parametrize("room", [1, 0])
+def test_a_refusal_is_held_back_where_there_is_room_and_else_ends_the_connection(
+    versions: Path, file: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(retrieve_route, "MOST_HELD", room)
+    file.write_text(FILE.replace("rate = 2", "rate = 0.01").replace("burst = 3", "burst = 1"))
+    with run(versions, keys_file=file) as running:
+        headers = {"Authorization": f"Bearer {PARTNER}"}
+        body: dict[str, Any] = {"queries": [{"history": []}]}
+        assert running.client.post("/retrieve", json=body, headers=headers).status_code == 200
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        refused = [running.client.post("/retrieve", content=b"no JSON", headers=headers) for _ in range(2)]
+    assert [answer.status_code for answer in refused] == [429, 429]  # before the body is looked at
+    assert [answer.headers.get("Connection") for answer in refused] == [None if room else "close"] * 2
+    assert slept.count(HELD_S) == 2 * room
+    assert int(refused[0].headers["Retry-After"]) >= HELD_S

@@ -1,0 +1,120 @@
+"""One key floods the service; what does another key's ordinary load notice?
+
+    python -m benchmarks.key_attack --json FILE [--model models/debian-depends/1] [--seconds 20] [--rounds 3]
+
+The service has a file of two keys: `shop` without limits, and `flood` with 20 requests and .05 engine seconds a second. The shop asks at a
+quarter of what one worker answers, at random times. Beside it, in a process of its own, the other key
+
+    requests     sends ordinary requests over 64 connections, as fast as it is answered
+    expensive    asks for m and beams at the model's limit, likewise
+    connections  holds a thousand connections open and asks over each in turn
+
+Rounds without and with each attack take turns. Goodput is the share of the shop's requests that are answered 200. Client and service share
+the machine, so what the attacker's own process takes is part of what the shop notices; `unlimited` is the first attack without the limits.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report_file import SAMPLE, command_line, write_report
+from benchmarks.service.live_load import copied
+from benchmarks.service.serving import serving
+from espalier.bundle import Bundle
+from loadtest.loops import closed_loop, open_loop, percentiles_ms, request_bytes, statuses
+from loadtest.queries import Query, held_out
+
+SHOP, FLOOD = "shop-key-0123456789", "flood-key-0123456789"
+SHARE, M, CLIENTS, CONNECTIONS = 0.25, 50, 64, 1000
+KEYS = f"""
+[[keys]]
+name = "shop"
+key = "{SHOP}"
+role = "retrieve"
+
+[[keys]]
+name = "flood"
+key = "{FLOOD}"
+role = "retrieve"
+"""
+LIMITS = "rate = 20\ncost = 0.05\n"
+ATTACKS = ("requests", "expensive", "connections", "unlimited")
+
+
+def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("--model", type=Path, default=SAMPLE, help="a bundle (default: the sample)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of a measurement (default %(default)g)")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements without and with each attack, in turn (default %(default)s)")
+    options = parser.parse_args()
+    rows = [measured(options.model, attack, options.seconds, options.rounds) for attack in ATTACKS]
+    print(json.dumps(rows, indent=1))
+    write_report(options.json, {"rows": rows})
+
+
+def measured(model: Path, attack: str, seconds: float, rounds: int) -> dict[str, Any]:
+    """Medians over rounds of the shop's p99 and goodput, without the attack and beside it."""
+    queries = held_out(Bundle.open(model, verify=False))
+    search = Bundle.open(model, verify=False).manifest.search
+    with copied(model) as (folder, name), tempfile.TemporaryDirectory() as secrets:
+        file = Path(secrets) / "keys.toml"
+        file.write_text(KEYS + ("" if attack == "unlimited" else LIMITS))
+        environment = {
+            "ESPALIER_MODELS": str(folder),
+            "ESPALIER_KEYS_FILE": str(file),
+            "ESPALIER_DEVICE": "cpu",
+            "ESPALIER_LOG_LEVEL": "ERROR",
+        }
+        with serving(["service"], environment) as port, ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            address = "127.0.0.1", port
+            shop = requests_of(queries, name, SHOP, {"m": M})
+            most = {"m": search.max_m, "beam_size": search.max_beam_size} if attack == "expensive" else {"m": M}
+            flood = requests_of(queries, name, FLOOD, most)
+            clients = CONNECTIONS if attack == "connections" else CLIENTS
+            closed_loop(address, shop, 8, 2)  # warm
+            capacity = sum(one.status == 200 for one in closed_loop(address, shop, 8, 4)) / 4
+            without, beside, flooded = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, int]]()
+            for number in range(rounds):
+                without.append(asked(address, shop, SHARE * capacity, seconds, number))
+                attacking = pool.submit(attacked, address, flood, clients, seconds + 1)
+                time.sleep(0.5)
+                beside.append(asked(address, shop, SHARE * capacity, seconds, number))
+                flooded.append(attacking.result())
+                print(f"{attack}, round {number + 1}: p99 {beside[-1]['p99_ms']:.1f} ms, without {without[-1]['p99_ms']:.1f}", flush=True)
+    medians = {
+        f"{figure}{suffix}": float(np.median([one[figure] for one in of]))
+        for figure in ("p50_ms", "p99_ms", "goodput")
+        for suffix, of in (("", beside), ("_without", without))
+    }
+    ratio = medians["p99_ms"] / medians["p99_ms_without"]
+    return {"attack": attack, "offered_per_s": SHARE * capacity, **medians, "p99_ratio": ratio, "flood_statuses": flooded}
+
+
+def requests_of(queries: Sequence[Query], name: str, key: str, more: dict[str, Any]) -> list[bytes]:
+    headers = {"Authorization": f"Bearer {key}"}
+    return [request_bytes("/retrieve", {"model": name, "queries": [query.body()]} | more, headers) for query in queries[:500]]
+
+
+def asked(address: tuple[str, int], requests: Sequence[bytes], per_s: float, seconds: float, seed: int) -> dict[str, Any]:
+    """Requests at random times: what became of them."""
+    answered = open_loop(address, requests, per_s, seconds, seed, keep=lambda body: b"")
+    good = [one for one in answered if one.status == 200]
+    p50_ms, p99_ms = percentiles_ms(good)
+    return {"p50_ms": p50_ms, "p99_ms": p99_ms, "goodput": len(good) / len(answered)}
+
+
+def attacked(address: tuple[str, int], requests: Sequence[bytes], clients: int, seconds: float) -> dict[str, int]:
+    return statuses(closed_loop(address, requests, clients, seconds, keep=lambda body: b""))
+
+
+if __name__ == "__main__":
+    main()
