@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Self, TypedDict, TypeVar
+from typing import Any, Literal, Self, TypedDict, TypeVar
 
 T = TypeVar("T")
 
@@ -75,6 +75,7 @@ class Options(TypedDict, total=False):
     timeout_ms: float | None
     min_sequence: int | None
     min_coverage: float | None
+    partial: Literal["allow", "refuse"]
     live: bool
     fields: Iterable[str]
     rerank: bool | int
@@ -90,9 +91,10 @@ class Request:
     `m`: items wanted per query. `beam_size`: nodes kept per level, more finds more and takes longer. `filter`: only items of which
     every column matches; `exclude_filter`: none of which any does. `min_score`: leave out items of a lower score. `timeout_ms`: the
     service gives up after this long. `min_sequence`: answer only with that operation of the live catalogue in it, else raise
-    Unavailable; `min_coverage`: only if shards with that share of the items answer, else raise Unavailable; `live` False: the trained
-    version alone. `fields`: columns of the item table to return. `rerank`: whether the model's
-    ranker orders the best candidates anew, or how many of them. `explain`: what the search kept; `explain_items`: where these items
+    Unavailable; `min_coverage`: only if shards with that share of the items answer, else raise Unavailable; `partial` "refuse": neither
+    with a smaller beam nor without a shard, however near the deadline is; `live` False: the trained version alone. `fields`: columns of
+    the item table to return. `rerank`: whether the model's ranker orders the best candidates anew, or how many of them. `explain`: what
+    the search kept; `explain_items`: where these items
     fell out; `explain_nodes`: all nodes of the levels.
     """
 
@@ -107,6 +109,7 @@ class Request:
     timeout_ms: float | None = None
     min_sequence: int | None = None
     min_coverage: float | None = None
+    partial: Literal["allow", "refuse"] = "allow"
     live: bool = True
     fields: Iterable[str] = ()
     rerank: bool | int = False

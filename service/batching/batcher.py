@@ -113,10 +113,12 @@ class Batcher:
         deadline: float = float("inf"),
         priority: Priority = Priority.NORMAL,
         origin: tuple[tuple[str, str], ...] = (),
+        whole: bool = False,
     ) -> Answer:
         """The answer to a request's queries. Cancelling it takes them out of the queue.
 
         deadline  queries that the engine has not begun by then never reach it
+        whole     their beams do not shrink, however near it is
         origin    of `SearchContext`
         Raises NotReady after `drain`, QueueFull, DeadlinePassed, EngineFailed when an engine call that held one of the queries raised.
         """
@@ -130,7 +132,7 @@ class Batcher:
         if priority is Priority.BACKGROUND:
             queue, size = self._background, self.limits.background_batch
         pieces = [(queries, params)] if params.trace or len(queries) <= size else split(queries, params, size)
-        parts = [self._part(*piece, deadline, context, loop) for piece in pieces]
+        parts = [self._part(*piece, deadline, context, loop, whole) for piece in pieces]
         if priority is Priority.PATIENT:
             await self._room.enter(partial(self._admit, parts, queue, priority), deadline - self._clock())
         else:
@@ -208,11 +210,17 @@ class Batcher:
     # -- the event loop's side ------------------------------------------------------------------------------------------
 
     def _part(
-        self, queries: QueryBatch, params: SearchParams, deadline: float, context: SearchContext, loop: asyncio.AbstractEventLoop
+        self,
+        queries: QueryBatch,
+        params: SearchParams,
+        deadline: float,
+        context: SearchContext,
+        loop: asyncio.AbstractEventLoop,
+        whole: bool = False,
     ) -> Part:
         beam_size = int(params.beam_size_B.max(initial=1))
         cost_s = self._cost.of_call([(beam_size, len(queries))])
-        return Part(queries, params, loop.create_future(), deadline, beam_size, cost_s, context)
+        return Part(queries, params, loop.create_future(), deadline, beam_size, cost_s, context, whole)
 
     async def _begin_inline(self, queries: QueryBatch, params: SearchParams) -> bool:
         """Whether the event loop searches for a request itself. Then the engine is its own until `_search_inline` ends."""
@@ -377,7 +385,7 @@ class Batcher:
         now = self._clock()
         for part in parts:
             left_s = part.deadline - now
-            if call_s <= left_s or part.beam_size <= smallest or part.params.trace:
+            if call_s <= left_s or part.beam_size <= smallest or part.params.trace or part.whole:
                 continue
             beam_size = self._cost.affordable(part.beam_size, smallest, left_s, len(part.queries), call_s - part.cost_s)
             if beam_size < part.beam_size:

@@ -41,7 +41,7 @@ class Answer:
 
 @dataclass(eq=False, slots=True)
 class Part:
-    """At most `max_batch` queries of one request. waits: in a queue, guarded by the batcher's lock."""
+    """At most `max_batch` queries of one request. whole: its beams do not shrink. waits: in a queue, guarded by the batcher's lock."""
 
     queries: QueryBatch
     params: SearchParams
@@ -50,6 +50,7 @@ class Part:
     beam_size: int
     cost_s: float
     context: SearchContext
+    whole: bool = False
     waits: bool = False
     degraded: bool = False
 

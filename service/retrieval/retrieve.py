@@ -79,10 +79,11 @@ async def retrieve(
     if checked.traced:
         await _in_thread(deadline, model.engine.prepare, encoded.params)
     submitted = time.perf_counter()
-    answer = await model.batcher.search(encoded.queries, encoded.params, deadline, priority, origin)
+    whole = request.partial == "refuse"
+    answer = await model.batcher.search(encoded.queries, encoded.params, deadline, priority, origin, whole)
     answered = time.perf_counter()
     if answer.result.coverage is not None:
-        check_coverage(answer.result.coverage, request.min_coverage)
+        check_coverage(answer.result.coverage, 1.0 if whole else request.min_coverage)
     if answer.result.finite_B is not None:
         _check_finite(encoded.queries, answer.result.finite_B)
     found, small = Candidates.of(answer.result), answer.result.item_rows_BM.size <= INLINE_VALUES

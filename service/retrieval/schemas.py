@@ -122,6 +122,11 @@ class RetrieveRequest(StrictBody):
     min_coverage: Number | None = Field(
         None, ge=0, le=1, description="Least share of the items that must be on shards which answer, else 503. Without shards it is 1."
     )
+    partial: Literal["allow", "refuse"] = Field(
+        "allow",
+        description="What will do where the deadline leaves no time for all of it. allow: a smaller beam (`degraded`), and the shards that "
+        "came (`coverage`); refuse: neither, but 504 or 503.",
+    )
     live: bool = Field(True, description="Whether the live catalogue counts; false: the answer is that of the trained version alone.")
     fields: Ids = Field(default_factory=list, description="Columns of the item table to return with each item.")
     rerank: Annotated[Rerank | None, BeforeValidator(_rerank, json_schema_input_type=bool | Rerank)] = Field(

@@ -100,6 +100,7 @@ def test_everything_that_can_be_asked_is_sent(driver: Driver) -> None:
         "timeout_ms": 50,
         "min_sequence": 41,
         "min_coverage": 0.75,
+        "partial": "refuse",
         "live": False,
         "fields": ["title"],
         "rerank": True,

@@ -317,6 +317,16 @@ async def test_near_the_deadline_the_beam_shrinks_as_far_as_allowed(
     assert (answer.beam_size, answer.degraded) == (32, False)
 
 
+async def test_a_request_that_wants_all_or_nothing_keeps_its_beam(engine: FakeEngine, new_batcher: NewBatcher) -> None:
+    batcher = new_batcher(smallest_beam_size=4)
+    await learnt(engine, batcher, query_s=0.002, beam_size=32)
+    async with held(engine, batcher, beam_size=1):
+        (whole,) = await accepted(ask(batcher, 1, beam_size=32, deadline=100, whole=True))
+        await pass_time(100 - 0.002 - 1e-9)
+    answer = await whole
+    assert (answer.beam_size, answer.degraded) == (32, False)
+
+
 # -- a queue with an end --------------------------------------------------------------------------------------------------
 
 
