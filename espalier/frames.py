@@ -5,6 +5,7 @@ Knows columns. Does not know models.
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import importlib.util
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from espalier.errors import InvalidInput
 
 Frame = Literal["pandas", "polars", "arrow"]
 """Which library's data frames answers are."""
+DELIMITERS, HEADER_BYTES = (",", ";", "\t", "|"), 1 << 20
 LIBRARIES: tuple[Literal["pandas", "polars"], ...] = ("pandas", "polars")
 
 
@@ -52,7 +54,8 @@ def as_frame(table: pa.Table, frame: Frame) -> Any:
 def as_table(field: str, data: Any, texts: Sequence[str | None] = ()) -> pa.Table:
     """A data frame, or a CSV, TSV or Parquet file, as a table of Arrow. Raises InvalidInput, naming the argument, for anything else.
 
-    texts  columns of ids: in a text file they are read as they stand there, leading zeros and all
+    texts  columns of ids: in a text file they are read as they stand there, leading zeros and all. Between columns of a .csv is a comma,
+           or the first of `;`, tab and `|` by which its first line has all of them
     """
     if isinstance(data, pa.Table):
         return data
@@ -64,7 +67,7 @@ def as_table(field: str, data: Any, texts: Sequence[str | None] = ()) -> pa.Tabl
         if name.endswith((".csv", ".tsv")):
             kinds = {text: pa.string() for text in texts if text is not None}
             convert = csv.ConvertOptions(column_types=kinds, strings_can_be_null=True, null_values=[""])  # "NA" may be an id
-            parse = csv.ParseOptions(delimiter="\t" if name.endswith(".tsv") else ",")
+            parse = csv.ParseOptions(delimiter="\t" if name.endswith(".tsv") else _delimiter(file, list(kinds)))
             return csv.read_csv(file, parse_options=parse, convert_options=convert)
         try:
             return pq.read_table(file)
@@ -77,6 +80,14 @@ def as_table(field: str, data: Any, texts: Sequence[str | None] = ()) -> pa.Tabl
         return pa.Table.from_pandas(data, preserve_index=False)
     expected = "a data frame of pandas or polars, a table of Arrow, or the path of a CSV, TSV or Parquet file"
     raise InvalidInput(field, type(data).__name__, expected)
+
+
+def _delimiter(file: Path, columns: Sequence[str]) -> str:
+    """A comma, unless the first line of a file has these columns between other signs alone."""
+    with gzip.open(file, "rb") if file.name.endswith(".gz") else file.open("rb") as opened:
+        line = opened.readline(HEADER_BYTES).decode("utf-8", "replace").removeprefix("\ufeff").strip()
+    signs = (sign for sign in DELIMITERS if {*columns} <= {name.strip().strip('"') for name in line.split(sign)})
+    return next(signs, ",")
 
 
 def column_of(table: pa.Table, field: str, name: str) -> pa.ChunkedArray:
@@ -96,7 +107,8 @@ def lists_of(table: pa.Table, user: str, item: str, time: str | None) -> dict[An
     if time is not None:
         times = column_of(table, "time", time)
         if not (pa.types.is_temporal(times.type) or pa.types.is_integer(times.type) or pa.types.is_floating(times.type)):
-            raise InvalidInput("time", str(times.type), "a column of numbers or times, which texts are not")
+            first = next((value for value in times.to_pylist() if value), None)
+            raise InvalidInput("time", f"{time}: {first}", "a column of numbers, or of times as ISO 8601 has them (2026-03-08 07:24)")
         taken = pc.array_sort_indices(times.combine_chunks())  # stable, nulls last
     lists: dict[Any, list[str]] = {}
     for owner, one in zip(users.take(taken).to_pylist(), items.take(taken).to_pylist(), strict=True):

@@ -153,6 +153,8 @@ def _queries(options: argparse.Namespace, column: str, model: Model) -> tuple[in
             raise InvalidInput("--column", column, "another name than that of the users")
         table = as_table("--queries", file, (options.user, options.item))
         lists = lists_of(table, options.user, options.item, options.time)
+        if left_out := len(table) - sum(map(len, lists.values())):
+            print(f"{left_out:,} of {len(table):,} rows were left out: they have no user or no item", file=sys.stderr)
         known = model.bundle.items.rows_of([item for one in lists.values() for item in one]) if lists else None
         if known is not None and (known < 0).all():
             raise InvalidInput("--item", options.item, "ids that the model knows: it knows none of them")
@@ -163,7 +165,10 @@ def _queries(options: argparse.Namespace, column: str, model: Model) -> tuple[in
         return size, made.schema, (made.take(pa.array(range(at, min(at + BLOCK, size)))) for at in range(0, size, BLOCK))
     if not file.is_file():
         raise InvalidInput("--queries", str(file), "a Parquet file that exists")
-    parquet = pq.ParquetFile(file)
+    try:
+        parquet = pq.ParquetFile(file)
+    except pa.ArrowInvalid as error:
+        raise InvalidInput("--queries", str(file), "Parquet, a row a query; or with --user and --item a log, which may be CSV") from error
     schema = parquet.schema_arrow
     for option, name in (("--column", column), ("--m-column", options.m_column), ("--filter-column", options.filter_column)):
         if name is not None and name not in schema.names:

@@ -359,7 +359,7 @@ def compare(
     at: Annotated[str | None, typer.Option("--time", help="of LOG: column of the times, `file` or `none`")] = None,
     query: Annotated[str | None, typer.Option(help="of LOG: column of the query texts")] = None,
     data: Annotated[Path | None, typer.Option(help="a log to read instead of the configured one")] = None,
-    methods: Annotated[str | None, typer.Option(help="comma-separated; docs/judge.md lists them, `fusion:A:B` is any two")] = None,
+    methods: Annotated[str | None, typer.Option(help="comma-separated; docs/judge.md lists them, and fusion:ONE:OTHER is any two")] = None,
     minutes: Annotated[
         float, typer.Option(help="time of everything; a method that would see less than half of its data or steps is not judged")
     ] = 5,
@@ -385,6 +385,7 @@ def compare(
 
     beams = None if beam is None else _numbers("--beam", beam)
     columns = {"user": user, "item": item, "time": at, "query": query}
+    command.check_options(minutes, beams, metrics, plot)
     with _configuration(file, config, columns) as found:
         command.run(found, data, methods, minutes, beams, json_file, plot, device, own or (), metrics, segments, log_to)
 

@@ -109,7 +109,8 @@ class Layout:
             raise InvalidData(
                 f"{self.log.name}: column {column!r}",
                 _first_without_time(self.values[column], decimal),
-                "a time, without blanks around it: name another column with --time, or say --time file",
+                "a number, or a time as ISO 8601 has it (2026-03-08 07:24), without blanks around it: name another column with --time, or "
+                "say --time file if the rows are in order",
             )
         words = {"datetime": "ISO 8601", "integer": "whole numbers of no known unit", "float": "numbers of no known unit"}
         self.said.append(f"times: {words.get(kind, f'{kind} since 1970')}, by the values")

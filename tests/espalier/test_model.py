@@ -206,7 +206,7 @@ def test_frames_come_from_what_people_have(tmp_path: Path) -> None:
     doubles = pa.table({"u": ["a"], "i": [1.0], "t": ["9"]})
     with pytest.raises(InvalidInput, match="item: got 'double', expected a column of texts or whole numbers"):
         lists_of(doubles, "u", "i", None)
-    with pytest.raises(InvalidInput, match="time: got 'string', expected a column of numbers or times"):
+    with pytest.raises(InvalidInput, match="time: got 't: 9', expected a column of numbers, or of times"):
         lists_of(doubles, "u", "t", "t")
     (tmp_path / "log.tsv").write_text("u\ti\n01\t007\n")
     assert lists_of(as_table("data", tmp_path / "log.tsv", ("u", "i")), "u", "i", None) == {"01": ["007"]}

@@ -136,6 +136,16 @@ def test_what_methods_leave_goes_to_those_after_them() -> None:
     assert found.shares() == {}, "no longer half of its steps"
 
 
+def test_what_nobody_needs_is_spare() -> None:
+    clock = Clock()
+    found = plan({"quick": Needs(5, 10), "recipe": Needs(10, 20, 10)}, clock=clock, answers=1.0)
+    shares = found.shares()
+    assert shares == pytest.approx({"quick": 10, "recipe": 20})
+    assert found.spare_s(shares) == pytest.approx(USED * 100 - 32)
+    clock.now_s += 1000
+    assert found.spare_s(shares) == 0
+
+
 def test_a_fusion_waits_for_its_parts() -> None:
     fusion = "fusion:recipe:ease"
     needs = {"ease": Needs(10, 10), "recipe": Needs(50, 50, 100), fusion: Needs(1, 1)}

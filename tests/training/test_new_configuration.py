@@ -137,8 +137,8 @@ def test_options_say_what_names_do_not(tmp_path: Path) -> None:
         ("user,item\na,b\nc,d,e\n", {}, "first line: got 'user,item', expected as many fields"),
         ("user_id,userid,item\n1,2,3\n", {}, r"column user: got \['user_id', 'userid'\], expected one of .*: say which with --user"),
         ("user,item\n1,2\n", {"user": "users"}, r"column user: got 'users', expected one of \['user', 'item'\]: say which with --user"),
-        ("user,item,date\n1,2,May\n", {}, "column 'date': got 'May', expected a time, without blanks around it: name another column"),
-        ("user,item,time\n1,2,170\n1,3,\n", {}, "column 'time': got '', expected a time"),
+        ("user,item,date\n1,2,May\n", {}, "column 'date': got 'May', expected a number, or a time as ISO 8601 has it"),
+        ("user,item,time\n1,2,170\n1,3,\n", {}, "column 'time': got '', expected a number, or a time"),
         ("user,item\n", {}, "log.csv: got 'names of columns alone', expected events"),
         ("user,item\n1,2\n3,4\n", {}, "events: got '2 of 2 users', expected at least half of them of users with 2 or more"),
         ("u1 i1 i2\nu2 i3 i4\n", {}, "first line: .* --user 0 --item 1 if a line is an event; if it is a user, write format"),
@@ -200,7 +200,7 @@ def test_blanks_are_part_of_values_as_for_the_reader(tmp_path: Path) -> None:
     assert "# - user: column 'user', by its name\n" in (tmp_path / "new.toml").read_text()
     assert "# - item: column 'item', by its name; blanks around its values are part of them\n" in (tmp_path / "new.toml").read_text()
     log.write_text(text(",", rows(), "user,item,rating,time", lambda at: f"{at} "))
-    with pytest.raises(InvalidData, match="column 'time': got '1500000000 ', expected a time, without blanks around it: name another"):
+    with pytest.raises(InvalidData, match="column 'time': got '1500000000 ', expected a number, or a time as ISO 8601 has it"):
         written(log)
     log.write_text(text(" ", rows(), "user item rating time", lambda at: f"{at} "))
     with pytest.raises(InvalidData, match="expected as many fields as in every line"):

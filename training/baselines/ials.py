@@ -157,7 +157,7 @@ def ials(task: Task, most_bytes: int | None = None) -> Fitted:
     """
     begin, deadline = time.perf_counter(), task.deadline()
     if not implicit_is_installed():
-        raise DeviceUnavailable("implicit is not installed: pip install -e '.[baselines]' -c constraints.txt")
+        raise DeviceUnavailable("implicit is not installed: pip install implicit, or the extra `baselines`")
     matrix = user_item_matrix(task.split.lists, task.split.train)
     rows, least = sum(matrix.shape), 8
     most_bytes = available_bytes() // 4 if most_bytes is None else most_bytes

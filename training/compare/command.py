@@ -56,18 +56,12 @@ def run(
     segments  print them, too
     log_to    where figures go besides, as `RunLog.opened` has it
     """
-    if plot is not None and plot.suffix not in (".png", ".svg"):
-        raise InvalidConfig("--plot", str(plot), "a file name that ends in .png or .svg")
-    if minutes is not None and not 0 < minutes < math.inf:
-        raise InvalidConfig("--minutes", minutes, "a finite number above 0")
-    if beams is not None and min(beams) < 1:
-        raise InvalidConfig("--beam", beams, "serving beams of at least 1")
+    judged_by = check_options(minutes, beams, metrics, plot)
     seconds = None if minutes is None else 60 * minutes
     for file in (json_file, plot):
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
     settings = read_config(config, train=data)
-    judged_by = [] if metrics is None else [Metric.named("--metrics", name.strip()) for name in metrics.split(",")]
     added: dict[str, Method] = {}
     for where in own:
         name, method = own_method("--own", where)
@@ -112,6 +106,17 @@ def run(
         early = {fit["method"] for fit in report["fits"] if fit["ended"]}
         plot_rows(report["rows"], early, report["metric"], title, plot)
     return report
+
+
+def check_options(minutes: float | None, beams: list[int] | None, metrics: str | None, plot: Path | None) -> list[Metric]:
+    """The metrics that were asked for. Raises InvalidConfig for what is wrong whatever the log is: reading that may take a while."""
+    if plot is not None and plot.suffix not in (".png", ".svg"):
+        raise InvalidConfig("--plot", str(plot), "a file name that ends in .png or .svg")
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise InvalidConfig("--minutes", minutes, "a finite number above 0")
+    if beams is not None and min(beams) < 1:
+        raise InvalidConfig("--beam", beams, "serving beams of at least 1")
+    return [] if metrics is None else [Metric.named("--metrics", name.strip()) for name in metrics.split(",")]
 
 
 def table(rows: Sequence[dict[str, Any]], fits: Sequence[dict[str, Any]], not_judged: Mapping[str, str], metrics: Sequence[str]) -> str:

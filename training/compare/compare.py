@@ -142,8 +142,9 @@ def _turns(asked: Asked, contest: Contest, names: Sequence[str], begin: float, r
     report["not_judged"] += [{"method": name, "reason": reason} for name, reason in plan.refused.items()]
     while shares := plan.shares():
         name = next(name for name in names if name in shares)
+        spare_s = plan.spare_s(shares) if name == RECIPE else 0.0  # its steps may take longer than when they were measured
         plan.done.add(name)
-        yield name, shares[name]
+        yield name, shares[name] + spare_s
     report["not_judged"] += [{"method": name, "reason": plan.reasons.get(name, LATE)} for name in names if name in plan.waiting]
     unjudged = [left["method"] for left in report["not_judged"] if left["method"] in plan.needs]
     if unjudged:

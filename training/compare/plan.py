@@ -71,6 +71,10 @@ class Plan:
                 left_s -= least_s + self.answers[name]
         return share_out(share, {name: self.needs[name].full_s for name in share}, left_s)
 
+    def spare_s(self, shares: Mapping[str, float]) -> float:
+        """What is left where everybody who waits gets as much as these shares say, and answers."""
+        return max(0.0, self.left_s - sum(seconds + self.answers[name] for name, seconds in shares.items()))
+
     def _lacking(self, name: str, shares: Mapping[str, float]) -> list[str]:
         """The parts of a fusion that are methods of the plan, too, and are not judged."""
         parts = parts_of(name) if _is_fusion(name) else ()
