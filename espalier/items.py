@@ -169,9 +169,10 @@ class ItemTable:
         new = list({item_id for item_id, row in zip(ids, known, strict=True) if row < 0 and item_id not in self._strange})
         if not new:
             return np.array(known, np.int64)
-        looked_up = dict(zip(new, self._find(new).tolist(), strict=True))
+        looked_up = {new[0]: self._find_one(new[0])} if len(new) == 1 else dict(zip(new, self._find(new).tolist(), strict=True))
         found = {item_id: row for item_id, row in looked_up.items() if row >= 0}
         _remember(self._row_of_id, found, CACHED_IDS)
+        _remember(self._id_of_row, {row: item_id for item_id, row in found.items()}, CACHED_IDS)
         _remember(self._strange, {item_id: None for item_id in new if item_id not in found and len(item_id) <= MAX_ID_BYTES}, STRANGE_IDS)
         return np.array([row if row >= 0 else found.get(item_id, -1) for item_id, row in zip(ids, known, strict=True)], np.int64)
 
@@ -207,6 +208,17 @@ class ItemTable:
                 if self._ids[int(self._row_I[slot])].as_py() == ids[i]:
                     rows[i] = self._row_I[slot]
         return rows
+
+    def _find_one(self, item_id: str) -> int:
+        """The same of one id, without arrays."""
+        hashed = np.uint64(_hash(item_id))
+        slot = int(self._hash_I.searchsorted(hashed))
+        while slot < len(self) and self._hash_I[slot] == hashed:
+            row = int(self._row_I[slot])
+            if self._ids[row].as_py() == item_id:
+                return row
+            slot += 1
+        return -1
 
     def values(self, field: str, rows: NDArray[np.int64]) -> list[Any]:
         """One column's Python values (strings, numbers or lists, as the column has them) at item rows (int64)."""

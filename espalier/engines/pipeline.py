@@ -159,11 +159,16 @@ class Pipeline:
         return joined(results), joined_frontiers(frontiers), None
 
     def _is_as_trained(self, overlay: Overlay, queries: QueryBatch, params: SearchParams) -> bool:
-        """Whether an overlay makes no difference to a search: all that came has gone again, and nothing in the request may name it."""
-        if not overlay.is_as_trained or params.mask_B is not None or params.exclude_BE is not None or isinstance(queries, GivenQueries):
+        """Whether an overlay makes no difference to a search: all that came has gone again, or the queries see the bundle alone, and
+        nothing in the request may name what is live.
+        """
+        if params.exclude_BE is not None or isinstance(queries, GivenQueries):
             return False
-        items = self._trees[0].item_count
-        return not isinstance(queries.kind, HistoryKind) or bool((queries.array < items).all())
+        if isinstance(queries.kind, HistoryKind) and queries.array.max(initial=-1) >= self._trees[0].item_count:
+            return False
+        if params.mask_B is None:
+            return overlay.is_as_trained
+        return all(mask is not None and mask.live_R is None and mask.at is None for mask in params.mask_B)
 
     def _at_once(self, query: TreeQuery) -> int:
         """How many queries are searched at a time."""

@@ -357,13 +357,13 @@ class GraphPlacement:
         """Searches of blocks of AT_ONCE queries. Live items count for those alone that name some."""
         found = []
         for begin in range(0, len(queries), AT_ONCE):
-            part = queries.take(np.arange(begin, min(begin + AT_ONCE, len(queries))))
-            mask_B: list[NodeMask | None] = [self._trained] * len(part)
-            if isinstance(part.kind, HistoryKind):
-                for b in np.flatnonzero((part.array >= self._tree.item_count).any(1)).tolist():
-                    mask_B[b] = None
-            params = SearchParams.uniform(len(part), beam_size, m)
-            found.append(search(part, replace(params, mask_B=tuple(mask_B))))
+            whole = len(queries) <= AT_ONCE
+            part = queries if whole else queries.take(np.arange(begin, min(begin + AT_ONCE, len(queries))))
+            params = SearchParams.uniform(len(part), beam_size, m, mask=self._trained)
+            if isinstance(part.kind, HistoryKind) and part.array.max(initial=-1) >= self._tree.item_count:
+                highest_B = part.array.max(axis=1).tolist()
+                params = replace(params, mask_B=tuple(self._trained if row < self._tree.item_count else None for row in highest_B))
+            found.append(search(part, params))
         return found
 
     def _searched(self, events: Sequence[QueryBatch], search: Search, m: int) -> list[list[Led]]:

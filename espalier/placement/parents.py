@@ -65,7 +65,7 @@ def votes_of_search(frontier: Frontier, queries: Sequence[int]) -> Votes:
             chances = np.exp(ranks - ranks.max())
             nodes.append(frontier.nodes_BK[b][found])
             weights.append(chances / (chances.sum() * len(queries)))
-    return summed(nodes, weights)
+    return (nodes[0], weights[0]) if len(nodes) == 1 else summed(nodes, weights)
 
 
 def summed(nodes: Sequence[Int64], weights: Sequence[Float64]) -> Votes:
@@ -78,5 +78,8 @@ def summed(nodes: Sequence[Int64], weights: Sequence[Float64]) -> Votes:
 
 def best_first(parts: Sequence[tuple[float, Votes]]) -> Int64:
     """At most MOST nodes by their weighted votes; ties: the lower node."""
-    nodes, total = summed([nodes for _, (nodes, _) in parts], [weight * votes for weight, (_, votes) in parts])
+    if len(parts) == 1:
+        nodes, total = parts[0][1]
+    else:
+        nodes, total = summed([nodes for _, (nodes, _) in parts], [weight * votes for weight, (_, votes) in parts])
     return nodes[np.argsort(-total, kind="stable")[:MOST]]

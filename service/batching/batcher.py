@@ -53,12 +53,6 @@ def _values(queries: QueryBatch, params: SearchParams) -> int:
     return int(numbers.size + params.m_B.sum() + (0 if params.exclude_BE is None else params.exclude_BE.size))
 
 
-def _parents(queries: QueryBatch, params: SearchParams, engine: Engine) -> ParentsFound:
-    if not isinstance(engine, StagedEngine):
-        raise EngineFailed(f"{engine.name} finds no parents")
-    return engine.parents(queries, params)
-
-
 class Batcher:
     """Feeds one engine from many requests.
 
@@ -79,6 +73,7 @@ class Batcher:
     ) -> None:
         self.limits, self.on_call = limits, on_call
         self._engine, self._clock = engine, clock
+        self._staged = engine if isinstance(engine, StagedEngine) else None  # to ask a protocol takes longer than a hand-over
         self._cost = Cost(limits.serial)
         self._room = Room()
         self._lock = threading.Lock()  # guards what follows
@@ -131,7 +126,7 @@ class Batcher:
         queue, size = self._queue, self.limits.max_batch
         if priority is Priority.BACKGROUND:
             queue, size = self._background, self.limits.background_batch
-        pieces = [(queries, params)] if params.trace or len(queries) <= size else split(queries, params, size)
+        pieces = [(queries, params)] if params.trace else split(queries, params, size)
         parts = [self._part(*piece, deadline, context, loop, whole) for piece in pieces]
         if priority is Priority.PATIENT:
             await self._room.enter(partial(self._admit, parts, queue, priority), deadline - self._clock())
@@ -183,11 +178,16 @@ class Batcher:
             is_idle = self.limits.serial and bool(self._asleep)  # with one thread: while it sleeps, no job waits
             is_mine = is_idle and self._calling[0].acquire(blocking=False)
         if not is_mine:
-            return self.run(partial(_parents, queries, params))
+            return self.run(lambda _: self._found_parents(queries, params))
         try:
-            return _parents(queries, params, self._engine)
+            return self._found_parents(queries, params)
         finally:
             self._calling[0].release()
+
+    def _found_parents(self, queries: QueryBatch, params: SearchParams) -> ParentsFound:
+        if self._staged is None:
+            raise EngineFailed(f"{self._engine.name} finds no parents")
+        return self._staged.parents(queries, params)
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new work and finish what was accepted. False when that took longer than `timeout_s`."""

@@ -64,6 +64,8 @@ def are_apart(one: Part, other: Part) -> bool:
 
 def split(queries: QueryBatch, params: SearchParams, size: int) -> list[tuple[QueryBatch, SearchParams]]:
     """A request in pieces of at most `size` queries."""
+    if len(queries) <= size:
+        return [(queries, params)]
     cut = [np.arange(b, min(b + size, len(queries))) for b in range(0, len(queries), size)]
     return [(queries.take(rows), params.take(rows)) for rows in cut]
 

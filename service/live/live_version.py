@@ -240,10 +240,11 @@ class LiveVersion:
         entry = None if self._state is None else self._state.table.entry(item_id)
         if body.fields is None and entry is not None and not entry.is_deleted:
             body = replace(body, fields=entry.fields)
-        return body if body.count is not None else replace(body, count=self._trained_count(item_id))
+        count = body.count if body.count is not None else self._trained_count(item_id)
+        return body if count == body.count else replace(body, count=count)
 
     def _trained_count(self, item_id: str) -> int | None:
-        row = int(self.bundle.items.rows_of([item_id])[0])
+        row = self.bundle.items.row_of(item_id)
         return None if self._counts is None or row < 0 else int(self._counts.counts_I[row])
 
     @cached_property
