@@ -18,13 +18,13 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from espalier.errors import InvalidData, JournalBusy, JournalCorrupt, JournalError, JournalFull, JournalReadOnly
 from espalier.live import journal_file, journal_tables
 from espalier.live.journal_file import LOCK_S, errors_of, locked, log_bytes, named, open_reader, open_writer
+from espalier.live.journal_messages import Message
 from espalier.live.journal_tables import COLUMNS, MAX_TREES
 from espalier.live.operations import Operation
 from espalier.live.rows import Placement
@@ -41,10 +41,14 @@ MAX_LOG_BYTES = 256 << 20
 
 
 class Transaction:
-    """What a writer does under the lock: reads what others have committed, then appends. Everything is committed together."""
+    """What a writer does under the lock: reads what others have committed, then appends. Everything is committed together.
+
+    message  of what was appended, for other processes, once it is committed
+    """
 
     def __init__(self, connection: sqlite3.Connection, file: Path) -> None:
         self._connection, self._file = connection, file
+        self.message = Message()
         self._last: int | None = None  # sequence, once it was asked for: nobody else writes meanwhile
 
     def last_sequence(self) -> int:
@@ -84,7 +88,9 @@ class Transaction:
         self._connection.execute("INSERT OR REPLACE INTO latest(id, seq) VALUES (?, ?)", (operation.id, sequence))
         for version, *row in rows:
             self._connection.execute(INSERT_PLACEMENT, (version, sequence, *row))
-        return replace(operation, sequence=sequence, at=at)
+        stored = Operation(sequence, operation.id, operation.kind, operation.body, operation.source_version, at)
+        self.message.add(stored, body, rows)
+        return stored
 
     def placements(self, version: int, sequences: Sequence[int]) -> dict[int, tuple[Placement, ...]]:
         return journal_tables.placements(self._connection, self._file, version, sequences)

@@ -19,8 +19,9 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from espalier.errors import EspalierError, JournalBusy, JournalError
+from espalier.errors import EspalierError, InvalidData, JournalBusy, JournalError
 from espalier.live.journal import Journal
+from espalier.live.journal_messages import read_message
 from espalier.live.operations import Operation
 
 from ..errors import BeingChanged, NotReady, NotWritable
@@ -248,7 +249,7 @@ class JournalThread:
         try:
             if stored:
                 self._apply_own(stored)
-                self._notices.committed(self.model)
+                self._notices.committed(self.model, transaction.message.to_bytes())
                 self._compaction.look()
         finally:
             for found in decided:
@@ -296,17 +297,36 @@ class JournalThread:
     def _catch_up(self) -> None:
         """Apply what other processes have committed."""
         self._looks = False
+        store = partial(store_in, self.journal)
         try:
-            end = self.journal.last_sequence()
-            self._on_lag(max(end - self.applied, 0))
-            self._replay()
-            self._follow(end, self.journal.since, self.journal.placements, partial(store_in, self.journal))
+            if not self._follow_told(store):
+                end = self.journal.last_sequence()
+                self._on_lag(max(end - self.applied, 0))
+                self._replay()
+                self._follow(end, self.journal.since, self.journal.placements, store)
         except JournalError as error:
             self._remark(str(error))
             self._unreadable = True
             return
         if self._unreadable:
             self._remark(None)
+
+    def _follow_told(self, store: Store) -> bool:
+        """Apply what other workers have said that they committed. False where the journal must be read: they did not say all."""
+        told = self._notices.told(self.model)
+        if not all(told):
+            return False
+        try:
+            found = [one for message in told for one in read_message(message) if one[0].sequence > self.applied]
+        except InvalidData:
+            return False
+        if [operation.sequence for operation, _ in found] != [*range(self.applied + 1, self.applied + 1 + len(found))]:
+            return False
+        if found:
+            self._replay()
+            stored = {number: {one.sequence: places[number] for one, places in found if number in places} for number in self.versions}
+            self._apply([operation for operation, _ in found], stored, store)
+        return bool(told)
 
     def _replay(self) -> None:
         """Give each version what it could not read when it joined. Raises JournalError, and then nothing later may be applied to it."""

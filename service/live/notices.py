@@ -1,10 +1,10 @@
 """How the workers of one service learn within milliseconds what another one has committed or applied.
 
 Each worker has a datagram socket `<pid>.sock` in the run folder, and a file with the last operation that it answers by, for each model that
-it serves (progress_pages.py). A datagram only says that there is something to look at, so that a lost one delays and does not harm: whoever
-is told reads the journal and the files, and everybody reads all of them every POLL_S, whatever was told meanwhile: commands or another
-service may write to the journals, too. A dead worker is not waited for. A process alone has no socket. Knows sequence numbers by model.
-Does not know journals.
+it serves (progress_pages.py). A datagram says that there is something to look at, and mostly what was committed, so that a lost one delays
+and does not harm: whoever is told looks at the files, and at the journal where it was not told all, and everybody reads all of them every
+POLL_S, whatever was told meanwhile: commands or another service may write to the journals, too. A dead worker is not waited for. A process
+alone has no socket. Knows sequence numbers by model. Does not know journals, nor what commits say.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ POLL_S = 0.25
 """Longest time until a commit is seen of which no datagram came."""
 RECHECK_S = 0.02
 """Longest time until progress is seen of which no datagram came, while somebody waits for it."""
+MOST_TOLD = 64
+"""Commits of a model that are kept until its journal's thread takes them; of more it reads the journal."""
+DATAGRAM_BYTES = 1 << 17
+"""Largest datagram."""
 UNSEEN = 0
 """Stands in place of a process id."""
 NOBODY: Mapping[int, int] = {}
@@ -44,6 +48,7 @@ class Notices:
     folder: Path | None = None
     pid: int = field(default_factory=os.getpid)
     _looks: dict[str, Callable[[], None]] = field(default_factory=dict)
+    _told: dict[str, list[bytes]] = field(default_factory=dict)  # by model, what commits said; empty: somebody should read the journal
     _applied: dict[str, int] = field(default_factory=dict)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _stopped: threading.Event = field(default_factory=threading.Event)
@@ -96,10 +101,14 @@ class Notices:
         """Call `look` on the listening thread whenever another process may have committed to a model. It must be quick."""
         self._looks = self._looks | {model: look}
 
-    def committed(self, model: str) -> None:
-        """Tell the other workers that there is something new in a model's journal."""
+    def committed(self, model: str, written: bytes = b"") -> None:
+        """Tell the other workers that there is something new in a model's journal. written: what; empty: they shall read it."""
         self._see()
-        self._tell(b"%d %b" % (self.pid, model.encode()))
+        self._tell(self._commit(model, written))
+
+    def told(self, model: str) -> list[bytes]:
+        """Take what commits of other workers to a model said, in the order in which they came. An empty one has not said all."""
+        return self._told.pop(model, [])
 
     def applied(self, model: str, sequence: int | None) -> None:
         """Say by which operation this worker answers; None: it does not serve the model.
@@ -142,7 +151,8 @@ class Notices:
                 left_s = deadline - time.monotonic()
                 if behind.items() <= given_up.items() or left_s <= 0:
                     return behind
-                self._changed.wait(min(left_s, RECHECK_S))
+                if not self._changed.wait(min(left_s, RECHECK_S)) and left_s > RECHECK_S:
+                    self._tell(self._commit(model))  # the queue of who is behind may have been full
 
     def _listen(self) -> None:
         look_at = time.monotonic() + POLL_S
@@ -153,13 +163,13 @@ class Notices:
                 look_at = time.monotonic() + POLL_S
                 self._see()
                 for model in self._looks:
-                    self._look(model)
+                    self._look(model, b"")
             elif self._socket is None:
                 self._stopped.wait(left_s)
             else:
                 try:
                     self._socket.settimeout(left_s)
-                    told = self._socket.recv(1024)
+                    told = self._socket.recv(DATAGRAM_BYTES)
                 except TimeoutError:
                     pass
                 except OSError as error:
@@ -172,15 +182,21 @@ class Notices:
             if committed:
                 if self._pages is not None and sender not in [b"%d" % pid for pid in self._pages.pids]:  # it has just begun
                     self._see()
-                self._look(committed.decode(errors="replace"))
+                name, _, written = committed.partition(b"\n")
+                self._look(name.decode(errors="replace"), written)
 
-    def _look(self, model: str) -> None:
+    def _look(self, model: str, written: bytes) -> None:
         look = self._looks.get(model)
         if look is not None and not self._stopped.is_set():
+            told = self._told.setdefault(model, [])
+            told[:] = [*told, written] if len(told) < MOST_TOLD else [b""]
             try:
                 look()
             except Exception:  # one model must not end the notices of the others
                 log.exception("%s: a look at its journal failed", model)
+
+    def _commit(self, model: str, written: bytes = b"") -> bytes:
+        return b"%d %b\n%b" % (self.pid, model.encode(), written)
 
     def _see(self) -> None:
         """See which workers there are."""

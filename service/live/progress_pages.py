@@ -9,6 +9,7 @@ Knows files. Does not know which workers live.
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -21,6 +22,8 @@ ROOM = 4096 // ENTRY.size
 """Entries that a file has room for on the disk from the start, so that a full disk later changes nothing. It grows where needed."""
 READS = 50
 """Attempts to read an entry that is being written."""
+SETTLED_NS = 100_000_000
+"""Of a change that was so long ago when the folder was listed, the time is not that of a later one: clocks of files are coarse."""
 UNKNOWN = -1
 """Progress of a worker whose file cannot be read."""
 UNUSED = bytes(8)
@@ -58,7 +61,7 @@ class Pages:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self._listed_ns = folder, -1  # which change of the folder the files are those of
         self._open: dict[tuple[int, int], int] = {}  # pid and inode → descriptor: a later worker may have the same pid
         self._places: dict[tuple[int, str], int] = {}  # descriptor and model → number of the entry
         self._lacking: set[int] = set()  # workers without a file
@@ -66,6 +69,10 @@ class Pages:
 
     def look(self) -> None:
         """See which files there are. Raises FileNotFoundError where the folder is gone, OSError where one cannot be opened."""
+        now_ns, changed_ns = time.time_ns(), os.stat(self._folder).st_mtime_ns
+        if changed_ns == self._listed_ns:
+            return
+        self._listed_ns = -1
         found: dict[tuple[int, int], str] = {}
         workers: set[int] = set()
         with os.scandir(self._folder) as entries:
@@ -82,6 +89,8 @@ class Pages:
             with suppress(FileNotFoundError):  # it has ended meanwhile
                 self._open[key] = os.open(found[key], os.O_RDONLY | os.O_CLOEXEC)
         self.pids = [pid for pid, _ in self._open]
+        if now_ns - changed_ns > SETTLED_NS:
+            self._listed_ns = changed_ns
 
     def read(self, model: str) -> dict[int, int]:
         """By process id, the last operation that each worker with a file answers by which serves the model; UNKNOWN of unreadable ones."""

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,54 @@ def test_a_commit_is_told_to_all_other_workers(service: Service) -> None:
     one.subscribe("books", lambda: pytest.fail("its own commit"))
     one.committed("books")
     assert all(event.wait(10) for event in seen)
+
+
+@pytest.mark.usefixtures("no_poll")
+def test_what_a_commit_says_is_told_with_it(service: Service) -> None:
+    one, two = service.worker(11), service.worker(12)
+    seen = threading.Semaphore(0)
+    two.subscribe("books", seen.release)
+    for written in (b"1 one\n\x00", b"", b"x" * 60_000):
+        one.committed("books", written)
+        assert seen.acquire(timeout=10)
+    assert two.told("films") == []
+    assert two.told("books") == [b"1 one\n\x00", b"", b"x" * 60_000]
+    assert two.told("books") == []
+
+
+def test_who_waits_in_vain_says_again_what_a_full_queue_has_lost(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POLL_S", 60.0)
+    one, two = service.worker(11), service.worker(12)
+    two.subscribe("books", lambda: two.applied("books", 1))
+    two.applied("books", 0)
+    one.applied("books", 1)  # whose commit was not told
+    assert not one.wait_applied("books", 1, 30)
+
+
+def test_a_worker_that_begins_just_after_the_folder_was_listed_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that has not changed for a while is not listed again."""
+    pages, listed, scandir = progress_pages.Pages(tmp_path), list[Path](), os.scandir
+
+    def counted(folder: Path) -> Any:
+        listed.append(folder)
+        return scandir(folder)
+
+    for pid in range(12, 30):
+        pages.look()
+        page = progress_pages.OwnPage(tmp_path, pid)
+        pages.look()
+        assert pages.pids[-1] == pid
+        page.close()
+    os.utime(tmp_path, ns=(0, 0))  # long ago
+    pages.look()
+    monkeypatch.setattr(os, "scandir", counted)
+    pages.look()
+    assert not listed
+    (tmp_path / "12.live").unlink()
+    pages.look()
+    assert listed == [tmp_path]
+    assert pages.pids == [*range(13, 30)]
+    pages.close()
 
 
 @pytest.mark.usefixtures("no_poll")

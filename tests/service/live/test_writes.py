@@ -27,7 +27,8 @@ from service.live.compaction import Compaction
 from service.live.group import Write
 from service.live.journal_thread import JournalThread
 from service.live.live_version import LiveVersion
-from service.live.notices import Notices
+from service.live.notices import MOST_TOLD, Notices
+from tests.espalier.live.journals import put
 from tests.service.live_running import Live, Nearest, add_version, live_service, models
 from tests.waiting import until
 
@@ -223,6 +224,66 @@ def test_no_write_is_taken_that_comes_behind_the_end(tmp_path: Path) -> None:
     except NotReady:
         return
     assert write.outcome.done()
+
+
+# -- what other workers say that they have committed --------------------------------------------------------------------
+
+
+def written(journal: Journal, *items: str) -> bytes:
+    """What a writer of another process says that it has committed."""
+    with journal.writing() as transaction:
+        for item in items:
+            transaction.append(put(item))
+    return transaction.message.to_bytes()
+
+
+@pytest.fixture
+def follows(tmp_path: Path) -> Iterator[tuple[JournalThread, Journal, Notices]]:
+    """A thread that serves no version, a journal that others write, and what that thread is told."""
+    notices, others = Notices(), Journal(tmp_path / "live.db")
+    thread = JournalThread("books", Journal(others.file), notices, 10, lambda: None, lambda _: None)
+    notices.subscribe("books", thread.look)
+    yield thread, others, notices
+    thread.stop()
+    others.close()
+
+
+def test_what_was_told_is_applied_without_reading_the_journal(
+    follows: tuple[JournalThread, Journal, Notices], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thread, others, notices = follows
+    first, second = written(others, "one"), written(others, "two", "three")
+    with monkeypatch.context() as unread:
+        unread.setattr(Journal, "since", lambda *_: pytest.fail("it is told"))
+        notices._look("books", first)
+        notices._look("books", second)
+        until(lambda: thread.applied == 3)
+        notices._look("books", first)
+        thread.call(lambda: None)
+
+
+@pytest.mark.parametrize("told", [[0, 2], [1, 2], [2], [0, None], [0, b"?"], [0, b"[]", 1]], ids=str)
+def test_the_journal_is_read_where_not_all_was_told(follows: tuple[JournalThread, Journal, Notices], told: list[Any]) -> None:
+    thread, others, notices = follows
+    messages = [written(others, item) for item in ("one", "two", "three")]
+    notices._told["books"] = [messages[one] if isinstance(one, int) else one or b"" for one in told]
+    thread.look()
+    until(lambda: thread.applied == (2 if told[-1] == 1 else 3))
+
+
+def test_of_many_commits_that_nobody_took_the_journal_is_read(follows: tuple[JournalThread, Journal, Notices]) -> None:
+    thread, others, notices = follows
+    release = threading.Event()
+
+    def wait() -> None:
+        release.wait()
+
+    thread._enqueue(wait)
+    for number in range(3 * MOST_TOLD):
+        notices._look("books", written(others, f"item-{number}"))
+    assert len(notices._told["books"]) <= MOST_TOLD
+    release.set()
+    until(lambda: thread.applied == 3 * MOST_TOLD)
 
 
 # -- a process that holds the journal's lock and does nothing, or a disk that does not answer, holds up no request for ever
