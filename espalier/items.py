@@ -7,7 +7,7 @@ of their 64-bit hashes; those in use are kept in two bounded dictionaries, which
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -163,23 +163,33 @@ class ItemTable:
 
     def rows_of(self, ids: Sequence[str]) -> NDArray[np.int64]:
         """int64[len(ids)]: the item row of each id, −1 where there is none."""
+        if len(ids) == 1:
+            return np.array([self.row_of(ids[0])], np.int64)
         known = [self._row_of_id.get(item_id, -1) for item_id in ids]
         if -1 not in known:
             return np.array(known, np.int64)
         new = list({item_id for item_id, row in zip(ids, known, strict=True) if row < 0 and item_id not in self._strange})
         if not new:
             return np.array(known, np.int64)
-        looked_up = {new[0]: self._find_one(new[0])} if len(new) == 1 else dict(zip(new, self._find(new).tolist(), strict=True))
+        found = self._kept(dict(zip(new, self._find(new).tolist(), strict=True)))
+        return np.array([row if row >= 0 else found.get(item_id, -1) for item_id, row in zip(ids, known, strict=True)], np.int64)
+
+    def _kept(self, looked_up: Mapping[str, int]) -> dict[str, int]:
+        """Remember what ids were looked up; those that are items'."""
         found = {item_id: row for item_id, row in looked_up.items() if row >= 0}
         _remember(self._row_of_id, found, CACHED_IDS)
         _remember(self._id_of_row, {row: item_id for item_id, row in found.items()}, CACHED_IDS)
-        _remember(self._strange, {item_id: None for item_id in new if item_id not in found and len(item_id) <= MAX_ID_BYTES}, STRANGE_IDS)
-        return np.array([row if row >= 0 else found.get(item_id, -1) for item_id, row in zip(ids, known, strict=True)], np.int64)
+        strange: dict[str, None] = {item_id: None for item_id in looked_up if item_id not in found and len(item_id) <= MAX_ID_BYTES}
+        _remember(self._strange, strange, STRANGE_IDS)
+        return found
 
     def row_of(self, item_id: str) -> int:
         """The item row of an id, −1 where there is none."""
         row = self._row_of_id.get(item_id, -1)
-        return int(self.rows_of([item_id])[0]) if row < 0 and item_id not in self._strange else row
+        if row < 0 and item_id not in self._strange:
+            row = self._find_one(item_id)
+            self._kept({item_id: row})
+        return row
 
     def ids_of(self, rows: NDArray[np.int64]) -> list[str]:
         """The ids at item rows."""
@@ -210,7 +220,7 @@ class ItemTable:
         return rows
 
     def _find_one(self, item_id: str) -> int:
-        """The same of one id, without arrays."""
+        """`row_of` by the hash column: for one id, arrays take longer than the search."""
         hashed = np.uint64(_hash(item_id))
         slot = int(self._hash_I.searchsorted(hashed))
         while slot < len(self) and self._hash_I[slot] == hashed:

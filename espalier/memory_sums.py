@@ -258,15 +258,6 @@ def live_entry(source: int, row: int, live: Any) -> Any:
 
 
 @compiled()
-def pair_entries(pair_U2: Array, entries: Any) -> Array:
-    """int64[U]: the live entries of some pairs of a source and a target that count; 0 where a pair has none."""
-    entry_U = np.empty(len(pair_U2), np.int64)
-    for u in range(len(pair_U2)):
-        entry_U[u] = pair_entry(pair_U2[u, 0], pair_U2[u, 1], entries)
-    return entry_U
-
-
-@compiled()
 def pair_entry(source: int, target: int, entries: Any) -> Any:
     """The live entry of a source and a target that counts; 0 where there is none."""
     x = first_entry(source, entries)

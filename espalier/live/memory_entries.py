@@ -17,7 +17,7 @@ from espalier.entry_lists import FIRST, EntryLists, with_room
 from espalier.live.overlay import LiveMemory
 from espalier.live.rows import Entries
 from espalier.memory import as_stored
-from espalier.memory_sums import pair_entries
+from espalier.memory_sums import SOURCE, TARGET
 from espalier.read_only import read_only
 
 Pair = tuple[int, int]
@@ -44,6 +44,7 @@ class MemoryEntries:
         self._waiting: dict[str, dict[int, list[Waiting]]] = {}  # id that was never there → handle of the owner → entries
         self._waits_for: dict[int, set[str]] = {}
         self._entries, self._value_E = EntryLists(COLUMNS, sources, block=BLOCK), np.zeros(FIRST, np.float32)
+        self._open: dict[Pair, int] = {}  # pair → its open entry
 
     def put(self, moment: int, handle: int, item: int, to: Entries, of: Entries, row_of: Callable[[str], int]) -> None:
         """The entries of an item, instead of those before. `row_of` gives item rows of ids, −1 for one that was never there."""
@@ -97,23 +98,22 @@ class MemoryEntries:
 
     def _settle(self, moment: int, changed: set[Pair]) -> None:
         """Let the entries of some pairs have the values that are given now."""
-        if not changed:
-            return
-        pairs = sorted(changed)
-        entries = pair_entries(*read_only(np.array(pairs, np.int64)), self._entries.snapshot(moment)).tolist()
-        for pair, entry in zip(pairs, entries, strict=True):
-            given = self._given[pair]
+        for pair in sorted(changed):
+            given, entry = self._given[pair], self._open.get(pair)
             value = np.float32(max(given.values(), default=0.0))
-            if entry and self._value_E[entry] == value:
-                continue
-            if entry:
+            if entry is not None:
+                if self._value_E[entry] == value:
+                    continue
                 self._entries.close(entry, moment)
             if given:
                 source, target = pair
-                entry = self._entries.add(moment, (source, 0, target))
+                entry = self._open[pair] = self._entries.add(moment, (source, 0, target))
                 self._value_E = with_room(self._value_E, len(self._entries.rows_EC))
                 self._value_E[entry] = value
             else:
                 del self._given[pair]
+                self._open.pop(pair, None)
         if self._entries.is_worn(UNUSED):
             self._value_E = with_room(self._value_E[self._entries.drop_closed()], len(self._entries.rows_EC))
+            pairs_E2 = self._entries.rows_EC[1 : self._entries.used, [SOURCE, TARGET]]
+            self._open = {(source, target): entry for entry, (source, target) in enumerate(pairs_E2.tolist(), start=1)}

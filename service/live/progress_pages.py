@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from struct import Struct, error
@@ -139,5 +140,6 @@ class Pages:
         raise LookupError(key)
 
 
+@cache
 def _key(model: str) -> bytes:
     return blake2b(model.encode(), digest_size=8).digest()

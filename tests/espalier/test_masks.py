@@ -536,6 +536,15 @@ def test_a_mask_that_was_begun_before_a_removal_is_not_kept(builds: Builds) -> N
 # -- ids, which a filter on `id` looks up -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_ids_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
+    monkeypatch.setattr(items_module, "_hash", lambda item_id: ord(item_id[0]) // 3)
+    items, ids = ItemTable.build(SHOP), ["d", "a", "c", "no", "b", "z"]
+    rows = [items.row_of(item_id) for item_id in ids] if alone else items.rows_of(ids).tolist()
+    assert rows == [3, 0, 2, -1, 1, -1]
+    assert items.rows_of(ids).tolist() == rows  # as they are remembered
+
+
 @given(rounds=st.lists(st.lists(st.sampled_from([*"abcd", "no", ""]), max_size=8), min_size=1, max_size=6), room=st.integers(0, 5))
 def test_ids_are_found_whatever_was_asked_for_before(rounds: list[list[str]], room: int) -> None:
     items = ItemTable.build(SHOP)
