@@ -17,7 +17,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -78,11 +78,15 @@ KEPT_SHIFTS = 1024
 
 
 class Led(NamedTuple):
-    """Where an event led to. b: which query of the call it is; items_M: rows of the trained items that it found, best first."""
+    """Where an event led to. b: which query of the call it is."""
 
     found: ParentsFound
     b: int
-    items_M: Int64
+
+    def items_M(self, trained: int) -> Int64:
+        """Rows of the trained items that it found, best first."""
+        rows: Int64 = self.found.result.item_rows_BM[self.b][: self.found.result.count_B[self.b]]
+        return rows[rows < trained]
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,8 +195,10 @@ class GraphPlacement:
         if not found:
             return np.zeros(len(scale.row_S))
         if self._is_product:
-            return scale.row_of_events(np.mean([_states(one.found)[one.b] for one in found], axis=0, dtype=np.float64))
-        rows = [self._rows(self._tree.leaf_of_item[one.items_M]).mean(0) for one in found if len(one.items_M)]
+            states_BS = [_states(one.found)[one.b] for one in found]
+            return scale.row_of_events(states_BS[0].astype(np.float64) if len(found) == 1 else np.mean(states_BS, axis=0, dtype=np.float64))
+        items = [one.items_M(self._tree.item_count) for one in found]
+        rows = [self._rows(self._tree.leaf_of_item[items_M]).mean(0) for items_M in items if len(items_M)]
         if not rows:
             return scale.row_S
         row_D: Floats = np.stack(rows).mean(0)
@@ -205,9 +211,9 @@ class GraphPlacement:
     def _mean_row(self, parent: int) -> Floats:
         """The mean row of a parent's leaves."""
         tree = self._tree
-        leaves = np.arange(tree.first_child[parent], tree.first_child[parent + 1])
-        held = leaves[tree.leaf_item[leaves - tree.leaf_offset] != EMPTY_LEAF]
-        mean_D: Floats = self._rows(held if len(held) else leaves).mean(0)
+        first, after = tree.first_child[parent : parent + 2].tolist()
+        held = np.flatnonzero(tree.leaf_item[first - tree.leaf_offset : after - tree.leaf_offset] != EMPTY_LEAF) + first
+        mean_D: Floats = self._rows(held if len(held) else np.arange(first, after)).mean(0)
         return mean_D
 
     def _leaf(self, row: int, overlay: Overlay | None) -> tuple[int, Floats]:
@@ -368,16 +374,15 @@ class GraphPlacement:
 
     def _searched(self, events: Sequence[QueryBatch], search: Search, m: int) -> list[list[Led]]:
         """For each item where its events led to."""
-        begin = np.cumsum([0, *(len(batch) for batch in events)]).tolist()
+        begin = [0, *accumulate(map(len, events))]
         if not begin[-1]:
             return [[] for _ in events]
         beam_size = min(BEAM, self.bundle.manifest.search.max_beam_size)
-        blocks = self._in_blocks(QueryBatch.joined(events), search, beam_size, m)
+        blocks = self._in_blocks(events[0] if len(events) == 1 else QueryBatch.joined(events), search, beam_size, m)
         led = []
         for place in range(begin[-1]):
             found, b = blocks[place // AT_ONCE], place % AT_ONCE
-            rows = found.result.item_rows_BM[b][: found.result.count_B[b]]
-            led.append(Led(found, b, rows[rows < self._tree.item_count]))
+            led.append(Led(found, b))
         return [led[first:last] for first, last in pairwise(begin)]
 
 

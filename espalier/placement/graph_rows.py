@@ -18,6 +18,7 @@ Legend: B queries, S state = row, K beam, I items, J trained items that are plac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -97,21 +98,30 @@ class RowScale:
 
     def _row_towards(self, away_S: Floats) -> Floats:
         away_S = np.where(self.is_free_S, away_S, 0)
-        distance = float(np.linalg.norm(away_S))
+        distance = _length(away_S)
         return self.row_S + (self.length / distance if distance > 0 else 0.0) * away_S
 
     def shifted(self, row_S: Floats, shift: float) -> Floats:
         """A row with a shift; without a column of biases there is none."""
         if shift:
             row_S = row_S.copy()
-            row_S[np.flatnonzero(~self.is_free_S)[-1]] += shift
+            row_S[self._bias] += shift
         return row_S
+
+    @cached_property
+    def _bias(self) -> int:
+        """The last column of biases."""
+        return int(np.flatnonzero(~self.is_free_S)[-1])
 
     def capped(self, row_S: Floats) -> Floats:
         """A row that is not farther from the mean row than trained ones are."""
         away_S = np.where(self.is_free_S, row_S - self.row_S, 0)
-        distance = float(np.linalg.norm(away_S))
+        distance = _length(away_S)
         return row_S if distance <= self.longest else row_S - away_S * (1 - self.longest / distance)
+
+
+def _length(row_S: Floats) -> float:
+    return math.sqrt(float(row_S @ row_S))
 
 
 def scale_of(tree: Tree, node_rows_ND: NodeRows, states_BS: NDArray[np.float32] | None) -> RowScale:
