@@ -6,6 +6,7 @@ does. Knows rows of the journal. Does not know how messages travel.
 
 from __future__ import annotations
 
+from binascii import a2b_base64, b2a_base64
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,9 +17,7 @@ from espalier.live.operations import ItemBody, Operation
 from espalier.live.rows import LiveRow, Placement
 
 MOST_BYTES = 32 << 10
-"""Bodies and rows of a message."""
-TEXT = "latin-1"
-"""How the bytes of rows are text in JSON."""
+"""Of a message. Larger ones are not made."""
 PlacedOperation = tuple[Operation, dict[int, tuple[Placement, ...]]]
 """An operation, and by version its places."""
 
@@ -33,13 +32,14 @@ class Message:
         """An operation that was appended. rows: version, tree, parent, slot and row of each place."""
         self._left -= len(body) + sum(len(row) for *_, row in rows)
         if self._left >= 0:
-            places = [(*numbers, row.decode(TEXT)) for *numbers, row in rows]
+            places = [(*numbers, b2a_base64(row, newline=False).decode()) for *numbers, row in rows]
             said = operation.sequence, operation.id, operation.kind, body.decode(), operation.source_version, operation.at
             self._operations.append((*said, places))
 
     def to_bytes(self) -> bytes:
         """Empty where there is nothing to say, or too much."""
-        return orjson.dumps(self._operations) if self._operations and self._left >= 0 else b""
+        message = orjson.dumps(self._operations) if self._operations and self._left >= 0 else b""
+        return message if len(message) <= MOST_BYTES else b""
 
 
 def read_message(message: bytes) -> list[PlacedOperation]:
@@ -53,5 +53,5 @@ def read_message(message: bytes) -> list[PlacedOperation]:
 def _operation(sequence: int, item_id: str, kind: Any, body: str, source_version: int | None, at: float, places: Any) -> PlacedOperation:
     found: dict[int, tuple[Placement, ...]] = {}
     for version, tree, parent, slot, row in places:
-        found[version] = (*found.get(version, ()), Placement(tree, parent, slot, LiveRow.from_bytes(row.encode(TEXT))))
+        found[version] = (*found.get(version, ()), Placement(tree, parent, slot, LiveRow.from_bytes(a2b_base64(row))))
     return Operation(sequence, item_id, kind, ItemBody.from_bytes(body.encode()), source_version, at), found

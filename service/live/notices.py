@@ -30,7 +30,7 @@ RECHECK_S = 0.02
 """Longest time until progress is seen of which no datagram came, while somebody waits for it."""
 MOST_TOLD = 64
 """Commits of a model that are kept until its journal's thread takes them; of more it reads the journal."""
-DATAGRAM_BYTES = 1 << 17
+DATAGRAM_BYTES = 1 << 16
 """Largest datagram."""
 UNSEEN = 0
 """Stands in place of a process id."""
