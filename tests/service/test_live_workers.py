@@ -108,7 +108,7 @@ def test_versions_come_and_go_while_items_do_and_nothing_is_lost(models: Path) -
             return len(written) > count + 2 or writing.done()
 
         def write() -> None:
-            while not stop.is_set():
+            while not stop.wait(0.02):  # the model has room for 256 items, and loading takes seconds
                 put(running, f"new-{len(written)}")
                 written.append(f"new-{len(written)}")
 
