@@ -67,8 +67,11 @@ def as_table(field: str, data: Any, texts: Sequence[str | None] = ()) -> pa.Tabl
         if name.endswith((".csv", ".tsv")):
             kinds = {text: pa.string() for text in texts if text is not None}
             convert = csv.ConvertOptions(column_types=kinds, strings_can_be_null=True, null_values=[""])  # "NA" may be an id
-            parse = csv.ParseOptions(delimiter="\t" if name.endswith(".tsv") else _delimiter(file, list(kinds)))
-            return csv.read_csv(file, parse_options=parse, convert_options=convert)
+            try:
+                parse = csv.ParseOptions(delimiter="\t" if name.endswith(".tsv") else _delimiter(file, list(kinds)))
+                return csv.read_csv(file, parse_options=parse, convert_options=convert)
+            except (OSError, EOFError, pa.ArrowInvalid) as error:  # no gzip, cut off, no columns
+                raise InvalidInput(field, str(file), f"a text file with a line of columns first ({error})") from error
         try:
             return pq.read_table(file)
         except pa.ArrowInvalid as error:

@@ -66,7 +66,7 @@ def create_app(
     )
     describe = app.openapi
     metrics = metrics or Metrics()
-    folder = None if settings.run_folder is None else settings.run_folder / "keys"
+    folder = None if settings.run_folder is None else settings.run_folder / "key-limits"
     own = settings.retrieve_keys, settings.admin_keys, settings.write_keys, settings.internal_keys
     keys = Keys(*own, settings.keys_file, KeyLimits(folder), shared=not is_local(settings.host) and not settings.open)
     registry, audit = Registry(settings, metrics, engines), Audit(metrics)

@@ -15,12 +15,12 @@ Knows the file. Does not know requests, nor what is done with a key.
 from __future__ import annotations
 
 import hashlib
+import re
 import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
@@ -29,7 +29,12 @@ from espalier.errors import expectation
 Role = Literal["retrieve", "write", "admin", "internal"]
 MOST_KEYS = 1000
 """Of a file: each has a place among the metrics, and every request is compared with all of them."""
-MOST_BYTES = 1 << 20
+MOST_BYTES, MOST_LINE = 1 << 18, 4096
+"""Of a file and of a line: a name of many dotted parts takes memory by their square."""
+LEAST = 1e-3
+"""Of a rate and of a cost: less is no limit but a ban, for which there is no key."""
+SHOWN = ("rate", "burst", "cost", "expires")
+"""Fields whose values are shown where they are wrong. In the place of any other one may stand a key."""
 LEAST_CHARACTERS = 16
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{64}$")]
@@ -46,9 +51,9 @@ class Entry(BaseModel):
     role: Role
     models: list[Annotated[str, StringConstraints(min_length=1, max_length=200)]] | None = None
     expires: AwareDatetime | None = None
-    rate: float | None = Field(default=None, gt=0, le=1e6)
+    rate: float | None = Field(default=None, ge=LEAST, le=1e6)
     burst: int | None = Field(default=None, ge=1, le=1_000_000)
-    cost: float | None = Field(default=None, gt=0, le=1e4)
+    cost: float | None = Field(default=None, ge=LEAST, le=1e4)
 
     @model_validator(mode="after")
     def _whole(self) -> Entry:
@@ -97,14 +102,17 @@ def read_keys(path: Path) -> tuple[Key, ...]:
         raise ValueError(f"{path}: {error.strerror}") from error
     if len(raw) > MOST_BYTES:
         raise ValueError(f"{path}: more than {MOST_BYTES:,} bytes")
+    if any(len(line) > MOST_LINE for line in raw.splitlines()):
+        raise ValueError(f"{path}: a line of more than {MOST_LINE:,} bytes")
     try:
         document = tomllib.loads(raw.decode())
-    except ValueError as error:  # of UTF-8 or TOML, which quote at most a character
-        raise ValueError(f"{path}: no TOML ({error})") from error
+    except (ValueError, RecursionError) as error:  # what it says may quote a key
+        place = re.search(r"\(at [^()]*\)$", str(error))
+        raise ValueError(f"{path}: no TOML{'' if place is None else f' {place[0]}'}") from None
     try:
         entries = File.model_validate(document).keys
     except ValidationError as error:
-        raise ValueError(f"{path}: {_first(document, error)}") from error
+        raise ValueError(f"{path}: {_first(error)}") from None
     for what, values in (("name", [entry.name for entry in entries]), ("key", [_digest(entry) for entry in entries])):
         if len(set(values)) < len(values):
             twice = next(place for place, value in enumerate(values) if value in values[:place])
@@ -122,13 +130,9 @@ def _digest(entry: Entry) -> bytes:
     return hashlib.sha256((entry.key or "").encode()).digest() if entry.sha256 is None else bytes.fromhex(entry.sha256)
 
 
-def _first(document: dict[str, Any], error: ValidationError) -> str:
-    """What is wrong first, by place and name; the value too, unless it is a secret."""
+def _first(error: ValidationError) -> str:
+    """What is wrong first, by its place."""
     wrong = error.errors(include_url=False)[0]
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in wrong["loc"]).lstrip(".")
-    given = "" if _is_secret(wrong["loc"]) or isinstance(wrong["input"], dict | list) else f"got {str(wrong['input'])[:80]!r}, "
+    given = f"got {str(wrong['input'])[:80]!r}, " if wrong["loc"] and wrong["loc"][-1] in SHOWN else ""
     return f"{where or 'the file'}: {given}expected {expectation(wrong)}"
-
-
-def _is_secret(place: Sequence[Any]) -> bool:
-    return bool({"key", "sha256"} & {str(part) for part in place})

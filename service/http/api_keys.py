@@ -123,15 +123,15 @@ class Keys:
             raise Forbidden(f"This key may {_ALLOWED[valid[0].role]}; this route needs {_NEEDED[role]} key.", role, "role", valid[0].name)
         return min(allowed, key=lambda known: known.role != "admin")
 
-    def admit(self, key: Key | None, model: str | None, role: Role, cost_s: float = 0.0) -> None:
-        """Count a request of a key that `check` has let in, to a model or to none, which is expected to take so many engine seconds.
+    def admit(self, key: Key | None, model: str | None, role: Role) -> None:
+        """Count a request of a key that `check` has let in, to a model or to none.
 
         Raises Forbidden where it may not name the model, KeyLimit where it has had enough.
         """
         if key is not None:
             if model is not None:
                 may_use(key, model, role)
-            self.limits.take(key, cost_s)
+            self.limits.take(key)
 
     def _of(self, role: Role) -> list[Key]:
         return [key for key in self._known if key.role == role]

@@ -71,7 +71,7 @@ class FrontierRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         info: RequestInfo = scope[RequestInfo.KEY]
         info.key = self.keys.check("private", info.authorization)
-        self.keys.admit(info.key, None, "admin")
+        self.keys.admit(info.key, model_of(scope), "admin")
         check_type(info.content_type, JSON_TYPES)
         with Held(self.bodies) as memory:
             request = await parsed(await read_body(receive, self.settings.body_timeout_s, memory), partial(validated, FrontierRequest))

@@ -1,7 +1,8 @@
 """How much of the service a key has had: requests and engine seconds, counted together by all workers of a host.
 
-The generic cell rate algorithm: a moment for each limit, up to which what was taken is spread at the allowed rate. A moment is a number of
-eight bytes in a mapped file, which a processor writes whole; where two workers write it at once, one request too many may pass.
+The generic cell rate algorithm: a moment for each limit, up to which what was taken is spread at the allowed rate. All moments lie in one
+mapped file, a slot for each key with its limits: one whose limits change begins anew. A moment is a number of eight bytes, which is written
+whole; where two workers write it at once, one request too many may pass.
 """
 
 from __future__ import annotations
@@ -15,68 +16,93 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import KeyLimit
-from ..keys_file import Key
+from ..keys_file import MOST_KEYS, Key
 
 COST_BURST_S = 1.0
 """Seconds' worth of engine time that a key may take at once."""
+DEBT_S = 60.0
+"""How long what a key has taken too much keeps it out, at most."""
 MOMENTS = struct.Struct("=dd")
 """Of requests, and of engine seconds."""
+IDENTITY = 16
+SLOT, SLOTS = IDENTITY + MOMENTS.size, 8 * MOST_KEYS
+"""Bytes of a slot, which begins with whose it is, and how many there are: keys come and go. A key without one is counted by each worker."""
 
 
 class KeyLimits:
-    """The limits of keys by name. From one event loop.
+    """The limits of keys. From one event loop.
 
-    folder  where the workers of a host share what they count; None: this process is alone
-    clock   the same in all processes of a host
+    file   where the workers of a host share what they count; None: this process is alone
+    clock  the same in all processes of a host
     """
 
-    def __init__(self, folder: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._folder, self._clock = folder, clock
-        self._taken: dict[str, bytearray | mmap.mmap] = {}
+    def __init__(self, file: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._slots: bytearray | mmap.mmap = bytearray(SLOT * SLOTS) if file is None else _mapped(file)
+        self._clock = clock
+        self._places: dict[Key, tuple[bytearray | mmap.mmap, int]] = {}
 
     def refusal(self, key: Key) -> KeyLimit | None:
         """Why the next request of a key would be one too many; None where it would not."""
         if key.rate is None and key.cost is None:
             return None
-        (requests, seconds), now = MOMENTS.unpack_from(self._of(key)), self._clock()
+        (requests, seconds), now = self._moments(key), self._clock()
         if key.rate is not None and (early_s := requests - now - (key.burst - 1) / key.rate) > 0:
             return KeyLimit(f"The key {key.name} may send {key.rate:g} requests a second, {key.burst:g} at once.", early_s)
         if key.cost is not None and (early_s := seconds - now - COST_BURST_S) > 0:
             return KeyLimit(f"The key {key.name} may use {key.cost:g} engine seconds a second.", early_s)
         return None
 
-    def take(self, key: Key, cost_s: float = 0.0) -> None:
-        """Count one request that is expected to take so many engine seconds. Raises KeyLimit where it is one too many, counting nothing."""
-        if key.rate is None and key.cost is None:
-            return
+    def take(self, key: Key) -> None:
+        """Count one request. Raises KeyLimit where it is one too many, counting nothing."""
         if (refusal := self.refusal(key)) is not None:
             raise refusal
-        taken, now = self._of(key), self._clock()
-        requests, seconds = MOMENTS.unpack_from(taken)
         if key.rate is not None:
-            requests = max(requests, now) + 1 / key.rate
-        if key.cost is not None:
-            seconds = max(seconds, now) + cost_s / key.cost
-        MOMENTS.pack_into(taken, 0, requests, seconds)
+            requests, seconds = self._moments(key)
+            self._write(key, max(requests, self._clock()) + 1 / key.rate, seconds)
 
-    def settle(self, key: Key, expected_s: float, cost_s: float) -> None:
-        """What a request that was counted has taken."""
+    def spend(self, key: Key, cost_s: float) -> None:
+        """Count engine seconds that a request is expected to take, or those that it took beside them, less than none where it was less."""
         if key.cost is not None:
-            taken = self._of(key)
-            requests, seconds = MOMENTS.unpack_from(taken)
-            MOMENTS.pack_into(taken, 0, requests, seconds + (cost_s - expected_s) / key.cost)
+            (requests, seconds), now = self._moments(key), self._clock()
+            self._write(key, requests, min(max(seconds, now) + cost_s / key.cost, now + COST_BURST_S + DEBT_S))
 
-    def _of(self, key: Key) -> bytearray | mmap.mmap:
-        found = self._taken.get(key.name)
+    def _moments(self, key: Key) -> tuple[float, float]:
+        slots, place = self._place(key)
+        requests, seconds = MOMENTS.unpack_from(slots, place)
+        return requests, seconds
+
+    def _write(self, key: Key, requests: float, seconds: float) -> None:
+        slots, place = self._place(key)
+        MOMENTS.pack_into(slots, place, requests, seconds)
+
+    def _place(self, key: Key) -> tuple[bytearray | mmap.mmap, int]:
+        """Where the moments of a key are."""
+        found = self._places.get(key)
         if found is None:
-            found = self._taken[key.name] = bytearray(MOMENTS.size) if self._folder is None else self._mapped(self._folder, key.name)
+            if len(self._places) >= SLOTS:
+                self._places.clear()  # most of them are of keys that are gone
+            found = self._places[key] = self._found(key)
         return found
 
-    def _mapped(self, folder: Path, name: str) -> mmap.mmap:
-        folder.mkdir(exist_ok=True)
-        place = os.open(folder / hashlib.sha256(name.encode()).hexdigest()[:32], os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            os.truncate(place, MOMENTS.size)
-            return mmap.mmap(place, MOMENTS.size)
-        finally:
-            os.close(place)
+    def _found(self, key: Key) -> tuple[bytearray | mmap.mmap, int]:
+        """The slot of a key, or the next free one, which is then its own."""
+        about = repr((key.name, key.digest, key.rate, key.burst, key.cost))
+        identity = hashlib.blake2b(about.encode(), digest_size=IDENTITY).digest()
+        first = int.from_bytes(identity[:4])
+        for step in range(SLOTS):
+            place = (first + step) % SLOTS * SLOT
+            owner = self._slots[place : place + IDENTITY]
+            if not any(owner):
+                self._slots[place : place + IDENTITY] = owner = identity
+            if owner == identity:
+                return self._slots, place + IDENTITY
+        return bytearray(MOMENTS.size), 0
+
+
+def _mapped(file: Path) -> mmap.mmap:
+    place = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.truncate(place, SLOT * SLOTS)
+        return mmap.mmap(place, SLOT * SLOTS)
+    finally:
+        os.close(place)

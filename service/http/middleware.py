@@ -54,7 +54,6 @@ class RequestInfo:
     content_length  as the header says; 0 without one
     encoding        of the body, as the headers say; empty without one
     key             with which it was let in; None where none is needed
-    expected_s      engine seconds that its key was counted for
     by_client       whether only a deadline or a condition of the client's own made the answer an error
     priority        what the header Espalier-Priority says; None without one
     """
@@ -68,7 +67,6 @@ class RequestInfo:
         "content_length",
         "content_type",
         "encoding",
-        "expected_s",
         "key",
         "m",
         "model",
@@ -85,7 +83,6 @@ class RequestInfo:
         self.encoding = b""
         self.authorization: bytes | None = None
         self.key: Key | None = None
-        self.expected_s = 0.0
         self.traceparent: bytes | None = None
         self.priority: bytes | None = None
         self.model = ""

@@ -19,6 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ..batching.priority import Priority, Turns, priority_of
 from ..errors import Behind, ClientGone, DeadlinePassed, KeyLimit, QueueFull, Uncovered
+from ..http.api_keys import may_use
 from ..http.connection import CONNECTION
 from ..http.dependencies import Service
 from ..http.memory_budget import Budget, Held
@@ -69,28 +70,31 @@ class RetrievalRoute:
 
     def check(self, request: RetrieveRequest, info: RequestInfo) -> CheckedRequest:
         """Find the model of a request, note it in `info`, and check the request against it. Raises what `choose` and `check` raise."""
+        if request.model is not None:
+            may_use(info.key, request.model, "retrieve")
         model = self.registry.choose_whole(request.model, request.version)
         info.model, info.version, info.queries = model.name, model.version, len(request.queries)
-        if info.key is not None:
-            self._admit(info.key, request, model, info)
+        may_use(info.key, model.name, "retrieve")
         return check(request, model, self.settings)
 
-    def _admit(self, key: Key, request: RetrieveRequest, model: LoadedModel, info: RequestInfo) -> None:
-        """Count a request of a key, with the engine seconds that it is expected to take. Raises Forbidden, KeyLimit."""
-        search = model.bundle.manifest.search
-        beam_size = min(request.beam_size or search.beam_size, search.max_beam_size)
-        info.expected_s = model.batcher.expected_s(len(request.queries), beam_size)
+    def take(self, key: Key, info: RequestInfo) -> KeyLimit | None:
+        """Count a request of a key; why it is one too many."""
         try:
-            self.keys.admit(key, model.name, "retrieve", info.expected_s)
-        except KeyLimit:
+            self.keys.limits.take(key)
+        except KeyLimit as limit:
             info.by_client = True
             self.metrics.key_request(key.name, "limited")
-            raise
+            return limit
         self.metrics.key_request(key.name, "admitted")
+        return None
 
     async def answer(self, checked: CheckedRequest, info: RequestInfo, began: float, priority: Priority = Priority.NORMAL) -> Retrieved:
         """Answer a checked request, and note in `info` what the log and the metrics need."""
         settings, model, timeout_ms = self.settings, checked.model, checked.timeout_ms
+        limits, engine_s, expected_s = self.keys.limits, 0.0, 0.0
+        if info.key is not None and info.key.cost is not None:
+            expected_s = model.batcher.expected_s(len(checked.request.queries), checked.beam_size)
+            limits.spend(info.key, expected_s)
         try:
             if priority is Priority.NORMAL:
                 model.batcher.check_overload(len(checked.request.queries))
@@ -99,6 +103,7 @@ class RetrievalRoute:
                 await self._reach(checked.model, checked.request.min_sequence, deadline)
             origin = origin_of(info) if model.batcher.limits.calls > 1 else ()
             retrieved = await retrieve(checked, settings, began, deadline, priority, origin)
+            engine_s = retrieved.engine_s
         except QueueFull:
             self.metrics.shed(model.name)
             raise
@@ -108,10 +113,10 @@ class RetrievalRoute:
         except Behind as error:
             info.by_client = timeout_ms < settings.timeout_ms or not error.committed
             raise
+        finally:
+            if info.key is not None and info.key.cost is not None:
+                limits.spend(info.key, engine_s - expected_s)
         info.m, info.beam_size, info.stages_ms = checked.m, retrieved.beam_size, retrieved.stages_ms
-        if info.key is not None:
-            taken_s = retrieved.stages_ms["search"] / 1e3 * len(checked.request.queries)  # it is of one query
-            self.keys.limits.settle(info.key, info.expected_s, taken_s)
         if priority is not Priority.BACKGROUND:
             self.asked.note(model.name, model.version, checked.request.queries, retrieved.unknown)
         return retrieved
@@ -136,8 +141,8 @@ class RetrieveRoute(RetrievalRoute):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         info: RequestInfo = scope[RequestInfo.KEY]
         info.key = self.keys.check("retrieve", info.authorization)
-        if info.key is not None and (refusal := self.keys.limits.refusal(info.key)) is not None:
-            await self._refuse(refusal, info.key, info)
+        if info.key is not None and (limit := self.take(info.key, info)) is not None:
+            await self._refuse(limit)
         check_type(info.content_type, JSON_TYPES)
         background = info.priority is not None and priority_of(info.priority) is Priority.BACKGROUND
         if not background:
@@ -165,10 +170,8 @@ class RetrieveRoute(RetrievalRoute):
         if not taken:
             raise ClientGone("The client does not take its answer.")
 
-    async def _refuse(self, refusal: KeyLimit, key: Key, info: RequestInfo) -> NoReturn:
+    async def _refuse(self, refusal: KeyLimit) -> NoReturn:
         """Raise it before the body is read, held back where there is room."""
-        info.by_client = True
-        self.metrics.key_request(key.name, "limited")
         if self._held < MOST_HELD:
             self._held += 1
             try:

@@ -217,7 +217,8 @@ def retrieve_stream() -> None:
 async def models(request: Request) -> Response:
     """Every model of the models folder, ready or not."""
     service = service_of(request)
-    described = [describe(entry, service) for entry in service.registry.entries.values()]
+    models = None if (key := info_of(request).key) is None else key.models
+    described = [describe(entry, service) for name, entry in service.registry.entries.items() if models is None or name in models]
     return as_json({"models": described, "keys": sorted(service.keys.roles)})
 
 

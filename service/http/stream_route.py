@@ -19,7 +19,7 @@ from ..http.connection import CONNECTION
 from ..http.memory_budget import Held
 from ..http.middleware import RequestInfo, problem_of
 from ..http.request_bodies import LINES_TYPES, check_type, parsed, read_lines, validated
-from ..http.retrieve_route import RetrievalRoute, read_and_write, send_body, until_hung_up
+from ..http.retrieve_route import HELD_S, RetrievalRoute, read_and_write, send_body, until_hung_up
 from ..retrieval.request import CheckedRequest
 from ..retrieval.schemas import RetrieveRequest
 
@@ -89,6 +89,9 @@ class _Lines:
             task = self._refuse(line, info)
         else:
             try:
+                if info.key is not None and (limit := self._route.take(info.key, info)) is not None:
+                    await asyncio.sleep(HELD_S)  # so that a stream of them is slow, too
+                    raise limit
                 size = await self._take(self._line_memory, len(line), self._settings.max_body_bytes)
                 checked = self._route.check(await parsed(line, partial(validated, RetrieveRequest)), info)
                 values = await self._take(self._answer_memory, checked.answer_values, self._settings.max_answer_values)

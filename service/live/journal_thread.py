@@ -326,7 +326,7 @@ class JournalThread:
             self._replay()
             stored = {number: {one.sequence: places[number] for one, places in found if number in places} for number in self.versions}
             self._apply([operation for operation, _ in found], stored, store)
-        return bool(told)
+        return bool(found)  # what was known already says nothing of what came after it
 
     def _replay(self) -> None:
         """Give each version what it could not read when it joined. Raises JournalError, and then nothing later may be applied to it."""

@@ -43,12 +43,15 @@ LATE = "The deadline passed before the answer was there."
 
 @dataclass(frozen=True)
 class Retrieved:
-    """The body of the answer, the milliseconds of its stages, the beam that was searched with, and the unknown ids of each query."""
+    """The body of the answer, the milliseconds of its stages, the beam that was searched with, the unknown ids of each query, and the share
+    of its queries in the engine seconds of their calls.
+    """
 
     body: bytes
     stages_ms: dict[str, float]
     beam_size: int
     unknown: Sequence[Sequence[str]]
+    engine_s: float
 
 
 async def retrieve(
@@ -104,7 +107,7 @@ async def retrieve(
     if priority is not Priority.BACKGROUND:
         _count(model, stages_s, answer, found, encoded.unknown)
     body, stages_ms = _answer(model, view, results, stages_s, answer, done - began)
-    return Retrieved(body, stages_ms, answer.beam_size, encoded.unknown)
+    return Retrieved(body, stages_ms, answer.beam_size, encoded.unknown, answer.engine_s / answer.batch * len(encoded.queries))
 
 
 def _count(model: LoadedModel, stages_s: tuple[float, ...], answer: Answer, found: Candidates, unknown: Sequence[Sequence[str]]) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import time
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,9 +20,9 @@ from service.__main__ import listen_on
 from service.errors import Forbidden, KeyLimit, Unauthorized
 from service.http import retrieve_route
 from service.http.api_keys import LOOK_S, Keys
-from service.http.key_limits import COST_BURST_S, KeyLimits
+from service.http.key_limits import COST_BURST_S, DEBT_S, SLOTS, KeyLimits
 from service.http.retrieve_route import HELD_S
-from service.keys_file import LEAST_CHARACTERS, MOST_BYTES, MOST_KEYS, Key, read_keys
+from service.keys_file import LEAST_CHARACTERS, MOST_BYTES, MOST_KEYS, MOST_LINE, Key, read_keys
 from service.settings import Settings, is_local
 from tests.service.running import Running, run
 
@@ -81,24 +83,31 @@ ONE = f'[[keys]]\nname = "a"\nrole = "retrieve"\nkey = "{SHOP}"\n'
     [
         ("[[keys]", "no TOML"),
         ("", "keys: expected"),
-        ("keys = 3", "keys: got '3', expected"),
-        ("more = 1\nkeys = []", "more: got '1', expected"),
-        (ONE + "color = 'red'", r"keys\[0\]\.color: got 'red', expected"),
-        (ONE.replace("retrieve", "reader"), r"keys\[0\]\.role: got 'reader', expected 'retrieve', 'write', 'admin' or 'internal'"),
+        ("keys = 3", "keys: expected"),
+        ("more = 1\nkeys = []", "more: expected"),
+        (ONE + "color = 'red'", r"keys\[0\]\.color: expected"),
+        (ONE.replace("retrieve", "reader"), r"keys\[0\]\.role: expected 'retrieve', 'write', 'admin' or 'internal'"),
         (ONE.replace(f'key = "{SHOP}"', ""), r"keys\[0\]: expected either `key` or `sha256`"),
         (ONE + f'sha256 = "{"0" * 64}"', r"keys\[0\]: expected either `key` or `sha256`"),
         (ONE.replace(SHOP, "s" * (LEAST_CHARACTERS - 1)), r"keys\[0\]\.key: expected"),
         ('[[keys]]\nname = "a"\nrole = "admin"\nsha256 = "abc"', r"keys\[0\]\.sha256: expected"),
-        (ONE.replace('"a"', '"a b"'), r"keys\[0\]\.name: got 'a b', expected"),
+        (ONE.replace('"a"', '"a b"'), r"keys\[0\]\.name: expected"),
         (ONE + "rate = 0", r"keys\[0\]\.rate: got '0', expected"),
         (ONE + "burst = 2", r"keys\[0\]: expected `burst` beside a `rate` alone"),
         (ONE + "expires = 2030-01-01", r"keys\[0\]\.expires: got '2030-01-01', expected"),
         (ONE + "expires = 2030-01-01T00:00:00", r"keys\[0\]\.expires: got '2030-01-01 00:00:00', expected"),
         (ONE + ONE.replace(SHOP, PARTNER), r"keys\[1\]: its name is that of another one"),
         (ONE + ONE.replace('"a"', '"b"'), r"keys\[1\]: its key is that of another one"),
-        (ONE + "models = ['']", r"keys\[0\]\.models\[0\]: got '', expected"),
-        ("#" * (MOST_BYTES + 1), "more than 1,048,576 bytes"),
-        ("".join(ONE.replace('"a"', f'"a{i}"') for i in range(MOST_KEYS + 1)), "keys: expected"),
+        (ONE + "models = ['']", r"keys\[0\]\.models\[0\]: expected"),
+        ("#" * (MOST_BYTES + 1), "more than 262,144 bytes"),
+        (".".join(["a"] * MOST_LINE), "a line of more than 4,096 bytes"),
+        ("a = " + "[" * (MOST_LINE - 4), "no TOML"),
+        (f'keys = "{SHOP}"', "keys: expected"),
+        (f'[[keys]]\nKey = "{SHOP}"', r"keys\[0\]"),
+        (ONE.replace('"a"', f'"{SHOP} "'), r"keys\[0\]\.name: expected"),
+        (f'["{SHOP}"]\n["{SHOP}"]', r"no TOML \(at line 2, column"),
+        (ONE + "rate = 1e-310", r"keys\[0\]\.rate: got '1e-310', expected"),
+        ("".join(f'[[keys]]\nname="a{i}"\nrole="retrieve"\nkey="{SHOP}{i}"\n' for i in range(MOST_KEYS + 1)), "keys: expected"),
     ],
 )
 def test_what_is_wrong_is_named_and_no_key_is_shown(tmp_path: Path, text: str, said: str) -> None:
@@ -153,13 +162,13 @@ def test_a_file_without_a_key_for_retrieval_opens_nothing(file: Path) -> None:
 
 
 def test_a_file_is_read_again_when_it_changes_and_what_is_wrong_changes_nothing(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    time = Time()
-    keys = Keys([], [], file=file, clock=time)
+    clock = Time()
+    keys = Keys([], [], file=file, clock=clock)
     link = file.with_name("other.toml")
     link.write_text(FILE.replace(SHOP, "shop-web-rotated-0001"))
     link.replace(file)
     assert keys.check("retrieve", bearer(SHOP)) is not None  # it is not looked at for each request
-    time.s += LOOK_S
+    clock.s += LOOK_S
     with caplog.at_level(logging.INFO), pytest.raises(Unauthorized):
         keys.check("retrieve", bearer(SHOP))
     assert "3 keys" in caplog.text
@@ -167,11 +176,11 @@ def test_a_file_is_read_again_when_it_changes_and_what_is_wrong_changes_nothing(
     for wrong in (lambda: file.write_text("[[keys]"), file.unlink):
         wrong()
         for _ in range(3):
-            time.s += LOOK_S
+            clock.s += LOOK_S
             assert keys.check("retrieve", bearer("shop-web-rotated-0001")) is not None
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]  # each is said once
     file.write_text("keys = []")
-    time.s += LOOK_S
+    clock.s += LOOK_S
     with pytest.raises(Unauthorized):
         keys.check("retrieve", bearer("shop-web-rotated-0001"))
 
@@ -227,8 +236,8 @@ def limited(**limits: Any) -> Key:
 
 
 def test_a_rate_lets_a_burst_through_and_then_as_many_as_it_says() -> None:
-    time, key = Time(), limited(rate=2.0, burst=3.0)
-    limits = KeyLimits(None, time)
+    clock, key = Time(), limited(rate=2.0, burst=3.0)
+    limits = KeyLimits(None, clock)
 
     def passed(tries: int) -> int:
         count = 0
@@ -242,25 +251,44 @@ def test_a_rate_lets_a_burst_through_and_then_as_many_as_it_says() -> None:
     with pytest.raises(KeyLimit, match="2 requests a second, 3 at once") as raised:
         limits.take(key)
     assert dict(raised.value.headers) == {"Retry-After": "1"}
-    time.s += 0.5
+    clock.s += 0.5
     assert passed(10) == 1
-    time.s += 0.4
+    clock.s += 0.4
     assert passed(10) == 0
-    time.s += 60
+    clock.s += 60
     assert passed(10) == 3
 
 
-def test_a_cost_is_expected_before_and_settled_after() -> None:
-    time, key = Time(), limited(cost=0.5)
-    limits = KeyLimits(None, time)
-    limits.take(key, 0.25)
-    limits.settle(key, 0.25, 1.0)  # it took four times as long: two seconds of what the key may have
+def test_a_cost_is_expected_before_and_corrected_after() -> None:
+    clock, key = Time(), limited(cost=0.5)
+    limits = KeyLimits(None, clock)
+    limits.spend(key, 0.25)
+    limits.take(key)
+    limits.spend(key, 0.75)  # it took four times as long: two seconds of what the key may have
     with pytest.raises(KeyLimit, match=r"0\.5 engine seconds a second") as raised:
-        limits.take(key, 0.01)
+        limits.take(key)
     assert dict(raised.value.headers) == {"Retry-After": "1"}
-    time.s += 2.0 - COST_BURST_S
-    limits.take(key, 0.01)
-    limits.take(limited(), 1e6)  # without limits nothing is counted
+    clock.s += 2.0 - COST_BURST_S
+    limits.take(key)
+    limits.spend(key, 1e6)
+    clock.s += DEBT_S
+    limits.take(key)  # no debt lasts longer
+    limits.spend(limited(), 1e6)  # without limits nothing is counted
+    limits.take(limited())
+
+
+def test_a_key_whose_limits_change_begins_anew_and_as_many_keys_as_come_are_counted() -> None:
+    limits = KeyLimits(None, Time())
+    slow = limited(rate=0.01)
+    limits.take(slow)
+    with pytest.raises(KeyLimit):
+        limits.take(slow)
+    limits.take(limited(rate=1000.0))
+    for number in range(SLOTS + 5):
+        other = replace(slow, name=f"k{number}")
+        limits.take(other)
+        with pytest.raises(KeyLimit):
+            limits.take(other)
 
 
 def taken(folder: Path, tries: int) -> int:
@@ -276,7 +304,7 @@ def taken(folder: Path, tries: int) -> int:
 
 def test_workers_of_a_host_count_together(tmp_path: Path) -> None:
     with get_context("spawn").Pool(2) as pool:
-        counts = pool.starmap(taken, [(tmp_path / "keys", 100)] * 2)
+        counts = pool.starmap(taken, [(tmp_path / "key-limits", 100)] * 2)
     assert 40 <= sum(counts) <= 42  # two may pass where both count at once
 
 
@@ -309,12 +337,34 @@ def test_keys_over_http(versions: Path, file: Path, monkeypatch: pytest.MonkeyPa
         refused = asked(running, PARTNER)
         assert refused.status_code == 403
         assert refused.json()["detail"] == "This key may not use the model 'books'."
+        headers = {"Authorization": f"Bearer {PARTNER}"}
+        for name in ("books", "nothing"):
+            answer = running.client.post("/retrieve", json={"model": name, "queries": [{"history": []}]}, headers=headers)
+            assert answer.status_code == 403
+        assert running.client.get("/models", headers=headers).json()["models"] == []
         stream = running.client.post(
             "/retrieve/stream",
             content='{"queries": [{"history": []}]}\n',
             headers={"Authorization": f"Bearer {PARTNER}", "Content-Type": "application/x-ndjson"},
         )
         assert (stream.status_code, stream.json()["status"]) == (200, 403)
+
+
+def test_engine_seconds_are_those_of_the_queries_themselves(versions: Path, file: Path) -> None:
+    file.write_text(FILE.replace("rate = 2\nburst = 3\ncost = 0.5", "cost = 1.0"))
+    with run(versions, keys_file=file) as running:
+        keys = running.app.state.service.keys
+        partner = keys.check("retrieve", bearer(PARTNER))
+        headers = {"Authorization": f"Bearer {PARTNER}"}
+        began, searched_s = time.monotonic(), 0.0
+        for _ in range(3):
+            answer = running.client.post("/retrieve", json={"queries": [{"history": []}] * 8}, headers=headers).json()
+            searched_s += answer["timing"]["search_ms"] / 1e3
+        spent_s = keys.limits._moments(partner)[1] - began
+        assert spent_s <= time.monotonic() - began + searched_s
+        beyond = running.client.post("/retrieve", json={"queries": [{"history": []}], "beam_size": 10**9}, headers=headers)
+        assert beyond.status_code == 422
+        assert keys.limits._moments(partner)[1] - began == spent_s  # what is never searched costs nothing
 
 
 @pytest.mark.parametrize("room", [1, 0])
