@@ -185,7 +185,8 @@ def test_an_unread_stream_leaves_nothing_behind(large: Path, monkeypatch: pytest
         gc.disable()
         try:
             running.client.runner.run(scenario(running))
-            assert [found for found in gc.get_objects() if isinstance(found, _Lines)] == []
+            # A thread that parsed a line lets go of it a moment after its end; a cycle would stay.
+            until(lambda: not [found for found in gc.get_objects() if isinstance(found, _Lines)], "nothing is left")
         finally:
             gc.enable()
 
