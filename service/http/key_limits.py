@@ -60,11 +60,17 @@ class KeyLimits:
             requests, seconds = self._moments(key)
             self._write(key, max(requests, self._clock()) + 1 / key.rate, seconds)
 
-    def spend(self, key: Key, cost_s: float) -> None:
-        """Count engine seconds that a request is expected to take, or those that it took beside them, less than none where it was less."""
+    def spend(self, key: Key, expected_s: float) -> None:
+        """Count engine seconds that a request is expected to take; `settle` has to follow."""
         if key.cost is not None:
-            (requests, seconds), now = self._moments(key), self._clock()
-            self._write(key, requests, min(max(seconds, now) + cost_s / key.cost, now + COST_BURST_S + DEBT_S))
+            requests, seconds = self._moments(key)
+            self._write(key, requests, max(seconds, self._clock()) + expected_s / key.cost)
+
+    def settle(self, key: Key, expected_s: float, taken_s: float) -> None:
+        """Count what a request has taken instead of what it was expected to."""
+        if key.cost is not None:
+            requests, seconds = self._moments(key)
+            self._write(key, requests, min(seconds + (taken_s - expected_s) / key.cost, self._clock() + COST_BURST_S + DEBT_S))
 
     def _moments(self, key: Key) -> tuple[float, float]:
         slots, place = self._place(key)

@@ -64,7 +64,7 @@ class RetrievalRoute:
 
     def __init__(self, service: Service) -> None:
         self.settings, self.registry, self.keys, self.metrics = service.settings, service.registry, service.keys, service.metrics
-        self.catalogues, self.asked = service.catalogues, service.asked
+        self.catalogues, self.asked, self.audit = service.catalogues, service.asked, service.audit
         self.bodies = Budget(max(BODIES_BYTES, self.settings.max_body_bytes), FREE_BYTES)
         self.answers = Budget(ANSWERS * self.settings.max_answer_values, FREE_VALUES)
 
@@ -91,10 +91,10 @@ class RetrievalRoute:
     async def answer(self, checked: CheckedRequest, info: RequestInfo, began: float, priority: Priority = Priority.NORMAL) -> Retrieved:
         """Answer a checked request, and note in `info` what the log and the metrics need."""
         settings, model, timeout_ms = self.settings, checked.model, checked.timeout_ms
-        limits, engine_s, expected_s = self.keys.limits, 0.0, 0.0
+        expected_s = taken_s = 0.0  # engine seconds; a search that fails may have begun, so it costs what was expected
         if info.key is not None and info.key.cost is not None:
-            expected_s = model.batcher.expected_s(len(checked.request.queries), checked.beam_size)
-            limits.spend(info.key, expected_s)
+            expected_s = taken_s = model.batcher.expected_s(len(checked.request.queries), checked.beam_size)
+            self.keys.limits.spend(info.key, expected_s)
         try:
             if priority is Priority.NORMAL:
                 model.batcher.check_overload(len(checked.request.queries))
@@ -103,19 +103,21 @@ class RetrievalRoute:
                 await self._reach(checked.model, checked.request.min_sequence, deadline)
             origin = origin_of(info) if model.batcher.limits.calls > 1 else ()
             retrieved = await retrieve(checked, settings, began, deadline, priority, origin)
-            engine_s = retrieved.engine_s
+            taken_s = retrieved.engine_s
         except QueueFull:
+            taken_s = 0.0
             self.metrics.shed(model.name)
             raise
         except (DeadlinePassed, Uncovered):
             info.by_client = timeout_ms < settings.timeout_ms
             raise
         except Behind as error:
+            taken_s = 0.0
             info.by_client = timeout_ms < settings.timeout_ms or not error.committed
             raise
         finally:
             if info.key is not None and info.key.cost is not None:
-                limits.spend(info.key, engine_s - expected_s)
+                self.keys.limits.settle(info.key, expected_s, taken_s)
         info.m, info.beam_size, info.stages_ms = checked.m, retrieved.beam_size, retrieved.stages_ms
         if priority is not Priority.BACKGROUND:
             self.asked.note(model.name, model.version, checked.request.queries, retrieved.unknown)

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from ..batching.priority import Priority
-from ..errors import Busy, ClientGone, QueueFull, ServiceError, SlowBody
+from ..errors import Busy, ClientGone, Denied, QueueFull, ServiceError, SlowBody
 from ..http.connection import CONNECTION
 from ..http.memory_budget import Held
 from ..http.middleware import RequestInfo, problem_of
@@ -99,6 +99,8 @@ class _Lines:
             except ClientDisconnect:
                 raise
             except Exception as error:
+                if isinstance(error, Denied):
+                    self._route.audit.denied(self._scope, info.request_id.decode(), error)
                 task = self._refuse(error, info)
         self.tasks.add(task)
         await self._queue.put((task, size, values))

@@ -15,7 +15,7 @@ from espalier.bundle import Bundle
 from espalier.engines import ENGINES, gpu_usable
 from espalier.engines.onnx import engine as onnx_engine
 from espalier.errors import DeviceUnavailable, UnsupportedGraph
-from espalier.search import Precision
+from espalier.search import Device, Precision
 from espalier.tree import complete_tree
 
 if importlib.util.find_spec("triton") is None:  # there are no wheels of it outside Linux
@@ -84,9 +84,10 @@ def test_a_gpu_is_taken_and_named_and_precision_refused_where_it_would_not_be_us
     assert f"{bundle.manifest.name} version 1 runs on {name}" in caplog.text
     assert open_engine(bundle, precision="float16").rounding > open_engine(bundle).rounding
     assert open_engine(bundle, "cpu").name == open_engine(bundle, engine=family.on_cpu).name == family.on_cpu
-    for device, engine in (("cpu", None), ("auto", "reference")):
+    refused: tuple[tuple[Device, str | None], ...] = (("cpu", None), ("auto", "reference"))
+    for device, engine in refused:
         with pytest.raises(DeviceUnavailable, match=f"precision float16 needs the engine {name}; {bundle.manifest.name} would run on"):
-            open_engine(bundle, device, engine, precision="float16")  # type: ignore[arg-type]  # a tuple's strings
+            open_engine(bundle, device, engine, precision="float16")
 
 
 @pytest.mark.usefixtures("seeming_gpu")

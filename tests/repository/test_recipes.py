@@ -109,15 +109,18 @@ def test_retrievers_of_other_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, **given: Any) -> None:
             vars(self).update(given)
 
-    def component(cls: Any) -> Any:
-        return cls
+    class Component:
+        def __call__(self, made: Any) -> Any:
+            return made
 
-    component.output_types = lambda **types: lambda run: run  # type: ignore[attr-defined]
+        def output_types(self, **types: Any) -> Any:
+            return lambda run: run
+
     Base = type("BaseRetriever", (Made,), {"m": 10})
     for name, found in {
         "langchain_core.documents": SimpleNamespace(Document=Made),
         "langchain_core.retrievers": SimpleNamespace(BaseRetriever=Base),
-        "haystack": SimpleNamespace(Document=Made, component=component),
+        "haystack": SimpleNamespace(Document=Made, component=Component()),
     }.items():
         monkeypatch.setitem(sys.modules, name, found)
     for block in ("langchain", "haystack"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 import time
 from contextlib import suppress
@@ -18,12 +19,13 @@ from pydantic import SecretStr, ValidationError
 
 from service.__main__ import listen_on
 from service.errors import Forbidden, KeyLimit, Unauthorized
-from service.http import retrieve_route
+from service.http import retrieve_route, stream_route
 from service.http.api_keys import LOOK_S, Keys
 from service.http.key_limits import COST_BURST_S, DEBT_S, SLOTS, KeyLimits
 from service.http.retrieve_route import HELD_S
 from service.keys_file import LEAST_CHARACTERS, MOST_BYTES, MOST_KEYS, MOST_LINE, Key, read_keys
 from service.settings import Settings, is_local
+from service.watch.metrics import OTHER_KEYS, Metrics
 from tests.service.running import Running, run
 
 SHOP, PARTNER, ADMIN = "shop-web-0123456789", "partner-0123456789ab", "admin-0123456789abcd"
@@ -264,13 +266,20 @@ def test_a_cost_is_expected_before_and_corrected_after() -> None:
     limits = KeyLimits(None, clock)
     limits.spend(key, 0.25)
     limits.take(key)
-    limits.spend(key, 0.75)  # it took four times as long: two seconds of what the key may have
+    limits.settle(key, 0.25, 1.0)  # it took four times as long: two seconds of what the key may have
     with pytest.raises(KeyLimit, match=r"0\.5 engine seconds a second") as raised:
         limits.take(key)
     assert dict(raised.value.headers) == {"Retry-After": "1"}
     clock.s += 2.0 - COST_BURST_S
     limits.take(key)
     limits.spend(key, 1e6)
+    limits.settle(key, 1e6, 0.5)  # however wrong it was: it costs what it took
+    clock.s += 1.0
+    limits.take(key)
+    limits.spend(key, 1e6)
+    limits.settle(key, 1e6, 1e6)
+    with pytest.raises(KeyLimit):
+        limits.take(key)
     clock.s += DEBT_S
     limits.take(key)  # no debt lasts longer
     limits.spend(limited(), 1e6)  # without limits nothing is counted
@@ -312,7 +321,8 @@ def test_workers_of_a_host_count_together(tmp_path: Path) -> None:
 
 
 def test_keys_over_http(versions: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retrieve_route, "HELD_S", 0.0)
+    for module in (retrieve_route, stream_route):
+        monkeypatch.setattr(module, "HELD_S", 0.0)
 
     def asked(running: Running, key: str, body: dict[str, Any] | None = None) -> Any:
         body = {"queries": [{"history": []}]} | (body or {})
@@ -333,7 +343,8 @@ def test_keys_over_http(versions: Path, file: Path, monkeypatch: pytest.MonkeyPa
         assert 'espalier_shed_total{model="books"} 0.0' in text
         assert running.client.get("/models", headers={"Authorization": f"Bearer {ADMIN}"}).json()["keys"] == ["admin", "retrieve"]
         file.write_text(FILE.replace('"books", ', "").replace("rate = 2\nburst = 3\n", ""))
-        running.app.state.service.keys._next_look = 0.0
+        keys = running.app.state.service.keys
+        keys._next_look = 0.0
         refused = asked(running, PARTNER)
         assert refused.status_code == 403
         assert refused.json()["detail"] == "This key may not use the model 'books'."
@@ -348,6 +359,15 @@ def test_keys_over_http(versions: Path, file: Path, monkeypatch: pytest.MonkeyPa
             headers={"Authorization": f"Bearer {PARTNER}", "Content-Type": "application/x-ndjson"},
         )
         assert (stream.status_code, stream.json()["status"]) == (200, 403)
+        assert 'espalier_auth_failures_total{reason="model",role="retrieve"} 4.0' in running.client.get("/metrics").text
+        file.write_text(FILE.replace("rate = 2\nburst = 3", "rate = 0.01\nburst = 2"))
+        keys._next_look = 0.0
+        lines = running.client.post(
+            "/retrieve/stream",
+            content='{"queries": [{"history": []}]}\n' * 4,
+            headers=headers | {"Content-Type": "application/x-ndjson"},
+        ).text.splitlines()
+        assert [json.loads(line).get("status", 200) for line in lines] == [200, 200, 429, 429]
 
 
 def test_engine_seconds_are_those_of_the_queries_themselves(versions: Path, file: Path) -> None:
@@ -388,3 +408,27 @@ def test_a_refusal_is_held_back_where_there_is_room_and_else_ends_the_connection
     assert [answer.headers.get("Connection") for answer in refused] == [None if room else "close"] * 2
     assert slept.count(HELD_S) == 2 * room
     assert int(refused[0].headers["Retry-After"]) >= HELD_S
+
+
+def test_a_search_that_may_have_begun_costs_what_was_expected(versions: Path, file: Path) -> None:
+    """Else a client whose deadline is a little too short would search for nothing."""
+    file.write_text(FILE.replace("rate = 2\nburst = 3\ncost = 0.5", "cost = 0.01"))
+    with run(versions, keys_file=file) as running:
+        headers = {"Authorization": f"Bearer {PARTNER}"}
+        body: dict[str, Any] = {"queries": [{"history": []}] * 8}
+        assert running.client.post("/retrieve", json=body, headers=headers).status_code == 200  # from which the cost is known
+        keys = running.app.state.service.keys
+        partner = keys.check("retrieve", bearer(PARTNER))
+        keys.limits._clock = lambda: 1e9
+        late = running.client.post("/retrieve", json=body | {"timeout_ms": 1e-3}, headers=headers)
+        assert late.status_code == 504
+        assert keys.limits._moments(partner)[1] > 1e9
+
+
+def test_more_names_of_keys_than_a_file_may_have_are_counted_together() -> None:
+    metrics = Metrics()
+    for number in range(2 * MOST_KEYS + 3):
+        metrics.key_request(f"k{number}", "admitted")
+    text = metrics.render().decode()
+    assert text.count("espalier_key_requests_total{") <= 2 * MOST_KEYS + 1
+    assert f'espalier_key_requests_total{{key="{OTHER_KEYS}",outcome="admitted"}} 3.0' in text

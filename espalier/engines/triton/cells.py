@@ -274,8 +274,6 @@ class Cell(ABC, Generic[State]):
 
     chooses = False
     """Whether `score` can choose the beam itself."""
-    alone = False
-    """Whether `search_alone` is how queries are searched, where no trace is asked for."""
 
     @abstractmethod
     def fill_queries(self, query: TreeQuery) -> None:
@@ -300,9 +298,13 @@ class Cell(ABC, Generic[State]):
         before  0, or where `chooses`: the first `before` of the beam are candidates, of which the best are chosen first
         """
 
-    def search_alone(self, beam: Beam, found: Beam, kept: Beam, state: State) -> None:
-        """The levels from a beam above the start to the leaves in `kept`, in no order, each query by one program; found: its candidates."""
-        raise NotImplementedError
+    def search_alone(self, beam: Beam, found: Beam, kept: Beam, state: State) -> bool:
+        """Search the levels from a beam above the start to the leaves in `kept`, in no order, each query by one program.
+
+        found  the program's candidates, overwritten
+        False, and nothing is done, where levels are kernels.
+        """
+        return False
 
     def fill(self, query: TreeQuery, addresses_B: NDArray[np.int64], excluded: ExcludedLists) -> None:
         """Put a call into the buffers. Rows past its queries get a beam of 0, which ends their search where it begins.
@@ -389,8 +391,7 @@ class Cell(ABC, Generic[State]):
         in_order = trace is not None or self._parts.frontier or self.batch * self.candidates**2 > self.context.tuning.counted
         before = 0
         self.begin(state, beam)
-        if self.alone and trace is None:
-            self.search_alone(beam, found, free[0], state)
+        if trace is None and self.search_alone(beam, found, free[0], state):
             self._count(free[0], self.slots[-1], free[0], self.slots[-1], True)
             return
         for place, level in enumerate(range(self.start, tree.height + 1)):

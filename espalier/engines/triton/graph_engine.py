@@ -181,7 +181,6 @@ class GraphCell(Cell[Tensor]):
         self._sequence = scorer.encoder == "sequence"
         self._log_activation = bundle.manifest.ranking.own == "log_activation"
         self._levels, self._children = self._alone_levels(engine, scorer.state_levels > 1, max(scorer.state_dim, engine.scorer.state_width))
-        self.alone = self._children > 0
         whole = gamma > 0 and self.start > 1
         self._top = _WholeLevels(tree, self.start - 1, self._top_tile.nodes, engine.device) if whole else None
 
@@ -280,8 +279,10 @@ class GraphCell(Cell[Tensor]):
             BEFORE=triton.next_power_of_2(before) if before else 0, num_warps=tile.warps, maxnreg=tile.registers, **self.launched,
         )  # fmt: skip
 
-    def search_alone(self, beam: Beam, found: Beam, kept: Beam, state: Tensor) -> None:
+    def search_alone(self, beam: Beam, found: Beam, kept: Beam, state: Tensor) -> bool:
         """See `Cell.search_alone`."""
+        if not self._children:
+            return False
         engine, tree, tile = self._engine, self.context.tree, self._tile
         scorer = engine.scorer
         search_kernel[(self.batch,)](
@@ -297,6 +298,7 @@ class GraphCell(Cell[Tensor]):
             scorer.row_width, *scorer.widths, scorer.convex, scorer.shared, self._log_activation, self.memory,
             num_warps=tile.warps, maxnreg=tile.registers, num_stages=1,
         )  # fmt: skip
+        return True
 
 
 class _WholeLevels:

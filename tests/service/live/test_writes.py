@@ -262,6 +262,16 @@ def test_what_was_told_is_applied_without_reading_the_journal(
         thread.call(lambda: None)
 
 
+def test_what_was_known_already_says_nothing_of_what_came_after_it(follows: tuple[JournalThread, Journal, Notices]) -> None:
+    thread, others, notices = follows
+    first = written(others, "one")
+    notices._look("books", first)
+    until(lambda: thread.applied == 1)
+    written(others, "two")  # of which no message came
+    notices._look("books", first)
+    until(lambda: thread.applied == 2)
+
+
 @pytest.mark.parametrize("told", [[0, 2], [1, 2], [2], [0, None], [0, b"?"], [0, b"[]", 1]], ids=str)
 def test_the_journal_is_read_where_not_all_was_told(follows: tuple[JournalThread, Journal, Notices], told: list[Any]) -> None:
     thread, others, notices = follows
