@@ -140,15 +140,16 @@ def quantile(buckets: Mapping[float, float], share: float) -> float:
 
 
 def _changes(before: Totals | None, now: Totals) -> Sequence[str]:
-    """What happened between two totals. Workers that load the same version are one event."""
+    """What happened between two totals, or until the first ones. Workers that load the same version are one event."""
     old_ready = () if before is None else before.ready
     found = [f"Version {version} serves." for version in now.ready if version not in old_ready]
     found += [f"Version {version} serves no longer." for version in old_ready if version not in now.ready]
-    if before is None:
-        return found
-    old, new = (one.values.get("default_version", nan) for one in (before, now))
+    new = now.values.get("default_version", nan)
+    old = 0.0 if before is None else before.values.get("default_version", nan)
     if new != old and not isnan(new) and not isnan(old):
         found.append(f"Version {int(new)} is the default now." if new else "No version is ready.")
+    if before is None:
+        return found
     for name, one, several in _COUNTED_EVENTS:
         grown = now.values.get(name, nan) - before.values.get(name, nan)
         if grown > 0:

@@ -135,19 +135,23 @@ def test_loads_defaults_and_failures_are_events_and_these_are_bounded() -> None:
     ]
     assert happened(({}, (1,)), ({}, (1, 2)), ({"default_version": 2}, (2,))) == [
         "Version 1 serves.",
+        "Version 1 is the default now.",
         "Version 2 serves.",
         "Version 1 serves no longer.",
         "Version 2 is the default now.",
     ]
+    loaded = "Version 1 is the default now."  # before the first row
     assert happened(({"reload_failures": 2}, ()), ({"reload_failures": 3}, ()), ({"reload_failures": 5, "worker_restarts": nan}, ())) == [
+        loaded,
         "A version failed to load, or a change was rolled back.",
         "2 loads failed or changes were rolled back.",
     ]
     assert happened(({"worker_restarts": 0}, ()), ({"worker_restarts": 1, "desired_state_wrong": 1}, ())) == [
+        loaded,
         "A worker ended and was replaced.",
         "The files of desired state cannot be read.",
     ]
-    assert happened(({}, ()), ({"default_version": 0}, ())) == ["No version is ready."]
+    assert happened(({}, ()), ({"default_version": 0}, ())) == [loaded, "No version is ready."]
     assert len(happened(*(({"reload_failures": float(i)}, ()) for i in range(3 * MAX_EVENTS)))) == MAX_EVENTS
     history = History()
     history.add(Totals(0.0, {}, ready=(1,)))
