@@ -12,7 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 SERVING = "serving.json"
 MAX_SERVED = 64
 """Versions of one model that may be named in a store: each is downloaded and held in memory."""
+MAX_NAMED = 1000
+"""Keys, and groups, that a candidate may name."""
 Version = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Names = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=128)], ...], Field(max_length=MAX_NAMED)]
 
 
 class DesiredFile(BaseModel):
@@ -23,14 +27,36 @@ class DesiredFile(BaseModel):
     generation: Annotated[int, Field(ge=1)]
 
 
+class Candidate(BaseModel):
+    """A version that is tried on some of the requests that name none.
+
+    share   of the users, or of the requests that name no user, that it answers
+    keys    names of API keys whose requests it answers
+    groups  groups of requests that it answers
+    shadow  share of the other requests that it answers a second time, to be compared; nobody sees those answers
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    version: Version
+    share: Share = 0.0
+    keys: Names = ()
+    groups: Names = ()
+    shadow: Share = 0.0
+
+
 class Serving(DesiredFile):
-    """Which versions are loaded, and which one answers where a request names none."""
+    """Which versions are loaded, which one answers where a request names none, and which one is tried on some of these."""
 
     versions: Annotated[tuple[Version, ...], Field(min_length=1)]
     default: Version
+    candidate: Candidate | None = None
 
     @model_validator(mode="after")
-    def _default_is_served(self) -> Self:
+    def _are_served(self) -> Self:
         if self.default not in self.versions:
             raise ValueError(f"default {self.default} is not among the versions {list(self.versions)}")
+        if self.candidate is not None and (self.candidate.version not in self.versions or self.candidate.version == self.default):
+            others = [version for version in self.versions if version != self.default]
+            raise ValueError(f"candidate {self.candidate.version} is not among the versions beside the default, {others}")
         return self

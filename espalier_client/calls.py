@@ -174,11 +174,16 @@ def encoded(response: httpx.Response) -> bool:
     return response.headers.get("Content-Encoding", "identity").strip().lower() not in {"", "identity"}
 
 
-def retrieve(queries: Iterable[Query], **options: Unpack[Options]) -> Call[Answer]:
-    """The best items for each query. `options` are the fields of `Request`."""
+def retrieve(queries: Iterable[Query], *, user: str | None = None, group: str | None = None, **options: Unpack[Options]) -> Call[Answer]:
+    """The best items for each query. `options` are the fields of `Request`.
+
+    `user`: whose request it is, so that all of a user's go to the same version while another one is tried; `group`: one that may try it.
+    """
     request = Request(queries, **options)
     read = partial(messages.answer, queries=len(tuple(request.queries)))
-    return Call("POST", "/retrieve", read, request.to_bytes())
+    given = {"Espalier-User": None if user is None else quote(user), "Espalier-Group": group}
+    headers = {name: value for name, value in given.items() if value is not None}
+    return Call("POST", "/retrieve", read, request.to_bytes(), headers=headers)
 
 
 def models() -> Call[tuple[Model, ...]]:
@@ -239,6 +244,31 @@ def unload(name: str, version: int, *, timeout_s: float = LOADING_S) -> Call[Mod
 def set_default(name: str, version: int, *, timeout_s: float = LOADING_S) -> Call[Model]:
     """Make a version the default, after loading it where needed. Needs an admin key."""
     return _change("POST", model_path(name, "default"), messages.model, {"version": version}, timeout_s)
+
+
+def set_candidate(
+    name: str,
+    version: int,
+    *,
+    share: float = 0.0,
+    keys: Iterable[str] = (),
+    groups: Iterable[str] = (),
+    shadow: float = 0.0,
+    timeout_s: float = LOADING_S,
+) -> Call[Model]:
+    """Try a version on a share of the users, on the requests of some keys and groups, or unseen as a shadow. Needs an admin key."""
+    body = {"version": version, "share": share, "keys": list(keys), "groups": list(groups), "shadow": shadow}
+    return _change("PUT", model_path(name, "candidate"), messages.model, body, timeout_s)
+
+
+def drop_candidate(name: str) -> Call[Model]:
+    """End the trial of a version: all requests go to the default one again. Needs an admin key."""
+    return Call("DELETE", model_path(name, "candidate"), messages.model, repeatable=False)
+
+
+def trial(name: str) -> Call[Document]:
+    """The candidate of a model beside its default version, in figures. Needs an admin key."""
+    return Call("GET", model_path(name, "candidate"), messages.document)
 
 
 def set_removed(name: str, ids: Iterable[str], *, if_match: str | None = None) -> Call[Removal]:

@@ -21,6 +21,7 @@ except ModuleNotFoundError as missing:  # after `make run`, which installs only 
 
 from espalier.bundle import Bundle
 from espalier.errors import EspalierError, InvalidConfig
+from espalier.serving import Candidate
 
 from .run_log import RunLog
 from .versions import new_version
@@ -439,11 +440,15 @@ def set_default(
     model: Annotated[str | None, typer.Option(help="NAME; the default is all models, as the shards of one bundle")] = None,
     version: Annotated[int | None, typer.Option(min=1, help="the version that serves; without one the highest does")] = None,
     beside: Annotated[str, typer.Option(help="versions that are loaded beside it, comma-separated")] = "",
+    candidate: Annotated[int | None, typer.Option(min=1, help="a version that is tried on some of the requests")] = None,
+    share: Annotated[float, typer.Option(min=0, max=1, help="share of the users whose requests the candidate answers")] = 0.0,
+    shadow: Annotated[float, typer.Option(min=0, max=1, help="share of the others that it answers, too, unseen")] = 0.0,
 ) -> None:
-    """Say which version of a stored model serves: pin one, roll back, or go on with the highest."""
+    """Say which version of a stored model serves: pin one, roll back, try another, or go on with the highest."""
     from .stored import change_default
 
-    change_default(store, model, version, _numbers("--beside", beside) if beside else [])
+    tried = None if candidate is None else Candidate(version=candidate, share=share, shadow=shadow)
+    change_default(store, model, version, _numbers("--beside", beside) if beside else [], tried)
 
 
 @app.command()

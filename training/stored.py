@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from espalier.bundle import is_model_name
 from espalier.errors import BundleNotFound, InvalidConfig, StoreMissing
+from espalier.serving import Candidate
 from espalier.store.models import StoredModel, find_models, read_serving, serve_highest, set_default
 from espalier.store.objects import Objects
 from espalier.store.publishing import Published, check
@@ -62,9 +63,10 @@ def versions(url: str, model: str | None) -> list[dict[str, Any]]:
     rows = []
     for name, found in find_models(store, model).items():
         serving, _ = read_serving(store, name) if found.etag is not None else (None, None)
-        row: dict[str, Any] = {"model": name, "versions": list(found.versions), "default": None, "beside": []}
+        row: dict[str, Any] = {"model": name, "versions": list(found.versions), "default": None, "beside": [], "candidate": None}
         if serving is not None:
             row |= {"default": serving.default, "beside": [version for version in serving.versions if version != serving.default]}
+            row["candidate"] = None if serving.candidate is None else serving.candidate.model_dump(mode="json")
         rows.append(row)
     return rows
 
@@ -81,18 +83,23 @@ def print_versions(rows: Sequence[dict[str, Any]], as_json: bool) -> None:
     for row in rows:
         served = f"version {row['default']} serves" if row["default"] is not None else f"the highest, version {row['versions'][-1]}, serves"
         beside = f", beside it {', '.join(map(str, row['beside']))}" if row["beside"] else ""
-        print(f"{row['model']}: versions {', '.join(map(str, row['versions']))}; {served}{beside}")
+        tried = f", {row['candidate']['version']} is tried" if row["candidate"] else ""
+        print(f"{row['model']}: versions {', '.join(map(str, row['versions']))}; {served}{beside}{tried}")
 
 
-def change_default(url: str, model: str | None, version: int | None, beside: Sequence[int]) -> None:
+def change_default(url: str, model: str | None, version: int | None, beside: Sequence[int], candidate: Candidate | None = None) -> None:
     """Say which version of a model serves, or of all models of the store, as of all shards of a bundle. version: None is the highest."""
-    if version is None and beside:
-        raise InvalidConfig("--beside", list(beside), "no such option without --version")
+    for option, value in (("--beside", list(beside)), ("--candidate", candidate and candidate.version)):
+        if version is None and value:
+            raise InvalidConfig(option, value, "no such option without --version")
+    if candidate is not None and candidate.version == version:
+        raise InvalidConfig("--candidate", version, "another version than --version")
     _check_name(model)
     store = Objects(url)
     found: dict[str, StoredModel] = find_models(store) if model is None else {model: StoredModel((), None)}
     for name, stored in found.items() if model is None else ():
-        lacking = [wanted for wanted in (version, *beside) if wanted is not None and wanted not in stored.versions]
+        tried = None if candidate is None else candidate.version
+        lacking = [wanted for wanted in (version, *beside, tried) if wanted is not None and wanted not in stored.versions]
         if lacking:  # before the first is changed
             raise StoreMissing(f"{store.url}: no version {lacking[0]} of {name!r}; there: {', '.join(map(str, stored.versions))}")
     for name in found:
@@ -100,5 +107,5 @@ def change_default(url: str, model: str | None, version: int | None, beside: Seq
             serve_highest(store, name)
             log.info("%s: the highest version serves", name)
         else:
-            set_default(store, name, version, beside)
-            log.info("%s: version %d serves", name, version)
+            set_default(store, name, version, beside, candidate)
+            log.info("%s: version %d serves%s", name, version, "" if candidate is None else f", {candidate.version} is tried")

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from espalier.bundle import MAX_MANIFEST_BYTES, is_model_name, parse_manifest
 from espalier.errors import BundleCorrupt, StoreConflict, StoreDamaged, StoreMissing, UnsupportedSchema
 from espalier.manifest import Manifest
-from espalier.serving import MAX_SERVED, SERVING, Serving
+from espalier.serving import MAX_SERVED, SERVING, Candidate, Serving
 from espalier.store.objects import Objects
 
 MANIFEST = "manifest.json"
@@ -126,12 +126,12 @@ def read_serving(store: Objects, name: str) -> tuple[Serving | None, str | None]
     return serving, found.etag
 
 
-def set_default(store: Objects, name: str, version: int, beside: Sequence[int] = ()) -> Serving:
-    """Have every service that follows the store answer from this version, and load those beside it.
+def set_default(store: Objects, name: str, version: int, beside: Sequence[int] = (), candidate: Candidate | None = None) -> Serving:
+    """Have every service that follows the store answer from this version, load those beside it, and try the candidate on some requests.
 
     Raises StoreMissing where one of them is not stored, StoreConflict when others change the same file again and again.
     """
-    versions = tuple(sorted({version, *beside}))
+    versions = tuple(sorted({version, *beside, *([] if candidate is None else [candidate.version])}))
     if len(versions) > MAX_SERVED:
         raise StoreConflict(f"{store.url}: {len(versions)} versions of {name!r} at once, expected at most {MAX_SERVED}")
     for number in versions:
@@ -140,8 +140,10 @@ def set_default(store: Objects, name: str, version: int, beside: Sequence[int] =
             raise StoreMissing(f"{store.url}: no version {number} of {name!r}; there: {', '.join(map(str, there)) or 'none'}")
     for _ in range(CHANGES):
         before, etag = read_serving(store, name)
-        after = Serving(generation=before.generation + 1 if before is not None else 1, versions=versions, default=version)
-        content = after.model_dump_json().encode() + b"\n"
+        after = Serving(
+            generation=before.generation + 1 if before is not None else 1, versions=versions, default=version, candidate=candidate
+        )
+        content = after.model_dump_json(exclude_none=True).encode() + b"\n"
         if before is None or etag is None:
             done = store.create(serving_key(name), content)
         else:

@@ -10,13 +10,16 @@ import orjson
 from fastapi import Header, Request
 from starlette.responses import Response
 
+from espalier.serving import Candidate
+
 from ..entity_tags import Condition, matches
-from ..http.dependencies import Name, as_json, describe, info_of, service_of
+from ..http.dependencies import Name, as_json, candidate_of, describe, info_of, service_of
 from ..http.item_bodies import ItemId, check_path_id
-from ..http.schemas import LoadRequest, RemovedRequest, VersionRequest
+from ..http.schemas import CandidateRequest, LoadRequest, RemovedRequest, VersionRequest
 from ..models.changes import RemovedChange, ServedVersions
 from ..models.removals import Ids, check_condition, check_list, etag, summary, with_id, without_id
 from ..watch.audit import BeforeAfter, origin
+from ..watch.trial_figures import figures
 
 T = TypeVar("T")
 
@@ -48,6 +51,33 @@ async def unload(request: Request, name: Name, body: VersionRequest) -> Response
 async def set_default(request: Request, name: Name, body: VersionRequest) -> Response:
     """Make a version the default, after loading it where needed: pin a version, or roll back."""
     return await _changed(request, "default", name, body.version, service_of(request).registry.changes.set_default(name, body.version))
+
+
+async def set_candidate(request: Request, name: Name, body: CandidateRequest) -> Response:
+    """Try a version on some of the requests that name none, after loading it where needed: a canary, an A/B test, or a shadow.
+
+    A user (header `Espalier-User`) gets the same version as long as the trial lasts, and more users get it when the share grows. Making it
+    the default ends the trial.
+    """
+    candidate = Candidate(**body.model_dump() | {"keys": tuple(body.keys), "groups": tuple(body.groups)})
+    return await _changed(request, "candidate", name, body.version, service_of(request).registry.changes.set_candidate(name, candidate))
+
+
+async def drop_candidate(request: Request, name: Name) -> Response:
+    """End the trial: all requests that name no version go to the default one again. The candidate stays loaded."""
+    return await _changed(request, "candidate", name, None, service_of(request).registry.changes.set_candidate(name, None))
+
+
+async def trial(request: Request, name: Name) -> Response:
+    """The candidate beside the default version: what each has answered since it was loaded, how fast, and how much they agree."""
+    service = service_of(request)
+    entry = service.registry.entry(name)
+    candidate = candidate_of(entry)
+    found: dict[str, Any] = {"versions": [], "shadow": None}
+    if candidate is not None:
+        default = None if entry.loaded is None else entry.loaded.version
+        found = await asyncio.to_thread(lambda: figures(service.metrics.samples(), name, default, candidate["version"]))
+    return as_json({"candidate": candidate} | found)
 
 
 async def set_removed(
@@ -133,7 +163,7 @@ async def _audited(
 
 
 async def _changed(
-    request: Request, action: str, name: str, version: int, change: Coroutine[Any, Any, tuple[ServedVersions, ServedVersions]]
+    request: Request, action: str, name: str, version: int | None, change: Coroutine[Any, Any, tuple[ServedVersions, ServedVersions]]
 ) -> Response:
     """Make a change of versions, and describe the model after it."""
     await _audited(request, action, name, change, _versions, version=version)
@@ -142,8 +172,12 @@ async def _changed(
 
 
 def _versions(change: tuple[ServedVersions, ServedVersions]) -> BeforeAfter:
-    before, after = change
-    return BeforeAfter(before._asdict(), after._asdict())
+    return BeforeAfter(*map(_described, change))
+
+
+def _described(served: ServedVersions) -> dict[str, Any]:
+    described: dict[str, Any] = {"versions": served.versions, "default": served.default}
+    return described if served.candidate is None else described | {"candidate": served.candidate.model_dump(mode="json")}
 
 
 def _lists(change: RemovedChange) -> BeforeAfter:

@@ -64,6 +64,12 @@ def as_json(document: object, status: int = 200) -> Response:
     return Response(orjson.dumps(document), status, media_type="application/json")
 
 
+def candidate_of(entry: Entry) -> dict[str, Any] | None:
+    """The version of a model that is tried on some requests."""
+    candidate = None if entry.serving is None else entry.serving.candidate
+    return None if candidate is None else candidate.model_dump(mode="json")
+
+
 def describe(entry: Entry, service: Service) -> dict[str, Any]:
     described: dict[str, Any] = {
         "name": entry.name,
@@ -71,6 +77,7 @@ def describe(entry: Entry, service: Service) -> dict[str, Any]:
         "reason": entry.reason,
         "version": entry.version,
         "versions": [info._asdict() for info in entry.states()],
+        "candidate": candidate_of(entry),
         "max_queries": service.settings.max_queries,
     }
     if entry.loaded is not None:

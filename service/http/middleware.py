@@ -38,7 +38,7 @@ requests_log = logging.getLogger("service.requests")
 
 _PROCESS, _NUMBERS = secrets.token_hex(6).encode(), itertools.count(1)
 """Parts of the ids of requests that bring none: unique over all processes, without a system call each."""
-_WITH_BODY = re.compile(r"/models/[^/]+/(?:load|unload|default|removed)")
+_WITH_BODY = re.compile(r"/models/[^/]+/(?:load|unload|default|candidate|removed)")
 """Paths of admin requests that have a body."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
@@ -67,6 +67,7 @@ class RequestInfo:
         "content_length",
         "content_type",
         "encoding",
+        "group",
         "key",
         "m",
         "model",
@@ -75,6 +76,7 @@ class RequestInfo:
         "request_id",
         "stages_ms",
         "traceparent",
+        "user",
         "version",
     )
 
@@ -85,6 +87,8 @@ class RequestInfo:
         self.key: Key | None = None
         self.traceparent: bytes | None = None
         self.priority: bytes | None = None
+        self.user: bytes | None = None
+        self.group: bytes | None = None
         self.model = ""
         self.by_client = False
         self.version: int | None = None
@@ -108,6 +112,10 @@ class RequestInfo:
                     self.traceparent = value
                 case b"espalier-priority":
                     self.priority = value
+                case b"espalier-user":
+                    self.user = value
+                case b"espalier-group":
+                    self.group = value
         if not self.request_id:
             self.request_id = b"%s%08x" % (_PROCESS, next(_NUMBERS))
 

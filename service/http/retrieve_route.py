@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import secrets
+import time
 from collections.abc import Collection, Coroutine
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
+
+from espalier.errors import EspalierError
 
 from ..batching.priority import Priority, Turns, priority_of
 from ..errors import Behind, ClientGone, DeadlinePassed, KeyLimit, QueueFull, Uncovered
@@ -27,9 +32,13 @@ from ..http.middleware import RequestInfo
 from ..http.request_bodies import JSON_TYPES, check_type, parsed, read_body, validated
 from ..keys_file import Key
 from ..models.loading import LoadedModel
+from ..models.trial import is_tried
+from ..problems import document_of
 from ..retrieval.request import CheckedRequest, check
 from ..retrieval.retrieve import Retrieved, retrieve
 from ..retrieval.schemas import RetrieveRequest
+from ..retrieval.shadow import Shadows
+from ..watch.metrics import VersionOutcome
 from ..watch.tracing import trace_id
 
 log = logging.getLogger(__name__)
@@ -67,6 +76,7 @@ class RetrievalRoute:
         self.catalogues, self.asked, self.audit = service.catalogues, service.asked, service.audit
         self.bodies = Budget(max(BODIES_BYTES, self.settings.max_body_bytes), FREE_BYTES)
         self.answers = Budget(ANSWERS * self.settings.max_answer_values, FREE_VALUES)
+        self._shadows = Shadows(self.settings)
 
     def check(self, request: RetrieveRequest, info: RequestInfo) -> CheckedRequest:
         """Find the model of a request, note it in `info`, and check the request against it. Raises what `choose` and `check` raise."""
@@ -75,6 +85,13 @@ class RetrievalRoute:
         model = self.registry.choose_whole(request.model, request.version)
         info.model, info.version, info.queries = model.name, model.version, len(request.queries)
         may_use(info.key, model.name, "retrieve")
+        if request.version is None and (found := self.registry.candidate(model.name)) is not None:
+            tried, candidate = found
+            if is_tried(candidate, model.name, info.key_name, info.user, info.group):
+                with suppress(EspalierError):  # what it does not take, the default version may: it has other limits and fields
+                    checked = check(request, tried, self.settings)
+                    info.version = tried.version
+                    return checked
         return check(request, model, self.settings)
 
     def take(self, key: Key, info: RequestInfo) -> KeyLimit | None:
@@ -89,7 +106,27 @@ class RetrievalRoute:
         return None
 
     async def answer(self, checked: CheckedRequest, info: RequestInfo, began: float, priority: Priority = Priority.NORMAL) -> Retrieved:
-        """Answer a checked request, and note in `info` what the log and the metrics need."""
+        """Answer a checked request, count it, and note in `info` what the log and the metrics need."""
+        if priority is Priority.BACKGROUND:
+            return await self._answer(checked, info, began, priority)
+        try:
+            retrieved = await self._answer(checked, info, began, priority)
+        except Exception as error:
+            if (outcome := _outcome_of(error)) is not None:
+                checked.model.metrics.request(outcome, time.perf_counter() - began)
+            raise
+        checked.model.metrics.request("answered", time.perf_counter() - began)
+        if checked.request.version is None:
+            self._compare(checked, retrieved)
+        return retrieved
+
+    def _compare(self, checked: CheckedRequest, retrieved: Retrieved) -> None:
+        """Have the candidate answer the request, too, where it is drawn for that."""
+        found = self.registry.candidate(checked.model.name)
+        if found is not None and found[0] is not checked.model and random.random() < found[1].shadow:
+            self._shadows.begin(checked.request, retrieved, found[0])
+
+    async def _answer(self, checked: CheckedRequest, info: RequestInfo, began: float, priority: Priority) -> Retrieved:
         settings, model, timeout_ms = self.settings, checked.model, checked.timeout_ms
         expected_s = taken_s = 0.0  # engine seconds; a search that fails may have begun, so it costs what was expected
         if info.key is not None and info.key.cost is not None:
@@ -130,6 +167,17 @@ class RetrievalRoute:
             has = 0 if catalogue is None else catalogue.applied(model.version)
             committed = catalogue is not None and sequence <= await catalogue.committed()
             raise Behind(f"min_sequence: got {sequence}, and by the deadline this worker has the operations up to {has}.", committed)
+
+
+def _outcome_of(error: Exception) -> VersionOutcome | None:
+    """What an error is to the version that was asked; None where it is the request's."""
+    described = document_of(error)
+    status = 500 if described is None else described[0]["status"]
+    if status == 429:
+        return "refused"
+    if status == 504:
+        return "late"
+    return "failed" if status >= 500 else None
 
 
 class RetrieveRoute(RetrievalRoute):

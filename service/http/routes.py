@@ -16,7 +16,18 @@ from espalier.shards.messages import MEDIA_TYPE
 
 from ..batching.priority import HEADER
 from ..errors import Denied
-from ..http.admin import load, remove_item, removed, restore_item, set_default, set_removed, unload
+from ..http.admin import (
+    drop_candidate,
+    load,
+    remove_item,
+    removed,
+    restore_item,
+    set_candidate,
+    set_default,
+    set_removed,
+    trial,
+    unload,
+)
 from ..http.api_keys import Access
 from ..http.console_routes import facets, health, heldout, samples, tree_node, tree_path
 from ..http.dependencies import Name, as_json, describe, info_of, service_of
@@ -42,8 +53,10 @@ from ..http.schemas import (
     RemovedId,
     RemovedIds,
     Samples,
+    Trial,
 )
 from ..http.shard_routes import Shards, search_shard, shards
+from ..models.trial import GROUP, USER
 from ..retrieval.completion import completions
 from ..retrieval.schemas import RetrieveRequest, RetrieveResponse
 from ..watch.metrics import CONTENT_TYPE
@@ -63,6 +76,12 @@ Priority = Annotated[
     Literal["background"] | None,
     Header(alias=HEADER, description="`background`: the request waits behind all others, and no metric of customers counts it."),
 ]
+
+
+User = Annotated[
+    str | None, Header(alias=USER, description="Whose request it is: while a version is tried, a user's requests go to the same one.")
+]
+Group = Annotated[str | None, Header(alias=GROUP, description="A group of requests that a version which is tried may answer.")]
 
 
 class _Route(NamedTuple):
@@ -135,6 +154,9 @@ def _routes() -> Sequence[_Route]:
         _Route("POST", "/models/{name}/load", load, "admin", Model, change, "admin"),
         _Route("POST", "/models/{name}/unload", unload, "admin", Model, change, "admin"),
         _Route("POST", "/models/{name}/default", set_default, "admin", Model, change, "admin"),
+        _Route("PUT", "/models/{name}/candidate", set_candidate, "admin", Model, change, "admin"),
+        _Route("DELETE", "/models/{name}/candidate", drop_candidate, "admin", Model, (404, 409, 503), "admin"),
+        _Route("GET", "/models/{name}/candidate", trial, "admin", Trial, (404,), "admin"),
         _Route("PUT", "/models/{name}/removed", set_removed, "admin", Removed, (*change, 412), "admin", (202,)),
         _Route("GET", "/models/{name}/removed", removed, "admin", RemovedIds, (404,), "admin"),
         _Route("PUT", "/models/{name}/removed/{id:item_id}", remove_item, "admin", RemovedId, item, "admin", (202,)),
@@ -200,14 +222,14 @@ def _needs(access: Access) -> Sequence[Any]:
     return [Depends(check)]
 
 
-def retrieve_items(body: RetrieveRequest, priority: Priority = None) -> None:
+def retrieve_items(body: RetrieveRequest, priority: Priority = None, user: User = None, group: Group = None) -> None:
     """The top m items of each query, best first, and the milliseconds of each stage.
 
     Queries of concurrent requests share engine calls; `timing.batch` says how many did, `timing.ms_per_query` what each cost.
     """
 
 
-def retrieve_stream() -> None:
+def retrieve_stream(user: User = None, group: Group = None) -> None:
     """Many requests in one: each line in is a body of `POST /retrieve`, each line out its answer or its problem document, in order.
 
     Lines are read only as fast as they are answered and the answers are taken; a wrong line costs one line.

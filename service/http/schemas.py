@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from espalier.manifest import RankerInfo, SearchDefaults, StackingInfo, TailInfo, TreeInfo
 from espalier.queries import QueryKind
+from espalier.serving import MAX_NAMED
 
 from ..retrieval.schemas import Ids, StrictBody
 
@@ -19,6 +20,52 @@ class Version(BaseModel):
     state: Literal["loading", "ready", "draining", "failed", "available"]
     engine: str | None = Field(description="The engine that searches it, where it is ready.")
     reason: str | None = Field(description="Why it failed, or another remark.")
+
+
+class Candidate(BaseModel):
+    """A version that is tried on some of the requests that name none."""
+
+    version: int
+    share: float = Field(description="Share of the users whose requests it answers.")
+    keys: list[str] = Field(description="Names of API keys whose requests it answers.")
+    groups: list[str] = Field(description="Values of the header Espalier-Group of requests that it answers.")
+    shadow: float = Field(description="Share of the other requests that it answers a second time, unseen.")
+
+
+Interval = Annotated[list[float], Field(min_length=2, max_length=2)]
+
+
+class VersionFigures(BaseModel):
+    """What a version has answered since it was loaded, over all workers."""
+
+    version: int
+    answered: int
+    refused: int = Field(description="429: the queue was full.")
+    late: int = Field(description="504: the deadline passed.")
+    failed: int
+    failed_ci: Interval | None = Field(description="95 % interval of the share that failed.")
+    p50_ms: float | None
+    p99_ms: float | None
+
+
+class ShadowFigures(BaseModel):
+    """The requests that the candidate answered, too."""
+
+    compared: int
+    failed: int
+    left_out: int = Field(description="Large ones, and those that came while too many were under way.")
+    overlap: float | None = Field(description="Mean share of items that both answers have in common.")
+    overlap_ci: Interval | None = Field(description="Its 95 % interval.")
+    default_p50_ms: float | None = Field(description="Engine time of a query.")
+    candidate_p50_ms: float | None
+
+
+class Trial(BaseModel):
+    """The candidate of a model beside its default version."""
+
+    candidate: Candidate | None
+    versions: list[VersionFigures] = Field(description="The default version, then the candidate; empty without one.")
+    shadow: ShadowFigures | None
 
 
 class LiveCatalogue(BaseModel):
@@ -50,6 +97,7 @@ class Model(BaseModel):
     reason: str | None = Field(description="Why it failed, or what is wrong although it serves.")
     version: int = Field(description="The version that answers where a request names none.")
     versions: list[Version] = Field(description="All versions, ascending.")
+    candidate: Candidate | None = Field(None, description="A version that is tried on some requests.")
     engine: str | None = None
     algorithm: str | None = None
     query: QueryKind | None = None
@@ -77,6 +125,19 @@ class VersionRequest(StrictBody):
 
 class LoadRequest(VersionRequest):
     default: bool = Field(True, description="Whether requests without a version go to it once it is ready.")
+
+
+class CandidateRequest(VersionRequest):
+    share: Annotated[float, Field(ge=0, le=1)] = Field(0.0, description="Share of the users whose requests it answers.")
+    keys: list[Annotated[str, Field(min_length=1, max_length=128)]] = Field(
+        [], max_length=MAX_NAMED, description="Names of API keys whose requests it answers."
+    )
+    groups: list[Annotated[str, Field(max_length=128, pattern="^[!-~]+$")]] = Field(
+        [], max_length=MAX_NAMED, description="Values of the header Espalier-Group of requests that it answers."
+    )
+    shadow: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="Share of the other requests that it answers a second time, to be compared; nobody sees those answers."
+    )
 
 
 class RemovedRequest(StrictBody):

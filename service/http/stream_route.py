@@ -84,7 +84,7 @@ class _Lines:
     async def _begin(self, line: bytes | ServiceError) -> None:
         """Begin to answer a line, once there is memory for it and its answer."""
         info, size, values = RequestInfo(time.perf_counter(), self._info.request_id), 0, 0
-        info.key = self._info.key
+        info.key, info.user, info.group = self._info.key, self._info.user, self._info.group
         if isinstance(line, ServiceError):
             task = self._refuse(line, info)
         else:

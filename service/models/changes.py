@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from espalier.errors import InvalidData
-from espalier.serving import Serving
+from espalier.serving import Candidate, Serving
 
 from ..errors import BeingChanged, Conflict, ModelNotFound, NotReady
 from ..models.desired_state import Removed
@@ -43,10 +43,11 @@ REMOVALS_VISIBLE_S = 1.0
 
 
 class ServedVersions(NamedTuple):
-    """What a model serves: its versions, ascending, and the one that answers where a request names none."""
+    """What a model serves: its versions, ascending, the one that answers where a request names none, and the one that is tried."""
 
     versions: tuple[int, ...]
     default: int
+    candidate: Candidate | None = None
 
 
 class RemovedChange(NamedTuple):
@@ -84,6 +85,14 @@ class Changes:
     async def set_default(self, name: str, version: int) -> tuple[ServedVersions, ServedVersions]:
         """Make a version the one that answers where a request names none, on all workers; it is loaded first. Raises as `load` does."""
         return await self.load(name, version, default=True)
+
+    async def set_candidate(self, name: str, candidate: Candidate | None) -> tuple[ServedVersions, ServedVersions]:
+        """Try a version on some requests, on all workers; it is loaded first. None: all go to the default again. Raises as `load` does."""
+        self._check_store(name)
+        entry = self._follower.entry(name)
+        if candidate is not None:
+            entry = await asyncio.to_thread(self._on_disk, name, candidate.version)
+        return await self._shielded(self._set_candidate(entry, candidate))
 
     async def unload(self, name: str, version: int) -> tuple[ServedVersions, ServedVersions]:
         """Drop a version on every worker. Requests that have it are finished. Raises ModelNotFound, Conflict for the default version."""
@@ -126,14 +135,37 @@ class Changes:
         async with _locked(entry, Serving, TAKE_BACK_WAIT_S):
             now = await self._serving(entry)
             before = _served(entry, now)
-            versions, answers = before
-            if version not in versions or not await asyncio.to_thread(self._is_everywhere, entry, version):
-                await asyncio.to_thread(self._follower.openings.forgive, entry.disk.folder / str(version))
-                answers = answers if answers in entry.ready else version
-                now = await self._serve(entry, now, {version}, set(), answers)
-            if default and (now is None or answers != version):
+            now = await self._loaded(entry, now, version)
+            if default and (now is None or now.default != version):
                 now = await self._serve(entry, now, {version}, set(), version)
             log.info("%s: version %d is loaded%s", entry.name, version, " and the default" if default else "")
+            return before, _served(entry, now)
+
+    async def _loaded(self, entry: Entry, now: Serving | None, version: int) -> Serving | None:
+        """What serves once a version is loaded everywhere. Holds the lock."""
+        served = _served(entry, now)
+        if version in served.versions and await asyncio.to_thread(self._is_everywhere, entry, version):
+            return now
+        await asyncio.to_thread(self._follower.openings.forgive, entry.disk.folder / str(version))
+        return await self._serve(
+            entry, now, {version}, set(), served.default if served.default in entry.ready else version, served.candidate
+        )
+
+    async def _set_candidate(self, entry: Entry, candidate: Candidate | None) -> tuple[ServedVersions, ServedVersions]:
+        async with _locked(entry, Serving, TAKE_BACK_WAIT_S):
+            now = await self._serving(entry)
+            before = _served(entry, now)
+            if candidate is None:
+                if before.candidate is not None:
+                    now = await self._serve(entry, now, set(), set(), before.default)
+                log.info("%s: version %d answers all requests that name none", entry.name, before.default)
+                return before, _served(entry, now)
+            now = await self._loaded(entry, now, candidate.version)
+            default = _served(entry, now).default
+            if candidate.version == default:
+                raise Conflict(f"Version {default} is the default of {entry.name!r}; the candidate must be another one.")
+            now = await self._serve(entry, now, {candidate.version}, set(), default, candidate)
+            log.info("%s: version %d is tried on some requests", entry.name, candidate.version)
             return before, _served(entry, now)
 
     def _is_everywhere(self, entry: Entry, version: int) -> bool:
@@ -149,7 +181,7 @@ class Changes:
                 raise ModelNotFound(f"Version {version} of {entry.name!r} is not loaded.")
             if version == before.default:
                 raise Conflict(f"Version {version} is the default of {entry.name!r}; make another version the default first.")
-            now = await self._serve(entry, now, set(), {version}, before.default)
+            now = await self._serve(entry, now, set(), {version}, before.default, before.candidate)
             log.info("%s: version %d is dropped", entry.name, version)
             return before, _served(entry, now)
 
@@ -162,11 +194,18 @@ class Changes:
         except InvalidData as error:
             raise Conflict(f"{error}; repair or delete the file") from error
 
-    async def _serve(self, entry: Entry, now: Serving | None, add: set[int], drop: set[int], default: int) -> Serving:
-        """Change what should serve, on all workers. Versions that failed to load are given up: they would fail the change."""
+    async def _serve(
+        self, entry: Entry, now: Serving | None, add: set[int], drop: set[int], default: int, candidate: Candidate | None = None
+    ) -> Serving:
+        """Change what should serve, on all workers. Versions that failed to load are given up: they would fail the change.
+
+        candidate  nobody tries it where its version is the default now, or does not serve
+        """
         versions = ({version for version in _served(entry, now).versions if version in entry.ready} | add | {default}) - drop
         generation = max(entry.progress.serving, now.generation if now else 0) + 1
-        after = Serving(generation=generation, versions=tuple(sorted(versions)), default=default)
+        if candidate is not None and candidate.version not in versions - {default}:
+            candidate = None
+        after = Serving(generation=generation, versions=tuple(sorted(versions)), default=default, candidate=candidate)
         await self._change(entry, now, after)
         return after
 
@@ -282,5 +321,6 @@ async def _locked(entry: Entry, kind: type[Serving] | type[Removed], wait_s: flo
 
 def _served(entry: Entry, serving: Serving | None) -> ServedVersions:
     """What should serve; without a serving.json what does."""
-    versions, default = (entry.ready, entry.version) if serving is None else (serving.versions, serving.default)
-    return ServedVersions(tuple(sorted(versions)), default)
+    if serving is None:
+        return ServedVersions(tuple(sorted(entry.ready)), entry.version)
+    return ServedVersions(tuple(sorted(serving.versions)), serving.default, serving.candidate)

@@ -1,6 +1,7 @@
 """What should be served, on disk: the desired state of one model, in files beside its versions.
 
-    models/<name>/serving.json   {"generation": 4, "versions": [2, 3], "default": 3}; absent: the highest version alone
+    models/<name>/serving.json   {"generation": 4, "versions": [2, 3], "default": 3}, perhaps a "candidate": espalier/serving.py; absent:
+                                 the highest version alone
     models/<name>/removed.json   {"generation": 2, "ids": ["b12"]}; absent from the start: nothing is removed
     models/<name>/.lock, .removed.lock   held by whoever changes serving.json, removed.json
     models/<name>/.serving.before  what serving.json said before the change that is under way
@@ -50,7 +51,7 @@ class Former(BaseModel):
     """What serving.json said before a change; None: there was no file. generation: of the state that the change writes."""
 
     generation: int
-    serving: Serving | None
+    serving: Serving | None = None
 
 
 class InvalidState(InvalidData):
@@ -157,7 +158,7 @@ class DesiredState:
             descriptor, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=self.folder)
             try:
                 with os.fdopen(descriptor, "w") as stream:
-                    json.dump(state.model_dump(mode="json"), stream)
+                    json.dump(state.model_dump(mode="json", exclude_none=True), stream)
                     stream.write("\n")
                     stream.flush()
                     os.fchmod(stream.fileno(), 0o644)

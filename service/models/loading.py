@@ -169,7 +169,7 @@ def _load(
     doing.append("warming up its engine")
     engine.warm_up()
     batcher = Batcher(engine, limits_of(settings, bundle, engine, engines.calls), name, on_overload=in_overload(path))
-    model_metrics = ModelMetrics(metrics, name, engine.name, lambda: batcher.depth)
+    model_metrics = ModelMetrics(metrics, name, version, engine.name, lambda: batcher.depth)
     batcher.on_call = model_metrics.call
     live = LiveVersion(bundle, engine, filters)
     shard = ShardVersion.of(bundle, settings.mask_cache_bytes)

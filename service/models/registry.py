@@ -15,6 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from espalier.errors import BundleNotFound, InvalidQuery
+from espalier.serving import Candidate
 from espalier.shards.messages import Pin
 
 from ..errors import IsShard, ModelNotFound, NotReady, NotServed, QueueFull
@@ -161,6 +162,13 @@ class Registry:
         if found.shard is not None:
             raise _is_shard(found, found.shard)
         return found
+
+    def candidate(self, name: str) -> tuple[LoadedModel, Candidate] | None:
+        """The version of a model that is tried on some requests, and on which; None where none is, or while it does not serve."""
+        entry = self._follower.entries[name]
+        candidate = None if entry.serving is None else entry.serving.candidate
+        found = None if candidate is None else entry.ready.get(candidate.version)
+        return None if candidate is None or found is None or found.shard is not None else (found, candidate)
 
     def check_whole(self, name: str) -> None:
         """Raise IsShard where the default version of a model is a shard, ModelNotFound where there is no such model."""

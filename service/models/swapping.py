@@ -236,6 +236,8 @@ class Swapper:
         retired.engine.close()
         with entry.lock:
             entry.retired = tuple(other for other in entry.retired if other is not retired)
+            if retired.version not in entry.ready:  # its last requests have counted since it was retired
+                self._metrics.forget_version(entry.name, retired.version)
         self._metrics.reload(entry.name, "unloaded")
         log.info("%s version %d is unloaded", entry.name, retired.version)
 

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 SECONDS = tuple(15e-6 * 1.5**i for i in range(34))
 """Geometric buckets from 15 µs to 9.7 s."""
 QUERIES = tuple(2.0**i for i in range(11))
+SHARES = tuple(i / 20 for i in range(21))
 
 
 class CounterRow(NamedTuple):
@@ -34,6 +35,14 @@ COUNTERS = {
         "Answered POST /retrieve requests and lines of streams. A status that ends in -client is an error that the client's "
         "own deadline or condition caused.",
         ("model", "status"),
+    ),
+    "espalier_version_requests_total": CounterRow(
+        "Retrievals by the version that they came to, lines of streams too: answered, refused (429), late (504) or failed.",
+        ("model", "version", "outcome"),
+    ),
+    "espalier_shadow_requests_total": CounterRow(
+        "Requests that a candidate was to answer a second time: compared, failed, or left_out because it is large or others are under way.",
+        ("model", "version", "outcome"),
     ),
     "espalier_background_requests_total": CounterRow(
         "Requests with Espalier-Priority: background, which no other metric of requests, queries or stages counts.", ("model", "status")
@@ -170,6 +179,19 @@ HISTOGRAMS = {
         "From the head of a POST /retrieve to the end of its answer; without lines of streams.",
         SECONDS,
     ),
+    "espalier_version_request_seconds": HistogramRow(
+        "From the head of a request, or the arrival of a line of a stream, to its answer, by the version that answered.",
+        SECONDS,
+        ("model", "version"),
+    ),
+    "espalier_shadow_overlap": HistogramRow(
+        "Share of the items of a default version's answer that its candidate's has too.", SHARES, ("model", "version")
+    ),
+    "espalier_shadow_seconds": HistogramRow(
+        "Engine time of a query of requests that both answered, by the version that answers (default) and the candidate.",
+        SECONDS,
+        ("model", "version", "of"),
+    ),
     "espalier_stage_seconds": HistogramRow(
         "Stages of answered requests: queue, encode, search, serialise, and rerank where it was requested.", SECONDS, ("model", "stage")
     ),
@@ -191,5 +213,5 @@ HISTOGRAMS = {
     ),
 }
 
-VERSION_METRICS = [name for table in (COUNTERS, GAUGES) for name, row in table.items() if "version" in row.labels]
+VERSION_METRICS = [name for table in (COUNTERS, GAUGES, HISTOGRAMS) for name, row in table.items() if "version" in row.labels]
 """Metrics of single versions, which are dropped when a version is unloaded."""

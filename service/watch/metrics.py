@@ -36,6 +36,8 @@ REFUSALS = ("too_many", "crowded_out", "head_too_large", "head_too_slow", "malfo
 """Why a connection is refused or cut off, see connection.py."""
 Outcome = Literal["loaded", "failed", "rolled_back", "unloaded"]
 ProbeOutcome = Literal["answered", "late", "failed"]
+VersionOutcome = Literal["answered", "refused", "late", "failed"]
+ShadowOutcome = Literal["compared", "failed", "left_out"]
 BY_CLIENT = "-client"
 """Behind the status, in the label, of an error that the client's own deadline or condition alone has caused. No error budget counts it."""
 OTHER_KEYS = "others"
@@ -206,7 +208,7 @@ class Metrics:
         """Drop the series of an unloaded version: a service that loads one a day would show all of them for ever."""
         labels = {"model": model, "version": str(version)}
         for name in VERSION_METRICS:
-            (self.counters.get(name) or self.gauges[name]).remove_by_labels(labels)
+            (self.counters.get(name) or self.gauges.get(name) or self.histograms[name]).remove_by_labels(labels)
         multiprocess.forget(labels)
 
     # -- measurements ---------------------------------------------------------------------------------------------------
@@ -260,7 +262,7 @@ class Metrics:
 class ModelMetrics:
     """The metrics of one loaded version, their labels looked up once."""
 
-    def __init__(self, metrics: Metrics, model: str, engine: str, queue_depth: Callable[[], int]) -> None:
+    def __init__(self, metrics: Metrics, model: str, version: int, engine: str, queue_depth: Callable[[], int]) -> None:
         counters, histograms = metrics.counters, metrics.histograms
         self._metrics, self._model, self._engine, self._queue_depth = metrics, model, engine, queue_depth
         self._stages = tuple(histograms["espalier_stage_seconds"].labels(model, stage) for stage in STAGES)
@@ -271,12 +273,38 @@ class ModelMetrics:
         self._degraded = counters["espalier_degraded_total"].labels(model)
         self._unknown = counters["espalier_unknown_ids_total"].labels(model)
         counters["espalier_shed_total"].labels(model)  # 0 from the start
+        self._version = version
+        self._outcomes: dict[VersionOutcome, Counter] = {}  # made when there is something to count, as are the others of a version
+        self._seconds: Histogram | None = None
         self._beams: dict[int, Histogram] = {}
         metrics.watch_queue(model, queue_depth)
 
     def close(self) -> None:
         """The version does not serve any more."""
         self._metrics.unwatch_queue(self._model, self._queue_depth)
+
+    def request(self, outcome: VersionOutcome, seconds: float) -> None:
+        """One request that came to the version, and how long it took."""
+        if outcome not in self._outcomes:
+            requests = self._metrics.counters["espalier_version_requests_total"]
+            self._outcomes[outcome] = requests.labels(self._model, self._version, outcome)
+        self._outcomes[outcome].inc()
+        if outcome == "answered":
+            if self._seconds is None:
+                self._seconds = self._metrics.histograms["espalier_version_request_seconds"].labels(self._model, self._version)
+            self._seconds.observe(seconds)
+
+    def shadow(self, outcome: ShadowOutcome) -> None:
+        """One request that the version was to answer a second time."""
+        self._metrics.counters["espalier_shadow_requests_total"].labels(self._model, self._version, outcome).inc()
+
+    def compared(self, overlap: float, default_s: float, own_s: float) -> None:
+        """One that it did answer. overlap: share of items in common; the others: engine seconds of a query."""
+        self.shadow("compared")
+        histograms = self._metrics.histograms
+        histograms["espalier_shadow_overlap"].labels(self._model, self._version).observe(overlap)
+        for of, seconds in (("default", default_s), ("candidate", own_s)):
+            histograms["espalier_shadow_seconds"].labels(self._model, self._version, of).observe(seconds)
 
     def call(self, batch: int, seconds: float) -> None:
         """One engine call of `batch` queries."""

@@ -132,7 +132,9 @@ class Stub:
                 return httpx.Response(200, content=b"".join(dump(answer_to(json.loads(line))) for line in body.splitlines()))
             case "GET", ["models"]:
                 return httpx.Response(200, json={"models": [described]})
-            case ("GET", ["models", name]) | ("POST", ["models", name, "load" | "unload" | "default"]):
+            case "GET", ["models", _, "candidate"]:
+                return httpx.Response(200, json={"candidate": None, "versions": [], "shadow": None})
+            case ("GET", ["models", name]) | ("POST" | "PUT" | "DELETE", ["models", name, "load" | "unload" | "default" | "candidate"]):
                 return httpx.Response(200, json=described | {"name": name})
             case "GET", ["models", _, "items"]:  # completion
                 return httpx.Response(200, json={"items": [{"id": "b1", "title": "One"}, {"id": "b2", "title": None}]})

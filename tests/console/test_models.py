@@ -57,6 +57,33 @@ def test_a_version_is_rolled_back_to_and_another_dropped_and_loaded_again(admini
     expect(page.get_by_text("Version 2 is loaded and is the default.")).to_be_visible()
 
 
+def test_a_version_is_tried_on_some_users_promoted_and_taken_back(administrator: Watched) -> None:
+    page = administrator.page
+    region = page.locator("section").filter(has=page.get_by_role("heading", name="Trial"))
+    load(page, "1")
+    give_key(page, "an admin key", ADMIN_KEY)
+    expect(page.get_by_text("Version 1 is loaded beside the default.")).to_be_visible()
+    region.get_by_role("spinbutton", name="% of the users").fill("30")
+    region.get_by_role("spinbutton", name="% of the others unseen").fill("10")
+    region.get_by_role("button", name="Try it").click()
+    expect(region.get_by_text("answers 30 % of the users, 10 % of the others unseen; all else goes to version 2.")).to_be_visible()
+    expect(region.get_by_role("region", name="Since they were loaded").locator("tbody tr")).to_have_count(2)
+    expect(page.get_by_role("region", name="Versions").get_by_text("candidate")).to_be_visible()
+    settled(page)
+    assert serious_findings(page) == []
+    region.get_by_role("button", name="End the trial").click()
+    expect(region.get_by_role("button", name="Try it")).to_be_visible()
+    region.get_by_role("button", name="Try it").click()
+    region.get_by_role("button", name="Promote version 1").click()
+    page.get_by_role("dialog").get_by_role("button", name="Serve version 1").click()
+    expect(page.get_by_text("Version 1 is the default.")).to_be_visible()
+    assert default_version(page) == "1"
+    expect(region.get_by_text("answers")).to_have_count(0)
+    page.get_by_role("button", name="Make it the default").click()
+    page.get_by_role("dialog").get_by_role("button", name="Serve version 2").click()
+    expect(page.get_by_text("Version 2 is the default.")).to_be_visible()
+
+
 def test_a_change_that_is_not_confirmed_is_not_made_and_what_the_service_refuses_is_said(administrator: Watched) -> None:
     page = administrator.page
     before = len(administrator.requests)

@@ -155,7 +155,10 @@ def every_metric() -> str:
     router.unanswered(0)
     router.searched("books", 1e-3, 1.0)
     router.replicas({("books", 1): [1]})
-    ModelMetrics(metrics, "books", "onnx-cpu", lambda: 0).retrieved((0.0, 0.0, 0.0, 0.0), 1e-3, 100)
+    own = ModelMetrics(metrics, "books", 1, "onnx-cpu", lambda: 0)
+    own.retrieved((0.0, 0.0, 0.0, 0.0), 1e-3, 100)
+    own.request("answered", 1e-3)
+    own.compared(1.0, 1e-3, 1e-3)
     return metrics.render().decode()
 
 

@@ -32,6 +32,7 @@ ACCESS: dict[str, Sequence[str]] = {
     "admin": [
         *("get /models/{name}/samples", "get /models/{name}/changes", "put /models/{name}/removed", "get /models/{name}/removed"),
         *("post /models/{name}/load", "post /models/{name}/unload", "post /models/{name}/default"),
+        *(f"{method} /models/{{name}}/candidate" for method in ("put", "delete", "get")),
         *("put /models/{name}/removed/{id}", "delete /models/{name}/removed/{id}"),
     ],
     "internal": ["post /internal/search", "get /internal/shards"],
@@ -44,11 +45,13 @@ BODIES: dict[str, Json] = {
     "post /models/{name}/load": {"version": 2},
     "post /models/{name}/unload": {"version": 1},
     "post /models/{name}/default": {"version": 2},
+    "put /models/{name}/candidate": {"version": 9, "share": 0.1},
     "put /models/{name}/removed": {"ids": []},
 }
 NEEDED = {"get /models/{name}/facets": {"column": "title"}, "get /models/{name}/tree": {"item": "item-1"}}
 STATUSES = {
     "post /models/{name}/unload": 404,  # version 1 is not loaded
+    "put /models/{name}/candidate": 404,  # there is no version 9
     "put /models/{name}/items/{id}": 201,
     "post /internal/search": 422,
 }

@@ -278,8 +278,8 @@ def test_totals_are_what_the_metrics_count() -> None:
     metrics = Metrics()
     for model in ("books", "films"):
         metrics.add_model(model)
-    own = ModelMetrics(metrics, "books", "fake", lambda: 1)
-    ModelMetrics(metrics, "books", "fake", lambda: 2)  # of another version
+    own = ModelMetrics(metrics, "books", 1, "fake", lambda: 1)
+    ModelMetrics(metrics, "books", 2, "fake", lambda: 2)  # of another version
     own.call(2, 0.5)
     own.retrieved((0.1,), 0.1, 8, queries=4, incomplete=1, degraded=2, unknown=7)
     for status, times in ((200, 5), (429, 2), (500, 1), (422, 3)):

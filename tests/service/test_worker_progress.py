@@ -93,7 +93,7 @@ live.visible(0.01)
 live.refused(507)
 metrics.model_state("books", 1, "onnx-cpu", ready=version == 1)
 metrics.model_state("books", version, "onnx-cpu", ready=True)
-ModelMetrics(metrics, "books", "onnx-cpu", lambda: waiting).call(waiting, 0.5)
+ModelMetrics(metrics, "books", version, "onnx-cpu", lambda: waiting).call(waiting, 0.5)
 for _ in range(requests):
     metrics.request("books", 200, 1e-3)
 print(flush=True)

@@ -23,6 +23,7 @@ from espalier.errors import BundleCorrupt, BundleExists, BundleNotFound, Invalid
 from espalier.manifest import RankerInfo
 from espalier.rerank.ranker import GOLDEN_SCORES
 from espalier.search import Engine
+from espalier.serving import Candidate
 from espalier.tree import complete_tree
 from tests.golden import golden_of_histories
 from tests.object_stores import two_versions
@@ -189,7 +190,7 @@ def test_a_model_is_published_listed_and_pinned(url: str, books: Path) -> None:
     ran("publish", "--model", books / "2")
     assert ran("versions") == "books: versions 1, 2; version 1 serves\n"
     ran("set-default", "--model", "books", "--version", 2, "--beside", 1)
-    assert json.loads(ran("versions", "--json")) == [{"model": "books", "versions": [1, 2], "default": 2, "beside": [1]}]
+    assert json.loads(ran("versions", "--json")) == [{"model": "books", "versions": [1, 2], "default": 2, "beside": [1], "candidate": None}]
     ran("set-default")
     assert ran("versions", "--model", "books") == "books: versions 1, 2; the highest, version 2, serves\n"
 
@@ -216,6 +217,9 @@ def test_what_is_no_bundle_is_refused_and_makes_no_store(url: str, tmp_path: Pat
         to_store(books / "1", 1, url, default=False, again=False)
     with pytest.raises(InvalidConfig, match="--beside"):
         change_default(url, "books", None, [1])
+    for version in (None, 2):
+        with pytest.raises(InvalidConfig, match="--candidate"):
+            change_default(url, "books", version, [], Candidate(version=2))
     assert not (tmp_path / "store").exists()
 
 

@@ -30,6 +30,7 @@ from espalier.errors import (
     StoreMissing,
     StoreUnavailable,
 )
+from espalier.serving import Candidate
 from espalier.store import fetching, objects
 from espalier.store.fetching import BeingFetched, Progress, drop, drop_unfinished, fetch
 from espalier.store.models import blob_key, find_models, manifest_key, read_manifest, read_serving, serve_highest, serving_key, set_default
@@ -225,6 +226,8 @@ def test_only_stored_versions_may_serve(store: Objects, books: Path) -> None:
     publish(store, [books / "1"])
     with pytest.raises(StoreMissing, match="no version 3 of 'books'; there: 1"):
         set_default(store, "books", 3)
+    with pytest.raises(StoreMissing, match="no version 4"):
+        set_default(store, "books", 1, candidate=Candidate(version=4, share=0.1))
     with pytest.raises(StoreMissing, match="no model 'films'"):
         serve_highest(store, "films")
 

@@ -6,6 +6,7 @@ import { post } from "../../core/api.js";
 import { Confirm } from "../../core/confirm.js";
 import { loadModels } from "../../core/models.js";
 import { Badge, Busy, Button, ProblemView, Table, Toggle } from "../../core/ui.js";
+import { Trial } from "./trial.js";
 
 export const STATES = { ready: "good", loading: "info", failed: "bad" }; // badges of states
 
@@ -52,7 +53,7 @@ export function Versions({ model }) {
   return html`<section class="panel"><h2><bdi>${model.name}</bdi></h2>
     <${Table} caption="Versions" rows=${model.versions} rowKey=${(one) => one.version} columns=${[
       { label: "Version", numeric: true, cell: (one) => html`<strong>${one.version}</strong>` },
-      { label: "State", cell: (one) => html`<${Badge} kind=${STATES[one.state] ?? ""}>${one.state}</${Badge}>${one.version === model.version && html` <${Badge} kind="info">default</${Badge}>`}` },
+      { label: "State", cell: (one) => html`<${Badge} kind=${STATES[one.state] ?? ""}>${one.state}</${Badge}>${one.version === model.version && html` <${Badge} kind="info">default</${Badge}>`}${one.version === model.candidate?.version && html` <${Badge}>candidate</${Badge}>`}` },
       { label: "Engine", cell: (one) => one.engine ?? "–" },
       { label: "", cell: (one) => html`<bdi class=${one.state === "failed" ? "bad" : "dim"}>${one.reason}</bdi>` },
       { label: "", cell: (one) => html`<span class="toolbar models-actions">
@@ -66,7 +67,8 @@ export function Versions({ model }) {
     ${problem && html`<${ProblemView} problem=${problem} />`}
     ${model.reason && html`<p class="bad"><bdi>${model.reason}</bdi></p>`}
     <${Confirm} question=${question} onAnswer=${answer} />
-  </section>`;
+  </section>
+  <${Trial} model=${model} promote=${pin} />`;
 }
 
 function LoadForm({ busy, load, next }) {

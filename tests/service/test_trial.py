@@ -1,0 +1,370 @@
+"""A version on trial: which requests it answers, for how long, what is counted of it, and how a trial ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections import Counter
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from espalier.bundle import Bundle
+from espalier.search import Engine
+from espalier.serving import Candidate
+from service.models.trial import is_tried, place_of
+from service.retrieval.shadow import MOST, MOST_VALUES
+from service.watch.trial_figures import figures
+from tests.service.fake_engine import FakeEngine
+from tests.service.own_time import settled
+from tests.service.processes import service
+from tests.service.running import ITEMS, Json, Running, bearer, counted, problem, run, small_model
+from tests.waiting import until
+
+ADMIN = "an-admin-key-of-tests"
+USERS = [f"user-{i}" for i in range(400)]
+
+
+def trial(running: Running, **candidate: Any) -> Json:
+    """The model as an admin sees it, once a candidate is tried."""
+    answer = running.client.request("PUT", "/models/books/candidate", json=candidate, headers=bearer(ADMIN))
+    assert answer.status_code == 200, answer.text
+    document: Json = answer.json()
+    return document
+
+
+def version_for(running: Running, user: str | None = None, group: str | None = None, key: str | None = None, **body: Any) -> int:
+    headers = {"Espalier-User": user, "Espalier-Group": group, **({} if key is None else bearer(key))}
+    given = {name: value for name, value in headers.items() if value is not None}
+    answer = running.client.post("/retrieve", json={"model": "books", "queries": [{"history": []}]} | body, headers=given)
+    assert answer.status_code == 200, answer.text
+    version: int = answer.json()["version"]
+    return version
+
+
+@pytest.fixture
+def both(versions: Path) -> Path:
+    """A models folder with two versions, of which the first is the default."""
+    (versions / "books" / "serving.json").write_text(json.dumps({"generation": 1, "versions": [1, 2], "default": 1}))
+    return versions
+
+
+# -- who gets the candidate -----------------------------------------------------------------------------------------------
+
+
+def test_users_are_spread_evenly_stay_where_they_are_and_are_others_in_the_next_trial() -> None:
+    places = [place_of("books", 2, user.encode()) for user in USERS]
+    assert min(places) >= 0
+    assert max(places) < 1
+    assert [sum(place < share for place in places) / len(places) for share in (0.1, 0.5)] == [
+        pytest.approx(0.1, abs=0.05),
+        pytest.approx(0.5, abs=0.08),
+    ]
+    assert places == [place_of("books", 2, user.encode()) for user in USERS]
+    tried = {
+        share: {user for user in USERS if is_tried(Candidate(version=2, share=share), "books", None, user.encode(), None)}
+        for share in (0.0, 0.1, 0.5, 1.0)
+    }
+    assert tried[0.0] < tried[0.1] < tried[0.5] < tried[1.0] == {*USERS}
+    again = {user for user in USERS if is_tried(Candidate(version=3, share=0.1), "books", None, user.encode(), None)}
+    assert again != tried[0.1]
+    assert len(again & tried[0.1]) < len(tried[0.1]) / 2
+
+
+def test_requests_without_a_user_are_drawn_one_by_one() -> None:
+    drawn = sum(is_tried(Candidate(version=2, share=0.25), "books", None, None, None) for _ in range(4000))
+    assert 800 < drawn < 1200
+
+
+def test_a_share_of_the_users_gets_the_candidate_and_no_user_changes_over(both: Path) -> None:
+    with run(both, admin_keys=ADMIN) as running:
+        assert {version_for(running, user) for user in USERS[:40]} == {1}
+        described = trial(running, version=2, share=0.3)
+        assert described["candidate"] == {"version": 2, "share": 0.3, "keys": [], "groups": [], "shadow": 0.0}
+        first = {user: version_for(running, user) for user in USERS[:100]}
+        assert 15 < Counter(first.values())[2] < 45
+        assert {user: version_for(running, user) for user in USERS[:100]} == first
+        assert {version_for(running, user, version=1) for user in USERS[:40]} == {1}  # who names a version gets it
+        trial(running, version=2, share=0.6)
+        wider = {user: version_for(running, user) for user in USERS[:100]}
+        assert all(wider[user] == 2 for user, version in first.items() if version == 2)
+    with run(both, admin_keys=ADMIN) as running:  # a restart changes nothing
+        assert {user: version_for(running, user) for user in USERS[:100]} == wider
+        assert running.client.request("DELETE", "/models/books/candidate", headers=bearer(ADMIN)).json()["candidate"] is None
+        assert {version_for(running, user) for user in USERS[:100]} == {1}
+        assert {
+            version["version"] for version in running.client.get("/models/books").json()["versions"] if version["state"] == "ready"
+        } == {1, 2}
+
+
+def test_all_lines_of_a_stream_are_of_the_user_that_its_head_names(both: Path) -> None:
+    with run(both, admin_keys=ADMIN) as running:
+        trial(running, version=2, share=0.5)
+        lines = b'{"model": "books", "queries": [{"history": []}]}\n' * 5
+        for user in USERS[:12]:
+            headers = {"Content-Type": "application/x-ndjson", "Espalier-User": user}
+            answer = running.client.post("/retrieve/stream", content=lines, headers=headers)
+            versions = {json.loads(line)["version"] for line in answer.text.splitlines()}
+            assert versions == {version_for(running, user)}
+
+
+def test_keys_and_groups_get_the_candidate_whoever_the_user_is(both: Path) -> None:
+    keys = "shop:a-key-of-the-shop-1,app:a-key-of-the-app-01"
+    with run(both, admin_keys=ADMIN, retrieve_keys=keys) as running:
+        trial(running, version=2, keys=["app"], groups=["beta"])
+        assert [version_for(running, "u", key=key) for key in ("a-key-of-the-shop-1", "a-key-of-the-app-01")] == [1, 2]
+        assert [version_for(running, "u", group, "a-key-of-the-shop-1") for group in (None, "beta", "alpha")] == [1, 2, 1]
+
+
+def test_what_the_candidate_does_not_take_the_default_version_answers(tmp_path: Path) -> None:
+    small_model(tmp_path, 1, max_m=40)
+    small_model(tmp_path, 2, max_m=10)
+    (tmp_path / "books" / "serving.json").write_text(json.dumps({"generation": 1, "versions": [1, 2], "default": 1}))
+    with run(tmp_path, admin_keys=ADMIN) as running:
+        trial(running, version=2, share=1.0)
+        assert [version_for(running, "u", m=m) for m in (4, 20)] == [2, 1]
+        answer = running.client.post("/retrieve", json={"model": "books", "queries": [{"history": []}], "m": 100})
+        assert answer.status_code == 422
+
+
+# -- how a trial begins and ends ------------------------------------------------------------------------------------------
+
+
+def test_a_candidate_is_loaded_first_and_promoted_by_making_it_the_default(versions: Path) -> None:
+    (versions / "books" / "serving.json").write_text(json.dumps({"generation": 1, "versions": [1], "default": 1}))
+    with run(versions, admin_keys=ADMIN) as running:
+        trial(running, version=2, share=1.0)
+        assert version_for(running, "u") == 2
+        promoted = running.client.post("/models/books/default", json={"version": 2}, headers=bearer(ADMIN)).json()
+        assert (promoted["version"], promoted["candidate"]) == (2, None)
+        assert version_for(running, "u") == 2
+        back = running.client.post("/models/books/default", json={"version": 1}, headers=bearer(ADMIN)).json()
+        assert (back["version"], back["candidate"]) == (1, None)
+
+
+def test_a_trial_goes_on_while_others_are_loaded_and_ends_with_its_version(both: Path) -> None:
+    small_model(both, 3)
+    with run(both, admin_keys=ADMIN) as running:
+        trial(running, version=2, share=1.0)
+        beside = running.client.post("/models/books/load", json={"version": 3, "default": False}, headers=bearer(ADMIN)).json()
+        assert beside["candidate"]["version"] == 2
+        dropped = running.client.post("/models/books/unload", json={"version": 3}, headers=bearer(ADMIN)).json()
+        assert dropped["candidate"]["version"] == 2
+        dropped = running.client.post("/models/books/unload", json={"version": 2}, headers=bearer(ADMIN)).json()
+        assert dropped["candidate"] is None
+        assert version_for(running, "u") == 1
+    assert "candidate" not in json.loads((both / "books" / "serving.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ({"version": 1}, 409, "Version 1 is the default"),
+        ({"version": 9}, 404, "There is no version 9"),
+        ({}, 422, "version"),
+        ({"version": 2, "share": 1.5}, 422, "share"),
+        ({"version": 2, "share": "half"}, 422, "share"),
+        ({"version": 2, "shadow": -0.1}, 422, "shadow"),
+        ({"version": 2, "keys": [""]}, 422, "keys"),
+        ({"version": 2, "keys": ["k"] * 1001}, 422, "keys"),
+        ({"version": 2, "groups": ["two words"]}, 422, "groups"),
+        ({"version": 2, "shares": 0.1}, 422, "shares"),
+    ],
+)
+def test_a_wrong_candidate_changes_nothing(both: Path, body: Json, status: int, said: str) -> None:
+    before = (both / "books" / "serving.json").read_text()
+    with run(both, admin_keys=ADMIN) as running:
+        answer = running.client.request("PUT", "/models/books/candidate", json=body, headers=bearer(ADMIN))
+        assert answer.status_code == status
+        assert said in json.dumps(problem(answer))
+        assert running.client.get("/models/books").json()["candidate"] is None
+    assert (both / "books" / "serving.json").read_text() == before
+
+
+def test_only_admins_try_versions_and_see_how_they_do(both: Path) -> None:
+    with run(both, admin_keys=ADMIN, retrieve_keys="shop:a-key-of-the-shop-1") as running:
+        for method in ("PUT", "DELETE", "GET"):
+            body = {"json": {"version": 2}} if method == "PUT" else {}
+            for key, status in ((None, 401), ("a-key-of-the-shop-1", 403)):
+                headers = {} if key is None else bearer(key)
+                assert running.client.request(method, "/models/books/candidate", headers=headers, **body).status_code == status
+
+
+def test_changes_of_the_candidate_are_audited(both: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with run(both, admin_keys=f"boss:{ADMIN}") as running:
+        trial(running, version=2, share=0.1)
+        running.client.request("DELETE", "/models/books/candidate", headers=bearer(ADMIN))
+    lines = [record.__dict__["fields"] for record in caplog.records if record.name == "service.audit"]
+    assert [(line["action"], line["outcome"], line["key"]) for line in lines] == [("candidate", "changed", "boss")] * 2
+    assert (
+        lines[0]["after"]["candidate"]
+        == lines[1]["before"]["candidate"]
+        == {"version": 2, "share": 0.1, "keys": [], "groups": [], "shadow": 0.0}
+    )
+    assert "candidate" not in lines[1]["after"]
+
+
+# -- the shadow -----------------------------------------------------------------------------------------------------------
+
+
+class Apart(FakeEngine):
+    """Answers with other items: half of those that the default version's engine answers with, for four."""
+
+    def search(self, *given: Any) -> Any:
+        found = super().search(*given)
+        found.item_rows_BM[:, 2:4] += 8
+        return found
+
+
+def engines(apart: Apart, default: FakeEngine) -> Any:
+    def opened(bundle: Bundle) -> Engine:
+        return apart if bundle.manifest.version == 2 else default
+
+    return opened
+
+
+def shadowed(running: Running) -> Json:
+    found: Json = running.client.get("/models/books/candidate", headers=bearer(ADMIN)).json()["shadow"]
+    return found
+
+
+def test_a_shadow_answers_what_others_get_and_is_compared(both: Path) -> None:
+    with run(both, engines(Apart(32), FakeEngine(32)), admin_keys=ADMIN) as running:
+        trial(running, version=2, shadow=1.0)
+        for _ in range(10):
+            assert running.retrieve(queries=[{"history": []}], m=4)["version"] == 1
+            running.runner.run(settled())
+        until(lambda: shadowed(running)["compared"] == 10)
+        found = shadowed(running)
+        assert (found["failed"], found["left_out"]) == (0, 0)
+        assert found["overlap"] == pytest.approx(0.5, abs=0.026)  # by the middle of its bucket
+        assert found["overlap_ci"][0] <= found["overlap"] <= found["overlap_ci"][1]
+        assert min(found["default_p50_ms"], found["candidate_p50_ms"]) > 0
+        metrics = counted(running)
+        assert metrics['espalier_requests_total{model="books",status="200"}'] == 10  # nobody asked for the others
+        assert metrics['espalier_version_requests_total{model="books",outcome="answered",version="1"}'] == 10
+        assert 'espalier_version_requests_total{model="books",outcome="answered",version="2"}' not in metrics
+        trial(running, version=2, shadow=0.0)
+        running.retrieve(queries=[{"history": []}], m=4)
+        assert shadowed(running)["compared"] == 10
+
+
+def test_a_shadow_that_fails_or_hangs_harms_nobody(both: Path) -> None:
+    apart = Apart(32)
+    with run(both, engines(apart, FakeEngine(32)), admin_keys=ADMIN, timeout_ms=60_000) as running:
+        trial(running, version=2, shadow=1.0)
+        apart.failure = RuntimeError("out of memory")
+        assert running.retrieve(queries=[{"history": []}])["version"] == 1
+        until(lambda: shadowed(running)["failed"] == 1)
+        apart.go.clear()
+        for _ in range(MOST + 5):
+            assert running.retrieve(queries=[{"history": []}])["version"] == 1
+        until(lambda: shadowed(running)["left_out"] == 5)
+        large = running.retrieve(queries=[{"history": []}] * (MOST_VALUES // (2 * ITEMS) + 1), m=40)
+        assert large["version"] == 1
+        apart.go.set()
+        until(lambda: shadowed(running)["compared"] == MOST)
+        running.retrieve(queries=[{"history": []}] * (MOST_VALUES // (2 * ITEMS) + 1), m=40)
+        until(lambda: shadowed(running)["left_out"] == 7)
+
+
+# -- what is counted ------------------------------------------------------------------------------------------------------
+
+
+def test_figures_are_of_both_versions(both: Path) -> None:
+    with run(both, admin_keys=ADMIN) as running:
+        trial(running, version=2, share=0.5)
+        expected = Counter(version_for(running, user) for user in USERS[:30])
+        found = running.client.get("/models/books/candidate", headers=bearer(ADMIN)).json()
+        assert found["candidate"]["share"] == 0.5
+        assert [version["version"] for version in found["versions"]] == [1, 2]
+        for version in found["versions"]:
+            assert version["answered"] == expected[version["version"]]
+            assert (version["refused"], version["late"], version["failed"]) == (0, 0, 0)
+            assert version["failed_ci"][0] == 0 < version["failed_ci"][1] < 0.35
+            assert 0 < version["p50_ms"] <= version["p99_ms"]
+        running.engines["books"].failure = RuntimeError("broken")
+        assert running.client.post("/retrieve", json={"model": "books", "queries": [{"history": []}], "version": 2}).status_code == 500
+        assert (
+            running.client.post("/retrieve", json={"model": "books", "queries": [{"history": []}], "version": 2, "m": 99}).status_code
+            == 422
+        )
+        _, tried = running.client.get("/models/books/candidate", headers=bearer(ADMIN)).json()["versions"]
+        assert (tried["answered"], tried["failed"]) == (expected[2], 1)
+
+
+def test_nothing_is_shown_without_a_candidate(both: Path) -> None:
+    with run(both, admin_keys=ADMIN) as running:
+        found = running.client.get("/models/books/candidate", headers=bearer(ADMIN)).json()
+        assert found == {"candidate": None, "versions": [], "shadow": None}
+        assert running.client.get("/models/none/candidate", headers=bearer(ADMIN)).status_code == 404
+
+
+def test_what_a_version_counted_goes_with_it(both: Path) -> None:
+    with run(both, admin_keys=ADMIN) as running:
+        trial(running, version=2, share=1.0, shadow=0.0)
+        version_for(running, "u")
+        running.client.post("/models/books/unload", json={"version": 2}, headers=bearer(ADMIN))
+        until(lambda: not [series for series in counted(running) if 'version="2"' in series])
+        assert version_for(running, "u") == 1
+        assert counted(running)['espalier_version_requests_total{model="books",outcome="answered",version="1"}'] == 1
+
+
+def test_intervals_of_shares_and_means_are_the_textbooks() -> None:
+    name, labels = "espalier_version_requests_total", {"model": "books", "version": "2"}
+    samples: list[tuple[str, dict[str, str], float]] = [
+        (name, labels | {"outcome": "answered"}, 90.0),
+        (name, labels | {"outcome": "failed"}, 10.0),
+    ]
+    for bound, count in ((0.5, 0.0), (0.55, 50.0), (0.95, 50.0), (1.0, 100.0), (inf, 100.0)):
+        le = "+Inf" if bound == inf else str(bound)
+        samples.append(("espalier_shadow_overlap_bucket", labels | {"le": le}, count))
+    found = figures(samples, "books", None, 2)
+    assert found["versions"][0]["failed_ci"] == pytest.approx((0.0552, 0.1744), abs=5e-4)  # Wilson, 10 of 100
+    assert found["shadow"]["overlap"] == pytest.approx((50 * 0.525 + 50 * 1.0) / 100)
+    half = 1.96 * 0.2375 / 10
+    assert found["shadow"]["overlap_ci"] == pytest.approx((0.7625 - half, 0.7625 + half))
+
+
+# -- processes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_all_workers_give_a_user_the_same_version_and_no_request_fails(both: Path) -> None:
+    body = {"model": "books", "queries": [{"history": []}]}
+    seen: dict[str, set[int]] = {user: set() for user in USERS[:60]}
+    failed: list[Any] = []
+    with service(both, 2) as running:
+        ended = threading.Event()
+
+        def ask(users: list[str]) -> None:
+            while not ended.is_set():
+                for user in users:
+                    status, answer = running.request("POST", "/retrieve", body, **{"Espalier-User": user})
+                    if status != 200:
+                        failed.append(answer)
+                    elif tried.is_set() and not over.is_set():
+                        seen[user].add(answer["version"])
+
+        tried, over = threading.Event(), threading.Event()
+        threads = [threading.Thread(target=ask, args=([*seen][i::3],)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        assert running.request("PUT", "/models/books/candidate", {"version": 2, "share": 0.3})[0] == 200
+        tried.set()
+        until(lambda: all(seen.values()), "everybody was answered", within_s=60)
+        asked = running.request("GET", "/models/books/candidate")[1]
+        over.set()
+        assert running.request("DELETE", "/models/books/candidate")[0] == 200
+        after = {running.request("POST", "/retrieve", body, **{"Espalier-User": user})[1]["version"] for user in seen}
+        ended.set()
+        for thread in threads:
+            thread.join()
+    assert not failed
+    assert after == {1}
+    assert {user: {2 if place_of("books", 2, user.encode()) < 0.3 else 1} for user in seen} == seen
+    assert sum(version["answered"] for version in asked["versions"]) > 0
