@@ -86,6 +86,14 @@ def test_retrieve_and_that_cookies_are_not_kept(driver: Driver) -> None:
     assert ["Cookie" in request.headers for request in stub.requests] == [False, False]
 
 
+def test_whose_request_it_is_is_said_in_headers(driver: Driver) -> None:
+    stub = Stub()
+    driver.open(stub).retrieve([Query()], user="Zoë/1", group="beta")
+    driver.retrieve([Query()])
+    given = [(request.headers.get("Espalier-User"), request.headers.get("Espalier-Group")) for request in stub.requests]
+    assert given == [("Zo%C3%AB/1", "beta"), (None, None)]
+
+
 def test_everything_that_can_be_asked_is_sent(driver: Driver) -> None:
     stub = Stub()
     queries = [Query(vector=np.array([0.5, 2], np.float32), exclude=(id for id in ("b1",))), Query(history=["b2"], exclude_seen=True)]
@@ -178,6 +186,9 @@ def test_a_document_that_is_no_object_is_no_answer(driver: Driver, content: Json
         ("load", ("books", 4), "POST /models/books/load", {"version": 4, "default": True}),
         ("unload", ("books", 3), "POST /models/books/unload", {"version": 3}),
         ("set_default", ("books", 3), "POST /models/books/default", {"version": 3}),
+        ("set_candidate", ("books", 4), "PUT /models/books/candidate", {"version": 4, "share": 0.0, "keys": [], "groups": [], "shadow": 0.0}),
+        ("drop_candidate", ("books",), "DELETE /models/books/candidate", None),
+        ("trial", ("books",), "GET /models/books/candidate", None),
         ("set_removed", ("books", ["b1", "b9"]), "PUT /models/books/removed", {"ids": ["b1", "b9"]}),
         ("remove_item", ("books", "b/9 ü%2F"), "PUT /models/books/removed/b%2F9%20%C3%BC%252F", None),
         ("restore_item", ("books", "b9"), "DELETE /models/books/removed/b9", None),
@@ -197,6 +208,7 @@ def test_every_route(driver: Driver, method: str, arguments: tuple[Any, ...], se
         "node": NODE,
         "item_path": (0, 2, 5),
         "ready": Readiness(True, ()),
+        "trial": {"candidate": None, "versions": [], "shadow": None},
         "set_removed": Removal(1, ("b9",)),
         "remove_item": RemovedItem("b/9 ü%2F", True, True, False, 3, '"abc"'),
         "restore_item": RemovedItem("b9", False, True, False, 3, '"abc"'),

@@ -77,6 +77,7 @@ def test_a_version_is_tried_on_some_users_promoted_and_taken_back(administrator:
     region.get_by_role("button", name="Promote version 1").click()
     page.get_by_role("dialog").get_by_role("button", name="Serve version 1").click()
     expect(page.get_by_text("Version 1 is the default.")).to_be_visible()
+    settled(page)
     assert default_version(page) == "1"
     expect(region.get_by_text("answers")).to_have_count(0)
     page.get_by_role("button", name="Make it the default").click()

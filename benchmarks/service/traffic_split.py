@@ -1,0 +1,134 @@
+"""A version is tried on 5 % of the users under load: is that their share, does a user change over, does a request fail, and is it taken back?
+
+    python -m benchmarks.traffic_split --json FILE [--model models/debian-depends/1] [--minutes 10] [--share 0.05] [--shadow 0.05]
+
+Two workers serve two versions that are alike. Users, each with an id, ask at random times, as often in all as half of what the service
+answers; the client shares the machine. The trial begins and ends while they do: `began_ms` and `ended_ms` are how long the one call of each
+took, `after` are the versions that answered from then on.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report_file import SAMPLE, command_line, write_report
+from benchmarks.service.serving import JSON, request, serving
+from espalier.bundle import Bundle
+from loadtest.loops import Answered, closed_loop, open_loop, percentiles_ms, request_bytes
+from loadtest.queries import held_out
+from service.models.trial import place_of
+
+WORKERS, M, USERS, LOAD_SHARE, TURN_S = 2, 50, 4000, 0.5, 10.0
+KEY = "traffic-split-admin-key"
+ADMIN = JSON | {"Authorization": f"Bearer {KEY}"}
+
+
+def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("--model", type=Path, default=SAMPLE, help="a bundle (default: the sample)")
+    parser.add_argument("--minutes", type=float, default=10.0, help="length of the trial (default %(default)g)")
+    parser.add_argument("--share", type=float, default=0.05, help="share of the users (default %(default)g)")
+    parser.add_argument("--shadow", type=float, default=0.05, help="share of the others that is answered twice (default %(default)g)")
+    options = parser.parse_args()
+    found = measured(options.model, options.minutes * 60, options.share, options.shadow)
+    print(json.dumps(found, indent=1))
+    write_report(options.json, found)
+
+
+@contextmanager
+def twice(model: Path) -> Iterator[tuple[Path, str]]:
+    """A models folder with a bundle as versions 1 and 2, of which the first is the default; and the model's name."""
+    name = Bundle.open(model, verify=False).manifest.name
+    with tempfile.TemporaryDirectory() as folder:
+        for version in (1, 2):
+            own = Path(folder) / name / str(version)
+            shutil.copytree(model, own)
+            manifest = json.loads((own / "manifest.json").read_text())
+            (own / "manifest.json").write_text(json.dumps(manifest | {"version": version}))
+        (Path(folder) / name / "serving.json").write_text(json.dumps({"generation": 1, "versions": [1, 2], "default": 1}))
+        yield Path(folder), name
+
+
+def measured(model: Path, seconds: float, share: float, shadow: float) -> dict[str, Any]:
+    queries = held_out(Bundle.open(model, verify=False))
+    with twice(model) as (folder, name):
+        environment = {
+            "ESPALIER_MODELS": str(folder),
+            "ESPALIER_WORKERS": str(WORKERS),
+            "ESPALIER_ADMIN_KEYS": KEY,
+            "ESPALIER_DEVICE": "cpu",
+            "ESPALIER_LOG_LEVEL": "ERROR",
+        }
+        with serving(["service"], environment) as port, ThreadPoolExecutor(1) as pool:
+            address = "127.0.0.1", port
+            users = [f"user-{number}" for number in range(USERS)]
+            requests = [
+                request_bytes("/retrieve", {"model": name, "queries": [queries[i % len(queries)].body()], "m": M}, {"Espalier-User": user})
+                for i, user in enumerate(users)
+            ]
+            closed_loop(address, requests, 16, 2, keep=version_of)  # warm
+            per_s = LOAD_SHARE * len(closed_loop(address, requests, 16, 5, keep=version_of)) / 5
+
+            def asked(length_s: float, seed: int) -> list[Answered]:
+                return open_loop(address, requests, per_s, length_s, seed, keep=version_of)
+
+            def changed(method: str, body: dict[str, Any] | None) -> tuple[list[Answered], float, float]:
+                """Requests beside one change; when it was done, and how many milliseconds it took."""
+                running = pool.submit(asked, TURN_S, len(method))
+                time.sleep(TURN_S / 2)
+                began = time.perf_counter()
+                status, answer = request(port, method, f"/models/{name}/candidate", body, ADMIN)
+                done = time.perf_counter()
+                if status != 200:
+                    raise RuntimeError(f"{method} of the candidate was answered {status}: {answer!r}")
+                return running.result(), done, (done - began) * 1e3
+
+            begun, _, began_ms = changed("PUT", {"version": 2, "share": share, "shadow": shadow})
+            tried = asked(seconds, 0)
+            _, figures = request(port, "GET", f"/models/{name}/candidate", None, ADMIN)
+            ended, over, ended_ms = changed("DELETE", None)
+    of_user: dict[int, set[bytes]] = {}
+    for one in tried:
+        of_user.setdefault(one.number % USERS, set()).add(one.body)
+    counted = Counter(one.body for one in tried)
+    p50_ms, p99_ms = percentiles_ms([one for one in tried if one.status == 200])
+    return {
+        "model": name,
+        "requests": len(tried),
+        "per_s": per_s,
+        "users": len(of_user),
+        "share": share,
+        "share_of_users": float(np.mean([versions == {b"2"} for versions in of_user.values()])),
+        "share_of_requests": counted[b"2"] / len(tried),
+        "users_of_both": sum(len(versions) > 1 for versions in of_user.values()),
+        "users_elsewhere": sum(
+            versions != {b"2" if place_of(name, 2, users[i].encode()) < share else b"1"} for i, versions in of_user.items()
+        ),
+        "failed": sum(one.status != 200 for one in (*begun, *tried, *ended)),
+        "p50_ms": p50_ms,
+        "p99_ms": p99_ms,
+        "began_ms": began_ms,
+        "ended_ms": ended_ms,
+        "after": {found.decode(): count for found, count in Counter(one.body for one in ended if one.began > over).items()},
+        "figures": figures,
+    }
+
+
+def version_of(body: bytes) -> bytes:
+    """The version that an answer names."""
+    return body.partition(b'"version":')[2].partition(b",")[0]
+
+
+if __name__ == "__main__":
+    main()
